@@ -1,0 +1,20 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace sluice {
+
+// Wrong usage or input: the message names the place and what was expected. The command exits with 2.
+class InputError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A schedule that parses but is invalid: a duplicate, missing or misplaced op, or a deadlock. Exit 4.
+class ScheduleError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace sluice

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "model/schedule/family.h"
+
+// One function for each family, each in the file of its name. The registry calls them; nothing else does.
+namespace sluice::families {
+
+Family gpipe();
+Family one_f_one_b();
+Family eager_1f1b();
+Family interleaved_1f1b();
+Family looped_bfs();
+Family terapipe();
+Family seq1f1b();
+Family eager_seq1f1b();
+Family seq1f1b_interleaved();
+Family zb_h1();
+Family zb_h2();
+Family seq1f1b_zb1p();
+Family seq1f1b_zb2p();
+Family zb_v();
+Family interleaved_zb();
+Family dualpipe();
+Family dualpipe_v();
+Family chimera();
+Family hanayo();
+Family pipedream();
+Family pipedream_2bw();
+
+}  // namespace sluice::families

@@ -1,0 +1,29 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+ScheduleParts make(const FamilyParams& params) {
+  ScheduleParts parts = orders::frame(gpipe(), params, params.ranks);
+  parts.routes = {orders::linear(params.ranks)};
+  for (int rank = 0; rank < params.ranks; ++rank) {
+    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    order.reserve(2 * static_cast<std::size_t>(params.microbatches));
+    for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::F, rank, mb));
+    for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::B, rank, mb));
+  }
+  return parts;
+}
+
+}  // namespace
+
+Family gpipe() {
+  return {.name = "gpipe",
+          .aliases = {},
+          .summary = "all forwards, then all backwards; simplest, holds every microbatch",
+          .source = "Huang et al. 2019, arXiv:1811.06965",
+          .make = make};
+}
+
+}  // namespace sluice::families

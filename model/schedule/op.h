@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sluice {
+
+// F forward; B backward, input and weight gradients together; I input gradient alone; W weight gradient alone.
+enum class OpKind : std::uint8_t { F, B, I, W };
+
+constexpr char letter(OpKind kind) { return "FBIW"[static_cast<int>(kind)]; }
+
+// One compute op of a schedule. `microbatch` counts over all batches.
+struct Op {
+  std::int32_t microbatch = 0;
+  std::int16_t stage = 0;
+  std::int16_t slice = 0;
+  OpKind kind = OpKind::F;
+  bool joined = false;  // forms one joint block with the op after it on the same rank
+
+  friend bool operator==(const Op&, const Op&) = default;
+};
+
+// "F(stage 1, mb 0)"; with `sliced`, "F(stage 1, mb 0, slice 2)".
+std::string to_string(const Op& op, bool sliced);
+
+}  // namespace sluice

@@ -1,0 +1,92 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <string>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+#include "model/schedule/families/families.h"
+#include "model/schedule/family.h"
+
+namespace sluice {
+namespace {
+
+const std::vector<Family>& registry() {
+  static const std::vector<Family> rows = {
+      families::gpipe(),
+  };
+  return rows;
+}
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  std::transform(out.begin(), out.end(), out.begin(), [](unsigned char c) { return std::tolower(c); });
+  return out;
+}
+
+}  // namespace
+
+std::span<const Family> all_families() { return registry(); }
+
+const Family& find_family(std::string_view name) {
+  const std::string wanted = lower(name);
+  std::vector<std::string> known;
+  for (const Family& family : registry()) {
+    if (family.name == wanted) return family;
+    known.emplace_back(family.name);
+    for (const std::string_view alias : family.aliases) {
+      if (lower(alias) == wanted) return family;
+      known.emplace_back(alias);
+    }
+  }
+  throw InputError(fmt::format("there is no schedule family '{}'{} ('sluice schedules' lists them)", name,
+                               did_you_mean(name, known)));
+}
+
+Schedule make_schedule(const Family& family, FamilyParams params) {
+  const auto refuse = [&](const std::string& reason) { throw InputError(fmt::format("{}: {}", family.name, reason)); };
+  if (params.ranks < 1 || params.ranks > kMaxRanks) {
+    refuse(fmt::format("ranks (--pp): expected 1 to {}, got {}", kMaxRanks, params.ranks));
+  }
+  if (params.microbatches < 1) refuse(fmt::format("microbatches: expected at least 1, got {}", params.microbatches));
+  if (params.chunks < 0) refuse(fmt::format("chunks (--vpp): expected at least 1, got {}", params.chunks));
+  if (family.fixed_chunks != 0) {
+    if (params.chunks != 0 && params.chunks != family.fixed_chunks) {
+      refuse(fmt::format("chunks (--vpp): its placement fixes {}, got {}", family.fixed_chunks, params.chunks));
+    }
+    params.chunks = family.fixed_chunks;
+  } else if (params.chunks == 0) {
+    params.chunks = family.default_chunks;
+  }
+  if (params.slices() < 1 || params.slices() > kMaxSlices) {
+    refuse(fmt::format("slices: expected 1 to {}, got {}", kMaxSlices, params.slices()));
+  }
+  if (params.slices() > 1 && !family.sliced) {
+    refuse(fmt::format("does not cut sequences: expected 1 slice, got {}", params.slices()));
+  }
+  if (params.group < 0) refuse(fmt::format("group: expected at least 1, got {}", params.group));
+  if (params.group != 0 && !family.grouped) refuse("group: only the interleaved families take one");
+  if (params.batches < 0) refuse(fmt::format("batches: expected at least 1, got {}", params.batches));
+  if (!family.asynchronous) {
+    if (params.batches > 1) {
+      refuse(fmt::format("flushes after every batch: expected 1 batch, got {} (period_s tells the time per batch)",
+                         params.batches));
+    }
+    params.batches = 1;
+  } else if (params.batches == 0) {
+    params.batches = 4;
+  }
+  const double stages = static_cast<double>(params.ranks) * params.chunks;
+  if (stages > kMaxStages) refuse(fmt::format("{:.0f} stages: more than {}", stages, kMaxStages));
+  const double ops = stages * params.microbatches * static_cast<double>(params.batches) * params.slices() *
+                     (family.split_backward ? 3 : 2);
+  if (ops > static_cast<double>(kMaxOps)) {
+    refuse(fmt::format("{:.0f} ops ({} stages x {} microbatches x {} batches x {} slices x {}): more than {}", ops,
+                       static_cast<int>(stages), params.microbatches, params.batches, params.slices(),
+                       family.split_backward ? "F, I, W" : "F, B", kMaxOps));
+  }
+  return Schedule(family.make(params));
+}
+
+}  // namespace sluice

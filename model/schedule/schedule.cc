@@ -1,0 +1,195 @@
+#include "model/schedule/schedule.h"
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "model/errors.h"
+
+namespace sluice {
+
+std::string to_string(const Op& op, bool sliced) {
+  return sliced ? fmt::format("{}(stage {}, mb {}, slice {})", letter(op.kind), op.stage, op.microbatch, op.slice)
+                : fmt::format("{}(stage {}, mb {})", letter(op.kind), op.stage, op.microbatch);
+}
+
+std::string to_string(WeightPolicy policy) {
+  switch (policy) {
+    case WeightPolicy::flush: return "flush";
+    case WeightPolicy::stashed: return "stashed";
+    case WeightPolicy::double_buffered: return "double-buffered";
+  }
+  return "?";
+}
+
+std::int64_t MicrobatchShape::tokens() const {
+  return std::accumulate(slice_lengths.begin(), slice_lengths.end(), std::int64_t{0});
+}
+
+std::int64_t MicrobatchShape::context(int slice) const {
+  return std::accumulate(slice_lengths.begin(), slice_lengths.begin() + slice, std::int64_t{0});
+}
+
+Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
+  check_frame();
+  stages_of_.resize(static_cast<std::size_t>(parts_.num_ranks));
+  for (int stage = 0; stage < parts_.num_stages; ++stage) {
+    for (const auto& route : parts_.routes) {
+      auto& stages = stages_of_[static_cast<std::size_t>(route[static_cast<std::size_t>(stage)])];
+      if (stages.empty() || stages.back() != stage) stages.push_back(stage);
+    }
+  }
+  for (const MicrobatchShape& shape : parts_.shapes) max_slices_ = std::max(max_slices_, shape.num_slices());
+  const int total = total_microbatches();
+  if (parts_.shape_of.empty() || parts_.shapes.size() == 1) {
+    max_slices_ = parts_.shapes[0].num_slices();
+    num_units_ = static_cast<std::int64_t>(total) * max_slices_;
+  } else {
+    first_unit_.reserve(static_cast<std::size_t>(total));
+    for (int mb = 0; mb < total; ++mb) {
+      first_unit_.push_back(num_units_);
+      num_units_ += num_slices(mb);
+    }
+  }
+  check_ops();
+}
+
+int Schedule::chunk_of(int rank, int stage) const {
+  const auto stages = stages_of(rank);
+  return static_cast<int>(std::find(stages.begin(), stages.end(), stage) - stages.begin());
+}
+
+void Schedule::check_frame() const {
+  const auto require = [](bool ok, const std::string& message) {
+    if (!ok) throw ScheduleError(message);
+  };
+  require(parts_.num_ranks >= 1 && parts_.num_ranks <= kMaxRanks,
+          fmt::format("ranks: expected 1 to {}, got {}", kMaxRanks, parts_.num_ranks));
+  require(parts_.num_stages >= 1 && parts_.num_stages <= kMaxStages,
+          fmt::format("stages: expected 1 to {}, got {}", kMaxStages, parts_.num_stages));
+  require(parts_.num_microbatches >= 1 && parts_.num_batches >= 1, "microbatches and batches: expected at least 1");
+  const std::int64_t total = static_cast<std::int64_t>(parts_.num_microbatches) * parts_.num_batches;
+  require(total <= kMaxOps, fmt::format("{} microbatches: more than {}", total, kMaxOps));
+  require(!parts_.shapes.empty(), "shapes: expected at least one");
+  for (const MicrobatchShape& shape : parts_.shapes) {
+    require(shape.sequences >= 1, "shapes: a microbatch needs at least one sequence");
+    require(shape.num_slices() >= 1 && shape.num_slices() <= kMaxSlices,
+            fmt::format("shapes: expected 1 to {} slices, got {}", kMaxSlices, shape.num_slices()));
+    std::int64_t tokens = 0;
+    for (const std::int64_t length : shape.slice_lengths) {
+      require(length >= 1 && length <= (std::int64_t{1} << 40), "shapes: a slice has 1 to 2^40 tokens");
+      tokens += length;
+    }
+    require(tokens <= (std::int64_t{1} << 40), "shapes: a sequence has at most 2^40 tokens");
+  }
+  require(parts_.shape_of.empty() || std::ssize(parts_.shape_of) == total,
+          fmt::format("shape_of: expected one entry for each of {} microbatches, got {}", total, parts_.shape_of.size()));
+  for (const int shape : parts_.shape_of) {
+    require(shape >= 0 && shape < std::ssize(parts_.shapes), fmt::format("shape_of: there is no shape {}", shape));
+  }
+  require(!parts_.routes.empty() && parts_.routes.size() <= 255, "routes: expected 1 to 255");
+  require(parts_.route_of.empty() || std::ssize(parts_.route_of) == total,
+          fmt::format("route_of: expected one entry for each of {} microbatches, got {}", total, parts_.route_of.size()));
+  for (const auto& route : parts_.routes) {
+    require(std::ssize(route) == parts_.num_stages,
+            fmt::format("placement: expected a rank for each of {} stages, got {}", parts_.num_stages, route.size()));
+    for (std::size_t stage = 0; stage < route.size(); ++stage) {
+      require(route[stage] >= 0 && route[stage] < parts_.num_ranks,
+              fmt::format("placement: stage {} is on rank {}, of {} ranks", stage, route[stage], parts_.num_ranks));
+    }
+  }
+  for (const std::uint8_t route : parts_.route_of) {
+    require(route < parts_.routes.size(), fmt::format("route_of: there is no route {}", route));
+  }
+  require(std::ssize(parts_.orders) == parts_.num_ranks,
+          fmt::format("orders: expected one list for each of {} ranks, got {}", parts_.num_ranks, parts_.orders.size()));
+}
+
+void Schedule::check_ops() {
+  const int total = total_microbatches();
+  for (const auto& order : parts_.orders) num_ops_ += std::ssize(order);
+  const std::int64_t cells = num_units_ * num_stages();
+  if (cells > kMaxOps || num_ops_ > kMaxOps) {
+    throw ScheduleError(fmt::format("{} ops: more than {}", std::max(cells, num_ops_), kMaxOps));
+  }
+  if (num_ops_ < 2 * cells) {
+    // Found before the table of ops is made, so that its size is bounded by what the file really holds.
+    if (num_ops_ < cells / 4) throw ScheduleError(fmt::format("missing ops: {} given, at least {} needed", num_ops_, 2 * cells));
+  }
+  // One bit for each kind of op that was seen, by (stage, unit).
+  std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
+  constexpr std::uint8_t kWhole = 0b0011;  // F, B
+  constexpr std::uint8_t kSplit = 0b1101;  // F, I, W
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    const auto list = ops(rank);
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      const Op& op = list[i];
+      const auto where = [&] { return fmt::format("rank {}, position {}: {}", rank, i, to_string(op, sliced())); };
+      if (op.stage < 0 || op.stage >= num_stages()) {
+        throw ScheduleError(fmt::format("{}: there are stages 0 to {}", where(), num_stages() - 1));
+      }
+      if (op.microbatch < 0 || op.microbatch >= total) {
+        throw ScheduleError(fmt::format("{}: there are microbatches 0 to {}", where(), total - 1));
+      }
+      if (op.slice < 0 || op.slice >= num_slices(op.microbatch)) {
+        throw ScheduleError(fmt::format("{}: there are slices 0 to {}", where(), num_slices(op.microbatch) - 1));
+      }
+      if (rank_of(op.stage, op.microbatch) != rank) {
+        throw ScheduleError(
+            fmt::format("{}: the placement has this stage on rank {}", where(), rank_of(op.stage, op.microbatch)));
+      }
+      const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
+      auto& cell = seen[static_cast<std::size_t>(op.stage * num_units_ + first_unit(op.microbatch) + op.slice)];
+      if ((cell & bit) != 0) throw ScheduleError(where() + ": occurs twice");
+      cell |= bit;
+      if ((cell & 0b0010) != 0 && (cell & 0b1100) != 0) {
+        throw ScheduleError(where() + ": B stands beside I or W of the same stage, microbatch and slice");
+      }
+      split_backward_ |= op.kind == OpKind::W;
+      if (op.joined) {
+        has_joint_blocks_ = true;
+        const auto gradient = [](OpKind kind) { return kind == OpKind::B || kind == OpKind::I; };
+        const bool last = i + 1 == list.size();
+        if (last || list[i + 1].joined || (i > 0 && list[i - 1].joined) ||
+            !((op.kind == OpKind::F && gradient(list[i + 1].kind)) || (gradient(op.kind) && list[i + 1].kind == OpKind::F))) {
+          throw ScheduleError(where() + ": a joint block is one F and one B or I, next to each other");
+        }
+      }
+    }
+  }
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    for (int mb = 0; mb < total; ++mb) {
+      for (int slice = 0; slice < num_slices(mb); ++slice) {
+        const auto cell = seen[static_cast<std::size_t>(stage * num_units_ + first_unit(mb) + slice)];
+        if (cell == kWhole || cell == kSplit) continue;
+        Op op{.microbatch = mb, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
+        op.kind = (cell & 1) == 0             ? OpKind::F
+                  : (cell & 0b1100) == 0b0100 ? OpKind::W
+                  : (cell & 0b1100) == 0b1000 ? OpKind::I
+                                              : OpKind::B;
+        throw ScheduleError(fmt::format("rank {}: {} is missing", rank_of(stage, mb), to_string(op, sliced())));
+      }
+    }
+  }
+}
+
+int weight_version(const Schedule& schedule, int microbatch, int rank) {
+  const int batch = microbatch / schedule.num_microbatches();
+  switch (schedule.weight_policy()) {
+    case WeightPolicy::flush: return batch;
+    case WeightPolicy::double_buffered: return std::max(batch - 1, 0);
+    case WeightPolicy::stashed: return std::max(0, microbatch - (schedule.num_ranks() - rank) + 1);
+  }
+  return 0;
+}
+
+int num_weight_versions(const Schedule& schedule, int rank) {
+  switch (schedule.weight_policy()) {
+    case WeightPolicy::flush: return 1;
+    case WeightPolicy::double_buffered: return schedule.num_batches() > 1 ? 2 : 1;
+    case WeightPolicy::stashed: return std::min(schedule.num_ranks() - rank, schedule.total_microbatches());
+  }
+  return 1;
+}
+
+}  // namespace sluice

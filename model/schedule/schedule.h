@@ -1,0 +1,135 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "model/schedule/op.h"
+
+namespace sluice {
+
+// One cut of a microbatch: its sequences, and the tokens of each slice. Without a sequence length the
+// lengths are relative (1, 1, ...).
+struct MicrobatchShape {
+  int sequences = 1;
+  std::vector<std::int64_t> slice_lengths = {1};
+
+  int num_slices() const { return static_cast<int>(slice_lengths.size()); }
+  std::int64_t tokens() const;                // of one sequence: the sum of the slices
+  std::int64_t context(int slice) const;      // tokens before `slice`
+  friend bool operator==(const MicrobatchShape&, const MicrobatchShape&) = default;
+};
+
+// Which weights a microbatch computes with.
+enum class WeightPolicy : std::uint8_t {
+  flush,            // those of its batch: the pipeline drains before the optimizer steps
+  stashed,          // PipeDream: the newest when its forward starts, kept for its backward
+  double_buffered,  // PipeDream-2BW: those of two batches back
+};
+
+std::string to_string(WeightPolicy policy);
+
+// What a family or a file says; a Schedule is made of it once it has been checked.
+struct ScheduleParts {
+  std::string family;                        // of the registry, or "custom"
+  int num_ranks = 1;
+  int num_stages = 1;
+  int num_microbatches = 1;                  // of one batch
+  int num_batches = 1;
+  WeightPolicy weight_policy = WeightPolicy::flush;
+  // routes[k][s] is the rank of stage s for microbatches of route k. One route, except where stages are
+  // replicated (DualPipe, Chimera: two).
+  std::vector<std::vector<int>> routes;
+  std::vector<std::uint8_t> route_of;        // by microbatch over all batches; empty: all take route 0
+  std::vector<MicrobatchShape> shapes = {MicrobatchShape{}};
+  std::vector<int> shape_of;                 // by microbatch over all batches; empty: all have shape 0
+  std::vector<std::vector<Op>> orders;       // by rank
+};
+
+// The most compute ops a schedule may have; larger requests are refused before anything is allocated.
+inline constexpr std::int64_t kMaxOps = 60'000'000;
+inline constexpr int kMaxRanks = 8192;
+inline constexpr int kMaxStages = 32767;
+inline constexpr int kMaxSlices = 32767;
+
+// A placement of stages on ranks and, for each rank, the ordered list of its compute ops; nothing about time.
+// Immutable, and complete: every op occurs exactly once, on its rank. (Freedom from deadlock is found by lowering.)
+class Schedule {
+ public:
+  // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or
+  // wrongly joined.
+  explicit Schedule(ScheduleParts parts);
+
+  const std::string& family() const { return parts_.family; }
+  int num_ranks() const { return parts_.num_ranks; }
+  int num_stages() const { return parts_.num_stages; }
+  int num_microbatches() const { return parts_.num_microbatches; }
+  int num_batches() const { return parts_.num_batches; }
+  int total_microbatches() const { return parts_.num_microbatches * parts_.num_batches; }
+  WeightPolicy weight_policy() const { return parts_.weight_policy; }
+
+  // Shares of the model that a rank holds: num_stages / num_ranks. (A replicated stage counts once.)
+  int num_chunks() const { return std::max(1, parts_.num_stages / parts_.num_ranks); }
+  // The stages of a rank in model order; the index in this list is the chunk.
+  std::span<const int> stages_of(int rank) const { return stages_of_[static_cast<std::size_t>(rank)]; }
+  int chunk_of(int rank, int stage) const;
+
+  int num_routes() const { return static_cast<int>(parts_.routes.size()); }
+  int route(int microbatch) const {
+    return parts_.route_of.empty() ? 0 : parts_.route_of[static_cast<std::size_t>(microbatch)];
+  }
+  int rank_of(int stage, int microbatch) const {
+    return parts_.routes[static_cast<std::size_t>(route(microbatch))][static_cast<std::size_t>(stage)];
+  }
+  const std::vector<std::vector<int>>& routes() const { return parts_.routes; }
+
+  std::span<const MicrobatchShape> shapes() const { return parts_.shapes; }
+  int shape_index(int microbatch) const {
+    return parts_.shape_of.empty() ? 0 : parts_.shape_of[static_cast<std::size_t>(microbatch)];
+  }
+  const MicrobatchShape& shape(int microbatch) const {
+    return parts_.shapes[static_cast<std::size_t>(shape_index(microbatch))];
+  }
+  int num_slices(int microbatch) const { return shape(microbatch).num_slices(); }
+  int max_slices() const { return max_slices_; }
+  bool sliced() const { return max_slices_ > 1; }
+
+  // Slices are numbered over all microbatches: unit = first_unit(microbatch) + slice.
+  std::int64_t first_unit(int microbatch) const {
+    return first_unit_.empty() ? static_cast<std::int64_t>(microbatch) * max_slices_
+                               : first_unit_[static_cast<std::size_t>(microbatch)];
+  }
+  std::int64_t num_units() const { return num_units_; }
+
+  std::span<const Op> ops(int rank) const { return parts_.orders[static_cast<std::size_t>(rank)]; }
+  std::int64_t num_ops() const { return num_ops_; }
+  bool split_backward() const { return split_backward_; }  // any W
+  bool has_joint_blocks() const { return has_joint_blocks_; }
+
+  const ScheduleParts& parts() const { return parts_; }
+
+ private:
+  void check_frame() const;
+  void check_ops();
+
+  ScheduleParts parts_;
+  std::vector<std::vector<int>> stages_of_;
+  std::vector<std::int64_t> first_unit_;
+  std::int64_t num_units_ = 0;
+  std::int64_t num_ops_ = 0;
+  int max_slices_ = 1;
+  bool split_backward_ = false;
+  bool has_joint_blocks_ = false;
+};
+
+// Version of the weights (number of optimizer steps behind it) that `microbatch` computes with on `rank`.
+// 2BW, with m counted from 1 over batches of M: max(floor((m-1)/M) - 1, 0) (Narayanan et al. 2021, 2BW, 3.1).
+// PipeDream on rank r of p: the microbatches whose backward precedes its forward, max(0, n - (p - r) + 1).
+int weight_version(const Schedule& schedule, int microbatch, int rank);
+
+// How many versions of a stage's weights `rank` holds at once.
+int num_weight_versions(const Schedule& schedule, int rank);
+
+}  // namespace sluice

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+
+namespace sluice {
+
+// Time inside Sluice. Integer, so that sums, ties and closed forms are exact.
+using Duration = std::chrono::nanoseconds;
+
+// Rounds `seconds` once, to the nearest nanosecond (halves away from zero). `what` names the quantity in
+// the error. Throws InputError if `seconds` is negative, not finite, or past 10^8 s (three years).
+Duration from_seconds(double seconds, std::string_view what);
+
+inline double to_seconds(Duration d) { return static_cast<double>(d.count()) * 1e-9; }
+
+}  // namespace sluice

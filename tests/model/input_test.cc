@@ -1,0 +1,79 @@
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "model/input/nearest.h"
+#include "model/units.h"
+
+namespace sluice {
+namespace {
+
+std::string error_of(const auto& call) {
+  try {
+    call();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(Units, RoundsOnceToTheNearestNanosecond) {
+  EXPECT_EQ(from_seconds(0.1, "t").count(), 100'000'000);
+  EXPECT_EQ(from_seconds(1.0 / 3.0, "t").count(), 333'333'333);
+  EXPECT_EQ(from_seconds(1e8, "t").count(), 100'000'000'000'000'000);
+}
+
+TEST(Units, RefusesWhatIsNoTime) {
+  for (const double bad : {-1.0, 1.1e8, std::nan(""), HUGE_VAL}) {
+    EXPECT_NE(error_of([&] { from_seconds(bad, "f"); }).find("f: expected seconds"), std::string::npos) << bad;
+  }
+}
+
+TEST(Json, ErrorsNameSourcePlaceAndValue) {
+  EXPECT_EQ(error_of([] { parse_json("{\"a\": 1,\n \"b\": }", "s.json"); }).substr(0, 24), "s.json: line 2, column 7");
+  EXPECT_EQ(error_of([] { parse_json(R"({"a":1,"a":2})", "s.json"); }), "s.json: key \"a\" is given twice in one object");
+  const Json doc = parse_json(R"({"cluster": {"gpus": -3, "nods": 1}})", "s.json");
+  JsonReader root(doc, "s.json");
+  JsonReader cluster = root.at("cluster");
+  EXPECT_EQ(error_of([&] { cluster.integer("gpus", 1, 8); }),
+            "s.json: /cluster/gpus: expected a whole number from 1 to 8, got -3");
+  EXPECT_EQ(error_of([&] { cluster.integer("nodes", 1, 8); }), "s.json: /cluster/nodes: required key is missing");
+  EXPECT_EQ(error_of([&] { cluster.finish(); }), "s.json: /cluster/nods: unknown key; did you mean 'nodes'?");
+}
+
+TEST(Json, IntegersPastSixtyThreeBitsAndFractionsAreRefused) {
+  const Json doc = parse_json("[18446744073709551615, 1.5, 9223372036854775807]", "x");
+  const JsonReader root(doc, "x");
+  EXPECT_THROW(root.element(0).integer(0, INT64_MAX), InputError);
+  EXPECT_THROW(root.element(1).integer(0, 10), InputError);
+  EXPECT_EQ(root.element(2).integer(0, INT64_MAX), INT64_MAX);
+}
+
+TEST(Nearest, FindsSlipsAndNothingElse) {
+  const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved-1f1b"};
+  EXPECT_EQ(nearest("gpip", names), "gpipe");
+  EXPECT_EQ(nearest("Interleaved_1F1B", names), "interleaved-1f1b");
+  EXPECT_EQ(nearest("quantum", names), "");
+}
+
+TEST(Files, AreReplacedWholeOrLeftAlone) {
+  std::string dir = std::filesystem::temp_directory_path() / "sluice_files_XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const std::string path = dir + "/out.json";
+  write_file_whole(path, "first");
+  write_file_whole(path, "second");
+  EXPECT_EQ(read_file(path), "second");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir), {}), 1) << "a temporary file was left behind";
+  EXPECT_THROW(write_file_whole(dir + "/no/such/folder/x", "x"), InputError);
+  EXPECT_THROW(write_file_whole(dir, "x"), InputError);
+  EXPECT_THROW(read_file(dir), InputError);
+  EXPECT_THROW(read_file(path, 3), InputError);
+  std::filesystem::remove_all(dir);
+}
+
+}  // namespace
+}  // namespace sluice
