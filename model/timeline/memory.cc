@@ -149,19 +149,25 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   const Changes changes(graph);
-  // Events by rank, in two runs that are each in order already: those of the compute lane, and the arrivals of buffers.
-  std::vector<std::vector<VertexId>> compute(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<VertexId>> received(static_cast<std::size_t>(ranks));
-  for (VertexId v = 0; v < graph.size(); ++v) {
-    const Vertex& vertex = graph[v];
-    if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint) {
-      compute[static_cast<std::size_t>(vertex.lane)].push_back(v);
-    } else if (vertex.kind == VertexKind::transfer) {
-      received[static_cast<std::size_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer)].push_back(v);
-    }
-  }
+  // Two runs of vertices for each rank, both in order of their ids: those of its compute lane, and what it receives.
+  const auto run_of = [&](const Vertex& vertex) -> std::size_t {
+    const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
+    if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint)
+      return 2 * static_cast<std::size_t>(lane.rank);
+    if (vertex.kind == VertexKind::transfer) return 2 * static_cast<std::size_t>(lane.peer) + 1;
+    return 2 * static_cast<std::size_t>(ranks);
+  };
+  std::vector<std::size_t> run_end(2 * static_cast<std::size_t>(ranks) + 1, 0);
+  for (const Vertex& vertex : graph.vertices()) ++run_end[run_of(vertex)];
+  std::exclusive_scan(run_end.begin(), run_end.end(), run_end.begin(), std::size_t{0});
+  std::vector<VertexId> runs(graph.size());
+  for (VertexId v = 0; v < graph.size(); ++v) runs[run_end[run_of(graph[v])]++] = v;
+  const auto run = [&](std::size_t i) {
+    const std::size_t begin = i == 0 ? 0 : run_end[i - 1];
+    return std::span(runs).subspan(begin, run_end[i] - begin);
+  };
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& arrivals = received[static_cast<std::size_t>(rank)];
+    const auto arrivals = run(2 * static_cast<std::size_t>(rank) + 1);
     const auto before = [&](VertexId a, VertexId b) {
       return std::pair(timeline.start[a], a) < std::pair(timeline.start[b], b);
     };
@@ -177,7 +183,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         account.apply(timeline.start[transfer], delta);
       }
     };
-    for (const VertexId v : compute[static_cast<std::size_t>(rank)]) {
+    for (const VertexId v : run(2 * static_cast<std::size_t>(rank))) {
       BytesByClass start{};
       BytesByClass end{};
       changes.of_compute(v, start, end);
