@@ -149,41 +149,45 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   const Changes changes(graph);
-  // Two runs of vertices for each rank, both in order of their ids: those of its compute lane, and what it receives.
-  const auto run_of = [&](const Vertex& vertex) -> std::size_t {
-    const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
-    if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint)
-      return 2 * static_cast<std::size_t>(lane.rank);
-    if (vertex.kind == VertexKind::transfer) return 2 * static_cast<std::size_t>(lane.peer) + 1;
-    return 2 * static_cast<std::size_t>(ranks);
-  };
-  std::vector<std::size_t> run_end(2 * static_cast<std::size_t>(ranks) + 1, 0);
-  for (const Vertex& vertex : graph.vertices()) ++run_end[run_of(vertex)];
-  std::exclusive_scan(run_end.begin(), run_end.end(), run_end.begin(), std::size_t{0});
-  std::vector<VertexId> runs(graph.size());
-  for (VertexId v = 0; v < graph.size(); ++v) runs[run_end[run_of(graph[v])]++] = v;
-  const auto run = [&](std::size_t i) {
-    const std::size_t begin = i == 0 ? 0 : run_end[i - 1];
-    return std::span(runs).subspan(begin, run_end[i] - begin);
+  // The vertices of each lane, in the order in which it serves them.
+  const auto lanes = graph.lanes();
+  std::vector<std::size_t> lane_end(lanes.size(), 0);
+  for (const Vertex& vertex : graph.vertices()) ++lane_end[static_cast<std::size_t>(vertex.lane)];
+  std::exclusive_scan(lane_end.begin(), lane_end.end(), lane_end.begin(), std::size_t{0});
+  std::vector<VertexId> by_lane(graph.size());
+  for (VertexId v = 0; v < graph.size(); ++v) by_lane[lane_end[static_cast<std::size_t>(graph[v].lane)]++] = v;
+  const auto served_by = [&](std::size_t lane) {
+    const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
+    return std::span<const VertexId>(by_lane).subspan(begin, lane_end[lane] - begin);
   };
   for (int rank = 0; rank < ranks; ++rank) {
-    const auto arrivals = run(2 * static_cast<std::size_t>(rank) + 1);
-    const auto before = [&](VertexId a, VertexId b) {
-      return std::pair(timeline.start[a], a) < std::pair(timeline.start[b], b);
-    };
-    if (!std::is_sorted(arrivals.begin(), arrivals.end(), before)) std::sort(arrivals.begin(), arrivals.end(), before);
+    std::vector<std::span<const VertexId>> inbound;  // what is still to arrive, by link
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+      if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
+    }
     Account account(standing_bytes(graph, rank), keep_samples);
-    std::size_t next = 0;
+    // Takes in the transfers that start before (time, v), earliest first.
     const auto take_arrivals = [&](Duration time, VertexId v) {
-      for (; next < arrivals.size(); ++next) {
-        const VertexId transfer = arrivals[next];
-        if (std::pair(timeline.start[transfer], transfer) >= std::pair(time, v)) return;
+      while (true) {
+        std::span<const VertexId>* next = nullptr;
+        std::pair first(time, v);
+        for (auto& link : inbound) {
+          if (link.empty()) continue;
+          const std::pair starts(timeline.start[link.front()], link.front());
+          if (starts < first) {
+            first = starts;
+            next = &link;
+          }
+        }
+        if (next == nullptr) return;
         BytesByClass delta{};
-        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(graph[transfer]);
-        account.apply(timeline.start[transfer], delta);
+        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(graph[first.second]);
+        account.apply(first.first, delta);
+        *next = next->subspan(1);
       }
     };
-    for (const VertexId v : run(2 * static_cast<std::size_t>(rank))) {
+    for (const VertexId v : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
+      if (graph[v].kind != VertexKind::compute && graph[v].kind != VertexKind::joint) continue;
       BytesByClass start{};
       BytesByClass end{};
       changes.of_compute(v, start, end);
