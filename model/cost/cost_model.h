@@ -8,11 +8,11 @@ namespace sluice {
 
 // What a collective of the OpGraph is for.
 enum class CollectiveKind : std::uint8_t {
-  gradient_reduce,      // data-parallel sum of one stage's gradients
-  replica_reduce,       // sum between the two ranks that hold a stage (DualPipe, Chimera)
-  tied_embedding,       // sum of the embedding's gradient between first and last stage
-  global_norm,          // gradient norm and overflow decision over all ranks
-  parameter_gather,     // distributed optimizer: all-gather of the updated parameters
+  gradient_reduce,   // data-parallel sum of one stage's gradients
+  replica_reduce,    // sum between the two ranks that hold a stage (DualPipe, Chimera)
+  tied_embedding,    // sum of the embedding's gradient between first and last stage
+  global_norm,       // gradient norm and overflow decision over all ranks
+  parameter_gather,  // distributed optimizer: all-gather of the updated parameters
 };
 
 // Time of a transfer: it occupies its two lanes for `occupied_s`, and arrives `latency_s` after that.
