@@ -8,11 +8,11 @@ namespace sluice {
 
 // What a collective of the OpGraph is for.
 enum class CollectiveKind : std::uint8_t {
-  gradient_reduce,      // data-parallel sum of one stage's gradients
-  replica_reduce,       // sum between the two ranks that hold a stage (DualPipe, Chimera)
-  tied_embedding,       // sum of the embedding's gradient between first and last stage
-  global_norm,          // gradient norm and overflow decision over all ranks
-  parameter_gather,     // distributed optimizer: all-gather of the updated parameters
+  gradient_reduce,   // data-parallel sum of one stage's gradients
+  replica_reduce,    // sum between the two ranks that hold a stage (DualPipe, Chimera)
+  tied_embedding,    // sum of the embedding's gradient between first and last stage
+  global_norm,       // gradient norm and overflow decision over all ranks
+  parameter_gather,  // distributed optimizer: all-gather of the updated parameters
 };
 
 // Time of a transfer: it occupies its two lanes for `occupied_s`, and arrives `latency_s` after that.
@@ -41,7 +41,7 @@ class CostModel {
   // Recomputation of the activations of one slice before its backward.
   virtual double recompute_s(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const { return 0; }
 
-  // `bytes` from pipeline rank `from` to another, `to`.
+  // `bytes` from pipeline rank `from` to another, `to`. The latency does not depend on the bytes.
   virtual TransferTime transfer(int from, int to, std::int64_t bytes) const = 0;
 
   // `bytes` of stage `stage` (-1: global_norm, over all) on each of the `ranks` pipeline ranks involved.

@@ -39,14 +39,14 @@ struct Vertex {
   OpKind op = OpKind::F;
   VertexKind kind = VertexKind::compute;
   LaneId lane = 0;
-  std::uint32_t extra = 0;      // joint: index of the partner; collective: index of its description
+  std::uint32_t extra = 0;  // joint: index of the partner; collective: index of its description
 };
 
 struct Collective {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
   int stage = -1;
   std::int64_t bytes = 0;
-  std::span<const int> ranks;   // pipeline ranks whose collective lane it occupies, ascending
+  std::span<const int> ranks;  // pipeline ranks whose collective lane it occupies, ascending
 };
 
 // The lowered DAG of a schedule: what is computed, moved and waited for, on which lane, with which bytes; no time.
@@ -93,6 +93,8 @@ class OpGraph {
   std::string name(VertexId v) const;
 
  private:
+  friend const Data& data_of(const OpGraph& graph);
+
   std::unique_ptr<Data> data_;
   const Schedule* schedule_;
   // Views into data_, so that the accessors above are inline.

@@ -26,10 +26,10 @@ struct MemorySample {
 
 // Memory of one rank over the whole timeline.
 struct RankMemory {
-  std::int64_t peak_bytes = 0;          // of the sum over the classes
-  Duration peak_time{};                 // when it was first reached
+  std::int64_t peak_bytes = 0;  // of the sum over the classes
+  Duration peak_time{};         // when it was first reached
   BytesByClass at_peak{};
-  std::vector<MemorySample> samples;    // strictly rising times, one for each change; empty unless asked for
+  std::vector<MemorySample> samples;  // strictly rising times, one for each change; empty unless asked for
 };
 
 // Memory of every rank over time. Weights (all versions held), gradients and optimizer state are there from the
