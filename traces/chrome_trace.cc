@@ -72,6 +72,17 @@ std::string_view collective_name(CollectiveKind kind) {
   return "collective";
 }
 
+// Whether the sample differs from the one before it.
+bool changes(const RankMemory& memory, std::size_t sample) {
+  return sample == 0 || memory.samples[sample].bytes != memory.samples[sample - 1].bytes;
+}
+
+std::int64_t num_changes(const RankMemory& memory) {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < memory.samples.size(); ++i) count += changes(memory, i) ? 1 : 0;
+  return count;
+}
+
 class TraceWriter {
  public:
   TraceWriter(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline, const TraceOptions& options)
@@ -273,7 +284,9 @@ class TraceWriter {
     }
     // Classes that never occur would only add empty tracks; one series must stand.
     if (std::none_of(occurs.begin(), occurs.end(), [](bool o) { return o; })) occurs[0] = true;
-    for (const MemorySample& sample : memory.samples) {
+    for (std::size_t i = 0; i < memory.samples.size(); ++i) {
+      if (!changes(memory, i)) continue;
+      const MemorySample& sample = memory.samples[i];
       next_event();
       text_ << R"({"ph":"C","pid":)" << tracks_.pid(rank) << R"(,"ts":)" << sample.time
             << R"(,"name":"memory","args":{)";
@@ -326,7 +339,7 @@ std::int64_t count_trace_events(const OpGraph& graph, std::span<const RankMemory
   for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
     if (!tracks.shown(rank)) continue;
     events += 2 + 2 * std::ssize(tracks.named(rank));
-    if (rank < std::ssize(memory)) events += std::ssize(memory[index(rank)].samples);
+    if (rank < std::ssize(memory)) events += num_changes(memory[index(rank)]);
   }
   for (const Vertex& vertex : graph.vertices()) {
     const Lane& lane = graph.lanes()[index(vertex.lane)];
