@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 
 #include "model/errors.h"
 
@@ -19,19 +20,43 @@ namespace {
   throw InputError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
 }
 
-void write_all(int fd, std::string_view content, const std::string& path, const std::string& temporary) {
-  while (!content.empty()) {
-    const ssize_t n = ::write(fd, content.data(), content.size());
-    if (n < 0) {
-      if (errno == EINTR) continue;
-      const int error = errno;
-      ::close(fd);
-      if (!temporary.empty()) ::unlink(temporary.c_str());
-      fail(path, "cannot write", error);
-    }
-    content.remove_prefix(static_cast<std::size_t>(n));
+// A file that is being written: closed, and removed if it is a temporary one, unless `close` and `keep` were reached.
+class Output {
+ public:
+  Output(const std::string& path, int fd, std::string temporary)
+      : path_(path), fd_(fd), temporary_(std::move(temporary)) {}
+  Output(const Output&) = delete;
+  Output& operator=(const Output&) = delete;
+  ~Output() {
+    if (fd_ >= 0) ::close(fd_);
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
   }
-}
+
+  void write(std::string_view content) {
+    while (!content.empty()) {
+      const ssize_t n = ::write(fd_, content.data(), content.size());
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        fail(path_, "cannot write", errno);
+      }
+      content.remove_prefix(static_cast<std::size_t>(n));
+    }
+  }
+
+  void close() {
+    if (::close(std::exchange(fd_, -1)) != 0) fail(path_, "cannot write", errno);
+  }
+
+  void keep_as(const std::string& target) {
+    if (::rename(temporary_.c_str(), target.c_str()) != 0) fail(path_, "cannot replace", errno);
+    temporary_.clear();
+  }
+
+ private:
+  const std::string& path_;
+  int fd_;
+  std::string temporary_;  // empty: written in place
+};
 
 }  // namespace
 
@@ -53,14 +78,19 @@ std::string read_file(const std::string& path, std::int64_t max_bytes) {
 }
 
 void write_file_whole(const std::string& path, std::string_view content) {
+  write_file_whole(path, [content](const ByteSink& sink) { sink(content); });
+}
+
+void write_file_whole(const std::string& path, const std::function<void(const ByteSink&)>& produce) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
   if (std::filesystem::is_directory(status)) throw InputError(path + ": is a folder, expected a file name");
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
     const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
     if (fd < 0) fail(path, "cannot open for writing", errno);
-    write_all(fd, content, path, "");
-    if (::close(fd) != 0) fail(path, "cannot write", errno);
+    Output output(path, fd, "");
+    produce([&output](std::string_view bytes) { output.write(bytes); });
+    output.close();
     return;
   }
   // A link is followed, so that the file it names is the one replaced.
@@ -68,6 +98,7 @@ void write_file_whole(const std::string& path, std::string_view content) {
   std::string temporary = target + ".XXXXXX";
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) fail(path, "cannot create", errno);
+  Output output(path, fd, temporary);
   mode_t mode = 0666;
   if (struct stat old{}; ::stat(target.c_str(), &old) == 0) {
     mode = old.st_mode & 07777;
@@ -77,17 +108,9 @@ void write_file_whole(const std::string& path, std::string_view content) {
     mode &= ~mask;
   }
   ::fchmod(fd, mode);
-  write_all(fd, content, path, temporary);
-  if (::close(fd) != 0) {
-    const int close_error = errno;
-    ::unlink(temporary.c_str());
-    fail(path, "cannot write", close_error);
-  }
-  if (::rename(temporary.c_str(), target.c_str()) != 0) {
-    const int rename_error = errno;
-    ::unlink(temporary.c_str());
-    fail(path, "cannot replace", rename_error);
-  }
+  produce([&output](std::string_view bytes) { output.write(bytes); });
+  output.close();
+  output.keep_as(target);
 }
 
 }  // namespace sluice

@@ -1,10 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
 namespace sluice {
+
+// Takes the next bytes of an output.
+using ByteSink = std::function<void(std::string_view)>;
 
 // The whole file. Throws InputError naming `path` if it is missing, a folder, unreadable, or larger than
 // `max_bytes`.
@@ -14,5 +18,9 @@ std::string read_file(const std::string& path, std::int64_t max_bytes = std::int
 // or what it held before. "/dev/stdout" and other non-regular targets are written in place. Throws
 // InputError naming `path`.
 void write_file_whole(const std::string& path, std::string_view content);
+
+// The same for content that `produce` hands on piece by piece. What `produce` throws is passed on, and `path` is left
+// as it was.
+void write_file_whole(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
 }  // namespace sluice

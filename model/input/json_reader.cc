@@ -151,7 +151,7 @@ std::string JsonReader::string() const {
 }
 
 std::string JsonReader::one_of(std::span<const std::string> words) const {
-  const std::string word = string();
+  std::string word = string();
   if (std::find(words.begin(), words.end(), word) == words.end()) {
     fail(fmt::format("expected one of {}{}", fmt::join(words, ", "), did_you_mean(word, words)));
   }

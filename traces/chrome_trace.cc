@@ -1,0 +1,367 @@
+#include "traces/chrome_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string_view>
+
+#include "traces/gzip.h"
+#include "traces/trace_tracks.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kWarnAbove = 1'000'000;
+constexpr std::size_t kFlushAt = std::size_t{1} << 20;
+constexpr VertexId kNone = ~VertexId{0};
+
+std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
+// Text in a buffer that a sink drains.
+class Text {
+ public:
+  explicit Text(const ByteSink& sink) : sink_(sink) { buffer_.reserve(kFlushAt + (std::size_t{1} << 16)); }
+
+  Text& operator<<(std::string_view text) {
+    buffer_.append(text);
+    return *this;
+  }
+  Text& operator<<(std::int64_t number) {
+    char digits[20];
+    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
+    buffer_.append(digits, end);
+    return *this;
+  }
+  Text& operator<<(int number) { return *this << std::int64_t{number}; }
+
+  // Microseconds with three decimals.
+  Text& operator<<(Duration time) {
+    const std::int64_t ns = time.count();
+    *this << ns / 1000;
+    const auto rest = static_cast<int>(ns % 1000);
+    const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
+                             static_cast<char>('0' + rest % 10)};
+    buffer_.append(decimals, sizeof decimals);
+    return *this;
+  }
+
+  void flush() {
+    sink_(buffer_);
+    buffer_.clear();
+  }
+  void flush_if_full() {
+    if (buffer_.size() >= kFlushAt) flush();
+  }
+
+ private:
+  const ByteSink& sink_;
+  std::string buffer_;
+};
+
+std::string_view op_letter(OpKind kind) { return std::string_view("FBIW").substr(static_cast<std::size_t>(kind), 1); }
+
+std::string_view collective_name(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::gradient_reduce: return "gradient reduce";
+    case CollectiveKind::replica_reduce: return "replica reduce";
+    case CollectiveKind::tied_embedding: return "tied embedding";
+    case CollectiveKind::global_norm: return "global norm";
+    case CollectiveKind::parameter_gather: return "parameter gather";
+  }
+  return "collective";
+}
+
+// Whether the sample differs from the one before it.
+bool changes(const RankMemory& memory, std::size_t sample) {
+  return sample == 0 || memory.samples[sample].bytes != memory.samples[sample - 1].bytes;
+}
+
+std::int64_t num_changes(const RankMemory& memory) {
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < memory.samples.size(); ++i) count += changes(memory, i) ? 1 : 0;
+  return count;
+}
+
+class TraceWriter {
+ public:
+  TraceWriter(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline, const TraceOptions& options)
+      : graph_(graph), timeline_(timeline), tracks_(graph, options), text_(sink) {
+    text_ << R"({"sluice":{"schema":"sluice.trace/1","version":")" << SLUICE_VERSION << R"(","scenario":)"
+          << (options.scenario.empty() ? std::string_view("null") : std::string_view(options.scenario));
+    if (!options.ranks.empty()) {
+      text_ << R"(,"world_ranks":[)";
+      bool first = true;
+      for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
+        if (!tracks_.shown(rank)) continue;
+        text_ << (first ? "" : ",") << tracks_.pid(rank) - 1;
+        first = false;
+      }
+      text_ << "]";
+    }
+    text_ << "},\n\"traceEvents\":[";
+  }
+
+  std::int64_t write(std::span<const RankMemory> memory) {
+    for (int rank = 0; rank < graph_.schedule().num_ranks(); ++rank) {
+      if (tracks_.shown(rank)) write_names(rank);
+    }
+    // A link carries two sequences of slices where it serves two tracks at each end: see chrome_trace.h.
+    drawn_until_.assign(2 * graph_.lanes().size(), Duration::zero());
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      switch (graph_[v].kind) {
+        case VertexKind::transfer: write_transfer(v); break;
+        case VertexKind::collective: write_collective(v); break;
+        default: write_work(v);
+      }
+      text_.flush_if_full();
+    }
+    for (int rank = 0; rank < std::ssize(memory); ++rank) {
+      if (tracks_.shown(rank)) write_memory(rank, memory[index(rank)]);
+    }
+    text_ << "\n]}\n";
+    text_.flush();
+    return events_;
+  }
+
+ private:
+  void next_event() {
+    text_ << (events_ == 0 ? "\n" : ",\n");
+    ++events_;
+  }
+
+  void write_names(int rank) {
+    const int pid = tracks_.pid(rank);
+    next_event();
+    text_ << R"({"ph":"M","pid":)" << pid << R"(,"name":"process_name","args":{"name":"rank )" << pid - 1 << R"("}})";
+    next_event();
+    text_ << R"({"ph":"M","pid":)" << pid << R"(,"name":"process_sort_index","args":{"sort_index":)" << pid - 1 << "}}";
+    for (const auto& [track, name] : tracks_.named(rank)) {
+      next_event();
+      text_ << R"({"ph":"M","pid":)" << pid << R"(,"tid":)" << track << R"(,"name":"thread_name","args":{"name":")"
+            << name << R"("}})";
+      next_event();
+      text_ << R"({"ph":"M","pid":)" << pid << R"(,"tid":)" << track
+            << R"(,"name":"thread_sort_index","args":{"sort_index":)" << track << "}}";
+    }
+  }
+
+  // The need of `v` that was met last; of several, the one named first (data before order).
+  VertexId last_need(VertexId v) const {
+    VertexId last = kNone;
+    Duration when = Duration::min();
+    for (const VertexId need : graph_.needs(v)) {
+      // The next on a lane waits for the lane, not for what is still on its way.
+      const bool same_lane = graph_[need].lane == graph_[v].lane;
+      const Duration met = same_lane ? timeline_.end[need] : timeline_.arrival(graph_, need);
+      if (met > when) {
+        last = need;
+        when = met;
+      }
+    }
+    return last;
+  }
+
+  // Everything of a slice but its args; `write_name` appends the name.
+  template <typename WriteName>
+  void open_slice(int rank, int track, std::string_view category, Duration start, Duration duration,
+                  WriteName&& write_name) {
+    next_event();
+    text_ << R"({"ph":"X","pid":)" << tracks_.pid(rank) << R"(,"tid":)" << track << R"(,"ts":)" << start << R"(,"dur":)"
+          << duration << R"(,"cat":")" << category << R"(","name":")";
+    write_name();
+    text_ << R"(","args":{)";
+  }
+
+  void close_slice(VertexId v) {
+    if (const VertexId need = last_need(v); need != kNone) {
+      text_ << R"(,"waited_for":")" << graph_.name(need) << R"(")";
+    }
+    text_ << "}}";
+  }
+
+  void op_args(const Vertex& op, int rank) {
+    text_ << R"("stage":)" << op.stage << R"(,"chunk":)" << graph_.schedule().chunk_of(rank, op.stage)
+          << R"(,"microbatch":)" << op.microbatch << R"(,"slice":)" << op.slice;
+  }
+
+  // What an F takes until its backward.
+  void kept_bytes(const Vertex& op) {
+    if (!graph_.has_bytes() || op.op != OpKind::F) return;
+    const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
+    text_ << R"(,"bytes":)"
+          << bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.keys_values;
+  }
+
+  // Compute, joint blocks, recomputation, optimizer steps.
+  void write_work(VertexId v) {
+    const Vertex& op = graph_[v];
+    const int rank = graph_.rank_of(v);
+    if (!tracks_.shown(rank)) return;
+    const Duration start = timeline_.start[v];
+    const Duration duration = timeline_.end[v] - start;
+    if (op.kind == VertexKind::optimizer) {
+      open_slice(rank, kOptimizerTrack, "opt", start, duration, [&] { text_ << "optimizer " << op.microbatch; });
+      text_ << R"("stage":)" << op.stage << R"(,"chunk":)" << graph_.schedule().chunk_of(rank, op.stage)
+            << R"(,"step":)" << op.microbatch;
+      return close_slice(v);
+    }
+    const Vertex* partner = op.kind == VertexKind::joint ? &graph_.joint_partner(op) : nullptr;
+    open_slice(rank, kComputeTrack, "compute", start, duration, [&] {
+      text_ << (op.kind == VertexKind::recompute ? "R" : op_letter(op.op)) << op.microbatch;
+      if (partner != nullptr) text_ << "+" << op_letter(partner->op) << partner->microbatch;
+    });
+    op_args(op, rank);
+    if (op.kind != VertexKind::recompute) kept_bytes(op);
+    if (partner != nullptr) {
+      text_ << R"(,"with":{)";
+      op_args(*partner, rank);
+      kept_bytes(*partner);
+      text_ << "}";
+    }
+    close_slice(v);
+  }
+
+  void write_collective(VertexId v) {
+    const Vertex& vertex = graph_[v];
+    const Collective collective = graph_.collective(vertex);
+    const Duration start = timeline_.start[v];
+    for (const int rank : collective.ranks) {
+      if (!tracks_.shown(rank)) continue;
+      open_slice(rank, kCollectiveTrack, "coll", start, timeline_.end[v] - start,
+                 [&] { text_ << collective_name(collective.kind) << " " << vertex.microbatch; });
+      if (collective.stage >= 0) text_ << R"("stage":)" << collective.stage << ",";
+      text_ << R"("step":)" << vertex.microbatch << R"(,"bytes":)" << collective.bytes;
+      close_slice(v);
+    }
+  }
+
+  void write_transfer(VertexId v) {
+    const Vertex& op = graph_[v];
+    const Lane& link = graph_.lanes()[index(op.lane)];
+    const bool send_shown = tracks_.shown(link.rank);
+    const bool recv_shown = tracks_.shown(link.peer);
+    if (!send_shown && !recv_shown) return;
+
+    Duration& drawn_until = drawn_until_[2 * index(op.lane) + (op.op == OpKind::F ? 0 : 1)];
+    const Duration start = std::max(timeline_.start[v], drawn_until);
+    const Duration end = std::max(timeline_.end[v], start + Duration{1});
+    drawn_until = end;
+    const Duration arrives = start + timeline_.lane_latency[index(op.lane)];
+    const bool flow = send_shown && recv_shown;
+    if (flow) ++flows_;
+    if (send_shown) {
+      const int track = tracks_.send_track(link, op.op);
+      transfer_slice(v, link.rank, track, "send ", start, end - start);
+      if (flow) flow_end(link.rank, track, op, R"("s")", start);
+    }
+    if (recv_shown) {
+      const int track = tracks_.recv_track(link, op.op);
+      transfer_slice(v, link.peer, track, "recv ", arrives, end - start);
+      if (flow) flow_end(link.peer, track, op, R"("f","bp":"e")", arrives);
+    }
+  }
+
+  void transfer_slice(VertexId v, int rank, int track, std::string_view verb, Duration start, Duration duration) {
+    const Vertex& op = graph_[v];
+    open_slice(rank, track, "p2p", start, duration, [&] { text_ << verb << op_letter(op.op) << op.microbatch; });
+    op_args(op, graph_.rank_of(v));
+    text_ << R"(,"bytes":)" << graph_.transfer_bytes(op);
+    close_slice(v);
+  }
+
+  // Perfetto pairs flow events by category, name and id. They follow their slice, so that it is open when they come.
+  void flow_end(int rank, int track, const Vertex& op, std::string_view phase, Duration time) {
+    next_event();
+    text_ << R"({"ph":)" << phase << R"(,"id":)" << flows_ << R"(,"pid":)" << tracks_.pid(rank) << R"(,"tid":)" << track
+          << R"(,"ts":)" << time << R"(,"cat":"p2p","name":")" << op_letter(op.op) << op.microbatch << R"("})";
+  }
+
+  void write_memory(int rank, const RankMemory& memory) {
+    std::array<bool, kNumMemoryClasses> occurs{};
+    for (const MemorySample& sample : memory.samples) {
+      for (std::size_t c = 0; c < occurs.size(); ++c) occurs[c] = occurs[c] || sample.bytes[c] != 0;
+    }
+    // Classes that never occur would only add empty tracks; one series must stand.
+    if (std::none_of(occurs.begin(), occurs.end(), [](bool o) { return o; })) occurs[0] = true;
+    for (std::size_t i = 0; i < memory.samples.size(); ++i) {
+      if (!changes(memory, i)) continue;
+      const MemorySample& sample = memory.samples[i];
+      next_event();
+      text_ << R"({"ph":"C","pid":)" << tracks_.pid(rank) << R"(,"ts":)" << sample.time
+            << R"(,"name":"memory","args":{)";
+      bool first = true;
+      for (std::size_t c = 0; c < occurs.size(); ++c) {
+        if (!occurs[c]) continue;
+        text_ << (first ? "\"" : ",\"") << kMemoryClassNames[c] << "\":" << sample.bytes[c];
+        first = false;
+      }
+      text_ << "}}";
+      text_.flush_if_full();
+    }
+  }
+
+  const OpGraph& graph_;
+  const Timeline& timeline_;
+  TraceTracks tracks_;
+  Text text_;
+  std::vector<Duration> drawn_until_;  // by link and direction
+  std::int64_t events_ = 0;
+  std::int64_t flows_ = 0;
+};
+
+}  // namespace
+
+std::int64_t write_chrome_trace(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline,
+                                std::span<const RankMemory> memory, const TraceOptions& options) {
+  return TraceWriter(sink, graph, timeline, options).write(memory);
+}
+
+std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, const Timeline& timeline,
+                              std::span<const RankMemory> memory, const TraceOptions& options) {
+  std::int64_t events = 0;
+  write_file_whole(path, [&](const ByteSink& sink) {
+    if (!path.ends_with(".gz")) {
+      events = write_chrome_trace(sink, graph, timeline, memory, options);
+      return;
+    }
+    GzipStream gzip(sink);
+    events =
+        write_chrome_trace([&gzip](std::string_view bytes) { gzip.write(bytes); }, graph, timeline, memory, options);
+    gzip.finish();
+  });
+  return events;
+}
+
+std::int64_t count_trace_events(const OpGraph& graph, std::span<const RankMemory> memory, const TraceOptions& options) {
+  const TraceTracks tracks(graph, options);
+  std::int64_t events = 0;
+  for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
+    if (!tracks.shown(rank)) continue;
+    events += 2 + 2 * std::ssize(tracks.named(rank));
+    if (rank < std::ssize(memory)) events += num_changes(memory[index(rank)]);
+  }
+  for (const Vertex& vertex : graph.vertices()) {
+    const Lane& lane = graph.lanes()[index(vertex.lane)];
+    if (vertex.kind == VertexKind::collective) {
+      const auto ranks = graph.collective(vertex).ranks;
+      events += std::count_if(ranks.begin(), ranks.end(), [&](int rank) { return tracks.shown(rank); });
+    } else if (vertex.kind == VertexKind::transfer) {
+      const int ends = (tracks.shown(lane.rank) ? 1 : 0) + (tracks.shown(lane.peer) ? 1 : 0);
+      events += ends == 2 ? 4 : ends;
+    } else if (tracks.shown(lane.rank)) {
+      ++events;
+    }
+  }
+  return events;
+}
+
+std::string trace_size_warning(std::int64_t events) {
+  if (events <= kWarnAbove) return "";
+  // A slice takes some 130 bytes of JSON.
+  return fmt::format(
+      "the trace has {} events, about {} MB unless gzipped: viewers become slow above a million; write fewer ranks",
+      events, events * 130 / 1'000'000);
+}
+
+}  // namespace sluice
