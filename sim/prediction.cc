@@ -18,7 +18,8 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
   // Too few batches to see past filling and draining: look at more of them.
   Scenario longer = setup.scenario();
   BatchGrowth last = growth;
-  int batches = std::max(schedule.num_batches() + 1, batches_for_growth(schedule.num_ranks(), schedule.num_microbatches()));
+  int batches =
+      std::max(schedule.num_batches() + 1, batches_for_growth(schedule.num_ranks(), schedule.num_microbatches()));
   for (int round = 0; round < 3 && !last.constant; ++round, batches *= 2) {
     longer.batches = batches;
     if (static_cast<double>(batches) / schedule.num_batches() * static_cast<double>(schedule.num_ops()) > 2e7) break;
@@ -55,8 +56,9 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
 Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
   Fit fit{.capacity_bytes = cluster.gpu.memory_bytes};
   for (std::size_t rank = 0; rank < memory.size(); ++rank) {
-    const auto needed = static_cast<std::int64_t>(static_cast<double>(memory[rank].peak_bytes) * (1 + cluster.gpu.fragmentation)) +
-                        cluster.gpu.reserved_bytes;
+    const auto needed =
+        static_cast<std::int64_t>(static_cast<double>(memory[rank].peak_bytes) * (1 + cluster.gpu.fragmentation)) +
+        cluster.gpu.reserved_bytes;
     if (needed <= fit.needed_bytes) continue;
     fit.needed_bytes = needed;
     fit.rank = static_cast<int>(rank);
@@ -75,7 +77,8 @@ Prediction predict(const Setup& setup, bool keep_memory) {
   prediction.memory = memory_over_time(setup.graph(), prediction.timeline, keep_memory);
   prediction.period = period_of(setup, prediction);
   prediction.throughput = throughput_of(setup, prediction);
-  if (setup.scenario().model && setup.scenario().cluster) prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
+  if (setup.scenario().model && setup.scenario().cluster)
+    prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
   return prediction;
 }
 

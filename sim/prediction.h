@@ -12,17 +12,17 @@
 namespace sluice {
 
 struct Throughput {
-  double tokens_per_s = 0;                 // of the whole cluster; 0 without a sequence length
-  double model_tflops_per_device = 0;      // as papers count model FLOPs, without recomputation; 0 without a model
-  double hardware_tflops_per_device = 0;   // with it
-  double mfu = 0;                          // model FLOPs over the peak; 0 without a cluster
+  double tokens_per_s = 0;                // of the whole cluster; 0 without a sequence length
+  double model_tflops_per_device = 0;     // as papers count model FLOPs, without recomputation; 0 without a model
+  double hardware_tflops_per_device = 0;  // with it
+  double mfu = 0;                         // model FLOPs over the peak; 0 without a cluster
 };
 
 // Memory of the worst rank against what a device has.
 struct Fit {
   bool fits = true;
-  int rank = 0;                        // that needs most
-  std::int64_t needed_bytes = 0;       // its peak, with the allocator's overhead and what is reserved
+  int rank = 0;                   // that needs most
+  std::int64_t needed_bytes = 0;  // its peak, with the allocator's overhead and what is reserved
   std::int64_t capacity_bytes = 0;
 };
 
@@ -34,7 +34,7 @@ struct Prediction {
   Duration period{};               // time per batch without a barrier
   std::vector<RankMemory> memory;  // by rank
   Throughput throughput;
-  std::optional<Fit> fit;          // with a model and a cluster
+  std::optional<Fit> fit;  // with a model and a cluster
 };
 
 // Prices, simulates and measures. `keep_memory` keeps the memory curves, not only their peaks.
