@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 

@@ -1,0 +1,181 @@
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "tests/support/oracle.h"
+#include "tests/support/shapes.h"
+
+// Every closed form that is known for a family, to the nanosecond, over all shapes of its range: ranks to 8,
+// microbatches to 24, chunks to 3, slices to 8. Letters as in the papers: p ranks, m microbatches, v chunks, k slices,
+// G units in a group, r a rank; costs of one op f, b (input gradient), w (weight gradient), x = b + w; c the latency of
+// a hop.
+namespace sluice {
+namespace {
+
+using test::longest_path;
+using test::OracleTimes;
+using test::peak_in_flight;
+using test::Shape;
+using test::uniform;
+
+using Nanoseconds = std::int64_t;
+
+struct Costs {
+  Nanoseconds f = 1, b = 1, w = 1;
+  Nanoseconds x() const { return b + w; }
+  Nanoseconds all() const { return f + b + w; }
+};
+
+// All alike; f < b > w; w largest; f largest; b largest. Mostly primes, so that no two sums agree by chance.
+constexpr Costs kCosts[] = {{10, 10, 10}, {7, 11, 5}, {5, 7, 13}, {17, 5, 3}, {3, 19, 7}};
+
+// What a formula says; those left out are not checked.
+struct Expected {
+  Nanoseconds makespan = 0;
+  std::optional<Nanoseconds> span = {};
+  std::function<int(int rank)> peak = {};  // held until the B or W ends
+};
+
+using Formula = std::function<Expected(const Shape&, const Costs&)>;
+using Range = std::function<bool(const Shape&)>;
+bool everywhere(const Shape&) { return true; }
+
+// Holds the family against the formula for all shapes that are in range, and all costs that are.
+void expect_formula(
+    const std::string& family, const Range& in_range, const Formula& formula,
+    const std::function<bool(const Costs&)>& cost_in_range = [](const Costs&) { return true; }) {
+  int checked = 0;
+  test::for_shapes(family, {.ranks = 8, .microbatches = 24, .chunks = 3, .slices = 8}, in_range,
+                   [&](const Shape& shape, const Schedule& schedule) {
+                     for (const Costs& cost : kCosts) {
+                       if (!cost_in_range(cost)) continue;
+                       ++checked;
+                       const OracleTimes times = longest_path(schedule, uniform(cost.f, cost.b, cost.w));
+                       ASSERT_FALSE(times.deadlock);
+                       const Expected expected = formula(shape, cost);
+                       ASSERT_EQ(times.makespan(), expected.makespan) << cost.f << "/" << cost.b << "/" << cost.w;
+                       if (expected.span) {
+                         ASSERT_EQ(times.largest_span(), *expected.span) << cost.f << "/" << cost.b << "/" << cost.w;
+                       }
+                       for (int rank = 0; expected.peak && rank < shape.p; ++rank) {
+                         ASSERT_EQ(peak_in_flight(schedule, rank), expected.peak(rank)) << "rank " << rank;
+                       }
+                     }
+                   });
+  EXPECT_GT(checked, 0);
+}
+
+TEST(ClosedForms, Gpipe) {
+  expect_formula("gpipe", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m + s.p - 1) * (t.f + t.x()), .peak = [s](int) { return s.m; }};
+  });
+}
+
+TEST(ClosedForms, OneFOneB) {
+  expect_formula("1f1b", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m + s.p - 1) * (t.f + t.x()), .peak = [s](int r) { return std::min(s.p - r, s.m); }};
+  });
+}
+
+TEST(ClosedForms, EagerOneFOneB) {
+  expect_formula("eager-1f1b", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m + s.p - 1) * (t.f + t.x()),
+            .peak = [s](int r) { return std::min(2 * (s.p - r) - 1, s.m); }};
+  });
+}
+
+TEST(ClosedForms, Interleaved) {
+  const auto in_range = [](const Shape& s) { return s.m % s.p == 0 && s.group == 0; };
+  expect_formula("interleaved-1f1b", in_range, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.v + s.p - 1) * (t.f + t.x()),
+            .peak = [s](int r) { return std::min((s.v - 1) * s.p + 2 * (s.p - 1 - r) + 1, s.m * s.v); }};
+  });
+}
+
+TEST(ClosedForms, LoopedBfs) {
+  const auto in_range = [](const Shape& s) { return s.m >= s.p; };
+  expect_formula("looped-bfs", in_range, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.v + s.p - 1) * (t.f + t.x()), .peak = [s](int) { return s.m * s.v; }};
+  });
+}
+
+TEST(ClosedForms, Terapipe) {
+  expect_formula("terapipe", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.k + s.p - 1) * (t.f + t.x()), .peak = [s](int) { return s.m * s.k; }};
+  });
+}
+
+TEST(ClosedForms, Seq1F1B) {
+  expect_formula("seq1f1b", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.k + s.p - 1) * (t.f + t.x()),
+            .peak = [s](int r) { return std::min(s.p - 1 - r + s.k, s.m * s.k); }};
+  });
+}
+
+// The table has none; it is 1f1b's makespan in slices, and the peak is what is warmed up plus one.
+TEST(ClosedForms, EagerSeq1F1B) {
+  expect_formula("eager-seq1f1b", everywhere, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.k + s.p - 1) * (t.f + t.x()),
+            .peak = [s](int r) { return std::min(2 * (s.p - 1 - r) + s.k, s.m * s.k); }};
+  });
+}
+
+TEST(ClosedForms, Seq1F1BInterleaved) {
+  // The microbatches are thinned out: each adds many legal groups.
+  const auto in_range = [](const Shape& s) { return s.group > 0 && (s.m <= 8 || s.m % 8 == 0); };
+  expect_formula("seq1f1b-interleaved", in_range, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = (s.m * s.k * s.v + s.p - 1) * (t.f + t.x()),
+            .peak = [s](int r) { return std::min((s.v - 1) * s.group + 2 * (s.p - 1 - r) + s.k, s.m * s.k * s.v); }};
+  });
+}
+
+void expect_zb1(const std::string& family) {
+  const auto in_range = [](const Shape& s) { return s.m >= s.p; };
+  expect_formula(family, in_range, [](const Shape& s, const Costs& t) -> Expected {
+    const Nanoseconds work = s.m * s.k * t.all();
+    return {.makespan = work + (s.p - 1) * std::max({t.f + t.b - t.w, t.b, t.f}),
+            .span = work + (s.p - 1) * std::max(t.f + t.b - t.w, t.b),
+            .peak = [s](int) { return s.p - 1 + s.k; }};
+  });
+}
+TEST(ClosedForms, ZbH1) { expect_zb1("zb-h1"); }
+TEST(ClosedForms, Seq1F1BZb1p) { expect_zb1("seq1f1b-zb1p"); }
+
+void expect_zb2(const std::string& family, const Range& in_range) {
+  expect_formula(family, in_range, [](const Shape& s, const Costs& t) -> Expected {
+    const Nanoseconds work = s.m * s.k * t.all();
+    return {.makespan = work + (s.p - 1) * std::max({t.f + t.b - 2 * t.w, t.b - t.f, t.f}),
+            .span = work + (s.p - 1) * std::max({t.f + t.b - 2 * t.w, t.b - t.f, Nanoseconds{0}}),
+            .peak = [s](int) { return 2 * (s.p - 1) + s.k; }};
+  });
+}
+TEST(ClosedForms, ZbH2) {
+  expect_zb2("zb-h2", [](const Shape& s) { return s.m >= 2 * s.p - 1; });
+}
+TEST(ClosedForms, Seq1F1BZb2p) {
+  expect_zb2("seq1f1b-zb2p", [](const Shape& s) { return s.m >= 2 * s.p; });
+}
+
+TEST(ClosedForms, InterleavedZb) {
+  const auto in_range = [](const Shape& s) { return s.m % s.p == 0 && s.group == 0; };
+  expect_formula("interleaved-zb", in_range, [](const Shape& s, const Costs& t) -> Expected {
+    return {.makespan = s.m * s.v * t.all() + (s.p - 1) * std::max({t.f + t.b - t.w, t.b, t.f}),
+            .peak = [s](int) { return s.p * s.v; }};
+  });
+}
+
+TEST(ClosedForms, ZbV) {
+  const auto in_range = [](const Shape& s) { return s.m >= 2 * s.p; };
+  const auto formula = [](const Shape& s, const Costs& t) -> Expected {
+    const Nanoseconds work = 2 * s.m * t.all();
+    return {.makespan = work + (s.p - 1) * std::max(2 * (t.b - t.w), t.b),
+            .span = work + (s.p - 1) * 2 * (t.b - t.w),
+            .peak = [s](int) { return 2 * s.p; }};
+  };
+  expect_formula("zb-v", in_range, formula, [](const Costs& t) { return t.w <= t.f && t.f <= t.b; });
+}
+
+}  // namespace
+}  // namespace sluice
