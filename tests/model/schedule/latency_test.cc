@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "tests/support/oracle.h"
@@ -11,8 +12,6 @@ namespace sluice {
 namespace {
 
 using test::longest_path;
-using test::make;
-using test::peak_in_flight;
 using test::Shape;
 using test::uniform;
 
