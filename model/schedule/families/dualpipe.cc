@@ -40,7 +40,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family dualpipe() {
   return {.name = "dualpipe",
-          .aliases = {"DualPipe"},
+          .aliases = {},
           .summary = "two pipelines, one each way, F and B of opposite ways as one block; every stage on two ranks",
           .source = "DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and its DualPipe code",
           .split_backward = true,

@@ -48,7 +48,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family hanayo() {
   return {.name = "hanayo",
-          .aliases = {"Hanayo"},
+          .aliases = {},
           .summary = "W waves back and forth over the ranks: a bubble of 1/(2W), one copy of the weights",
           .source = "Liu et al. 2023, arXiv:2308.15762",
           .fixed_chunks = 0,

@@ -139,6 +139,20 @@ TEST(Registry, FindsNamesAndAliasesInAnyCase) {
   }
 }
 
+TEST(Registry, NamesTheNearestFamily) {
+  const auto error = [](const char* name) -> std::string {
+    try {
+      find_family(name);
+    } catch (const InputError& refused) {
+      return refused.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error("zb-h3").substr(0, 37), "there is no schedule family 'zb-h3'; ");
+  EXPECT_EQ(error("quantum"), "there is no schedule family 'quantum' ('sluice schedules' lists them)");
+  EXPECT_EQ(error(""), "there is no schedule family '' ('sluice schedules' lists them)");
+}
+
 TEST(Registry, KnowsPyTorchsClasses) {
   EXPECT_EQ(find_family("ScheduleGPipe").name, "gpipe");
   EXPECT_EQ(find_family("Schedule1F1B").name, "1f1b");
