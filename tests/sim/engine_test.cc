@@ -14,7 +14,7 @@
 #include "model/timeline/metrics.h"
 #include "sim/period.h"
 #include "support/oracle.h"
-#include "support/shapes.h"
+#include "support/all_schedules.h"
 
 namespace sluice {
 namespace {
