@@ -149,35 +149,45 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   const Changes changes(graph);
-  // Events by rank, in two runs that are each in order already: those of the compute lane, and the arrivals of buffers.
-  std::vector<std::vector<VertexId>> compute(static_cast<std::size_t>(ranks));
-  std::vector<std::vector<VertexId>> received(static_cast<std::size_t>(ranks));
-  for (VertexId v = 0; v < graph.size(); ++v) {
-    const Vertex& vertex = graph[v];
-    if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint) {
-      compute[static_cast<std::size_t>(vertex.lane)].push_back(v);
-    } else if (vertex.kind == VertexKind::transfer) {
-      received[static_cast<std::size_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer)].push_back(v);
-    }
-  }
+  // The vertices of each lane, in the order in which it serves them.
+  const auto lanes = graph.lanes();
+  std::vector<std::size_t> lane_end(lanes.size(), 0);
+  for (const Vertex& vertex : graph.vertices()) ++lane_end[static_cast<std::size_t>(vertex.lane)];
+  std::exclusive_scan(lane_end.begin(), lane_end.end(), lane_end.begin(), std::size_t{0});
+  std::vector<VertexId> by_lane(graph.size());
+  for (VertexId v = 0; v < graph.size(); ++v) by_lane[lane_end[static_cast<std::size_t>(graph[v].lane)]++] = v;
+  const auto served_by = [&](std::size_t lane) {
+    const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
+    return std::span<const VertexId>(by_lane).subspan(begin, lane_end[lane] - begin);
+  };
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& arrivals = received[static_cast<std::size_t>(rank)];
-    const auto before = [&](VertexId a, VertexId b) {
-      return std::pair(timeline.start[a], a) < std::pair(timeline.start[b], b);
-    };
-    if (!std::is_sorted(arrivals.begin(), arrivals.end(), before)) std::sort(arrivals.begin(), arrivals.end(), before);
+    std::vector<std::span<const VertexId>> inbound;  // what is still to arrive, by link
+    for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
+      if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
+    }
     Account account(standing_bytes(graph, rank), keep_samples);
-    std::size_t next = 0;
+    // Takes in the transfers that start before (time, v), earliest first.
     const auto take_arrivals = [&](Duration time, VertexId v) {
-      for (; next < arrivals.size(); ++next) {
-        const VertexId transfer = arrivals[next];
-        if (std::pair(timeline.start[transfer], transfer) >= std::pair(time, v)) return;
+      while (true) {
+        std::span<const VertexId>* next = nullptr;
+        std::pair first(time, v);
+        for (auto& link : inbound) {
+          if (link.empty()) continue;
+          const std::pair starts(timeline.start[link.front()], link.front());
+          if (starts < first) {
+            first = starts;
+            next = &link;
+          }
+        }
+        if (next == nullptr) return;
         BytesByClass delta{};
-        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(graph[transfer]);
-        account.apply(timeline.start[transfer], delta);
+        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(graph[first.second]);
+        account.apply(first.first, delta);
+        *next = next->subspan(1);
       }
     };
-    for (const VertexId v : compute[static_cast<std::size_t>(rank)]) {
+    for (const VertexId v : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
+      if (graph[v].kind != VertexKind::compute && graph[v].kind != VertexKind::joint) continue;
       BytesByClass start{};
       BytesByClass end{};
       changes.of_compute(v, start, end);

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <span>
+#include <string_view>
+
+namespace sluice {
+
+// A file of model/cluster/catalogue/, built into the library: "gpus/a100-80gb" and its text.
+struct CatalogueFile {
+  std::string_view name;
+  std::string_view text;
+};
+
+std::span<const CatalogueFile> catalogue_files();  // sorted by name
+
+}  // namespace sluice

@@ -1,0 +1,176 @@
+#include "model/cluster/cluster.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cmath>
+#include <filesystem>
+#include <string_view>
+
+#include "model/cluster/catalogue.h"
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "model/input/nearest.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kMaxNodes = 1 << 16;
+constexpr int kMaxGpusPerNode = 1024;
+
+std::vector<std::string> names_under(std::string_view folder) {
+  std::vector<std::string> names;
+  for (const CatalogueFile& file : catalogue_files()) {
+    if (file.name.starts_with(folder)) names.emplace_back(file.name.substr(folder.size()));
+  }
+  return names;
+}
+
+const CatalogueFile* find_file(const std::string& name) {
+  for (const CatalogueFile& file : catalogue_files()) {
+    if (file.name == name) return &file;
+  }
+  return nullptr;
+}
+
+// A number, or {"value": number, "source": where it is from}.
+double constant(JsonReader& reader, const std::string& key, double low, double high) {
+  JsonReader member = reader.at(key);
+  if (!member.json().is_object()) return member.number(low, high);
+  const double value = member.number("value", low, high);
+  member.string("source");
+  member.finish();
+  return value;
+}
+
+double constant_or(JsonReader& reader, const std::string& key, double low, double high, double fallback) {
+  reader.allow(key);
+  return reader.has(key) ? constant(reader, key, low, high) : fallback;
+}
+
+void check_schema(JsonReader& reader, const std::string& expected) {
+  reader.allow("schema");
+  if (reader.has("schema") && reader.string("schema") != expected) {
+    reader.at("schema").fail(fmt::format("expected \"{}\"", expected));
+  }
+}
+
+Efficiency efficiency(JsonReader reader, const std::string& half) {
+  Efficiency out;
+  out.max = reader.number("max", 1e-3, 1);
+  out.half = reader.number_or(half, 0, 1e15, 0);
+  out.exponent = reader.number_or("exponent", 0.05, 1, 1);
+  reader.string_or("source", "");
+  reader.finish();
+  return out;
+}
+
+Gpu gpu_from_json(JsonReader reader) {
+  check_schema(reader, "sluice.gpu/1");
+  Gpu gpu;
+  gpu.name = reader.string("name");
+  gpu.peak_flops_per_s = constant(reader, "peak_flops_per_s", 1e9, 1e18);
+  gpu.memory_bytes = static_cast<std::int64_t>(constant(reader, "memory_bytes", 1e6, 1e15));
+  gpu.memory_bandwidth_bytes_per_s = constant(reader, "memory_bandwidth_bytes_per_s", 1e6, 1e16);
+  gpu.num_sms = static_cast<int>(constant(reader, "sms", 1, 1e5));
+  gpu.gemm = efficiency(reader.at("gemm_efficiency"), "half_flops");
+  gpu.attention_forward = efficiency(reader.at("attention_forward_efficiency"), "half_rows");
+  gpu.attention_backward = efficiency(reader.at("attention_backward_efficiency"), "half_rows");
+  gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
+  gpu.kernel_s = constant(reader, "kernel_s", 0, 1e-2);
+  gpu.issue_s = constant(reader, "issue_s", 0, 1e-2);
+  gpu.overlap_slowdown = constant_or(reader, "overlap_slowdown", 1, 10, 1);
+  gpu.reserved_bytes = static_cast<std::int64_t>(constant_or(reader, "reserved_bytes", 0, 1e12, 0));
+  gpu.fragmentation = constant_or(reader, "fragmentation", 0, 1, 0);
+  reader.finish();
+  return gpu;
+}
+
+Link link_from_json(JsonReader reader) {
+  check_schema(reader, "sluice.link/1");
+  Link link;
+  link.name = reader.string("name");
+  link.latency_s = constant(reader, "latency_s", 0, 10);
+  link.bandwidth_bytes_per_s = constant(reader, "bandwidth_bytes_per_s", 1, 1e15);
+  link.transfer_efficiency = constant_or(reader, "transfer_efficiency", 1e-3, 1, 1);
+  link.collective_efficiency = constant_or(reader, "collective_efficiency", 1e-3, 1, link.transfer_efficiency);
+  link.collective_latency_s = constant_or(reader, "collective_latency_s", 0, 10, link.latency_s);
+  link.collective_step_s = constant_or(reader, "collective_step_s", 0, 10, 0);
+  reader.finish();
+  return link;
+}
+
+// A name of the catalogue's `folder`, or an object: `read` makes one of it.
+template <typename Read>
+auto named_or_inline(JsonReader reader, const std::string& folder, const char* what, const Read& read) {
+  if (reader.json().is_object()) return read(std::move(reader));
+  if (!reader.json().is_string()) reader.fail(fmt::format("expected the name of a {}, or an object", what));
+  const std::string name = reader.string();
+  const CatalogueFile* file = find_file(folder + name);
+  if (file == nullptr) {
+    const std::vector<std::string> names = names_under(folder);
+    reader.fail(fmt::format("expected a {}: {}{}", what, fmt::join(names, ", "), did_you_mean(name, names)));
+  }
+  const std::string source = fmt::format("catalogue/{}.json", file->name);
+  const Json json = parse_json(file->text, source);
+  return read(JsonReader(json, source));
+}
+
+Cluster node_from_json(JsonReader reader) {
+  check_schema(reader, "sluice.node/1");
+  Cluster node;
+  node.name = reader.string_or("name", "");
+  node.gpu = named_or_inline(reader.at("gpu"), "gpus/", "GPU", gpu_from_json);
+  node.gpus_per_node = static_cast<int>(constant(reader, "gpus", 1, kMaxGpusPerNode));
+  node.intra_node = named_or_inline(reader.at("intra_node"), "links/", "link", link_from_json);
+  node.inter_node = named_or_inline(reader.at("inter_node"), "links/", "link", link_from_json);
+  node.nic_per_gpu = reader.boolean_or("nic_per_gpu", true);
+  reader.string_or("source", "");
+  reader.finish();
+  return node;
+}
+
+}  // namespace
+
+double Efficiency::at(double size) const {
+  if (half <= 0) return max;
+  if (size <= 0) return 0;
+  return max / (1 + std::pow(half / size, exponent));
+}
+
+std::vector<std::string> catalogue_nodes() { return names_under("nodes/"); }
+
+Cluster cluster_from_json(JsonReader reader) {
+  check_schema(reader, "sluice.cluster/1");
+  Cluster cluster = named_or_inline(reader.at("node"), "nodes/", "node", node_from_json);
+  cluster.nodes = static_cast<int>(reader.integer_or("nodes", 1, kMaxNodes, 1));
+  cluster.name = reader.string_or("name", cluster.name);
+  reader.finish();
+  return cluster;
+}
+
+Cluster load_cluster(const std::string& name_or_path, int nodes) {
+  if (nodes < 0 || nodes > kMaxNodes) {
+    throw InputError(fmt::format("nodes: expected a whole number from 1 to {}, got {}", kMaxNodes, nodes));
+  }
+  Cluster cluster;
+  std::error_code error;
+  if (const CatalogueFile* file = find_file("nodes/" + name_or_path)) {
+    const std::string source = fmt::format("catalogue/{}.json", file->name);
+    const Json json = parse_json(file->text, source);
+    cluster = node_from_json(JsonReader(json, source));
+  } else if (std::filesystem::exists(name_or_path, error) || name_or_path.ends_with(".json")) {
+    const Json json = parse_json(read_file(name_or_path, 1 << 24), name_or_path);
+    JsonReader reader(json, name_or_path);
+    cluster = reader.has("node") ? cluster_from_json(reader) : node_from_json(reader);
+  } else {
+    const std::vector<std::string> names = catalogue_nodes();
+    throw InputError(fmt::format("cluster: expected a file or one of {}, got \"{}\"{}", fmt::join(names, ", "),
+                                 name_or_path, did_you_mean(name_or_path, names)));
+  }
+  if (nodes > 0) cluster.nodes = nodes;
+  return cluster;
+}
+
+}  // namespace sluice

@@ -1,0 +1,77 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+class JsonReader;
+
+// Fraction of the peak that a kernel of some size reaches: max / (1 + (half / size)^exponent). Small kernels fill
+// neither the multiprocessors nor their pipelines; large ones level off below the peak. With an exponent of at most 1,
+// more work never takes less time.
+struct Efficiency {
+  double max = 1;
+  double half = 0;  // the size at which half of max is reached
+  double exponent = 1;
+
+  double at(double size) const;
+};
+
+// One GPU type.
+struct Gpu {
+  std::string name;
+  double peak_flops_per_s = 0;  // dense, 16-bit inputs
+  std::int64_t memory_bytes = 0;
+  double memory_bandwidth_bytes_per_s = 0;
+  int num_sms = 0;
+
+  Efficiency gemm;               // by FLOPs
+  Efficiency attention_forward;  // of executed FLOPs of fused attention, by query rows times heads
+  Efficiency attention_backward;
+  double memory_efficiency = 1;     // of the memory bandwidth, for kernels that only move data
+  double kernel_s = 0;              // start and tail of one kernel, during which the GPU does nothing else
+  double issue_s = 0;               // host time to issue one kernel: the floor of a chain of short ones
+  double overlap_slowdown = 1;      // of compute while communication runs beside it
+  std::int64_t reserved_bytes = 0;  // context and communication buffers, not for tensors
+  double fragmentation = 0;         // what the allocator reserves above what is allocated, as a fraction
+};
+
+// One kind of connection. Bandwidths are of one GPU in one direction (of a node, where its GPUs share the link).
+struct Link {
+  std::string name;
+  double latency_s = 0;              // of one message
+  double bandwidth_bytes_per_s = 0;  // nominal
+  double transfer_efficiency = 1;    // of the bandwidth, sending one large message
+  double collective_efficiency = 1;  // of the bandwidth, in a ring of large messages
+  double collective_latency_s = 0;   // fixed, of one collective
+  double collective_step_s = 0;      // of each step of its ring
+};
+
+// Nodes of one kind. GPU i of node j has device number gpus_per_node * j + i.
+struct Cluster {
+  std::string name;
+  Gpu gpu;
+  int gpus_per_node = 1;
+  int nodes = 1;
+  Link intra_node;
+  Link inter_node;
+  bool nic_per_gpu = true;  // inter_node is of each GPU; otherwise the node's GPUs share it
+
+  std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
+};
+
+// Names of the catalogue's nodes, sorted.
+std::vector<std::string> catalogue_nodes();
+
+// A node of the catalogue by name, or a file that holds a node ("sluice.node/1") or a cluster ("sluice.cluster/1").
+// `nodes` above 0 is the number of nodes; 0 takes the file's, or 1.
+// Throws InputError, for an unknown name with the nearest known one.
+Cluster load_cluster(const std::string& name_or_path, int nodes);
+
+// An object {"node": name or object, "nodes": n}. A node is {"gpu": .., "gpus": n, "intra_node": .., "inter_node": ..,
+// "nic_per_gpu": bool}; gpu and links are names of the catalogue or objects (docs/formats.md).
+Cluster cluster_from_json(JsonReader reader);
+
+}  // namespace sluice

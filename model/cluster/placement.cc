@@ -1,0 +1,86 @@
+#include "model/cluster/placement.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+// The worse to communicate in: over more nodes, then with fewer ways out of each.
+Reach worse(const Reach& a, const Reach& b) {
+  if (a.nodes != b.nodes) return a.nodes > b.nodes ? a : b;
+  return a.per_node <= b.per_node ? a : b;
+}
+
+}  // namespace
+
+Placement::Placement(const Training& training, const Cluster& cluster)
+    : tp_(training.tp), dp_(training.dp), pp_(training.pp), gpus_per_node_(cluster.gpus_per_node) {
+  if (training.world_size() > cluster.num_gpus()) {
+    throw InputError(fmt::format("tp {} x dp {} x pp {} needs {} GPUs, but {} has {} ({} nodes of {})", tp_, dp_, pp_,
+                                 training.world_size(), cluster.name.empty() ? "the cluster" : cluster.name,
+                                 cluster.num_gpus(), cluster.nodes, cluster.gpus_per_node));
+  }
+  std::vector<int> ranks;
+  bool first = true;
+  for (int pipeline = 0; pipeline < pp_; ++pipeline) {
+    for (int data = 0; data < dp_; ++data) {
+      ranks.clear();
+      for (int tensor = 0; tensor < tp_; ++tensor) ranks.push_back(world_rank(pipeline, data, tensor));
+      tensor_ = first ? reach(ranks) : worse(tensor_, reach(ranks));
+      first = false;
+    }
+  }
+  first = true;
+  for (int pipeline = 0; pipeline < pp_; ++pipeline) {
+    for (int tensor = 0; tensor < tp_; ++tensor) {
+      ranks.clear();
+      for (int data = 0; data < dp_; ++data) ranks.push_back(world_rank(pipeline, data, tensor));
+      data_ = first ? reach(ranks) : worse(data_, reach(ranks));
+      first = false;
+    }
+  }
+  ranks.clear();
+  for (int rank = 0; rank < static_cast<int>(training.world_size()); ++rank) ranks.push_back(rank);
+  world_ = reach(ranks);
+}
+
+Reach Placement::reach(std::span<const int> world_ranks) const {
+  std::map<int, int> members;
+  for (const int rank : world_ranks) ++members[node_of(rank)];
+  Reach out{.size = static_cast<int>(world_ranks.size()), .nodes = static_cast<int>(members.size())};
+  out.per_node = out.size;
+  for (const auto& [node, count] : members) out.per_node = std::min(out.per_node, count);
+  return out;
+}
+
+Reach Placement::pair(int a, int b) const {
+  Reach out{.size = 2, .nodes = 1, .per_node = 2};
+  for (int data = 0; data < dp_; ++data) {
+    for (int tensor = 0; tensor < tp_; ++tensor) {
+      if (node_of(world_rank(a, data, tensor)) != node_of(world_rank(b, data, tensor))) return {2, 2, 1};
+    }
+  }
+  return out;
+}
+
+int Placement::senders_per_node(int a, int b) const {
+  std::map<int, int> senders;
+  for (int data = 0; data < dp_; ++data) {
+    for (int tensor = 0; tensor < tp_; ++tensor) {
+      const int node = node_of(world_rank(a, data, tensor));
+      if (node != node_of(world_rank(b, data, tensor))) ++senders[node];
+    }
+  }
+  int most = 1;
+  for (const auto& [node, count] : senders) most = std::max(most, count);
+  return most;
+}
+
+int Placement::used_per_node() const { return std::min(gpus_per_node_, tp_ * dp_ * pp_); }
+
+}  // namespace sluice

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/cluster/cluster.h"
+#include "model/workload/training.h"
+
+namespace sluice {
+
+// How a group of GPUs that communicate lies on the nodes.
+struct Reach {
+  int size = 1;
+  int nodes = 1;     // that it touches
+  int per_node = 1;  // the fewest members on a node that it touches: how many ways out each node gives it
+};
+
+// Where world ranks are: Megatron-LM's order, tensor ranks next to each other, then data, then pipeline; world rank
+// i on device i. Where replicas of a group lie differently, the answer is for the worst.
+class Placement {
+ public:
+  // Throws InputError if tp dp pp GPUs are more than the cluster has.
+  Placement(const Training& training, const Cluster& cluster);
+
+  int world_rank(int pipeline, int data, int tensor) const { return (pipeline * dp_ + data) * tp_ + tensor; }
+  int node_of(int world_rank) const { return world_rank / gpus_per_node_; }
+
+  Reach tensor_group() const { return tensor_; }
+  Reach data_group() const { return data_; }
+  Reach world_group() const { return world_; }
+  // Pipeline ranks `a` and `b` of the same replica.
+  Reach pair(int a, int b) const;
+  // How many GPUs of one node send at once, when all replicas of pipeline rank `a` send to rank `b` on other nodes.
+  int senders_per_node(int a, int b) const;
+  // How many of the node's GPUs are in use.
+  int used_per_node() const;
+
+ private:
+  Reach reach(std::span<const int> world_ranks) const;
+
+  int tp_;
+  int dp_;
+  int pp_;
+  int gpus_per_node_;
+  Reach tensor_;
+  Reach data_;
+  Reach world_;
+};
+
+}  // namespace sluice

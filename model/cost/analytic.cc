@@ -1,0 +1,162 @@
+#include "model/cost/analytic.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice {
+namespace {
+
+SliceSize size_of(const MicrobatchShape& shape, int slice) {
+  return {.sequences = shape.sequences,
+          .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
+          .context = shape.context(slice)};
+}
+
+bool is_collective(KernelClass kind) { return kind == KernelClass::all_reduce || kind == KernelClass::all_gather; }
+
+const Training& checked(const Transformer& model, const Training& training) {
+  check_training(model, training);
+  return training;
+}
+
+}  // namespace
+
+AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster)
+    : model_(std::move(model)),
+      training_(checked(model_, training)),
+      stages_(std::move(stages)),
+      cluster_(std::move(cluster)),
+      placement_(training_, cluster_),
+      collectives_(cluster_, placement_) {}
+
+double AnalyticCost::kernel_s(const KernelCall& call) const {
+  const Gpu& gpu = cluster_.gpu;
+  const auto roofline = [&](const Efficiency& efficiency, double size) {
+    const double compute = call.flops > 0 ? call.flops / (gpu.peak_flops_per_s * efficiency.at(size)) : 0;
+    const double moved = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency);
+    return std::max(compute, moved) + gpu.kernel_s;
+  };
+  double seconds = 0;
+  switch (call.kind) {
+    case KernelClass::gemm:
+    case KernelClass::memory: seconds = roofline(gpu.gemm, call.flops); break;
+    case KernelClass::attention_forward: seconds = roofline(gpu.attention_forward, call.rows); break;
+    case KernelClass::attention_backward: seconds = roofline(gpu.attention_backward, call.rows); break;
+    case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
+    case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
+  }
+  return seconds * call.count;
+}
+
+double AnalyticCost::sum_s(const std::vector<KernelCall>& calls, int repeats) const {
+  double device = 0;
+  double collective = 0;
+  int issued = 0;
+  for (const KernelCall& call : calls) {
+    (is_collective(call.kind) ? collective : device) += kernel_s(call);
+    issued += call.count;
+  }
+  return repeats * std::max(device + collective, issued * cluster_.gpu.issue_s);
+}
+
+double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  const SliceSize size = size_of(shape, slice);
+  const StageContents& held = contents(stage);
+  double seconds = 0;
+  if (held.layers > 0) seconds += sum_s(layer_kernels(model_, training_, kind, size), held.layers);
+  if (held.embedding) seconds += sum_s(embedding_kernels(model_, training_, kind, size), 1);
+  if (held.head) seconds += sum_s(head_kernels(model_, training_, kind, size), 1);
+  return seconds;
+}
+
+double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
+                             OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
+                             int backward_slice) const {
+  const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
+                       compute_s(backward, backward_stage, backward_shape, backward_slice);
+  if (training_.tp == 1) return apart;
+  // Each half's tensor-parallel collectives hide behind the other's kernels, which that slows down.
+  double device = 0;
+  double collective = 0;
+  const auto add = [&](OpKind kind, int stage, const SliceSize& size) {
+    for (const KernelCall& call : kernels(kind, stage, size)) {
+      (is_collective(call.kind) ? collective : device) += kernel_s(call);
+    }
+  };
+  add(OpKind::F, forward_stage, size_of(forward_shape, forward_slice));
+  add(backward, backward_stage, size_of(backward_shape, backward_slice));
+  const bool host_bound = apart > 1.0001 * (device + collective);
+  if (host_bound) return apart;
+  return apart - std::min(collective, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
+}
+
+double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
+  const int layers = contents(stage).layers;
+  const SliceSize size = size_of(shape, slice);
+  if (layers == 0) return 0;
+  if (training_.recompute == Training::Recompute::full) {
+    return sum_s(layer_kernels(model_, training_, OpKind::F, size), layers);
+  }
+  if (training_.recompute == Training::Recompute::selective && !training_.flash_attention) {
+    return sum_s(attention_kernels(model_, training_, OpKind::F, size), layers);
+  }
+  return 0;
+}
+
+TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
+  if (from == to || bytes == 0) return {};
+  const bool inside = placement_.pair(from, to).nodes == 1;
+  const Link& link = inside ? cluster_.intra_node : cluster_.inter_node;
+  double bandwidth = link.bandwidth_bytes_per_s * link.transfer_efficiency;
+  if (!inside && !cluster_.nic_per_gpu) bandwidth /= placement_.senders_per_node(from, to);
+  TransferTime time{.occupied_s = static_cast<double>(bytes) / bandwidth, .latency_s = link.latency_s};
+  if (training_.tp > 1 && training_.scatter_gather && !training_.sequence_parallel) {
+    time.latency_s += collectives_.all_gather_s(placement_.tensor_group(), static_cast<double>(bytes) * training_.tp);
+  }
+  return time;
+}
+
+double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64_t bytes) const {
+  const auto size = static_cast<double>(bytes);
+  switch (kind) {
+    case CollectiveKind::gradient_reduce:
+      return training_.distributed_optimizer ? collectives_.reduce_scatter_s(placement_.data_group(), size)
+                                             : collectives_.all_reduce_s(placement_.data_group(), size);
+    case CollectiveKind::parameter_gather: return collectives_.all_gather_s(placement_.data_group(), size);
+    case CollectiveKind::replica_reduce:
+    case CollectiveKind::tied_embedding:
+      if (training_.pp == 1) return 0;
+      return collectives_.all_reduce_s(placement_.pair(0, training_.pp - 1), size);
+    case CollectiveKind::global_norm: return collectives_.all_reduce_s(placement_.world_group(), size);
+  }
+  return 0;
+}
+
+double AnalyticCost::optimizer_s(int stage) const {
+  const auto count = static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage)));
+  const double mine = training_.distributed_optimizer ? count / training_.dp : count;
+  // Adam reads and writes 12 bytes of state a parameter, reads the gradient and writes the 16-bit weight; before it
+  // the norm reads the gradient and after it zeroing writes it, both whole.
+  const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;
+  const Gpu& gpu = cluster_.gpu;
+  constexpr int kKernels = 3;
+  return bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
+         kKernels * std::max(gpu.kernel_s, gpu.issue_s);
+}
+
+std::vector<KernelCall> AnalyticCost::kernels(OpKind kind, int stage, const SliceSize& slice) const {
+  const StageContents& held = contents(stage);
+  std::vector<KernelCall> out;
+  const auto add = [&](std::vector<KernelCall> part, int repeats) {
+    for (KernelCall& call : part) {
+      call.count *= repeats;
+      out.push_back(call);
+    }
+  };
+  if (held.embedding) add(embedding_kernels(model_, training_, kind, slice), 1);
+  if (held.layers > 0) add(layer_kernels(model_, training_, kind, slice), held.layers);
+  if (held.head) add(head_kernels(model_, training_, kind, slice), 1);
+  return out;
+}
+
+}  // namespace sluice

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <vector>
+
+#include "model/cluster/placement.h"
+#include "model/cost/collectives.h"
+#include "model/cost/cost_model.h"
+#include "model/cost/stage_kernels.h"
+
+namespace sluice {
+
+// Prices a transformer on a cluster from its kernels and the catalogue's constants; nothing is measured.
+//   GEMM            max(FLOPs / (peak x efficiency(FLOPs)), bytes / memory bandwidth)
+//   attention       the same, at its own efficiency
+//   memory-bound    bytes / memory bandwidth
+// and kernel_s for each; an op is never shorter than its kernels take the host to issue. Tensor-parallel collectives
+// are part of an op and do not overlap with its kernels. See Collectives for rings, StageContents for what an op holds.
+// A transfer is latency and bytes over the bandwidth of the worst link that a replica crosses, and with scatter/gather
+// an all-gather of the received shares. GPUs of a node that share a network card and send at once share its bandwidth.
+class AnalyticCost : public CostModel {
+ public:
+  // Throws InputError if training and model do not fit (check_training), or the cluster is too small (Placement).
+  AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster);
+
+  // Shapes are in tokens.
+  double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
+  double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
+                 int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
+  // Full: another forward of the layers, their collectives included. Selective without flash attention: the attention
+  // core.
+  double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
+  TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
+  // Reads and writes of the master weights, moments and weights, and a read of the gradients.
+  double optimizer_s(int stage) const override;
+
+  // The table behind compute_s, for explanations: all kernels of an op of `stage`.
+  std::vector<KernelCall> kernels(OpKind kind, int stage, const SliceSize& slice) const;
+  // One call of the table, all `count` of it.
+  double kernel_s(const KernelCall& call) const;
+
+  const Cluster& cluster() const { return cluster_; }
+  const Placement& placement() const { return placement_; }
+
+ private:
+  double sum_s(const std::vector<KernelCall>& calls, int repeats) const;
+  const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+
+  Transformer model_;
+  Training training_;
+  std::vector<StageContents> stages_;
+  Cluster cluster_;
+  Placement placement_;
+  Collectives collectives_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,144 @@
+#include "model/cost/cost_table.h"
+
+#include <algorithm>
+
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
+constexpr double kMaxSeconds = 1e6;
+
+TimeCurve curve_from_json(JsonReader reader) {
+  TimeCurve curve;
+  for (const JsonReader& tokens : reader.at("tokens").elements()) {
+    curve.tokens.push_back(tokens.integer(1, kMaxTokens));
+    if (curve.tokens.size() > 1 && curve.tokens.back() <= curve.tokens[curve.tokens.size() - 2]) {
+      tokens.fail("expected token counts that increase");
+    }
+  }
+  if (curve.tokens.empty()) reader.at("tokens").fail("expected at least one token count");
+  for (const JsonReader& seconds : reader.at("seconds").elements()) {
+    curve.seconds.push_back(seconds.number(0, kMaxSeconds));
+  }
+  if (curve.seconds.size() != curve.tokens.size()) {
+    reader.at("seconds").fail("expected as many entries as tokens, " + std::to_string(curve.tokens.size()));
+  }
+  reader.allow("ctx");
+  if (reader.has("ctx")) {
+    const std::vector<JsonReader> terms = reader.at("ctx").elements();
+    if (terms.size() != curve.context.size()) reader.at("ctx").fail("expected four numbers, [a0, a1, a2, a3]");
+    for (std::size_t i = 0; i < terms.size(); ++i) curve.context[i] = terms[i].number(-kMaxSeconds, kMaxSeconds);
+  }
+  curve.residual = reader.number_or("residual", 0, 1e9, 0);
+  reader.finish();
+  return curve;
+}
+
+void read_part(JsonReader reader, PartKind part, CostTable& table) {
+  for (const OpKind kind : kKinds) {
+    const std::string key(1, letter(kind));
+    reader.allow(key);
+    if (reader.has(key)) table.curve(part, kind) = curve_from_json(reader.at(key));
+  }
+  reader.finish();
+  if (!table.curve(part, OpKind::F)) reader.fail("expected a forward time, \"F\"");
+  const bool split = table.curve(part, OpKind::I) && table.curve(part, OpKind::W);
+  if (!split && !table.curve(part, OpKind::B)) reader.fail("expected backward times, \"I\" and \"W\" or \"B\"");
+}
+
+CostTable table_from_json(JsonReader root) {
+  if (root.string("schema") != "sluice.cost/1") root.at("schema").fail("expected \"sluice.cost/1\"");
+  CostTable table;
+  table.source = root.source();
+  table.machine = root.string_or("machine", "");
+  table.sequences = static_cast<int>(root.integer_or("sequences", 1, 1 << 20, 1));
+  table.tensor_parallel = static_cast<int>(root.integer_or("tensor_parallel", 1, 1 << 16, 1));
+  JsonReader parts = root.at("parts");
+  for (const PartKind part : kParts) {
+    parts.allow(to_string(part));
+    if (parts.has(to_string(part))) read_part(parts.at(to_string(part)), part, table);
+  }
+  parts.finish();
+  root.allow("links");
+  if (root.has("links")) {
+    JsonReader links = root.at("links");
+    if (!links.json().is_object()) links.fail("expected an object of links by name");
+    for (const auto& [name, value] : links.json().items()) {
+      JsonReader link = links.at(name);
+      table.links.push_back({.name = name,
+                             .latency_s = link.number("latency_s", 0, 10),
+                             .bandwidth_bytes_per_s = link.number("bandwidth_bytes_per_s", 1, 1e15)});
+      link.finish();
+    }
+  }
+  root.finish();
+  return table;
+}
+
+}  // namespace
+
+std::string to_string(PartKind part) {
+  switch (part) {
+    case PartKind::embedding: return "embedding";
+    case PartKind::layer: return "layer";
+    case PartKind::head: return "head";
+  }
+  return "";
+}
+
+double TimeCurve::at(std::int64_t slice_tokens, std::int64_t context_tokens) const {
+  const auto i = static_cast<double>(slice_tokens);
+  const auto j = static_cast<double>(context_tokens);
+  double base = seconds.front();
+  if (slice_tokens > tokens.front() && tokens.size() > 1) {
+    const auto above = std::lower_bound(tokens.begin(), tokens.end(), slice_tokens);
+    const auto right = static_cast<std::size_t>(std::min(above, tokens.end() - 1) - tokens.begin());
+    if (slice_tokens == tokens[right]) {
+      base = seconds[right];
+    } else {
+      const double x0 = static_cast<double>(tokens[right - 1]);
+      const double x1 = static_cast<double>(tokens[right]);
+      const double y0 = seconds[right - 1];
+      const double slope = (seconds[right] - y0) / (x1 - x0);
+      base = above == tokens.end() ? seconds[right] + std::max(0.0, slope) * (i - x1) : y0 + slope * (i - x0);
+    }
+  }
+  const double extra = context_tokens > 0 ? context[0] + context[1] * i + context[2] * j + context[3] * i * j : 0;
+  return std::max(0.0, base + extra);
+}
+
+CostTable parse_cost_table(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
+  return table_from_json(JsonReader(json, source));
+}
+
+CostTable read_cost_table(const std::string& path) { return parse_cost_table(read_file(path, 1 << 26), path); }
+
+std::string to_json_text(const CostTable& table) {
+  nlohmann::ordered_json root;
+  root["schema"] = "sluice.cost/1";
+  if (!table.machine.empty()) root["machine"] = table.machine;
+  root["sequences"] = table.sequences;
+  root["tensor_parallel"] = table.tensor_parallel;
+  auto& parts = root["parts"] = nlohmann::ordered_json::object();
+  for (const PartKind part : kParts) {
+    for (const OpKind kind : kKinds) {
+      const std::optional<TimeCurve>& curve = table.curve(part, kind);
+      if (!curve) continue;
+      parts[to_string(part)][std::string(1, letter(kind))] = {{"tokens", curve->tokens},
+                                                              {"seconds", curve->seconds},
+                                                              {"ctx", curve->context},
+                                                              {"residual", curve->residual}};
+    }
+  }
+  for (const LinkTime& link : table.links) {
+    root["links"][link.name] = {{"latency_s", link.latency_s}, {"bandwidth_bytes_per_s", link.bandwidth_bytes_per_s}};
+  }
+  return root.dump(2) + "\n";
+}
+
+}  // namespace sluice

@@ -1,0 +1,80 @@
+#include "model/cost/fitted.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "model/errors.h"
+
+namespace sluice {
+
+FittedCost::FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
+                       std::unique_ptr<const CostModel> rest)
+    : table_(std::move(table)), training_(training), stages_(std::move(stages)), rest_(std::move(rest)) {
+  if (table_.tensor_parallel != training_.tp) {
+    throw InputError(fmt::format("{}: /tensor_parallel: times hold for tensor-parallel size {}, got {}", table_.source,
+                                 table_.tensor_parallel, training_.tp));
+  }
+  const auto need = [&](PartKind part, bool needed, int stage) {
+    if (!needed || table_.curve(part, OpKind::F)) return;
+    throw InputError(fmt::format("{}: /parts/{}: required key is missing (stage {} holds it)", table_.source,
+                                 to_string(part), stage));
+  };
+  for (int stage = 0; const StageContents& held : stages_) {
+    need(PartKind::embedding, held.embedding, stage);
+    need(PartKind::layer, held.layers > 0, stage);
+    need(PartKind::head, held.head, stage);
+    ++stage;
+  }
+  if (table_.links.size() > 1 && rest_ == nullptr) {
+    throw InputError(fmt::format("{}: /links: expected one link, since no cluster tells which is crossed, got {}",
+                                 table_.source, table_.links.size()));
+  }
+}
+
+double FittedCost::part_s(PartKind part, OpKind kind, const MicrobatchShape& shape, int slice) const {
+  const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+  const std::int64_t context = shape.context(slice);
+  if (const auto& curve = table_.curve(part, kind)) return curve->at(tokens, context);
+  const auto& input = table_.curve(part, OpKind::I);
+  const auto& weight = table_.curve(part, OpKind::W);
+  if (kind == OpKind::B && input && weight) return input->at(tokens, context) + weight->at(tokens, context);
+  throw InputError(fmt::format("{}: /parts/{}/{}: required key is missing (the schedule splits the backward pass)",
+                               table_.source, to_string(part), letter(kind)));
+}
+
+double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  if (shape.sequences != table_.sequences) {
+    throw InputError(fmt::format("{}: /sequences: times hold for microbatches of {} sequences, got {}", table_.source,
+                                 table_.sequences, shape.sequences));
+  }
+  const StageContents& held = stages_[static_cast<std::size_t>(stage)];
+  double seconds = 0;
+  if (held.layers > 0) seconds += held.layers * part_s(PartKind::layer, kind, shape, slice);
+  if (held.embedding) seconds += part_s(PartKind::embedding, kind, shape, slice);
+  if (held.head) seconds += part_s(PartKind::head, kind, shape, slice);
+  return seconds;
+}
+
+double FittedCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
+  const int layers = stages_[static_cast<std::size_t>(stage)].layers;
+  if (training_.recompute != Training::Recompute::full || layers == 0) return 0;
+  return layers * part_s(PartKind::layer, OpKind::F, shape, slice);
+}
+
+TransferTime FittedCost::transfer(int from, int to, std::int64_t bytes) const {
+  if (from == to || bytes == 0) return {};
+  if (table_.links.size() == 1) {
+    const LinkTime& link = table_.links.front();
+    return {.occupied_s = static_cast<double>(bytes) / link.bandwidth_bytes_per_s, .latency_s = link.latency_s};
+  }
+  return rest_ ? rest_->transfer(from, to, bytes) : TransferTime{};
+}
+
+double FittedCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
+  return rest_ ? rest_->collective_s(kind, stage, bytes) : 0;
+}
+
+double FittedCost::optimizer_s(int stage) const { return rest_ ? rest_->optimizer_s(stage) : 0; }
+
+}  // namespace sluice

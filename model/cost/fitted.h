@@ -1,0 +1,41 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/cost/cost_model.h"
+#include "model/cost/cost_table.h"
+#include "model/workload/training.h"
+
+namespace sluice {
+
+// Prices ops from measured times: a stage takes layers x a layer, and the embedding and the head where it has them.
+class FittedCost : public CostModel {
+ public:
+  // `rest`, if any, prices what the table does not hold: collectives, the optimizer, and transfers unless the table
+  // has exactly one link, which then every hop crosses. Without it they take no time.
+  // Throws InputError if the table was measured with another tensor-parallel size, lacks a part that a stage holds,
+  // or has several links and no `rest`.
+  FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
+             std::unique_ptr<const CostModel> rest = nullptr);
+
+  // Throws InputError if `shape` has another number of sequences than was measured, or the kind is not in the table.
+  double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
+  // Full: another forward of the layers. Selective: none, what was measured holds.
+  double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
+  TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
+  double optimizer_s(int stage) const override;
+
+  const CostTable& table() const { return table_; }
+
+ private:
+  double part_s(PartKind part, OpKind kind, const MicrobatchShape& shape, int slice) const;
+
+  CostTable table_;
+  Training training_;
+  std::vector<StageContents> stages_;
+  std::unique_ptr<const CostModel> rest_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,209 @@
+#include "model/cost/stage_kernels.h"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+using Kernels = std::vector<KernelCall>;
+
+// Sizes of one slice on one device, in elements.
+struct Sizes {
+  double rows;    // tokens of all sequences
+  double hidden;  // elements of a row
+  double query;   // of a row, on this device
+  double key_value;
+  double qkv;
+  double mlp;
+  double mlp_in;  // twice mlp when gated
+  double split;   // rows that norms, dropout and residuals see: split under sequence parallelism
+  double scores;  // elements of the rectangle, all heads on this device
+  double mask;    // bytes of a dropout mask element, or 0
+};
+
+Sizes sizes_of(const Transformer& model, const Training& training, const SliceSize& slice) {
+  const int t = training.tp;
+  Sizes s{};
+  s.rows = static_cast<double>(slice.sequences) * static_cast<double>(slice.tokens);
+  s.hidden = model.hidden;
+  s.query = static_cast<double>(model.query_width()) / t;
+  s.key_value = 2.0 * std::max(1, model.kv_heads / t) * model.head_dim;
+  s.qkv = s.query + s.key_value;
+  s.mlp = static_cast<double>(model.ffn_hidden) / t;
+  s.mlp_in = model.mlp_inputs() * s.mlp;
+  s.split = training.sequence_parallel ? s.rows / t : s.rows;
+  s.scores = s.rows * static_cast<double>(slice.context + slice.tokens) * (static_cast<double>(model.heads) / t);
+  s.mask = model.dropout ? 1 : 0;
+  return s;
+}
+
+// [rows, k] x [k, n], 16-bit in and out.
+KernelCall gemm(std::string_view name, double rows, double k, double n) {
+  return {
+      .name = name, .kind = KernelClass::gemm, .flops = 2 * rows * k * n, .bytes = 2 * (rows * k + k * n + rows * n)};
+}
+
+// The weight gradient [k, n] of that product, added to the gradient it reads and writes.
+KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes) {
+  return {.name = name,
+          .kind = KernelClass::gemm,
+          .flops = 2 * rows * k * n,
+          .bytes = 2 * rows * (k + n) + 2.0 * gradient_bytes * k * n};
+}
+
+KernelCall memory(std::string_view name, double bytes, int count = 1) {
+  return {.name = name, .kind = KernelClass::memory, .flops = 0, .bytes = bytes / count, .count = count};
+}
+
+KernelCall all_reduce(std::string_view name, double bytes) {
+  return {.name = name, .kind = KernelClass::all_reduce, .flops = 0, .bytes = bytes};
+}
+
+void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }
+
+Kernels layer_forward(const Transformer& model, const Training& training, const SliceSize& slice, const Sizes& s) {
+  Kernels out;
+  out.push_back(memory("norm 1", 4 * s.split * s.hidden));
+  out.push_back(gemm("QKV", s.rows, s.hidden, s.qkv));
+  if (model.positions == 0) out.push_back(memory("rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
+  append(out, attention_kernels(model, training, OpKind::F, slice));
+  out.push_back(gemm("projection", s.rows, s.query, s.hidden));
+  if (training.tp > 1) out.push_back(all_reduce("all-reduce 1", 2 * s.rows * s.hidden));
+  out.push_back(memory("dropout, residual 1", (6 + s.mask) * s.split * s.hidden));
+  out.push_back(memory("norm 2", 4 * s.split * s.hidden));
+  out.push_back(gemm("MLP in", s.rows, s.hidden, s.mlp_in));
+  out.push_back(memory("activation", 2 * s.rows * (s.mlp_in + s.mlp)));
+  out.push_back(gemm("MLP out", s.rows, s.mlp, s.hidden));
+  if (training.tp > 1) out.push_back(all_reduce("all-reduce 2", 2 * s.rows * s.hidden));
+  out.push_back(memory("dropout, residual 2", (6 + s.mask) * s.split * s.hidden));
+  return out;
+}
+
+Kernels layer_input_gradient(const Transformer& model, const Training& training, const SliceSize& slice,
+                             const Sizes& s) {
+  Kernels out;
+  out.push_back(memory("d dropout 2", (4 + s.mask) * s.split * s.hidden));
+  out.push_back(gemm("d MLP out", s.rows, s.hidden, s.mlp));
+  out.push_back(memory("d activation", 2 * s.rows * (s.mlp + 2 * s.mlp_in)));
+  out.push_back(gemm("d MLP in", s.rows, s.mlp_in, s.hidden));
+  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d MLP in", 2 * s.rows * s.hidden));
+  out.push_back(memory("d norm 2", 6 * s.split * s.hidden, 2));
+  out.push_back(memory("d residual 2", 6 * s.split * s.hidden));
+  out.push_back(memory("d dropout 1", (4 + s.mask) * s.split * s.hidden));
+  out.push_back(gemm("d projection", s.rows, s.hidden, s.query));
+  append(out, attention_kernels(model, training, OpKind::I, slice));
+  if (model.positions == 0) out.push_back(memory("d rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
+  out.push_back(gemm("d QKV", s.rows, s.qkv, s.hidden));
+  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d QKV", 2 * s.rows * s.hidden));
+  out.push_back(memory("d norm 1", 6 * s.split * s.hidden, 2));
+  out.push_back(memory("d residual 1", 6 * s.split * s.hidden));
+  if (model.qkv_bias) out.push_back(memory("d QKV bias", 2 * s.rows * s.qkv));
+  if (model.projection_bias) out.push_back(memory("d projection bias", 2 * s.split * s.hidden));
+  if (model.mlp_bias) out.push_back(memory("d MLP biases", 2 * (s.rows * s.mlp_in + s.split * s.hidden), 2));
+  return out;
+}
+
+Kernels layer_weight_gradient(const Training& training, const Sizes& s) {
+  const int bytes = training.gradient_bytes;
+  return {weight_gemm("w MLP out", s.rows, s.mlp, s.hidden, bytes),
+          weight_gemm("w MLP in", s.rows, s.hidden, s.mlp_in, bytes),
+          weight_gemm("w projection", s.rows, s.query, s.hidden, bytes),
+          weight_gemm("w QKV", s.rows, s.hidden, s.qkv, bytes)};
+}
+
+}  // namespace
+
+Kernels attention_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  const double keys = static_cast<double>(slice.context + slice.tokens);
+  const double cache = static_cast<double>(slice.sequences) * keys * s.key_value;  // elements of K and V read
+  Kernels out;
+  if (training.flash_attention) {
+    const double causal =
+        layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences / training.tp;
+    const double rows = s.rows * (static_cast<double>(model.heads) / training.tp);
+    if (kind == OpKind::F) {
+      out.push_back({"attention", KernelClass::attention_forward, causal, 2 * (2 * s.rows * s.query + cache), 1, rows});
+    } else if (kind == OpKind::I) {
+      // Five products of the rectangle's size where the forward pass has two.
+      out.push_back({"d attention", KernelClass::attention_backward, 2.5 * causal,
+                     2 * (4 * s.rows * s.query + 3 * cache), 1, rows});
+      out.push_back(memory("d attention, row sums", 4 * s.rows * s.query));
+    }
+    return out;
+  }
+  const double product = 2 * s.scores * model.head_dim;  // FLOPs of one product over the rectangle
+  const double operand = 2 * (s.rows * s.query + cache / 2);
+  if (kind == OpKind::F) {
+    out.push_back({"scores", KernelClass::gemm, product, operand + 2 * s.scores});
+    out.push_back(memory("softmax", 4 * s.scores));
+    if (model.dropout) out.push_back(memory("dropout of weights", 5 * s.scores));
+    out.push_back({"attention over values", KernelClass::gemm, product, operand + 2 * s.scores});
+  } else if (kind == OpKind::I) {
+    out.push_back({"d values, d weights", KernelClass::gemm, product, 2 * operand + 2 * s.scores, 2});
+    if (model.dropout) out.push_back(memory("d dropout of weights", 5 * s.scores));
+    out.push_back(memory("d softmax", 6 * s.scores));
+    out.push_back({"d queries, d keys", KernelClass::gemm, product, 2 * operand + 2 * s.scores, 2});
+  }
+  return out;
+}
+
+Kernels layer_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  if (kind == OpKind::F) return layer_forward(model, training, slice, s);
+  Kernels out;
+  if (kind != OpKind::W) out = layer_input_gradient(model, training, slice, s);
+  if (kind != OpKind::I) append(out, layer_weight_gradient(training, s));
+  return out;
+}
+
+Kernels embedding_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  Kernels out;
+  if (kind == OpKind::F) {
+    out.push_back(memory("embedding", 4 * s.rows * s.hidden));
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of embedding", 2 * s.rows * s.hidden));
+    if (model.positions > 0) out.push_back(memory("positions", 6 * s.rows * s.hidden));
+    if (model.dropout) out.push_back(memory("dropout of embedding", (4 + s.mask) * s.split * s.hidden));
+  } else if (kind != OpKind::W) {
+    if (model.dropout) out.push_back(memory("d dropout of embedding", (4 + s.mask) * s.split * s.hidden));
+    if (training.tp > 1 && training.sequence_parallel) {
+      out.push_back({"all-gather of d embedding", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
+    }
+    const double rows_added = (2 + 2.0 * training.gradient_bytes) * s.rows * s.hidden;
+    out.push_back(memory("d embedding", rows_added / training.tp));
+    if (model.positions > 0) out.push_back(memory("d positions", rows_added));
+  }
+  return out;
+}
+
+Kernels head_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  const double words = static_cast<double>(padded_vocab(model, training.tp)) / training.tp;
+  const double logits = s.rows * words;
+  Kernels out;
+  if (kind == OpKind::F) {
+    out.push_back(memory("final norm", 4 * s.split * s.hidden));
+    if (training.tp > 1 && training.sequence_parallel) {
+      out.push_back({"all-gather of head input", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
+    }
+    out.push_back(gemm("head", s.rows, s.hidden, words));
+    // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8).
+    out.push_back(memory("cross-entropy", 38 * logits, 6));
+    // Maximum, the target's logit and the sum of exponentials, 4 bytes a row each.
+    if (training.tp > 1) {
+      out.push_back({"all-reduces of cross-entropy", KernelClass::all_reduce, 0, 4 * s.rows, 3});
+    }
+    return out;
+  }
+  if (kind != OpKind::W) {
+    out.push_back(memory("d cross-entropy", 14 * logits, 2));
+    out.push_back(gemm("d head", s.rows, words, s.hidden));
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of d head", 2 * s.rows * s.hidden));
+    out.push_back(memory("d final norm", 6 * s.split * s.hidden, 2));
+  }
+  if (kind != OpKind::I) out.push_back(weight_gemm("w head", s.rows, s.hidden, words, training.gradient_bytes));
+  return out;
+}
+
+}  // namespace sluice

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "model/schedule/op.h"
+#include "model/workload/training.h"
+
+namespace sluice {
+
+// What bounds a kernel, and so how it is priced.
+enum class KernelClass : std::uint8_t {
+  gemm,               // FLOPs at the GEMM efficiency, or bytes
+  attention_forward,  // fused attention: FLOPs at its own efficiency, or bytes
+  attention_backward,
+  memory,      // bytes alone
+  all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
+  all_gather,
+};
+
+// `count` kernels in a row, each with these FLOPs and bytes, on one device.
+struct KernelCall {
+  std::string_view name;
+  KernelClass kind = KernelClass::memory;
+  double flops = 0;
+  double bytes = 0;  // moved through the GPU's memory, or reduced
+  int count = 1;
+  double rows = 0;  // fused attention: query rows times heads, what its efficiency depends on
+};
+
+// One slice of one microbatch: `sequences` of `tokens` each, after `context` earlier tokens.
+struct SliceSize {
+  int sequences = 1;
+  std::int64_t tokens = 1;
+  std::int64_t context = 0;
+};
+
+// The kernels of one part of the model for F, I or W (B is I and W), on one of training.tp devices, 16-bit.
+// F and I hold the tensor-parallel collectives: two all-reduces a layer each, the same volume under sequence
+// parallelism. Attention is causal: fused, it executes half the new square and, in I, the scores a second time;
+// unfused, it runs the rectangle and moves the scores through memory.
+std::vector<KernelCall> layer_kernels(const Transformer& model, const Training& training, OpKind kind,
+                                      const SliceSize& slice);
+std::vector<KernelCall> embedding_kernels(const Transformer& model, const Training& training, OpKind kind,
+                                          const SliceSize& slice);
+std::vector<KernelCall> head_kernels(const Transformer& model, const Training& training, OpKind kind,
+                                     const SliceSize& slice);
+
+// The attention core alone, forward: what selective recomputation repeats.
+std::vector<KernelCall> attention_kernels(const Transformer& model, const Training& training, OpKind kind,
+                                          const SliceSize& slice);
+
+}  // namespace sluice
