@@ -1,4 +1,4 @@
-#include "support/shapes.h"
+#include "tests/support/shapes.h"
 
 #include "model/errors.h"
 
