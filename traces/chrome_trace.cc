@@ -106,7 +106,6 @@ class TraceWriter {
     for (int rank = 0; rank < graph_.schedule().num_ranks(); ++rank) {
       if (tracks_.shown(rank)) write_names(rank);
     }
-    // A link carries two sequences of slices where it serves two tracks at each end: see chrome_trace.h.
     drawn_until_.assign(2 * graph_.lanes().size(), Duration::zero());
     for (VertexId v = 0; v < graph_.size(); ++v) {
       switch (graph_[v].kind) {
@@ -243,7 +242,9 @@ class TraceWriter {
     const bool recv_shown = tracks_.shown(link.peer);
     if (!send_shown && !recv_shown) return;
 
-    Duration& drawn_until = drawn_until_[2 * index(op.lane) + (op.op == OpKind::F ? 0 : 1)];
+    // Between two ranks a link serves two tracks at each end, one for each direction.
+    const bool gradient_track = graph_.schedule().num_ranks() == 2 && op.op != OpKind::F;
+    Duration& drawn_until = drawn_until_[2 * index(op.lane) + (gradient_track ? 1 : 0)];
     const Duration start = std::max(timeline_.start[v], drawn_until);
     const Duration end = std::max(timeline_.end[v], start + Duration{1});
     drawn_until = end;
@@ -305,7 +306,7 @@ class TraceWriter {
   const Timeline& timeline_;
   TraceTracks tracks_;
   Text text_;
-  std::vector<Duration> drawn_until_;  // by link and direction
+  std::vector<Duration> drawn_until_;  // by link, and track among its two between two ranks
   std::int64_t events_ = 0;
   std::int64_t flows_ = 0;
 };
@@ -358,10 +359,10 @@ std::int64_t count_trace_events(const OpGraph& graph, std::span<const RankMemory
 
 std::string trace_size_warning(std::int64_t events) {
   if (events <= kWarnAbove) return "";
-  // A slice takes some 130 bytes of JSON.
+  constexpr std::int64_t kBytesPerEvent = 155;  // measured on 1F1B, whose events are half slices, half flows
   return fmt::format(
       "the trace has {} events, about {} MB unless gzipped: viewers become slow above a million; write fewer ranks",
-      events, events * 130 / 1'000'000);
+      events, events * kBytesPerEvent / 1'000'000);
 }
 
 }  // namespace sluice

@@ -239,8 +239,9 @@ class Gantt {
     return vertex.microbatch > 9 || (vertex.kind == VertexKind::joint && graph_.joint_partner(vertex).microbatch > 9);
   }
 
+  // The nearest colour of the 6x6x6 cube, whose levels are 0, 95, 135, 175, 215, 255.
   static int ansi256(Rgb c) {
-    const auto step = [](int x) { return (x * 5 + 127) / 255; };
+    const auto step = [](int x) { return x < 48 ? 0 : x < 115 ? 1 : (x - 35) / 40; };
     return 16 + 36 * step(c.red) + 6 * step(c.green) + step(c.blue);
   }
   std::string colour_code(const Cell& cell) const {
@@ -273,7 +274,12 @@ class Gantt {
 
   void append_notes(std::string& text) const {
     std::vector<std::string> notes;
-    if (!unit_ && makespan_ > 0) notes.push_back(fmt::format("a column shows what runs at its middle"));
+    if (!unit_ && makespan_ > 0) {
+      const double column_s = to_seconds(Duration{makespan_}) / columns_;
+      notes.push_back(column_s < 1
+                          ? fmt::format("a column is {:.3g} ms and shows what runs at its middle", column_s * 1e3)
+                          : fmt::format("a column is {:.4g} s and shows what runs at its middle", column_s));
+    };
     if (modulo_) notes.emplace_back("microbatches modulo 10");
     if (!notes.empty()) text += fmt::format("  ({})\n", fmt::join(notes, "; "));
   }

@@ -419,7 +419,9 @@ class Checker {
     std::vector<const Slice*> open;
     for (const Slice* slice : order) {
       while (!open.empty() && open.back()->end <= slice->start) open.pop_back();
-      if (!open.empty() && slice->end > open.back()->end) {
+      if (!open.empty() && slice->transfer) {
+        breach(slice->label, fmt::format("{} overlaps {} of {}", slice->name, open.back()->name, open.back()->label));
+      } else if (!open.empty() && slice->end > open.back()->end) {
         breach(slice->label,
                fmt::format("{} overlaps {} of {} in part", slice->name, open.back()->name, open.back()->label));
       }
