@@ -69,15 +69,17 @@ Reach Placement::pair(int a, int b) const {
 }
 
 int Placement::senders_per_node(int a, int b) const {
-  std::map<int, int> senders;
-  for (int data = 0; data < dp_; ++data) {
-    for (int tensor = 0; tensor < tp_; ++tensor) {
-      const int node = node_of(world_rank(a, data, tensor));
-      if (node != node_of(world_rank(b, data, tensor))) ++senders[node];
-    }
-  }
+  // Replicas follow each other in world rank, so those of one node are one run.
   int most = 1;
-  for (const auto& [node, count] : senders) most = std::max(most, count);
+  int senders = 0;
+  int last_node = -1;
+  for (int replica = 0; replica < dp_ * tp_; ++replica) {
+    const int node = node_of(world_rank(a, 0, replica));
+    if (node != last_node) senders = 0;
+    last_node = node;
+    if (node != node_of(world_rank(b, 0, replica))) ++senders;
+    most = std::max(most, senders);
+  }
   return most;
 }
 
