@@ -13,6 +13,6 @@ using Duration = std::chrono::nanoseconds;
 // the error. Throws InputError if `seconds` is negative, not finite, or past 10^8 s (three years).
 Duration from_seconds(double seconds, std::string_view what);
 
-inline double to_seconds(Duration d) { return static_cast<double>(d.count()) * 1e-9; }
+inline double to_seconds(Duration d) { return static_cast<double>(d.count()) / 1e9; }
 
 }  // namespace sluice

@@ -41,7 +41,7 @@ class CostModel {
   // Recomputation of the activations of one slice before its backward.
   virtual double recompute_s(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const { return 0; }
 
-  // `bytes` from pipeline rank `from` to another, `to`.
+  // `bytes` from pipeline rank `from` to another, `to`. The latency does not depend on the bytes.
   virtual TransferTime transfer(int from, int to, std::int64_t bytes) const = 0;
 
   // `bytes` of stage `stage` (-1: global_norm, over all) on each of the `ranks` pipeline ranks involved.

@@ -8,11 +8,11 @@ namespace sluice {
 
 // Bytes that one replica of a stage holds for the whole run, on one device.
 struct StageBytes {
-  std::int64_t weights = 0;         // one version, in the precision that is computed with
+  std::int64_t weights = 0;  // one version, in the precision that is computed with
   std::int64_t gradients = 0;
-  std::int64_t optimizer = 0;       // master weights and moments (after sharding)
-  std::int64_t reduced = 0;         // gradient bytes that data-parallel reduction moves for this stage
-  std::int64_t gathered = 0;        // parameter bytes gathered after the step (distributed optimizer)
+  std::int64_t optimizer = 0;  // master weights and moments (after sharding)
+  std::int64_t reduced = 0;    // gradient bytes that data-parallel reduction moves for this stage
+  std::int64_t gathered = 0;   // parameter bytes gathered after the step (distributed optimizer)
 };
 
 // Bytes of one slice of one microbatch on one stage, on one device. Lifetimes as spec'd for split backward:
@@ -36,6 +36,8 @@ class Footprint {
   virtual ~Footprint() = default;
   virtual StageBytes stage(int stage) const = 0;
   virtual SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const = 0;
+  // Bytes of the embedding gradient that first and last stage sum where they share the weight; else 0.
+  virtual std::int64_t tied_embedding_bytes() const { return 0; }
 };
 
 }  // namespace sluice

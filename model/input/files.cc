@@ -64,8 +64,7 @@ void write_file_whole(const std::string& path, std::string_view content) {
     return;
   }
   // A link is followed, so that the file it names is the one replaced.
-  const std::string target =
-      std::filesystem::exists(status) ? std::filesystem::canonical(path).string() : path;
+  const std::string target = std::filesystem::exists(status) ? std::filesystem::canonical(path).string() : path;
   std::string temporary = target + ".XXXXXX";
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0) fail(path, "cannot create", errno);

@@ -74,8 +74,7 @@ JsonReader::JsonReader(const Json& value, std::string source, std::string pointe
     : value_(&value), source_(std::move(source)), pointer_(std::move(pointer)) {}
 
 void JsonReader::fail(const std::string& rule) const {
-  throw InputError(
-      fmt::format("{}: {}: {}, got {}", source_, pointer_.empty() ? "/" : pointer_, rule, shown(*value_)));
+  throw InputError(fmt::format("{}: {}: {}, got {}", source_, pointer_.empty() ? "/" : pointer_, rule, shown(*value_)));
 }
 
 JsonReader JsonReader::child(const std::string& key, const Json& value) const {

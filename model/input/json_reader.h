@@ -27,14 +27,14 @@ class JsonReader {
   const std::string& source() const { return source_; }
   const std::string& pointer() const { return pointer_; }
 
-  bool has(std::string_view key) const;                       // present and not null
-  JsonReader at(const std::string& key);                      // required member
-  JsonReader element(std::size_t index) const;                // of an array
-  std::vector<JsonReader> elements() const;                   // of an array; throws if it is none
+  bool has(std::string_view key) const;         // present and not null
+  JsonReader at(const std::string& key);        // required member
+  JsonReader element(std::size_t index) const;  // of an array
+  std::vector<JsonReader> elements() const;     // of an array; throws if it is none
 
   // The value itself, checked.
   std::int64_t integer(std::int64_t low, std::int64_t high) const;
-  double number(double low, double high) const;               // finite, low <= x <= high
+  double number(double low, double high) const;  // finite, low <= x <= high
   bool boolean() const;
   std::string string() const;
   std::string one_of(std::span<const std::string> words) const;

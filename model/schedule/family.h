@@ -13,10 +13,10 @@ namespace sluice {
 struct FamilyParams {
   int ranks = 1;
   int chunks = 0;
-  int microbatches = 1;      // of one batch
-  int batches = 0;           // for families without a flush
-  int group = 0;             // G of the interleaved families, in units (microbatches, or slices where sliced)
-  MicrobatchShape shape;     // of every microbatch
+  int microbatches = 1;   // of one batch
+  int batches = 0;        // for families without a flush
+  int group = 0;          // G of the interleaved families, in units (microbatches, or slices where sliced)
+  MicrobatchShape shape;  // of every microbatch
 
   int slices() const { return shape.num_slices(); }
 };
@@ -27,13 +27,13 @@ struct Family {
   std::vector<std::string_view> aliases;  // PyTorch's and the papers' names, matched in any case
   std::string_view summary;               // one line: what it is for
   std::string_view source;
-  int fixed_chunks = 1;                   // chunks where the placement fixes them; 0: `chunks` is free
-  int default_chunks = 1;                 // where free
+  int fixed_chunks = 1;    // chunks where the placement fixes them; 0: `chunks` is free
+  int default_chunks = 1;  // where free
   bool sliced = false;
-  bool split_backward = false;            // I and W instead of B
-  bool grouped = false;                   // takes `group`
-  bool asynchronous = false;              // no flush: spans `batches`
-  int replicas = 1;                       // ranks that hold a stage
+  bool split_backward = false;  // I and W instead of B
+  bool grouped = false;         // takes `group`
+  bool asynchronous = false;    // no flush: spans `batches`
+  int replicas = 1;             // ranks that hold a stage
   // Makes the schedule's parts for params that `make_schedule` has completed and checked. Throws InputError
   // with the reason for what the family cannot do.
   ScheduleParts (*make)(const FamilyParams&) = nullptr;

@@ -15,6 +15,26 @@ namespace {
 const std::vector<Family>& registry() {
   static const std::vector<Family> rows = {
       families::gpipe(),
+      families::one_f_one_b(),
+      families::eager_1f1b(),
+      families::interleaved_1f1b(),
+      families::looped_bfs(),
+      families::terapipe(),
+      families::seq1f1b(),
+      families::eager_seq1f1b(),
+      families::seq1f1b_interleaved(),
+      families::zb_h1(),
+      families::zb_h2(),
+      families::seq1f1b_zb1p(),
+      families::seq1f1b_zb2p(),
+      families::zb_v(),
+      families::interleaved_zb(),
+      families::dualpipe(),
+      families::dualpipe_v(),
+      families::chimera(),
+      families::hanayo(),
+      families::pipedream(),
+      families::pipedream_2bw(),
   };
   return rows;
 }
@@ -30,7 +50,9 @@ std::string lower(std::string_view text) {
 std::span<const Family> all_families() { return registry(); }
 
 const Family& find_family(std::string_view name) {
-  const std::string wanted = lower(name);
+  // PyTorch's classes are called Schedule1F1B and so on.
+  std::string wanted = lower(name);
+  if (constexpr std::string_view kPrefix = "schedule"; wanted.starts_with(kPrefix)) wanted.erase(0, kPrefix.size());
   std::vector<std::string> known;
   for (const Family& family : registry()) {
     if (family.name == wanted) return family;
@@ -65,6 +87,15 @@ Schedule make_schedule(const Family& family, FamilyParams params) {
   if (params.slices() > 1 && !family.sliced) {
     refuse(fmt::format("does not cut sequences: expected 1 slice, got {}", params.slices()));
   }
+  constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+  std::int64_t tokens = 0;
+  for (const std::int64_t length : params.shape.slice_lengths) {
+    if (length < 1 || length > kMaxTokens)
+      refuse(fmt::format("slice lengths: expected 1 to 2^40 tokens, got {}", length));
+    tokens += length;
+    if (tokens > kMaxTokens) refuse("slice lengths: more than 2^40 tokens in all");
+  }
+  if (params.shape.sequences < 1) refuse(fmt::format("sequences: expected at least 1, got {}", params.shape.sequences));
   if (params.group < 0) refuse(fmt::format("group: expected at least 1, got {}", params.group));
   if (params.group != 0 && !family.grouped) refuse("group: only the interleaved families take one");
   if (params.batches < 0) refuse(fmt::format("batches: expected at least 1, got {}", params.batches));

@@ -82,14 +82,16 @@ void Schedule::check_frame() const {
     }
     require(tokens <= (std::int64_t{1} << 40), "shapes: a sequence has at most 2^40 tokens");
   }
-  require(parts_.shape_of.empty() || std::ssize(parts_.shape_of) == total,
-          fmt::format("shape_of: expected one entry for each of {} microbatches, got {}", total, parts_.shape_of.size()));
+  require(
+      parts_.shape_of.empty() || std::ssize(parts_.shape_of) == total,
+      fmt::format("shape_of: expected one entry for each of {} microbatches, got {}", total, parts_.shape_of.size()));
   for (const int shape : parts_.shape_of) {
     require(shape >= 0 && shape < std::ssize(parts_.shapes), fmt::format("shape_of: there is no shape {}", shape));
   }
   require(!parts_.routes.empty() && parts_.routes.size() <= 255, "routes: expected 1 to 255");
-  require(parts_.route_of.empty() || std::ssize(parts_.route_of) == total,
-          fmt::format("route_of: expected one entry for each of {} microbatches, got {}", total, parts_.route_of.size()));
+  require(
+      parts_.route_of.empty() || std::ssize(parts_.route_of) == total,
+      fmt::format("route_of: expected one entry for each of {} microbatches, got {}", total, parts_.route_of.size()));
   for (const auto& route : parts_.routes) {
     require(std::ssize(route) == parts_.num_stages,
             fmt::format("placement: expected a rank for each of {} stages, got {}", parts_.num_stages, route.size()));
@@ -101,8 +103,9 @@ void Schedule::check_frame() const {
   for (const std::uint8_t route : parts_.route_of) {
     require(route < parts_.routes.size(), fmt::format("route_of: there is no route {}", route));
   }
-  require(std::ssize(parts_.orders) == parts_.num_ranks,
-          fmt::format("orders: expected one list for each of {} ranks, got {}", parts_.num_ranks, parts_.orders.size()));
+  require(
+      std::ssize(parts_.orders) == parts_.num_ranks,
+      fmt::format("orders: expected one list for each of {} ranks, got {}", parts_.num_ranks, parts_.orders.size()));
 }
 
 void Schedule::check_ops() {
@@ -114,7 +117,8 @@ void Schedule::check_ops() {
   }
   if (num_ops_ < 2 * cells) {
     // Found before the table of ops is made, so that its size is bounded by what the file really holds.
-    if (num_ops_ < cells / 4) throw ScheduleError(fmt::format("missing ops: {} given, at least {} needed", num_ops_, 2 * cells));
+    if (num_ops_ < cells / 4)
+      throw ScheduleError(fmt::format("missing ops: {} given, at least {} needed", num_ops_, 2 * cells));
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
@@ -151,7 +155,8 @@ void Schedule::check_ops() {
         const auto gradient = [](OpKind kind) { return kind == OpKind::B || kind == OpKind::I; };
         const bool last = i + 1 == list.size();
         if (last || list[i + 1].joined || (i > 0 && list[i - 1].joined) ||
-            !((op.kind == OpKind::F && gradient(list[i + 1].kind)) || (gradient(op.kind) && list[i + 1].kind == OpKind::F))) {
+            !((op.kind == OpKind::F && gradient(list[i + 1].kind)) ||
+              (gradient(op.kind) && list[i + 1].kind == OpKind::F))) {
           throw ScheduleError(where() + ": a joint block is one F and one B or I, next to each other");
         }
       }

@@ -17,8 +17,8 @@ struct MicrobatchShape {
   std::vector<std::int64_t> slice_lengths = {1};
 
   int num_slices() const { return static_cast<int>(slice_lengths.size()); }
-  std::int64_t tokens() const;                // of one sequence: the sum of the slices
-  std::int64_t context(int slice) const;      // tokens before `slice`
+  std::int64_t tokens() const;            // of one sequence: the sum of the slices
+  std::int64_t context(int slice) const;  // tokens before `slice`
   friend bool operator==(const MicrobatchShape&, const MicrobatchShape&) = default;
 };
 
@@ -33,19 +33,19 @@ std::string to_string(WeightPolicy policy);
 
 // What a family or a file says; a Schedule is made of it once it has been checked.
 struct ScheduleParts {
-  std::string family;                        // of the registry, or "custom"
+  std::string family;  // of the registry, or "custom"
   int num_ranks = 1;
   int num_stages = 1;
-  int num_microbatches = 1;                  // of one batch
+  int num_microbatches = 1;  // of one batch
   int num_batches = 1;
   WeightPolicy weight_policy = WeightPolicy::flush;
   // routes[k][s] is the rank of stage s for microbatches of route k. One route, except where stages are
   // replicated (DualPipe, Chimera: two).
   std::vector<std::vector<int>> routes;
-  std::vector<std::uint8_t> route_of;        // by microbatch over all batches; empty: all take route 0
+  std::vector<std::uint8_t> route_of;  // by microbatch over all batches; empty: all take route 0
   std::vector<MicrobatchShape> shapes = {MicrobatchShape{}};
-  std::vector<int> shape_of;                 // by microbatch over all batches; empty: all have shape 0
-  std::vector<std::vector<Op>> orders;       // by rank
+  std::vector<int> shape_of;            // by microbatch over all batches; empty: all have shape 0
+  std::vector<std::vector<Op>> orders;  // by rank
 };
 
 // The most compute ops a schedule may have; larger requests are refused before anything is allocated.

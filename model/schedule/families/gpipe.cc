@@ -5,11 +5,10 @@ namespace sluice::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
-  ScheduleParts parts = orders::frame(gpipe(), params, params.ranks);
+  ScheduleParts parts = orders::frame(gpipe(), params, 2 * params.microbatches);
   parts.routes = {orders::linear(params.ranks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
     auto& order = parts.orders[static_cast<std::size_t>(rank)];
-    order.reserve(2 * static_cast<std::size_t>(params.microbatches));
     for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::F, rank, mb));
     for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::B, rank, mb));
   }

@@ -1,0 +1,148 @@
+// From a family to its result: how many graph vertices a second, on one core, and where the time goes.
+
+#include <benchmark/benchmark.h>
+#include <sys/resource.h>
+
+#include <string>
+
+#include "model/cost/uniform.h"
+#include "model/graph/lowering.h"
+#include "model/schedule/family.h"
+#include "model/timeline/memory.h"
+#include "model/timeline/metrics.h"
+#include "sim/engine.h"
+#include "sim/period.h"
+
+namespace sluice {
+namespace {
+
+// Bytes for every op, so that the memory pass has its full work to do.
+class PlainFootprint : public Footprint {
+ public:
+  StageBytes stage(int) const override { return {.weights = 2, .gradients = 4, .optimizer = 12}; }
+  SliceBytes slice(int, const MicrobatchShape&, int) const override {
+    return {.activations_to_input_gradient = 5,
+            .activations_to_weight_gradient = 3,
+            .gradients_to_weight_gradient = 2,
+            .keys_values = 1,
+            .transfer_forward = 1,
+            .transfer_backward = 1};
+  }
+};
+
+struct Shape {
+  const char* family;
+  int ranks;
+  int chunks;
+  int slices;
+  int ops_per_unit;  // compute vertices and transfers of one microbatch, slice and stage
+};
+constexpr Shape kShapes[] = {
+    {"1f1b", 16, 0, 1, 4}, {"interleaved-1f1b", 16, 4, 1, 4}, {"zb-h1", 16, 0, 1, 5}, {"seq1f1b", 16, 0, 8, 4},
+    {"zb-v", 16, 0, 1, 5}, {"dualpipe", 16, 0, 1, 4},
+};
+
+FamilyParams params_for(const Shape& shape, std::int64_t vertices) {
+  FamilyParams params{.ranks = shape.ranks, .chunks = shape.chunks};
+  params.shape.slice_lengths.assign(static_cast<std::size_t>(shape.slices), 1);
+  const Family& family = find_family(shape.family);
+  const std::int64_t stages =
+      shape.ranks * std::max<std::int64_t>(1, family.fixed_chunks == 0 ? shape.chunks : family.fixed_chunks);
+  const std::int64_t per_microbatch = stages * shape.slices * shape.ops_per_unit;
+  const std::int64_t microbatches = vertices / per_microbatch / 32 * 32;  // groups of ranks, pairs
+  params.microbatches = static_cast<int>(std::max<std::int64_t>(32, microbatches));
+  return params;
+}
+
+void family_to_result(benchmark::State& state) {
+  const Shape& shape = kShapes[state.range(0)];
+  const FamilyParams params = params_for(shape, state.range(1));
+  std::int64_t vertices = 0;
+  for (auto _ : state) {
+    const Schedule schedule = make_schedule(find_family(shape.family), params);
+    const PlainFootprint footprint;
+    const OpGraph graph = lower(schedule, {.footprint = &footprint});
+    const Prices prices = price(graph, UniformCost({}, schedule));
+    const Timeline timeline = simulate(graph, prices);
+    const Metrics metrics = measure(graph, timeline);
+    const auto memory = memory_over_time(graph, timeline, false);
+    benchmark::DoNotOptimize(metrics.makespan);
+    benchmark::DoNotOptimize(memory.front().peak_bytes);
+    vertices = graph.size();
+  }
+  state.SetLabel(shape.family);
+  state.SetComplexityN(vertices);
+  state.counters["vertices/s"] = benchmark::Counter(
+      static_cast<double>(vertices) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  state.counters["peak_MiB"] = static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+// One step at a time, on 1F1B with 10^6 vertices.
+template <typename Step>
+void one_step(benchmark::State& state, Step&& step) {
+  const Schedule schedule = make_schedule(find_family("1f1b"), params_for(kShapes[0], 1'000'000));
+  const PlainFootprint footprint;
+  const OpGraph graph = lower(schedule, {.footprint = &footprint});
+  const Prices prices = price(graph, UniformCost({}, schedule));
+  const Timeline timeline = simulate(graph, prices);
+  for (auto _ : state) step(schedule, footprint, graph, prices, timeline);
+  state.counters["vertices/s"] = benchmark::Counter(
+      static_cast<double>(graph.size()) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+void step_make_and_check(benchmark::State& state) {
+  one_step(state, [](auto&&...) {
+    benchmark::DoNotOptimize(make_schedule(find_family("1f1b"), params_for(kShapes[0], 1'000'000)).num_ops());
+  });
+}
+void step_lower(benchmark::State& state) {
+  one_step(state, [](const Schedule& schedule, const Footprint& footprint, auto&&...) {
+    benchmark::DoNotOptimize(lower(schedule, {.footprint = &footprint}).size());
+  });
+}
+void step_price(benchmark::State& state) {
+  one_step(state, [](const Schedule& schedule, const Footprint&, const OpGraph& graph, auto&&...) {
+    benchmark::DoNotOptimize(price(graph, UniformCost({}, schedule)).duration.data());
+  });
+}
+void step_simulate(benchmark::State& state) {
+  one_step(state, [](const Schedule&, const Footprint&, const OpGraph& graph, const Prices& prices, auto&&...) {
+    benchmark::DoNotOptimize(simulate(graph, prices).end.data());
+  });
+}
+void step_period(benchmark::State& state) {
+  one_step(state, [](const Schedule&, const Footprint&, const OpGraph& graph, const Prices& prices, auto&&...) {
+    benchmark::DoNotOptimize(repeated_period(graph, prices));
+  });
+}
+void step_measure(benchmark::State& state) {
+  one_step(state, [](const Schedule&, const Footprint&, const OpGraph& graph, const Prices&, const Timeline& timeline) {
+    benchmark::DoNotOptimize(measure(graph, timeline).makespan);
+  });
+}
+void step_memory(benchmark::State& state) {
+  one_step(state, [](const Schedule&, const Footprint&, const OpGraph& graph, const Prices&, const Timeline& timeline) {
+    benchmark::DoNotOptimize(memory_over_time(graph, timeline, false).front().peak_bytes);
+  });
+}
+
+BENCHMARK(family_to_result)
+    ->ArgsProduct({benchmark::CreateDenseRange(0, std::size(kShapes) - 1, 1), {100'000, 1'000'000}})
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK(family_to_result)
+    ->ArgsProduct({{0}, benchmark::CreateRange(100'000, 10'000'000, 10)})
+    ->Unit(benchmark::kMillisecond)
+    ->Name("family_to_result/1f1b")
+    ->Complexity(benchmark::oN);
+BENCHMARK(step_make_and_check)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_lower)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_price)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_simulate)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_period)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_measure)->Unit(benchmark::kMillisecond);
+BENCHMARK(step_memory)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "model/cost/cost_model.h"
+#include "model/graph/op_graph.h"
+#include "model/units.h"
+
+namespace sluice {
+
+// An OpGraph's durations under one cost model.
+struct Prices {
+  std::vector<Duration> duration;      // by vertex: how long it occupies its lanes
+  std::vector<Duration> lane_latency;  // by lane: a transfer arrives this long after it has left its lane
+};
+
+// Asks `cost` once for each kind of op, stage and slice, and rounds each answer once to nanoseconds. Throws InputError
+// naming the op whose time is negative, not finite, or past 1e8 s.
+Prices price(const OpGraph& graph, const CostModel& cost);
+
+}  // namespace sluice

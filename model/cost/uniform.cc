@@ -1,0 +1,132 @@
+#include "model/cost/uniform.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+
+namespace sluice {
+namespace {
+
+double parse_seconds(std::string_view text, std::string_view key) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || !(value >= 0 && value <= 1e8)) {
+    throw InputError(fmt::format("--uniform: {}: expected seconds between 0 and 1e8, got '{}'", key, text));
+  }
+  return value;
+}
+
+std::vector<std::string_view> split(std::string_view text, char separator) {
+  std::vector<std::string_view> parts;
+  while (true) {
+    const std::size_t end = text.find(separator);
+    parts.push_back(text.substr(0, end));
+    if (end == std::string_view::npos) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+}  // namespace
+
+UniformTimes parse_uniform(std::string_view text) {
+  UniformTimes times;
+  static const std::vector<std::string> kKeys = {"f", "b", "w", "fb", "comm"};
+  std::vector<std::string> seen;
+  for (const std::string_view part : split(text, ',')) {
+    const std::size_t equals = part.find('=');
+    const std::string key(part.substr(0, equals));
+    if (equals == std::string_view::npos || std::find(kKeys.begin(), kKeys.end(), key) == kKeys.end()) {
+      throw InputError(
+          fmt::format("--uniform: expected f=, b=, w=, fb= or comm=, got '{}'{}", part, did_you_mean(key, kKeys)));
+    }
+    if (std::find(seen.begin(), seen.end(), key) != seen.end()) {
+      throw InputError(fmt::format("--uniform: {} is given twice", key));
+    }
+    seen.push_back(key);
+    std::vector<double> values;
+    for (const std::string_view value : split(part.substr(equals + 1), ':'))
+      values.push_back(parse_seconds(value, key));
+    if ((key == "fb" || key == "comm") && values.size() > 1) {
+      throw InputError(fmt::format("--uniform: {} takes one value, got {}", key, values.size()));
+    }
+    if (key == "f") times.forward = values;
+    if (key == "b") times.input_gradient = values;
+    if (key == "w") times.weight_gradient = values;
+    if (key == "fb") times.joint = values[0];
+    if (key == "comm") times.hop = values[0];
+  }
+  return times;
+}
+
+UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
+    : times_(std::move(times)), num_chunks_(schedule.num_chunks()) {
+  const auto check_list = [&](const std::vector<double>& list, std::string_view key) {
+    if (list.empty()) throw InputError(fmt::format("uniform cost: {} needs a value", key));
+    if (list.size() == 1) return;
+    for (const MicrobatchShape& shape : schedule.shapes()) {
+      if (std::ssize(list) != shape.num_slices()) {
+        throw InputError(fmt::format("uniform cost: {} has {} values, one a slice, but a microbatch has {} slices", key,
+                                     list.size(), shape.num_slices()));
+      }
+    }
+  };
+  check_list(times_.forward, "f");
+  check_list(times_.input_gradient, "b");
+  check_list(times_.weight_gradient, "w");
+  if (!times_.stage_weights.empty() && std::ssize(times_.stage_weights) != schedule.num_stages()) {
+    throw InputError(fmt::format("stage weights: expected {}, one a stage, got {}", schedule.num_stages(),
+                                 times_.stage_weights.size()));
+  }
+  for (const double w : times_.stage_weights) {
+    if (!(w >= 0 && w <= 1e6)) throw InputError(fmt::format("stage weights: expected 0 to 1e6, got {}", w));
+  }
+}
+
+double UniformCost::weight(int stage) const {
+  return times_.stage_weights.empty() ? 1.0 : times_.stage_weights[static_cast<std::size_t>(stage)];
+}
+
+double UniformCost::scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const {
+  if (times.size() > 1) return times[static_cast<std::size_t>(slice)] * weight(stage);
+  const auto tokens = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(slice)]);
+  // One division, so that what divides evenly comes out exact.
+  return times[0] * weight(stage) * tokens / (static_cast<double>(shape.tokens()) * num_chunks_);
+}
+
+double UniformCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  switch (kind) {
+    case OpKind::F: return scaled(times_.forward, stage, shape, slice);
+    case OpKind::I: return scaled(times_.input_gradient, stage, shape, slice);
+    case OpKind::W: return scaled(times_.weight_gradient, stage, shape, slice);
+    case OpKind::B:
+      if (times_.input_gradient.size() == 1 && times_.weight_gradient.size() == 1) {
+        return scaled({times_.input_gradient[0] + times_.weight_gradient[0]}, stage, shape, slice);
+      }
+      return scaled(times_.input_gradient, stage, shape, slice) + scaled(times_.weight_gradient, stage, shape, slice);
+  }
+  return 0;
+}
+
+double UniformCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
+                            int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const {
+  if (!times_.joint || backward != OpKind::B) {
+    return CostModel::joint_s(forward_stage, forward_shape, forward_slice, backward, backward_stage, backward_shape,
+                              backward_slice);
+  }
+  // Unequal stages or slices in one block: the mean of what each would make of it.
+  const std::vector<double> joint = {*times_.joint};
+  return (scaled(joint, forward_stage, forward_shape, forward_slice) +
+          scaled(joint, backward_stage, backward_shape, backward_slice)) /
+         2;
+}
+
+TransferTime UniformCost::transfer(int /*from*/, int /*to*/, std::int64_t /*bytes*/) const {
+  return {.occupied_s = 0, .latency_s = times_.hop};
+}
+
+}  // namespace sluice

@@ -1,0 +1,522 @@
+#include "model/graph/lowering.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "model/errors.h"
+#include "model/graph/deadlock.h"
+#include "model/graph/op_graph_data.h"
+
+namespace sluice {
+namespace {
+
+constexpr VertexId kNone = ~VertexId{0};
+constexpr LaneId kSameRank = -1;
+
+bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
+
+// Walks every rank's list as far as its needs allow, emitting vertices as it goes. What a rank waits for wakes it when
+// it is emitted, so each op is looked at about once, and the order of emission is topological by construction.
+class Lowering {
+ public:
+  Lowering(const Schedule& schedule, const LoweringOptions& options)
+      : schedule_(schedule), options_(options), data_(std::make_unique<OpGraph::Data>()) {
+    check_options();
+    data_->schedule = &schedule;
+    fill_bytes();
+    make_lanes();
+    reserve();
+  }
+
+  std::unique_ptr<OpGraph::Data> run() {
+    for (int rank = schedule_.num_ranks() - 1; rank >= 0; --rank) runnable_.push_back(rank);
+    while (!runnable_.empty()) {
+      const int rank = runnable_.back();
+      runnable_.pop_back();
+      while (emit_next(rank)) {
+      }
+    }
+    std::vector<std::size_t> left(next_.begin(), next_.end());
+    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
+      if (left[index(rank)] < schedule_.ops(rank).size()) {
+        throw ScheduleError("deadlock, each waits for the next: " + deadlock_ring(schedule_, left));
+      }
+    }
+    finish_steps();
+    data_->dependencies.m_forward.m_rowstart.swap(row_);
+    data_->dependencies.m_forward.m_column.swap(columns_);
+    return std::move(data_);
+  }
+
+ private:
+  // Gradients of one stage on one rank, and its optimizer steps.
+  struct StageState {
+    int rank = 0;
+    int stage = 0;
+
+    int steps_done = 0;                        // optimizer steps emitted
+    std::vector<std::int64_t> gradients_left;  // by step
+    std::vector<VertexId> ready;               // by step: the vertex after which the step may run
+  };
+
+  template <typename T>
+  static std::size_t index(T i) {
+    return static_cast<std::size_t>(i);
+  }
+
+  int step_of(int microbatch) const {
+    return schedule_.weight_policy() == WeightPolicy::stashed ? microbatch : microbatch / schedule_.num_microbatches();
+  }
+  bool flush() const { return schedule_.weight_policy() == WeightPolicy::flush; }
+
+  void check_options() const {
+    if (flush() && schedule_.num_batches() > 1) {
+      throw InputError("a schedule that flushes holds one batch: repeat it instead");
+    }
+    if (!flush() && options_.global_norm) {
+      throw InputError(schedule_.family() + ": without a flush there is no moment for a global gradient norm");
+    }
+    if (schedule_.weight_policy() == WeightPolicy::stashed && options_.tied_embedding && schedule_.num_ranks() > 1) {
+      throw InputError(schedule_.family() +
+                       ": steps after every backward, so embedding and head cannot share a weight across ranks");
+    }
+  }
+
+  void fill_bytes() {
+    data_->has_bytes = options_.footprint != nullptr;
+    for (const MicrobatchShape& shape : schedule_.shapes()) {
+      data_->shape_offset.push_back(data_->slices_per_stage);
+      data_->slices_per_stage += shape.num_slices();
+    }
+    data_->stage_bytes.resize(index(schedule_.num_stages()));
+    data_->slice_bytes.resize(index(schedule_.num_stages() * data_->slices_per_stage));
+    if (options_.footprint == nullptr) return;
+    std::size_t at = 0;
+    for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+      data_->stage_bytes[index(stage)] = options_.footprint->stage(stage);
+      for (const MicrobatchShape& shape : schedule_.shapes()) {
+        for (int slice = 0; slice < shape.num_slices(); ++slice) {
+          data_->slice_bytes[at++] = options_.footprint->slice(stage, shape, slice);
+        }
+      }
+    }
+  }
+
+  void make_lanes() {
+    const int ranks = schedule_.num_ranks();
+    const int stages = schedule_.num_stages();
+    for (int rank = 0; rank < ranks; ++rank) data_->lanes.push_back({LaneKind::compute, rank, -1});
+    for (int rank = 0; rank < ranks; ++rank) data_->lanes.push_back({LaneKind::collective, rank, -1});
+    std::vector<std::pair<int, int>> links;
+    for (const auto& route : schedule_.routes()) {
+      for (int s = 0; s + 1 < stages; ++s) {
+        const int here = route[index(s)];
+        const int there = route[index(s + 1)];
+        if (here == there) continue;
+        links.emplace_back(here, there);
+        links.emplace_back(there, here);
+      }
+    }
+    std::sort(links.begin(), links.end());
+    links.erase(std::unique(links.begin(), links.end()), links.end());
+    const auto link = [&](int from, int to) -> LaneId {
+      if (from == to) return kSameRank;
+      const auto found = std::lower_bound(links.begin(), links.end(), std::pair(from, to));
+      return static_cast<LaneId>(2 * ranks + (found - links.begin()));
+    };
+    for (const auto& [from, to] : links) data_->lanes.push_back({LaneKind::link, from, to});
+    for (const auto& route : schedule_.routes()) {
+      for (int s = 0; s < stages; ++s) {
+        forward_link_.push_back(s + 1 < stages ? link(route[index(s)], route[index(s + 1)]) : kSameRank);
+        backward_link_.push_back(s > 0 ? link(route[index(s)], route[index(s - 1)]) : kSameRank);
+      }
+    }
+    last_on_lane_.assign(data_->lanes.size(), kNone);
+  }
+
+  void reserve() {
+    const auto ranks = index(schedule_.num_ranks());
+    const auto cells = index(schedule_.num_units() * schedule_.num_stages());
+    forward_.assign(cells, kNone);
+    gradient_.assign(cells, kNone);
+    next_.assign(ranks, 0);
+    waiting_for_.assign(ranks, kNobody);
+    std::int64_t transfers = 0;
+    if (forward_link_.size() > 1) {
+      std::vector<std::int64_t> remote(index(schedule_.num_routes()), 0);
+      for (std::size_t i = 0; i < forward_link_.size(); ++i) {
+        remote[i / index(schedule_.num_stages())] += 2 * (forward_link_[i] != kSameRank ? 1 : 0);
+      }
+      for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
+        transfers += remote[index(schedule_.route(mb))] * schedule_.num_slices(mb);
+      }
+    }
+    const std::int64_t ops = schedule_.num_ops();
+    const std::int64_t gradients = static_cast<std::int64_t>(cells);
+    const std::int64_t steps = flush() ? 1 : step_of(schedule_.total_microbatches() - 1) + 1;
+    const std::int64_t extra = (options_.recompute ? gradients : 0) + 4 * steps * std::ssize(stage_states());
+    const std::int64_t vertices = ops + transfers + extra;
+    if (vertices > std::int64_t{1} << 31) throw InputError(fmt::format("{} graph vertices: too many", vertices));
+    data_->vertices.reserve(index(vertices));
+    row_.reserve(index(vertices) + 1);
+    row_.push_back(0);
+    // F, and I or B: at most two and three data edges and one of order; W and transfers two.
+    const int sliced = schedule_.sliced() ? 2 : 0;
+    columns_.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) + 2 * transfers + 3 * extra));
+    if (schedule_.has_joint_blocks()) data_->partners.reserve(index(ops / 4));
+  }
+
+  std::vector<StageState>& stage_states() {
+    if (!states_.empty()) return states_;
+    const int steps = step_of(schedule_.total_microbatches() - 1) + 1;
+    for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
+      first_state_.push_back(states_.size());
+      for (const int stage : schedule_.stages_of(rank)) {
+        StageState state{.rank = rank, .stage = stage};
+        state.gradients_left.assign(index(steps), 0);
+        state.ready.assign(index(steps), kNone);
+        states_.push_back(std::move(state));
+      }
+    }
+    state_of_.assign(index(schedule_.num_routes() * schedule_.num_stages()), 0);
+    for (int route = 0; route < schedule_.num_routes(); ++route) {
+      for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+        const int rank = schedule_.routes()[index(route)][index(stage)];
+        state_of_[index(route * schedule_.num_stages() + stage)] =
+            first_state_[index(rank)] + index(schedule_.chunk_of(rank, stage));
+      }
+    }
+    for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
+      const std::int64_t slices = schedule_.num_slices(mb);
+      for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+        state(stage, mb).gradients_left[index(step_of(mb))] += slices;
+      }
+    }
+    return states_;
+  }
+
+  StageState& state(int stage, int microbatch) {
+    return states_[state_of_[index(schedule_.route(microbatch) * schedule_.num_stages() + stage)]];
+  }
+
+  std::size_t cell(const Op& op) const {
+    return index(op.stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
+  }
+
+  // --- needs ------------------------------------------------------------------------------------------------
+
+  // The vertex that hands the result of `op_vertex`'s forward or gradient to a neighbouring stage.
+  VertexId message(VertexId op_vertex, bool forward, LaneId link) const {
+    if (link == kSameRank) return op_vertex;
+    const VertexId first = op_vertex + 1;
+    if (data_->vertices[op_vertex].kind != VertexKind::joint) return first;
+    return (data_->vertices[first].op == OpKind::F) == forward ? first : first + 1;
+  }
+
+  // Adds a need, or notes in blocked_on_ what is missing.
+  bool need_op(bool forward, std::size_t where, LaneId link) {
+    const VertexId vertex = forward ? forward_[where] : gradient_[where];
+    if (vertex == kNone) {
+      blocked_on_ = 2 * where + (forward ? 0 : 1);
+      return false;
+    }
+    needs_[num_needs_++] = message(vertex, forward, link);
+    return true;
+  }
+
+  bool collect_needs(const Op& op) {
+    const std::size_t here = cell(op);
+    const auto units = index(schedule_.num_units());
+    const int stages = schedule_.num_stages();
+    const std::size_t hop = index(schedule_.route(op.microbatch) * stages + op.stage);
+    switch (op.kind) {
+      case OpKind::F:
+        return (op.stage == 0 || need_op(true, here - units, forward_link_[hop - 1])) &&
+               (op.slice == 0 || need_op(true, here - 1, kSameRank));
+      case OpKind::B:
+      case OpKind::I:
+        return need_op(true, here, kSameRank) &&
+               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[hop + 1])) &&
+               (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
+      case OpKind::W: return need_op(false, here, kSameRank);
+    }
+    return false;
+  }
+
+  // --- emission ---------------------------------------------------------------------------------------------
+
+  VertexId emit(Vertex vertex) {
+    const auto id = static_cast<VertexId>(data_->vertices.size());
+    data_->vertices.push_back(vertex);
+    for (int i = 0; i < num_needs_; ++i) columns_.push_back(needs_[index(i)]);
+    VertexId& last = last_on_lane_[index(vertex.lane)];
+    if (last != kNone) columns_.push_back(last);
+    last = id;
+    row_.push_back(static_cast<std::uint32_t>(columns_.size()));
+    return id;
+  }
+
+  VertexId emit_after(Vertex vertex, VertexId need) {
+    needs_[0] = need;
+    num_needs_ = need == kNone ? 0 : 1;
+    return emit(vertex);
+  }
+
+  static Vertex vertex_of(const Op& op, VertexKind kind, LaneId lane) {
+    return {
+        .microbatch = op.microbatch, .stage = op.stage, .slice = op.slice, .op = op.kind, .kind = kind, .lane = lane};
+  }
+
+  // Emits the next op of `rank`'s list, or notes what it waits for. False: blocked or at the end.
+  bool emit_next(int rank) {
+    const auto list = schedule_.ops(rank);
+    const std::size_t position = next_[index(rank)];
+    if (position == list.size()) return false;
+    const Op& op = list[position];
+    const Op* partner = op.joined ? &list[position + 1] : nullptr;
+    num_needs_ = 0;
+    if (!collect_needs(op) || (partner != nullptr && !collect_needs(*partner))) {
+      waiting_for_[index(rank)] = blocked_on_;
+      return false;
+    }
+    if (!flush()) take_steps_before(op);
+    if (options_.recompute && (is_gradient(op.kind) || partner != nullptr)) {
+      // As Megatron has it, recomputation begins when the gradient has arrived. Its needs are those of the op.
+      const Op& gradient = is_gradient(op.kind) ? op : *partner;
+      const VertexId recompute = emit(vertex_of(gradient, VertexKind::recompute, rank));
+      needs_[num_needs_++] = recompute;
+    }
+    Vertex vertex = vertex_of(op, partner == nullptr ? VertexKind::compute : VertexKind::joint, rank);
+    if (partner != nullptr) {
+      vertex.extra = static_cast<std::uint32_t>(data_->partners.size());
+      data_->partners.push_back(vertex_of(*partner, VertexKind::joint, rank));
+    }
+    const VertexId id = emit(vertex);
+    next_[index(rank)] = position + (partner == nullptr ? 1 : 2);
+    hand_over(op, id);
+    if (partner != nullptr) hand_over(*partner, id);
+    return true;
+  }
+
+  // Records `op`, sends its result, wakes who waits for it, and counts its gradient.
+  void hand_over(const Op& op, VertexId id) {
+    if (op.kind == OpKind::W) return count_gradient(op, id);
+    const std::size_t here = cell(op);
+    const bool forward = op.kind == OpKind::F;
+    (forward ? forward_ : gradient_)[here] = id;
+    const int stages = schedule_.num_stages();
+    const int neighbour = op.stage + (forward ? 1 : -1);
+    if (neighbour >= 0 && neighbour < stages) {
+      const std::size_t hop = index(schedule_.route(op.microbatch) * stages + op.stage);
+      const LaneId link = (forward ? forward_link_ : backward_link_)[hop];
+      if (link != kSameRank) {
+        emit_after(vertex_of(op, VertexKind::transfer, link), id);
+        const int peer = data_->lanes[index(link)].peer;
+        if (waiting_for_[index(peer)] == 2 * here + (forward ? 0 : 1)) {
+          waiting_for_[index(peer)] = kNobody;
+          runnable_.push_back(peer);
+        }
+      }
+    }
+    if (op.kind == OpKind::B) count_gradient(op, id);
+  }
+
+  // --- gradients and steps ----------------------------------------------------------------------------------
+
+  void count_gradient(const Op& op, VertexId id) {
+    StageState& stage = state(op.stage, op.microbatch);
+    const int step = step_of(op.microbatch);
+    if (--stage.gradients_left[index(step)] > 0) return;
+    stage.ready[index(step)] = id;
+    if (flush() && !options_.overlap_grad_reduce) return;  // reduced when the rank's list has ended
+    reduce(stage, step);
+  }
+
+  void reduce(StageState& stage, int step) {
+    if (options_.data_parallel <= 1) return;
+    const VertexId gradients = stage.ready[index(step)];
+    const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[index(stage.rank)] : gradients;
+    stage.ready[index(step)] = collective(CollectiveKind::gradient_reduce, stage.stage, step,
+                                          data_->stage_bytes[index(stage.stage)].reduced, {stage.rank}, {after});
+  }
+
+  VertexId collective(CollectiveKind kind, int stage, int step, std::int64_t bytes, const std::vector<int>& ranks,
+                      const std::vector<VertexId>& after) {
+    const auto id = static_cast<VertexId>(data_->vertices.size());
+    data_->vertices.push_back({.microbatch = step,
+                               .stage = static_cast<std::int16_t>(stage),
+                               .kind = VertexKind::collective,
+                               .lane = static_cast<LaneId>(schedule_.num_ranks() + ranks.front()),
+                               .extra = static_cast<std::uint32_t>(data_->collectives.size())});
+    data_->collectives.push_back({kind, stage, bytes, static_cast<std::uint32_t>(data_->collective_ranks.size()),
+                                  static_cast<std::uint32_t>(ranks.size())});
+    data_->collective_ranks.insert(data_->collective_ranks.end(), ranks.begin(), ranks.end());
+    const auto add_unique = [&](std::size_t from, VertexId need) {
+      if (std::find(columns_.begin() + static_cast<std::ptrdiff_t>(from), columns_.end(), need) == columns_.end()) {
+        columns_.push_back(need);
+      }
+    };
+    const std::size_t data = columns_.size();
+    for (const VertexId need : after) add_unique(data, need);
+    const std::size_t order = columns_.size();
+    for (const int rank : ranks) {
+      VertexId& last = last_on_lane_[index(schedule_.num_ranks() + rank)];
+      if (last != kNone) add_unique(order, last);
+      last = id;
+    }
+    row_.push_back(static_cast<std::uint32_t>(columns_.size()));
+    return id;
+  }
+
+  void optimizer_step(StageState& stage, int step) {
+    const VertexId done = emit_after({.microbatch = step,
+                                      .stage = static_cast<std::int16_t>(stage.stage),
+                                      .kind = VertexKind::optimizer,
+                                      .lane = static_cast<LaneId>(stage.rank)},
+                                     stage.ready[index(step)]);
+    stage.steps_done = step + 1;
+    if (options_.gather_parameters && options_.data_parallel > 1) {
+      collective(CollectiveKind::parameter_gather, stage.stage, step, data_->stage_bytes[index(stage.stage)].gathered,
+                 {stage.rank}, {done});
+    }
+  }
+
+  // Without a flush: before a forward, the steps that wrote the weights it reads. They stand as late as they can, so
+  // that the reduction of their gradients has the time in between.
+  void take_steps_before(const Op& op) {
+    if (op.kind != OpKind::F) return;
+    StageState& stage = state(op.stage, op.microbatch);
+    const int version = weight_version(schedule_, op.microbatch, stage.rank);
+    if (stage.steps_done >= version) return;
+    const int saved = num_needs_;
+    const auto saved_needs = needs_;
+    while (stage.steps_done < version) {
+      const int step = stage.steps_done;
+      if (stage.ready[index(step)] == kNone) {
+        throw ScheduleError(
+            fmt::format("deadlock: {} reads weight version {}, but the gradients of step {} come later on rank {}: its "
+                        "backwards must "
+                        "stand before it",
+                        to_string(op, schedule_.sliced()), version, step, stage.rank));
+      }
+      tie(stage, step);
+      optimizer_step(stage, step);
+    }
+    num_needs_ = saved;
+    needs_ = saved_needs;
+  }
+
+  // First and last stage sum the gradient of the embedding that they share.
+  void tie(StageState& stage, int step) {
+    const int last_stage = schedule_.num_stages() - 1;
+    if (!options_.tied_embedding || last_stage == 0 || (stage.stage != 0 && stage.stage != last_stage)) return;
+    if (tied_steps_ > step) return;
+    std::vector<int> ranks;
+    std::vector<VertexId> after;
+    for (StageState& other : states_) {
+      if (other.stage != 0 && other.stage != last_stage) continue;
+      if (other.ready[index(step)] == kNone) {
+        throw ScheduleError(
+            fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes "
+                        "later",
+                        step, stage.stage, other.stage));
+      }
+      if (std::find(ranks.begin(), ranks.end(), other.rank) == ranks.end()) ranks.push_back(other.rank);
+      after.push_back(other.ready[index(step)]);
+    }
+    tied_steps_ = step + 1;
+    if (ranks.size() < 2) return;
+    std::sort(ranks.begin(), ranks.end());
+    const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, tied_bytes(), ranks, after);
+    for (StageState& other : states_) {
+      if (other.stage == 0 || other.stage == last_stage) other.ready[index(step)] = done;
+    }
+  }
+
+  std::int64_t tied_bytes() const {
+    return options_.footprint == nullptr ? 0 : options_.footprint->tied_embedding_bytes();
+  }
+
+  // What follows the lists: reductions that were not overlapped, sums between replicas, norm, steps.
+  void finish_steps() {
+    if (!flush()) {
+      for (StageState& stage : states_) {
+        for (int step = stage.steps_done; step < std::ssize(stage.ready); ++step) {
+          tie(stage, step);
+          optimizer_step(stage, step);
+        }
+      }
+      return;
+    }
+    if (!options_.overlap_grad_reduce) {
+      for (StageState& stage : states_) reduce(stage, 0);
+    }
+    sum_replicas();
+    for (StageState& stage : states_) tie(stage, 0);
+    if (options_.global_norm) {
+      std::vector<int> ranks;
+      std::vector<VertexId> after;
+      for (int rank = 0; rank < schedule_.num_ranks(); ++rank) ranks.push_back(rank);
+      for (const StageState& stage : states_) after.push_back(stage.ready[0]);
+      const VertexId norm = collective(CollectiveKind::global_norm, -1, 0, 4, ranks, after);
+      for (StageState& stage : states_) stage.ready[0] = norm;
+    }
+    for (StageState& stage : states_) optimizer_step(stage, 0);
+  }
+
+  void sum_replicas() {
+    if (schedule_.num_routes() < 2) return;
+    for (int s = 0; s < schedule_.num_stages(); ++s) {
+      std::vector<int> ranks;
+      std::vector<VertexId> after;
+      for (const StageState& stage : states_) {
+        if (stage.stage != s) continue;
+        ranks.push_back(stage.rank);
+        after.push_back(stage.ready[0]);
+      }
+      if (ranks.size() < 2) continue;
+      const VertexId sum =
+          collective(CollectiveKind::replica_reduce, s, 0, data_->stage_bytes[index(s)].reduced, ranks, after);
+      for (StageState& stage : states_) {
+        if (stage.stage == s) stage.ready[0] = sum;
+      }
+    }
+  }
+
+  static constexpr std::size_t kNobody = ~std::size_t{0};
+
+  const Schedule& schedule_;
+  const LoweringOptions& options_;
+  std::unique_ptr<OpGraph::Data> data_;
+  std::vector<std::uint32_t> row_;
+  std::vector<VertexId> columns_;
+
+  std::vector<LaneId> forward_link_;   // by (route, stage): the link to the next stage
+  std::vector<LaneId> backward_link_;  // and to the previous one
+  std::vector<VertexId> last_on_lane_;
+
+  std::vector<VertexId> forward_;   // by cell: the vertex of its F
+  std::vector<VertexId> gradient_;  // and of its B or I
+  std::vector<std::size_t> next_;   // by rank: position in its list
+  std::vector<std::size_t> waiting_for_;
+  std::vector<int> runnable_;
+
+  std::array<VertexId, 8> needs_{};
+  int num_needs_ = 0;
+  std::size_t blocked_on_ = kNobody;
+
+  std::vector<StageState> states_;  // by (rank, chunk)
+  std::vector<std::size_t> first_state_;
+  std::vector<std::size_t> state_of_;  // by (route, stage)
+  int tied_steps_ = 0;
+};
+
+}  // namespace
+
+OpGraph lower(const Schedule& schedule, const LoweringOptions& options) {
+  return OpGraph(Lowering(schedule, options).run());
+}
+
+}  // namespace sluice

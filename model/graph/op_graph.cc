@@ -1,0 +1,95 @@
+#include "model/graph/op_graph.h"
+
+#include <fmt/format.h>
+
+#include "model/graph/op_graph_data.h"
+
+namespace sluice {
+
+OpGraph::OpGraph(std::unique_ptr<Data> data)
+    : data_(std::move(data)),
+      schedule_(data_->schedule),
+      vertices_(data_->vertices),
+      lanes_(data_->lanes),
+      partners_(data_->partners),
+      row_(data_->dependencies.m_forward.m_rowstart.data()),
+      columns_(data_->dependencies.m_forward.m_column.data()),
+      has_bytes_(data_->has_bytes) {}
+
+OpGraph::OpGraph(OpGraph&&) noexcept = default;
+OpGraph& OpGraph::operator=(OpGraph&&) noexcept = default;
+OpGraph::~OpGraph() = default;
+
+const OpGraph::Data& data_of(const OpGraph& graph) { return *graph.data_; }
+
+Collective OpGraph::collective(const Vertex& vertex) const {
+  const CollectiveRow& row = data_->collectives[vertex.extra];
+  return {row.kind, row.stage, row.bytes, std::span(data_->collective_ranks).subspan(row.first_rank, row.num_ranks)};
+}
+
+const SliceBytes& OpGraph::slice_bytes(int stage, int microbatch, int slice) const {
+  const auto shape = static_cast<std::size_t>(schedule_->shape_index(microbatch));
+  return data_
+      ->slice_bytes[static_cast<std::size_t>(stage * data_->slices_per_stage + data_->shape_offset[shape] + slice)];
+}
+
+const StageBytes& OpGraph::stage_bytes(int stage) const { return data_->stage_bytes[static_cast<std::size_t>(stage)]; }
+
+std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
+  const SliceBytes& bytes = slice_bytes(transfer.stage, transfer.microbatch, transfer.slice);
+  return transfer.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
+}
+
+std::size_t OpGraph::num_data_needs(VertexId v) const {
+  const Vertex& vertex = vertices_[v];
+  const auto all = needs(v);
+  std::size_t order = 0;
+  if (vertex.kind == VertexKind::collective) {
+    for (const int rank : collective(vertex).ranks) {
+      const LaneId lane = collective_lane(rank);
+      for (const VertexId need : all) {
+        if (vertices_[need].kind != VertexKind::collective) continue;
+        const auto ranks = collective(vertices_[need]).ranks;
+        if (std::any_of(ranks.begin(), ranks.end(), [&](int r) { return collective_lane(r) == lane; })) {
+          ++order;
+          break;
+        }
+      }
+    }
+    return all.size() - std::min(order, all.size());
+  }
+  if (!all.empty() && vertices_[all.back()].lane == vertex.lane) {
+    // The last need on the vertex's own lane is the one before it there; it may be a data need as well, once more.
+    order = 1;
+  }
+  return all.size() - order;
+}
+
+std::string OpGraph::name(VertexId v) const {
+  const Vertex& vertex = vertices_[v];
+  const auto op_of = [&](const Vertex& x) {
+    return to_string(Op{.microbatch = x.microbatch, .stage = x.stage, .slice = x.slice, .kind = x.op},
+                     schedule_->sliced());
+  };
+  switch (vertex.kind) {
+    case VertexKind::compute: return op_of(vertex);
+    case VertexKind::joint: return op_of(vertex) + "+" + op_of(joint_partner(vertex));
+    case VertexKind::recompute: return "recompute for " + op_of(vertex);
+    case VertexKind::transfer: {
+      const Lane& lane = lanes_[static_cast<std::size_t>(vertex.lane)];
+      return fmt::format("send {} {}->{}", op_of(vertex), lane.rank, lane.peer);
+    }
+    case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
+    case VertexKind::collective: {
+      static constexpr std::string_view kNames[] = {"gradient reduce", "replica reduce", "tied embedding",
+                                                    "global norm", "parameter gather"};
+      const Collective c = collective(vertex);
+      const std::string_view kind = kNames[static_cast<int>(c.kind)];
+      return c.stage < 0 ? fmt::format("{}(step {})", kind, vertex.microbatch)
+                         : fmt::format("{}(stage {}, step {})", kind, c.stage, vertex.microbatch);
+    }
+  }
+  return "?";
+}
+
+}  // namespace sluice

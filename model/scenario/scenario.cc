@@ -1,0 +1,294 @@
+#include "model/scenario/scenario.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+
+#include "model/errors.h"
+#include "model/input/json_reader.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kMost = 1'000'000'000;
+const std::vector<std::string> kRecompute = {"none", "selective", "full"};
+const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
+
+int whole(JsonReader& object, const std::string& key, std::int64_t low, std::int64_t high, std::int64_t fallback) {
+  return static_cast<int>(object.integer_or(key, low, high, fallback));
+}
+
+// An object that may be left out.
+template <typename Read>
+void section(JsonReader& root, const std::string& key, Read&& read) {
+  if (!root.has(key)) {
+    root.allow(key);
+    return;
+  }
+  JsonReader object = root.at(key);
+  read(object);
+  object.finish();
+}
+
+class Reading {
+ public:
+  Reading(const Json& document, std::string source, std::string folder)
+      : root_(document, source), folder_(std::move(folder)) {
+    scenario_.source = std::move(source);
+  }
+
+  Scenario run() {
+    if (root_.has("schema") && root_.string("schema") != "sluice.scenario/1") {
+      root_.at("schema").fail("expected \"sluice.scenario/1\"");
+    }
+    root_.allow("schema");
+    root_.allow("name");
+    root_.allow("comment");
+    read_model();
+    section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
+    section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
+    read_cluster();
+    read_schedule();
+    read_cost();
+    root_.finish();
+    return std::move(scenario_);
+  }
+
+ private:
+  std::string resolved(const std::string& path) const {
+    return std::filesystem::path(path).is_absolute() || folder_.empty() ? path : folder_ + "/" + path;
+  }
+
+  void read_model() {
+    if (!root_.has("model")) {
+      root_.allow("model");
+      return;
+    }
+    JsonReader model = root_.at("model");
+    if (model.json().is_string()) {
+      scenario_.model = read_model_file(model);
+    } else {
+      scenario_.model = transformer_from_json(model);
+    }
+  }
+
+  Transformer read_model_file(const JsonReader& model) const {
+    const std::string path = resolved(model.string());
+    std::error_code error;
+    if (!std::filesystem::exists(path, error)) model.fail(fmt::format("expected a model file (there is no {})", path));
+    return sluice::read_model(path);
+  }
+
+  void read_parallelism(JsonReader& object) {
+    Training& training = scenario_.training;
+    training.pp = whole(object, "pp", 1, kMaxRanks, 0);
+    training.tp = whole(object, "tp", 1, 4096, 1);
+    training.dp = whole(object, "dp", 1, 1 << 20, 1);
+    scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
+    training.sequence_parallel = object.boolean_or("sequence_parallel", false);
+    training.distributed_optimizer = object.boolean_or("distributed_optimizer", false);
+    training.overlap_grad_reduce = object.boolean_or("overlap_grad_reduce", false);
+    training.flash_attention = object.boolean_or("flash_attention", true);
+    training.scatter_gather = object.boolean_or("scatter_gather", true);
+    training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
+    scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
+    if (object.has("recompute")) {
+      const std::string word = object.at("recompute").one_of(kRecompute);
+      training.recompute =
+          static_cast<Training::Recompute>(std::find(kRecompute.begin(), kRecompute.end(), word) - kRecompute.begin());
+    }
+    object.allow("recompute");
+    if (object.has("stage_layers")) {
+      for (const JsonReader& layers : object.at("stage_layers").elements()) {
+        scenario_.stage_layers.push_back(static_cast<int>(layers.integer(0, 100000)));
+      }
+    }
+    object.allow("stage_layers");
+    scenario_.first_stage_layers = whole(object, "first_stage_layers", 1, 100000, 0);
+    scenario_.last_stage_layers = whole(object, "last_stage_layers", 1, 100000, 0);
+    if (object.has("layers_per_virtual_stage")) {
+      JsonReader layers = object.at("layers_per_virtual_stage");
+      if (scenario_.chunks != 0) layers.fail("give vpp or layers_per_virtual_stage, not both");
+      const auto n = layers.integer(1, 100000);
+      if (!scenario_.model || training.pp == 0) layers.fail("needs a model and pp beside it");
+      const std::int64_t per_rank = n * training.pp;
+      if (scenario_.model->layers % per_rank != 0) {
+        layers.fail(fmt::format("expected a divisor of {} layers / {} ranks", scenario_.model->layers, training.pp));
+      }
+      scenario_.chunks = static_cast<int>(scenario_.model->layers / per_rank);
+    }
+    object.allow("layers_per_virtual_stage");
+  }
+
+  void read_batch(JsonReader& object) {
+    scenario_.training.micro_batch = whole(object, "micro_batch", 1, 1 << 20, 1);
+    scenario_.microbatches = whole(object, "microbatches", 1, kMost, 0);
+    scenario_.global_batch = object.integer_or("global_batch", 1, kMost, 0);
+    scenario_.training.sequence_length = object.integer_or("sequence_length", 1, std::int64_t{1} << 30, 0);
+    scenario_.shape.sequences = scenario_.training.micro_batch;
+    if (scenario_.global_batch == 0) return;
+    const std::int64_t each = std::int64_t{scenario_.training.micro_batch} * scenario_.training.dp;
+    JsonReader batch = object.at("global_batch");
+    if (scenario_.global_batch % each != 0) {
+      batch.fail(fmt::format("expected a multiple of micro_batch x dp = {} x {}", scenario_.training.micro_batch,
+                             scenario_.training.dp));
+    }
+    const std::int64_t microbatches = scenario_.global_batch / each;
+    if (scenario_.microbatches != 0 && scenario_.microbatches != microbatches) {
+      batch.fail(fmt::format("expected micro_batch x dp x microbatches = {} x {} x {}", scenario_.training.micro_batch,
+                             scenario_.training.dp, scenario_.microbatches));
+    }
+    scenario_.microbatches = static_cast<int>(microbatches);
+  }
+
+  void read_cluster() {
+    if (!root_.has("cluster")) {
+      root_.allow("cluster");
+      return;
+    }
+    JsonReader cluster = root_.at("cluster");
+    if (!cluster.json().is_string() && !cluster.has("name")) {
+      scenario_.cluster = cluster_from_json(cluster);
+      return;
+    }
+    std::string name;
+    int nodes = 0;
+    if (cluster.json().is_string()) {
+      name = cluster.string();
+    } else {
+      name = cluster.string("name");
+      nodes = whole(cluster, "nodes", 1, 1 << 20, 0);
+      cluster.finish();
+    }
+    const std::string path = resolved(name);
+    std::error_code error;
+    const bool file = std::filesystem::exists(path, error);
+    Cluster loaded = load_cluster(file ? path : name, nodes);
+    if (nodes == 0 && !file) {
+      // A node of the catalogue, and nobody said how many: as many as the run needs.
+      const std::int64_t pp = std::max(1, scenario_.training.pp);
+      const std::int64_t world = pp * scenario_.training.tp * scenario_.training.dp;
+      loaded.nodes = static_cast<int>((world + loaded.gpus_per_node - 1) / loaded.gpus_per_node);
+    }
+    scenario_.cluster = std::move(loaded);
+  }
+
+  void read_schedule() {
+    if (!root_.has("schedule")) {
+      root_.allow("schedule");
+      even_slices(1);
+      return;
+    }
+    JsonReader schedule = root_.at("schedule");
+    if (schedule.json().is_string()) {
+      scenario_.schedule = named_schedule(schedule.string());
+      even_slices(1);
+      return;
+    }
+    scenario_.schedule = named_schedule(schedule.string_or("name", "1f1b"));
+    scenario_.group = whole(schedule, "group", 1, kMost, 0);
+    scenario_.batches = whole(schedule, "batches", 1, kMost, 0);
+    const int slices = whole(schedule, "slices", 1, kMaxSlices, 0);
+    if (schedule.has("slice_lengths")) {
+      JsonReader lengths = schedule.at("slice_lengths");
+      scenario_.shape.slice_lengths.clear();
+      for (const JsonReader& length : lengths.elements()) {
+        scenario_.shape.slice_lengths.push_back(length.integer(1, std::int64_t{1} << 30));
+      }
+      if (scenario_.shape.slice_lengths.empty() || scenario_.shape.num_slices() > kMaxSlices) {
+        lengths.fail(fmt::format("expected 1 to {} slices", kMaxSlices));
+      }
+      if (slices != 0 && slices != scenario_.shape.num_slices()) {
+        lengths.fail(fmt::format("expected {} lengths, as slices says", slices));
+      }
+      std::int64_t& sequence = scenario_.training.sequence_length;
+      if (sequence != 0 && sequence != scenario_.shape.tokens()) {
+        lengths.fail(fmt::format("expected lengths that add up to the sequence length {}", sequence));
+      }
+    } else {
+      even_slices(std::max(1, slices));
+    }
+    schedule.allow("slice_lengths");
+    schedule.finish();
+  }
+
+  // Equal slices; where the sequence does not divide, the first ones have a token more.
+  void even_slices(int slices) {
+    const std::int64_t sequence = scenario_.training.sequence_length;
+    if (sequence == 0) {
+      scenario_.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+      return;
+    }
+    if (slices > sequence) {
+      throw InputError(fmt::format("{}: /schedule/slices: expected at most one slice for each of {} tokens, got {}",
+                                   scenario_.source, sequence, slices));
+    }
+    scenario_.shape.slice_lengths.clear();
+    for (int i = 0; i < slices; ++i) {
+      scenario_.shape.slice_lengths.push_back(sequence / slices + (i < sequence % slices ? 1 : 0));
+    }
+  }
+
+  // A path is taken from the scenario's folder; anything else is a family's name.
+  std::string named_schedule(const std::string& name) const {
+    const bool path = name.find('/') != std::string::npos || name.ends_with(".json") || name.ends_with(".csv");
+    return path ? resolved(name) : name;
+  }
+
+  void read_cost() {
+    scenario_.cost = scenario_.model ? CostKind::analytic : CostKind::uniform;
+    if (!root_.has("cost")) {
+      root_.allow("cost");
+      return;
+    }
+    JsonReader cost = root_.at("cost");
+    std::string kind;
+    if (cost.json().is_string()) {
+      kind = cost.one_of(kCosts);
+    } else {
+      kind = cost.at("kind").one_of(kCosts);
+    }
+    scenario_.cost = static_cast<CostKind>(std::find(kCosts.begin(), kCosts.end(), kind) - kCosts.begin());
+    if (cost.json().is_string()) return;
+    if (scenario_.cost == CostKind::uniform) read_uniform(cost);
+    if (scenario_.cost == CostKind::fitted) scenario_.cost_file = resolved(cost.string("file"));
+    cost.finish();
+  }
+
+  void read_uniform(JsonReader& cost) {
+    const auto times = [&](const std::string& key, std::vector<double>& into) {
+      if (!cost.has(key)) {
+        cost.allow(key);
+        return;
+      }
+      JsonReader value = cost.at(key);
+      into.clear();
+      if (value.json().is_array()) {
+        for (const JsonReader& one : value.elements()) into.push_back(one.number(0, 1e8));
+      } else {
+        into.push_back(value.number(0, 1e8));
+      }
+    };
+    UniformTimes& uniform = scenario_.uniform;
+    times("f", uniform.forward);
+    times("b", uniform.input_gradient);
+    times("w", uniform.weight_gradient);
+    if (cost.has("fb")) uniform.joint = cost.number("fb", 0, 1e8);
+    cost.allow("fb");
+    uniform.hop = cost.number_or("comm", 0, 1e8, 0);
+    if (cost.has("stage_weights")) times("stage_weights", uniform.stage_weights);
+    cost.allow("stage_weights");
+  }
+
+  JsonReader root_;
+  std::string folder_;
+  Scenario scenario_;
+};
+
+}  // namespace
+
+Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder) {
+  return Reading(document, source, folder).run();
+}
+
+}  // namespace sluice

@@ -1,0 +1,58 @@
+#include <fmt/format.h>
+
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+// In slots that take one op, S stages, j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
+// rank meets, without a gap, the Fs of its chunks 0, 2, ... and then the Bs of its chunks ..., 3, 1; in the slots
+// between, beginning p - rank ops later, the Fs of chunks 1, 3, ... and the Bs of ..., 2, 0.
+ScheduleParts make(const FamilyParams& params) {
+  const int ranks = params.ranks;
+  const int waves = params.chunks / 2;
+  if (params.chunks % 2 != 0) {
+    orders::refuse(hanayo(),
+                   fmt::format("chunks (--vpp): expected an even number (two a wave), got {}", params.chunks));
+  }
+  if (ranks != 1 && ranks % 2 != 0)
+    orders::refuse(hanayo(), fmt::format("ranks: expected an even number or 1, got {}", ranks));
+  if (params.microbatches != ranks) {
+    orders::refuse(hanayo(),
+                   fmt::format("microbatches: expected {} (as many as ranks), got {}", ranks, params.microbatches));
+  }
+  ScheduleParts parts = orders::frame(hanayo(), params, 2 * params.microbatches * params.chunks);
+  parts.routes = {orders::snake(ranks, params.chunks)};
+  const int wave = 2 * ranks;
+  const int count = waves * ranks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    const int even = rank;
+    const int odd = wave - 1 - rank;
+    const auto list = [&](int forward_stage, int backward_stage) {
+      return
+          [&order, count, i = 0,
+           forward = orders::Walk(OpKind::F, {.first = forward_stage, .step = wave, .count = waves}, ranks, 0, ranks),
+           backward = orders::Walk(
+               OpKind::B, {.first = backward_stage + (waves - 1) * wave, .step = -wave, .count = waves}, ranks, 0,
+               ranks)]() mutable { order.push_back(i++ < count ? forward.next() : backward.next()); };
+    };
+    orders::run(ranks - rank - 1, 2 * count, list(even, odd), list(odd, even));
+  }
+  return parts;
+}
+
+}  // namespace
+
+Family hanayo() {
+  return {.name = "hanayo",
+          .aliases = {"Hanayo"},
+          .summary = "W waves back and forth over the ranks: a bubble of 1/(2W), one copy of the weights",
+          .source = "Liu et al. 2023, arXiv:2308.15762",
+          .fixed_chunks = 0,
+          .default_chunks = 2,
+          .make = make};
+}
+
+}  // namespace sluice::families

@@ -1,0 +1,25 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+ScheduleParts make(const FamilyParams& params) {
+  const Family family = interleaved_1f1b();
+  return orders::alternating(family, params, 2, orders::group_of_microbatches(family, params));
+}
+
+}  // namespace
+
+Family interleaved_1f1b() {
+  return {.name = "interleaved-1f1b",
+          .aliases = {"Interleaved1F1B", "Interleaved", "VPP"},
+          .summary = "1f1b with v chunks a rank: 1/v of the bubble, for v times the transfers",
+          .source = "Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2",
+          .fixed_chunks = 0,
+          .default_chunks = 2,
+          .grouped = true,
+          .make = make};
+}
+
+}  // namespace sluice::families

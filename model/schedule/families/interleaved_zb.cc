@@ -1,0 +1,26 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+ScheduleParts make(const FamilyParams& params) {
+  const Family family = interleaved_zb();
+  return orders::alternating(family, params, 1, orders::group_of_microbatches(family, params));
+}
+
+}  // namespace
+
+Family interleaved_zb() {
+  return {.name = "interleaved-zb",
+          .aliases = {"InterleavedZeroBubble", "InterleavedZB"},
+          .summary = "interleaved-1f1b with the weight gradients put off",
+          .source = "PyTorch, torch.distributed.pipelining, ScheduleInterleavedZeroBubble",
+          .fixed_chunks = 0,
+          .default_chunks = 2,
+          .split_backward = true,
+          .grouped = true,
+          .make = make};
+}
+
+}  // namespace sluice::families

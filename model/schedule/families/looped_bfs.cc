@@ -1,0 +1,16 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+
+Family looped_bfs() {
+  return {.name = "looped-bfs",
+          .aliases = {"LoopedBFS", "Breadth-First"},
+          .summary = "several chunks a rank, each over all microbatches: few gradient reductions, gpipe's memory",
+          .source = "Lamy-Poirier 2023, arXiv:2211.05953",
+          .fixed_chunks = 0,
+          .default_chunks = 2,
+          .make = [](const FamilyParams& params) { return orders::there_and_back(looped_bfs(), params); }};
+}
+
+}  // namespace sluice::families

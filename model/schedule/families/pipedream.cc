@@ -1,0 +1,24 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+ScheduleParts make(const FamilyParams& params) {
+  ScheduleParts parts = orders::alternating(pipedream(), params, 1);
+  parts.weight_policy = WeightPolicy::stashed;
+  return parts;
+}
+
+}  // namespace
+
+Family pipedream() {
+  return {.name = "pipedream",
+          .aliases = {"PipeDream"},
+          .summary = "1f1b that never drains: a step after every backward, rank r keeps p - r versions of its weights",
+          .source = "Narayanan et al. 2019, arXiv:1806.03377",
+          .asynchronous = true,
+          .make = make};
+}
+
+}  // namespace sluice::families

@@ -1,0 +1,52 @@
+#include <fmt/format.h>
+
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+namespace {
+
+// Units of one slice in a group: whole microbatches (k divides G), all groups alike (G divides m·k), and enough of them
+// that the first is back at rank 0 when the last has left it (G >= p). The paper's text has G = p, its figure p·k.
+int group_of_units(const FamilyParams& params) {
+  const int slices = params.slices();
+  const int units = params.microbatches * slices;
+  if (units < params.ranks) {
+    orders::refuse(seq1f1b_interleaved(),
+                   fmt::format("{} microbatches of {} slices are {} units, fewer than the {} ranks",
+                               params.microbatches, slices, units, params.ranks));
+  }
+  int group = params.group;
+  if (group == 0) {
+    int microbatches = (params.ranks + slices - 1) / slices;
+    while (params.microbatches % microbatches != 0) ++microbatches;
+    group = microbatches * slices;
+  }
+  if (group < params.ranks || group % slices != 0 || units % group != 0) {
+    orders::refuse(seq1f1b_interleaved(),
+                   fmt::format("group: expected at least {} units (ranks), a multiple of {} (slices) that divides {} "
+                               "(microbatches x slices), got {}",
+                               params.ranks, slices, units, group));
+  }
+  return group;
+}
+
+ScheduleParts make(const FamilyParams& params) {
+  return orders::alternating(seq1f1b_interleaved(), params, 2, group_of_units(params) / params.slices());
+}
+
+}  // namespace
+
+Family seq1f1b_interleaved() {
+  return {.name = "seq1f1b-interleaved",
+          .aliases = {"Seq1F1B-I", "Seq1F1B-Interleaved"},
+          .summary = "interleaved-1f1b over slices of sequences",
+          .source = "Sun et al. 2024, arXiv:2406.03488, eq. 6",
+          .fixed_chunks = 0,
+          .default_chunks = 2,
+          .sliced = true,
+          .grouped = true,
+          .make = make};
+}
+
+}  // namespace sluice::families

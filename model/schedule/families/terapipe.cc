@@ -1,0 +1,15 @@
+#include "model/schedule/families/families.h"
+#include "model/schedule/orders.h"
+
+namespace sluice::families {
+
+Family terapipe() {
+  return {.name = "terapipe",
+          .aliases = {"TeraPipe"},
+          .summary = "gpipe over slices of sequences: 1/k of the bubble, holds every microbatch",
+          .source = "Li et al. 2021, arXiv:2102.07988",
+          .sliced = true,
+          .make = [](const FamilyParams& params) { return orders::there_and_back(terapipe(), params); }};
+}
+
+}  // namespace sluice::families

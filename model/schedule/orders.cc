@@ -1,0 +1,173 @@
+#include "model/schedule/orders.h"
+
+#include <fmt/format.h>
+
+#include "model/errors.h"
+
+namespace sluice::orders {
+
+void refuse(const Family& family, const std::string& reason) {
+  throw InputError(fmt::format("{}: {}", family.name, reason));
+}
+
+std::vector<int> linear(int ranks) { return looped(ranks, 1); }
+
+std::vector<int> mirrored(int ranks) {
+  const std::vector<int> route = linear(ranks);
+  return {route.rbegin(), route.rend()};
+}
+
+std::vector<int> looped(int ranks, int chunks) {
+  std::vector<int> route;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int rank = 0; rank < ranks; ++rank) route.push_back(rank);
+  }
+  return route;
+}
+
+std::vector<int> snake(int ranks, int chunks) {
+  std::vector<int> route;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int i = 0; i < ranks; ++i) route.push_back(chunk % 2 == 0 ? i : ranks - 1 - i);
+  }
+  return route;
+}
+
+ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of_a_rank) {
+  ScheduleParts parts;
+  parts.family = family.name;
+  parts.num_ranks = params.ranks;
+  parts.num_stages = params.ranks * params.chunks;
+  parts.num_microbatches = params.microbatches;
+  parts.num_batches = params.batches;
+  parts.shapes = {params.shape};
+  parts.orders.resize(static_cast<std::size_t>(params.ranks));
+  for (auto& order : parts.orders) order.reserve(static_cast<std::size_t>(ops_of_a_rank));
+  return parts;
+}
+
+int group_of_microbatches(const Family& family, const FamilyParams& params) {
+  const int group = params.group == 0 ? params.ranks : params.group;
+  if (group < params.ranks) {
+    refuse(family,
+           fmt::format("group: expected at least one microbatch for each of {} ranks, got {}", params.ranks, group));
+  }
+  const int last = params.microbatches % group;
+  if (last != 0 && last < params.ranks) {
+    refuse(family, fmt::format("microbatches: {} in groups of {} leave a last group of {}, fewer than the {} ranks",
+                               params.microbatches, group, last, params.ranks));
+  }
+  return std::min(group, params.microbatches);
+}
+
+ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group) {
+  const int ranks = params.ranks;
+  const int chunks = params.chunks;
+  const int slices = params.slices();
+  const int microbatches = params.microbatches * params.batches;
+  const int count = microbatches * chunks * slices;
+  if (chunks == 1) group = microbatches;
+  ScheduleParts parts = frame(family, params, (family.split_backward ? 3 : 2) * count);
+  parts.routes = {looped(ranks, chunks)};
+  for (int rank = 0; rank < ranks; ++rank) {
+    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    const int warm = lead * (ranks - 1 - rank) + (chunks - 1) * group * slices + slices - 1;
+    const StageList up = {.first = rank, .step = ranks, .count = chunks};
+    const StageList down = {.first = rank + (chunks - 1) * ranks, .step = -ranks, .count = chunks};
+    Walk forward(OpKind::F, up, group, 0, microbatches, slices);
+    Walk backward(family.split_backward ? OpKind::I : OpKind::B, down, group, 0, microbatches, slices);
+    Walk weight(OpKind::W, down, group, 0, microbatches, slices);
+    // How many weight gradients are behind: at most lead·r, all of them at the end. None where B has them.
+    const int lag = family.split_backward ? lead * rank : count;
+    int behind = 0;
+    const auto add_forward = [&] { order.push_back(forward.next()); };
+    const auto add_backward = [&] {
+      order.push_back(backward.next());
+      if (++behind > lag) {
+        order.push_back(weight.next());
+        --behind;
+      }
+    };
+    run(warm, count, add_forward, add_backward);
+    if (family.split_backward) {
+      for (; behind > 0; --behind) order.push_back(weight.next());
+    }
+  }
+  return parts;
+}
+
+ScheduleParts there_and_back(const Family& family, const FamilyParams& params) {
+  const int count = params.microbatches * params.chunks * params.slices();
+  ScheduleParts parts = frame(family, params, 2 * count);
+  parts.routes = {looped(params.ranks, params.chunks)};
+  for (int rank = 0; rank < params.ranks; ++rank) {
+    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    Walk forward(OpKind::F, {.first = rank, .step = params.ranks, .count = params.chunks}, params.microbatches, 0,
+                 params.microbatches, params.slices());
+    for (int i = 0; i < count; ++i) order.push_back(forward.next());
+    for (int i = count - 1; i >= 0; --i) {
+      Op backward = order[static_cast<std::size_t>(i)];
+      backward.kind = OpKind::B;
+      order.push_back(backward);
+    }
+  }
+  return parts;
+}
+
+void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>& lists, std::vector<Op>& order) {
+  TwoLists list(lists, order);
+  const int before = distance + 1;
+  const int after = turn - before;
+  std::vector<Op> unfinished;  // the Is, each followed sooner or later by its W, oldest first
+  unfinished.reserve(static_cast<std::size_t>(2 * turn));
+  std::size_t oldest = 0;
+  const auto input_gradient = [&](int digit) {
+    list.add(OpKind::I, digit);
+    unfinished.push_back(order.back());
+  };
+  const auto weight_gradient = [&] {
+    order.push_back(unfinished[oldest++]);
+    order.back().kind = OpKind::W;
+  };
+
+  for (int i = 0; i < 2 * after; ++i) list.add(OpKind::F, 0);
+  for (int i = 0; i < before; ++i) {
+    list.add(OpKind::F, 0);
+    list.add(OpKind::F, 1);
+  }
+  for (int i = 0; i < after; ++i) {
+    input_gradient(1);
+    weight_gradient();
+    list.add(OpKind::F, 1);
+  }
+  for (int i = 0; i < lists[0].microbatches - 2 * turn + before; ++i) {
+    if (i == 0 && after == 0) {
+      // At the turn the first B waits for this very F: they cannot be one block.
+      list.add(OpKind::F, 0);
+      list.add(OpKind::B, 1);
+    } else {
+      list.add_joint(0, 1);
+    }
+    list.add_joint(1, 0);
+  }
+  for (int i = 0; i < after; ++i) {
+    list.add(OpKind::B, 1);
+    list.add_joint(1, 0);
+  }
+  // The first `before` of these backwards are whole, the last ones leave their weight gradient for the end.
+  for (int i = 0; i < 2 * before; ++i) {
+    const int digit = i % 2 == 0 ? 1 : 0;
+    if (i < before) {
+      list.add(OpKind::B, digit);
+    } else {
+      input_gradient(digit);
+    }
+  }
+  for (int i = 0; i < after; ++i) {
+    weight_gradient();
+    input_gradient(0);
+  }
+  for (int i = 0; i < before; ++i) weight_gradient();
+}
+
+}  // namespace sluice::orders

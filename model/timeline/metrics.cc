@@ -1,0 +1,65 @@
+#include "model/timeline/metrics.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+double peak_in_flight(const Schedule& schedule, int rank) {
+  const OpKind release = schedule.split_backward() ? OpKind::W : OpKind::B;
+  // Whole tokens where all microbatches are cut alike, so that the shares sum exactly.
+  const bool alike = schedule.shapes().size() == 1;
+  const MicrobatchShape& shape = schedule.shapes()[0];
+  double held = 0;
+  double peak = 0;
+  for (const Op& op : schedule.ops(rank)) {
+    // A schedule may mix both forms: a B gives back what it holds even where others split.
+    if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) continue;
+    const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
+    auto share = static_cast<double>(cut.slice_lengths[static_cast<std::size_t>(op.slice)]);
+    if (!alike) share /= static_cast<double>(cut.tokens());
+    held += op.kind == OpKind::F ? share : -share;
+    peak = std::max(peak, held);
+  }
+  if (alike) peak /= static_cast<double>(shape.tokens());
+  return peak * schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
+}
+
+Metrics measure(const OpGraph& graph, const Timeline& timeline) {
+  const Schedule& schedule = graph.schedule();
+  Metrics metrics;
+  metrics.ranks.resize(static_cast<std::size_t>(schedule.num_ranks()));
+  std::vector<char> seen(metrics.ranks.size(), 0);
+  Duration last{0};
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    last = std::max(last, timeline.end[v]);
+    if (vertex.kind == VertexKind::transfer || vertex.kind == VertexKind::collective) continue;
+    const auto rank = static_cast<std::size_t>(vertex.lane);  // compute lanes are numbered by rank
+    RankMetrics& of = metrics.ranks[rank];
+    of.busy += timeline.end[v] - timeline.start[v];
+    if (vertex.kind == VertexKind::optimizer) continue;
+    if (seen[rank] == 0) {
+      seen[rank] = 1;
+      of.first_start = timeline.start[v];
+    }
+    of.last_end = timeline.end[v];
+  }
+  Duration busy{0};
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    RankMetrics& of = metrics.ranks[static_cast<std::size_t>(rank)];
+    of.peak_in_flight = peak_in_flight(schedule, rank);
+    busy += of.busy;
+    metrics.ideal = std::max(metrics.ideal, of.busy);
+    metrics.span = std::max(metrics.span, of.last_end - of.first_start);
+  }
+  metrics.makespan = last;
+  const double all = static_cast<double>(last.count()) * schedule.num_ranks();
+  metrics.bubble_fraction = all > 0 ? 1.0 - static_cast<double>(busy.count()) / all : 0.0;
+  metrics.bubble_over_ideal =
+      metrics.ideal.count() > 0
+          ? static_cast<double>((metrics.makespan - metrics.ideal).count()) / static_cast<double>(metrics.ideal.count())
+          : 0.0;
+  return metrics;
+}
+
+}  // namespace sluice

@@ -1,0 +1,17 @@
+#include "sim/engine.h"
+
+#include "sim/sweep.h"
+
+namespace sluice {
+
+Timeline simulate(const OpGraph& graph, const Prices& prices) {
+  Timeline timeline;
+  LaneTimes lane_free(graph.lanes().size(), Duration{0});
+  sweep<true>(graph, prices, lane_free, &timeline.start, timeline.end);
+  timeline.lane_latency = prices.lane_latency;
+  // A timeline keeps when a transfer leaves its lanes; the sweep had its arrival.
+  for (VertexId v = 0; v < graph.size(); ++v) timeline.end[v] = timeline.start[v] + prices.duration[v];
+  return timeline;
+}
+
+}  // namespace sluice

@@ -1,0 +1,52 @@
+#include "sim/sweep.h"
+
+#include <algorithm>
+
+namespace sluice {
+
+template <bool Steps>
+void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std::vector<Duration>* start,
+           std::vector<Duration>& done) {
+  const auto vertices = graph.vertices();
+  const VertexId n = graph.size();
+  done.resize(n);
+  if (start != nullptr) start->resize(n);
+  for (VertexId v = 0; v < n; ++v) {
+    const Vertex& vertex = vertices[v];
+    const auto lane = static_cast<std::size_t>(vertex.lane);
+    Duration begin = lane_free[lane];
+    if (vertex.kind == VertexKind::transfer) {
+      // Its one data need comes first; the order edge behind it is what lane_free already tells. (The order edge's
+      // `done` would add the latency of the transfer before.)
+      begin = std::max(begin, done[graph.needs(v).front()]);
+      const Duration end = begin + prices.duration[v];
+      lane_free[lane] = end;
+      done[v] = end + prices.lane_latency[lane];
+    } else if (vertex.kind == VertexKind::collective) {
+      if (!Steps) continue;
+      for (const VertexId need : graph.needs(v)) begin = std::max(begin, done[need]);
+      const Duration end = begin + prices.duration[v];
+      for (const int rank : graph.collective(vertex).ranks) {
+        auto& free = lane_free[static_cast<std::size_t>(graph.collective_lane(rank))];
+        free = std::max(free, end);
+      }
+      done[v] = end;
+    } else {
+      if (!Steps && vertex.kind == VertexKind::optimizer) {
+        // Left out, but what stands behind it on the lane still waits for what stands before.
+        done[v] = begin;
+        continue;
+      }
+      for (const VertexId need : graph.needs(v)) begin = std::max(begin, done[need]);
+      const Duration end = begin + prices.duration[v];
+      lane_free[lane] = end;
+      done[v] = end;
+    }
+    if (start != nullptr) (*start)[v] = begin;
+  }
+}
+
+template void sweep<true>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
+template void sweep<false>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
+
+}  // namespace sluice

@@ -1,0 +1,180 @@
+#include "sim/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <boost/graph/topological_sort.hpp>
+#include <cstdlib>
+#include <map>
+#include <random>
+
+#include "model/cost/uniform.h"
+#include "model/graph/lowering.h"
+#include "model/graph/op_graph_data.h"
+#include "model/schedule/family.h"
+#include "model/timeline/metrics.h"
+#include "sim/period.h"
+#include "support/oracle.h"
+#include "support/shapes.h"
+
+namespace sluice {
+namespace {
+
+// Whole nanoseconds drawn once for each kind, stage and slice.
+class RandomCost : public CostModel {
+ public:
+  RandomCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
+
+  std::int64_t nanoseconds(OpKind kind, int stage, int slice) const {
+    const auto [found, added] = times_.try_emplace({kind, stage, slice}, 0);
+    if (added) found->second = static_cast<std::int64_t>(random_() % 50 + 1);
+    return found->second;
+  }
+  double compute_s(OpKind kind, int stage, const MicrobatchShape&, int slice) const override {
+    return static_cast<double>(nanoseconds(kind, stage, slice)) * 1e-9;
+  }
+  TransferTime transfer(int, int, std::int64_t) const override { return {.latency_s = hop_ * 1e-9}; }
+
+ private:
+  mutable std::map<std::tuple<OpKind, int, int>, std::int64_t> times_;
+  mutable std::mt19937 random_;
+  int hop_;
+};
+
+// Where the graph has a compute vertex for each op: its start and end.
+std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times_by_op(const OpGraph& graph,
+                                                                                              const Timeline& timeline) {
+  std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
+    const std::pair when(timeline.start[v].count(), timeline.end[v].count());
+    times[{vertex.op, vertex.stage, vertex.microbatch, vertex.slice}] = when;
+    if (vertex.kind == VertexKind::joint) {
+      const Vertex& other = graph.joint_partner(vertex);
+      times[{other.op, other.stage, other.microbatch, other.slice}] = when;
+    }
+  }
+  return times;
+}
+
+TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
+  std::uint32_t seed = 1;
+  const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;  // the sanitizers' run
+  const test::Sizes sizes = small ? test::Sizes{3, 5, 2, 2} : test::Sizes{};
+  const int count = test::for_each_schedule(sizes, [&](const Schedule& schedule) {
+    SCOPED_TRACE(test::describe(schedule));
+    ++seed;
+    const RandomCost cost(seed, static_cast<int>(seed % 3) * 7);
+    const OpGraph graph = lower(schedule);
+    const Timeline timeline = simulate(graph, price(graph, cost));
+    test::OracleCosts costs;
+    costs.op = [&](const Op& op) { return cost.nanoseconds(op.kind, op.stage, op.slice); };
+    costs.hop = static_cast<int>(seed % 3) * 7;
+    const test::OracleTimes expected = test::longest_path(schedule, costs);
+    ASSERT_FALSE(expected.deadlock);
+    const auto times = times_by_op(graph, timeline);
+    ASSERT_EQ(std::ssize(times), schedule.num_ops());
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      const auto r = static_cast<std::size_t>(rank);
+      for (std::size_t i = 0; i < schedule.ops(rank).size(); ++i) {
+        const Op& op = schedule.ops(rank)[i];
+        const auto found = times.find({op.kind, op.stage, op.microbatch, op.slice});
+        ASSERT_NE(found, times.end());
+        ASSERT_EQ(found->second, std::pair(expected.start[r][i], expected.end[r][i])) << to_string(op, true);
+      }
+    }
+    const Metrics metrics = measure(graph, timeline);
+    EXPECT_EQ(metrics.makespan.count(), expected.makespan());
+    EXPECT_EQ(metrics.span.count(), expected.largest_span());
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      EXPECT_EQ(metrics.ranks[static_cast<std::size_t>(rank)].busy.count(), expected.busy(rank));
+    }
+  });
+  EXPECT_GT(count, small ? 200 : 1000);
+}
+
+// Each rank's list, `times` over, as one schedule.
+Schedule repeated(const Schedule& schedule, int times) {
+  ScheduleParts parts = schedule.parts();
+  parts.num_microbatches *= times;
+  parts.route_of.clear();
+  for (int i = 0; i < times; ++i) {
+    parts.route_of.insert(parts.route_of.end(), schedule.parts().route_of.begin(), schedule.parts().route_of.end());
+  }
+  for (auto& order : parts.orders) {
+    const std::vector<Op> once = order;
+    for (int i = 1; i < times; ++i) {
+      for (Op op : once) {
+        op.microbatch += i * schedule.num_microbatches();
+        order.push_back(op);
+      }
+    }
+  }
+  return Schedule(parts);
+}
+
+TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
+  std::uint32_t seed = 7;
+  test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
+    if (schedule.weight_policy() != WeightPolicy::flush) return;
+    SCOPED_TRACE(test::describe(schedule));
+    const RandomCost cost(++seed, 3);
+    const OpGraph graph = lower(schedule);
+    const Duration period = repeated_period(graph, price(graph, cost));
+    test::OracleCosts costs;
+    costs.op = [&](const Op& op) { return cost.nanoseconds(op.kind, op.stage, op.slice); };
+    costs.hop = 3;
+    // Growth over a multiple of every cycle length up to 4, past the transient.
+    const auto makespan = [&](int times) { return test::longest_path(repeated(schedule, times), costs).makespan(); };
+    const std::int64_t growth = makespan(36) - makespan(24);
+    EXPECT_EQ(period.count(), (growth + 6) / 12);
+  });
+}
+
+TEST(Period, OfSchedulesWithoutAFlushIsTheWorkOfABatch) {
+  // 1F1B that never ends: period m (f + x) for m >= p - 1 (spec's closed form).
+  for (const char* name : {"pipedream", "pipedream-2bw"}) {
+    for (int p = 1; p <= 6; ++p) {
+      for (int m = std::max(1, p - 1); m <= 8; ++m) {
+        const Schedule schedule = make_schedule(
+            find_family(name), {.ranks = p, .microbatches = m, .batches = batches_for_growth(p, m)});
+        const UniformCost cost({.forward = {3}, .input_gradient = {4}, .weight_gradient = {2}}, schedule);
+        const OpGraph graph = lower(schedule);
+        const BatchGrowth growth = batch_growth(graph, simulate(graph, price(graph, cost)));
+        EXPECT_TRUE(growth.constant);
+        EXPECT_EQ(growth.period, std::chrono::seconds(9 * m)) << name << " p=" << p << " m=" << m;
+      }
+    }
+  }
+}
+
+TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
+  // Two ranks, two microbatches, F takes 1 s, B 2 s. A transfer holds its lane for 3 s and arrives 10 s later.
+  // F0@0 0-1, sent 1-4, arrives 14; F1@0 1-2, sent 4-7, arrives 17. 1f1b on rank 1: F0 14-15, B0 15-17, F1 17-18, B1
+  // 18-20. B0 sent 17-20, arrives 30: B0@0 30-32; B1 sent 20-23, arrives 33: B1@0 33-35.
+  class Linked : public CostModel {
+   public:
+    double compute_s(OpKind kind, int, const MicrobatchShape&, int) const override { return kind == OpKind::F ? 1 : 2; }
+    TransferTime transfer(int, int, std::int64_t) const override { return {.occupied_s = 3, .latency_s = 10}; }
+  };
+  const Schedule schedule = make_schedule(find_family("1f1b"), {.ranks = 2, .microbatches = 2});
+  const OpGraph graph = lower(schedule);
+  const Timeline timeline = simulate(graph, price(graph, Linked{}));
+  EXPECT_EQ(measure(graph, timeline).makespan, std::chrono::seconds(35));
+}
+
+TEST(Graph, IdsAreATopologicalOrderOfTheBoostGraph) {
+  test::for_each_schedule({.ranks = 3, .microbatches = 4, .chunks = 2, .slices = 2}, [](const Schedule& schedule) {
+    const OpGraph graph = lower(schedule, {.data_parallel = 2, .recompute = true});
+    const DependencyGraph& dependencies = dependency_graph(graph);
+    ASSERT_EQ(boost::num_vertices(dependencies), graph.size());
+    std::vector<VertexId> order;  // edges lead to what is waited for, so the sort comes out in running order
+    ASSERT_NO_THROW(boost::topological_sort(dependencies, std::back_inserter(order)));
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      for (const VertexId need : graph.needs(v)) ASSERT_LT(need, v);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sluice
