@@ -195,7 +195,9 @@ TEST(Transfers, AreLatencyAndBytesOverTheLinkCrossed) {
 
 TEST(Transfers, OfGpusThatShareACardShareItsBandwidth) {
   const AnalyticCost one = cost_of(example("gpt3-1b.json"), training_of(1, 1, 16, 2048), "p3.16xlarge", 2);
-  const AnalyticCost eight = cost_of(example("gpt3-1b.json"), training_of(8, 1, 2, 2048), "p3.16xlarge", 2);
+  Training training = training_of(8, 1, 2, 2048);
+  training.scatter_gather = false;
+  const AnalyticCost eight = cost_of(example("gpt3-1b.json"), training, "p3.16xlarge", 2);
   EXPECT_DOUBLE_EQ(eight.transfer(0, 1, 1'000'000).occupied_s, 8 * one.transfer(7, 8, 1'000'000).occupied_s);
 }
 
@@ -205,8 +207,12 @@ TEST(Transfers, WithScatterGatherAreGatheredOnArrival) {
   const TransferTime scattered = cost_of(model, training).transfer(0, 1, 1'000'000);
   training.scatter_gather = false;
   const TransferTime whole = cost_of(model, training).transfer(0, 1, 8'000'000);
-  EXPECT_DOUBLE_EQ(whole.occupied_s, 8 * scattered.occupied_s);
+  const Link& nvlink = load_cluster("dgx-a100-80gb", 1).intra_node;
+  const double gather = 7e6 / (nvlink.bandwidth_bytes_per_s * nvlink.collective_efficiency);
+  EXPECT_NEAR(whole.occupied_s, 8 * (scattered.occupied_s - gather), 1e-12);
   EXPECT_GT(scattered.latency_s, whole.latency_s);
+  training.scatter_gather = true;
+  EXPECT_DOUBLE_EQ(cost_of(model, training).transfer(0, 1, 0).latency_s, scattered.latency_s);
   EXPECT_LT(scattered.latency_s + scattered.occupied_s, whole.latency_s + whole.occupied_s);
 }
 
@@ -242,6 +248,16 @@ TEST(Rings, OverNodesUseOneCardForEachMember) {
   EXPECT_DOUBLE_EQ(ring(8, 4), card);      // one member on a node
   EXPECT_DOUBLE_EQ(ring(4, 8), 2 * card);  // two
   EXPECT_DOUBLE_EQ(ring(1, 32), 8 * card);
+}
+
+TEST(Rings, OfSmallTensorsOverManyNodesAreTrees) {
+  // 1,024 GPUs: 2 x (7 levels over 128 nodes, 7 steps along a node), not 2,046 steps of a ring.
+  const AnalyticCost cost = cost_of(example("gpt3-1b.json"), training_of(8, 128, 1, 2048), "dgx-a100-80gb", 128);
+  const Cluster& cluster = cost.cluster();
+  EXPECT_NEAR(cost.collective_s(CollectiveKind::global_norm, -1, 8),
+              cluster.inter_node.collective_latency_s +
+                  14 * (cluster.inter_node.collective_step_s + cluster.intra_node.collective_step_s),
+              1e-9);
 }
 
 TEST(Joint, HidesCollectivesOnlyWhereThereAreAny) {

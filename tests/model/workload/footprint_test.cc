@@ -90,9 +90,9 @@ TEST(Activations, OfSlicesAddUpToTheWhole) {
   std::int64_t sum = 0;
   for (int slice = 0; slice < 3; ++slice) sum += kept(footprint.slice(0, cut, slice));
   EXPECT_EQ(sum, kept(footprint.slice(0, whole, 0)));
-  // Gradients of K and V in 32 bit; the last slice has no successor that adds to them.
+  // Gradients of K and V in 32 bit, where later slices add to them.
   EXPECT_EQ(footprint.slice(0, cut, 0).keys_values_gradient, 2 * footprint.slice(0, cut, 0).keys_values);
-  EXPECT_EQ(footprint.slice(0, cut, 2).keys_values_gradient, 0);
+  EXPECT_EQ(footprint.slice(0, whole, 0).keys_values_gradient, 0);
 }
 
 TEST(Activations, OfSlicesUnderFullRecomputationKeepKeysAndValues) {
@@ -116,6 +116,8 @@ TEST(Head, HoldsLogitsOfItsShareOfThePaddedVocabulary) {
             without.slice(1, shape, 0).activations_to_input_gradient + 2 * n * 768 + 4 * n * 25216);
   EXPECT_EQ(with.slice(1, shape, 0).backward_workspace, 4 * n * 25216);
   EXPECT_EQ(with.slice(1, shape, 0).transfer_forward, 0);
+  EXPECT_EQ(with.tied_embedding_bytes(), 4 * std::int64_t{25216} * 768);
+  EXPECT_EQ(without.tied_embedding_bytes(), 0);
   // The tied copy and the final norm.
   EXPECT_EQ(with.stage(1).weights - without.stage(1).weights, 2 * (std::int64_t{25216} * 768 + 2 * 768));
 }
