@@ -13,8 +13,8 @@
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
 #include "sim/period.h"
-#include "support/oracle.h"
-#include "support/all_schedules.h"
+#include "tests/support/oracle.h"
+#include "tests/support/all_schedules.h"
 
 namespace sluice {
 namespace {

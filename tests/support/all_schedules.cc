@@ -1,4 +1,4 @@
-#include "support/all_schedules.h"
+#include "tests/support/all_schedules.h"
 
 #include "model/errors.h"
 
