@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "model/errors.h"
 
@@ -44,17 +43,23 @@ Placement::Placement(const Training& training, const Cluster& cluster)
       first = false;
     }
   }
-  ranks.clear();
-  for (int rank = 0; rank < static_cast<int>(training.world_size()); ++rank) ranks.push_back(rank);
-  world_ = reach(ranks);
+  const int world = static_cast<int>(training.world_size());
+  const int rest = world % gpus_per_node_;  // on a last node that is not full
+  world_ = {.size = world,
+            .nodes = (world + gpus_per_node_ - 1) / gpus_per_node_,
+            .per_node = rest > 0 ? rest : gpus_per_node_};
 }
 
+// Ranks increase, so those of one node are one run.
 Reach Placement::reach(std::span<const int> world_ranks) const {
-  std::map<int, int> members;
-  for (const int rank : world_ranks) ++members[node_of(rank)];
-  Reach out{.size = static_cast<int>(world_ranks.size()), .nodes = static_cast<int>(members.size())};
-  out.per_node = out.size;
-  for (const auto& [node, count] : members) out.per_node = std::min(out.per_node, count);
+  Reach out{.size = static_cast<int>(world_ranks.size()), .nodes = 0, .per_node = static_cast<int>(world_ranks.size())};
+  for (std::size_t begin = 0; begin < world_ranks.size();) {
+    std::size_t end = begin;
+    while (end < world_ranks.size() && node_of(world_ranks[end]) == node_of(world_ranks[begin])) ++end;
+    ++out.nodes;
+    out.per_node = std::min(out.per_node, static_cast<int>(end - begin));
+    begin = end;
+  }
   return out;
 }
 
@@ -69,15 +74,17 @@ Reach Placement::pair(int a, int b) const {
 }
 
 int Placement::senders_per_node(int a, int b) const {
-  std::map<int, int> senders;
-  for (int data = 0; data < dp_; ++data) {
-    for (int tensor = 0; tensor < tp_; ++tensor) {
-      const int node = node_of(world_rank(a, data, tensor));
-      if (node != node_of(world_rank(b, data, tensor))) ++senders[node];
-    }
-  }
+  // Replicas follow each other in world rank, so those of one node are one run.
   int most = 1;
-  for (const auto& [node, count] : senders) most = std::max(most, count);
+  int senders = 0;
+  int last_node = -1;
+  for (int replica = 0; replica < dp_ * tp_; ++replica) {
+    const int node = node_of(world_rank(a, 0, replica));
+    if (node != last_node) senders = 0;
+    last_node = node;
+    if (node != node_of(world_rank(b, 0, replica))) ++senders;
+    most = std::max(most, senders);
+  }
   return most;
 }
 

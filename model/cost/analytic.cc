@@ -104,14 +104,17 @@ double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int sl
 }
 
 TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
-  if (from == to || bytes == 0) return {};
+  if (from == to) return {};
   const bool inside = placement_.pair(from, to).nodes == 1;
   const Link& link = inside ? cluster_.intra_node : cluster_.inter_node;
   double bandwidth = link.bandwidth_bytes_per_s * link.transfer_efficiency;
   if (!inside && !cluster_.nic_per_gpu) bandwidth /= placement_.senders_per_node(from, to);
   TransferTime time{.occupied_s = static_cast<double>(bytes) / bandwidth, .latency_s = link.latency_s};
   if (training_.tp > 1 && training_.scatter_gather && !training_.sequence_parallel) {
-    time.latency_s += collectives_.all_gather_s(placement_.tensor_group(), static_cast<double>(bytes) * training_.tp);
+    const Reach group = placement_.tensor_group();
+    const double latency = collectives_.all_gather_s(group, 0);
+    time.latency_s += latency;
+    time.occupied_s += collectives_.all_gather_s(group, static_cast<double>(bytes) * training_.tp) - latency;
   }
   return time;
 }

@@ -16,7 +16,8 @@ namespace sluice {
 // and kernel_s for each; an op is never shorter than its kernels take the host to issue. Tensor-parallel collectives
 // are part of an op and do not overlap with its kernels. See Collectives for rings, StageContents for what an op holds.
 // A transfer is latency and bytes over the bandwidth of the worst link that a replica crosses, and with scatter/gather
-// an all-gather of the received shares. GPUs of a node that share a network card and send at once share its bandwidth.
+// an all-gather of the received shares, which holds up the next transfer. GPUs of a node that share a network card and
+// send at once share its bandwidth.
 class AnalyticCost : public CostModel {
  public:
   // Throws InputError if training and model do not fit (check_training), or the cluster is too small (Placement).

@@ -1,6 +1,7 @@
 #include "model/cost/collectives.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sluice {
 
@@ -15,10 +16,16 @@ double Collectives::ring_bytes_per_s(const Reach& reach) const {
 
 double Collectives::ring_s(const Reach& reach, double bytes, int passes) const {
   if (reach.size <= 1) return 0;
-  const Link& link = reach.nodes == 1 ? cluster_.intra_node : cluster_.inter_node;
+  const Link& inside = cluster_.intra_node;
+  const Link& link = reach.nodes == 1 ? inside : cluster_.inter_node;
   const double steps = static_cast<double>(passes) * (reach.size - 1);
-  return link.collective_latency_s + steps * link.collective_step_s +
-         steps / reach.size * bytes / ring_bytes_per_s(reach);
+  double latency = steps * link.collective_step_s;
+  if (passes == 2 && reach.nodes > 1) {
+    const double levels = std::ceil(std::log2(reach.nodes));
+    latency =
+        std::min(latency, 2 * (levels * link.collective_step_s + (reach.per_node - 1) * inside.collective_step_s));
+  }
+  return link.collective_latency_s + latency + steps / reach.size * bytes / ring_bytes_per_s(reach);
 }
 
 }  // namespace sluice

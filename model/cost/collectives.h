@@ -8,7 +8,8 @@ namespace sluice {
 //   fixed + steps * step latency + share of the bytes / bandwidth of the ring.
 // Inside a node the ring runs at the link's collective bandwidth. Over several nodes every member on a node is a way
 // out of it (one ring each), so the ring has the least of the inside bandwidth and per_node times a GPU's share of the
-// network, and the latencies of the network. All are 0 for a group of one.
+// network, and the latencies of the network. An all-reduce over nodes takes the steps of a tree where those are fewer,
+// along the members of each node and then over the nodes, and back. All are 0 for a group of one.
 class Collectives {
  public:
   Collectives(const Cluster& cluster, const Placement& placement) : cluster_(cluster), placement_(placement) {}

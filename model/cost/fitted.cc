@@ -63,7 +63,7 @@ double FittedCost::recompute_s(int stage, const MicrobatchShape& shape, int slic
 }
 
 TransferTime FittedCost::transfer(int from, int to, std::int64_t bytes) const {
-  if (from == to || bytes == 0) return {};
+  if (from == to) return {};
   if (table_.links.size() == 1) {
     const LinkTime& link = table_.links.front();
     return {.occupied_s = static_cast<double>(bytes) / link.bandwidth_bytes_per_s, .latency_s = link.latency_s};

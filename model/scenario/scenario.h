@@ -16,23 +16,24 @@ namespace sluice {
 
 enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 
-// One "what if": a model on a cluster, how it is parallelised, the schedule, and what prices it. Read from a scenario file
+// One "what if": a model on a cluster, how it is parallelised, the schedule, and what prices it. Read from a scenario
+// file
 // ("sluice.scenario/1", docs/formats.md) over which the command line's flags have been laid.
 struct Scenario {
   std::string source;  // names it in errors
   std::optional<Transformer> model;
   std::optional<Cluster> cluster;
-  Training training;                  // pp is 0 until the schedule is known to say
-  bool clip_gradients = true;         // every step waits for the global norm
-  std::vector<int> stage_layers;      // explicit, or empty
+  Training training;              // pp is 0 until the schedule is known to say
+  bool clip_gradients = true;     // every step waits for the global norm
+  std::vector<int> stage_layers;  // explicit, or empty
   int first_stage_layers = 0;
   int last_stage_layers = 0;
 
-  std::string schedule = "1f1b";      // a family, or the path of a schedule file
-  int chunks = 0;                     // the zeros: the family's default
+  std::string schedule = "1f1b";  // a family, or the path of a schedule file
+  int chunks = 0;                 // the zeros: the family's default
   int group = 0;
   int batches = 0;
-  int microbatches = 0;               // of one batch and one pipeline
+  int microbatches = 0;  // of one batch and one pipeline
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
 

@@ -29,7 +29,8 @@ Schedule read_schedule(const Scenario& scenario) {
   agree(scenario, "/parallelism/vpp", scenario.chunks, schedule.num_chunks());
   agree(scenario, "/batch/microbatches", scenario.microbatches, schedule.num_microbatches());
   agree(scenario, "/schedule/batches", scenario.batches, schedule.num_batches());
-  if (scenario.shape.num_slices() > 1) agree(scenario, "/schedule/slices", scenario.shape.num_slices(), schedule.max_slices());
+  if (scenario.shape.num_slices() > 1)
+    agree(scenario, "/schedule/slices", scenario.shape.num_slices(), schedule.max_slices());
   if (scenario.training.sequence_length > 0) {
     for (const MicrobatchShape& shape : schedule.shapes()) {
       agree(scenario, "/batch/sequence_length", scenario.training.sequence_length, shape.tokens());
@@ -44,7 +45,8 @@ Schedule make_schedule(const Scenario& scenario) {
   if (is_file(scenario.schedule)) return read_schedule(scenario);
   const Family& family = find_family(scenario.schedule);
   if (scenario.training.pp == 0) {
-    throw InputError(fmt::format("{}: /parallelism/pp: required: the number of pipeline ranks (--pp)", scenario.source));
+    throw InputError(
+        fmt::format("{}: /parallelism/pp: required: the number of pipeline ranks (--pp)", scenario.source));
   }
   FamilyParams params{.ranks = scenario.training.pp,
                       .chunks = scenario.chunks,
@@ -53,7 +55,8 @@ Schedule make_schedule(const Scenario& scenario) {
                       .group = scenario.group,
                       .shape = scenario.shape};
   if (params.microbatches == 0) {
-    throw InputError(fmt::format("{}: /batch: required: microbatches (--microbatches), or global_batch (--gbs)", scenario.source));
+    throw InputError(
+        fmt::format("{}: /batch: required: microbatches (--microbatches), or global_batch (--gbs)", scenario.source));
   }
   return make_schedule(family, std::move(params));
 }
@@ -99,12 +102,14 @@ void Setup::make_cost() {
       cost_ = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster);
       return;
     case CostKind::fitted: {
-      require(scenario_.model.has_value(), "/model: required by the fitted cost: it tells the layers of a stage (--model)");
+      require(scenario_.model.has_value(),
+              "/model: required by the fitted cost: it tells the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) {
         rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster);
       }
-      cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_, std::move(rest));
+      cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
+                                           std::move(rest));
       return;
     }
   }

@@ -30,7 +30,7 @@ struct Family {
   int fixed_chunks = 1;    // chunks where the placement fixes them; 0: `chunks` is free
   int default_chunks = 1;  // where free
   bool sliced = false;
-  bool split_backward = false;  // I and W instead of B
+  bool split_backward = false;  // I and W instead of B, at least in places
   bool grouped = false;         // takes `group`
   bool asynchronous = false;    // no flush: spans `batches`
   int replicas = 1;             // ranks that hold a stage

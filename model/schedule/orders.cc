@@ -74,9 +74,9 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
     const int warm = lead * (ranks - 1 - rank) + (chunks - 1) * group * slices + slices - 1;
     const StageList up = {.first = rank, .step = ranks, .count = chunks};
     const StageList down = {.first = rank + (chunks - 1) * ranks, .step = -ranks, .count = chunks};
-    Walk forward(OpKind::F, up, group, 0, microbatches, slices);
-    Walk backward(family.split_backward ? OpKind::I : OpKind::B, down, group, 0, microbatches, slices);
-    Walk weight(OpKind::W, down, group, 0, microbatches, slices);
+    Walk forward(OpKind::F, up, group, microbatches, slices);
+    Walk backward(family.split_backward ? OpKind::I : OpKind::B, down, group, microbatches, slices);
+    Walk weight(OpKind::W, down, group, microbatches, slices);
     // How many weight gradients are behind: at most lead·r, all of them at the end. None where B has them.
     const int lag = family.split_backward ? lead * rank : count;
     int behind = 0;
@@ -102,7 +102,7 @@ ScheduleParts there_and_back(const Family& family, const FamilyParams& params) {
   parts.routes = {looped(params.ranks, params.chunks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
     auto& order = parts.orders[static_cast<std::size_t>(rank)];
-    Walk forward(OpKind::F, {.first = rank, .step = params.ranks, .count = params.chunks}, params.microbatches, 0,
+    Walk forward(OpKind::F, {.first = rank, .step = params.ranks, .count = params.chunks}, params.microbatches,
                  params.microbatches, params.slices());
     for (int i = 0; i < count; ++i) order.push_back(forward.next());
     for (int i = count - 1; i >= 0; --i) {

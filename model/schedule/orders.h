@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <vector>
@@ -29,16 +30,15 @@ struct StageList {
 // descending for the gradients. An endless list: the caller counts.
 class Walk {
  public:
-  Walk(OpKind kind, StageList stages, int group, int first_microbatch, int microbatches, int slices = 1)
+  Walk(OpKind kind, StageList stages, int group, int microbatches, int slices = 1)
       : stages_(stages),
         group_(group),
-        group_begin_(first_microbatch),
-        group_end_(std::min(first_microbatch + group, first_microbatch + microbatches)),
-        end_(first_microbatch + microbatches),
-        slices_left_(slices),
+        group_end_(std::min(group, microbatches)),
+        microbatches_(microbatches),
         slices_(slices),
+        slices_left_(slices),
         slice_step_(kind == OpKind::F ? 1 : -1),
-        next_(op(kind, stages.first, first_microbatch, kind == OpKind::F ? 0 : slices - 1)) {}
+        next_(op(kind, stages.first, 0, kind == OpKind::F ? 0 : slices - 1)) {}
 
   Op next() {
     const Op result = next_;
@@ -57,18 +57,18 @@ class Walk {
       stage_index_ = 0;
       next_.stage = static_cast<std::int16_t>(stages_.first);
       group_begin_ = group_end_;
-      group_end_ = std::min(group_end_ + group_, end_);
+      group_end_ = std::min(group_end_ + group_, microbatches_);
     }
     next_.microbatch = group_begin_;
   }
 
   StageList stages_;
   int group_;
-  int group_begin_;
+  int group_begin_ = 0;
   int group_end_;
-  int end_;
-  int slices_left_;
+  int microbatches_;
   int slices_;
+  int slices_left_;
   int slice_step_;
   int stage_index_ = 0;
   Op next_;

@@ -90,10 +90,9 @@ Schedule make_schedule(const Family& family, FamilyParams params) {
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
   std::int64_t tokens = 0;
   for (const std::int64_t length : params.shape.slice_lengths) {
-    if (length < 1 || length > kMaxTokens)
-      refuse(fmt::format("slice lengths: expected 1 to 2^40 tokens, got {}", length));
+    if (length < 1 || length > kMaxTokens) refuse(fmt::format("slice length: expected 1 to 2^40, got {}", length));
     tokens += length;
-    if (tokens > kMaxTokens) refuse("slice lengths: more than 2^40 tokens in all");
+    if (tokens > kMaxTokens) refuse("slice lengths: more than 2^40 tokens together");
   }
   if (params.shape.sequences < 1) refuse(fmt::format("sequences: expected at least 1, got {}", params.shape.sequences));
   if (params.group < 0) refuse(fmt::format("group: expected at least 1, got {}", params.group));

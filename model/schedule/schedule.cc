@@ -192,7 +192,12 @@ int num_weight_versions(const Schedule& schedule, int rank) {
   switch (schedule.weight_policy()) {
     case WeightPolicy::flush: return 1;
     case WeightPolicy::double_buffered: return schedule.num_batches() > 1 ? 2 : 1;
-    case WeightPolicy::stashed: return std::min(schedule.num_ranks() - rank, schedule.total_microbatches());
+    case WeightPolicy::stashed: {
+      // The first p - r forwards all read the initial weights; from then on each reads another version.
+      const int total = schedule.total_microbatches();
+      const int in_flight = schedule.num_ranks() - rank;
+      return total == 1 ? 1 : std::min(in_flight, std::max(total - in_flight, 0) + 2);
+    }
   }
   return 1;
 }

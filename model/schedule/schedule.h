@@ -129,7 +129,8 @@ class Schedule {
 // PipeDream on rank r of p: the microbatches whose backward precedes its forward, max(0, n - (p - r) + 1).
 int weight_version(const Schedule& schedule, int microbatch, int rank);
 
-// How many versions of a stage's weights `rank` holds at once.
+// How many versions of a stage's weights `rank` holds at once: those that microbatches in flight computed with, and the
+// newest. PipeDream: p - r, once there are 2(p - r) - 2 microbatches.
 int num_weight_versions(const Schedule& schedule, int rank);
 
 }  // namespace sluice

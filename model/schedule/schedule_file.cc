@@ -105,12 +105,15 @@ std::string schedule_to_json(const Schedule& schedule) {
   std::string out;
   out.reserve(static_cast<std::size_t>(schedule.num_ops()) * 12 + 1024);
   const auto to = std::back_inserter(out);
-  fmt::format_to(to, "{{\n\"schema\": \"{}\",\n\"family\": {},\n\"ranks\": {},\n\"stages\": {},\n\"microbatches\": {},\n", kSchema,
-                 Json(parts.family).dump(), parts.num_ranks, parts.num_stages, parts.num_microbatches);
-  fmt::format_to(to, "\"batches\": {},\n\"weight_policy\": \"{}\",\n", parts.num_batches, to_string(parts.weight_policy));
+  fmt::format_to(to,
+                 "{{\n\"schema\": \"{}\",\n\"family\": {},\n\"ranks\": {},\n\"stages\": {},\n\"microbatches\": {},\n",
+                 kSchema, Json(parts.family).dump(), parts.num_ranks, parts.num_stages, parts.num_microbatches);
+  fmt::format_to(to, "\"batches\": {},\n\"weight_policy\": \"{}\",\n", parts.num_batches,
+                 to_string(parts.weight_policy));
   fmt::format_to(to, "\"placement\": {},\n", Json(parts.routes).dump());
   if (!parts.route_of.empty()) {
-    fmt::format_to(to, "\"route_of\": {},\n", Json(std::vector<int>(parts.route_of.begin(), parts.route_of.end())).dump());
+    fmt::format_to(to, "\"route_of\": {},\n",
+                   Json(std::vector<int>(parts.route_of.begin(), parts.route_of.end())).dump());
   }
   out += "\"shapes\": [";
   for (std::size_t i = 0; i < parts.shapes.size(); ++i) {
@@ -149,7 +152,8 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   parts.num_batches = static_cast<int>(root.integer_or("batches", 1, kMaxOps, 1));
   if (root.has("weight_policy")) {
     const std::string policy = root.at("weight_policy").one_of(kPolicies);
-    parts.weight_policy = static_cast<WeightPolicy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
+    parts.weight_policy =
+        static_cast<WeightPolicy>(std::find(kPolicies.begin(), kPolicies.end(), policy) - kPolicies.begin());
   } else {
     root.allow("weight_policy");
   }
@@ -158,7 +162,8 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   }
   const std::int64_t total = static_cast<std::int64_t>(parts.num_microbatches) * parts.num_batches;
   if (total * parts.num_stages > kMaxOps) {
-    root.at("microbatches").fail(fmt::format("{} microbatches on {} stages: more than {} ops", total, parts.num_stages, kMaxOps));
+    root.at("microbatches")
+        .fail(fmt::format("{} microbatches on {} stages: more than {} ops", total, parts.num_stages, kMaxOps));
   }
   for (const JsonReader& route : root.at("placement").elements()) {
     auto& ranks = parts.routes.emplace_back();

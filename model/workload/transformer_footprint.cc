@@ -52,11 +52,16 @@ StageBytes TransformerFootprint::stage(int stage) const {
   bytes.weights = 2 * count;
   bytes.gradients = training_.gradient_bytes * count;
   bytes.optimizer = sharded ? (12 * count + training_.dp - 1) / training_.dp : 12 * count;
-  if (training_.dp > 1) {
-    bytes.reduced = bytes.gradients;
-    bytes.gathered = sharded ? bytes.weights : 0;
-  }
+  bytes.reduced = bytes.gradients;
+  bytes.gathered = sharded ? bytes.weights : 0;
   return bytes;
+}
+
+std::int64_t TransformerFootprint::tied_embedding_bytes() const {
+  const bool copied =
+      std::any_of(stages_.begin(), stages_.end(), [](const StageContents& held) { return held.tied_copy; });
+  if (!copied) return 0;
+  return padded_vocab(model_, training_.tp) / training_.tp * model_.hidden * training_.gradient_bytes;
 }
 
 SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
@@ -83,8 +88,7 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
     bytes.activations_to_weight_gradient = layers * layer.to_weight_gradient;
     bytes.keys_values = layers * layer.keys_values;
   }
-  // In 32 bit. The last slice has no successor to receive from.
-  if (slice + 1 < shape.num_slices()) bytes.keys_values_gradient = 2 * layers * layer.keys_values;
+  if (sliced) bytes.keys_values_gradient = 2 * layers * layer.keys_values;  // in 32 bit
 
   if (layers > 0) {
     bytes.forward_workspace = keeps_scores ? 0 : layer.scores;
@@ -112,6 +116,11 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   bytes.transfer_forward = contents.head ? 0 : boundary;
   bytes.transfer_backward = contents.embedding ? 0 : boundary;
   return bytes;
+}
+
+std::int64_t TransformerFootprint::tied_embedding_bytes() const {
+  if (!model_.tied_embeddings) return 0;
+  return training_.gradient_bytes * (padded_vocab(model_, training_.tp) / training_.tp) * model_.hidden;
 }
 
 }  // namespace sluice

@@ -32,6 +32,7 @@ class TransformerFootprint : public Footprint {
   StageBytes stage(int stage) const override;
   // The context of a slice is what `shape` says of it. Lengths are tokens.
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;
+  std::int64_t tied_embedding_bytes() const override;
 
  private:
   Transformer model_;

@@ -1,9 +1,19 @@
+<<<<<<< HEAD
+#include "support/shapes.h"
+=======
 #include "tests/support/shapes.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+>>>>>>> fam
 
 #include "model/errors.h"
 
 namespace sluice::test {
 
+<<<<<<< HEAD
 int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use) {
   int count = 0;
   for (const Family& family : all_families()) {
@@ -20,12 +30,53 @@ int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedul
               use(schedule);
             } catch (const InputError&) {
               continue;  // not for this family
+=======
+Schedule make(const std::string& name, const Shape& shape) {
+  const Family& family = find_family(name);
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(shape.k), 1);
+  return make_schedule(family, {.ranks = shape.p,
+                                .chunks = family.fixed_chunks == 0 ? shape.v : 0,
+                                .microbatches = shape.m,
+                                .batches = shape.batches,
+                                .group = shape.group,
+                                .shape = {.sequences = 1, .slice_lengths = lengths}});
+}
+
+int for_shapes(const std::string& name, const Limits& limits, const std::function<bool(const Shape&)>& in_range,
+               const std::function<void(const Shape&, const Schedule&)>& check) {
+  const Family& family = find_family(name);
+  const int chunks = family.fixed_chunks == 0 ? limits.chunks : 1;
+  const int slices = family.sliced ? limits.slices : 1;
+  const int batches = family.asynchronous ? limits.batches : 1;
+  int checked = 0;
+  const auto check_one = [&](const Shape& shape) {
+    if (!in_range(shape)) return;
+    std::optional<Schedule> schedule;
+    try {
+      schedule = make(name, shape);
+    } catch (const InputError&) {
+      return;
+    }
+    ++checked;
+    SCOPED_TRACE(fmt::format("{} p={} m={} v={} k={} G={} batches={}", name, shape.p, shape.m, shape.v, shape.k,
+                             shape.group, shape.batches));
+    check(shape, *schedule);
+  };
+  for (int p = 1; p <= limits.ranks; ++p) {
+    for (int m = 1; m <= limits.microbatches; ++m) {
+      for (int v = 1; v <= chunks; ++v) {
+        for (int k = 1; k <= slices; ++k) {
+          for (int group = 0; group <= (family.grouped ? m * k : 0); ++group) {
+            for (int b = 1; b <= batches && !testing::Test::HasFatalFailure(); ++b) {
+              check_one({.p = p, .m = m, .v = v, .k = k, .group = group, .batches = b});
+>>>>>>> fam
             }
           }
         }
       }
     }
   }
+<<<<<<< HEAD
   return count;
 }
 
@@ -33,6 +84,9 @@ std::string describe(const Schedule& schedule) {
   return schedule.family() + " p=" + std::to_string(schedule.num_ranks()) +
          " m=" + std::to_string(schedule.num_microbatches()) + " v=" + std::to_string(schedule.num_chunks()) +
          " k=" + std::to_string(schedule.max_slices());
+=======
+  return checked;
+>>>>>>> fam
 }
 
 }  // namespace sluice::test

@@ -1,5 +1,8 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
@@ -47,7 +50,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family chimera() {
   return {.name = "chimera",
-          .aliases = {"Chimera"},
+          .aliases = {},
           .summary = "two pipelines, one each way: half the bubble of 1f1b, every stage on two ranks",
           .source = "Li and Hoefler 2021, arXiv:2107.06925",
           .replicas = 2,

@@ -1,5 +1,9 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
+#include <utility>
+
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
@@ -15,7 +19,7 @@ ScheduleParts make(const FamilyParams& params) {
                    fmt::format("microbatches: expected an even number of at least {} (twice the ranks), got {}",
                                2 * ranks, params.microbatches));
   }
-  ScheduleParts parts = orders::frame(dualpipe(), params, 3 * params.microbatches);
+  ScheduleParts parts = orders::frame(dualpipe(), params, 2 * params.microbatches + ranks);
   parts.routes = {orders::linear(ranks), orders::mirrored(ranks)};
   // The first half enters at rank 0, the second at the last rank.
   parts.route_of.assign(static_cast<std::size_t>(params.microbatches), 0);
@@ -36,7 +40,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family dualpipe() {
   return {.name = "dualpipe",
-          .aliases = {"DualPipe"},
+          .aliases = {},
           .summary = "two pipelines, one each way, F and B of opposite ways as one block; every stage on two ranks",
           .source = "DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and its DualPipe code",
           .split_backward = true,

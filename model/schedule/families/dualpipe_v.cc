@@ -12,7 +12,7 @@ ScheduleParts make(const FamilyParams& params) {
     orders::refuse(dualpipe_v(), fmt::format("microbatches: expected at least {} (twice the ranks), got {}", 2 * ranks,
                                              params.microbatches));
   }
-  ScheduleParts parts = orders::frame(dualpipe_v(), params, 6 * params.microbatches);
+  ScheduleParts parts = orders::frame(dualpipe_v(), params, 4 * params.microbatches + 2 * ranks);
   parts.routes = {orders::snake(ranks, 2)};
   for (int rank = 0; rank < ranks; ++rank) {
     orders::dualpipe_steps(rank, ranks,

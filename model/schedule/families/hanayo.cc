@@ -31,12 +31,13 @@ ScheduleParts make(const FamilyParams& params) {
     const int even = rank;
     const int odd = wave - 1 - rank;
     const auto list = [&](int forward_stage, int backward_stage) {
-      return
-          [&order, count, i = 0,
-           forward = orders::Walk(OpKind::F, {.first = forward_stage, .step = wave, .count = waves}, ranks, 0, ranks),
-           backward = orders::Walk(
-               OpKind::B, {.first = backward_stage + (waves - 1) * wave, .step = -wave, .count = waves}, ranks, 0,
-               ranks)]() mutable { order.push_back(i++ < count ? forward.next() : backward.next()); };
+      const orders::StageList up = {.first = forward_stage, .step = wave, .count = waves};
+      const orders::StageList down = {.first = backward_stage + (waves - 1) * wave, .step = -wave, .count = waves};
+      orders::Walk forward(OpKind::F, up, ranks, ranks);
+      orders::Walk backward(OpKind::B, down, ranks, ranks);
+      return [&order, forward, backward, forwards_left = count]() mutable {
+        order.push_back(forwards_left-- > 0 ? forward.next() : backward.next());
+      };
     };
     orders::run(ranks - rank - 1, 2 * count, list(even, odd), list(odd, even));
   }
@@ -47,7 +48,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family hanayo() {
   return {.name = "hanayo",
-          .aliases = {"Hanayo"},
+          .aliases = {},
           .summary = "W waves back and forth over the ranks: a bubble of 1/(2W), one copy of the weights",
           .source = "Liu et al. 2023, arXiv:2308.15762",
           .fixed_chunks = 0,

@@ -14,7 +14,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family pipedream() {
   return {.name = "pipedream",
-          .aliases = {"PipeDream"},
+          .aliases = {},
           .summary = "1f1b that never drains: a step after every backward, rank r keeps p - r versions of its weights",
           .source = "Narayanan et al. 2019, arXiv:1806.03377",
           .asynchronous = true,

@@ -22,7 +22,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family pipedream_2bw() {
   return {.name = "pipedream-2bw",
-          .aliases = {"2BW", "PipeDream-2BW"},
+          .aliases = {"2BW"},
           .summary = "1f1b that never drains, with a step after every batch and two versions of the weights",
           .source = "Narayanan et al. 2021, arXiv:2006.09503, section 3.1",
           .asynchronous = true,

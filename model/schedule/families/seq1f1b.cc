@@ -5,7 +5,7 @@ namespace sluice::families {
 
 Family seq1f1b() {
   return {.name = "seq1f1b",
-          .aliases = {"Seq1F1B"},
+          .aliases = {},
           .summary = "1f1b over slices of sequences: 1/k of the bubble and less memory",
           .source = "Sun et al. 2024, arXiv:2406.03488, eq. 4",
           .sliced = true,

@@ -39,7 +39,7 @@ ScheduleParts make(const FamilyParams& params) {
 
 Family seq1f1b_interleaved() {
   return {.name = "seq1f1b-interleaved",
-          .aliases = {"Seq1F1B-I", "Seq1F1B-Interleaved"},
+          .aliases = {"Seq1F1B-I"},
           .summary = "interleaved-1f1b over slices of sequences",
           .source = "Sun et al. 2024, arXiv:2406.03488, eq. 6",
           .fixed_chunks = 0,

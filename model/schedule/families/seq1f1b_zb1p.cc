@@ -5,7 +5,7 @@ namespace sluice::families {
 
 Family seq1f1b_zb1p() {
   return {.name = "seq1f1b-zb1p",
-          .aliases = {"Seq1F1B-ZB1P"},
+          .aliases = {},
           .summary = "zb-h1 over slices of sequences",
           .source = "Sun et al. 2024, arXiv:2406.03488",
           .sliced = true,

@@ -5,7 +5,7 @@ namespace sluice::families {
 
 Family seq1f1b_zb2p() {
   return {.name = "seq1f1b-zb2p",
-          .aliases = {"Seq1F1B-ZB2P"},
+          .aliases = {},
           .summary = "zb-h2 over slices of sequences: the shortest of the linear ones, at little memory",
           .source = "zb-h2 over the slices of seq1f1b",
           .sliced = true,

@@ -5,7 +5,7 @@ namespace sluice::families {
 
 Family terapipe() {
   return {.name = "terapipe",
-          .aliases = {"TeraPipe"},
+          .aliases = {},
           .summary = "gpipe over slices of sequences: 1/k of the bubble, holds every microbatch",
           .source = "Li et al. 2021, arXiv:2102.07988",
           .sliced = true,

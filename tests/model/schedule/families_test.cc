@@ -1,61 +1,29 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tests/support/oracle.h"
+#include "tests/support/shapes.h"
 
+// What holds for every family, over all small shapes, and what each refuses. The orders themselves are in
+// orders_test.cc.
 namespace sluice {
 namespace {
 
 using test::longest_path;
+using test::make;
 using test::OracleTimes;
+using test::Shape;
 using test::uniform;
 
-MicrobatchShape slices(int count) {
-  return {.sequences = 1, .slice_lengths = std::vector<std::int64_t>(static_cast<std::size_t>(count), 1)};
-}
-
-std::string described(const Family& family, const FamilyParams& params) {
-  return std::string(family.name) + " p=" + std::to_string(params.ranks) + " m=" + std::to_string(params.microbatches) +
-         " v=" + std::to_string(params.chunks) + " k=" + std::to_string(params.slices()) +
-         " G=" + std::to_string(params.group) + " batches=" + std::to_string(params.batches);
-}
-
-// Calls `check(params, schedule)` for all shapes that the family takes: ranks to 4, microbatches to 8, chunks to 4,
-// slices to 4, groups to 8 units, batches to 3. Returns how many.
-int for_small_shapes(const Family& family, const auto& check) {
-  int taken = 0;
-  const auto try_one = [&](const FamilyParams& params) {
-    SCOPED_TRACE(described(family, params));
-    try {
-      check(params, make_schedule(family, params));
-      ++taken;
-    } catch (const InputError&) {
-    }
-  };
-  for (int p = 1; p <= 4; ++p) {
-    for (int m = 1; m <= 8; ++m) {
-      for (int v = 1; v <= (family.fixed_chunks == 0 ? 4 : 1); ++v) {
-        for (int k = 1; k <= (family.sliced ? 4 : 1); ++k) {
-          for (int group = 0; group <= (family.grouped ? 8 : 0); ++group) {
-            for (int batches = 1; batches <= (family.asynchronous ? 3 : 1); ++batches) {
-              try_one({.ranks = p,
-                       .chunks = family.fixed_chunks == 0 ? v : 0,
-                       .microbatches = m,
-                       .batches = batches,
-                       .group = group,
-                       .shape = slices(k)});
-            }
-          }
-        }
-      }
-    }
-  }
-  return taken;
-}
+constexpr test::Limits kSmall = {.ranks = 4, .microbatches = 8, .chunks = 4, .slices = 4, .batches = 3};
+bool everywhere(const Shape&) { return true; }
 
 // Each op once, on the rank of its stage, with F, and B or I and W, for each cell.
 void expect_complete(const Schedule& schedule) {
@@ -80,13 +48,16 @@ void expect_complete(const Schedule& schedule) {
   EXPECT_EQ(seen.size(), expected);
 }
 
-class EveryFamily : public testing::TestWithParam<std::string_view> {};
+class EveryFamily : public testing::TestWithParam<std::string_view> {
+ protected:
+  const std::string name{GetParam()};
+};
 
 TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
-  const Family& family = find_family(GetParam());
-  const int taken = for_small_shapes(family, [&](const FamilyParams&, const Schedule& schedule) {
+  const int checked = test::for_shapes(name, kSmall, everywhere, [](const Shape&, const Schedule& schedule) {
     expect_complete(schedule);
-    const OracleTimes times = longest_path(schedule, uniform(2, 3, 5));
+    const test::OracleCosts costs = uniform(2, 3, 5);
+    const OracleTimes times = longest_path(schedule, costs);
     ASSERT_FALSE(times.deadlock);
     // The path of one microbatch down and up again: every F, and the gradient that the next stage waits for.
     std::int64_t path = 0;
@@ -94,12 +65,45 @@ TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
     EXPECT_GE(times.makespan(), path);
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       std::int64_t work = 0;
-      for (const Op& op : schedule.ops(rank)) work += uniform(2, 3, 5).op(op);
+      for (const Op& op : schedule.ops(rank)) work += costs.op(op);
       EXPECT_EQ(times.busy(rank), work);
       EXPECT_GE(times.span(rank), work);
     }
   });
-  EXPECT_GT(taken, 0);
+  EXPECT_GT(checked, 0);
+}
+
+TEST_P(EveryFamily, IsWhatItsRowSays) {
+  const Family& family = find_family(name);
+  EXPECT_FALSE(family.summary.empty());
+  EXPECT_FALSE(family.source.empty());
+  test::for_shapes(name, kSmall, everywhere, [&](const Shape& shape, const Schedule& schedule) {
+    EXPECT_EQ(schedule.family(), name);
+    EXPECT_EQ(schedule.split_backward(), family.split_backward);
+    EXPECT_EQ(schedule.num_routes(), family.replicas);
+    EXPECT_EQ(schedule.weight_policy() != WeightPolicy::flush, family.asynchronous);
+    EXPECT_EQ(schedule.num_chunks(), family.fixed_chunks == 0 ? shape.v : family.fixed_chunks);
+    EXPECT_EQ(schedule.num_microbatches(), shape.m);
+    EXPECT_EQ(schedule.num_batches(), shape.batches);
+  });
+}
+
+TEST_P(EveryFamily, IsMadeTheSameTwice) {
+  test::for_shapes(name, {.ranks = 3, .microbatches = 6, .chunks = 2, .slices = 2}, everywhere,
+                   [&](const Shape& shape, const Schedule& schedule) {
+                     EXPECT_EQ(make(name, shape).parts().orders, schedule.parts().orders);
+                   });
+}
+
+TEST_P(EveryFamily, OrdersSlicesByTheirCountAlone) {
+  const Family& family = find_family(name);
+  if (!family.sliced) return;
+  FamilyParams params = {.ranks = 2, .microbatches = 4, .shape = {.sequences = 1, .slice_lengths = {1, 1, 1}}};
+  const Schedule even = make_schedule(family, params);
+  params.shape = {.sequences = 2, .slice_lengths = {7, 1, 300}};
+  const Schedule uneven = make_schedule(family, params);
+  EXPECT_EQ(even.parts().orders, uneven.parts().orders);
+  EXPECT_EQ(uneven.shape(3), params.shape);
 }
 
 std::vector<std::string_view> family_names() {
@@ -113,6 +117,134 @@ INSTANTIATE_TEST_SUITE_P(Registry, EveryFamily, testing::ValuesIn(family_names()
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 });
+
+TEST(Registry, FindsNamesAndAliasesInAnyCase) {
+  const auto upper = [](std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::toupper(c); });
+    return text;
+  };
+  std::set<std::string> seen;
+  for (const Family& family : all_families()) {
+    std::vector<std::string_view> names = family.aliases;
+    names.push_back(family.name);
+    std::set<std::string> own;
+    for (const std::string_view view : names) {
+      const std::string name(view);
+      for (const std::string& written : {name, upper(name), "Schedule" + name}) {
+        EXPECT_EQ(find_family(written).name, family.name) << written;
+      }
+      own.insert(upper(name));
+    }
+    for (const std::string& name : own) EXPECT_TRUE(seen.insert(name).second) << name << " names two families";
+  }
+}
+
+TEST(Registry, NamesTheNearestFamily) {
+  const auto error = [](const char* name) -> std::string {
+    try {
+      find_family(name);
+    } catch (const InputError& refused) {
+      return refused.what();
+    }
+    return "no error";
+  };
+  EXPECT_EQ(error("zb-h3").substr(0, 37), "there is no schedule family 'zb-h3'; ");
+  EXPECT_EQ(error("quantum"), "there is no schedule family 'quantum' ('sluice schedules' lists them)");
+  EXPECT_EQ(error(""), "there is no schedule family '' ('sluice schedules' lists them)");
+}
+
+TEST(Registry, KnowsPyTorchsClasses) {
+  EXPECT_EQ(find_family("ScheduleGPipe").name, "gpipe");
+  EXPECT_EQ(find_family("Schedule1F1B").name, "1f1b");
+  EXPECT_EQ(find_family("ScheduleInterleaved1F1B").name, "interleaved-1f1b");
+  EXPECT_EQ(find_family("ScheduleLoopedBFS").name, "looped-bfs");
+  EXPECT_EQ(find_family("ScheduleInterleavedZeroBubble").name, "interleaved-zb");
+  EXPECT_EQ(find_family("ScheduleZBVZeroBubble").name, "zb-v");
+  EXPECT_EQ(find_family("ScheduleDualPipeV").name, "dualpipe-v");
+}
+
+std::string refusal(const std::string& name, const FamilyParams& params) {
+  try {
+    make_schedule(find_family(name), params);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no refusal";
+}
+
+TEST(Refusals, OfWhatNoFamilyTakes) {
+  EXPECT_EQ(refusal("1f1b", {.ranks = 0}), "1f1b: ranks (--pp): expected 1 to 8192, got 0");
+  EXPECT_EQ(refusal("1f1b", {.ranks = 8193}), "1f1b: ranks (--pp): expected 1 to 8192, got 8193");
+  EXPECT_EQ(refusal("1f1b", {.microbatches = 0}), "1f1b: microbatches: expected at least 1, got 0");
+  EXPECT_EQ(refusal("looped-bfs", {.chunks = -1}), "looped-bfs: chunks (--vpp): expected at least 1, got -1");
+  EXPECT_EQ(refusal("seq1f1b", {.shape = {.slice_lengths = {}}}), "seq1f1b: slices: expected 1 to 32767, got 0");
+  EXPECT_EQ(refusal("seq1f1b", {.shape = {.slice_lengths = {3, 0}}}),
+            "seq1f1b: slice length: expected 1 to 2^40, got 0");
+  EXPECT_EQ(refusal("seq1f1b", {.shape = {.slice_lengths = {std::int64_t{1} << 40, 1}}}),
+            "seq1f1b: slice lengths: more than 2^40 tokens together");
+  EXPECT_EQ(refusal("1f1b", {.shape = {.sequences = 0}}), "1f1b: sequences: expected at least 1, got 0");
+  EXPECT_EQ(refusal("looped-bfs", {.ranks = 4096, .chunks = 8}), "looped-bfs: 32768 stages: more than 32767");
+  // 4 stages x 10^7 microbatches x 2 kinds
+  EXPECT_EQ(refusal("1f1b", {.ranks = 4, .microbatches = 10'000'000}),
+            "1f1b: 80000000 ops (4 stages x 10000000 microbatches x 1 batches x 1 slices x F, B): more than 60000000");
+}
+
+TEST(Refusals, OfWhatTheFamilyDoesNotHave) {
+  EXPECT_EQ(refusal("1f1b", {.chunks = 2}), "1f1b: chunks (--vpp): its placement fixes 1, got 2");
+  EXPECT_EQ(refusal("zb-v", {.chunks = 4}), "zb-v: chunks (--vpp): its placement fixes 2, got 4");
+  EXPECT_EQ(refusal("1f1b", {.shape = {.slice_lengths = {1, 1}}}),
+            "1f1b: does not cut sequences: expected 1 slice, got 2");
+  EXPECT_EQ(refusal("1f1b", {.group = 2}), "1f1b: group: only the interleaved families take one");
+  EXPECT_EQ(refusal("1f1b", {.batches = 2}),
+            "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s tells the time per batch)");
+}
+
+TEST(Refusals, OfInterleavedGroups) {
+  EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 10}),
+            "interleaved-1f1b: microbatches: 10 in groups of 4 leave a last group of 2, fewer than the 4 ranks");
+  EXPECT_EQ(refusal("interleaved-zb", {.ranks = 4, .microbatches = 3}),
+            "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, fewer than the 4 ranks");
+  EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 8, .group = 3}),
+            "interleaved-1f1b: group: expected at least one microbatch for each of 4 ranks, got 3");
+  EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 9, .group = 5}), "no refusal");  // 5 and 4
+}
+
+TEST(Refusals, OfSlicedGroups) {
+  const MicrobatchShape two = {.slice_lengths = {1, 1}};
+  const std::string rule =
+      "seq1f1b-interleaved: group: expected at least 4 units (ranks), a multiple of 2 (slices) that divides 16 "
+      "(microbatches x slices), got ";
+  for (const int bad : {2, 5, 6, 32}) {
+    EXPECT_EQ(refusal("seq1f1b-interleaved", {.ranks = 4, .microbatches = 8, .group = bad, .shape = two}),
+              rule + std::to_string(bad));
+  }
+  EXPECT_EQ(refusal("seq1f1b-interleaved", {.ranks = 4, .microbatches = 1, .shape = two}),
+            "seq1f1b-interleaved: 1 microbatches of 2 slices are 2 units, fewer than the 4 ranks");
+}
+
+TEST(Refusals, OfTwoWayAndWaveShapes) {
+  EXPECT_EQ(refusal("dualpipe", {.ranks = 3, .microbatches = 8}), "dualpipe: ranks: expected an even number, got 3");
+  EXPECT_EQ(refusal("dualpipe", {.ranks = 4, .microbatches = 9}),
+            "dualpipe: microbatches: expected an even number of at least 8 (twice the ranks), got 9");
+  EXPECT_EQ(refusal("dualpipe", {.ranks = 4, .microbatches = 6}),
+            "dualpipe: microbatches: expected an even number of at least 8 (twice the ranks), got 6");
+  EXPECT_EQ(refusal("dualpipe-v", {.ranks = 3, .microbatches = 5}),
+            "dualpipe-v: microbatches: expected at least 6 (twice the ranks), got 5");
+  EXPECT_EQ(refusal("chimera", {.ranks = 1, .microbatches = 2}), "chimera: ranks: expected an even number, got 1");
+  EXPECT_EQ(refusal("chimera", {.ranks = 4, .microbatches = 6}),
+            "chimera: microbatches: expected a multiple of 4 (ranks), got 6");
+  EXPECT_EQ(refusal("hanayo", {.ranks = 4, .chunks = 3, .microbatches = 4}),
+            "hanayo: chunks (--vpp): expected an even number (two a wave), got 3");
+  EXPECT_EQ(refusal("hanayo", {.ranks = 3, .microbatches = 3}), "hanayo: ranks: expected an even number or 1, got 3");
+  EXPECT_EQ(refusal("hanayo", {.ranks = 4, .microbatches = 8}),
+            "hanayo: microbatches: expected 4 (as many as ranks), got 8");
+}
+
+TEST(Refusals, OfTooShortBatchesForTwoVersions) {
+  EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 6}),
+            "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 6");
+  EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 7}), "no refusal");
+}
 
 }  // namespace
 }  // namespace sluice

@@ -1,0 +1,85 @@
+#include "sim/prediction.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/workload/transformer.h"
+#include "sim/engine.h"
+#include "sim/period.h"
+
+namespace sluice {
+namespace {
+
+Duration period_of(const Setup& setup, const Prediction& prediction) {
+  const Schedule& schedule = setup.schedule();
+  if (schedule.weight_policy() == WeightPolicy::flush) return repeated_period(setup.graph(), prediction.prices);
+  const BatchGrowth growth = batch_growth(setup.graph(), prediction.timeline);
+  if (growth.constant || schedule.family() == "custom") return growth.period;
+  // Too few batches to see past filling and draining: look at more of them.
+  Scenario longer = setup.scenario();
+  BatchGrowth last = growth;
+  int batches =
+      std::max(schedule.num_batches() + 1, batches_for_growth(schedule.num_ranks(), schedule.num_microbatches()));
+  for (int round = 0; round < 3 && !last.constant; ++round, batches *= 2) {
+    longer.batches = batches;
+    if (static_cast<double>(batches) / schedule.num_batches() * static_cast<double>(schedule.num_ops()) > 2e7) break;
+    const Setup more(longer);
+    const Prices prices = price(more.graph(), more.cost());
+    last = batch_growth(more.graph(), simulate(more.graph(), prices));
+  }
+  return last.period;
+}
+
+Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
+  Throughput out;
+  const Scenario& scenario = setup.scenario();
+  const Training& training = scenario.training;
+  const Schedule& schedule = setup.schedule();
+  const bool flush = schedule.weight_policy() == WeightPolicy::flush;
+  const double seconds = to_seconds(flush ? prediction.metrics.makespan : prediction.period);
+  if (training.sequence_length == 0 || seconds <= 0) return out;
+  double sequences = 0;  // of one batch over all replicas
+  for (int mb = 0; mb < schedule.num_microbatches(); ++mb) sequences += schedule.shape(mb).sequences;
+  sequences *= training.dp;
+  out.tokens_per_s = sequences * static_cast<double>(training.sequence_length) / seconds;
+  if (!scenario.model) return out;
+  const double devices = static_cast<double>(training.world_size());
+  const auto flops = [&](bool recompute) {
+    return iteration_model_flops(*scenario.model, training.sequence_length, std::llround(sequences), recompute);
+  };
+  out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
+  out.hardware_tflops_per_device = flops(training.recompute == Training::Recompute::full) / seconds / devices / 1e12;
+  if (scenario.cluster) out.mfu = out.model_tflops_per_device * 1e12 / scenario.cluster->gpu.peak_flops_per_s;
+  return out;
+}
+
+Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
+  Fit fit{.capacity_bytes = cluster.gpu.memory_bytes};
+  for (std::size_t rank = 0; rank < memory.size(); ++rank) {
+    const auto needed =
+        static_cast<std::int64_t>(static_cast<double>(memory[rank].peak_bytes) * (1 + cluster.gpu.fragmentation)) +
+        cluster.gpu.reserved_bytes;
+    if (needed <= fit.needed_bytes) continue;
+    fit.needed_bytes = needed;
+    fit.rank = static_cast<int>(rank);
+  }
+  fit.fits = fit.needed_bytes <= fit.capacity_bytes;
+  return fit;
+}
+
+}  // namespace
+
+Prediction predict(const Setup& setup, bool keep_memory) {
+  Prediction prediction;
+  prediction.prices = price(setup.graph(), setup.cost());
+  prediction.timeline = simulate(setup.graph(), prediction.prices);
+  prediction.metrics = measure(setup.graph(), prediction.timeline);
+  prediction.memory = memory_over_time(setup.graph(), prediction.timeline, keep_memory);
+  prediction.period = period_of(setup, prediction);
+  prediction.throughput = throughput_of(setup, prediction);
+  if (setup.scenario().model && setup.scenario().cluster)
+    prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
+  return prediction;
+}
+
+}  // namespace sluice

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "model/cost/price.h"
+#include "model/scenario/setup.h"
+#include "model/timeline/memory.h"
+#include "model/timeline/metrics.h"
+#include "model/timeline/timeline.h"
+
+namespace sluice {
+
+struct Throughput {
+  double tokens_per_s = 0;                // of the whole cluster; 0 without a sequence length
+  double model_tflops_per_device = 0;     // as papers count model FLOPs, without recomputation; 0 without a model
+  double hardware_tflops_per_device = 0;  // with it
+  double mfu = 0;                         // model FLOPs over the peak; 0 without a cluster
+};
+
+// Memory of the worst rank against what a device has.
+struct Fit {
+  bool fits = true;
+  int rank = 0;                   // that needs most
+  std::int64_t needed_bytes = 0;  // its peak, with the allocator's overhead and what is reserved
+  std::int64_t capacity_bytes = 0;
+};
+
+// What `sluice simulate` answers for one scenario.
+struct Prediction {
+  Prices prices;
+  Timeline timeline;
+  Metrics metrics;
+  Duration period{};               // time per batch without a barrier
+  std::vector<RankMemory> memory;  // by rank
+  Throughput throughput;
+  std::optional<Fit> fit;  // with a model and a cluster
+};
+
+// Prices, simulates and measures. `keep_memory` keeps the memory curves, not only their peaks.
+Prediction predict(const Setup& setup, bool keep_memory);
+
+}  // namespace sluice

@@ -1,0 +1,138 @@
+#include "model/cluster/cluster.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <string>
+
+#include "model/cluster/catalogue.h"
+#include "model/cluster/placement.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "tests/model/workload/models.h"
+
+namespace sluice {
+namespace {
+
+Cluster from_text(const std::string& text) {
+  const Json json = parse_json(text, "c.json");
+  return cluster_from_json(JsonReader(json, "c.json"));
+}
+
+TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
+  std::string used;
+  for (const std::string& name : catalogue_nodes()) {
+    const Cluster cluster = load_cluster(name, 2);
+    EXPECT_EQ(cluster.nodes, 2) << name;
+    EXPECT_EQ(cluster.num_gpus(), 16) << name;
+    EXPECT_GT(cluster.intra_node.bandwidth_bytes_per_s, cluster.inter_node.bandwidth_bytes_per_s) << name;
+  }
+  // GPUs and links load by name inside a node given in place.
+  for (const CatalogueFile& file : catalogue_files()) {
+    const std::string name(file.name.substr(file.name.find('/') + 1));
+    const bool gpu = file.name.starts_with("gpus/");
+    if (file.name.starts_with("nodes/")) continue;
+    const Cluster cluster =
+        from_text(R"({"node": {"gpus": 1, "gpu": ")" + (gpu ? name : "a100-80gb") + R"(", "intra_node": ")" +
+                  (gpu ? "nvlink3" : name) + R"(", "inter_node": "infiniband-hdr"}})");
+    EXPECT_FALSE((gpu ? cluster.gpu.name : cluster.intra_node.name).empty()) << name;
+  }
+}
+
+TEST(Catalogue, EveryConstantNamesItsSource) {
+  for (const CatalogueFile& file : catalogue_files()) {
+    const Json json = parse_json(file.text, std::string(file.name));
+    if (file.name.starts_with("nodes/")) {
+      EXPECT_TRUE(json.contains("source")) << file.name;
+      continue;
+    }
+    for (const auto& [key, value] : json.items()) {
+      EXPECT_TRUE(value.is_string() || (value.is_object() && value.contains("source"))) << file.name << " " << key;
+    }
+  }
+}
+
+TEST(Catalogue, HoldsTheDataSheets) {
+  const Cluster dgx = load_cluster("dgx-a100-80gb", 1);
+  EXPECT_EQ(dgx.gpu.peak_flops_per_s, 312e12);
+  EXPECT_EQ(dgx.gpu.memory_bytes, std::int64_t{80} << 30);
+  EXPECT_EQ(dgx.inter_node.bandwidth_bytes_per_s, 25e9);
+  EXPECT_TRUE(dgx.nic_per_gpu);
+  EXPECT_FALSE(load_cluster("p3.16xlarge", 1).nic_per_gpu);
+}
+
+TEST(LoadCluster, AnswersUnknownNamesWithTheNearest) {
+  EXPECT_EQ(error_of([] { load_cluster("dgx-a100-80g", 1); }),
+            "cluster: expected a file or one of dgx-a100-40gb, dgx-a100-80gb, dgx-h100, dgx-h200, p3.16xlarge, "
+            "p3dn.24xlarge, got \"dgx-a100-80g\"; did you mean 'dgx-a100-80gb'?");
+  EXPECT_EQ(error_of([] { load_cluster("no/such.json", 1); }), "no/such.json: cannot open: No such file or directory");
+  EXPECT_EQ(error_of([] { load_cluster("dgx-h100", -1); }), "nodes: expected a whole number from 1 to 65536, got -1");
+  EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h100", "node_count": 4})"); }),
+            "c.json: /node_count: unknown key");
+  EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h10", "nodes": 4})"); }),
+            "c.json: /node: expected a node: dgx-a100-40gb, dgx-a100-80gb, dgx-h100, dgx-h200, p3.16xlarge, "
+            "p3dn.24xlarge; did you mean 'dgx-h100'?, got \"dgx-h10\"");
+  EXPECT_EQ(error_of([] { from_text(R"({"node": {"gpu": "a100-80gb", "gpus": 0}})"); }),
+            "c.json: /node/gpus: expected a number from 1 to 1024, got 0");
+}
+
+TEST(LoadCluster, ReadsFilesOfNodesAndClusters) {
+  const std::string path = testing::TempDir() + "sluice_cluster.json";
+  write_file_whole(path, R"({"schema": "sluice.cluster/1", "node": {"gpu": "h100-80gb", "gpus": 4,
+      "intra_node": "nvlink4", "inter_node": {"name": "mine", "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e10}},
+      "nodes": 3})");
+  EXPECT_EQ(load_cluster(path, 0).num_gpus(), 12);
+  EXPECT_EQ(load_cluster(path, 5).num_gpus(), 20);
+  EXPECT_EQ(load_cluster(path, 0).inter_node.name, "mine");
+  write_file_whole(path, R"({"gpu": "h100-80gb", "gpus": 4, "intra_node": "nvlink4", "inter_node": "ethernet-25"})");
+  EXPECT_EQ(load_cluster(path, 0).num_gpus(), 4);
+  std::remove(path.c_str());
+}
+
+Training sizes(int tp, int dp, int pp) {
+  Training training;
+  training.tp = tp;
+  training.dp = dp;
+  training.pp = pp;
+  return training;
+}
+
+TEST(PlacementTest, IsMegatronsOrder) {
+  // Two nodes of eight: tensor ranks 0-3 together, then two replicas, then two pipeline ranks.
+  const Placement placement(sizes(4, 2, 2), load_cluster("dgx-a100-80gb", 2));
+  EXPECT_EQ(placement.world_rank(1, 1, 2), 14);
+  EXPECT_EQ(placement.node_of(7), 0);
+  EXPECT_EQ(placement.node_of(8), 1);
+  EXPECT_EQ(placement.tensor_group().nodes, 1);
+  EXPECT_EQ(placement.data_group().nodes, 1);
+  EXPECT_EQ(placement.pair(0, 1).nodes, 2);
+  EXPECT_EQ(placement.senders_per_node(0, 1), 8);
+  EXPECT_EQ(placement.world_group().nodes, 2);
+  EXPECT_EQ(placement.world_group().per_node, 8);
+}
+
+TEST(PlacementTest, TellsTheWorstReplica) {
+  const Placement across(sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
+  EXPECT_EQ(across.tensor_group().nodes, 2);
+  EXPECT_EQ(across.tensor_group().per_node, 8);
+  // Sixteen replicas of two tensor ranks: four members of each data group on each node.
+  const Placement wide(sizes(2, 16, 1), load_cluster("dgx-a100-80gb", 4));
+  EXPECT_EQ(wide.data_group().nodes, 4);
+  EXPECT_EQ(wide.data_group().per_node, 4);
+  // Pipeline ranks inside a node, except where a node ends.
+  const Placement deep(sizes(1, 1, 16), load_cluster("dgx-a100-80gb", 2));
+  EXPECT_EQ(deep.pair(6, 7).nodes, 1);
+  EXPECT_EQ(deep.pair(7, 8).nodes, 2);
+  EXPECT_EQ(deep.senders_per_node(7, 8), 1);
+  // Three tensor ranks do not fill nodes of eight: some group is cut.
+  EXPECT_EQ(Placement(sizes(3, 5, 1), load_cluster("dgx-a100-80gb", 2)).tensor_group().nodes, 2);
+}
+
+TEST(PlacementTest, RefusesMoreRanksThanGpus) {
+  EXPECT_EQ(error_of([] { Placement(sizes(8, 2, 2), load_cluster("dgx-h100", 2)); }),
+            "tp 8 x dp 2 x pp 2 needs 32 GPUs, but DGX H100 has 16 (2 nodes of 8)");
+  EXPECT_EQ(error_of([] { Placement(sizes(2, 2, 2), load_cluster("dgx-h100", 2)); }), "no error");
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,149 @@
+#include "model/cost/fitted.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/model/workload/models.h"
+
+namespace sluice {
+namespace {
+
+const std::string kText = R"({"schema": "sluice.cost/1", "machine": "bench", "sequences": 2, "tensor_parallel": 1,
+  "parts": {
+    "embedding": {"F": {"tokens": [64], "seconds": [0.5]}, "B": {"tokens": [64], "seconds": [0.25]}},
+    "layer": {"F": {"tokens": [64, 128, 512], "seconds": [1, 2, 10], "ctx": [0.5, 0.01, 0.001, 0.0001], "residual": 0.02},
+              "I": {"tokens": [128], "seconds": [3]}, "W": {"tokens": [128], "seconds": [1.5]}},
+    "head": {"F": {"tokens": [128, 256], "seconds": [4, 3]}, "B": {"tokens": [128], "seconds": [8]}}},
+  "links": {"wire": {"latency_s": 0.25, "bandwidth_bytes_per_s": 1000}}})";
+
+CostTable table() { return parse_cost_table(kText, "cost.json"); }
+
+const std::vector<StageContents> kStages = {{.layers = 2, .embedding = true}, {.layers = 3, .head = true}};
+
+TEST(TimeCurveTest, IsExactAtMeasuredLengthsAndLinearBetween) {
+  const TimeCurve curve = *table().curve(PartKind::layer, OpKind::F);
+  EXPECT_EQ(curve.at(64, 0), 1);
+  EXPECT_EQ(curve.at(128, 0), 2);
+  EXPECT_EQ(curve.at(512, 0), 10);
+  EXPECT_EQ(curve.at(96, 0), 1.5);
+  EXPECT_EQ(curve.at(320, 0), 6);
+}
+
+TEST(TimeCurveTest, HasAFloorBelowAndGoesOnAbove) {
+  const TimeCurve curve = *table().curve(PartKind::layer, OpKind::F);
+  EXPECT_EQ(curve.at(1, 0), 1);
+  EXPECT_EQ(curve.at(1024, 0), 10 + 512.0 * 8 / 384);
+  const TimeCurve falling = *table().curve(PartKind::head, OpKind::F);
+  EXPECT_EQ(falling.at(512, 0), 3);  // noise does not make long slices free
+}
+
+TEST(TimeCurveTest, AddsTheContextTermWhereThereIsContext) {
+  const TimeCurve curve = *table().curve(PartKind::layer, OpKind::F);
+  EXPECT_DOUBLE_EQ(curve.at(64, 1000), 1 + 0.5 + 0.01 * 64 + 0.001 * 1000 + 0.0001 * 64 * 1000);
+  TimeCurve negative = curve;
+  negative.context = {-100, 0, 0, 0};
+  EXPECT_EQ(negative.at(64, 1), 0);
+  EXPECT_EQ(negative.at(64, 0), 1);
+}
+
+TEST(FittedCostTest, AddsUpWhatAStageHolds) {
+  const FittedCost cost(table(), Training{}, kStages);
+  const MicrobatchShape shape{2, {128}};
+  EXPECT_EQ(cost.compute_s(OpKind::F, 0, shape, 0), 2 * 2 + 0.5);
+  EXPECT_EQ(cost.compute_s(OpKind::F, 1, shape, 0), 3 * 2 + 4);
+  EXPECT_EQ(cost.compute_s(OpKind::B, 1, shape, 0), 3 * 4.5 + 8);  // the layer's B is I and W
+  const MicrobatchShape cut{2, {64, 64}};
+  EXPECT_DOUBLE_EQ(cost.compute_s(OpKind::F, 0, cut, 1),
+                   2 * (1 + 0.5 + 0.01 * 64 + 0.001 * 64 + 0.0001 * 64 * 64) + 0.5);
+  EXPECT_EQ(cost.recompute_s(0, shape, 0), 0);
+  Training full;
+  full.recompute = Training::Recompute::full;
+  EXPECT_EQ(FittedCost(table(), full, kStages).recompute_s(0, shape, 0), 4);
+}
+
+TEST(FittedCostTest, TakesItsOneLinkForEveryHop) {
+  const FittedCost cost(table(), Training{}, kStages);
+  EXPECT_EQ(cost.transfer(0, 1, 500).occupied_s, 0.5);
+  EXPECT_EQ(cost.transfer(0, 1, 500).latency_s, 0.25);
+  EXPECT_EQ(cost.transfer(1, 1, 500).latency_s, 0);
+  EXPECT_EQ(cost.optimizer_s(0), 0);
+}
+
+class Rest : public CostModel {
+ public:
+  double compute_s(OpKind, int, const MicrobatchShape&, int) const override { return 99; }
+  TransferTime transfer(int, int, std::int64_t) const override { return {7, 8}; }
+  double collective_s(CollectiveKind, int, std::int64_t) const override { return 5; }
+  double optimizer_s(int) const override { return 6; }
+};
+
+TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
+  CostTable without = table();
+  without.links.clear();
+  const FittedCost cost(without, Training{}, kStages, std::make_unique<Rest>());
+  EXPECT_EQ(cost.transfer(0, 1, 500).occupied_s, 7);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 1), 5);
+  EXPECT_EQ(cost.optimizer_s(0), 6);
+  EXPECT_EQ(FittedCost(without, Training{}, kStages).transfer(0, 1, 500).occupied_s, 0);
+}
+
+TEST(FittedCostTest, RefusesWhatWasNotMeasured) {
+  const FittedCost cost(table(), Training{}, kStages);
+  EXPECT_EQ(error_of([&] {
+              cost.compute_s(OpKind::F, 0, {1, {128}}, 0);
+            }),
+            "cost.json: /sequences: times hold for microbatches of 2 sequences, got 1");
+  EXPECT_EQ(error_of([&] {
+              cost.compute_s(OpKind::I, 1, {2, {128}}, 0);
+            }),
+            "cost.json: /parts/head/I: required key is missing (the schedule splits the backward pass)");
+  Training tp;
+  tp.tp = 4;
+  EXPECT_EQ(error_of([&] { FittedCost(table(), tp, kStages); }),
+            "cost.json: /tensor_parallel: times hold for tensor-parallel size 1, got 4");
+  CostTable headless = table();
+  headless.curve(PartKind::head, OpKind::F).reset();
+  EXPECT_EQ(error_of([&] { FittedCost(headless, Training{}, kStages); }),
+            "cost.json: /parts/head: required key is missing (stage 1 holds it)");
+  CostTable two = table();
+  two.links.push_back({"other", 0, 1});
+  EXPECT_EQ(error_of([&] { FittedCost(two, Training{}, kStages); }),
+            "cost.json: /links: expected one link, since no cluster tells which is crossed, got 2");
+}
+
+TEST(CostFile, ComesBackAsWritten) {
+  const CostTable first = table();
+  const CostTable second = parse_cost_table(to_json_text(first), "again");
+  EXPECT_EQ(to_json_text(second), to_json_text(first));
+  EXPECT_EQ(second.curve(PartKind::layer, OpKind::F)->at(320, 77),
+            first.curve(PartKind::layer, OpKind::F)->at(320, 77));
+  EXPECT_EQ(second.links[0].name, "wire");
+}
+
+TEST(CostFile, ErrorsNameFileAndPlace) {
+  const auto error = [](const std::string& from, const std::string& to) {
+    std::string text = kText;
+    text.replace(text.find(from), from.size(), to);
+    return error_of([&] { parse_cost_table(text, "cost.json"); });
+  };
+  EXPECT_EQ(error("sluice.cost/1", "sluice.cost/2"),
+            "cost.json: /schema: expected \"sluice.cost/1\", got \"sluice.cost/2\"");
+  EXPECT_EQ(error("[64, 128, 512]", "[64, 64, 512]"),
+            "cost.json: /parts/layer/F/tokens/1: expected token counts that increase, got 64");
+  EXPECT_EQ(error("[1, 2, 10]", "[1, 2]"),
+            "cost.json: /parts/layer/F/seconds: expected as many entries as tokens, 3, got [1,2]");
+  EXPECT_EQ(error("[1, 2, 10]", "[1, -2, 10]"),
+            "cost.json: /parts/layer/F/seconds/1: expected a number from 0 to 1000000, got -2");
+  EXPECT_EQ(error("[0.5, 0.01, 0.001, 0.0001]", "[1, 2]"),
+            "cost.json: /parts/layer/F/ctx: expected four numbers, [a0, a1, a2, a3], got [1,2]");
+  EXPECT_EQ(error("\"residual\"", "\"residuum\""),
+            "cost.json: /parts/layer/F/residuum: unknown key; did you mean 'residual'?");
+  EXPECT_EQ(error("\"W\"", "\"X\""), "cost.json: /parts/layer/X: unknown key; did you mean 'F'?");
+  EXPECT_EQ(error("\"head\"", "\"heads\""), "cost.json: /parts/heads: unknown key; did you mean 'head'?");
+}
+
+}  // namespace
+}  // namespace sluice

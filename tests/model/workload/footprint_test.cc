@@ -1,0 +1,228 @@
+#include <gtest/gtest.h>
+
+#include <array>
+#include <vector>
+
+#include "model/workload/transformer_footprint.h"
+#include "tests/model/workload/models.h"
+
+namespace sluice {
+namespace {
+
+using Recompute = Training::Recompute;
+
+Training training_of(int tp, bool sequence_parallel, bool flash, Recompute recompute = Recompute::none) {
+  Training training;
+  training.tp = tp;
+  training.sequence_parallel = sequence_parallel;
+  training.flash_attention = flash;
+  training.recompute = recompute;
+  training.micro_batch = 2;
+  training.sequence_length = 2048;
+  return training;
+}
+
+// Kept from F until the last op of the backward pass, on a stage of `layers` layers alone.
+std::int64_t kept(const SliceBytes& bytes) {
+  return bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.keys_values;
+}
+
+SliceBytes one_layer(const Transformer& model, const Training& training) {
+  return TransformerFootprint(model, training, {{.layers = 1}})
+      .slice(0, {training.micro_batch, {training.sequence_length}}, 0);
+}
+
+TEST(Activations, AreThoseOfKorthikanti) {
+  const Transformer model = example("gpt3-175b.json");
+  const std::int64_t s = 2048, b = 2, h = 12288, a = 96;
+  // eq. 1: s b h (34 + 5 a s / h)
+  EXPECT_EQ(kept(one_layer(model, training_of(1, false, false))), s * b * h * 34 + 5 * a * s * s * b);
+  for (const int t : {2, 4, 8}) {
+    // eq. 2: s b h (10 + 24/t + 5 a s / (h t))
+    EXPECT_EQ(kept(one_layer(model, training_of(t, false, false))),
+              s * b * h * 10 + s * b * h * 24 / t + 5 * a * s * s * b / t);
+    // eq. 4: s b h / t (34 + 5 a s / h)
+    EXPECT_EQ(kept(one_layer(model, training_of(t, true, false))), (s * b * h * 34 + 5 * a * s * s * b) / t);
+    // Selective recomputation and flash attention: the scores' term goes.
+    EXPECT_EQ(kept(one_layer(model, training_of(t, true, false, Recompute::selective))), s * b * h * 34 / t);
+    EXPECT_EQ(kept(one_layer(model, training_of(t, true, true))), s * b * h * 34 / t);
+    // Full recomputation: 2 s b h, split only by sequence parallelism.
+    EXPECT_EQ(kept(one_layer(model, training_of(t, false, false, Recompute::full))), 2 * s * b * h);
+    EXPECT_EQ(kept(one_layer(model, training_of(t, true, true, Recompute::full))), 2 * s * b * h / t);
+  }
+}
+
+TEST(Activations, WithoutDropoutLoseTheMasks) {
+  Transformer model = example("gpt3-175b.json");
+  model.dropout = false;
+  const std::int64_t s = 2048, b = 2, h = 12288, a = 96;
+  EXPECT_EQ(kept(one_layer(model, training_of(1, false, false))), s * b * h * 32 + 2 * a * s * s * b);
+}
+
+TEST(Activations, LiveAsLongAsTheirGradientsNeedThem) {
+  // Elements a token of GPT: to the input gradient 2h + h + 4h and two masks of h bytes; K and V 2h; to the weight
+  // gradient h + h + h + 4h; output gradients 3h + h + 4h + h.
+  const Transformer model = example("gpt3-175b.json");
+  const std::int64_t nh = 2048 * 2 * std::int64_t{12288};
+  const SliceBytes bytes = one_layer(model, training_of(1, false, true));
+  EXPECT_EQ(bytes.activations_to_input_gradient, 2 * 7 * nh + 2 * nh);
+  EXPECT_EQ(bytes.keys_values, 2 * 2 * nh);
+  EXPECT_EQ(bytes.activations_to_weight_gradient, 2 * 7 * nh);
+  EXPECT_EQ(bytes.gradients_to_weight_gradient, 2 * 9 * nh);
+  EXPECT_EQ(bytes.keys_values_gradient, 0);
+  EXPECT_EQ(bytes.transfer_forward, 2 * nh);
+}
+
+TEST(Activations, OfGroupedQueryAndGatedLayers) {
+  // Llama-3-8B: h 4096, K and V 2 x 1024, f 14336; a token's elements are 2h + h + 2f, 2048, 3h + f.
+  const SliceBytes bytes = one_layer(example("llama3-8b/config.json"), training_of(1, false, true));
+  const std::int64_t n = 2048 * 2;
+  EXPECT_EQ(bytes.activations_to_input_gradient, 2 * n * (3 * 4096 + 2 * 14336));
+  EXPECT_EQ(bytes.keys_values, 2 * n * 2048);
+  EXPECT_EQ(bytes.activations_to_weight_gradient, 2 * n * (3 * 4096 + 14336));
+  EXPECT_EQ(bytes.gradients_to_weight_gradient, 2 * n * (4096 + 2048 + 4096 + 2 * 14336 + 4096));
+}
+
+TEST(Activations, OfSlicesAddUpToTheWhole) {
+  const TransformerFootprint footprint(example("llama3-8b/config.json"), training_of(2, true, true), {{.layers = 3}});
+  const MicrobatchShape whole{2, {2048}};
+  const MicrobatchShape cut{2, {1000, 600, 448}};
+  std::int64_t sum = 0;
+  for (int slice = 0; slice < 3; ++slice) sum += kept(footprint.slice(0, cut, slice));
+  EXPECT_EQ(sum, kept(footprint.slice(0, whole, 0)));
+  // Gradients of K and V in 32 bit, where later slices add to them.
+  EXPECT_EQ(footprint.slice(0, cut, 0).keys_values_gradient, 2 * footprint.slice(0, cut, 0).keys_values);
+  EXPECT_EQ(footprint.slice(0, whole, 0).keys_values_gradient, 0);
+}
+
+TEST(Activations, OfSlicesUnderFullRecomputationKeepKeysAndValues) {
+  const TransformerFootprint footprint(example("llama3-8b/config.json"), training_of(1, false, true, Recompute::full),
+                                       {{.layers = 3}});
+  EXPECT_EQ(footprint.slice(0, {2, {2048}}, 0).keys_values, 0);
+  EXPECT_EQ(footprint.slice(0, {2, {1024, 1024}}, 0).keys_values, 3 * 2 * 2 * 1024 * 2048);
+}
+
+TEST(Head, HoldsLogitsOfItsShareOfThePaddedVocabulary) {
+  // 50257 words are padded to a multiple of 128 x 2 = 50432: 25216 a device.
+  Transformer model = example("gpt2/config.json");
+  model.dropout = false;
+  Training training = training_of(2, false, true);
+  training.sequence_length = 1024;
+  const TransformerFootprint with(model, training, {{.layers = 6}, {.layers = 6, .head = true, .tied_copy = true}});
+  const TransformerFootprint without(model, training, {{.layers = 6}, {.layers = 6}});
+  const MicrobatchShape shape{2, {1024}};
+  const std::int64_t n = 2048;
+  EXPECT_EQ(with.slice(1, shape, 0).activations_to_input_gradient,
+            without.slice(1, shape, 0).activations_to_input_gradient + 2 * n * 768 + 4 * n * 25216);
+  EXPECT_EQ(with.slice(1, shape, 0).backward_workspace, 4 * n * 25216);
+  EXPECT_EQ(with.slice(1, shape, 0).transfer_forward, 0);
+  EXPECT_EQ(with.tied_embedding_bytes(), 4 * std::int64_t{25216} * 768);
+  EXPECT_EQ(without.tied_embedding_bytes(), 0);
+  // The tied copy and the final norm.
+  EXPECT_EQ(with.stage(1).weights - without.stage(1).weights, 2 * (std::int64_t{25216} * 768 + 2 * 768));
+}
+
+TEST(StageMemory, IsSixteenOrEighteenBytesAParameter) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  training.dp = 4;
+  const std::int64_t count = parameters(model);  // 128256 words need no padding
+  const std::vector<StageContents> all = split_layers(model, 1, {}, 0, 0);
+  const StageBytes plain = TransformerFootprint(model, training, all).stage(0);
+  EXPECT_EQ(plain.weights, 2 * count);
+  EXPECT_EQ(plain.gradients, 4 * count);
+  EXPECT_EQ(plain.optimizer, 12 * count);
+  EXPECT_EQ(plain.reduced, 4 * count);
+  EXPECT_EQ(plain.gathered, 0);
+  training.distributed_optimizer = true;
+  training.gradient_bytes = 2;
+  const StageBytes sharded = TransformerFootprint(model, training, all).stage(0);
+  EXPECT_EQ(sharded.gradients, 2 * count);
+  EXPECT_EQ(sharded.optimizer, 3 * count);
+  EXPECT_EQ(sharded.gathered, 2 * count);
+}
+
+TEST(TensorParallel, SplitsMatricesAndRepeatsNorms) {
+  // GPT with t: 12 h^2 / t, biases of QKV and MLP 7h / t, and h + h + 4h of the others and the norms.
+  const Transformer model = example("gpt3-175b.json");
+  const std::int64_t h = 12288;
+  EXPECT_EQ(layer_parameters_per_device(model, 8), 12 * h * h / 8 + 7 * h / 8 + 6 * h);
+  // Four key/value heads on eight devices: each has one, half of them a repeated one.
+  const Transformer qwen = example("qwen2-7b/config.json");
+  EXPECT_GT(8 * layer_parameters_per_device(qwen, 4), 8 * layer_parameters(qwen) / 4);
+}
+
+TEST(Transfers, AreSplitByScatterGatherOrSequenceParallelism) {
+  const Transformer model = example("llama3-8b/config.json");
+  const std::int64_t whole = 2 * 2 * 2048 * std::int64_t{4096};
+  Training training = training_of(8, false, true);
+  EXPECT_EQ(one_layer(model, training).transfer_forward, whole / 8);
+  training.scatter_gather = false;
+  EXPECT_EQ(one_layer(model, training).transfer_backward, whole);
+  training.sequence_parallel = true;
+  EXPECT_EQ(one_layer(model, training).transfer_backward, whole / 8);
+}
+
+std::vector<int> layers_of(const std::vector<StageContents>& stages) {
+  std::vector<int> out;
+  for (const StageContents& stage : stages) out.push_back(stage.layers);
+  return out;
+}
+
+TEST(SplitLayers, LeavesOuterStagesLighter) {
+  Transformer model = example("gpt2/config.json");
+  const auto split = [&](int layers, int stages, int first = 0, int last = 0) {
+    model.layers = layers;
+    return layers_of(split_layers(model, stages, {}, first, last));
+  };
+  EXPECT_EQ(split(12, 4), (std::vector<int>{3, 3, 3, 3}));
+  EXPECT_EQ(split(14, 4), (std::vector<int>{3, 4, 4, 3}));
+  EXPECT_EQ(split(13, 4), (std::vector<int>{3, 4, 3, 3}));
+  EXPECT_EQ(split(15, 4), (std::vector<int>{4, 4, 4, 3}));
+  EXPECT_EQ(split(22, 8), (std::vector<int>{2, 3, 3, 3, 3, 3, 3, 2}));
+  EXPECT_EQ(split(12, 4, 2, 2), (std::vector<int>{2, 4, 4, 2}));
+  EXPECT_EQ(split(12, 4, 0, 1), (std::vector<int>{4, 4, 3, 1}));
+  EXPECT_EQ(split(12, 1), (std::vector<int>{12}));
+}
+
+TEST(SplitLayers, PutsEmbeddingAndHeadAtTheEnds) {
+  const Transformer model = example("gpt2/config.json");
+  const std::vector<StageContents> two = split_layers(model, 2, {}, 0, 0);
+  EXPECT_EQ(two[0], (StageContents{.layers = 6, .embedding = true}));
+  EXPECT_EQ(two[1], (StageContents{.layers = 6, .head = true, .tied_copy = true}));
+  EXPECT_EQ(split_layers(model, 1, {}, 0, 0)[0], (StageContents{.layers = 12, .embedding = true, .head = true}));
+  EXPECT_FALSE(split_layers(example("llama3-8b/config.json"), 2, {}, 0, 0)[1].tied_copy);
+}
+
+TEST(SplitLayers, RefusesWhatDoesNotAddUp) {
+  const Transformer model = example("gpt2/config.json");
+  const auto error = [&](int stages, std::vector<int> layers, int first = 0, int last = 0) {
+    return error_of([&] { split_layers(model, stages, layers, first, last); });
+  };
+  EXPECT_EQ(error(13, {}), "13 stages are more than the 12 layers of gpt2");
+  EXPECT_EQ(error(2, {6, 5}), "the stages' layers add up to 11, but gpt2 has 12");
+  EXPECT_EQ(error(3, {6, 6}), "layers are given for 2 stages, but there are 3");
+  EXPECT_EQ(error(2, {13, -1}), "a stage cannot have -1 layers");
+  EXPECT_EQ(error(4, {}, 6, 5),
+            "first stage 6, last stage 5 layers: the 2 other stages are left with 1 of the 12 layers of gpt2");
+  EXPECT_EQ(error(2, {6, 6}, 6),
+            "layers of the first stage are given twice: in the list of all stages and by themselves");
+}
+
+TEST(CheckTraining, NamesWhatDoesNotDivide) {
+  const Transformer model = example("llama3-8b/config.json");
+  const auto error = [&](const auto& change) {
+    Training training = training_of(1, false, true);
+    change(training);
+    return error_of([&] { check_training(model, training); });
+  };
+  EXPECT_EQ(error([](Training&) {}), "no error");
+  EXPECT_EQ(error([](Training& t) { t.tp = 3; }),
+            "llama3-8b: attention heads (32) must be a multiple of the tensor-parallel size (3)");
+  EXPECT_EQ(error([](Training& t) { t.tp = 16; }), "no error");  // eight key/value heads, each twice
+  EXPECT_EQ(error([](Training& t) { t.gradient_bytes = 3; }), "gradients take 2 or 4 bytes, got 3");
+  EXPECT_EQ(error([](Training& t) { t.sequence_length = 0; }), "sequence length must be at least 1, got 0");
+}
+
+}  // namespace
+}  // namespace sluice

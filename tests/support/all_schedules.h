@@ -1,0 +1,23 @@
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "model/schedule/family.h"
+
+namespace sluice::test {
+
+// Calls `use` with every schedule that the registry makes of the shapes up to these sizes; what a family refuses is
+// passed over. Returns how many there were.
+struct Sizes {
+  int ranks = 4;
+  int microbatches = 8;
+  int chunks = 3;
+  int slices = 4;
+};
+int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use);
+
+// "zb-v p=4 m=8 v=2 k=1": for SCOPED_TRACE.
+std::string describe(const Schedule& schedule);
+
+}  // namespace sluice::test

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace sluice::tools {
+
+// Exit codes of the command line (docs/architecture.md).
+enum ExitCode : int {
+  kDone = 0,
+  kOurFault = 1,
+  kWrongInput = 2,
+  kAnswerIsNo = 3,
+  kInvalidSchedule = 4,
+  kOutsideTolerance = 5,
+  kInterrupted = 130,
+};
+
+// Each adds one subcommand to `app`; its callback writes the exit code to `exit_code`, or throws.
+void add_schedules_command(CLI::App& app, int& exit_code);
+void add_schedule_command(CLI::App& app, int& exit_code);
+void add_simulate_command(CLI::App& app, int& exit_code);
+
+}  // namespace sluice::tools
