@@ -203,8 +203,23 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
 }
 
 Scenario ScenarioFlags::scenario(const std::string& file) const {
-  const std::string folder = file.empty() ? "" : std::filesystem::path(file).parent_path().string();
-  return scenario_from_json(document(file), file.empty() ? "command line" : file, folder);
+  static const std::string kFlagsAlone = "command line";
+  if (!file.empty()) {
+    return scenario_from_json(document(file), file, std::filesystem::path(file).parent_path().string());
+  }
+  try {
+    return scenario_from_json(document(file), kFlagsAlone, "");
+  } catch (const InputError& error) {
+    // Somebody who gave flags knows them by their names, not by the keys that they stand for.
+    const std::string what = error.what();
+    for (const FlagRow& row : kRows) {
+      const std::string place = kFlagsAlone + ": " + row.pointer + ": ";
+      const std::string_view names = row.names;
+      if (what.starts_with(place))
+        throw InputError(std::string(names.substr(0, names.find(','))) + ": " + what.substr(place.size()));
+    }
+    throw;
+  }
 }
 
 }  // namespace sluice::tools

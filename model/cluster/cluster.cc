@@ -97,6 +97,15 @@ Link link_from_json(JsonReader reader) {
   link.collective_efficiency = constant_or(reader, "collective_efficiency", 1e-3, 1, link.transfer_efficiency);
   link.collective_latency_s = constant_or(reader, "collective_latency_s", 0, 10, link.latency_s);
   link.collective_step_s = constant_or(reader, "collective_step_s", 0, 10, 0);
+  reader.allow("ring_bandwidths");
+  if (reader.has("ring_bandwidths")) {
+    JsonReader rings = reader.at("ring_bandwidths");
+    for (const JsonReader& ring : rings.at("bytes_per_s").elements()) {
+      link.ring_bytes_per_s.push_back(ring.number(1, 1e15));
+    }
+    rings.string_or("source", "");
+    rings.finish();
+  }
   reader.finish();
   return link;
 }
@@ -137,6 +146,12 @@ double Efficiency::at(double size) const {
   if (half <= 0) return max;
   if (size <= 0) return 0;
   return max / (1 + std::pow(half / size, exponent));
+}
+
+double Link::ring_bandwidth(int gpus) const {
+  const auto index = static_cast<std::size_t>(gpus - 2);
+  return gpus >= 2 && index < ring_bytes_per_s.size() ? ring_bytes_per_s[index]
+                                                      : bandwidth_bytes_per_s * collective_efficiency;
 }
 
 std::vector<std::string> catalogue_nodes() { return names_under("nodes/"); }

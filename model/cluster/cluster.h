@@ -47,6 +47,12 @@ struct Link {
   double collective_efficiency = 1;  // of the bandwidth, in a ring of large messages
   double collective_latency_s = 0;   // fixed, of one collective
   double collective_step_s = 0;      // of each step of its ring
+  // Ring bandwidth of groups of 2, 3, ... GPUs, where a topology gives small groups less than the link's collective
+  // bandwidth; larger groups than listed have that.
+  std::vector<double> ring_bytes_per_s;
+
+  // Of a ring of `gpus`.
+  double ring_bandwidth(int gpus) const;
 };
 
 // Nodes of one kind. GPU i of node j has device number gpus_per_node * j + i.

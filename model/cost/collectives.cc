@@ -6,7 +6,7 @@
 namespace sluice {
 
 double Collectives::ring_bytes_per_s(const Reach& reach) const {
-  const double inside = cluster_.intra_node.bandwidth_bytes_per_s * cluster_.intra_node.collective_efficiency;
+  const double inside = cluster_.intra_node.ring_bandwidth(reach.per_node);
   if (reach.nodes == 1) return inside;
   double outside = cluster_.inter_node.bandwidth_bytes_per_s * cluster_.inter_node.collective_efficiency;
   if (!cluster_.nic_per_gpu) outside /= placement_.used_per_node();

@@ -415,6 +415,7 @@ class Lowering {
     if (tied_steps_ > step) return;
     std::vector<int> ranks;
     std::vector<VertexId> after;
+    bool apart = false;  // some rank has one of the two without the other
     for (StageState& other : states_) {
       if (other.stage != 0 && other.stage != last_stage) continue;
       if (other.ready[index(step)] == kNone) {
@@ -423,11 +424,14 @@ class Lowering {
                         "later",
                         step, stage.stage, other.stage));
       }
+      const auto held = schedule_.stages_of(other.rank);
+      apart |= held.front() != 0 || held.back() != last_stage;
       if (std::find(ranks.begin(), ranks.end(), other.rank) == ranks.end()) ranks.push_back(other.rank);
       after.push_back(other.ready[index(step)]);
     }
     tied_steps_ = step + 1;
-    if (ranks.size() < 2) return;
+    // Ranks that hold both ends share one gradient; between replicas it is summed with the rest of the stage.
+    if (!apart) return;
     std::sort(ranks.begin(), ranks.end());
     const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, tied_bytes(), ranks, after);
     for (StageState& other : states_) {

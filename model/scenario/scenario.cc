@@ -11,6 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr std::int64_t kMost = 1'000'000'000;
+constexpr std::int64_t kMostNodes = 65536;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
 
@@ -157,7 +158,7 @@ class Reading {
       name = cluster.string();
     } else {
       name = cluster.string("name");
-      nodes = whole(cluster, "nodes", 1, 1 << 20, 0);
+      nodes = whole(cluster, "nodes", 1, kMostNodes, 0);
       cluster.finish();
     }
     const std::string path = resolved(name);
@@ -168,7 +169,10 @@ class Reading {
       // A node of the catalogue, and nobody said how many: as many as the run needs.
       const std::int64_t pp = std::max(1, scenario_.training.pp);
       const std::int64_t world = pp * scenario_.training.tp * scenario_.training.dp;
-      loaded.nodes = static_cast<int>((world + loaded.gpus_per_node - 1) / loaded.gpus_per_node);
+      const std::int64_t needed = (world + loaded.gpus_per_node - 1) / loaded.gpus_per_node;
+      if (needed > kMostNodes)
+        cluster.fail(fmt::format("{} GPUs need {} nodes: more than {}", world, needed, kMostNodes));
+      loaded.nodes = static_cast<int>(needed);
     }
     scenario_.cluster = std::move(loaded);
   }

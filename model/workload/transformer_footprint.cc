@@ -118,9 +118,4 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   return bytes;
 }
 
-std::int64_t TransformerFootprint::tied_embedding_bytes() const {
-  if (!model_.tied_embeddings) return 0;
-  return training_.gradient_bytes * (padded_vocab(model_, training_.tp) / training_.tp) * model_.hidden;
-}
-
 }  // namespace sluice

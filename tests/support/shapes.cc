@@ -1,36 +1,14 @@
-<<<<<<< HEAD
-#include "support/shapes.h"
-=======
 #include "tests/support/shapes.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <optional>
->>>>>>> fam
 
 #include "model/errors.h"
 
 namespace sluice::test {
 
-<<<<<<< HEAD
-int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use) {
-  int count = 0;
-  for (const Family& family : all_families()) {
-    for (int p = 1; p <= sizes.ranks; ++p) {
-      for (int m = 1; m <= sizes.microbatches; ++m) {
-        for (int v = 1; v <= sizes.chunks; ++v) {
-          for (int k = 1; k <= sizes.slices; ++k) {
-            FamilyParams params{.ranks = p, .chunks = v, .microbatches = m};
-            params.shape.slice_lengths.clear();
-            for (int i = 0; i < k; ++i) params.shape.slice_lengths.push_back(k + 2 - i);
-            try {
-              const Schedule schedule = make_schedule(family, params);
-              ++count;
-              use(schedule);
-            } catch (const InputError&) {
-              continue;  // not for this family
-=======
 Schedule make(const std::string& name, const Shape& shape) {
   const Family& family = find_family(name);
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(shape.k), 1);
@@ -69,24 +47,13 @@ int for_shapes(const std::string& name, const Limits& limits, const std::functio
           for (int group = 0; group <= (family.grouped ? m * k : 0); ++group) {
             for (int b = 1; b <= batches && !testing::Test::HasFatalFailure(); ++b) {
               check_one({.p = p, .m = m, .v = v, .k = k, .group = group, .batches = b});
->>>>>>> fam
             }
           }
         }
       }
     }
   }
-<<<<<<< HEAD
-  return count;
-}
-
-std::string describe(const Schedule& schedule) {
-  return schedule.family() + " p=" + std::to_string(schedule.num_ranks()) +
-         " m=" + std::to_string(schedule.num_microbatches()) + " v=" + std::to_string(schedule.num_chunks()) +
-         " k=" + std::to_string(schedule.max_slices());
-=======
   return checked;
->>>>>>> fam
 }
 
 }  // namespace sluice::test

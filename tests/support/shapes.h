@@ -7,20 +7,6 @@
 
 namespace sluice::test {
 
-<<<<<<< HEAD
-// Calls `use` with every schedule that the registry makes of the shapes up to these sizes; what a family refuses is
-// passed over. Returns how many there were.
-struct Sizes {
-  int ranks = 4;
-  int microbatches = 8;
-  int chunks = 3;
-  int slices = 4;
-};
-int for_each_schedule(const Sizes& sizes, const std::function<void(const Schedule&)>& use);
-
-// "zb-v p=4 m=8 v=2 k=1": for SCOPED_TRACE.
-std::string describe(const Schedule& schedule);
-=======
 // p ranks, m microbatches (of one batch), v chunks, k slices, a group in units (0: the family's default), batches.
 struct Shape {
   int p = 1, m = 1, v = 1, k = 1, group = 0, batches = 1;
@@ -37,6 +23,5 @@ Schedule make(const std::string& family, const Shape& shape);
 // does not have stay at their default. Stops at the first fatal failure. Returns how many were checked.
 int for_shapes(const std::string& family, const Limits& limits, const std::function<bool(const Shape&)>& in_range,
                const std::function<void(const Shape&, const Schedule&)>& check);
->>>>>>> fam
 
 }  // namespace sluice::test

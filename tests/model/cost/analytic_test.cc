@@ -250,6 +250,18 @@ TEST(Rings, OverNodesUseOneCardForEachMember) {
   EXPECT_DOUBLE_EQ(ring(1, 32), 8 * card);
 }
 
+TEST(Rings, OfSomeSizesAreSlowOnTheMeshOfV100) {
+  const Transformer model = example("gpt3-1b.json");
+  const auto seconds = [&](int dp) {
+    return cost_of(model, training_of(1, dp, 1, 2048), "p3.16xlarge")
+        .collective_s(CollectiveKind::gradient_reduce, 0, 1 << 30);
+  };
+  // Measured: 47.6, 18.9 and 14.0 ms (VIA-Research/vTrain).
+  EXPECT_NEAR(seconds(2), 47.6e-3, 1e-3);
+  EXPECT_NEAR(seconds(4), 18.9e-3, 0.5e-3);
+  EXPECT_NEAR(seconds(8), 14.0e-3, 0.5e-3);
+}
+
 TEST(Rings, OfSmallTensorsOverManyNodesAreTrees) {
   // 1,024 GPUs: 2 x (7 levels over 128 nodes, 7 steps along a node), not 2,046 steps of a ring.
   const AnalyticCost cost = cost_of(example("gpt3-1b.json"), training_of(8, 128, 1, 2048), "dgx-a100-80gb", 128);
