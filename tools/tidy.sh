@@ -32,7 +32,7 @@ tidy() {  # tidy CHECKS FILE...
   shift
   if [ $# -eq 0 ]; then return; fi
   printf '%s\0' "$@" | xargs -0 -n 1 -P "$jobs" sh -c '
-    out=$(clang-tidy -p "$0" --quiet --checks="$1" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$build" "$checks"
+    out=$(clang-tidy -p "$0" --quiet --extra-arg=-w --checks="$1" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$build" "$checks"
 }
 tidy "-clang-analyzer-*" ${others[@]+"${others[@]}"}
 tidy "" ${analysed[@]+"${analysed[@]}"}

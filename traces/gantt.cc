@@ -118,7 +118,7 @@ class Gantt {
     const Vertex& vertex = graph_[v];
     if (vertex.kind == VertexKind::optimizer) return "O";
     if (vertex.kind == VertexKind::recompute) return op_label('R', vertex, label);
-    const std::string own = op_label(letter(vertex.op), vertex, label);
+    std::string own = op_label(letter(vertex.op), vertex, label);
     if (vertex.kind != VertexKind::joint) return own;
     const Vertex& partner = graph_.joint_partner(vertex);
     return own + "&" + op_label(letter(partner.op), partner, label);

@@ -414,6 +414,7 @@ class Checker {
 
   void check_overlaps(const std::vector<Slice>& slices) {
     std::vector<const Slice*> order;
+    order.reserve(slices.size());
     for (const Slice& slice : slices) order.push_back(&slice);
     std::stable_sort(order.begin(), order.end(), [](const Slice* a, const Slice* b) { return a->start < b->start; });
     std::vector<const Slice*> open;

@@ -124,7 +124,7 @@ class Lowering {
     const auto link = [&](int from, int to) -> LaneId {
       if (from == to) return kSameRank;
       const auto found = std::lower_bound(links.begin(), links.end(), std::pair(from, to));
-      return static_cast<LaneId>(2 * ranks + (found - links.begin()));
+      return static_cast<LaneId>(std::int64_t{2} * ranks + (found - links.begin()));
     };
     for (const auto& [from, to] : links) data_->lanes.push_back({LaneKind::link, from, to});
     for (const auto& route : schedule_.routes()) {
@@ -147,7 +147,7 @@ class Lowering {
     if (forward_link_.size() > 1) {
       std::vector<std::int64_t> remote(index(schedule_.num_routes()), 0);
       for (std::size_t i = 0; i < forward_link_.size(); ++i) {
-        remote[i / index(schedule_.num_stages())] += 2 * (forward_link_[i] != kSameRank ? 1 : 0);
+        remote[i / index(schedule_.num_stages())] += forward_link_[i] != kSameRank ? 2 : 0;
       }
       for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
         transfers += remote[index(schedule_.route(mb))] * schedule_.num_slices(mb);

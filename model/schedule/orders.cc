@@ -119,7 +119,7 @@ void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>&
   const int before = distance + 1;
   const int after = turn - before;
   std::vector<Op> unfinished;  // the Is, each followed sooner or later by its W, oldest first
-  unfinished.reserve(static_cast<std::size_t>(2 * turn));
+  unfinished.reserve(2 * static_cast<std::size_t>(turn));
   std::size_t oldest = 0;
   const auto input_gradient = [&](int digit) {
     list.add(OpKind::I, digit);

@@ -13,8 +13,8 @@
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
 #include "sim/period.h"
-#include "tests/support/oracle.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/oracle.h"
 
 namespace sluice {
 namespace {
@@ -41,8 +41,8 @@ class RandomCost : public CostModel {
 };
 
 // Where the graph has a compute vertex for each op: its start and end.
-std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times_by_op(const OpGraph& graph,
-                                                                                              const Timeline& timeline) {
+std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times_by_op(
+    const OpGraph& graph, const Timeline& timeline) {
   std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times;
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
@@ -136,8 +136,8 @@ TEST(Period, OfSchedulesWithoutAFlushIsTheWorkOfABatch) {
   for (const char* name : {"pipedream", "pipedream-2bw"}) {
     for (int p = 1; p <= 6; ++p) {
       for (int m = std::max(1, p - 1); m <= 8; ++m) {
-        const Schedule schedule = make_schedule(
-            find_family(name), {.ranks = p, .microbatches = m, .batches = batches_for_growth(p, m)});
+        const Schedule schedule =
+            make_schedule(find_family(name), {.ranks = p, .microbatches = m, .batches = batches_for_growth(p, m)});
         const UniformCost cost({.forward = {3}, .input_gradient = {4}, .weight_gradient = {2}}, schedule);
         const OpGraph graph = lower(schedule);
         const BatchGrowth growth = batch_growth(graph, simulate(graph, price(graph, cost)));
