@@ -1,12 +1,20 @@
 #include "model/timeline/memory.h"
 
 #include <algorithm>
+#include <memory>
 #include <numeric>
 
 namespace sluice {
 namespace {
 
 std::size_t slot(MemoryClass c) { return static_cast<std::size_t>(c); }
+
+struct Served {
+  Duration start{};
+  Duration end{};
+  Vertex vertex;
+  VertexId id = 0;
+};
 
 // Follows one rank's memory through its events.
 class Account {
@@ -46,8 +54,7 @@ class Changes {
   explicit Changes(const OpGraph& graph) : graph_(graph), schedule_(graph.schedule()) {}
 
   // What `vertex` takes when it starts and gives back when it ends, on the rank of its compute lane.
-  void of_compute(VertexId v, BytesByClass& start, BytesByClass& end) const {
-    const Vertex& vertex = graph_[v];
+  void of_compute(const Vertex& vertex, BytesByClass& start, BytesByClass& end) const {
     add(vertex, start, end);
     if (vertex.kind == VertexKind::joint) add(graph_.joint_partner(vertex), start, end);
   }
@@ -149,19 +156,23 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   const Changes changes(graph);
-  // The vertices of each lane, in the order in which it serves them.
+  // What each lane serves, in its order, copied together: the pass below goes rank by rank, and the vertices of one
+  // rank lie scattered over the graph.
   const auto lanes = graph.lanes();
   std::vector<std::size_t> lane_end(lanes.size(), 0);
   for (const Vertex& vertex : graph.vertices()) ++lane_end[static_cast<std::size_t>(vertex.lane)];
   std::exclusive_scan(lane_end.begin(), lane_end.end(), lane_end.begin(), std::size_t{0});
-  std::vector<VertexId> by_lane(graph.size());
-  for (VertexId v = 0; v < graph.size(); ++v) by_lane[lane_end[static_cast<std::size_t>(graph[v].lane)]++] = v;
+  const auto by_lane = std::make_unique_for_overwrite<Served[]>(graph.size());
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], vertex, v};
+  }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
-    return std::span<const VertexId>(by_lane).subspan(begin, lane_end[lane] - begin);
+    return std::span<const Served>(by_lane.get() + begin, lane_end[lane] - begin);
   };
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::span<const VertexId>> inbound;  // what is still to arrive, by link
+    std::vector<std::span<const Served>> inbound;  // what is still to arrive, by link
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
@@ -169,11 +180,11 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     // Takes in the transfers that start before (time, v), earliest first.
     const auto take_arrivals = [&](Duration time, VertexId v) {
       while (true) {
-        std::span<const VertexId>* next = nullptr;
+        std::span<const Served>* next = nullptr;
         std::pair first(time, v);
         for (auto& link : inbound) {
           if (link.empty()) continue;
-          const std::pair starts(timeline.start[link.front()], link.front());
+          const std::pair starts(link.front().start, link.front().id);
           if (starts < first) {
             first = starts;
             next = &link;
@@ -181,21 +192,21 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         }
         if (next == nullptr) return;
         BytesByClass delta{};
-        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(graph[first.second]);
+        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(next->front().vertex);
         account.apply(first.first, delta);
         *next = next->subspan(1);
       }
     };
-    for (const VertexId v : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
-      if (graph[v].kind != VertexKind::compute && graph[v].kind != VertexKind::joint) continue;
+    for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
+      if (op.vertex.kind != VertexKind::compute && op.vertex.kind != VertexKind::joint) continue;
       BytesByClass start{};
       BytesByClass end{};
-      changes.of_compute(v, start, end);
-      start[slot(MemoryClass::buffers)] -= changes.received(graph[v]);
-      take_arrivals(timeline.start[v], v);
-      if (any(start)) account.apply(timeline.start[v], start);
-      take_arrivals(timeline.end[v], v);
-      if (any(end)) account.apply(timeline.end[v], end);
+      changes.of_compute(op.vertex, start, end);
+      start[slot(MemoryClass::buffers)] -= changes.received(op.vertex);
+      take_arrivals(op.start, op.id);
+      if (any(start)) account.apply(op.start, start);
+      take_arrivals(op.end, op.id);
+      if (any(end)) account.apply(op.end, end);
     }
     out.push_back(account.take());
   }
