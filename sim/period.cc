@@ -20,8 +20,9 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   constexpr std::int64_t kMaxVisits = 400'000'000;
   const auto size = std::max<std::int64_t>(1, graph.size());
   const std::int64_t most = 64 + 4 * static_cast<std::int64_t>(graph.schedule().num_ranks());
-  const std::int64_t rounds = std::clamp<std::int64_t>(kMaxVisits / size, 4, most);
+  std::int64_t rounds = std::clamp<std::int64_t>(kMaxVisits / size, 4, most);
   constexpr std::size_t kMaxCycle = 16;
+  constexpr std::int64_t kLongest = 4'000'000'000'000'000'000;
 
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
   std::vector<Duration> done;
@@ -29,6 +30,12 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   for (std::int64_t round = 0; round < rounds; ++round) {
     sweep<false>(graph, prices, lane_free, nullptr, done);
     history.push_back(lane_free);
+    if (round == 0) {
+      // Nanoseconds must not overflow: no repetition adds more than the first took.
+      const Duration first = *std::max_element(lane_free.begin(), lane_free.end());
+      rounds = std::min<std::int64_t>(rounds,
+                                      std::max<std::int64_t>(2, kLongest / std::max<std::int64_t>(1, first.count())));
+    }
     for (std::size_t cycle = 1; cycle < std::min(history.size(), kMaxCycle + 1); ++cycle) {
       const LaneTimes& before = history[history.size() - 1 - cycle];
       const Duration growth = lane_free[lanes[0]] - before[lanes[0]];

@@ -10,6 +10,7 @@ namespace sluice {
 namespace {
 
 constexpr Duration kUnpriced{-1};
+constexpr double kLongestNanoseconds = 4e18;
 
 // Prices by class: ops of one kind, stage, shape and slice take the same time.
 class Pricing {
@@ -29,13 +30,22 @@ class Pricing {
   Prices run() {
     Prices prices;
     prices.duration.resize(graph_.size());
-    for (VertexId v = 0; v < graph_.size(); ++v) prices.duration[v] = duration(v);
+    double sum = 0;  // no path can be longer
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      prices.duration[v] = duration(v);
+      sum += static_cast<double>(prices.duration[v].count());
+    }
     for (const Lane& lane : graph_.lanes()) {
       prices.lane_latency.push_back(
           lane.kind == LaneKind::link
               ? from_seconds(cost_.transfer(lane.rank, lane.peer, 0).latency_s,
                              fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer))
               : Duration{0});
+      sum += static_cast<double>(prices.lane_latency.back().count()) * graph_.size();
+    }
+    if (sum > kLongestNanoseconds) {
+      throw InputError(fmt::format("the ops take up to {:.0f} years in all: more than nanoseconds in 64 bits can count",
+                                   sum / 1e9 / 86400 / 365));
     }
     return prices;
   }

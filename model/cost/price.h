@@ -15,7 +15,7 @@ struct Prices {
 };
 
 // Asks `cost` once for each kind of op, stage and slice, and rounds each answer once to nanoseconds. Throws InputError
-// naming the op whose time is negative, not finite, or past 1e8 s.
+// naming the op whose time is negative, not finite, or past 1e8 s, or if all of it together could pass 126 years.
 Prices price(const OpGraph& graph, const CostModel& cost);
 
 }  // namespace sluice

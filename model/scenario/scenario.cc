@@ -70,6 +70,9 @@ class Reading {
       scenario_.model = read_model_file(model);
     } else {
       scenario_.model = transformer_from_json(model);
+      if (!model.has("name")) {
+        scenario_.model->name = fmt::format("{} layers of {}", scenario_.model->layers, scenario_.model->hidden);
+      }
     }
   }
 
