@@ -36,6 +36,7 @@ class Reading {
   Reading(const Json& document, std::string source, std::string folder)
       : root_(document, source), folder_(std::move(folder)) {
     scenario_.source = std::move(source);
+    scenario_.training.pp = 0;  // until somebody says
   }
 
   Scenario run() {
