@@ -68,7 +68,7 @@ BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline) {
   const int drain = (schedule.num_ranks() + schedule.num_microbatches() - 1) / schedule.num_microbatches();
   const int last = std::max(0, batches - 1 - drain);
   const auto at = [&](int batch) { return batch < 0 ? Duration{0} : done[static_cast<std::size_t>(batch)]; };
-  for (int cycle = 1; cycle <= 4 && 3 * cycle <= last; ++cycle) {
+  for (int cycle = 1; cycle <= 4 && 2 * cycle <= last; ++cycle) {
     const Duration growth = at(last) - at(last - cycle);
     if (growth == at(last - cycle) - at(last - 2 * cycle)) return {divided(growth, cycle), true};
   }

@@ -14,7 +14,7 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
   const Schedule& schedule = setup.schedule();
   if (schedule.weight_policy() == WeightPolicy::flush) return repeated_period(setup.graph(), prediction.prices);
   const BatchGrowth growth = batch_growth(setup.graph(), prediction.timeline);
-  if (growth.constant || schedule.family() == "custom") return growth.period;
+  if (growth.constant || names_file(setup.scenario().schedule)) return growth.period;
   // Too few batches to see past filling and draining: look at more of them.
   Scenario longer = setup.scenario();
   BatchGrowth last = growth;

@@ -238,10 +238,7 @@ class Reading {
   }
 
   // A path is taken from the scenario's folder; anything else is a family's name.
-  std::string named_schedule(const std::string& name) const {
-    const bool path = name.find('/') != std::string::npos || name.ends_with(".json") || name.ends_with(".csv");
-    return path ? resolved(name) : name;
-  }
+  std::string named_schedule(const std::string& name) const { return names_file(name) ? resolved(name) : name; }
 
   void read_cost() {
     scenario_.cost = scenario_.model ? CostKind::analytic : CostKind::uniform;
@@ -294,6 +291,10 @@ class Reading {
 };
 
 }  // namespace
+
+bool names_file(const std::string& schedule) {
+  return schedule.find('/') != std::string::npos || schedule.ends_with(".json");
+}
 
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder) {
   return Reading(document, source, folder).run();

@@ -42,6 +42,9 @@ struct Scenario {
   std::string cost_file;
 };
 
+// Whether `schedule` names a file (it has a slash, or ends in .json) rather than a family.
+bool names_file(const std::string& schedule);
+
 // Reads a scenario. Relative paths in it are taken from `folder`. Throws InputError.
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder);
 

@@ -15,8 +15,6 @@
 namespace sluice {
 namespace {
 
-bool is_file(const std::string& name) { return name.find('/') != std::string::npos || name.ends_with(".json"); }
-
 void agree(const Scenario& scenario, const char* field, std::int64_t asked, std::int64_t has) {
   if (asked == 0 || asked == has) return;
   throw InputError(fmt::format("{}: {}: expected {}, as the schedule {} has it, got {}", scenario.source, field, has,
@@ -42,7 +40,7 @@ Schedule read_schedule(const Scenario& scenario) {
 }  // namespace
 
 Schedule make_schedule(const Scenario& scenario) {
-  if (is_file(scenario.schedule)) return read_schedule(scenario);
+  if (names_file(scenario.schedule)) return read_schedule(scenario);
   const Family& family = find_family(scenario.schedule);
   if (scenario.training.pp == 0) {
     throw InputError(
@@ -74,7 +72,7 @@ Setup::Setup(const Scenario& scenario, Schedule schedule) : scenario_(scenario),
 void Setup::split_model() {
   Training& training = scenario_.training;
   if (training.sequence_length == 0) training.sequence_length = schedule_.shapes()[0].tokens();
-  if (is_file(scenario_.schedule)) training.micro_batch = schedule_.shapes()[0].sequences;
+  if (names_file(scenario_.schedule)) training.micro_batch = schedule_.shapes()[0].sequences;
   if (training.sequence_length <= 1) {
     throw InputError(fmt::format("{}: /batch/sequence_length: required with a model (--seq-length)", scenario_.source));
   }

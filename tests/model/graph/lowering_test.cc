@@ -1,0 +1,281 @@
+#include "model/graph/lowering.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "model/errors.h"
+#include "tests/support/all_schedules.h"
+#include "tests/support/shapes.h"
+
+namespace sluice {
+namespace {
+
+// Bytes that tell stages, slices and directions apart.
+class TellingFootprint : public Footprint {
+ public:
+  StageBytes stage(int stage) const override { return {.reduced = 1000 + stage, .gathered = 2000 + stage}; }
+  SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override {
+    const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+    return {.transfer_forward = 10 * tokens + stage, .transfer_backward = 10'000 * tokens + stage};
+  }
+  std::int64_t tied_embedding_bytes() const override { return 77; }
+};
+
+using OpKey = std::tuple<bool, int, int, int, int>;  // gradient of weights?, F?, stage, microbatch, slice
+
+// Finds the vertex of each op: F, I or B (the same key), W.
+class Ops {
+ public:
+  explicit Ops(const OpGraph& graph) {
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      const Vertex& vertex = graph[v];
+      if (vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint) add(vertex, v);
+      if (vertex.kind == VertexKind::joint) add(graph.joint_partner(vertex), v);
+      if (vertex.kind == VertexKind::transfer)
+        transfers_[key(vertex.op, vertex.stage, vertex.microbatch, vertex.slice)] = v;
+    }
+  }
+  VertexId at(OpKind kind, int stage, int mb, int slice) const { return ops_.at(key(kind, stage, mb, slice)); }
+  // The vertex that hands the op's result to another stage: its transfer, where there is one.
+  VertexId handed_over(OpKind kind, int stage, int mb, int slice) const {
+    const auto found = transfers_.find(key(kind, stage, mb, slice));
+    return found == transfers_.end() ? at(kind, stage, mb, slice) : found->second;
+  }
+  std::size_t num_transfers() const { return transfers_.size(); }
+
+ private:
+  static OpKey key(OpKind kind, int stage, int mb, int slice) {
+    return {kind == OpKind::W, kind == OpKind::F, stage, mb, slice};
+  }
+  void add(const Vertex& x, VertexId v) { ops_[key(x.op, x.stage, x.microbatch, x.slice)] = v; }
+
+  std::map<OpKey, VertexId> ops_;
+  std::map<OpKey, VertexId> transfers_;
+};
+
+bool needs(const OpGraph& graph, VertexId v, VertexId need) {
+  const auto all = graph.needs(v);
+  return std::find(all.begin(), all.end(), need) != all.end();
+}
+
+TEST(Lowering, HasEveryDependencyOfTheDesignAndNoOther) {
+  const TellingFootprint footprint;
+  test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
+    SCOPED_TRACE(test::describe(schedule));
+    const OpGraph graph = lower(schedule, {.footprint = &footprint});
+    const Ops ops(graph);
+    const int stages = schedule.num_stages();
+    std::map<VertexId, std::set<VertexId>> expected;
+    std::size_t remote = 0;
+    for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+      const int slices = schedule.num_slices(mb);
+      for (int s = 0; s < stages; ++s) {
+        for (int i = 0; i < slices; ++i) {
+          const VertexId f = ops.at(OpKind::F, s, mb, i);
+          const VertexId g = ops.at(OpKind::I, s, mb, i);
+          if (s > 0) expected[f].insert(ops.handed_over(OpKind::F, s - 1, mb, i));
+          if (i > 0) expected[f].insert(ops.at(OpKind::F, s, mb, i - 1));
+          expected[g].insert(f);
+          if (s + 1 < stages) expected[g].insert(ops.handed_over(OpKind::I, s + 1, mb, i));
+          if (i + 1 < slices) expected[g].insert(ops.at(OpKind::I, s, mb, i + 1));
+          if (s + 1 < stages && schedule.rank_of(s, mb) != schedule.rank_of(s + 1, mb)) {
+            remote += 2;
+            for (const auto& [kind, from, to] : {std::tuple(OpKind::F, s, s + 1), std::tuple(OpKind::I, s + 1, s)}) {
+              const VertexId transfer = ops.handed_over(kind, from, mb, i);
+              expected[transfer].insert(ops.at(kind, from, mb, i));
+              const Lane& lane = graph.lanes()[static_cast<std::size_t>(graph[transfer].lane)];
+              EXPECT_EQ(lane.rank, schedule.rank_of(from, mb));
+              EXPECT_EQ(lane.peer, schedule.rank_of(to, mb));
+              const std::int64_t tokens = schedule.shape(mb).slice_lengths[static_cast<std::size_t>(i)];
+              EXPECT_EQ(graph.transfer_bytes(graph[transfer]), (kind == OpKind::F ? 10 : 10'000) * tokens + from);
+            }
+          }
+        }
+      }
+    }
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      for (const Op& op : schedule.ops(rank)) {
+        if (op.kind != OpKind::W) continue;
+        expected[ops.at(OpKind::W, op.stage, op.microbatch, op.slice)].insert(
+            ops.at(OpKind::I, op.stage, op.microbatch, op.slice));
+      }
+    }
+    EXPECT_EQ(ops.num_transfers(), remote);
+    std::map<LaneId, VertexId> last;
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      const Vertex& vertex = graph[v];
+      if (vertex.kind == VertexKind::optimizer || vertex.kind == VertexKind::collective) {
+        if (vertex.kind == VertexKind::optimizer) last[vertex.lane] = v;
+        continue;
+      }
+      std::set<VertexId> wanted = expected[v];
+      wanted.erase(v);  // the halves of a block do not wait for each other
+      if (last.contains(vertex.lane)) wanted.insert(last[vertex.lane]);
+      last[vertex.lane] = v;
+      const auto all = graph.needs(v);
+      EXPECT_EQ(std::set<VertexId>(all.begin(), all.end()), wanted) << graph.name(v);
+    }
+  });
+}
+
+TEST(Lowering, TransfersOfALaneStandInTheOrderInWhichTheyAreProduced) {
+  test::for_each_schedule({.ranks = 4, .microbatches = 6, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
+    const OpGraph graph = lower(schedule);
+    const Ops ops(graph);
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      std::map<LaneId, VertexId> last;
+      for (const Op& op : schedule.ops(rank)) {
+        if (op.kind == OpKind::W) continue;
+        const VertexId transfer = ops.handed_over(op.kind, op.stage, op.microbatch, op.slice);
+        if (graph[transfer].kind != VertexKind::transfer) continue;
+        const auto before = last.find(graph[transfer].lane);
+        if (before != last.end()) {
+          EXPECT_LT(before->second, transfer);
+        }
+        last[graph[transfer].lane] = transfer;
+      }
+    }
+  });
+}
+
+// The vertices of one kind of collective, or of steps, in order.
+std::vector<VertexId> collectives(const OpGraph& graph, CollectiveKind kind) {
+  std::vector<VertexId> found;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind == VertexKind::collective && graph.collective(graph[v]).kind == kind) found.push_back(v);
+  }
+  return found;
+}
+
+std::vector<VertexId> optimizers(const OpGraph& graph) {
+  std::vector<VertexId> found;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind == VertexKind::optimizer) found.push_back(v);
+  }
+  return found;
+}
+
+TEST(Lowering, GradientsAreReducedAfterTheirStageOrAfterTheList) {
+  const TellingFootprint footprint;
+  const Schedule schedule = test::make("interleaved-1f1b", {.p = 2, .m = 4, .v = 2});
+  for (const bool overlap : {false, true}) {
+    const OpGraph graph =
+        lower(schedule,
+              {.footprint = &footprint, .data_parallel = 4, .overlap_grad_reduce = overlap, .gather_parameters = true});
+    const Ops ops(graph);
+    const auto reductions = collectives(graph, CollectiveKind::gradient_reduce);
+    ASSERT_EQ(reductions.size(), 4U);
+    for (const VertexId reduction : reductions) {
+      const Collective collective = graph.collective(graph[reduction]);
+      EXPECT_EQ(collective.bytes, 1000 + collective.stage);
+      const int rank = collective.stage % 2;
+      ASSERT_EQ(std::vector<int>(collective.ranks.begin(), collective.ranks.end()), std::vector<int>{rank});
+      // Of 4 microbatches the last backward of a stage; the list of a rank ends with its first chunk's.
+      const int after = overlap ? collective.stage : rank;
+      EXPECT_TRUE(needs(graph, reduction, ops.at(OpKind::B, after, 3, 0))) << graph.name(reduction);
+    }
+    const auto steps = optimizers(graph);
+    ASSERT_EQ(steps.size(), 4U);
+    for (const VertexId step : steps) {
+      bool reduced = false;
+      for (const VertexId need : graph.needs(step)) {
+        reduced |=
+            graph[need].kind == VertexKind::collective && graph.collective(graph[need]).stage == graph[step].stage;
+      }
+      EXPECT_TRUE(reduced) << graph.name(step);
+    }
+    for (const VertexId gather : collectives(graph, CollectiveKind::parameter_gather)) {
+      EXPECT_EQ(graph.collective(graph[gather]).bytes, 2000 + graph[gather].stage);
+      EXPECT_EQ(graph[graph.needs(gather).front()].kind, VertexKind::optimizer);
+    }
+    EXPECT_EQ(collectives(graph, CollectiveKind::parameter_gather).size(), 4U);
+  }
+}
+
+TEST(Lowering, EveryStepWaitsForTheGlobalNormAndThatForEveryStage) {
+  const Schedule schedule = test::make("1f1b", {.p = 3, .m = 4});
+  const OpGraph graph = lower(schedule, {.global_norm = true});
+  const Ops ops(graph);
+  const auto norms = collectives(graph, CollectiveKind::global_norm);
+  ASSERT_EQ(norms.size(), 1U);
+  EXPECT_EQ(graph.collective(graph[norms[0]]).ranks.size(), 3U);
+  for (int stage = 0; stage < 3; ++stage) EXPECT_TRUE(needs(graph, norms[0], ops.at(OpKind::B, stage, 3, 0)));
+  for (const VertexId step : optimizers(graph)) EXPECT_TRUE(needs(graph, step, norms[0]));
+}
+
+TEST(Lowering, ATiedEmbeddingIsSummedBetweenTheEndsOnlyIfTheyAreApart) {
+  const TellingFootprint footprint;
+  const auto tied = [&](const char* family, test::Shape shape) {
+    const Schedule schedule = test::make(family, shape);
+    const OpGraph graph = lower(schedule, {.footprint = &footprint, .tied_embedding = true});
+    std::vector<std::vector<int>> ranks;
+    for (const VertexId v : collectives(graph, CollectiveKind::tied_embedding)) {
+      const Collective collective = graph.collective(graph[v]);
+      EXPECT_EQ(collective.bytes, 77);
+      ranks.emplace_back(collective.ranks.begin(), collective.ranks.end());
+    }
+    return ranks;
+  };
+  using Ranks = std::vector<std::vector<int>>;
+  EXPECT_EQ(tied("1f1b", {.p = 4, .m = 4}), (Ranks{{0, 3}}));
+  EXPECT_EQ(tied("1f1b", {.p = 1, .m = 4}), Ranks{});
+  EXPECT_EQ(tied("zb-v", {.p = 4, .m = 8}), Ranks{});      // both ends on rank 0
+  EXPECT_EQ(tied("dualpipe", {.p = 4, .m = 8}), Ranks{});  // both ends on both ranks: the replicas' sum has it
+  EXPECT_EQ(tied("pipedream-2bw", {.p = 2, .m = 4, .batches = 3}), (Ranks{{0, 1}, {0, 1}, {0, 1}}));
+  EXPECT_THROW(tied("pipedream", {.p = 2, .m = 4, .batches = 3}), InputError);
+}
+
+TEST(Lowering, ReplicasOfAStageSumTheirGradients) {
+  const Schedule schedule = test::make("dualpipe", {.p = 4, .m = 8});
+  const OpGraph graph = lower(schedule);
+  const auto sums = collectives(graph, CollectiveKind::replica_reduce);
+  ASSERT_EQ(sums.size(), 4U);  // one a stage, between ranks s and p-1-s
+  for (const VertexId v : sums) {
+    const Collective sum = graph.collective(graph[v]);
+    const int low = std::min(sum.stage, 3 - sum.stage);
+    EXPECT_EQ(std::vector<int>(sum.ranks.begin(), sum.ranks.end()), (std::vector<int>{low, 3 - low}));
+  }
+  EXPECT_EQ(optimizers(graph).size(), 8U);
+}
+
+TEST(Lowering, WithoutAFlushAForwardRunsWithTheVersionItReads) {
+  for (const char* family : {"pipedream", "pipedream-2bw"}) {
+    for (int p = 1; p <= 4; ++p) {
+      const Schedule schedule = test::make(family, {.p = p, .m = 4, .batches = 4});
+      const OpGraph graph = lower(schedule, {.data_parallel = 2});
+      std::vector<int> steps(static_cast<std::size_t>(p), 0);
+      for (VertexId v = 0; v < graph.size(); ++v) {
+        const Vertex& vertex = graph[v];
+        if (vertex.kind == VertexKind::optimizer) ++steps[static_cast<std::size_t>(vertex.lane)];
+        if (vertex.kind != VertexKind::compute || vertex.op != OpKind::F) continue;
+        EXPECT_EQ(steps[static_cast<std::size_t>(vertex.lane)],
+                  weight_version(schedule, vertex.microbatch, vertex.lane))
+            << family << " p=" << p << " " << graph.name(v);
+      }
+      for (const int count : steps) EXPECT_EQ(count, schedule.weight_policy() == WeightPolicy::stashed ? 16 : 4);
+    }
+  }
+}
+
+TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
+  const Schedule schedule = test::make("1f1b", {.p = 2, .m = 3});
+  const OpGraph graph = lower(schedule, {.recompute = true});
+  const Ops ops(graph);
+  int count = 0;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    if (vertex.kind != VertexKind::recompute) continue;
+    ++count;
+    EXPECT_TRUE(needs(graph, ops.at(OpKind::B, vertex.stage, vertex.microbatch, 0), v));
+    if (vertex.stage == 0) {
+      EXPECT_TRUE(needs(graph, v, ops.handed_over(OpKind::B, 1, vertex.microbatch, 0)));
+    }
+  }
+  EXPECT_EQ(count, 6);
+}
+
+}  // namespace
+}  // namespace sluice

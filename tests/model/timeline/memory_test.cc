@@ -1,0 +1,173 @@
+#include "model/timeline/memory.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "model/cost/uniform.h"
+#include "model/graph/lowering.h"
+#include "sim/engine.h"
+#include "tests/support/all_schedules.h"
+#include "tests/support/shapes.h"
+
+namespace sluice {
+namespace {
+
+// Bytes drawn once for each stage and slice.
+class RandomFootprint : public Footprint {
+ public:
+  explicit RandomFootprint(std::uint32_t seed) : seed_(seed) {}
+
+  StageBytes stage(int stage) const override {
+    std::mt19937 random(seed_ + 1000U * static_cast<std::uint32_t>(stage));
+    return {.weights = draw(random), .gradients = draw(random), .optimizer = draw(random)};
+  }
+  SliceBytes slice(int stage, const MicrobatchShape&, int slice) const override {
+    std::mt19937 random(seed_ + 1000U * static_cast<std::uint32_t>(stage) + 7U * static_cast<std::uint32_t>(slice + 1));
+    SliceBytes bytes;
+    for (std::int64_t* field :
+         {&bytes.activations_to_input_gradient, &bytes.activations_to_weight_gradient,
+          &bytes.gradients_to_weight_gradient, &bytes.keys_values, &bytes.keys_values_gradient,
+          &bytes.forward_workspace, &bytes.backward_workspace, &bytes.transfer_forward, &bytes.transfer_backward}) {
+      *field = draw(random);
+    }
+    return bytes;
+  }
+
+ private:
+  static std::int64_t draw(std::mt19937& random) { return random() % 100 + 1; }
+  std::uint32_t seed_;
+};
+
+struct Change {
+  Duration time;
+  VertexId vertex;
+  int phase;  // 0: an op or transfer starts, 1: it ends
+  std::int64_t bytes;
+};
+
+// The obvious way: every change of a rank's memory, sorted.
+std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, int rank) {
+  const Schedule& schedule = graph.schedule();
+  std::vector<Change> changes;
+  const auto op_changes = [&](const Vertex& op, VertexId v) {
+    const SliceBytes& bytes = graph.slice_bytes(op.stage, op.microbatch, op.slice);
+    const auto at_start = [&](std::int64_t b) { changes.push_back({timeline.start[v], v, 0, b}); };
+    const auto at_end = [&](std::int64_t b) { changes.push_back({timeline.end[v], v, 1, b}); };
+    const int from = op.stage + (op.op == OpKind::F ? -1 : 1);
+    if (op.op != OpKind::W && from >= 0 && from < schedule.num_stages() &&
+        schedule.rank_of(from, op.microbatch) != schedule.rank_of(op.stage, op.microbatch)) {
+      const SliceBytes& sent = graph.slice_bytes(from, op.microbatch, op.slice);
+      at_start(-(op.op == OpKind::F ? sent.transfer_forward : sent.transfer_backward));
+    }
+    if (op.op == OpKind::F) {
+      at_start(bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.keys_values +
+               bytes.forward_workspace);
+      at_end(-bytes.forward_workspace);
+    }
+    if (op.op == OpKind::I) at_start(bytes.gradients_to_weight_gradient);
+    if (op.op == OpKind::B || op.op == OpKind::I) {
+      at_start(bytes.backward_workspace);
+      at_end(-bytes.backward_workspace - bytes.activations_to_input_gradient - bytes.keys_values);
+      std::int64_t accumulator = 0;
+      for (int i = 0; i < schedule.num_slices(op.microbatch); ++i) {
+        accumulator += graph.slice_bytes(op.stage, op.microbatch, i).keys_values_gradient;
+      }
+      if (op.slice + 1 == schedule.num_slices(op.microbatch)) at_start(accumulator);
+      if (op.slice == 0) at_end(-accumulator);
+    }
+    if (op.op == OpKind::B) at_end(-bytes.activations_to_weight_gradient);
+    if (op.op == OpKind::W) at_end(-bytes.activations_to_weight_gradient - bytes.gradients_to_weight_gradient);
+  };
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
+    if (vertex.kind == VertexKind::transfer && lane.peer == rank) {
+      changes.push_back({timeline.start[v], v, 0, graph.transfer_bytes(vertex)});
+    }
+    if (lane.rank != rank || (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint)) continue;
+    op_changes(vertex, v);
+    if (vertex.kind == VertexKind::joint) op_changes(graph.joint_partner(vertex), v);
+  }
+  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
+    return std::tuple(a.time, a.vertex, a.phase) < std::tuple(b.time, b.vertex, b.phase);
+  });
+  return changes;
+}
+
+TEST(Memory, AgreesWithSortedChangesAndEndsWhereItBegan) {
+  std::uint32_t seed = 0;
+  test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
+    SCOPED_TRACE(test::describe(schedule));
+    const RandomFootprint footprint(++seed);
+    const OpGraph graph = lower(schedule, {.footprint = &footprint});
+    const UniformCost cost({.forward = {2}, .input_gradient = {3}, .weight_gradient = {1}, .hop = seed % 3 * 0.5},
+                           schedule);
+    const Timeline timeline = simulate(graph, price(graph, cost));
+    const std::vector<RankMemory> memory = memory_over_time(graph, timeline, true);
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      const RankMemory& of = memory[static_cast<std::size_t>(rank)];
+      std::int64_t held = 0;
+      for (const int stage : schedule.stages_of(rank)) {
+        const StageBytes bytes = footprint.stage(stage);
+        held += bytes.weights * num_weight_versions(schedule, rank) + bytes.gradients + bytes.optimizer;
+      }
+      const std::int64_t standing = held;
+      std::int64_t peak = held;
+      Duration peak_time{};
+      const std::vector<Change> changes = changes_of(graph, timeline, rank);
+      for (std::size_t i = 0; i < changes.size(); ++i) {
+        held += changes[i].bytes;
+        // Changes of one moment of one op count together.
+        if (i + 1 < changes.size() && changes[i + 1].time == changes[i].time &&
+            changes[i + 1].vertex == changes[i].vertex && changes[i + 1].phase == changes[i].phase) {
+          continue;
+        }
+        if (held > peak) {
+          peak = held;
+          peak_time = changes[i].time;
+        }
+      }
+      EXPECT_EQ(held, standing);
+      EXPECT_EQ(of.peak_bytes, peak);
+      EXPECT_EQ(of.peak_time, peak_time);
+      EXPECT_EQ(total(of.at_peak), peak);
+      ASSERT_FALSE(of.samples.empty());
+      EXPECT_EQ(total(of.samples.front().bytes) >= standing, true);
+      EXPECT_EQ(total(of.samples.back().bytes), standing);
+      for (std::size_t i = 1; i < of.samples.size(); ++i) {
+        EXPECT_LT(of.samples[i - 1].time, of.samples[i].time);
+        for (const std::int64_t bytes : of.samples[i].bytes) EXPECT_GE(bytes, 0);
+      }
+    }
+  });
+}
+
+TEST(Memory, SplitBackwardHoldsThreeLifetimes) {
+  // One rank, one microbatch: F 0-1, I 1-2, W 2-3. Peak while I runs: what goes at I's end (5) and at W's (3), what I
+  // makes for W (2), keys and values (1), and its workspace (4); with 10 + 20 + 30 that stand: 75.
+  class Plain : public Footprint {
+   public:
+    StageBytes stage(int) const override { return {.weights = 10, .gradients = 20, .optimizer = 30}; }
+    SliceBytes slice(int, const MicrobatchShape&, int) const override {
+      return {.activations_to_input_gradient = 5,
+              .activations_to_weight_gradient = 3,
+              .gradients_to_weight_gradient = 2,
+              .keys_values = 1,
+              .backward_workspace = 4};
+    }
+  };
+  const Plain footprint;
+  const Schedule schedule = test::make("zb-h1", {.p = 1, .m = 1});
+  const OpGraph graph = lower(schedule, {.footprint = &footprint});
+  const auto memory = memory_over_time(graph, simulate(graph, price(graph, UniformCost({}, schedule))), true);
+  EXPECT_EQ(memory[0].peak_bytes, 75);
+  EXPECT_EQ(memory[0].peak_time, std::chrono::seconds(1));
+  std::vector<std::int64_t> totals;
+  for (const MemorySample& sample : memory[0].samples) totals.push_back(total(sample.bytes));
+  EXPECT_EQ(totals, (std::vector<std::int64_t>{69, 75, 65, 60}));  // F, I, W, after
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,242 @@
+// What the command says to wrong input: one line on standard error, nothing on standard output, the right exit code.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+
+void expect_refused(const std::vector<std::string>& arguments, int exit_code, const std::string& message) {
+  const CommandResult result = run_sluice(arguments);
+  EXPECT_EQ(result.exit_code, exit_code);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(result.err, "sluice: " + message + "\n");
+}
+
+std::string write(const TemporaryFolder& folder, const std::string& name, const std::string& text) {
+  std::ofstream(folder.path(name), std::ios::binary) << text;
+  return folder.path(name);
+}
+
+TEST(CommandErrors, WrongUsage) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"", "A subcommand is required"},
+      {"simulat", "there is no command 'simulat'; did you mean 'simulate'? ('sluice --help' lists them)"},
+      {"simulate --shedule 1f1b", "simulate: there is no flag '--shedule'; did you mean '--schedule'?"},
+      {"simulate --hiden-size 8", "simulate: there is no flag '--hiden-size'; did you mean '--hidden-size'?"},
+      {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: 1 required INT missing"},
+      {"simulate --pp four", "simulate: Could not convert: --pp = four"},
+      {"simulate a.json b.json", "simulate: did not expect 'b.json'"},
+      {"simulate --pp 2 --microbatches 2 --json --gantt",
+       "simulate: --json prints one document: give it or --gantt, not both"},
+      {"simulate --pp 2 --microbatches 2 --trace-ranks 2", "--trace-ranks: expected ranks 0 to 1, got 2"},
+      {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt", "-o: expected a name ending in .json, got 'x.txt'"},
+  };
+  for (const auto& [line, message] : cases) {
+    SCOPED_TRACE(line);
+    expect_refused(words(line), 2, message);
+  }
+}
+
+TEST(CommandErrors, WrongNumbers) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"simulate --microbatches 4", "command line: /parallelism/pp: required: the number of pipeline ranks (--pp)"},
+      {"simulate --pp 4", "command line: /batch: required: microbatches (--microbatches), or global_batch (--gbs)"},
+      {"simulate --pp 0 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got 0"},
+      {"simulate --pp -4 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got -4"},
+      {"simulate --pp 4 --microbatches 0", "--microbatches: expected a whole number from 1 to 1000000000, got 0"},
+      {"simulate --pp 4 --microbatches 1000000000000",
+       "--microbatches: expected a whole number from 1 to 1000000000, got 1000000000000"},
+      {"simulate --pp 4 --gbs 10 --mbs 4", "--gbs: expected a multiple of micro_batch x dp = 4 x 1, got 10"},
+      {"simulate --pp 4 --gbs 8 --mbs 2 --microbatches 5",
+       "--gbs: expected micro_batch x dp x microbatches = 2 x 1 x 5, got 8"},
+      {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --slices 3 --slice-lengths 1,2",
+       "--slice-lengths: expected 3 lengths, as slices says, got [1,2]"},
+      {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --seq-length 10 --slice-lengths 4,5",
+       "--slice-lengths: expected lengths that add up to the sequence length 10, got [4,5]"},
+      {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --seq-length 3 --slices 4",
+       "--slices: expected at most one slice for each of 3 tokens, got 4"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=1,g=2",
+       "--uniform: expected f=, b=, w=, fb= or comm=, got 'g=2'; did you mean 'f'?"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=nan",
+       "--uniform: f: expected seconds between 0 and 1e8, got 'nan'"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=-1", "--uniform: f: expected seconds between 0 and 1e8, got '-1'"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=1x", "--uniform: f: expected seconds between 0 and 1e8, got '1x'"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=1,f=2", "--uniform: f is given twice"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=1:2",
+       "uniform cost: f has 2 values, one a slice, but a microbatch has 1 slices"},
+      {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "stage weights: expected 2, one a stage, got 3"},
+      {"simulate --pp 4 --microbatches 1000 --uniform f=1e8",
+       "the ops take up to 12684 years in all: more than nanoseconds in 64 bits can count"},
+  };
+  for (const auto& [line, message] : cases) {
+    SCOPED_TRACE(line);
+    expect_refused(words(line), 2, message);
+  }
+}
+
+TEST(CommandErrors, WhatAFamilyCannotDo) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"--schedule 1f1x --pp 4 --microbatches 8",
+       "there is no schedule family '1f1x'; did you mean '1f1b'? ('sluice schedules' lists them)"},
+      {"--schedule 1f1b --pp 4 --microbatches 8 --slices 2", "1f1b: does not cut sequences: expected 1 slice, got 2"},
+      {"--schedule 1f1b --pp 4 --microbatches 8 --batches 2",
+       "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s tells the time per batch)"},
+      {"--schedule 1f1b --pp 4 --microbatches 8 --group 4", "1f1b: group: only the interleaved families take one"},
+      {"--schedule zb-v --pp 4 --microbatches 8 --vpp 3", "zb-v: chunks (--vpp): its placement fixes 2, got 3"},
+      {"--schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 6",
+       "interleaved-1f1b: microbatches: 6 in groups of 4 leave a last group of 2, fewer than the 4 ranks"},
+      {"--schedule dualpipe --pp 3 --microbatches 8", "dualpipe: ranks: expected an even number, got 3"},
+      {"--schedule pipedream-2bw --pp 8 --microbatches 4",
+       "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 4"},
+  };
+  for (const auto& [line, message] : cases) {
+    SCOPED_TRACE(line);
+    std::vector<std::string> arguments = words(line);
+    arguments.insert(arguments.begin(), "simulate");
+    expect_refused(arguments, 2, message);
+  }
+}
+
+TEST(CommandErrors, AbsurdSizesAreRefusedWithTheCountAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  expect_refused(words("simulate --pp 1000 --microbatches 1000000000"), 2,
+                 "1f1b: 2000000000000 ops (1000 stages x 1000000000 microbatches x 1 batches x 1 slices x F, B): more "
+                 "than 60000000");
+  expect_refused(words("simulate --schedule zb-v --pp 8192 --microbatches 1000000"), 2,
+                 "zb-v: 49152000000 ops (16384 stages x 1000000 microbatches x 1 batches x 1 slices x F, I, W): more "
+                 "than 60000000");
+  // Minutes and terabytes, if it were tried.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+}
+
+TEST(CommandErrors, ScenarioFiles) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  expect_refused({"simulate", folder.path("none.json")}, 2,
+                 folder.path("none.json") + ": cannot open: No such file or directory");
+  expect_refused({"simulate", folder.path()}, 2, folder.path() + ": is a folder, expected a file");
+  const std::pair<const char*, const char*> cases[] = {
+      {"[]", ": /: expected a scenario: an object"},
+      {R"({"pp": 1})", ": /pp: unknown key"},
+      {R"({"schema": "sluice.scenario/2"})", ": /schema: expected \"sluice.scenario/1\", got \"sluice.scenario/2\""},
+      {R"({"parallelism": {"pp": 2}, "shedule": "1f1b"})", ": /shedule: unknown key; did you mean 'schedule'?"},
+      {R"({"parallelism": {"pp": 2, "recompute": "ful"}})",
+       ": /parallelism/recompute: expected one of none, selective, full; did you mean 'full'?, got \"ful\""},
+      {R"({"parallelism": {"pp": 2.5}})", ": /parallelism/pp: expected a whole number from 1 to 8192, got 2.5"},
+      {R"({"parallelism": {"pp": 2, "pp": 3}})", ": key \"pp\" is given twice in one object"},
+      {R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 2}, "cost": "analytic"})",
+       ": /model: required by the analytic cost (--model)"},
+      {R"({"model": "nowhere.json"})", nullptr},
+      {R"({"cluster": "dgx-a100"})", nullptr},
+      {R"({"batch": {"microbatches": 1)", nullptr},
+      {"", nullptr},
+      {"\xff\xfe", nullptr},
+  };
+  for (const auto& [text, message] : cases) {
+    SCOPED_TRACE(text);
+    write(folder, "s.json", text);
+    if (message != nullptr) {
+      expect_refused({"simulate", file}, 2, file + message);
+      continue;
+    }
+    const CommandResult result = run_sluice({"simulate", file});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+  write(folder, "deep.json", std::string(100000, '[') + std::string(100000, ']'));
+  expect_refused({"simulate", folder.path("deep.json")}, 2, folder.path("deep.json") + ": nested deeper than 100");
+}
+
+std::string schedule_text(const std::string& order, int ranks = 2, int microbatches = 2, const char* lengths = "[1]") {
+  std::string placement;
+  for (int r = 0; r < ranks; ++r) placement += (r == 0 ? "" : ",") + std::to_string(r);
+  return R"({"schema": "sluice.schedule/1", "ranks": )" + std::to_string(ranks) + R"(, "stages": )" +
+         std::to_string(ranks) + R"(, "microbatches": )" + std::to_string(microbatches) + R"(, "placement": [[)" +
+         placement + R"(]], "shapes": [{"slice_lengths": )" + lengths + R"(}], "order": )" + order + "}";
+}
+
+TEST(CommandErrors, InvalidSchedulesEndWithFour) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  const auto refused = [&](const std::string& text, int exit_code, const std::string& message) {
+    write(folder, "s.json", text);
+    SCOPED_TRACE(text);
+    expect_refused({"schedule", file}, exit_code, message);
+    expect_refused({"simulate", "--schedule", file}, exit_code, message);
+  };
+  refused(schedule_text(R"([["0F0","0F1","0B0"],["1F0","1B0","1F1","1B1"]])"), 4,
+          file + ": rank 0: B(stage 0, mb 1) is missing");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1","0B1"],["1F0","1B0","1F1","1B1"]])"), 4,
+          file + ": rank 0, position 4: B(stage 0, mb 1): occurs twice");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","0B1"]])"), 4,
+          file + ": rank 1, position 3: B(stage 0, mb 1): the placement has this stage on rank 0");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B2"]])"), 4,
+          file + ": rank 1, position 3: B(stage 1, mb 2): there are microbatches 0 to 1");
+  refused(
+      schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
+      file + ": rank 1, position 4: W(stage 1, mb 1): B stands beside I or W of the same stage, microbatch and slice");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1+1W1","1I1"]])"), 4,
+          file + ": rank 1, position 2: F(stage 1, mb 1): a joint block is one F and one B or I, next to each other");
+  // Text that does not parse is wrong input.
+  refused(schedule_text(R"([["0F0junk","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1"]])"), 2,
+          file + R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", or a block "2F4+1B3", got "0F0junk")");
+  refused(schedule_text(R"([[7]])"), 2,
+          file + R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", or a block "2F4+1B3", got 7)");
+}
+
+TEST(CommandErrors, DeadlocksPrintTheShortestRing) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  const auto refused = [&](const std::string& text, const std::string& ring) {
+    write(folder, "s.json", text);
+    expect_refused({"schedule", file}, 4, "deadlock, each waits for the next: " + ring);
+  };
+  // B before its own F on rank 1.
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1B0","1F0","1F1","1B1"]])"),
+          "B(stage 1, mb 0) -> F(stage 1, mb 0) -> B(stage 1, mb 0)");
+  // Rank 0 wants B0 back before it sends F1; rank 1 wants F1 before it does B0.
+  refused(schedule_text(R"([["0F0","0B0","0F1","0B1"],["1F0","1F1","1B1","1B0"]])"),
+          "B(stage 0, mb 0) -> B(stage 1, mb 0) -> F(stage 1, mb 1) -> F(stage 0, mb 1) -> B(stage 0, mb 0)");
+  // Slices run last to first in the backward; here the first one stands first.
+  refused(schedule_text(R"([["0F0.0","0F0.1","0B0.0","0B0.1"]])", 1, 1, "[1,1]"),
+          "B(stage 0, mb 0, slice 0) -> B(stage 0, mb 0, slice 1) -> B(stage 0, mb 0, slice 0)");
+  // An F cannot share a block with its own B.
+  refused(schedule_text(R"([["0F0+0B0"]])", 1, 1), "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)");
+}
+
+TEST(CommandErrors, FilesAreWrittenWholeOrNotAtAll) {
+  const TemporaryFolder folder;
+  const std::string old = write(folder, "old.json", "what was there");
+  // It fails before or while it writes: the old content stays, nothing else appears.
+  EXPECT_EQ(run_sluice({"schedule", "dualpipe", "--pp", "3", "--microbatches", "8", "-o", old}).exit_code, 2);
+  EXPECT_EQ(
+      run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--stage-weights", "1", "--trace", old}).exit_code,
+      2);
+  std::string content;
+  std::getline(std::ifstream(old), content);
+  EXPECT_EQ(content, "what was there");
+  EXPECT_EQ(folder.num_files(), 1);
+  for (const std::string& target : {folder.path("no/such/x.json"), folder.path() + ".json/"}) {
+    const CommandResult result = run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", target});
+    EXPECT_EQ(result.exit_code, 2) << target;
+    EXPECT_NE(result.err.find(target), std::string::npos) << result.err;
+  }
+  EXPECT_EQ(run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", folder.path()}).exit_code, 2);
+  EXPECT_EQ(run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", "/dev/full"}).exit_code, 2);
+  EXPECT_EQ(folder.num_files(), 1);
+}
+
+}  // namespace
+}  // namespace sluice

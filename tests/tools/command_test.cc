@@ -1,0 +1,332 @@
+// Predictions as a user gets them, from flags to JSON, against closed forms and the longest-path oracle.
+
+#include "tests/support/command.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "model/input/files.h"
+#include "model/schedule/family.h"
+#include "model/schedule/schedule_file.h"
+#include "tests/support/golden.h"
+#include "tests/support/oracle.h"
+#include "traces/trace_check.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+
+json simulated(const std::string& flags) {
+  std::vector<std::string> arguments = words("simulate --json " + flags);
+  const CommandResult result = run_sluice(arguments);
+  EXPECT_EQ(result.exit_code, 0) << flags << "\n" << result.err;
+  return result.exit_code == 0 ? json::parse(result.out) : json::object();
+}
+
+std::int64_t nanoseconds(const json& seconds) { return std::llround(seconds.get<double>() * 1e9); }
+constexpr std::int64_t kSecond = 1'000'000'000;
+
+struct Case {
+  const char* flags;
+  double makespan, span, period, peak;  // seconds; microbatches, of the rank that holds most
+};
+
+TEST(Simulate, ClosedFormsFromFlagsToJson) {
+  // Derivations: the closed forms of the papers, p = 4, m = 8; f, b, w for 1/p of the model.
+  const Case cases[] = {
+      // (m+p-1)(f+x) = 11 x 3; rank 0 spans all of it; p in flight.
+      {"--schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 33, 33, 33, 4},
+      {"--schedule gpipe --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 33, 33, 33, 8},
+      // One op of 1/v: (mv+p-1)(f+x)/v = 19 x 1.5; ((v-1)p+2(p-1)+1)/v = 11/2.
+      {"--schedule interleaved-1f1b --vpp 2 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 28.5, 28.5, 28.5, 5.5},
+      // m(f+b+w) + (p-1)max(f+b-w, b, f), span and period alike; p held until W.
+      {"--schedule zb-h1 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 27, 27, 27, 4},
+      // m(f+b+w) + (p-1)max(f+b-2w, b-f, f); span + (p-1)max(f+b-2w, b-f, 0); 2(p-1)+1.
+      {"--schedule zb-h2 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 27, 24, 24, 7},
+      // The spec's figures: k = 4 slices, one stage 8+8+8.
+      {"--schedule seq1f1b-zb2p --pp 4 --microbatches 8 --slices 4 --uniform f=8,b=8,w=8", 198, 192, 192, 2.5},
+      {"--schedule zb-v --pp 4 --microbatches 8 --uniform f=8,b=8,w=8", 204, 192, 192, 4},
+      {"--schedule zb-v --vpp 2 --pp 4 --microbatches 8 --uniform f=8,b=8,w=8", 204, 192, 192, 4},
+      // Latency: +2c[(p-1)+u-ceil(u/p)], u = (m-1)k = 28: 210 becomes 258 with c = 1 (half an F of 2).
+      {"--schedule seq1f1b --pp 4 --microbatches 8 --slices 4 --uniform f=8,b=8,w=8,comm=0", 210, 210, 210, 1.75},
+      // dualpipe-v in chunks of f=b=w=1/2, joint block 3/2: 2m(f+b+w) + (p-1)(F&B+x-3w) = 24 + 3 x 1; 2p+1 chunks.
+      {"--schedule dualpipe-v --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 27, 25.5, 24.5, 4.5},
+      // chimera, x = 2f: f(3m+(p-2)(1+m/p)) = 24 + 2 x 3.
+      {"--schedule chimera --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 30, 30, 30, 4},
+      // Without a flush: period m(f+x); whatever --batches says.
+      {"--schedule pipedream-2bw --pp 4 --microbatches 8 --batches 1 --uniform f=1,b=1,w=1", 33, 33, 24, 4},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.flags);
+    const json result = simulated(c.flags);
+    EXPECT_EQ(nanoseconds(result.at("makespan_s")), std::llround(c.makespan * kSecond));
+    double peak = 0;
+    std::int64_t busy = 0;
+    for (const json& rank : result.at("ranks")) {
+      peak = std::max(peak, rank.at("peak_in_flight").get<double>());
+      busy += nanoseconds(rank.at("busy_s"));
+    }
+    EXPECT_DOUBLE_EQ(peak, c.peak);
+    EXPECT_NEAR(result.at("bubble_fraction").get<double>(), 1 - static_cast<double>(busy) / (4 * c.makespan * kSecond),
+                1e-12);
+    if (std::string_view(c.flags).find("dualpipe") != std::string_view::npos) continue;  // no form for its span
+    EXPECT_EQ(nanoseconds(result.at("span_s")), std::llround(c.span * kSecond));
+    if (std::string_view(c.flags).find("chimera") != std::string_view::npos) continue;  // nor for this period
+    EXPECT_EQ(nanoseconds(result.at("period_s")), std::llround(c.period * kSecond));
+  }
+  const json slow = simulated("--schedule seq1f1b --pp 4 --microbatches 8 --slices 4 --uniform f=8,b=8,w=8,comm=1");
+  EXPECT_EQ(nanoseconds(slow.at("makespan_s")), 258 * kSecond);
+}
+
+// What --uniform and --stage-weights mean, written down again: seconds of one op.
+struct Times {
+  std::vector<double> f, b, w;  // one, or one a slice
+  double joint = -1;
+  double hop = 0;
+  std::vector<double> weights;
+  std::vector<double> lengths = {1};
+  int chunks = 1;
+
+  double one(const std::vector<double>& list, const Op& op) const {
+    const double weight = weights.empty() ? 1 : weights.at(static_cast<std::size_t>(op.stage));
+    if (list.size() > 1) return list.at(static_cast<std::size_t>(op.slice)) * weight;
+    double tokens = 0;
+    for (const double length : lengths) tokens += length;
+    return list[0] * weight * lengths.at(static_cast<std::size_t>(op.slice)) / tokens / chunks;
+  }
+  std::int64_t op(const Op& op) const {
+    switch (op.kind) {
+      case OpKind::F: return std::llround(one(f, op) * 1e9);
+      case OpKind::I: return std::llround(one(b, op) * 1e9);
+      case OpKind::W: return std::llround(one(w, op) * 1e9);
+      case OpKind::B: return std::llround((one(b, op) + one(w, op)) * 1e9);
+    }
+    return 0;
+  }
+};
+
+struct OracleCase {
+  const char* family;
+  int p, m, v, group, batches;
+  Times times;
+  const char* flags;
+};
+
+TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyAgreeWithTheOracle) {
+  const OracleCase cases[] = {
+      {"1f1b",
+       4,
+       6,
+       0,
+       0,
+       0,
+       {.f = {2}, .b = {3}, .w = {1}, .hop = 0.25, .weights = {1, 2, 0.5, 1.25}},
+       "--uniform f=2,b=3,w=1,comm=0.25 --stage-weights 1,2,0.5,1.25"},
+      {"seq1f1b",
+       3,
+       5,
+       0,
+       0,
+       0,
+       {.f = {8}, .b = {6}, .w = {2}, .hop = 0.5, .lengths = {5, 2, 1}},
+       "--uniform f=8,b=6,w=2,comm=0.5 --slice-lengths 5,2,1"},
+      {"seq1f1b",
+       4,
+       3,
+       0,
+       0,
+       0,
+       {.f = {4, 5, 6, 7}, .b = {1}, .w = {4}, .lengths = {1, 1, 1, 1}},
+       "--uniform f=4:5:6:7,b=1,w=4 --slices 4"},
+      {"terapipe",
+       3,
+       4,
+       0,
+       0,
+       0,
+       {.f = {3, 2, 1}, .b = {3, 2, 1}, .w = {1, 1, 1}, .weights = {1, 3, 2}, .lengths = {1, 1, 1}},
+       "--uniform f=3:2:1,b=3:2:1,w=1:1:1 --slices 3 --stage-weights 1,3,2"},
+      {"seq1f1b-interleaved",
+       4,
+       8,
+       2,
+       8,
+       0,
+       {.f = {2}, .b = {2}, .w = {2}, .hop = 0.125, .lengths = {1, 1}, .chunks = 2},
+       "--uniform f=2,b=2,w=2,comm=0.125 --slices 2"},
+      {"interleaved-1f1b",
+       3,
+       8,
+       3,
+       4,
+       0,
+       {.f = {1}, .b = {1}, .w = {1}, .weights = {1, 1, 1, 2, 1, 1, 1, 1, 3}, .chunks = 3},
+       "--uniform f=1,b=1,w=1 --stage-weights 1,1,1,2,1,1,1,1,3"},
+      {"zb-v",
+       3,
+       7,
+       0,
+       0,
+       0,
+       {.f = {1}, .b = {1.5}, .w = {0.5}, .hop = 0.1, .chunks = 2},
+       "--uniform f=1,b=1.5,w=0.5,comm=0.1"},
+      {"dualpipe",
+       4,
+       10,
+       0,
+       0,
+       0,
+       {.f = {1}, .b = {1}, .w = {1}, .joint = 2.5, .hop = 0.2},
+       "--uniform f=1,b=1,w=1,fb=2.5,comm=0.2"},
+      {"dualpipe-v",
+       3,
+       8,
+       0,
+       0,
+       0,
+       {.f = {1}, .b = {1}, .w = {0.5}, .joint = 2, .chunks = 2},
+       "--uniform f=1,b=1,w=0.5,fb=2"},
+      {"hanayo", 4, 4, 4, 0, 0, {.f = {1}, .b = {1}, .w = {1}, .chunks = 4}, "--uniform f=1,b=1,w=1"},
+      {"chimera", 4, 8, 0, 0, 0, {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}, "--uniform f=1,b=2,w=1,comm=0.3"},
+      {"pipedream", 3, 4, 0, 0, 5, {.f = {1}, .b = {2}, .w = {1}, .hop = 0.3}, "--uniform f=1,b=2,w=1,comm=0.3"},
+      {"zb-h2", 1, 1, 0, 0, 0, {.f = {0.1}, .b = {0.2}, .w = {0.3}}, "--uniform f=0.1,b=0.2,w=0.3"},
+      {"interleaved-zb", 4, 8, 3, 0, 0, {.f = {1}, .b = {1}, .w = {1}, .chunks = 3}, "--uniform f=1,b=1,w=1"},
+  };
+  for (const OracleCase& c : cases) {
+    SCOPED_TRACE(std::string(c.family) + " " + c.flags);
+    FamilyParams params{.ranks = c.p, .chunks = c.v, .microbatches = c.m, .batches = c.batches, .group = c.group};
+    params.shape.slice_lengths.assign(c.times.lengths.begin(), c.times.lengths.end());
+    const Schedule schedule = make_schedule(find_family(c.family), params);
+    test::OracleCosts costs;
+    costs.op = [&](const Op& op) { return c.times.op(op); };
+    costs.hop = std::llround(c.times.hop * 1e9);
+    if (c.times.joint >= 0) {
+      costs.joint = [&](const Op&, const Op&) { return std::llround(c.times.joint * 1e9 / c.times.chunks); };
+    }
+    const test::OracleTimes expected = test::longest_path(schedule, costs);
+    std::string flags = std::string("--schedule ") + c.family + " --pp " + std::to_string(c.p) + " --microbatches " +
+                        std::to_string(c.m) + " " + c.flags;
+    if (c.v != 0) flags += " --vpp " + std::to_string(c.v);
+    if (c.group != 0) flags += " --group " + std::to_string(c.group);
+    if (c.batches != 0) flags += " --batches " + std::to_string(c.batches);
+    const json result = simulated(flags);
+    EXPECT_EQ(nanoseconds(result.at("makespan_s")), expected.makespan());
+    EXPECT_EQ(nanoseconds(result.at("span_s")), expected.largest_span());
+    std::int64_t ideal = 0;
+    for (int rank = 0; rank < c.p; ++rank) {
+      EXPECT_EQ(nanoseconds(result.at("ranks").at(static_cast<std::size_t>(rank)).at("busy_s")), expected.busy(rank));
+      ideal = std::max(ideal, expected.busy(rank));
+    }
+    EXPECT_EQ(nanoseconds(result.at("ideal_s")), ideal);
+  }
+}
+
+TEST(Simulate, PeakInFlightCountsUnequalSlicesByTheirShare) {
+  // seq1f1b, p = 2, lengths 5, 2, 1 of 8, in eighths. Rank 1 warms up with 2 slices: +5 +2, then +1 -1, then the next
+  // microbatch's +5: 12. Rank 0 warms up with 3: 8, +5 -1, then +2: 14.
+  const json result = simulated("--schedule seq1f1b --pp 2 --microbatches 3 --slice-lengths 5,2,1");
+  EXPECT_DOUBLE_EQ(result.at("ranks").at(1).at("peak_in_flight").get<double>(), 1.5);
+  EXPECT_DOUBLE_EQ(result.at("ranks").at(0).at("peak_in_flight").get<double>(), 1.75);
+}
+
+TEST(Schedule, AFileOfEveryFamilySimulatesAsTheFamilyDoesAndReadsBackTheSame) {
+  const TemporaryFolder folder;
+  for (const Family& family : all_families()) {
+    SCOPED_TRACE(family.name);
+    const std::string file = folder.path("s.json");
+    const std::string shape = "--pp 4 --microbatches " + std::string(family.name == "hanayo" ? "4" : "8") +
+                              (family.sliced ? " --slice-lengths 3,2" : "");
+    std::vector<std::string> make = words("schedule " + std::string(family.name) + " -o " + file + " " + shape);
+    ASSERT_EQ(run_sluice(make).exit_code, 0);
+    const std::string text = read_file(file);
+    EXPECT_EQ(schedule_to_json(schedule_from_json(text, file)), text);
+    EXPECT_EQ(run_sluice({"schedule", file, "--json"}).out, text);
+    const std::string costs = " --uniform f=2,b=3,w=1,comm=0.5";
+    const json direct = simulated("--schedule " + std::string(family.name) + " " + shape + costs);
+    const json read = simulated("--schedule " + file + costs);
+    EXPECT_EQ(direct, read);
+  }
+}
+
+TEST(Simulate, TwoRunsAreByteIdentical) {
+  const std::vector<std::string> line = words("simulate --schedule zb-v --pp 4 --microbatches 9 --uniform f=1,b=2,w=1");
+  EXPECT_EQ(run_sluice(line).out, run_sluice(line).out);
+  const TemporaryFolder folder;
+  for (const char* name : {"a.json", "b.json"}) {
+    std::vector<std::string> traced = line;
+    traced.insert(traced.end(), {"--trace", folder.path(name)});
+    ASSERT_EQ(run_sluice(traced).exit_code, 0);
+  }
+  EXPECT_EQ(read_file(folder.path("a.json")), read_file(folder.path("b.json")));
+}
+
+TEST(Examples, AllRunFitAndTrace) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(std::string(SLUICE_SOURCE_DIR) + "/examples")) {
+    if (entry.path().extension() != ".json") continue;
+    SCOPED_TRACE(entry.path().filename());
+    ++count;
+    const TemporaryFolder folder;
+    const std::string trace = folder.path("t.json");
+    const CommandResult result = run_sluice({"simulate", entry.path().string(), "--json", "--trace", trace});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const json prediction = json::parse(result.out);
+    EXPECT_TRUE(prediction.at("fits").get<bool>());
+    EXPECT_LE(prediction.at("memory").at("needed_bytes"), prediction.at("memory").at("capacity_bytes"));
+    // Published runs of such models reach 30 to 60 % of the peak; TeraPipe's V100 nodes on 25 Gb/s Ethernet 5 to 15 %.
+    EXPECT_GT(prediction.at("throughput").at("mfu"), 0.04);
+    EXPECT_LT(prediction.at("throughput").at("mfu"), 0.75);
+    EXPECT_GE(prediction.at("makespan_s"), prediction.at("ideal_s"));
+    const std::vector<std::string> breaches = check_trace(read_file(trace));
+    EXPECT_TRUE(breaches.empty()) << breaches.front() << " and " << breaches.size() - 1 << " more";
+  }
+  EXPECT_GE(count, 4);
+}
+
+TEST(Examples, WhatDoesNotFitIsPredictedAllTheSame) {
+  const std::string example = std::string(SLUICE_SOURCE_DIR) + "/examples/gpt-2.7b-seq1f1b-a100.json";
+  const CommandResult result = run_sluice({"simulate", example, "--schedule", "1f1b", "--slices", "1", "--json"});
+  EXPECT_EQ(result.exit_code, 3);
+  const json prediction = json::parse(result.out);
+  EXPECT_FALSE(prediction.at("fits").get<bool>());
+  EXPECT_GT(prediction.at("makespan_s"), 0.0);
+  EXPECT_GT(prediction.at("memory").at("needed_bytes"), prediction.at("memory").at("capacity_bytes"));
+}
+
+TEST(Help, BeginsWithExamplesAndEndsWithZero) {
+  for (const char* line : {"--help", "simulate --help", "schedule --help", "schedules --help"}) {
+    const CommandResult result = run_sluice(words(line));
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_EQ(result.err, "");
+    const std::size_t examples = result.out.find("Examples:\n  sluice ");
+    ASSERT_NE(examples, std::string::npos) << line;
+    EXPECT_LT(examples, result.out.find("Options:")) << line;
+  }
+  EXPECT_EQ(run_sluice({"--version"}).out.rfind("sluice ", 0), 0U);
+}
+
+TEST(Output, TableAndGanttAreAsTheyWere) {
+  const CommandResult result =
+      run_sluice(words("simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1 --gantt"));
+  EXPECT_EQ(result.err, "");
+  test::expect_golden("tools/golden/simulate_1f1b.txt", result.out);
+  test::expect_golden("tools/golden/schedules.txt", run_sluice({"schedules"}).out);
+}
+
+TEST(Output, ColourOnlyWhenAskedOffATerminal) {
+  const std::string flags = "simulate --pp 2 --microbatches 2 --gantt --color ";
+  EXPECT_EQ(run_sluice(words(flags + "auto")).out.find('\x1b'), std::string::npos);
+  EXPECT_NE(run_sluice(words(flags + "always")).out.find('\x1b'), std::string::npos);
+  EXPECT_EQ(run_sluice(words(flags + "never")).out.find('\x1b'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace sluice
