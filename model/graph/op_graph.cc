@@ -40,31 +40,6 @@ std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
   return transfer.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
 }
 
-std::size_t OpGraph::num_data_needs(VertexId v) const {
-  const Vertex& vertex = vertices_[v];
-  const auto all = needs(v);
-  std::size_t order = 0;
-  if (vertex.kind == VertexKind::collective) {
-    for (const int rank : collective(vertex).ranks) {
-      const LaneId lane = collective_lane(rank);
-      for (const VertexId need : all) {
-        if (vertices_[need].kind != VertexKind::collective) continue;
-        const auto ranks = collective(vertices_[need]).ranks;
-        if (std::any_of(ranks.begin(), ranks.end(), [&](int r) { return collective_lane(r) == lane; })) {
-          ++order;
-          break;
-        }
-      }
-    }
-    return all.size() - std::min(order, all.size());
-  }
-  if (!all.empty() && vertices_[all.back()].lane == vertex.lane) {
-    // The last need on the vertex's own lane is the one before it there; it may be a data need as well, once more.
-    order = 1;
-  }
-  return all.size() - order;
-}
-
 std::string OpGraph::name(VertexId v) const {
   const Vertex& vertex = vertices_[v];
   const auto op_of = [&](const Vertex& x) {

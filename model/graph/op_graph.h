@@ -70,8 +70,6 @@ class OpGraph {
   std::span<const VertexId> needs(VertexId v) const {
     return {columns_ + row_[v], static_cast<std::size_t>(row_[v + 1] - row_[v])};
   }
-  // How many of them are data edges.
-  std::size_t num_data_needs(VertexId v) const;
 
   std::span<const Lane> lanes() const { return lanes_; }
   int rank_of(VertexId v) const { return lanes_[static_cast<std::size_t>(vertices_[v].lane)].rank; }
