@@ -67,7 +67,8 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       "  sluice simulate examples/llama3-8b-zbv-h100.json --gantt\n"
       "  sluice simulate examples/gpt3-175b-a100.json --schedule 1f1b --vpp 1 --trace timeline.json.gz\n"
       "  sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --json\n"
-      "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 --pp 4 --tp 2 --gbs 64 --seq-length 8192\n\n"
+      "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 --pp 4 --tp 2 --gbs 64 "
+      "--seq-length 8192\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory, 4 invalid schedule");
   const auto options = std::make_shared<Options>();
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
