@@ -281,7 +281,10 @@ class Lowering {
       waiting_for_[index(rank)] = blocked_on_;
       return false;
     }
-    if (!flush()) take_steps_before(op);
+    if (!flush()) {
+      take_steps_before(op);
+      if (partner != nullptr) take_steps_before(*partner);
+    }
     if (options_.recompute && (is_gradient(op.kind) || partner != nullptr)) {
       // As Megatron has it, recomputation begins when the gradient has arrived. Its needs are those of the op.
       const Op& gradient = is_gradient(op.kind) ? op : *partner;

@@ -260,6 +260,27 @@ TEST(Lowering, WithoutAFlushAForwardRunsWithTheVersionItReads) {
   }
 }
 
+TEST(Lowering, AStepStandsBeforeABlockWhoseForwardReadsIt) {
+  // 2BW on one rank, batches of one microbatch; the forward of the third reads version 1 from within a block.
+  ScheduleParts parts{.family = "custom",
+                      .num_batches = 3,
+                      .weight_policy = WeightPolicy::double_buffered,
+                      .routes = {{0}},
+                      .orders = {{{.microbatch = 0},
+                                  {.microbatch = 0, .kind = OpKind::B},
+                                  {.microbatch = 1},
+                                  {.microbatch = 1, .kind = OpKind::B, .joined = true},
+                                  {.microbatch = 2},
+                                  {.microbatch = 2, .kind = OpKind::B}}}};
+  const Schedule schedule(parts);
+  const OpGraph graph = lower(schedule);
+  const auto steps = optimizers(graph);
+  ASSERT_EQ(steps.size(), 3U);
+  const Ops ops(graph);
+  EXPECT_LT(steps[0], ops.at(OpKind::F, 0, 2, 0));
+  EXPECT_GT(steps[1], ops.at(OpKind::F, 0, 2, 0));
+}
+
 TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
   const Schedule schedule = test::make("1f1b", {.p = 2, .m = 3});
   const OpGraph graph = lower(schedule, {.recompute = true});

@@ -66,6 +66,17 @@ TEST(Schedule, ListsAReplicatedStageOnBothRanks) {
   EXPECT_EQ(schedule.chunk_of(1, 1), 1);
 }
 
+TEST(ScheduleErrors, ReplicasNeedAFlush) {
+  ScheduleParts parts = make("chimera", {.p = 2, .m = 2}).parts();
+  parts.weight_policy = WeightPolicy::stashed;
+  try {
+    const Schedule schedule(std::move(parts));
+    FAIL();
+  } catch (const ScheduleError& error) {
+    EXPECT_STREQ(error.what(), "routes: stages on two ranks sum their gradients at a flush, and there is none");
+  }
+}
+
 TEST(ScheduleErrors, NameTheFirstOpThatIsWrong) {
   EXPECT_EQ(error_after([](auto& parts) { parts.orders[0][2].stage = 2; }),
             "rank 0, position 2: B(stage 2, mb 0): there are stages 0 to 1");
