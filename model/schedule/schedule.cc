@@ -89,6 +89,8 @@ void Schedule::check_frame() const {
     require(shape >= 0 && shape < std::ssize(parts_.shapes), fmt::format("shape_of: there is no shape {}", shape));
   }
   require(!parts_.routes.empty() && parts_.routes.size() <= 255, "routes: expected 1 to 255");
+  require(parts_.routes.size() == 1 || parts_.weight_policy == WeightPolicy::flush,
+          "routes: stages on two ranks sum their gradients at a flush, and there is none");
   require(
       parts_.route_of.empty() || std::ssize(parts_.route_of) == total,
       fmt::format("route_of: expected one entry for each of {} microbatches, got {}", total, parts_.route_of.size()));
