@@ -9,6 +9,7 @@
 #include "model/graph/lowering.h"
 #include "model/input/files.h"
 #include "model/scenario/setup.h"
+#include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 #include "model/timeline/metrics.h"
 #include "tools/command.h"
@@ -57,14 +58,17 @@ void print_summary(const Schedule& schedule, const OpGraph& graph) {
 }
 
 int schedule_command(const Options& options) {
-  if (!options.output.empty() && !options.output.ends_with(".json")) {
-    throw InputError(fmt::format("-o: expected a name ending in .json, got '{}'", options.output));
+  const bool csv = options.output.ends_with(".csv");
+  if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
+    throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
   }
   Scenario scenario = options.flags->scenario("");
   if (!options.name.empty()) scenario.schedule = options.name;
   const Schedule schedule = make_schedule(scenario);
   const OpGraph graph = lower(schedule);  // finds deadlocks
-  if (!options.output.empty()) write_file_whole(options.output, schedule_to_json(schedule));
+  if (!options.output.empty()) {
+    write_file_whole(options.output, csv ? schedule_to_csv(schedule) : schedule_to_json(schedule));
+  }
   if (options.json) {
     fmt::print("{}", schedule_to_json(schedule));
   } else {
@@ -83,10 +87,12 @@ void add_schedule_command(CLI::App& app, int& exit_code) {
                          "Examples:\n"
                          "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
                          "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
-                         "  sluice schedule mine.json");
+                         "  sluice schedule mine.json\n"
+                         "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv");
   const auto options = std::make_shared<Options>();
   command->add_option("name", options->name, "a family ('sluice schedules' lists them), or a schedule file");
-  command->add_option("-o,--output", options->output, "write it to this file (sluice.schedule/1)");
+  command->add_option("-o,--output", options->output,
+                      "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's, compute only)");
   command->add_flag("--json", options->json, "the schedule itself as JSON on standard output");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   command->callback([options, &exit_code] { exit_code = schedule_command(*options); });

@@ -293,7 +293,7 @@ class Reading {
 }  // namespace
 
 bool names_file(const std::string& schedule) {
-  return schedule.find('/') != std::string::npos || schedule.ends_with(".json");
+  return schedule.find('/') != std::string::npos || schedule.ends_with(".json") || schedule.ends_with(".csv");
 }
 
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder) {

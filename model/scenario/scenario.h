@@ -42,7 +42,7 @@ struct Scenario {
   std::string cost_file;
 };
 
-// Whether `schedule` names a file (it has a slash, or ends in .json) rather than a family.
+// Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.
 bool names_file(const std::string& schedule);
 
 // Reads a scenario. Relative paths in it are taken from `folder`. Throws InputError.

@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/schedule/family.h"
+#include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 #include "model/workload/transformer_footprint.h"
 
@@ -22,7 +23,9 @@ void agree(const Scenario& scenario, const char* field, std::int64_t asked, std:
 }
 
 Schedule read_schedule(const Scenario& scenario) {
-  Schedule schedule = schedule_from_json(read_file(scenario.schedule), scenario.schedule);
+  const std::string text = read_file(scenario.schedule);
+  const bool csv = scenario.schedule.ends_with(".csv");
+  Schedule schedule = csv ? schedule_from_csv(text, scenario.schedule) : schedule_from_json(text, scenario.schedule);
   agree(scenario, "/parallelism/pp", scenario.training.pp, schedule.num_ranks());
   agree(scenario, "/parallelism/vpp", scenario.chunks, schedule.num_chunks());
   agree(scenario, "/batch/microbatches", scenario.microbatches, schedule.num_microbatches());

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
 
 #include "model/errors.h"
 #include "model/input/json_reader.h"
+#include "model/schedule/op_text.h"
 
 namespace sluice {
 namespace {
@@ -15,60 +15,17 @@ namespace {
 constexpr std::string_view kSchema = "sluice.schedule/1";
 const std::vector<std::string> kPolicies = {"flush", "stashed", "double-buffered"};
 
-void append_op(std::string& out, const Op& op, bool sliced) {
-  fmt::format_to(std::back_inserter(out), "{}{}{}", op.stage, letter(op.kind), op.microbatch);
-  if (sliced) fmt::format_to(std::back_inserter(out), ".{}", op.slice);
-}
-
-// Reads "<stage><kind><microbatch>[.<slice>]" and nothing else.
-class OpText {
- public:
-  explicit OpText(std::string_view text) : text_(text) {}
-
-  bool parse(Op& op) {
-    int stage = 0;
-    int microbatch = 0;
-    int slice = 0;
-    if (!number(stage, kMaxStages - 1) || text_.empty()) return false;
-    const std::size_t kind = std::string_view("FBIW").find(text_.front());
-    if (kind == std::string_view::npos) return false;
-    text_.remove_prefix(1);
-    if (!number(microbatch, static_cast<int>(kMaxOps))) return false;
-    if (!text_.empty()) {
-      if (text_.front() != '.') return false;
-      text_.remove_prefix(1);
-      if (!number(slice, kMaxSlices - 1) || !text_.empty()) return false;
-    }
-    op = {.microbatch = microbatch,
-          .stage = static_cast<std::int16_t>(stage),
-          .slice = static_cast<std::int16_t>(slice),
-          .kind = static_cast<OpKind>(kind)};
-    return true;
-  }
-
- private:
-  bool number(int& value, int most) {
-    const auto [end, error] = std::from_chars(text_.data(), text_.data() + text_.size(), value);
-    // from_chars takes a sign; an op has none.
-    if (error != std::errc{} || text_.front() == '-' || value > most) return false;
-    text_.remove_prefix(static_cast<std::size_t>(end - text_.data()));
-    return true;
-  }
-
-  std::string_view text_;
-};
-
 void read_step(const JsonReader& step, std::vector<Op>& order) {
   static const std::string kRule = "expected an op such as \"2F0\" or \"2F0.1\", or a block \"2F4+1B3\"";
   if (!step.json().is_string()) step.fail(kRule);
   const std::string_view text = step.json().get_ref<const std::string&>();
   const std::size_t plus = text.find('+');
   Op op;
-  if (!OpText(text.substr(0, plus)).parse(op)) step.fail(kRule);
+  if (!parse_op_text(text.substr(0, plus), op)) step.fail(kRule);
   op.joined = plus != std::string_view::npos;
   order.push_back(op);
   if (op.joined) {
-    if (!OpText(text.substr(plus + 1)).parse(op)) step.fail(kRule);
+    if (!parse_op_text(text.substr(plus + 1), op)) step.fail(kRule);
     order.push_back(op);
   }
 }
@@ -129,7 +86,7 @@ std::string schedule_to_json(const Schedule& schedule) {
     bool first = true;
     for (const Op& op : schedule.ops(rank)) {
       out += joined ? "+" : first ? "\"" : ",\"";
-      append_op(out, op, schedule.sliced());
+      append_op_text(out, op, schedule.sliced());
       if (!op.joined) out += '"';
       joined = op.joined;
       first = false;

@@ -40,7 +40,7 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate --pp 2 --microbatches 2 --json --gantt",
        "simulate: --json prints one document: give it or --gantt, not both"},
       {"simulate --pp 2 --microbatches 2 --trace-ranks 2", "--trace-ranks: expected ranks 0 to 1, got 2"},
-      {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt", "-o: expected a name ending in .json, got 'x.txt'"},
+      {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt", "-o: expected a name ending in .json or .csv, got 'x.txt'"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);

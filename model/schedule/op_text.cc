@@ -1,0 +1,49 @@
+#include "model/schedule/op_text.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <iterator>
+
+#include "model/schedule/schedule.h"
+
+namespace sluice {
+namespace {
+
+// Takes a number without sign off the front of `text`.
+bool take_number(std::string_view& text, int& value, int most) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || text.front() == '-' || value > most) return false;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return true;
+}
+
+}  // namespace
+
+void append_op_text(std::string& out, const Op& op, bool sliced) {
+  fmt::format_to(std::back_inserter(out), "{}{}{}", op.stage, letter(op.kind), op.microbatch);
+  if (sliced) fmt::format_to(std::back_inserter(out), ".{}", op.slice);
+}
+
+bool parse_op_text(std::string_view text, Op& op, bool old_backward) {
+  int stage = 0;
+  int microbatch = 0;
+  int slice = 0;
+  if (!take_number(text, stage, kMaxStages - 1) || text.empty()) return false;
+  const std::size_t kind = std::string_view("FBIW").find(text.front());
+  if (kind == std::string_view::npos) return false;
+  text.remove_prefix(old_backward && text.starts_with("BW") ? 2 : 1);
+  if (!take_number(text, microbatch, static_cast<int>(kMaxOps))) return false;
+  if (!text.empty()) {
+    if (text.front() != '.') return false;
+    text.remove_prefix(1);
+    if (!take_number(text, slice, kMaxSlices - 1) || !text.empty()) return false;
+  }
+  op = {.microbatch = microbatch,
+        .stage = static_cast<std::int16_t>(stage),
+        .slice = static_cast<std::int16_t>(slice),
+        .kind = static_cast<OpKind>(kind)};
+  return true;
+}
+
+}  // namespace sluice
