@@ -57,7 +57,8 @@ int group_of_microbatches(const Family& family, const FamilyParams& params) {
     refuse(family, fmt::format("microbatches: {} in groups of {} leave a last group of {}, fewer than the {} ranks",
                                params.microbatches, group, last, params.ranks));
   }
-  return std::min(group, params.microbatches);
+  // A group past all microbatches still lengthens the warm-up, up to all the forwards there are.
+  return static_cast<int>(std::min(std::int64_t{group}, std::int64_t{params.microbatches} * params.chunks));
 }
 
 ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group) {
@@ -71,7 +72,8 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
   parts.routes = {looped(ranks, chunks)};
   for (int rank = 0; rank < ranks; ++rank) {
     auto& order = parts.orders[static_cast<std::size_t>(rank)];
-    const int warm = lead * (ranks - 1 - rank) + (chunks - 1) * group * slices + slices - 1;
+    const std::int64_t ahead = lead * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices + slices - 1;
+    const int warm = static_cast<int>(std::min<std::int64_t>(ahead, count));
     const StageList up = {.first = rank, .step = ranks, .count = chunks};
     const StageList down = {.first = rank + (chunks - 1) * ranks, .step = -ranks, .count = chunks};
     Walk forward(OpKind::F, up, group, microbatches, slices);

@@ -60,6 +60,14 @@ TEST(Orders, InterleavedWithAShorterLastGroup) {
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4");
 }
 
+// A group larger than the batch: all microbatches chunk by chunk, and a warm-up of (v-1)G + 2(p-1-r) = 3 on rank 1.
+TEST(Orders, InterleavedWithAGroupPastTheBatch) {
+  const Schedule schedule = make("interleaved-1f1b", {.p = 2, .m = 2, .v = 2, .group = 3});
+  EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1");
+  const Schedule huge = make("interleaved-1f1b", {.p = 2, .m = 2, .v = 2, .group = 2'000'000'000});
+  EXPECT_EQ(order(huge, 1), "1F0 1F1 3F0 3F1 3B0 3B1 1B0 1B1");
+}
+
 TEST(Orders, LoopedBfs) {
   const Schedule schedule = make("looped-bfs", {.p = 2, .m = 2, .v = 2});
   EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 3F1 3B1 3B0 1B1 1B0");
