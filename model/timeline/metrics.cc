@@ -11,14 +11,22 @@ double peak_in_flight(const Schedule& schedule, int rank) {
   const MicrobatchShape& shape = schedule.shapes()[0];
   double held = 0;
   double peak = 0;
-  for (const Op& op : schedule.ops(rank)) {
+  const auto count = [&](const Op& op) {
     // A schedule may mix both forms: a B gives back what it holds even where others split.
-    if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) continue;
+    if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) return;
     const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
     auto share = static_cast<double>(cut.slice_lengths[static_cast<std::size_t>(op.slice)]);
     if (!alike) share /= static_cast<double>(cut.tokens());
     held += op.kind == OpKind::F ? share : -share;
     peak = std::max(peak, held);
+  };
+  const auto list = schedule.ops(rank);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    // In a block the F takes before the other gives back.
+    const bool block_from_behind = list[i].joined && list[i].kind != OpKind::F;
+    if (block_from_behind) count(list[i + 1]);
+    count(list[i]);
+    if (block_from_behind) ++i;
   }
   if (alike) peak /= static_cast<double>(shape.tokens());
   return peak * schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
