@@ -86,6 +86,33 @@ TEST(Simulate, ClosedFormsFromFlagsToJson) {
   EXPECT_EQ(nanoseconds(slow.at("makespan_s")), 258 * kSecond);
 }
 
+// Qi et al. 2024 (ICLR, arXiv:2401.10241), tables 5 and 6: times profiled on A100s in ms, and the bubble rates that the
+// authors computed of them, 1 - work / span, to four decimals.
+TEST(Simulate, ReplaysTheZeroBubblePapersTimesToItsBubbleRates) {
+  struct Row {
+    int p, m;
+    const char* uniform;
+    double one_f_one_b, zb_h1, zb_h2;
+  };
+  const Row rows[] = {
+      {8, 24, "f=0.018522,b=0.018086,w=0.009337,comm=0.000601", 0.2431, 0.1585, 0.1083},
+      {8, 32, "f=0.018513,b=0.018086,w=0.009331,comm=0.000626", 0.1985, 0.1242, 0.0837},
+      {8, 64, "f=0.018546,b=0.018097,w=0.009321,comm=0.000762", 0.1240, 0.0674, 0.0444},
+      {16, 48, "f=0.011347,b=0.011248,w=0.008132,comm=0.000377", 0.2552, 0.1397, 0.0672},
+      {16, 64, "f=0.011307,b=0.011254,w=0.008101,comm=0.000379", 0.2082, 0.1088, 0.0516},
+      {16, 128, "f=0.011325,b=0.011308,w=0.008109,comm=0.000378", 0.1251, 0.0576, 0.0266},
+  };
+  for (const Row& row : rows) {
+    for (const auto& [family, rate] :
+         {std::pair("1f1b", row.one_f_one_b), std::pair("zb-h1", row.zb_h1), std::pair("zb-h2", row.zb_h2)}) {
+      const json result = simulated(std::string("--schedule ") + family + " --pp " + std::to_string(row.p) +
+                                    " --microbatches " + std::to_string(row.m) + " --uniform " + row.uniform);
+      const double found = 1 - result.at("ideal_s").get<double>() / result.at("span_s").get<double>();
+      EXPECT_NEAR(found, rate, 0.00005) << family << " p=" << row.p << " m=" << row.m;
+    }
+  }
+}
+
 // What --uniform and --stage-weights mean, written down again: seconds of one op.
 struct Times {
   std::vector<double> f, b, w;  // one, or one a slice
