@@ -72,7 +72,8 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
   parts.routes = {looped(ranks, chunks)};
   for (int rank = 0; rank < ranks; ++rank) {
     auto& order = parts.orders[static_cast<std::size_t>(rank)];
-    const std::int64_t ahead = lead * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices + slices - 1;
+    const std::int64_t ahead =
+        std::int64_t{lead} * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices + slices - 1;
     const int warm = static_cast<int>(std::min<std::int64_t>(ahead, count));
     const StageList up = {.first = rank, .step = ranks, .count = chunks};
     const StageList down = {.first = rank + (chunks - 1) * ranks, .step = -ranks, .count = chunks};
