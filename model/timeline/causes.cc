@@ -1,0 +1,156 @@
+#include "model/timeline/causes.h"
+
+#include <algorithm>
+
+namespace sluice {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+bool same_microbatch(const Vertex& a, const Vertex& b) {
+  return a.op == b.op && a.stage == b.stage && a.microbatch == b.microbatch && a.slice != b.slice;
+}
+
+// Walks all compute lanes at once, in id order, and visits each idle stretch.
+template <typename Visit>
+class Idle {
+ public:
+  Idle(const OpGraph& graph, const Timeline& timeline, Visit& visit)
+      : graph_(graph), timeline_(timeline), visit_(visit), ranks_(index(graph.schedule().num_ranks())) {
+    const Schedule& schedule = graph.schedule();
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      const auto list = schedule.ops(rank);
+      const auto last = std::find_if(list.rbegin(), list.rend(), [](const Op& op) { return op.kind == OpKind::F; });
+      ranks_[index(rank)].forwards_end = list.rend() - last;
+      ranks_[index(rank)].ops_left = std::ssize(list);
+    }
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      const Duration end = timeline.end[v];
+      makespan_ = std::max(makespan_, end);
+      const VertexKind kind = graph[v].kind;
+      if (kind == VertexKind::compute || kind == VertexKind::joint) drained_ = std::max(drained_, end);
+    }
+  }
+
+  void run() {
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      const Vertex& vertex = graph_[v];
+      if (vertex.kind == VertexKind::transfer || vertex.kind == VertexKind::collective) continue;
+      Rank& rank = ranks_[index(vertex.lane)];  // compute lanes are numbered by rank
+      if (timeline_.start[v] > rank.free) before(v, rank);
+      rank.free = timeline_.end[v];
+      rank.last = v;
+      if (vertex.kind == VertexKind::optimizer) continue;
+      rank.seen_backward |= vertex.op != OpKind::F || vertex.kind == VertexKind::joint;
+      const std::int64_t ops = vertex.kind == VertexKind::compute ? 1 : vertex.kind == VertexKind::joint ? 2 : 0;
+      rank.position += ops;
+      rank.ops_left -= ops;
+    }
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (makespan_ > ranks_[r].free) after_the_list(static_cast<int>(r), ranks_[r], makespan_, kNoVertex);
+    }
+  }
+
+ private:
+  struct Rank {
+    Duration free{};
+    VertexId last = kNoVertex;
+    std::int64_t position = 0;      // in the list
+    std::int64_t forwards_end = 0;  // position behind the last F
+    std::int64_t ops_left = 0;
+    bool seen_backward = false;
+  };
+
+  // The lane is idle from rank.free until `v` starts.
+  void before(VertexId v, const Rank& rank) {
+    const int here = graph_[v].lane;
+    const Duration begin = rank.free;
+    const Duration end = timeline_.start[v];
+    if (rank.ops_left == 0) return after_the_list(here, rank, end, v);
+    const LastNeed need = last_need(graph_, timeline_, v);
+    if (need.vertex == kNoVertex || need.met <= begin) return visit(here, begin, end, IdleCause::other, v);
+    const Duration met = std::min(need.met, end);
+    if (graph_[need.vertex].kind == VertexKind::transfer) {
+      const VertexId producer = graph_.needs(need.vertex).front();
+      const Duration handed_over = std::clamp(timeline_.end[producer], begin, met);
+      visit(here, begin, handed_over, of_sender(v, rank), v, producer, graph_.rank_of(producer));
+      visit(here, handed_over, met, IdleCause::link, v, need.vertex, graph_.rank_of(need.vertex));
+    } else {
+      visit(here, begin, met, IdleCause::optimizer, v, need.vertex);
+    }
+    visit(here, met, end, IdleCause::other, v);
+  }
+
+  IdleCause of_sender(VertexId v, const Rank& rank) const {
+    const Vertex& vertex = graph_[v];
+    if (rank.last != kNoVertex && continues(vertex, graph_[rank.last])) return IdleCause::slice;
+    if (!rank.seen_backward) return IdleCause::warm_up;
+    return rank.position >= rank.forwards_end ? IdleCause::drain : IdleCause::sender;
+  }
+
+  // Whether `next` goes on with the microbatch that `last` was a slice of.
+  bool continues(const Vertex& next, const Vertex& last) const {
+    const auto either = [&](const Vertex& op) {
+      return same_microbatch(op, last) ||
+             (last.kind == VertexKind::joint && same_microbatch(op, graph_.joint_partner(last)));
+    };
+    return either(next) || (next.kind == VertexKind::joint && either(graph_.joint_partner(next)));
+  }
+
+  // Behind the rank's last op: others still work, then come the steps.
+  void after_the_list(int here, const Rank& rank, Duration end, VertexId next) {
+    const Duration empty = std::clamp(drained_, rank.free, end);
+    visit(here, rank.free, empty, IdleCause::drain, next);
+    const LastNeed need = next == kNoVertex ? LastNeed{} : last_need(graph_, timeline_, next);
+    const bool collective = need.vertex != kNoVertex && graph_[need.vertex].kind == VertexKind::collective;
+    const Duration met = next == kNoVertex ? end : std::clamp(need.met, empty, end);
+    visit(here, empty, met, IdleCause::optimizer, next, collective ? need.vertex : kNoVertex);
+    visit(here, met, end, IdleCause::other, next);
+  }
+
+  void visit(int rank, Duration start, Duration end, IdleCause cause, VertexId next, VertexId waits_for = kNoVertex,
+             int from_rank = -1) {
+    if (end <= start) return;
+    visit_(IdleInterval{start, end, rank, from_rank, next, waits_for, cause});
+  }
+
+  const OpGraph& graph_;
+  const Timeline& timeline_;
+  Visit& visit_;
+  std::vector<Rank> ranks_;
+  Duration makespan_{};
+  Duration drained_{};  // when the last op of any rank ended
+};
+
+}  // namespace
+
+LastNeed last_need(const OpGraph& graph, const Timeline& timeline, VertexId v) {
+  LastNeed last{kNoVertex, Duration::min()};
+  for (const VertexId need : graph.needs(v)) {
+    // The next on a lane waits for the lane, not for what is still on its way.
+    const bool same_lane = graph[need].lane == graph[v].lane;
+    const Duration met = same_lane ? timeline.end[need] : timeline.arrival(graph, need);
+    if (met > last.met) last = {need, met};
+  }
+  return last.vertex == kNoVertex ? LastNeed{} : last;
+}
+
+std::vector<IdleInterval> idle_intervals(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<IdleInterval> intervals;
+  const auto keep = [&](const IdleInterval& interval) { intervals.push_back(interval); };
+  Idle(graph, timeline, keep).run();
+  std::stable_sort(intervals.begin(), intervals.end(),
+                   [](const IdleInterval& a, const IdleInterval& b) { return a.rank < b.rank; });
+  return intervals;
+}
+
+std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<IdleByCause> sums(index(graph.schedule().num_ranks()), IdleByCause{});
+  const auto add = [&](const IdleInterval& interval) {
+    sums[index(interval.rank)][static_cast<std::size_t>(interval.cause)] += interval.end - interval.start;
+  };
+  Idle(graph, timeline, add).run();
+  return sums;
+}
+
+}  // namespace sluice

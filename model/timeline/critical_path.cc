@@ -1,0 +1,55 @@
+#include "model/timeline/critical_path.h"
+
+#include <algorithm>
+
+#include "model/timeline/causes.h"
+
+namespace sluice {
+
+CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
+  CriticalPath path;
+  if (graph.size() == 0) return path;
+  const auto last = std::max_element(timeline.end.begin(), timeline.end.end());
+  auto v = static_cast<VertexId>(last - timeline.end.begin());
+  while (true) {
+    path.vertices.push_back(v);
+    const Duration start = timeline.start[v];
+    const Duration duration = timeline.end[v] - start;
+    switch (graph[v].kind) {
+      case VertexKind::compute:
+      case VertexKind::joint:
+      case VertexKind::recompute: path.compute += duration; break;
+      case VertexKind::transfer: path.transfer += duration; break;
+      case VertexKind::collective: path.collective += duration; break;
+      case VertexKind::optimizer: path.optimizer += duration; break;
+    }
+    if (start <= Duration::zero()) break;
+    const LastNeed need = last_need(graph, timeline, v);
+    path.idle += start - need.met;  // all of it where nothing was needed
+    if (need.vertex == kNoVertex) break;
+    path.latency += need.met - timeline.end[need.vertex];
+    v = need.vertex;
+  }
+  std::reverse(path.vertices.begin(), path.vertices.end());
+  return path;
+}
+
+std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
+  const VertexId n = graph.size();
+  if (n == 0) return {};
+  // The latest end of each vertex, from its last follower to its first.
+  std::vector<Duration> latest(n, *std::max_element(timeline.end.begin(), timeline.end.end()));
+  for (VertexId v = n; v-- > 0;) {
+    const Duration latest_start = latest[v] - (timeline.end[v] - timeline.start[v]);
+    for (const VertexId need : graph.needs(v)) {
+      const bool same_lane = graph[need].lane == graph[v].lane;
+      const Duration on_the_way =
+          same_lane ? Duration::zero() : timeline.lane_latency[static_cast<std::size_t>(graph[need].lane)];
+      latest[need] = std::min(latest[need], latest_start - on_the_way);
+    }
+  }
+  for (VertexId v = 0; v < n; ++v) latest[v] -= timeline.end[v];
+  return latest;
+}
+
+}  // namespace sluice
