@@ -6,6 +6,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "model/timeline/causes.h"
 #include "traces/gzip.h"
 #include "traces/trace_tracks.h"
 
@@ -14,7 +15,6 @@ namespace {
 
 constexpr std::int64_t kWarnAbove = 1'000'000;
 constexpr std::size_t kFlushAt = std::size_t{1} << 20;
-constexpr VertexId kNone = ~VertexId{0};
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
@@ -102,7 +102,7 @@ class TraceWriter {
     text_ << "},\n\"traceEvents\":[";
   }
 
-  std::int64_t write(std::span<const RankMemory> memory) {
+  std::int64_t write(std::span<const RankMemory> memory, bool idle) {
     for (int rank = 0; rank < graph_.schedule().num_ranks(); ++rank) {
       if (tracks_.shown(rank)) write_names(rank);
     }
@@ -114,6 +114,12 @@ class TraceWriter {
         default: write_work(v);
       }
       text_.flush_if_full();
+    }
+    if (idle) {
+      for (const IdleInterval& interval : idle_intervals(graph_, timeline_)) {
+        if (tracks_.shown(interval.rank)) write_idle(interval);
+        text_.flush_if_full();
+      }
     }
     for (int rank = 0; rank < std::ssize(memory); ++rank) {
       if (tracks_.shown(rank)) write_memory(rank, memory[index(rank)]);
@@ -145,22 +151,6 @@ class TraceWriter {
     }
   }
 
-  // The need of `v` that was met last; of several, the one named first (data before order).
-  VertexId last_need(VertexId v) const {
-    VertexId last = kNone;
-    Duration when = Duration::min();
-    for (const VertexId need : graph_.needs(v)) {
-      // The next on a lane waits for the lane, not for what is still on its way.
-      const bool same_lane = graph_[need].lane == graph_[v].lane;
-      const Duration met = same_lane ? timeline_.end[need] : timeline_.arrival(graph_, need);
-      if (met > when) {
-        last = need;
-        when = met;
-      }
-    }
-    return last;
-  }
-
   // Everything of a slice but its args; `write_name` appends the name.
   template <typename WriteName>
   void open_slice(int rank, int track, std::string_view category, Duration start, Duration duration,
@@ -173,7 +163,7 @@ class TraceWriter {
   }
 
   void close_slice(VertexId v) {
-    if (const VertexId need = last_need(v); need != kNone) {
+    if (const VertexId need = last_need(graph_, timeline_, v).vertex; need != kNoVertex) {
       text_ << R"(,"waited_for":")" << graph_.name(need) << R"(")";
     }
     text_ << "}}";
@@ -278,6 +268,17 @@ class TraceWriter {
           << R"(,"ts":)" << time << R"(,"cat":"p2p","name":")" << op_letter(op.op) << op.microbatch << R"("})";
   }
 
+  void write_idle(const IdleInterval& interval) {
+    const std::string_view cause = kIdleCauseNames[static_cast<std::size_t>(interval.cause)];
+    open_slice(interval.rank, kComputeTrack, "idle", interval.start, interval.end - interval.start,
+               [&] { text_ << "idle " << cause; });
+    text_ << R"("cause":")" << cause << R"(")";
+    if (interval.from_rank >= 0) text_ << R"(,"from_rank":)" << tracks_.pid(interval.from_rank) - 1;
+    if (interval.next != kNoVertex) text_ << R"(,"next":")" << graph_.name(interval.next) << R"(")";
+    if (interval.waits_for != kNoVertex) text_ << R"(,"waited_for":")" << graph_.name(interval.waits_for) << R"(")";
+    text_ << "}}";
+  }
+
   void write_memory(int rank, const RankMemory& memory) {
     std::array<bool, kNumMemoryClasses> occurs{};
     for (const MemorySample& sample : memory.samples) {
@@ -315,7 +316,7 @@ class TraceWriter {
 
 std::int64_t write_chrome_trace(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline,
                                 std::span<const RankMemory> memory, const TraceOptions& options) {
-  return TraceWriter(sink, graph, timeline, options).write(memory);
+  return TraceWriter(sink, graph, timeline, options).write(memory, options.idle);
 }
 
 std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, const Timeline& timeline,
@@ -334,13 +335,17 @@ std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, con
   return events;
 }
 
-std::int64_t count_trace_events(const OpGraph& graph, std::span<const RankMemory> memory, const TraceOptions& options) {
+std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory,
+                                const TraceOptions& options) {
   const TraceTracks tracks(graph, options);
   std::int64_t events = 0;
   for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
     if (!tracks.shown(rank)) continue;
     events += 2 + 2 * std::ssize(tracks.named(rank));
     if (rank < std::ssize(memory)) events += num_changes(memory[index(rank)]);
+  }
+  if (options.idle) {
+    for (const IdleInterval& interval : idle_intervals(graph, timeline)) events += tracks.shown(interval.rank) ? 1 : 0;
   }
   for (const Vertex& vertex : graph.vertices()) {
     const Lane& lane = graph.lanes()[index(vertex.lane)];

@@ -16,6 +16,7 @@ struct TraceOptions {
   std::vector<int> ranks;        // pipeline ranks to write; empty: all
   std::vector<int> world_ranks;  // by pipeline rank, distinct; empty: the pipeline rank itself
   std::string scenario;          // a JSON value that says what was traced, copied as it stands; empty: null
+  bool idle = false;             // also a slice for every idle stretch of a compute lane, with its cause
 };
 
 // Tracks (tid) of a rank's process. Tracks to and from a rank that is neither next (rank + 1, cyclic) nor previous
@@ -48,7 +49,7 @@ std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, con
                               std::span<const RankMemory> memory, const TraceOptions& options = {});
 
 // How many events the trace will have.
-std::int64_t count_trace_events(const OpGraph& graph, std::span<const RankMemory> memory,
+std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory,
                                 const TraceOptions& options = {});
 
 // What to tell the user before a trace of so many events is written; empty up to a million.

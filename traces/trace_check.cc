@@ -12,6 +12,7 @@
 #include <set>
 #include <utility>
 
+#include "model/timeline/causes.h"
 #include "traces/chrome_trace.h"
 
 namespace sluice {
@@ -93,6 +94,7 @@ struct Slice {
   std::string name;
   std::string label;  // "event 12"
   bool transfer = false;
+  bool idle = false;
   int flows = 0;
 };
 
@@ -338,11 +340,27 @@ class Checker {
       counts(args, "bytes", bytes);
     } else if (*category == "opt") {
       check_step(args, name, "optimizer", tid == kOptimizerTrack);
-    } else if (*category != "idle") {
+    } else if (*category == "idle") {
+      check_idle(args, tid, name, *duration);
+    } else {
       breach(label_, "unknown cat " + *category);
     }
     first_start_ = first_start_ ? std::min(*first_start_, *start) : *start;
-    track.slices.push_back({*start, *start + *duration, name, label_, transfer, 0});
+    track.slices.push_back({*start, *start + *duration, name, label_, transfer, *category == "idle", 0});
+  }
+
+  void check_idle(const json& args, std::int64_t tid, const std::string& name, std::int64_t duration) {
+    const auto cause = text(args, "cause");
+    if (!cause) return;
+    if (std::find(kIdleCauseNames.begin(), kIdleCauseNames.end(), *cause) == kIdleCauseNames.end()) {
+      breach(label_, "unknown cause " + *cause);
+    }
+    if (name != "idle " + *cause) breach(label_, "wrong name " + name);
+    if (tid != kComputeTrack) breach(label_, fmt::format("{} on track {}", name, tid));
+    if (duration == 0) breach(label_, "an idle time of no length");
+    if (args.contains("next")) text(args, "next");
+    std::int64_t rank = 0;
+    if (args.contains("from_rank")) counts(args, "from_rank", rank);
   }
 
   // "F3", "R3", "F3+B1", "send F3", "recv B3", on the track of such slices, with args that say the same.
@@ -420,7 +438,7 @@ class Checker {
     std::vector<const Slice*> open;
     for (const Slice* slice : order) {
       while (!open.empty() && open.back()->end <= slice->start) open.pop_back();
-      if (!open.empty() && slice->transfer) {
+      if (!open.empty() && (slice->transfer || slice->idle || open.back()->idle)) {
         breach(slice->label, fmt::format("{} overlaps {} of {}", slice->name, open.back()->name, open.back()->label));
       } else if (!open.empty() && slice->end > open.back()->end) {
         breach(slice->label,

@@ -15,7 +15,7 @@ namespace sluice {
 // - Times are microseconds with exactly three decimals, not negative; unless ranks are left out, the first slice
 //   starts at 0.
 // - Slices of a track lie beside or inside each other, as a stable sort by start opens and closes them;
-//   transfers only beside each other.
+//   transfers and idle times only beside each other.
 // - Name, category, track and args of a slice agree with each other. A transfer takes at least 1 ns.
 // - A flow is one s and one f with bp "e", positive integer id, same name, not backwards in time; each stands after the
 //   slice of that name, a send and a recv, at whose start it lies. Unless ranks are left out, each transfer's slice

@@ -69,6 +69,7 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
   }
   named_.resize(index(num_ranks_));
   for (int rank = 0; rank < num_ranks_; ++rank) {
+    if (options.idle) used[index(rank)].insert(kComputeTrack);
     for (const int track : used[index(rank)]) named_[index(rank)].emplace_back(track, track_name(rank, track));
   }
 }

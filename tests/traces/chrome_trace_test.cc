@@ -293,7 +293,7 @@ TEST(ChromeTrace, FilesAreZippedByName) {
   const std::string zipped = plain + ".gz";
   const std::int64_t events = write_trace_file(plain, run.graph, run.timeline, {});
   EXPECT_EQ(write_trace_file(zipped, run.graph, run.timeline, {}), events);
-  EXPECT_EQ(count_trace_events(run.graph, {}), events);
+  EXPECT_EQ(count_trace_events(run.graph, run.timeline, {}), events);
   EXPECT_EQ(read_file(plain), expected);
   EXPECT_NE(read_file(zipped).substr(0, 2), expected.substr(0, 2));
   EXPECT_EQ(unzipped(zipped), expected);
@@ -345,14 +345,16 @@ TEST(ChromeTrace, EveryFamilyKeepsTheRules) {
             const Simulated run =
                 simulated(std::move(*schedule), ranks % 2 == 0 ? "f=1,b=1,w=1" : "f=1,b=1.5,w=0.7,comm=0.3", options);
             const std::vector<RankMemory> memory = memory_over_time(run.graph, run.timeline, true);
-            const std::string trace = trace_of(run, {}, memory);
+            const TraceOptions whole{.idle = microbatches % 3 != 0};
+            const std::string trace = trace_of(run, whole, memory);
             EXPECT_THAT(check_trace(trace), IsEmpty());
-            EXPECT_EQ(count_trace_events(run.graph, memory), std::ssize(json::parse(trace).at("traceEvents")));
-            TraceOptions filter;
+            EXPECT_EQ(count_trace_events(run.graph, run.timeline, memory, whole),
+                      std::ssize(json::parse(trace).at("traceEvents")));
+            TraceOptions filter = whole;
             filter.ranks = {ranks - 1};
             const std::string filtered = trace_of(run, filter, memory);
             EXPECT_THAT(check_trace(filtered), IsEmpty());
-            EXPECT_EQ(count_trace_events(run.graph, memory, filter),
+            EXPECT_EQ(count_trace_events(run.graph, run.timeline, memory, filter),
                       std::ssize(json::parse(filtered).at("traceEvents")));
             ++traces;
           }

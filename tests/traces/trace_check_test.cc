@@ -134,6 +134,32 @@ TEST(TraceCheck, EveryRuleBites) {
   }
 }
 
+// Rank 1 of the good trace waits for F0 from 0 to 1.25 s: 1 s for rank 0 to make it, 0.25 on the way.
+const Mutation kIdleMutations[] = {
+    {"\"name\":\"idle warm_up\"", "\"name\":\"idle\"", "wrong name idle"},
+    {"\"cause\":\"link\"", "\"cause\":\"cable\"", "unknown cause cable"},
+    {"\"cause\":\"link\"", "\"reason\":\"link\"", "cause is not a text"},
+    {"\"tid\":1,\"ts\":0.000,\"dur\":1000000.000,\"cat\":\"idle\"",
+     "\"tid\":4,\"ts\":0.000,\"dur\":1000000.000,\"cat\":\"idle\"", "idle warm_up on track 4"},
+    {"\"dur\":250000.000,\"cat\":\"idle\"", "\"dur\":0.000,\"cat\":\"idle\"", "an idle time of no length"},
+    {"\"dur\":250000.000,\"cat\":\"idle\"", "\"dur\":250000.001,\"cat\":\"idle\"", "overlaps idle link"},
+    {"\"from_rank\":0", "\"from_rank\":-1", "from_rank is not an integer from 0 on"},
+    {"\"next\":\"F(stage 1, mb 0)\"", "\"next\":1", "next is not a text"},
+};
+
+TEST(TraceCheck, RulesOfIdleTimesBite) {
+  const std::string good = good_trace({.idle = true});
+  EXPECT_THAT(check_trace(good), IsEmpty());
+  for (const Mutation& mutation : kIdleMutations) {
+    SCOPED_TRACE(std::string(mutation.from) + " -> " + mutation.to);
+    std::string bad = good;
+    const std::size_t at = bad.find(mutation.from);
+    ASSERT_NE(at, std::string::npos);
+    bad.replace(at, std::string_view(mutation.from).size(), mutation.to);
+    EXPECT_THAT(check_trace(bad), Contains(HasSubstr(mutation.breach)));
+  }
+}
+
 // `lines` of a good trace put in another order, left out or repeated.
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
