@@ -24,7 +24,8 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
     longer.batches = batches;
     if (static_cast<double>(batches) / schedule.num_batches() * static_cast<double>(schedule.num_ops()) > 2e7) break;
     const Setup more(longer);
-    const Prices prices = price(more.graph(), more.cost());
+    Prices prices = price(more.graph(), more.cost());
+    slow_down(more.graph(), setup.scenario().perturbation, prices);
     last = batch_growth(more.graph(), simulate(more.graph(), prices));
   }
   return last.period;
@@ -69,16 +70,23 @@ Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
 
 }  // namespace
 
-Prediction predict(const Setup& setup, bool keep_memory) {
+Prediction predict(const Setup& setup, const PredictOptions& options) {
+  const OpGraph& graph = setup.graph();
+  const Perturbation& perturbation = setup.scenario().perturbation;
   Prediction prediction;
-  prediction.prices = price(setup.graph(), setup.cost());
-  prediction.timeline = simulate(setup.graph(), prediction.prices);
-  prediction.metrics = measure(setup.graph(), prediction.timeline);
-  prediction.memory = memory_over_time(setup.graph(), prediction.timeline, keep_memory);
+  prediction.prices = price(graph, setup.cost());
+  if (perturbation.slows()) slow_down(graph, perturbation, prediction.prices);
+  prediction.timeline = simulate(graph, prediction.prices);
+  prediction.metrics = measure(graph, prediction.timeline);
+  prediction.memory = memory_over_time(graph, prediction.timeline, options.keep_memory);
+  prediction.idle = idle_by_cause(graph, prediction.timeline);
+  prediction.critical_path = critical_path(graph, prediction.timeline);
   prediction.period = period_of(setup, prediction);
   prediction.throughput = throughput_of(setup, prediction);
   if (setup.scenario().model && setup.scenario().cluster)
     prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
+  if (perturbation.trials > 0)
+    prediction.trials = run_trials(graph, prediction.prices, perturbation, options.trial_progress);
   return prediction;
 }
 

@@ -5,9 +5,12 @@
 
 #include "model/cost/price.h"
 #include "model/scenario/setup.h"
+#include "model/timeline/causes.h"
+#include "model/timeline/critical_path.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
+#include "sim/perturbed.h"
 
 namespace sluice {
 
@@ -33,11 +36,19 @@ struct Prediction {
   Metrics metrics;
   Duration period{};               // time per batch without a barrier
   std::vector<RankMemory> memory;  // by rank
+  std::vector<IdleByCause> idle;   // by rank
+  CriticalPath critical_path;
   Throughput throughput;
-  std::optional<Fit> fit;  // with a model and a cluster
+  std::optional<Fit> fit;        // with a model and a cluster
+  std::optional<Trials> trials;  // with jitter
 };
 
-// Prices, simulates and measures. `keep_memory` keeps the memory curves, not only their peaks.
-Prediction predict(const Setup& setup, bool keep_memory);
+struct PredictOptions {
+  bool keep_memory = false;                            // the curves, not only their peaks
+  std::function<void(std::int64_t)> trial_progress{};  // told how many trials are done, from any thread
+};
+
+// Prices, slows down what the scenario says is slow, simulates and measures; then runs the trials of its jitter.
+Prediction predict(const Setup& setup, const PredictOptions& options = {});
 
 }  // namespace sluice

@@ -1,11 +1,15 @@
 #include "tools/scenario_flags.h"
 
+#include <fmt/format.h>
+
+#include <charconv>
 #include <filesystem>
 #include <list>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "model/input/nearest.h"
 
 namespace sluice::tools {
 namespace {
@@ -24,6 +28,7 @@ constexpr const char* kSchedule = "Schedule";
 constexpr const char* kParallelism = "Parallelism";
 constexpr const char* kBatch = "Batch";
 constexpr const char* kModel = "Model and cluster";
+constexpr const char* kPerturbation = "Stragglers and noise";
 
 const FlagRow kRows[] = {
     {"--schedule", "/schedule/name", ValueKind::text, kSchedule,
@@ -77,7 +82,89 @@ const FlagRow kRows[] = {
     {"--add-qkv-bias", "/model/add_qkv_bias", ValueKind::yes, kModel, ""},
     {"--cluster", "/cluster/name", ValueKind::text, kModel, "a node of the catalogue, or a node or cluster file"},
     {"--nodes", "/cluster/nodes", ValueKind::whole, kModel, "nodes of the cluster (default: as many as the run needs)"},
+
+    {"--jitter", "/perturbation/jitter", ValueKind::text, kPerturbation,
+     "noise on every duration, of mean 1: lognormal:0.05, normal:0.05 or uniform:0.1"},
+    {"--trials", "/perturbation/trials", ValueKind::whole, kPerturbation, "how often to draw it (default 1000)"},
+    {"--seed", "/perturbation/seed", ValueKind::whole, kPerturbation, "of the draws (default 1)"},
 };
+
+// A path is the caller's; in a file, paths are taken from the file's folder.
+std::string callers(const std::string& path, const std::string& file) {
+  return file.empty() ? path : std::filesystem::absolute(path).string();
+}
+
+std::string text_value(const FlagRow& row, const std::string& text, const std::string& file) {
+  std::error_code error;
+  const bool path = row.kind == ValueKind::path ||
+                    (row.kind == ValueKind::text &&
+                     (text.find('/') != std::string::npos || std::filesystem::is_regular_file(text, error)));
+  return path ? callers(text, file) : text;
+}
+
+// The short forms, so that keys can be added to them.
+void lengthen(Json& document) {
+  for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
+    if (document.contains(key) && document[key].is_string()) document[key] = Json{{name, document[key]}};
+  }
+}
+
+Json& place_of(Json& document, const std::string& pointer) {
+  const Json::json_pointer place(pointer);
+  Json* parent = place.parent_pointer().empty() ? &document : &document[place.parent_pointer()];
+  const bool element = parent->is_array() && place.back().find_first_not_of("0123456789") == std::string::npos;
+  if (element) return parent->at(place);
+  if (!parent->is_object() && !parent->is_null()) *parent = Json::object();  // a model file gives way to flags
+  return (*parent)[place.back()];
+}
+
+// Ways to say the same: setting the one takes the other out.
+struct Alternative {
+  const char* one;
+  const char* other;
+};
+constexpr Alternative kAlternatives[] = {
+    {"/schedule/slices", "/schedule/slice_lengths"},
+    {"/schedule/slice_lengths", "/schedule/slices"},
+    {"/batch/microbatches", "/batch/global_batch"},
+    {"/batch/global_batch", "/batch/microbatches"},
+    {"/cluster/name", "/cluster/node"},
+};
+
+void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
+  for (const auto& [one, other] : kAlternatives) {
+    if (set != one || also_set(other)) continue;
+    const Json::json_pointer place(other);
+    if (document.contains(place)) document[place.parent_pointer()].erase(place.back());
+  }
+}
+
+// "R=1.1" or "A-B=2": the numbers in it.
+struct Slow {
+  std::vector<std::int64_t> ranks;
+  double factor = 1;
+};
+Slow parse_slow(const char* flag, const std::string& text, std::size_t num_ranks) {
+  Slow slow;
+  const char* at = text.data();
+  const char* end = text.data() + text.size();
+  bool good = true;
+  for (std::size_t i = 0; i < num_ranks && good; ++i) {
+    std::int64_t rank = 0;
+    const auto [rest, error] = std::from_chars(at, end, rank);
+    good = error == std::errc() && rank >= 0 && rest != end && *rest == (i + 1 == num_ranks ? '=' : '-');
+    slow.ranks.push_back(rank);
+    at = rest + (good ? 1 : 0);
+  }
+  const auto [rest, error] = std::from_chars(at, end, slow.factor);
+  good = good && error == std::errc() && rest == end;
+  if (!good) {
+    throw InputError(
+        fmt::format("{}: expected {}, got '{}'", flag,
+                    num_ranks == 1 ? "a rank and a factor, as in 3=1.1" : "two ranks and a factor, as in 0-1=2", text));
+  }
+  return slow;
+}
 
 }  // namespace
 
@@ -94,6 +181,8 @@ struct ScenarioFlags::Values {
   std::string uniform;
   std::vector<double> stage_weights;
   std::string cost;
+  std::vector<std::string> slow_ranks;
+  std::vector<std::string> slow_links;
   CLI::Option* uniform_option = nullptr;
   CLI::Option* weights_option = nullptr;
   CLI::Option* cost_option = nullptr;
@@ -129,6 +218,18 @@ ScenarioFlags::ScenarioFlags(CLI::App& command) : values_(std::make_unique<Value
   values_->cost_option =
       command.add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
           ->group("Cost");
+  command
+      .add_option("--slow-rank", values_->slow_ranks,
+                  "R=1.1: what rank R computes takes 1.1 times as long; may be repeated")
+      ->expected(1)
+      ->take_all()
+      ->group(kPerturbation);
+  command
+      .add_option("--slow-link", values_->slow_links,
+                  "A-B=2: transfers between ranks A and B take twice as long; may be repeated")
+      ->expected(1)
+      ->take_all()
+      ->group(kPerturbation);
 }
 
 ScenarioFlags::~ScenarioFlags() = default;
@@ -139,58 +240,27 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     document = parse_json(read_file(file), file);
     if (!document.is_object()) throw InputError(file + ": /: expected a scenario: an object");
   }
-  // The short forms, so that flags can add to them.
-  const auto lengthen = [&](const char* key, const char* name) {
-    if (document.contains(key) && document[key].is_string()) document[key] = Json{{name, document[key]}};
-  };
-  lengthen("schedule", "name");
-  lengthen("cluster", "name");
-  lengthen("cost", "kind");
-  // A flag's path is the caller's, a file's is beside the file.
-  const auto callers = [&](const std::string& path) {
-    return file.empty() ? path : std::filesystem::absolute(path).string();
+  lengthen(document);
+  const auto given = [&](const std::string_view pointer) {
+    return std::any_of(values_->flags.begin(), values_->flags.end(),
+                       [&](const auto& flag) { return flag.option->count() > 0 && pointer == flag.row->pointer; });
   };
   for (const Values::Flag& flag : values_->flags) {
     if (flag.option->count() == 0) continue;
-    const Json::json_pointer pointer(flag.row->pointer);
-    Json* parent = pointer.parent_pointer().empty() ? &document : &document[pointer.parent_pointer()];
-    if (!parent->is_object() && !parent->is_null()) *parent = Json::object();  // a model file gives way to flags
-    Json& value = (*parent)[pointer.back()];
+    Json& value = place_of(document, flag.row->pointer);
     switch (flag.row->kind) {
       case ValueKind::whole: value = flag.whole; break;
-      case ValueKind::path: value = callers(flag.text); break;
-      case ValueKind::text: {
-        std::error_code error;
-        const bool path =
-            flag.text.find('/') != std::string::npos || std::filesystem::is_regular_file(flag.text, error);
-        value = path ? callers(flag.text) : flag.text;
-        break;
-      }
+      case ValueKind::path:
+      case ValueKind::text: value = text_value(*flag.row, flag.text, file); break;
       case ValueKind::whole_list: value = flag.wholes; break;
       case ValueKind::yes: value = flag.yes; break;
     }
-  }
-  // One way to cut a sequence gives way to the other, and one way to say the batch.
-  const auto given = [&](const char* pointer) {
-    for (const Values::Flag& flag : values_->flags) {
-      if (std::string_view(flag.row->pointer) == pointer) return flag.option->count() > 0;
-    }
-    return false;
-  };
-  const auto drop = [&](const char* section, const char* key) {
-    if (document.contains(section) && document[section].is_object()) document[section].erase(key);
-  };
-  if (!file.empty()) {
-    if (given("/schedule/slices") && !given("/schedule/slice_lengths")) drop("schedule", "slice_lengths");
-    if (given("/schedule/slice_lengths") && !given("/schedule/slices")) drop("schedule", "slices");
-    if (given("/batch/microbatches") && !given("/batch/global_batch")) drop("batch", "global_batch");
-    if (given("/batch/global_batch") && !given("/batch/microbatches")) drop("batch", "microbatches");
-    if (given("/cluster/name")) drop("cluster", "node");
+    if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
   }
   if (values_->cost_option->count() > 0) {
     const bool kind = values_->cost == "uniform" || values_->cost == "analytic";
     document["cost"] =
-        kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", callers(values_->cost)}};
+        kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", callers(values_->cost, file)}};
   }
   if (values_->uniform_option->count() > 0) {
     const UniformTimes times = parse_uniform(values_->uniform);
@@ -206,16 +276,53 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     if (!document.contains("cost")) document["cost"] = Json{{"kind", "uniform"}};
     document["cost"]["stage_weights"] = values_->stage_weights;
   }
+  for (const std::string& text : values_->slow_ranks) {
+    const Slow slow = parse_slow("--slow-rank", text, 1);
+    document["perturbation"]["slow_ranks"].push_back({{"rank", slow.ranks[0]}, {"factor", slow.factor}});
+  }
+  for (const std::string& text : values_->slow_links) {
+    const Slow slow = parse_slow("--slow-link", text, 2);
+    document["perturbation"]["slow_links"].push_back({{"between", slow.ranks}, {"factor", slow.factor}});
+  }
   return document;
 }
 
-Scenario ScenarioFlags::scenario(const std::string& file) const {
-  static const std::string kFlagsAlone = "command line";
-  if (!file.empty()) {
-    return scenario_from_json(document(file), file, std::filesystem::path(file).parent_path().string());
+void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
+                        const std::string& file) {
+  lengthen(document);
+  const FlagRow* row = nullptr;
+  std::vector<std::string> names;
+  for (const FlagRow& each : kRows) {
+    std::string_view rest = each.names;
+    while (!rest.empty()) {
+      const std::string_view name = rest.substr(2, rest.find(',') - 2);  // without "--"
+      if (key == name || (key.starts_with("--") && key.substr(2) == name)) row = &each;
+      names.emplace_back(name);
+      rest.remove_prefix(std::min(rest.size(), name.size() + 3));
+    }
   }
+  if (row == nullptr && key.find('/') == std::string::npos) {
+    throw InputError(fmt::format("--sweep: '{}' is neither a flag nor a place in the scenario such as parallelism/pp{}",
+                                 key, did_you_mean(key, names)));
+  }
+  const std::string pointer = row != nullptr ? row->pointer : (key.starts_with('/') ? "" : "/") + key;
+  Json value = Json::parse(text, nullptr, false);
+  if (value.is_discarded()) value = row != nullptr ? text_value(*row, text, file) : text;
   try {
-    return scenario_from_json(document(file), kFlagsAlone, "");
+    place_of(document, pointer) = std::move(value);
+  } catch (const Json::exception&) {
+    throw InputError(fmt::format("--sweep: there is no place '{}' in the scenario", key));
+  }
+  drop_alternatives(document, pointer, [](const char*) { return false; });
+}
+
+Scenario ScenarioFlags::scenario(const std::string& file) const { return read(document(file), file); }
+
+Scenario ScenarioFlags::read(const nlohmann::json& document, const std::string& file) {
+  static const std::string kFlagsAlone = "command line";
+  if (!file.empty()) return scenario_from_json(document, file, std::filesystem::path(file).parent_path().string());
+  try {
+    return scenario_from_json(document, kFlagsAlone, "");
   } catch (const InputError& error) {
     // Somebody who gave flags knows them by their names, not by the keys that they stand for.
     const std::string what = error.what();

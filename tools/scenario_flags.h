@@ -15,10 +15,15 @@ class ScenarioFlags {
   explicit ScenarioFlags(CLI::App& command);
   ~ScenarioFlags();
 
-  // Throws InputError.
-  Scenario scenario(const std::string& file) const;
-  // The document that was read: the file with the flags laid over it.
+  // The file, if one is given, with the flags laid over it. Throws InputError.
   nlohmann::json document(const std::string& file) const;
+  // Reads such a document; errors name flags where no file was given. Throws InputError.
+  static Scenario read(const nlohmann::json& document, const std::string& file);
+  Scenario scenario(const std::string& file) const;
+
+  // Sets one key of a document, named by a flag ("pp", "--pp") or by its place in the scenario ("parallelism/pp"), and
+  // drops what says the same in another way. The value is JSON, or else text. Throws InputError for an unknown name.
+  static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);
 
  private:
   struct Values;

@@ -5,13 +5,17 @@
 #include <string>
 
 #include "model/errors.h"
+#include "model/input/files.h"
 #include "sim/prediction.h"
 #include "tools/command.h"
+#include "tools/progress.h"
 #include "tools/scenario_flags.h"
 #include "tools/simulation_output.h"
+#include "tools/sweep.h"
 #include "tools/terminal.h"
 #include "traces/chrome_trace.h"
 #include "traces/gantt.h"
+#include "traces/op_table.h"
 
 namespace sluice::tools {
 namespace {
@@ -23,11 +27,25 @@ struct Options {
   int width = 0;
   std::string trace;
   std::vector<int> trace_ranks;
+  bool trace_idle = false;
+  std::string ops;
+  std::string csv;
+  std::vector<std::string> sweep;
   std::string colour = "auto";
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-int simulate_command(const Options& options) {
+void write_trace(const Options& options, const Setup& setup, const Prediction& prediction) {
+  const TraceOptions trace{.ranks = options.trace_ranks,
+                           .scenario = options.flags->document(options.file).dump(),
+                           .idle = options.trace_idle};
+  const std::string warning =
+      trace_size_warning(count_trace_events(setup.graph(), prediction.timeline, prediction.memory, trace));
+  if (!warning.empty()) fmt::print(stderr, "sluice: {}\n", warning);
+  write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
+}
+
+int simulate_one(const Options& options) {
   const Setup setup(options.flags->scenario(options.file));
   for (const int rank : options.trace_ranks) {
     if (rank < 0 || rank >= setup.schedule().num_ranks()) {
@@ -35,12 +53,13 @@ int simulate_command(const Options& options) {
           fmt::format("--trace-ranks: expected ranks 0 to {}, got {}", setup.schedule().num_ranks() - 1, rank));
     }
   }
-  const Prediction prediction = predict(setup, !options.trace.empty());
-  if (!options.trace.empty()) {
-    TraceOptions trace{.ranks = options.trace_ranks, .scenario = options.flags->document(options.file).dump()};
-    const std::string warning = trace_size_warning(count_trace_events(setup.graph(), prediction.memory, trace));
-    if (!warning.empty()) fmt::print(stderr, "sluice: {}\n", warning);
-    write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
+  Progress progress("trial", setup.scenario().perturbation.trials);
+  const Prediction prediction = predict(setup, {.keep_memory = !options.trace.empty(),
+                                                .trial_progress = [&](std::int64_t done) { progress.done(done); }});
+  if (!options.trace.empty()) write_trace(options, setup, prediction);
+  if (!options.ops.empty()) {
+    write_file_whole(options.ops,
+                     [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction));
@@ -55,6 +74,38 @@ int simulate_command(const Options& options) {
   return prediction.fit && !prediction.fit->fits ? kAnswerIsNo : kDone;
 }
 
+// Exit code 3 if nothing of what was asked fits, 2 with the first error if nothing could be asked.
+int simulate_sweep(const Options& options) {
+  std::vector<SweepAxis> axes;
+  for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
+  const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes));
+  bool any = false;
+  bool any_fits = false;
+  for (const SweepPoint& point : sweep.points) {
+    any |= point.result.has_value();
+    any_fits |= point.result && point.result->fits.value_or(true);
+  }
+  if (!any) throw InputError("--sweep: no combination can be simulated; the first: " + sweep.points.front().error);
+  if (!options.csv.empty()) write_file_whole(options.csv, sweep_csv(sweep));
+  fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
+  return any_fits ? kDone : kAnswerIsNo;
+}
+
+int simulate_command(const Options& options) {
+  const auto refuse = [](bool given, const char* what) {
+    if (given) throw InputError(fmt::format("simulate: {}", what));
+  };
+  refuse(options.json && options.gantt, "--json prints one document: give it or --gantt, not both");
+  refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
+  if (options.sweep.empty()) {
+    refuse(!options.csv.empty(), "--csv is the table of a --sweep; --ops writes a table of the ops");
+    return simulate_one(options);
+  }
+  refuse(options.gantt || !options.trace.empty() || !options.ops.empty(),
+         "--sweep predicts many runs: --gantt, --trace and --ops show one");
+  return simulate_sweep(options);
+}
+
 }  // namespace
 
 void add_simulate_command(CLI::App& app, int& exit_code) {
@@ -66,7 +117,9 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       "  sluice simulate examples/gpt3-175b-a100.json --schedule 1f1b --vpp 1 --trace timeline.json.gz\n"
       "  sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --json\n"
       "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 --pp 4 --tp 2 --gbs 64 "
-      "--seq-length 8192\n\n"
+      "--seq-length 8192\n"
+      "  sluice simulate examples/gpt3-175b-a100.json --sweep vpp=1,2,3,6 --sweep mbs=1,2 --csv sweep.csv\n"
+      "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05 --trials 1000\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory, 4 invalid schedule");
   const auto options = std::make_shared<Options>();
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
@@ -78,12 +131,19 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "always", "never"}));
   command->add_option("--trace", options->trace, "write a Chrome trace for Perfetto; gzipped if the name ends in .gz");
   command->add_option("--trace-ranks", options->trace_ranks, "only these pipeline ranks: a,b,c")->delimiter(',');
+  command->add_flag("--trace-idle", options->trace_idle, "show idle time and its causes in the trace");
+  command->add_option(
+      "--ops", options->ops,
+      "write a CSV with a row an op: times, slack, whether it is on the longest path, what it waited for");
+  command
+      ->add_option("--sweep", options->sweep,
+                   "key=a,b,c: predict each value of a flag (pp, schedule, ...) or a place in the scenario "
+                   "(parallelism/pp); repeated: all combinations")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--csv", options->csv, "write the sweep's table to this file");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  command->callback([options, &exit_code] {
-    if (options->json && options->gantt)
-      throw InputError("simulate: --json prints one document: give it or --gantt, not both");
-    exit_code = simulate_command(*options);
-  });
+  command->callback([options, &exit_code] { exit_code = simulate_command(*options); });
 }
 
 }  // namespace sluice::tools

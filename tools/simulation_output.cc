@@ -2,29 +2,23 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <string_view>
+#include <vector>
+
+#include "tools/text.h"
 
 namespace sluice::tools {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
-// "891.4 ms": four significant digits, the unit that suits.
-std::string time_text(Duration duration) {
-  const double seconds = to_seconds(duration);
-  if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
-  return fmt::format("{:.4g} us", seconds * 1e6);
-}
-
-// "36 760": thousands apart.
-std::string grouped(double value) {
-  std::string digits = fmt::format("{:.0f}", value);
-  for (std::ptrdiff_t i = std::ssize(digits) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), 1, ' ');
-  return digits;
-}
+constexpr std::size_t kMostPathOps = 1000;  // in JSON; the table of ops marks all
+constexpr double kQuantiles[] = {0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1};
 
 OrderedJson by_class(const BytesByClass& bytes) {
   OrderedJson out = OrderedJson::object();
@@ -32,6 +26,108 @@ OrderedJson by_class(const BytesByClass& bytes) {
     out[std::string(kMemoryClassNames[static_cast<std::size_t>(i)])] = bytes[static_cast<std::size_t>(i)];
   }
   return out;
+}
+
+OrderedJson idle_json(const IdleByCause& idle) {
+  OrderedJson out = OrderedJson::object();
+  for (std::size_t i = 0; i < idle.size(); ++i) out[std::string(kIdleCauseNames[i]) + "_s"] = to_seconds(idle[i]);
+  return out;
+}
+
+IdleByCause total_idle(const Prediction& prediction) {
+  IdleByCause sum{};
+  for (const IdleByCause& rank : prediction.idle) {
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += rank[i];
+  }
+  return sum;
+}
+
+OrderedJson critical_path_json(const OpGraph& graph, const Prediction& prediction) {
+  const CriticalPath& path = prediction.critical_path;
+  OrderedJson out = {{"compute_s", to_seconds(path.compute)},     {"transfer_s", to_seconds(path.transfer)},
+                     {"latency_s", to_seconds(path.latency)},     {"collective_s", to_seconds(path.collective)},
+                     {"optimizer_s", to_seconds(path.optimizer)}, {"num_ops", path.vertices.size()}};
+  OrderedJson ops = OrderedJson::array();
+  const std::size_t shown = std::min(path.vertices.size(), kMostPathOps);
+  for (std::size_t i = 0; i < shown; ++i) {
+    const VertexId v = path.vertices[i];
+    ops.push_back({{"op", graph.name(v)},
+                   {"rank", graph.rank_of(v)},
+                   {"start_s", to_seconds(prediction.timeline.start[v])},
+                   {"end_s", to_seconds(prediction.timeline.end[v])}});
+  }
+  out["ops"] = std::move(ops);
+  return out;
+}
+
+OrderedJson trials_json(const Perturbation& perturbation, const Trials& trials) {
+  OrderedJson out = {{"jitter", to_string(perturbation.jitter)},
+                     {"trials", trials.makespans.size()},
+                     {"seed", perturbation.seed},
+                     {"mean_s", trials.mean_s},
+                     {"standard_deviation_s", trials.deviation_s}};
+  OrderedJson quantiles = OrderedJson::array();
+  for (const double q : kQuantiles) quantiles.push_back({{"share", q}, {"makespan_s", to_seconds(trials.quantile(q))}});
+  out["quantiles"] = std::move(quantiles);
+  return out;
+}
+
+// "warm-up 41 %   drain 49 %": shares of all idle time, of causes that occur.
+std::string idle_line(const Prediction& prediction) {
+  static constexpr std::array<std::string_view, kNumIdleCauses> kWords = {
+      "warm-up", "drain", "waiting for a sender", "waiting for a slice", "waiting for a link", "optimizer", "other"};
+  const IdleByCause idle = total_idle(prediction);
+  const double all = to_seconds(std::accumulate(idle.begin(), idle.end(), Duration{0}));
+  if (all <= 0) return "none";
+  std::string out;
+  for (std::size_t i = 0; i < idle.size(); ++i) {
+    if (idle[i] <= Duration::zero()) continue;
+    fmt::format_to(std::back_inserter(out), "{}{} {:.1f} %", out.empty() ? "" : "   ", kWords[i],
+                   100 * to_seconds(idle[i]) / all);
+  }
+  return out;
+}
+
+// "F0@0 → F0@1 → … → B7@0   (97 % compute, 3 % transfers)".
+std::string path_line(const OpGraph& graph, const Prediction& prediction) {
+  constexpr std::size_t kEnds = 5;  // ops shown at either end
+  const CriticalPath& path = prediction.critical_path;
+  std::vector<VertexId> ops;
+  for (const VertexId v : path.vertices) {
+    const VertexKind kind = graph[v].kind;
+    if (kind != VertexKind::transfer && kind != VertexKind::recompute) ops.push_back(v);
+  }
+  std::string out;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (ops.size() > 2 * kEnds && i == kEnds) {
+      out += " → …";
+      i = ops.size() - kEnds;
+    }
+    const Vertex& vertex = graph[ops[i]];
+    if (!out.empty()) out += " → ";
+    const auto to = std::back_inserter(out);
+    if (vertex.kind == VertexKind::collective) {
+      fmt::format_to(to, "{}", name_of(graph.collective(vertex).kind));
+    } else if (vertex.kind == VertexKind::optimizer) {
+      fmt::format_to(to, "optimizer@{}", graph.rank_of(ops[i]));
+    } else {
+      fmt::format_to(to, "{}{}@{}", letter(vertex.op), vertex.microbatch, graph.rank_of(ops[i]));
+    }
+  }
+  const double all = to_seconds(prediction.metrics.makespan);
+  if (all <= 0) return out;
+  out += "   (";
+  bool first = true;
+  const auto share = [&](Duration part, std::string_view name) {
+    if (part <= Duration::zero()) return;
+    fmt::format_to(std::back_inserter(out), "{}{:.1f} % {}", first ? "" : ", ", 100 * to_seconds(part) / all, name);
+    first = false;
+  };
+  share(path.compute, "compute");
+  share(path.transfer + path.latency, "transfers");
+  share(path.collective, "collectives");
+  share(path.optimizer, "optimizer");
+  return out + ")";
 }
 
 }  // namespace
@@ -67,9 +163,12 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction) {
                      {"memory_at_peak_bytes", by_class(memory.at_peak)},
                      {"weight_versions", num_weight_versions(schedule, rank)},
                      {"first_start_s", to_seconds(of.first_start)},
-                     {"last_end_s", to_seconds(of.last_end)}});
+                     {"last_end_s", to_seconds(of.last_end)},
+                     {"idle", idle_json(prediction.idle[static_cast<std::size_t>(rank)])}});
   }
   out["ranks"] = std::move(ranks);
+  out["idle"] = idle_json(total_idle(prediction));
+  out["critical_path"] = critical_path_json(setup.graph(), prediction);
   out["throughput"] = {{"tokens_per_s", prediction.throughput.tokens_per_s},
                        {"model_tflops_per_device", prediction.throughput.model_tflops_per_device},
                        {"hardware_tflops_per_device", prediction.throughput.hardware_tflops_per_device},
@@ -80,6 +179,7 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction) {
                      {"needed_bytes", prediction.fit->needed_bytes},
                      {"capacity_bytes", prediction.fit->capacity_bytes}};
   }
+  if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
   return out.dump(2) + "\n";
 }
 
@@ -142,6 +242,17 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction) {
                      gib(MemoryClass::keys_values), gib(MemoryClass::buffers), time_text(memory.peak_time));
     }
     out += '\n';
+  }
+  fmt::format_to(to, "\n  idle   {}\n  longest path  {}\n", idle_line(prediction),
+                 path_line(setup.graph(), prediction));
+  if (prediction.trials) {
+    const Trials& trials = *prediction.trials;
+    fmt::format_to(to,
+                   "  {} trials of {}: makespan {} in the mean, deviation {}; 5 % {}, median {}, 95 % {}, most {}\n",
+                   trials.makespans.size(), to_string(setup.scenario().perturbation.jitter),
+                   time_text(from_seconds(trials.mean_s, "mean")),
+                   time_text(from_seconds(trials.deviation_s, "deviation")), time_text(trials.quantile(0.05)),
+                   time_text(trials.quantile(0.5)), time_text(trials.quantile(0.95)), time_text(trials.quantile(1)));
   }
   return out;
 }

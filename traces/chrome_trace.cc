@@ -61,17 +61,6 @@ class Text {
 
 std::string_view op_letter(OpKind kind) { return std::string_view("FBIW").substr(static_cast<std::size_t>(kind), 1); }
 
-std::string_view collective_name(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::gradient_reduce: return "gradient reduce";
-    case CollectiveKind::replica_reduce: return "replica reduce";
-    case CollectiveKind::tied_embedding: return "tied embedding";
-    case CollectiveKind::global_norm: return "global norm";
-    case CollectiveKind::parameter_gather: return "parameter gather";
-  }
-  return "collective";
-}
-
 // Whether the sample differs from the one before it.
 bool changes(const RankMemory& memory, std::size_t sample) {
   return sample == 0 || memory.samples[sample].bytes != memory.samples[sample - 1].bytes;
@@ -218,7 +207,7 @@ class TraceWriter {
     for (const int rank : collective.ranks) {
       if (!tracks_.shown(rank)) continue;
       open_slice(rank, kCollectiveTrack, "coll", start, timeline_.end[v] - start,
-                 [&] { text_ << collective_name(collective.kind) << " " << vertex.microbatch; });
+                 [&] { text_ << name_of(collective.kind) << " " << vertex.microbatch; });
       if (collective.stage >= 0) text_ << R"("stage":)" << collective.stage << ",";
       text_ << R"("step":)" << vertex.microbatch << R"(,"bytes":)" << collective.bytes;
       close_slice(v);

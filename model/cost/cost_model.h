@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "model/schedule/schedule.h"
 
@@ -14,6 +15,17 @@ enum class CollectiveKind : std::uint8_t {
   global_norm,       // gradient norm and overflow decision over all ranks
   parameter_gather,  // distributed optimizer: all-gather of the updated parameters
 };
+
+constexpr std::string_view name_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::gradient_reduce: return "gradient reduce";
+    case CollectiveKind::replica_reduce: return "replica reduce";
+    case CollectiveKind::tied_embedding: return "tied embedding";
+    case CollectiveKind::global_norm: return "global norm";
+    case CollectiveKind::parameter_gather: return "parameter gather";
+  }
+  return "collective";
+}
 
 // Time of a transfer: it occupies its two lanes for `occupied_s`, and arrives `latency_s` after that.
 struct TransferTime {

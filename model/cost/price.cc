@@ -30,23 +30,15 @@ class Pricing {
   Prices run() {
     Prices prices;
     prices.duration.resize(graph_.size());
-    double sum = 0;  // no path can be longer
-    for (VertexId v = 0; v < graph_.size(); ++v) {
-      prices.duration[v] = duration(v);
-      sum += static_cast<double>(prices.duration[v].count());
-    }
+    for (VertexId v = 0; v < graph_.size(); ++v) prices.duration[v] = duration(v);
     for (const Lane& lane : graph_.lanes()) {
       prices.lane_latency.push_back(
           lane.kind == LaneKind::link
               ? from_seconds(cost_.transfer(lane.rank, lane.peer, 0).latency_s,
                              fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer))
               : Duration{0});
-      sum += static_cast<double>(prices.lane_latency.back().count()) * graph_.size();
     }
-    if (sum > kLongestNanoseconds) {
-      throw InputError(fmt::format("the ops take up to {:.0f} years in all: more than nanoseconds in 64 bits can count",
-                                   sum / 1e9 / 86400 / 365));
-    }
+    check_total(graph_, prices);
     return prices;
   }
 
@@ -136,5 +128,15 @@ class Pricing {
 }  // namespace
 
 Prices price(const OpGraph& graph, const CostModel& cost) { return Pricing(graph, cost).run(); }
+
+void check_total(const OpGraph& graph, const Prices& prices) {
+  double sum = 0;  // no path can be longer
+  for (const Duration duration : prices.duration) sum += static_cast<double>(duration.count());
+  for (const Duration latency : prices.lane_latency) sum += static_cast<double>(latency.count()) * graph.size();
+  if (sum > kLongestNanoseconds) {
+    throw InputError(fmt::format("the ops take up to {:.0f} years in all: more than nanoseconds in 64 bits can count",
+                                 sum / 1e9 / 86400 / 365));
+  }
+}
 
 }  // namespace sluice

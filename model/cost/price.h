@@ -18,4 +18,8 @@ struct Prices {
 // naming the op whose time is negative, not finite, or past 1e8 s, or if all of it together could pass 126 years.
 Prices price(const OpGraph& graph, const CostModel& cost);
 
+// Throws InputError if all durations and latencies together could pass 126 years, which is what makes sums of them
+// safe. `price` has checked it; whoever makes prices longer checks again.
+void check_total(const OpGraph& graph, const Prices& prices);
+
 }  // namespace sluice

@@ -56,10 +56,8 @@ std::string OpGraph::name(VertexId v) const {
     }
     case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
     case VertexKind::collective: {
-      static constexpr std::string_view kNames[] = {"gradient reduce", "replica reduce", "tied embedding",
-                                                    "global norm", "parameter gather"};
       const Collective c = collective(vertex);
-      const std::string_view kind = kNames[static_cast<int>(c.kind)];
+      const std::string_view kind = name_of(c.kind);
       return c.stage < 0 ? fmt::format("{}(step {})", kind, vertex.microbatch)
                          : fmt::format("{}(stage {}, step {})", kind, c.stage, vertex.microbatch);
     }

@@ -52,6 +52,8 @@ class Reading {
     read_cluster();
     read_schedule();
     read_cost();
+    section(root_, "perturbation",
+            [&](JsonReader& object) { scenario_.perturbation = perturbation_from_json(object); });
     root_.finish();
     return std::move(scenario_);
   }

@@ -8,6 +8,7 @@
 
 #include "model/cluster/cluster.h"
 #include "model/cost/uniform.h"
+#include "model/scenario/perturbation.h"
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
@@ -40,6 +41,8 @@ struct Scenario {
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;
   std::string cost_file;
+
+  Perturbation perturbation;
 };
 
 // Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace sluice {
+
+class JsonReader;
+
+// Independent factors on the time of every op, transfer, collective and step, of mean 1.
+struct Jitter {
+  enum class Kind : std::uint8_t {
+    none,
+    lognormal,  // spread is the standard deviation of the logarithm
+    normal,     // spread is the standard deviation; draws below 0 or above 2 are drawn again
+    uniform,    // from 1 - spread to 1 + spread
+  };
+  Kind kind = Kind::none;
+  double spread = 0;
+};
+
+// Stragglers and noise, laid over what the cost model says.
+struct Perturbation {
+  struct SlowRank {
+    int rank = 0;
+    double factor = 1;  // on the time of all that the rank computes
+  };
+  struct SlowLink {
+    int a = 0;
+    int b = 0;
+    double factor = 1;  // on the time of every transfer between the two, wire and latency, in both directions
+  };
+  std::vector<SlowRank> slow_ranks;
+  std::vector<SlowLink> slow_links;
+  Jitter jitter;
+  int trials = 0;
+  std::uint64_t seed = 1;
+
+  bool slows() const { return !slow_ranks.empty() || !slow_links.empty(); }
+};
+
+inline constexpr double kMostSlowdown = 1e6;
+inline constexpr int kMostTrials = 1'000'000;
+
+// "lognormal:0.05". Throws InputError, with `place` before the message.
+Jitter parse_jitter(const std::string& text, const std::string& place);
+std::string to_string(const Jitter& jitter);
+
+// {"slow_ranks": [{"rank", "factor"}], "slow_links": [{"between": [a, b], "factor"}], "jitter": "lognormal:0.05",
+// "trials", "seed"}, all optional; trials default to 1000 with jitter. Throws InputError.
+Perturbation perturbation_from_json(JsonReader& reader);
+
+}  // namespace sluice

@@ -1,0 +1,131 @@
+#include "sim/perturbed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <random>
+
+#include "model/errors.h"
+#include "sim/engine.h"
+#include "sim/parallel.h"
+
+namespace sluice {
+namespace {
+
+// What cannot be counted is left at the most that check_total refuses.
+Duration scaled(Duration duration, double factor) {
+  constexpr double kMost = 5e18;
+  return Duration{std::llround(std::min(static_cast<double>(duration.count()) * factor, kMost))};
+}
+
+// Draws factors of mean 1.
+class Factors {
+ public:
+  Factors(const Jitter& jitter, std::uint64_t seed, std::uint64_t trial)
+      : jitter_(jitter), random_(seeded(seed, trial)) {}
+
+  double next() {
+    const double spread = jitter_.spread;
+    switch (jitter_.kind) {
+      case Jitter::Kind::none: break;
+      case Jitter::Kind::lognormal: return std::exp(spread * normal_(random_) - spread * spread / 2);
+      case Jitter::Kind::normal: {
+        double factor = 1 + spread * normal_(random_);
+        while (factor < 0 || factor > 2) factor = 1 + spread * normal_(random_);
+        return factor;
+      }
+      case Jitter::Kind::uniform: return 1 + spread * (2 * uniform_(random_) - 1);
+    }
+    return 1;
+  }
+
+ private:
+  static std::mt19937_64 seeded(std::uint64_t seed, std::uint64_t trial) {
+    std::seed_seq sequence{seed & 0xffffffffU, seed >> 32U, trial & 0xffffffffU, trial >> 32U};
+    return std::mt19937_64(sequence);
+  }
+
+  Jitter jitter_;
+  std::mt19937_64 random_;
+  std::normal_distribution<double> normal_;
+  std::uniform_real_distribution<double> uniform_;
+};
+
+void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow) {
+  std::vector<std::string> links;
+  for (const Lane& lane : graph.lanes()) {
+    if (lane.kind != LaneKind::link) continue;
+    if ((lane.rank == slow.a && lane.peer == slow.b) || (lane.rank == slow.b && lane.peer == slow.a)) return;
+    if (lane.rank < lane.peer && links.size() < 8) links.push_back(fmt::format("{}-{}", lane.rank, lane.peer));
+  }
+  throw InputError(fmt::format("slow link {}-{}: nothing is sent between these ranks, but {}{}", slow.a, slow.b,
+                               links.empty() ? "over no link at all" : fmt::format("over {}", fmt::join(links, ", ")),
+                               links.size() == 8 ? ", ..." : ""));
+}
+
+}  // namespace
+
+void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& prices) {
+  std::vector<double> factors(graph.lanes().size(), 1.0);
+  for (const Perturbation::SlowRank& slow : perturbation.slow_ranks) {
+    if (slow.rank < 0 || slow.rank >= graph.schedule().num_ranks()) {
+      throw InputError(
+          fmt::format("slow rank {}: expected ranks 0 to {}", slow.rank, graph.schedule().num_ranks() - 1));
+    }
+    factors[static_cast<std::size_t>(graph.compute_lane(slow.rank))] *= slow.factor;
+  }
+  for (const Perturbation::SlowLink& slow : perturbation.slow_links) {
+    check_link(graph, slow);
+    for (std::size_t lane = 0; lane < factors.size(); ++lane) {
+      const Lane& link = graph.lanes()[lane];
+      if (link.kind != LaneKind::link) continue;
+      const bool between = (link.rank == slow.a && link.peer == slow.b) || (link.rank == slow.b && link.peer == slow.a);
+      if (!between) continue;
+      factors[lane] *= slow.factor;
+      prices.lane_latency[lane] = scaled(prices.lane_latency[lane], slow.factor);
+    }
+  }
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    // A collective takes as long as its slowest link allows; what a rank computes slowly does not change that.
+    if (graph[v].kind == VertexKind::collective) continue;
+    const double factor = factors[static_cast<std::size_t>(graph[v].lane)];
+    if (factor != 1.0) prices.duration[v] = scaled(prices.duration[v], factor);
+  }
+  check_total(graph, prices);
+}
+
+Duration Trials::quantile(double q) const {
+  const double at = q * static_cast<double>(makespans.size() - 1);
+  const auto below = static_cast<std::size_t>(at);
+  const std::size_t above = std::min(below + 1, makespans.size() - 1);
+  const double share = at - static_cast<double>(below);
+  return makespans[below] + scaled(makespans[above] - makespans[below], share);
+}
+
+Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,
+                  const std::function<void(std::int64_t)>& progress) {
+  Trials trials;
+  trials.makespans.resize(static_cast<std::size_t>(perturbation.trials));
+  std::atomic<std::int64_t> done = 0;
+  parallel_for(perturbation.trials, [&](std::int64_t trial) {
+    Factors factors(perturbation.jitter, perturbation.seed, static_cast<std::uint64_t>(trial));
+    Prices drawn = prices;
+    for (Duration& duration : drawn.duration) duration = scaled(duration, factors.next());
+    check_total(graph, drawn);
+    const Timeline timeline = simulate(graph, drawn);
+    trials.makespans[static_cast<std::size_t>(trial)] = *std::max_element(timeline.end.begin(), timeline.end.end());
+    const std::int64_t now = ++done;
+    if (progress) progress(now);
+  });
+  std::sort(trials.makespans.begin(), trials.makespans.end());
+  const auto count = static_cast<double>(trials.makespans.size());
+  for (const Duration makespan : trials.makespans) trials.mean_s += to_seconds(makespan) / count;
+  double squares = 0;
+  for (const Duration makespan : trials.makespans) squares += std::pow(to_seconds(makespan) - trials.mean_s, 2);
+  if (count > 1) trials.deviation_s = std::sqrt(squares / (count - 1));
+  return trials;
+}
+
+}  // namespace sluice

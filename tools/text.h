@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+
+#include "model/units.h"
+
+namespace sluice::tools {
+
+inline constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// "891.4 ms": four significant digits, the unit that suits.
+std::string time_text(Duration duration);
+
+// "36 760": thousands apart.
+std::string grouped(double value);
+
+}  // namespace sluice::tools
