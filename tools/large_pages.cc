@@ -12,13 +12,19 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLarge = 2 * kHugePage;
 
+// Before main, so that one thread sets it.
+const bool kTuned = [] {
+  // Big blocks always get a mapping of their own: in the heap their alignment would tear holes.
+  ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLarge));
+  // What the heap has, it keeps: sweeps and trials free and take the same again and again.
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 28);
+  return true;
+}();
+
 void* allocate(std::size_t size) {
   if (size < kLarge) return std::malloc(size == 0 ? 1 : size);
   const std::size_t rounded = (size + kHugePage - 1) / kHugePage * kHugePage;
   if (rounded < size) return nullptr;
-  // Big blocks always get a mapping of their own: in the heap their alignment would tear holes.
-  static const int kOwnMapping = ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLarge));
-  static_cast<void>(kOwnMapping);
   void* block = std::aligned_alloc(kHugePage, rounded);
   if (block != nullptr) ::madvise(block, rounded, MADV_HUGEPAGE);  // advice: without huge pages it is simply slower
   return block;

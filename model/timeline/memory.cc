@@ -9,64 +9,112 @@ namespace {
 
 std::size_t slot(MemoryClass c) { return static_cast<std::size_t>(c); }
 
-struct Served {
-  Duration start{};
-  Duration end{};
-  Vertex vertex;
-  VertexId id = 0;
+// Bytes of the classes that change while a batch runs.
+struct Delta {
+  std::int64_t activations = 0;
+  std::int64_t keys_values = 0;
+  std::int64_t buffers = 0;
+
+  std::int64_t sum() const { return activations + keys_values + buffers; }
+  bool any() const { return (activations | keys_values | buffers) != 0; }
+  Delta& operator+=(const Delta& other) {
+    activations += other.activations;
+    keys_values += other.keys_values;
+    buffers += other.buffers;
+    return *this;
+  }
+};
+
+// What an op takes when it starts and gives back when it ends, and the size of what it sends on.
+struct Change {
+  Delta start;
+  Delta end;
+  std::int64_t sent = 0;
 };
 
 // Follows one rank's memory through its events.
 class Account {
  public:
-  Account(const BytesByClass& held, bool keep) : keep_(keep), held_(held) {
-    memory_.peak_bytes = total(held_);
-    memory_.at_peak = held_;
-    if (keep_) memory_.samples.push_back({Duration{0}, held_});
+  Account(const BytesByClass& standing, bool keep)
+      : keep_(keep), standing_(standing), peak_(total(standing)), sum_(peak_) {
+    if (keep_) memory_.samples.push_back({Duration{0}, standing_});
   }
 
-  void apply(Duration time, const BytesByClass& delta) {
-    for (std::size_t i = 0; i < delta.size(); ++i) held_[i] += delta[i];
-    const std::int64_t sum = total(held_);
-    if (sum > memory_.peak_bytes) {
-      memory_.peak_bytes = sum;
+  void apply(Duration time, const Delta& delta) {
+    held_ += delta;
+    sum_ += delta.sum();
+    if (sum_ > peak_) {
+      peak_ = sum_;
       memory_.peak_time = time;
-      memory_.at_peak = held_;
+      at_peak_ = held_;
     }
-    if (!keep_) return;
-    if (memory_.samples.back().time == time) {
-      memory_.samples.back().bytes = held_;
-    } else if (memory_.samples.back().bytes != held_) {
-      memory_.samples.push_back({time, held_});
-    }
+    if (keep_) keep(time);
   }
 
-  RankMemory take() { return std::move(memory_); }
+  RankMemory take() {
+    memory_.peak_bytes = peak_;
+    memory_.at_peak = with(at_peak_);
+    return std::move(memory_);
+  }
 
  private:
-  bool keep_;
-  BytesByClass held_;
-  RankMemory memory_;
-};
-
-class Changes {
- public:
-  explicit Changes(const OpGraph& graph) : graph_(graph), schedule_(graph.schedule()) {}
-
-  // What `vertex` takes when it starts and gives back when it ends, on the rank of its compute lane.
-  void of_compute(const Vertex& vertex, BytesByClass& start, BytesByClass& end) const {
-    add(vertex, start, end);
-    if (vertex.kind == VertexKind::joint) add(graph_.joint_partner(vertex), start, end);
-  }
-
-  // The receive buffer that the op takes over when it starts (made part of its stored input, or read at once).
-  std::int64_t received(const Vertex& vertex) const {
-    std::int64_t bytes = received_by(vertex);
-    if (vertex.kind == VertexKind::joint) bytes += received_by(graph_.joint_partner(vertex));
+  BytesByClass with(const Delta& held) const {
+    BytesByClass bytes = standing_;
+    bytes[slot(MemoryClass::activations)] += held.activations;
+    bytes[slot(MemoryClass::keys_values)] += held.keys_values;
+    bytes[slot(MemoryClass::buffers)] += held.buffers;
     return bytes;
   }
 
+  void keep(Duration time) {
+    const BytesByClass bytes = with(held_);
+    if (memory_.samples.back().time == time) {
+      memory_.samples.back().bytes = bytes;
+    } else if (memory_.samples.back().bytes != bytes) {
+      memory_.samples.push_back({time, bytes});
+    }
+  }
+
+  bool keep_;
+  BytesByClass standing_;
+  Delta held_;
+  Delta at_peak_;
+  std::int64_t peak_;
+  std::int64_t sum_;
+  RankMemory memory_;
+};
+
+// The changes of all ops, found once for each kind, stage, slice and route.
+class Changes {
+ public:
+  explicit Changes(const OpGraph& graph) : graph_(graph), schedule_(graph.schedule()) {
+    for (const MicrobatchShape& shape : schedule_.shapes()) {
+      shape_offset_.push_back(slices_);
+      slices_ += static_cast<std::size_t>(shape.num_slices());
+    }
+    per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
+    rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
+    known_.resize(rows_.size(), 0);
+  }
+
+  // Where the change of an op stands in `at`: of a compute vertex, a half of a joint one, or the op that a transfer
+  // carries the result of.
+  std::uint32_t row_of(const Vertex& op) {
+    const auto shape = static_cast<std::size_t>(schedule_.shape_index(op.microbatch));
+    const std::size_t place =
+        static_cast<std::size_t>(op.stage) * slices_ + shape_offset_[shape] + static_cast<std::size_t>(op.slice);
+    const std::size_t row = static_cast<std::size_t>(schedule_.route(op.microbatch)) * per_route_ + 4 * place +
+                            static_cast<std::size_t>(op.op);
+    if (known_[row] == 0) {
+      known_[row] = 1;
+      rows_[row] = change_of(op);
+    }
+    return static_cast<std::uint32_t>(row);
+  }
+  const Change& at(std::size_t row) const { return rows_[row]; }
+
  private:
+  // The receive buffer that the op takes over when it starts (made part of its stored input, or read at once).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
     if (op.op == OpKind::W) return 0;
@@ -77,55 +125,66 @@ class Changes {
     return forward ? bytes.transfer_forward : bytes.transfer_backward;
   }
 
-  void add(const Vertex& op, BytesByClass& start, BytesByClass& end) const {
+  Change change_of(const Vertex& op) const {
     const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
-    auto& activations_start = start[slot(MemoryClass::activations)];
-    auto& activations_end = end[slot(MemoryClass::activations)];
-    auto& keys_start = start[slot(MemoryClass::keys_values)];
-    auto& keys_end = end[slot(MemoryClass::keys_values)];
-    auto& buffers_start = start[slot(MemoryClass::buffers)];
-    auto& buffers_end = end[slot(MemoryClass::buffers)];
+    Change change;
+    change.sent = op.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
+    change.start.buffers -= received_by(op);
     switch (op.op) {
       case OpKind::F:
-        activations_start += bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
-        keys_start += bytes.keys_values;
-        buffers_start += bytes.forward_workspace;
-        buffers_end -= bytes.forward_workspace;
+        change.start.activations += bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
+        change.start.keys_values += bytes.keys_values;
+        change.start.buffers += bytes.forward_workspace;
+        change.end.buffers -= bytes.forward_workspace;
         break;
       case OpKind::B:
-        activations_end -= bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
-        input_gradient(op, keys_start, keys_end);
-        buffers_start += bytes.backward_workspace;
-        buffers_end -= bytes.backward_workspace;
+        change.end.activations -= bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient;
+        input_gradient(op, change);
         break;
       case OpKind::I:
-        activations_start += bytes.gradients_to_weight_gradient;
-        activations_end -= bytes.activations_to_input_gradient;
-        input_gradient(op, keys_start, keys_end);
-        buffers_start += bytes.backward_workspace;
-        buffers_end -= bytes.backward_workspace;
+        change.start.activations += bytes.gradients_to_weight_gradient;
+        change.end.activations -= bytes.activations_to_input_gradient;
+        input_gradient(op, change);
         break;
       case OpKind::W:
-        activations_end -= bytes.activations_to_weight_gradient + bytes.gradients_to_weight_gradient;
+        change.end.activations -= bytes.activations_to_weight_gradient + bytes.gradients_to_weight_gradient;
         break;
     }
+    return change;
   }
 
   // Keys and values of the slice go when its input gradient ends; the accumulator of their gradients is there for the
   // whole sequence from its last slice's input gradient to its first's.
-  void input_gradient(const Vertex& op, std::int64_t& start, std::int64_t& end) const {
-    end -= graph_.slice_bytes(op.stage, op.microbatch, op.slice).keys_values;
+  void input_gradient(const Vertex& op, Change& change) const {
+    const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
+    change.start.buffers += bytes.backward_workspace;
+    change.end.buffers -= bytes.backward_workspace;
+    change.end.keys_values -= bytes.keys_values;
     const int slices = schedule_.num_slices(op.microbatch);
     if (op.slice + 1 != slices && op.slice != 0) return;
     std::int64_t accumulator = 0;
     for (int i = 0; i < slices; ++i) accumulator += graph_.slice_bytes(op.stage, op.microbatch, i).keys_values_gradient;
-    if (op.slice + 1 == slices) start += accumulator;
-    if (op.slice == 0) end -= accumulator;
+    if (op.slice + 1 == slices) change.start.keys_values += accumulator;
+    if (op.slice == 0) change.end.keys_values -= accumulator;
   }
 
   const OpGraph& graph_;
   const Schedule& schedule_;
+  std::vector<std::size_t> shape_offset_;
+  std::size_t slices_ = 0;     // over all shapes
+  std::size_t per_route_ = 0;  // rows
+  std::vector<Change> rows_;
+  std::vector<char> known_;
 };
+
+// What a lane serves.
+struct Served {
+  Duration start{};
+  Duration end{};
+  VertexId id = 0;
+  std::uint32_t row = 0;  // of Changes, or kNoChange
+};
+constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
 BytesByClass standing_bytes(const OpGraph& graph, int rank) {
   const Schedule& schedule = graph.schedule();
@@ -137,10 +196,6 @@ BytesByClass standing_bytes(const OpGraph& graph, int rank) {
     held[slot(MemoryClass::optimizer)] += bytes.optimizer;
   }
   return held;
-}
-
-bool any(const BytesByClass& bytes) {
-  return std::any_of(bytes.begin(), bytes.end(), [](std::int64_t b) { return b != 0; });
 }
 
 }  // namespace
@@ -155,7 +210,8 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     for (int rank = 0; rank < ranks; ++rank) out.push_back(Account({}, keep_samples).take());
     return out;
   }
-  const Changes changes(graph);
+  Changes changes(graph);
+  const bool joint_blocks = graph.schedule().has_joint_blocks();
   // What each lane serves, in its order, copied together: the pass below goes rank by rank, and the vertices of one
   // rank lie scattered over the graph.
   const auto lanes = graph.lanes();
@@ -165,7 +221,10 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   const auto by_lane = std::make_unique_for_overwrite<Served[]>(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
-    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], vertex, v};
+    const bool changes_memory =
+        vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint || vertex.kind == VertexKind::transfer;
+    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], v,
+                                                                  changes_memory ? changes.row_of(vertex) : kNoChange};
   }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
@@ -191,22 +250,25 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
           }
         }
         if (next == nullptr) return;
-        BytesByClass delta{};
-        delta[slot(MemoryClass::buffers)] = graph.transfer_bytes(next->front().vertex);
-        account.apply(first.first, delta);
+        account.apply(first.first, {.buffers = changes.at(next->front().row).sent});
         *next = next->subspan(1);
       }
     };
     for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
-      if (op.vertex.kind != VertexKind::compute && op.vertex.kind != VertexKind::joint) continue;
-      BytesByClass start{};
-      BytesByClass end{};
-      changes.of_compute(op.vertex, start, end);
-      start[slot(MemoryClass::buffers)] -= changes.received(op.vertex);
+      if (op.row == kNoChange) continue;
+      Change both;
+      const Change* change = &changes.at(op.row);
+      if (joint_blocks && graph[op.id].kind == VertexKind::joint) {
+        both = *change;
+        const Change& partner = changes.at(changes.row_of(graph.joint_partner(graph[op.id])));
+        both.start += partner.start;
+        both.end += partner.end;
+        change = &both;
+      }
       take_arrivals(op.start, op.id);
-      if (any(start)) account.apply(op.start, start);
+      if (change->start.any()) account.apply(op.start, change->start);
       take_arrivals(op.end, op.id);
-      if (any(end)) account.apply(op.end, end);
+      if (change->end.any()) account.apply(op.end, change->end);
     }
     out.push_back(account.take());
   }
