@@ -1,16 +1,20 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/graph/lowering.h"
+#include "model/graph/rendezvous.h"
 #include "model/input/files.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
+#include "model/schedule/with_communication.h"
 #include "model/timeline/metrics.h"
 #include "tools/command.h"
 #include "tools/scenario_flags.h"
@@ -22,6 +26,9 @@ struct Options {
   std::string name;
   std::string output;
   bool json = false;
+  bool check = false;
+  bool communication = false;
+  bool merge_backwards = false;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
@@ -57,6 +64,69 @@ void print_summary(const Schedule& schedule, const OpGraph& graph) {
   if (schedule.num_ranks() > kMostRows) fmt::print("... ({} ranks)\n", schedule.num_ranks());
 }
 
+// What `--check` found.
+struct Verdict {
+  std::string check;
+  bool good = true;
+  bool note = false;  // not good is not an error: the schedule runs, but not in that way
+  std::string detail;
+};
+
+// The checks that a schedule which could be made has not passed yet.
+std::vector<Verdict> check(const Schedule& schedule) {
+  std::vector<Verdict> out;
+  out.push_back({.check = "ops", .detail = fmt::format("{} ops, each once, on its rank", schedule.num_ops())});
+  try {
+    const OpGraph graph = lower(schedule);
+    out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
+  } catch (const ScheduleError& error) {
+    out.push_back({.check = "deadlock", .good = false, .detail = error.what()});
+    return out;
+  }
+  const bool own = schedule.has_communication();
+  if (own) {
+    out.push_back({.check = "communication",
+                   .detail = "each hop has one send and one receive, in one order at both ends of each pair of ranks"});
+  }
+  const Schedule communicating = own ? schedule : with_communication(schedule);
+  const std::string whose = own ? "its own order" : "receives posted when the sender sends, as PyTorch places them";
+  for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
+                                       std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
+    const std::string ring = hanging_ring(communicating, exchange);
+    // One by one is stricter than anybody runs: PyTorch and Megatron-LM batch what stands together.
+    out.push_back({.check = name,
+                   .good = ring.empty(),
+                   .note = exchange == Exchange::rendezvous,
+                   .detail = ring.empty() ? "all ranks run to the end: " + whose : "hangs: " + ring});
+  }
+  if (own) return out;
+  Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
+  try {
+    const std::string ring = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    if (!ring.empty()) late = {late.check, false, true, "hangs: " + ring};
+  } catch (const ScheduleError& error) {
+    late = {late.check, false, true, error.what()};
+  }
+  out.push_back(late);
+  return out;
+}
+
+// Prints all verdicts; exit code 4 if one of them is an error.
+int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
+  const auto word = [](const Verdict& verdict) { return verdict.good ? "ok" : verdict.note ? "note" : "error"; };
+  const bool good = std::all_of(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return v.good || v.note; });
+  if (json) {
+    nlohmann::ordered_json checks = nlohmann::ordered_json::array();
+    for (const Verdict& v : verdicts)
+      checks.push_back({{"check", v.check}, {"verdict", word(v)}, {"detail", v.detail}});
+    const nlohmann::ordered_json out = {{"schema", "sluice.schedule_check/1"}, {"valid", good}, {"checks", checks}};
+    fmt::print("{}\n", out.dump(2));
+  } else {
+    for (const Verdict& v : verdicts) fmt::print("{:<6}{:<33}{}\n", word(v), v.check, v.detail);
+  }
+  return good ? kDone : kInvalidSchedule;
+}
+
 int schedule_command(const Options& options) {
   const bool csv = options.output.ends_with(".csv");
   if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
@@ -64,13 +134,17 @@ int schedule_command(const Options& options) {
   }
   Scenario scenario = options.flags->scenario("");
   if (!options.name.empty()) scenario.schedule = options.name;
-  const Schedule schedule = make_schedule(scenario);
+  Schedule schedule = make_schedule(scenario);
+  if (options.merge_backwards) schedule = with_merged_backwards(schedule);
+  if (options.check) return print_verdicts(check(schedule), options.json);
   const OpGraph graph = lower(schedule);  // finds deadlocks
+  const bool own = schedule.has_communication();
+  const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
   if (!options.output.empty()) {
-    write_file_whole(options.output, csv ? schedule_to_csv(schedule) : schedule_to_json(schedule));
+    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication) : schedule_to_json(written));
   }
   if (options.json) {
-    fmt::print("{}", schedule_to_json(schedule));
+    fmt::print("{}", schedule_to_json(written));
   } else {
     print_summary(schedule, graph);
   }
@@ -80,19 +154,30 @@ int schedule_command(const Options& options) {
 }  // namespace
 
 void add_schedule_command(CLI::App& app, int& exit_code) {
-  CLI::App* command =
-      app.add_subcommand("schedule",
-                         "Makes a schedule of a family, or reads one from a file, and checks it: every op once, on "
-                         "its rank, no deadlock.\n\n"
-                         "Examples:\n"
-                         "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
-                         "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
-                         "  sluice schedule mine.json\n"
-                         "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv");
+  CLI::App* command = app.add_subcommand(
+      "schedule",
+      "Makes a schedule of a family, or reads one from a file, and checks it: every op once, on "
+      "its rank, no deadlock.\n\n"
+      "Examples:\n"
+      "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
+      "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
+      "  sluice schedule mine.json\n"
+      "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv\n"
+      "  sluice schedule zb-h1 --pp 4 --microbatches 8 --communication -o zbh1_comms.csv\n"
+      "  sluice schedule zbh1_comms.csv --check\n\n"
+      "--check prints a line for each check. Errors, with exit code 4: an op that is missing, double "
+      "or misplaced; a deadlock; communication without its partner or in another order than the "
+      "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
+      "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
   const auto options = std::make_shared<Options>();
   command->add_option("name", options->name, "a family ('sluice schedules' lists them), or a schedule file");
   command->add_option("-o,--output", options->output,
-                      "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's, compute only)");
+                      "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's)");
+  command->add_flag("--check", options->check, "run every check and print what each found");
+  command->add_flag("--communication", options->communication,
+                    "write sends and receives too: the file's own, or else where PyTorch places them");
+  command->add_flag("--merge-backward", options->merge_backwards,
+                    "make each I that its W directly follows one B, as PyTorch does");
   command->add_flag("--json", options->json, "the schedule itself as JSON on standard output");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   command->callback([options, &exit_code] { exit_code = schedule_command(*options); });

@@ -8,6 +8,7 @@
 #include "model/errors.h"
 #include "model/graph/deadlock.h"
 #include "model/graph/op_graph_data.h"
+#include "model/graph/rendezvous.h"
 
 namespace sluice {
 namespace {
@@ -22,7 +23,10 @@ bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 class Lowering {
  public:
   Lowering(const Schedule& schedule, const LoweringOptions& options)
-      : schedule_(schedule), options_(options), data_(std::make_unique<OpGraph::Data>()) {
+      : schedule_(schedule),
+        options_(options),
+        communicates_(schedule.has_communication()),
+        data_(std::make_unique<OpGraph::Data>()) {
     check_options();
     data_->schedule = &schedule;
     fill_bytes();
@@ -41,7 +45,10 @@ class Lowering {
     std::vector<std::size_t> left(next_.begin(), next_.end());
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
       if (left[index(rank)] < schedule_.ops(rank).size()) {
-        throw ScheduleError("deadlock, each waits for the next: " + deadlock_ring(schedule_, left));
+        // The ops may be fine and only what is sent stand too late.
+        std::string ring = deadlock_ring(schedule_, left);
+        if (ring.empty() && communicates_) ring = hanging_ring(schedule_, Exchange::buffered);
+        throw ScheduleError("deadlock, each waits for the next: " + ring);
       }
     }
     finish_steps();
@@ -141,6 +148,11 @@ class Lowering {
     const auto cells = index(schedule_.num_units() * schedule_.num_stages());
     forward_.assign(cells, kNone);
     gradient_.assign(cells, kNone);
+    if (communicates_) {
+      sent_forward_.assign(cells, kNone);
+      sent_gradient_.assign(cells, kNone);
+      next_communication_.assign(ranks, 0);
+    }
     next_.assign(ranks, 0);
     waiting_for_.assign(ranks, kNobody);
     std::int64_t transfers = 0;
@@ -217,12 +229,14 @@ class Lowering {
 
   // Adds a need, or notes in blocked_on_ what is missing.
   bool need_op(bool forward, std::size_t where, LaneId link) {
-    const VertexId vertex = forward ? forward_[where] : gradient_[where];
+    const bool sent = communicates_ && link != kSameRank;
+    const auto& made = sent ? (forward ? sent_forward_ : sent_gradient_) : (forward ? forward_ : gradient_);
+    const VertexId vertex = made[where];
     if (vertex == kNone) {
       blocked_on_ = 2 * where + (forward ? 0 : 1);
       return false;
     }
-    needs_[num_needs_++] = message(vertex, forward, link);
+    needs_[num_needs_++] = sent ? vertex : message(vertex, forward, link);
     return true;
   }
 
@@ -273,6 +287,7 @@ class Lowering {
   bool emit_next(int rank) {
     const auto list = schedule_.ops(rank);
     const std::size_t position = next_[index(rank)];
+    if (communicates_) send_what_stands_before(rank, position);
     if (position == list.size()) return false;
     const Op& op = list[position];
     const Op* partner = op.joined ? &list[position + 1] : nullptr;
@@ -306,24 +321,49 @@ class Lowering {
   // Records `op`, sends its result, wakes who waits for it, and counts its gradient.
   void hand_over(const Op& op, VertexId id) {
     if (op.kind == OpKind::W) return count_gradient(op, id);
-    const std::size_t here = cell(op);
     const bool forward = op.kind == OpKind::F;
-    (forward ? forward_ : gradient_)[here] = id;
+    (forward ? forward_ : gradient_)[cell(op)] = id;
     const int stages = schedule_.num_stages();
     const int neighbour = op.stage + (forward ? 1 : -1);
     if (neighbour >= 0 && neighbour < stages) {
       const std::size_t hop = index(schedule_.route(op.microbatch) * stages + op.stage);
       const LaneId link = (forward ? forward_link_ : backward_link_)[hop];
-      if (link != kSameRank) {
-        emit_after(vertex_of(op, VertexKind::transfer, link), id);
-        const int peer = data_->lanes[index(link)].peer;
-        if (waiting_for_[index(peer)] == 2 * here + (forward ? 0 : 1)) {
-          waiting_for_[index(peer)] = kNobody;
-          runnable_.push_back(peer);
-        }
-      }
+      if (link != kSameRank && !communicates_) send(op, id, link);
     }
     if (op.kind == OpKind::B) count_gradient(op, id);
+  }
+
+  // Emits the transfer of what `op`, vertex `id`, has made, and wakes who waits for it.
+  VertexId send(const Op& op, VertexId id, LaneId link) {
+    const VertexId transfer = emit_after(vertex_of(op, VertexKind::transfer, link), id);
+    const int peer = data_->lanes[index(link)].peer;
+    if (waiting_for_[index(peer)] == 2 * cell(op) + (op.kind == OpKind::F ? 0 : 1)) {
+      waiting_for_[index(peer)] = kNobody;
+      runnable_.push_back(peer);
+    }
+    return transfer;
+  }
+
+  // The sends that the schedule puts before the op at `position`, in its order. Receives need no vertex: what has come
+  // waits in a buffer.
+  void send_what_stands_before(int rank, std::size_t position) {
+    const auto list = schedule_.communication(rank);
+    for (std::size_t& next = next_communication_[index(rank)]; next < list.size(); ++next) {
+      const Communication& c = list[next];
+      if (c.before > position) return;
+      if (!is_send(c.kind)) continue;
+      const bool forward = of_forward(c.kind);
+      Op op{.microbatch = c.microbatch, .stage = c.stage, .slice = c.slice, .kind = OpKind::F};
+      const VertexId made = (forward ? forward_ : gradient_)[cell(op)];
+      if (!forward) {
+        const Vertex& vertex = data_->vertices[made];
+        const bool second = vertex.kind == VertexKind::joint && vertex.op == OpKind::F;
+        op.kind = second ? data_->partners[vertex.extra].op : vertex.op;
+      }
+      const std::size_t hop = index(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
+      (forward ? sent_forward_ : sent_gradient_)[cell(op)] =
+          send(op, made, (forward ? forward_link_ : backward_link_)[hop]);
+    }
   }
 
   // --- gradients and steps ----------------------------------------------------------------------------------
@@ -496,6 +536,7 @@ class Lowering {
 
   const Schedule& schedule_;
   const LoweringOptions& options_;
+  bool communicates_;
   std::unique_ptr<OpGraph::Data> data_;
   std::vector<std::uint32_t> row_;
   std::vector<VertexId> columns_;
@@ -504,9 +545,12 @@ class Lowering {
   std::vector<LaneId> backward_link_;  // and to the previous one
   std::vector<VertexId> last_on_lane_;
 
-  std::vector<VertexId> forward_;   // by cell: the vertex of its F
-  std::vector<VertexId> gradient_;  // and of its B or I
-  std::vector<std::size_t> next_;   // by rank: position in its list
+  std::vector<VertexId> forward_;                // by cell: the vertex of its F
+  std::vector<VertexId> gradient_;               // and of its B or I
+  std::vector<VertexId> sent_forward_;           // by cell, of schedules with communication: the transfer
+  std::vector<VertexId> sent_gradient_;          // and of its gradient
+  std::vector<std::size_t> next_communication_;  // by rank
+  std::vector<std::size_t> next_;                // by rank: position in its list
   std::vector<std::size_t> waiting_for_;
   std::vector<int> runnable_;
 

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "model/schedule/communication.h"
 #include "model/schedule/op.h"
 
 namespace sluice {

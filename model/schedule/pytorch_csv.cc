@@ -28,74 +28,102 @@ std::string_view trimmed(std::string_view cell) {
   return cell;
 }
 
-bool is_communication(std::string_view cell) {
-  for (const std::string_view name : {"SEND_F", "SEND_B", "RECV_F", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"}) {
-    if (cell.find(name) != std::string_view::npos) return true;
+// Where a file's rows have what stands in a rank's list.
+class Cells : public Places {
+ public:
+  void begin_row() { rows_.emplace_back(); }
+  void add_op(int cell) { rows_.back().ops.push_back(cell); }
+  void add_communication(int cell) { rows_.back().communication.push_back(cell); }
+
+  std::size_t num_rows() const { return rows_.size(); }
+  int op_cell(int rank, std::size_t position) const { return rows_[static_cast<std::size_t>(rank)].ops[position]; }
+
+  std::string rank(int rank) const override { return fmt::format("row {}", rank + 1); }
+  std::string op(int rank, std::size_t position) const override { return named(rank, op_cell(rank, position)); }
+  std::string communication(int rank, std::size_t index) const override {
+    return named(rank, rows_[static_cast<std::size_t>(rank)].communication[index]);
   }
-  return false;
-}
+
+ private:
+  std::string named(int row, int cell) const { return fmt::format("row {}, cell {}", row + 1, cell); }
+
+  struct Row {
+    std::vector<int> ops;  // cell of each, from 1
+    std::vector<int> communication;
+  };
+  std::vector<Row> rows_;
+};
 
 class Reader {
  public:
   Reader(std::string_view text, const std::string& source) : text_(text), source_(source) { old_ = is_old_dialect(); }
 
-  ScheduleParts run() {
+  Schedule run() {
     ScheduleParts parts;
     parts.family = "custom";
+    bool communicates = false;
     std::string_view rest = text_;
     while (!rest.empty()) {
       std::string_view row = take_until(rest, '\n');
       if (rest.empty() && trimmed(row).empty()) break;  // what follows the last line break
       auto& order = parts.orders.emplace_back();
+      auto& communication = parts.communication.emplace_back();
+      cells_.begin_row();
       if (std::ssize(parts.orders) > kMaxRanks)
         throw InputError(fmt::format("{}: more than {} rows", source_, kMaxRanks));
-      for (int cell = 1; !row.empty(); ++cell) {
-        read_cell(trimmed(take_until(row, ',')), fmt::format("{}: row {}, cell {}", source_, parts.orders.size(), cell),
-                  order);
-      }
+      for (int cell = 1; !row.empty(); ++cell) read_cell(trimmed(take_until(row, ',')), cell, order, communication);
+      communicates |= !communication.empty();
     }
+    if (!communicates) parts.communication.clear();
     place(parts);
-    return parts;
+    return Schedule(std::move(parts), cells_);
   }
 
  private:
-  // W, but nowhere an I.
+  // W or BW, but nowhere an I.
   bool is_old_dialect() const {
     bool weights = false;
     for (std::size_t i = 1; i < text_.size(); ++i) {
       if (text_[i - 1] < '0' || text_[i - 1] > '9') continue;  // an op's letter follows its stage
       if (text_[i] == 'I') return false;
-      weights |= text_[i] == 'W';
+      weights |= text_[i] == 'W' || text_.substr(i, 2) == "BW";
     }
     return weights;
   }
 
-  Op read_op(std::string_view text, const std::string& where) const {
+  Op read_op(std::string_view text, int cell) {
     Op op;
     const bool whole = old_ && text.find("BW") != std::string_view::npos;
-    if (!parse_op_text(text, op, old_) || text.find('.') != std::string_view::npos) {
-      throw InputError(
-          fmt::format("{}: expected an op such as 2F0, 1I3, 0W2 or 3B1, a block (0F1;3B0)OVERLAP_F_B, or "
-                      "nothing, got '{}'",
-                      where, text));
-    }
+    if (!parse_op_text(text, op, old_) || text.find('.') != std::string_view::npos) wrong(cell, text);
     if (old_ && op.kind == OpKind::B && !whole) op.kind = OpKind::I;
+    cells_.add_op(cell);
     return op;
   }
 
-  void read_cell(std::string_view cell, const std::string& where, std::vector<Op>& order) const {
-    if (cell.empty()) return;
-    if (is_communication(cell)) {
-      throw InputError(fmt::format("{}: '{}' is a communication op: give the compute-only file", where, cell));
-    }
-    const std::size_t middle = cell.find(';');
-    if (cell.front() == '(' && cell.ends_with(kOverlap) && middle != std::string_view::npos) {
-      order.push_back(read_op(cell.substr(1, middle - 1), where));
-      order.back().joined = true;
-      order.push_back(read_op(cell.substr(middle + 1, cell.size() - kOverlap.size() - middle - 1), where));
+  [[noreturn]] void wrong(int cell, std::string_view text) const {
+    throw InputError(
+        fmt::format("{}: row {}, cell {}: expected an op such as 2F0, 1I3, 0W2 or 3B1, a block (0F1;3B0)OVERLAP_F_B, "
+                    "communication such as 2SEND_F0, 0UNSHARD, or nothing, got '{}'",
+                    source_, cells_.num_rows(), cell, text));
+  }
+
+  void read_cell(std::string_view text, int cell, std::vector<Op>& order, std::vector<Communication>& communication) {
+    if (text.empty()) return;
+    Communication moved{.before = static_cast<std::uint32_t>(order.size())};
+    if (parse_communication(text, moved)) {
+      if (text.find('.') != std::string_view::npos) wrong(cell, text);
+      cells_.add_communication(cell);
+      communication.push_back(moved);
       return;
     }
-    order.push_back(read_op(cell, where));
+    const std::size_t middle = text.find(';');
+    if (text.front() == '(' && text.ends_with(kOverlap) && middle != std::string_view::npos) {
+      order.push_back(read_op(text.substr(1, middle - 1), cell));
+      order.back().joined = true;
+      order.push_back(read_op(text.substr(middle + 1, text.size() - kOverlap.size() - middle - 1), cell));
+      return;
+    }
+    order.push_back(read_op(text, cell));
   }
 
   // Ranks, stages, microbatches and placement, from where the ops stand.
@@ -113,35 +141,42 @@ class Reader {
       throw InputError(
           fmt::format("{}: {} stages and {} microbatches: more than {} ops", source_, stages, microbatches, kMaxOps));
     }
-    std::vector<int> route(static_cast<std::size_t>(stages), -1);
+    struct Home {
+      int rank = -1;
+      std::size_t position = 0;
+    };
+    std::vector<Home> homes(static_cast<std::size_t>(stages));
     for (std::size_t rank = 0; rank < parts.orders.size(); ++rank) {
-      for (const Op& op : parts.orders[rank]) {
-        int& home = route[static_cast<std::size_t>(op.stage)];
-        if (home == -1) home = static_cast<int>(rank);
-        if (home != static_cast<int>(rank)) {
-          throw ScheduleError(
-              fmt::format("{}: stage {} stands in row {} and in row {}", source_, op.stage, home + 1, rank + 1));
-        }
+      for (std::size_t i = 0; i < parts.orders[rank].size(); ++i) {
+        const Op& op = parts.orders[rank][i];
+        Home& home = homes[static_cast<std::size_t>(op.stage)];
+        if (home.rank == -1) home = {static_cast<int>(rank), i};
+        if (home.rank == static_cast<int>(rank)) continue;
+        throw ScheduleError(fmt::format("{}: {}: stage {} stands in row {} too, at cell {}",
+                                        cells_.op(static_cast<int>(rank), i), to_string(op, false), op.stage,
+                                        home.rank + 1, cells_.op_cell(home.rank, home.position)));
       }
     }
-    const auto missing = std::find(route.begin(), route.end(), -1);
-    if (missing != route.end()) {
-      throw ScheduleError(fmt::format("{}: no row has stage {}", source_, missing - route.begin()));
+    const auto missing = std::find_if(homes.begin(), homes.end(), [](const Home& home) { return home.rank == -1; });
+    if (missing != homes.end()) {
+      throw ScheduleError(fmt::format("no row has stage {}", missing - homes.begin()));
     }
     parts.num_ranks = static_cast<int>(parts.orders.size());
     parts.num_stages = stages;
     parts.num_microbatches = microbatches;
-    parts.routes = {std::move(route)};
+    auto& route = parts.routes.emplace_back();
+    for (const Home& home : homes) route.push_back(home.rank);
   }
 
   std::string_view text_;
   const std::string& source_;
+  Cells cells_;
   bool old_ = false;
 };
 
 }  // namespace
 
-std::string schedule_to_csv(const Schedule& schedule) {
+std::string schedule_to_csv(const Schedule& schedule, bool with_communication) {
   const auto refuse = [&](const char* why) {
     throw InputError(fmt::format("{}: PyTorch's CSV has no {}", schedule.family(), why));
   };
@@ -151,23 +186,34 @@ std::string schedule_to_csv(const Schedule& schedule) {
   std::string out;
   out.reserve(static_cast<std::size_t>(schedule.num_ops()) * 8);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const auto list = schedule.ops(rank);
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      const bool second = i > 0 && list[i - 1].joined;
-      if (i > 0) out += second ? ";" : ",";
-      if (list[i].joined) out += '(';
-      append_op_text(out, list[i], false);
-      if (second) out += kOverlap;
-    }
+    bool joined = false;
+    bool first = true;
+    const auto begin_cell = [&] {
+      if (!first) out += ',';
+      first = false;
+    };
+    for_each_step(
+        schedule, rank,
+        [&](const Op& op) {
+          if (!joined) begin_cell();
+          out += joined ? ";" : op.joined ? "(" : "";
+          append_op_text(out, op, false);
+          if (joined) out += kOverlap;
+          joined = op.joined;
+        },
+        [&](const Communication& communication) {
+          if (!with_communication) return;
+          begin_cell();
+          out += to_string(communication, false);
+        });
     out += '\n';
   }
   return out;
 }
 
 Schedule schedule_from_csv(std::string_view text, const std::string& source) {
-  ScheduleParts parts = Reader(text, source).run();
   try {
-    return Schedule(std::move(parts));
+    return Reader(text, source).run();
   } catch (const ScheduleError& error) {
     throw ScheduleError(source + ": " + error.what());
   }

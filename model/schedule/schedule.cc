@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "model/errors.h"
+#include "model/schedule/communication_check.h"
 
 namespace sluice {
 
@@ -30,7 +31,15 @@ std::int64_t MicrobatchShape::context(int slice) const {
   return std::accumulate(slice_lengths.begin(), slice_lengths.begin() + slice, std::int64_t{0});
 }
 
-Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
+std::string Places::rank(int rank) const { return fmt::format("rank {}", rank); }
+std::string Places::op(int rank, std::size_t position) const {
+  return fmt::format("rank {}, position {}", rank, position);
+}
+std::string Places::communication(int rank, std::size_t index) const {
+  return fmt::format("rank {}, communication {}", rank, index);
+}
+
+Schedule::Schedule(ScheduleParts parts, const Places& places) : parts_(std::move(parts)) {
   check_frame();
   stages_of_.resize(static_cast<std::size_t>(parts_.num_ranks));
   for (int stage = 0; stage < parts_.num_stages; ++stage) {
@@ -51,7 +60,8 @@ Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
       num_units_ += num_slices(mb);
     }
   }
-  check_ops();
+  check_ops(places);
+  if (has_communication()) check_communication(*this, places);
 }
 
 int Schedule::chunk_of(int rank, int stage) const {
@@ -108,9 +118,12 @@ void Schedule::check_frame() const {
   require(
       std::ssize(parts_.orders) == parts_.num_ranks,
       fmt::format("orders: expected one list for each of {} ranks, got {}", parts_.num_ranks, parts_.orders.size()));
+  require(parts_.communication.empty() || std::ssize(parts_.communication) == parts_.num_ranks,
+          fmt::format("communication: expected one list for each of {} ranks, got {}", parts_.num_ranks,
+                      parts_.communication.size()));
 }
 
-void Schedule::check_ops() {
+void Schedule::check_ops(const Places& places) {
   const int total = total_microbatches();
   for (const auto& order : parts_.orders) num_ops_ += std::ssize(order);
   const std::int64_t cells = num_units_ * num_stages();
@@ -130,7 +143,7 @@ void Schedule::check_ops() {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
-      const auto where = [&] { return fmt::format("rank {}, position {}: {}", rank, i, to_string(op, sliced())); };
+      const auto where = [&] { return fmt::format("{}: {}", places.op(rank, i), to_string(op, sliced())); };
       if (op.stage < 0 || op.stage >= num_stages()) {
         throw ScheduleError(fmt::format("{}: there are stages 0 to {}", where(), num_stages() - 1));
       }
@@ -146,7 +159,15 @@ void Schedule::check_ops() {
       }
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
       auto& cell = seen[static_cast<std::size_t>(op.stage * num_units_ + first_unit(op.microbatch) + op.slice)];
-      if ((cell & bit) != 0) throw ScheduleError(where() + ": occurs twice");
+      if ((cell & bit) != 0) {
+        const auto same = [&](const Op& other) {
+          return other.kind == op.kind && other.stage == op.stage && other.microbatch == op.microbatch &&
+                 other.slice == op.slice;
+        };
+        const auto first = std::find_if(list.begin(), list.end(), same) - list.begin();
+        throw ScheduleError(
+            fmt::format("{}: occurs twice, first at {}", where(), places.op(rank, static_cast<std::size_t>(first))));
+      }
       cell |= bit;
       if ((cell & 0b0010) != 0 && (cell & 0b1100) != 0) {
         throw ScheduleError(where() + ": B stands beside I or W of the same stage, microbatch and slice");
@@ -174,7 +195,7 @@ void Schedule::check_ops() {
                   : (cell & 0b1100) == 0b0100 ? OpKind::W
                   : (cell & 0b1100) == 0b1000 ? OpKind::I
                                               : OpKind::B;
-        throw ScheduleError(fmt::format("rank {}: {} is missing", rank_of(stage, mb), to_string(op, sliced())));
+        throw ScheduleError(fmt::format("{}: {} is missing", places.rank(rank_of(stage, mb)), to_string(op, sliced())));
       }
     }
   }

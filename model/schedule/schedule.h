@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/schedule/communication.h"
 #include "model/schedule/op.h"
 
 namespace sluice {
@@ -46,6 +47,18 @@ struct ScheduleParts {
   std::vector<MicrobatchShape> shapes = {MicrobatchShape{}};
   std::vector<int> shape_of;            // by microbatch over all batches; empty: all have shape 0
   std::vector<std::vector<Op>> orders;  // by rank
+  // By rank, in its order: where what is sent, received and sharded stands in the lists. Empty: nothing is said about
+  // it, and what an op makes is sent right after it.
+  std::vector<std::vector<Communication>> communication;
+};
+
+// How a check names a place in a rank's lists. Files tell where they have it.
+class Places {
+ public:
+  virtual ~Places() = default;
+  virtual std::string rank(int rank) const;                              // "rank 1"
+  virtual std::string op(int rank, std::size_t position) const;          // "rank 1, position 3"
+  virtual std::string communication(int rank, std::size_t index) const;  // "rank 1, communication 3"
 };
 
 // The most compute ops a schedule may have; larger requests are refused before anything is allocated.
@@ -59,8 +72,9 @@ inline constexpr int kMaxSlices = 32767;
 class Schedule {
  public:
   // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or
-  // wrongly joined.
-  explicit Schedule(ScheduleParts parts);
+  // wrongly joined; with communication, the first send or receive that is, or that stands before what it sends or
+  // behind what reads it, or that its partner has in another order.
+  explicit Schedule(ScheduleParts parts, const Places& places = Places());
 
   const std::string& family() const { return parts_.family; }
   int num_ranks() const { return parts_.num_ranks; }
@@ -108,11 +122,16 @@ class Schedule {
   bool split_backward() const { return split_backward_; }  // any W
   bool has_joint_blocks() const { return has_joint_blocks_; }
 
+  bool has_communication() const { return !parts_.communication.empty(); }
+  std::span<const Communication> communication(int rank) const {
+    return parts_.communication[static_cast<std::size_t>(rank)];
+  }
+
   const ScheduleParts& parts() const { return parts_; }
 
  private:
   void check_frame() const;
-  void check_ops();
+  void check_ops(const Places& places);
 
   ScheduleParts parts_;
   std::vector<std::vector<int>> stages_of_;
@@ -123,6 +142,18 @@ class Schedule {
   bool split_backward_ = false;
   bool has_joint_blocks_ = false;
 };
+
+// Calls `on_op` and `on_communication` for what stands in a rank's list, in its order.
+template <typename OnOp, typename OnCommunication>
+void for_each_step(const Schedule& schedule, int rank, OnOp&& on_op, OnCommunication&& on_communication) {
+  const auto ops = schedule.ops(rank);
+  const auto moved = schedule.has_communication() ? schedule.communication(rank) : std::span<const Communication>();
+  std::size_t next = 0;
+  for (std::size_t i = 0; i <= ops.size(); ++i) {
+    for (; next < moved.size() && moved[next].before <= i; ++next) on_communication(moved[next]);
+    if (i < ops.size()) on_op(ops[i]);
+  }
+}
 
 // Version of the weights (number of optimizer steps behind it) that `microbatch` computes with on `rank`.
 // 2BW, with m counted from 1 over batches of M: max(floor((m-1)/M) - 1, 0) (Narayanan et al. 2021, 2BW, 3.1).

@@ -15,12 +15,18 @@ namespace {
 constexpr std::string_view kSchema = "sluice.schedule/1";
 const std::vector<std::string> kPolicies = {"flush", "stashed", "double-buffered"};
 
-void read_step(const JsonReader& step, std::vector<Op>& order) {
-  static const std::string kRule = "expected an op such as \"2F0\" or \"2F0.1\", or a block \"2F4+1B3\"";
+void read_step(const JsonReader& step, std::vector<Op>& order, std::vector<Communication>& communication) {
+  static const std::string kRule =
+      "expected an op such as \"2F0\" or \"2F0.1\", a block \"2F4+1B3\", or communication such as \"2SEND_F0\"";
   if (!step.json().is_string()) step.fail(kRule);
   const std::string_view text = step.json().get_ref<const std::string&>();
   const std::size_t plus = text.find('+');
   Op op;
+  Communication moved{.before = static_cast<std::uint32_t>(order.size())};
+  if (parse_communication(text, moved)) {
+    communication.push_back(moved);
+    return;
+  }
   if (!parse_op_text(text.substr(0, plus), op)) step.fail(kRule);
   op.joined = plus != std::string_view::npos;
   order.push_back(op);
@@ -84,13 +90,20 @@ std::string schedule_to_json(const Schedule& schedule) {
     out += '[';
     bool joined = false;
     bool first = true;
-    for (const Op& op : schedule.ops(rank)) {
-      out += joined ? "+" : first ? "\"" : ",\"";
-      append_op_text(out, op, schedule.sliced());
-      if (!op.joined) out += '"';
-      joined = op.joined;
-      first = false;
-    }
+    for_each_step(
+        schedule, rank,
+        [&](const Op& op) {
+          out += joined ? "+" : first ? "\"" : ",\"";
+          append_op_text(out, op, schedule.sliced());
+          if (!op.joined) out += '"';
+          joined = op.joined;
+          first = false;
+        },
+        [&](const Communication& communication) {
+          out += first ? "\"" : ",\"";
+          out += to_string(communication, schedule.sliced()) + '"';
+          first = false;
+        });
     out += rank + 1 < schedule.num_ranks() ? "],\n" : "]\n";
   }
   out += "]\n}\n";
@@ -141,11 +154,15 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   } else {
     root.allow("shape_of");
   }
+  bool communicates = false;
   for (const JsonReader& rank : root.at("order").elements()) {
     auto& order = parts.orders.emplace_back();
+    auto& communication = parts.communication.emplace_back();
     order.reserve(rank.json().size());
-    for (const JsonReader& step : rank.elements()) read_step(step, order);
+    for (const JsonReader& step : rank.elements()) read_step(step, order, communication);
+    communicates |= !communication.empty();
   }
+  if (!communicates) parts.communication.clear();
   root.finish();
   try {
     return Schedule(std::move(parts));

@@ -179,7 +179,7 @@ TEST(CommandErrors, InvalidSchedulesEndWithFour) {
   refused(schedule_text(R"([["0F0","0F1","0B0"],["1F0","1B0","1F1","1B1"]])"), 4,
           file + ": rank 0: B(stage 0, mb 1) is missing");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1","0B1"],["1F0","1B0","1F1","1B1"]])"), 4,
-          file + ": rank 0, position 4: B(stage 0, mb 1): occurs twice");
+          file + ": rank 0, position 4: B(stage 0, mb 1): occurs twice, first at rank 0, position 3");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","0B1"]])"), 4,
           file + ": rank 1, position 3: B(stage 0, mb 1): the placement has this stage on rank 0");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B2"]])"), 4,
@@ -190,10 +190,14 @@ TEST(CommandErrors, InvalidSchedulesEndWithFour) {
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1+1W1","1I1"]])"), 4,
           file + ": rank 1, position 2: F(stage 1, mb 1): a joint block is one F and one B or I, next to each other");
   // Text that does not parse is wrong input.
-  refused(schedule_text(R"([["0F0junk","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1"]])"), 2,
-          file + R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", or a block "2F4+1B3", got "0F0junk")");
-  refused(schedule_text(R"([[7]])"), 2,
-          file + R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", or a block "2F4+1B3", got 7)");
+  refused(
+      schedule_text(R"([["0F0junk","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1"]])"), 2,
+      file +
+          R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", a block "2F4+1B3", or communication such as "2SEND_F0", got "0F0junk")");
+  refused(
+      schedule_text(R"([[7]])"), 2,
+      file +
+          R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", a block "2F4+1B3", or communication such as "2SEND_F0", got 7)");
 }
 
 TEST(CommandErrors, DeadlocksPrintTheShortestRing) {

@@ -3,7 +3,12 @@
 #include <gtest/gtest.h>
 
 #include "model/errors.h"
+#include "model/graph/lowering.h"
+#include "model/graph/rendezvous.h"
+#include "model/schedule/schedule_file.h"
+#include "model/schedule/with_communication.h"
 #include "tests/support/all_schedules.h"
+#include "tests/support/golden.h"
 #include "tests/support/shapes.h"
 
 namespace sluice {
@@ -40,6 +45,18 @@ TEST(PytorchCsv, ExportThenImportIsTheIdentityForEveryUnslicedFamily) {
     EXPECT_EQ(back.routes(), schedule.routes());
     EXPECT_EQ(back.num_microbatches(), schedule.num_microbatches());
     EXPECT_EQ(back.parts().orders, schedule.parts().orders);
+    // With communication as well, and through our own file.
+    const Schedule communicating = with_communication(schedule);
+    const Schedule csv = schedule_from_csv(schedule_to_csv(communicating, true), "s.csv");
+    EXPECT_EQ(csv.parts().orders, schedule.parts().orders);
+    if (schedule.num_ranks() == 1) {
+      EXPECT_FALSE(csv.has_communication());  // one rank sends nothing
+    } else {
+      EXPECT_EQ(csv.parts().communication, communicating.parts().communication);
+      EXPECT_EQ(schedule_from_json(schedule_to_json(communicating), "s.json").parts().communication,
+                communicating.parts().communication);
+    }
+    EXPECT_EQ(schedule_to_csv(communicating), schedule_to_csv(schedule));
   });
   EXPECT_GT(count, 200);
   EXPECT_EQ(error_of<InputError>([] { schedule_to_csv(test::make("seq1f1b", {.p = 2, .m = 2, .k = 2})); }),
@@ -72,24 +89,94 @@ TEST(PytorchCsv, RecognisesTheDialectBeforeLate2024) {
 
 TEST(PytorchCsv, ErrorsNameRowAndCell) {
   const std::string rule =
-      ": expected an op such as 2F0, 1I3, 0W2 or 3B1, a block (0F1;3B0)OVERLAP_F_B, or nothing, got ";
+      ": expected an op such as 2F0, 1I3, 0W2 or 3B1, a block (0F1;3B0)OVERLAP_F_B, communication such as 2SEND_F0, "
+      "0UNSHARD, or nothing, got ";
   EXPECT_EQ(wrong_input("0F0,0B0\n1F0,,1X0\n"), "s.csv: row 2, cell 3" + rule + "'1X0'");
   EXPECT_EQ(wrong_input("0F0junk,0B0\n"), "s.csv: row 1, cell 1" + rule + "'0F0junk'");
   EXPECT_EQ(wrong_input("0F0.1,0B0\n"), "s.csv: row 1, cell 1" + rule + "'0F0.1'");
   EXPECT_EQ(wrong_input("-1F0,0B0\n"), "s.csv: row 1, cell 1" + rule + "'-1F0'");
   EXPECT_EQ(wrong_input("(0F0;0B0)\n"), "s.csv: row 1, cell 1" + rule + "'(0F0;0B0)'");
   EXPECT_EQ(wrong_input("0F99999999999\n"), "s.csv: row 1, cell 1" + rule + "'0F99999999999'");
-  EXPECT_EQ(wrong_input("0F0,0SEND_F0,0B0\n"),
-            "s.csv: row 1, cell 2: '0SEND_F0' is a communication op: give the compute-only file");
+  for (const char* junk : {"0SEND_F", "0SEND_F0x", "0SEND_F0.1", "0SEND_X0", "SEND_F0", "0UNSHARD1", "0REDUCE_GRADx"}) {
+    EXPECT_EQ(wrong_input(std::string("0F0,") + junk + ",0B0\n"), "s.csv: row 1, cell 2" + rule + "'" + junk + "'");
+  }
   EXPECT_EQ(wrong_input(""), "s.csv: expected a row for each rank, with ops");
   EXPECT_EQ(wrong_input("32766F59999999\n"), "s.csv: 32767 stages and 60000000 microbatches: more than 60000000 ops");
 }
 
 TEST(PytorchCsv, IsCheckedMoreStrictlyThanByPyTorch) {
-  EXPECT_EQ(invalid("0F0,0F0,0B0\n"), "s.csv: rank 0, position 1: F(stage 0, mb 0): occurs twice");
-  EXPECT_EQ(invalid("0F0,0F1,0B0\n"), "s.csv: rank 0: B(stage 0, mb 1) is missing");
-  EXPECT_EQ(invalid("0F0,0B0\n0F1,0B1\n"), "s.csv: stage 0 stands in row 1 and in row 2");
+  EXPECT_EQ(invalid("0F0,,0F0,0B0\n"), "s.csv: row 1, cell 3: F(stage 0, mb 0): occurs twice, first at row 1, cell 1");
+  EXPECT_EQ(invalid("0F0,0F1,0B0\n"), "s.csv: row 1: B(stage 0, mb 1) is missing");
+  EXPECT_EQ(invalid("0F0,0B0\n,0F1,0B1\n"),
+            "s.csv: row 2, cell 2: F(stage 0, mb 1): stage 0 stands in row 1 too, at cell 1");
   EXPECT_EQ(invalid("0F0,0B0\n2F0,2B0\n"), "s.csv: no row has stage 1");
+}
+
+// One microbatch over two ranks, with what each end says: rows 1 and 2.
+std::string two_ranks(const std::string& first, const std::string& second) { return first + "\n" + second + "\n"; }
+const char* const kFirst = "0F0,0SEND_F0,0RECV_B0,0B0";
+const char* const kSecond = "1RECV_F0,1F0,1B0,1SEND_B0";
+
+TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
+  EXPECT_TRUE(schedule_from_csv(two_ranks(kFirst, kSecond), "s.csv").has_communication());
+  const auto bad = [](const std::string& first, const std::string& second) {
+    return invalid(two_ranks(first, second));
+  };
+  EXPECT_EQ(bad("0F0,0RECV_B0,0B0", kSecond), "s.csv: row 1: 0SEND_F0 is missing");
+  EXPECT_EQ(bad(kFirst, "1F0,1B0,1SEND_B0"), "s.csv: row 2: 1RECV_F0 is missing");
+  EXPECT_EQ(bad("0SEND_F0,0F0,0RECV_B0,0B0", kSecond),
+            "s.csv: row 1, cell 1: 0SEND_F0: stands before F(stage 0, mb 0), which makes it");
+  EXPECT_EQ(bad("0F0,0SEND_F0,0B0,0RECV_B0", kSecond),
+            "s.csv: row 1, cell 4: 0RECV_B0: stands behind B(stage 0, mb 0), which reads it");
+  EXPECT_EQ(bad("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", kSecond),
+            "s.csv: row 1, cell 3: 0SEND_F0: occurs twice, first at row 1, cell 2");
+  EXPECT_EQ(bad("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0", kSecond),
+            "s.csv: row 1, cell 5: 0SEND_B0: there is no stage before it");
+  EXPECT_EQ(bad("0F0,0SEND_F0,1RECV_F0,0RECV_B0,0B0", kSecond),
+            "s.csv: row 1, cell 3: 1RECV_F0: the stage is on rank 1");
+  EXPECT_EQ(bad("0F0,0SEND_F9,0RECV_B0,0B0", kSecond), "s.csv: row 1, cell 2: 0SEND_F9: there are microbatches 0 to 0");
+  EXPECT_EQ(bad("1UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0", kSecond),
+            "s.csv: row 1, cell 1: 1UNSHARD: this rank does not have the stage");
+  EXPECT_EQ(invalid("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n"),
+            "s.csv: row 1, cell 2: 0SEND_F0: stage 1 is on the same rank");
+  // Messages carry no tags: both ends need one order.
+  EXPECT_EQ(
+      bad("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1", "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"),
+      "s.csv: row 2, cell 1: 1RECV_F1: what comes then from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
+      "have one order");
+}
+
+TEST(PytorchCsv, ShardingStandsWhereItStood) {
+  const std::string text = "0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD\n";
+  EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv"), true), text);
+  EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv")), "0F0,0B0\n");
+}
+
+// PyTorch's own artifact: test/distributed/pipelining/artifacts/zb1p_2rank_2stagep_compute.csv is interleaved-zb with
+// two ranks, two chunks and eight microbatches, and ..._comms.csv is what `_merge_bw` and `_add_send_recv` make of it.
+// The golden file was made by Sluice and equals that artifact, byte for byte once its old dialect (B, W, BW) is read
+// and written in today's letters.
+TEST(PytorchCsv, CommunicationStandsWherePyTorchPutsIt) {
+  const Schedule compute = test::make("interleaved-zb", {.p = 2, .m = 8, .v = 2});
+  const std::string text = schedule_to_csv(with_communication(with_merged_backwards(compute)), true);
+  test::expect_golden("model/schedule/golden/interleaved-zb-p2-m8-communication.csv", text);
+}
+
+TEST(PytorchCsv, TheOldDialectOfCommunicationIsRecognised) {
+  EXPECT_EQ(
+      schedule_to_csv(schedule_from_csv("0F0,0SEND_F0,0RECV_B0,0BW0\n1RECV_F0,1F0,1B0,1SEND_B0,1W0\n", "s.csv"), true),
+      "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1SEND_B0,1W0\n");
+  // BW alone tells it, too.
+  EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0BW0\n", "s.csv")), "0F0,0B0\n");
+}
+
+TEST(MergedBackwards, JoinsAnIWithTheWRightBehindIt) {
+  const auto merged = [](const std::string& text) {
+    return schedule_to_csv(with_merged_backwards(schedule_from_csv(text, "s.csv")));
+  };
+  EXPECT_EQ(merged("0F0,0F1,0I0,0W0,0I1,0W1\n"), "0F0,0F1,0B0,0B1\n");
+  EXPECT_EQ(merged("0F0,0F1,0I0,0I1,0W0,0W1\n"), "0F0,0F1,0I0,0I1,0W0,0W1\n");
+  EXPECT_EQ(merged("0F0,(0F1;0I0)OVERLAP_F_B,0W0,0I1,0W1\n"), "0F0,(0F1;0I0)OVERLAP_F_B,0W0,0B1\n");
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ TEST(ScheduleErrors, NameTheFirstOpThatIsWrong) {
   EXPECT_EQ(error_after([](auto& parts) { parts.orders[0][3].stage = 1; }),
             "rank 0, position 3: B(stage 1, mb 1): the placement has this stage on rank 1");
   EXPECT_EQ(error_after([](auto& parts) { parts.orders[0][1].microbatch = 0; }),
-            "rank 0, position 1: F(stage 0, mb 0): occurs twice");
+            "rank 0, position 1: F(stage 0, mb 0): occurs twice, first at rank 0, position 0");
   EXPECT_EQ(error_after([](auto& parts) { parts.orders[1].pop_back(); }), "rank 1: B(stage 1, mb 1) is missing");
   EXPECT_EQ(error_after([](auto& parts) { parts.orders[0].erase(parts.orders[0].begin()); }),
             "rank 0: F(stage 0, mb 0) is missing");
