@@ -43,6 +43,11 @@ class Pricing {
               : Duration{0});
       sum += static_cast<double>(prices.lane_latency.back().count()) * graph_.size();
     }
+    std::vector<LinkEnds> links;
+    for (const Lane& lane : graph_.lanes()) {
+      if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
+    }
+    prices.sharing = cost_.sharing(links);
     if (sum > kLongestNanoseconds) {
       throw InputError(fmt::format("the ops take up to {:.0f} years in all: more than nanoseconds in 64 bits can count",
                                    sum / 1e9 / 86400 / 365));
