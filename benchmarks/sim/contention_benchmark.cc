@@ -56,7 +56,7 @@ template <typename Step>
 void run_case(benchmark::State& state, const Step& step) {
   const Case& shape = kCases[state.range(0)];
   FamilyParams params{.ranks = shape.ranks};
-  params.microbatches = static_cast<int>(state.range(1) / (4 * shape.ranks));
+  params.microbatches = static_cast<int>(state.range(1) / 4 / shape.ranks);
   const Schedule schedule = make_schedule(find_family(shape.family), params);
   const OpGraph graph = lower(schedule);
   Prices prices = price(graph, Linked(shape.transfer_s));
