@@ -69,6 +69,15 @@ else()
   sluice_note("OpenBLAS" "not found: Eigen's own products")
 endif()
 
+# Only tests use it.
+find_path(SLUICE_SIMGRID_INCLUDE simgrid/s4u.hpp)
+find_library(SLUICE_SIMGRID_LIBRARY NAMES simgrid)
+if(SLUICE_SIMGRID_INCLUDE AND SLUICE_SIMGRID_LIBRARY)
+  sluice_note("SimGrid" "${SLUICE_SIMGRID_LIBRARY}")
+else()
+  sluice_note("SimGrid" "not found: contention is not checked against it")
+endif()
+
 find_package(TBB QUIET)
 if(TBB_FOUND)
   sluice_note("TBB" "${TBB_VERSION}")

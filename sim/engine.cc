@@ -1,10 +1,12 @@
 #include "sim/engine.h"
 
+#include "sim/contention.h"
 #include "sim/sweep.h"
 
 namespace sluice {
 
 Timeline simulate(const OpGraph& graph, const Prices& prices) {
+  if (!prices.sharing.empty()) return simulate_contended(graph, prices);
   Timeline timeline;
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
   sweep<true>(graph, prices, lane_free, &timeline.start, timeline.end);

@@ -7,7 +7,8 @@
 namespace sluice {
 
 // Runs the priced graph: every vertex starts when what it needs has ended or arrived and its lanes are free. Lanes
-// serve their vertices in order, so times are longest paths and one sweep in id order finds them; no event queue.
+// serve their vertices in order, so times are longest paths and one sweep in id order finds them; no event queue,
+// unless links share something (contention.h).
 // Precondition: `prices` were made for `graph`.
 Timeline simulate(const OpGraph& graph, const Prices& prices);
 

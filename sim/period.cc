@@ -1,14 +1,76 @@
 #include "sim/period.h"
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "sim/contention.h"
 #include "sim/sweep.h"
 
 namespace sluice {
 namespace {
 
 Duration divided(Duration total, std::int64_t n) { return Duration{(total.count() + n / 2) / n}; }
+
+// The growth per repetition, if over the last `cycle` of them all lanes grew alike, and `again` so over those before.
+std::optional<Duration> constant_growth(const std::vector<LaneTimes>& history, const std::vector<std::size_t>& lanes,
+                                        bool again) {
+  constexpr std::size_t kMaxCycle = 16;
+  const auto growth = [&](std::size_t last, std::size_t cycle) -> std::optional<Duration> {
+    const LaneTimes& now = history[last];
+    const LaneTimes& before = history[last - cycle];
+    const Duration first = now[lanes[0]] - before[lanes[0]];
+    const bool alike =
+        std::all_of(lanes.begin(), lanes.end(), [&](std::size_t i) { return now[i] - before[i] == first; });
+    return alike ? std::optional(first) : std::nullopt;
+  };
+  const std::size_t last = history.size() - 1;
+  for (std::size_t cycle = 1; cycle <= kMaxCycle && (again ? 2 : 1) * cycle <= last; ++cycle) {
+    const std::optional<Duration> found = growth(last, cycle);
+    if (found && (!again || growth(last - cycle, cycle) == found)) {
+      return divided(*found, static_cast<std::int64_t>(cycle));
+    }
+  }
+  return std::nullopt;
+}
+
+Duration mean_growth(const std::vector<LaneTimes>& history) {
+  const auto window = static_cast<std::int64_t>(history.size() / 2);
+  const LaneTimes& now = history.back();
+  const LaneTimes& before = history[history.size() - 1 - static_cast<std::size_t>(window)];
+  return divided(*std::max_element(now.begin(), now.end()) - *std::max_element(before.begin(), before.end()), window);
+}
+
+// How often to repeat at most: so that visits stay bounded and, as no repetition takes longer than `longest`,
+// nanoseconds do not overflow.
+std::int64_t most_rounds(const OpGraph& graph, std::int64_t max_visits) {
+  const auto size = std::max<std::int64_t>(1, graph.size());
+  const std::int64_t most = 64 + 4 * static_cast<std::int64_t>(graph.schedule().num_ranks());
+  return std::clamp<std::int64_t>(max_visits / size, 4, most);
+}
+std::int64_t rounds_in_range(std::int64_t rounds, Duration longest) {
+  constexpr std::int64_t kLongest = 4'000'000'000'000'000'000;
+  return std::min(rounds, std::max<std::int64_t>(2, kLongest / std::max<std::int64_t>(1, longest.count())));
+}
+
+Duration contended_period(const OpGraph& graph, const Prices& prices, const std::vector<std::size_t>& lanes) {
+  constexpr std::int64_t kMaxVisits = 40'000'000;
+  constexpr std::int64_t kMostRounds = 1000;
+  // At any time something runs at full speed or a resource is used to its capacity, so no repetition takes longer than
+  // everything one after the other, each transfer rounded up.
+  Duration all{0};
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    all += prices.duration[v] + prices.lane_latency[static_cast<std::size_t>(graph[v].lane)] + Duration{1};
+  }
+  const std::int64_t rounds = rounds_in_range(std::min(most_rounds(graph, kMaxVisits), kMostRounds), all);
+  std::optional<Duration> period;
+  repeat_contended(graph, prices, static_cast<int>(rounds), [&](const std::vector<LaneTimes>& so_far) {
+    period = constant_growth(so_far, lanes, true);
+    if (!period && std::ssize(so_far) == rounds) period = mean_growth(so_far);
+    return period.has_value();
+  });
+  return *period;
+}
 
 }  // namespace
 
@@ -17,37 +79,20 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   for (std::size_t i = 0; i < graph.lanes().size(); ++i) {
     if (graph.lanes()[i].kind != LaneKind::collective) lanes.push_back(i);
   }
+  if (!prices.sharing.empty()) return contended_period(graph, prices, lanes);
   constexpr std::int64_t kMaxVisits = 400'000'000;
-  const auto size = std::max<std::int64_t>(1, graph.size());
-  const std::int64_t most = 64 + 4 * static_cast<std::int64_t>(graph.schedule().num_ranks());
-  std::int64_t rounds = std::clamp<std::int64_t>(kMaxVisits / size, 4, most);
-  constexpr std::size_t kMaxCycle = 16;
-  constexpr std::int64_t kLongest = 4'000'000'000'000'000'000;
-
+  std::int64_t rounds = most_rounds(graph, kMaxVisits);
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
   std::vector<Duration> done;
   std::vector<LaneTimes> history;
   for (std::int64_t round = 0; round < rounds; ++round) {
     sweep<false>(graph, prices, lane_free, nullptr, done);
     history.push_back(lane_free);
-    if (round == 0) {
-      // Nanoseconds must not overflow: no repetition adds more than the first took.
-      const Duration first = *std::max_element(lane_free.begin(), lane_free.end());
-      rounds = std::min<std::int64_t>(rounds,
-                                      std::max<std::int64_t>(2, kLongest / std::max<std::int64_t>(1, first.count())));
-    }
-    for (std::size_t cycle = 1; cycle < std::min(history.size(), kMaxCycle + 1); ++cycle) {
-      const LaneTimes& before = history[history.size() - 1 - cycle];
-      const Duration growth = lane_free[lanes[0]] - before[lanes[0]];
-      const bool alike =
-          std::all_of(lanes.begin(), lanes.end(), [&](std::size_t i) { return lane_free[i] - before[i] == growth; });
-      if (alike) return divided(growth, static_cast<std::int64_t>(cycle));
-    }
+    // No repetition adds more than the first took.
+    if (round == 0) rounds = rounds_in_range(rounds, *std::max_element(lane_free.begin(), lane_free.end()));
+    if (const std::optional<Duration> growth = constant_growth(history, lanes, false)) return *growth;
   }
-  const auto window = static_cast<std::int64_t>(history.size() / 2);
-  const LaneTimes& before = history[history.size() - 1 - static_cast<std::size_t>(window)];
-  return divided(
-      *std::max_element(lane_free.begin(), lane_free.end()) - *std::max_element(before.begin(), before.end()), window);
+  return mean_growth(history);
 }
 
 int batches_for_growth(int num_ranks, int num_microbatches) {

@@ -10,8 +10,9 @@ namespace sluice {
 // of the makespan per repetition once it is constant. It is the eigenvalue of the max-plus map from one repetition's
 // lane times to the next, found by iterating that map until every lane grows alike over some number of repetitions.
 // Where costs are so nearly tied that this takes too long, the mean growth of the later half of the repetitions, which
-// the true value then differs from by less than the spread of the lanes over that window. Precondition: the schedule
-// flushes.
+// the true value then differs from by less than the spread of the lanes over that window. Where links share something
+// the repetitions are run with contention; there growth counts as constant once it was the same twice in a row.
+// Precondition: the schedule flushes.
 Duration repeated_period(const OpGraph& graph, const Prices& prices);
 
 // The same for a schedule without a flush, from the batches that it spans: the growth of the time at which a batch's

@@ -69,6 +69,7 @@ void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow) {
 
 void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& prices) {
   std::vector<double> factors(graph.lanes().size(), 1.0);
+  const auto first_link = 2 * static_cast<std::size_t>(graph.schedule().num_ranks());
   for (const Perturbation::SlowRank& slow : perturbation.slow_ranks) {
     if (slow.rank < 0 || slow.rank >= graph.schedule().num_ranks()) {
       throw InputError(
@@ -85,6 +86,11 @@ void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& p
       if (!between) continue;
       factors[lane] *= slow.factor;
       prices.lane_latency[lane] = scaled(prices.lane_latency[lane], slow.factor);
+      if (prices.sharing.empty()) continue;
+      // A slower link takes less of what it shares with others.
+      SharedLink& shared = prices.sharing.links[lane - first_link];
+      shared.speed = std::min(1.0, shared.speed / slow.factor);
+      for (ResourceUse& use : shared.uses) use.share = std::min(1.0, use.share / slow.factor);
     }
   }
   for (VertexId v = 0; v < graph.size(); ++v) {

@@ -9,7 +9,7 @@ jobs=${SLUICE_JOBS:-$(nproc)}
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 step "packages"
-tools/install-packages.sh clang-format clang-tidy
+tools/install-packages.sh clang-format clang-tidy libsimgrid-dev
 
 step "clang-format"
 git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror

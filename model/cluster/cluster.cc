@@ -87,6 +87,21 @@ Gpu gpu_from_json(JsonReader reader) {
   return gpu;
 }
 
+// A word, or {"value": word, "source": why}.
+Sharing sharing(JsonReader reader) {
+  static const std::vector<std::string> kWords = {"none", "fair", "queue"};
+  std::string word;
+  if (reader.json().is_object()) {
+    word = reader.at("value").one_of(kWords);
+    reader.string("source");
+    reader.finish();
+  } else {
+    word = reader.one_of(kWords);
+  }
+  if (word == "none") return Sharing::none;
+  return word == "fair" ? Sharing::fair : Sharing::queue;
+}
+
 Link link_from_json(JsonReader reader) {
   check_schema(reader, "sluice.link/1");
   Link link;
@@ -94,6 +109,8 @@ Link link_from_json(JsonReader reader) {
   link.latency_s = constant(reader, "latency_s", 0, 10);
   link.bandwidth_bytes_per_s = constant(reader, "bandwidth_bytes_per_s", 1, 1e15);
   link.transfer_efficiency = constant_or(reader, "transfer_efficiency", 1e-3, 1, 1);
+  reader.allow("sharing");
+  if (reader.has("sharing")) link.sharing = sharing(reader.at("sharing"));
   link.collective_efficiency = constant_or(reader, "collective_efficiency", 1e-3, 1, link.transfer_efficiency);
   link.collective_latency_s = constant_or(reader, "collective_latency_s", 0, 10, link.latency_s);
   link.collective_step_s = constant_or(reader, "collective_step_s", 0, 10, 0);

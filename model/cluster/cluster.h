@@ -38,12 +38,20 @@ struct Gpu {
   double fragmentation = 0;         // what the allocator reserves above what is allocated, as a fraction
 };
 
+// What becomes of transfers that go through one port or card at once.
+enum class Sharing : std::uint8_t {
+  none,   // each at full speed
+  fair,   // they share its bandwidth
+  queue,  // one after the other
+};
+
 // One kind of connection. Bandwidths are of one GPU in one direction (of a node, where its GPUs share the link).
 struct Link {
   std::string name;
   double latency_s = 0;              // of one message
   double bandwidth_bytes_per_s = 0;  // nominal
   double transfer_efficiency = 1;    // of the bandwidth, sending one large message
+  Sharing sharing = Sharing::none;   // of a GPU's port, or the node's card, in one direction
   double collective_efficiency = 1;  // of the bandwidth, in a ring of large messages
   double collective_latency_s = 0;   // fixed, of one collective
   double collective_step_s = 0;      // of each step of its ring

@@ -24,6 +24,7 @@ class Placement {
   Placement(const Training& training, const Cluster& cluster);
 
   int world_rank(int pipeline, int data, int tensor) const { return (pipeline * dp_ + data) * tp_ + tensor; }
+  int replicas() const { return dp_ * tp_; }  // of each pipeline rank, with world ranks next to each other
   int node_of(int world_rank) const { return world_rank / gpus_per_node_; }
 
   Reach tensor_group() const { return tensor_; }

@@ -103,13 +103,17 @@ double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int sl
   return 0;
 }
 
-TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
-  if (from == to) return {};
+TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const {
   const bool inside = placement_.pair(from, to).nodes == 1;
   const Link& link = inside ? cluster_.intra_node : cluster_.inter_node;
   double bandwidth = link.bandwidth_bytes_per_s * link.transfer_efficiency;
   if (!inside && !cluster_.nic_per_gpu) bandwidth /= placement_.senders_per_node(from, to);
-  TransferTime time{.occupied_s = static_cast<double>(bytes) / bandwidth, .latency_s = link.latency_s};
+  return {.occupied_s = static_cast<double>(bytes) / bandwidth, .latency_s = link.latency_s};
+}
+
+TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
+  if (from == to) return {};
+  TransferTime time = wire_time(from, to, bytes);
   if (training_.tp > 1 && training_.scatter_gather && !training_.sequence_parallel) {
     const Reach group = placement_.tensor_group();
     const double latency = collectives_.all_gather_s(group, 0);
@@ -117,6 +121,17 @@ TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const 
     time.occupied_s += collectives_.all_gather_s(group, static_cast<double>(bytes) * training_.tp) - latency;
   }
   return time;
+}
+
+LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
+  LinkSharing out = link_sharing(links, cluster_, placement_);
+  // Wire and all-gather are both proportional to the bytes, so any number tells their ratio.
+  constexpr std::int64_t kBytes = 1 << 30;
+  for (std::size_t i = 0; i < out.links.size(); ++i) {
+    const double occupied = transfer(links[i].from, links[i].to, kBytes).occupied_s;
+    out.links[i].wire_fraction = wire_time(links[i].from, links[i].to, kBytes).occupied_s / occupied;
+  }
+  return out;
 }
 
 double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64_t bytes) const {

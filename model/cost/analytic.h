@@ -31,6 +31,8 @@ class AnalyticCost : public CostModel {
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  // As the cluster file says. The all-gather after a transfer occupies its lane, but nothing that is shared.
+  LinkSharing sharing(std::span<const LinkEnds> links) const override;
   double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
   // Reads and writes of the master weights, moments and weights, and a read of the gradients.
   double optimizer_s(int stage) const override;
@@ -44,6 +46,8 @@ class AnalyticCost : public CostModel {
   const Placement& placement() const { return placement_; }
 
  private:
+  // Of a transfer, without the all-gather that may follow it.
+  TransferTime wire_time(int from, int to, std::int64_t bytes) const;
   double sum_s(const std::vector<KernelCall>& calls, int repeats) const;
   const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
 

@@ -1,8 +1,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 
+#include "model/cost/sharing.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice {
@@ -55,6 +57,9 @@ class CostModel {
 
   // `bytes` from pipeline rank `from` to another, `to`. The latency does not depend on the bytes.
   virtual TransferTime transfer(int from, int to, std::int64_t bytes) const = 0;
+
+  // What `links` share, one entry each, or nothing at all. What a transfer takes alone is `transfer` either way.
+  virtual LinkSharing sharing(std::span<const LinkEnds> /*links*/) const { return {}; }
 
   // `bytes` of stage `stage` (-1: global_norm, over all) on each of the `ranks` pipeline ranks involved.
   virtual double collective_s(CollectiveKind /*kind*/, int /*stage*/, std::int64_t /*bytes*/) const { return 0; }

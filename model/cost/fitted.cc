@@ -71,6 +71,10 @@ TransferTime FittedCost::transfer(int from, int to, std::int64_t bytes) const {
   return rest_ ? rest_->transfer(from, to, bytes) : TransferTime{};
 }
 
+LinkSharing FittedCost::sharing(std::span<const LinkEnds> links) const {
+  return rest_ && table_.links.size() != 1 ? rest_->sharing(links) : LinkSharing{};
+}
+
 double FittedCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   return rest_ ? rest_->collective_s(kind, stage, bytes) : 0;
 }

@@ -24,6 +24,7 @@ class FittedCost : public CostModel {
   // Full: another forward of the layers. Selective: none, what was measured holds.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
+  LinkSharing sharing(std::span<const LinkEnds> links) const override;
   double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
   double optimizer_s(int stage) const override;
 

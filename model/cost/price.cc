@@ -38,6 +38,11 @@ class Pricing {
                              fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer))
               : Duration{0});
     }
+    std::vector<LinkEnds> links;
+    for (const Lane& lane : graph_.lanes()) {
+      if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
+    }
+    prices.sharing = cost_.sharing(links);
     check_total(graph_, prices);
     return prices;
   }

@@ -12,6 +12,7 @@ namespace sluice {
 struct Prices {
   std::vector<Duration> duration;      // by vertex: how long it occupies its lanes
   std::vector<Duration> lane_latency;  // by lane: a transfer arrives this long after it has left its lane
+  LinkSharing sharing;  // by link lane, the first being lane 2 num_ranks; empty: durations hold as they are
 };
 
 // Asks `cost` once for each kind of op, stage and slice, and rounds each answer once to nanoseconds. Throws InputError

@@ -25,7 +25,8 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
     }
     if (start <= Duration::zero()) break;
     const LastNeed need = last_need(graph, timeline, v);
-    path.idle += start - need.met;  // all of it where nothing was needed
+    // All of it where nothing was needed. A transfer that could have begun earlier queued for a link that others had.
+    (graph[v].kind == VertexKind::transfer ? path.transfer : path.idle) += start - need.met;
     if (need.vertex == kNoVertex) break;
     path.latency += need.met - timeline.end[need.vertex];
     v = need.vertex;

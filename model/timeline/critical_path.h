@@ -12,7 +12,7 @@ struct CriticalPath {
   std::vector<VertexId> vertices;  // in the order of time
   // Shares of the makespan; they add up to it exactly.
   Duration compute{};   // ops and recomputation
-  Duration transfer{};  // on the wire
+  Duration transfer{};  // in the queue for a shared link, and on the wire
   Duration latency{};   // on the way after the wire
   Duration collective{};
   Duration optimizer{};

@@ -67,6 +67,27 @@ TEST(SlowDown, ASlowLinkDelaysBothDirections) {
   EXPECT_EQ(makespan(wire.graph, wire.prices), std::chrono::seconds(12));
 }
 
+TEST(SlowDown, ASlowLinkTakesLessOfWhatItShares) {
+  // gpipe on three ranks: rank 1 sends activations to 2 and gradients to 0 through one port. At half speed the link to
+  // 2 wants half of the port, so that the other may have the other half.
+  Priced run = priced("gpipe", {.ranks = 3, .microbatches = 4}, "f=1,b=1,w=1");
+  const auto first_link = 2 * static_cast<std::size_t>(3);
+  run.prices.sharing.num_resources = 1;
+  run.prices.sharing.links.resize(run.graph.lanes().size() - first_link);
+  for (std::size_t lane = first_link; lane < run.graph.lanes().size(); ++lane) {
+    if (run.graph.lanes()[lane].rank != 1) continue;
+    run.prices.sharing.links[lane - first_link] = {.policy = Sharing::fair, .speed = 1, .uses = {{0, 1.0}}};
+  }
+  slow_down(run.graph, {.slow_links = {{.a = 1, .b = 2, .factor = 2}}}, run.prices);
+  for (std::size_t lane = first_link; lane < run.graph.lanes().size(); ++lane) {
+    const Lane& link = run.graph.lanes()[lane];
+    if (link.rank != 1) continue;
+    const SharedLink& shared = run.prices.sharing.links[lane - first_link];
+    EXPECT_DOUBLE_EQ(shared.speed, link.peer == 2 ? 0.5 : 1);
+    EXPECT_DOUBLE_EQ(shared.uses.at(0).share, link.peer == 2 ? 0.5 : 1);
+  }
+}
+
 TEST(SlowDown, NamesWhatIsNotThere) {
   Priced run = priced("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1");
   EXPECT_THAT([&] { slow_down(run.graph, {.slow_ranks = {{.rank = 4, .factor = 2}}}, run.prices); },

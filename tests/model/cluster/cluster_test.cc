@@ -89,6 +89,24 @@ TEST(LoadCluster, ReadsFilesOfNodesAndClusters) {
   std::remove(path.c_str());
 }
 
+TEST(LoadCluster, ReadsWhatLinksShare) {
+  EXPECT_EQ(load_cluster("p3.16xlarge", 1).inter_node.sharing, Sharing::fair);
+  EXPECT_EQ(load_cluster("p3.16xlarge", 1).intra_node.sharing, Sharing::none);
+  EXPECT_EQ(load_cluster("dgx-h100", 1).intra_node.sharing, Sharing::fair);
+  const auto shared = [](const std::string& word) {
+    return from_text(R"({"node": {"gpu": "h100-80gb", "gpus": 4, "intra_node": "nvlink4",
+        "inter_node": {"name": "mine", "latency_s": 1e-5, "bandwidth_bytes_per_s": 1e10)" +
+                     word + "}}}")
+        .inter_node.sharing;
+  };
+  EXPECT_EQ(shared(""), Sharing::none);
+  EXPECT_EQ(shared(R"(, "sharing": "none")"), Sharing::none);
+  EXPECT_EQ(shared(R"(, "sharing": "queue")"), Sharing::queue);
+  EXPECT_EQ(shared(R"(, "sharing": {"value": "fair", "source": "one card"})"), Sharing::fair);
+  EXPECT_EQ(error_of([&] { shared(R"(, "sharing": "fare")"); }),
+            "c.json: /node/inter_node/sharing: expected one of none, fair, queue; did you mean 'fair'?, got \"fare\"");
+}
+
 Training sizes(int tp, int dp, int pp) {
   Training training;
   training.tp = tp;

@@ -78,6 +78,7 @@ class Rest : public CostModel {
   TransferTime transfer(int, int, std::int64_t) const override { return {7, 8}; }
   double collective_s(CollectiveKind, int, std::int64_t) const override { return 5; }
   double optimizer_s(int) const override { return 6; }
+  LinkSharing sharing(std::span<const LinkEnds>) const override { return {.num_resources = 3}; }
 };
 
 TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
@@ -87,6 +88,8 @@ TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
   EXPECT_EQ(cost.transfer(0, 1, 500).occupied_s, 7);
   EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 1), 5);
   EXPECT_EQ(cost.optimizer_s(0), 6);
+  EXPECT_EQ(cost.sharing({}).num_resources, 3);
+  EXPECT_TRUE(FittedCost(table(), Training{}, kStages, std::make_unique<Rest>()).sharing({}).empty());  // its own link
   EXPECT_EQ(FittedCost(without, Training{}, kStages).transfer(0, 1, 500).occupied_s, 0);
 }
 

@@ -243,6 +243,30 @@ TEST(CriticalPath, AddsUpToTheMakespanAndHasNoSlack) {
   });
 }
 
+TEST(CriticalPath, CountsTheQueueForASharedLinkAsTransfer) {
+  // 1f1b on four ranks, transfers of 5 s, and all links through one queue: the path still adds up, without idle time.
+  test::Simulated run = test::simulated("1f1b", {.ranks = 4, .microbatches = 8});
+  Prices prices = price(run.graph, UniformCost(parse_uniform("f=1,b=1,w=1"), *run.schedule));
+  for (VertexId v = 0; v < run.graph.size(); ++v) {
+    if (run.graph[v].kind == VertexKind::transfer) prices.duration[v] = seconds(5);
+  }
+  prices.sharing.num_resources = 1;
+  prices.sharing.links.assign(run.graph.lanes().size() - 8,
+                              SharedLink{.policy = Sharing::queue, .uses = {{.resource = 0, .share = 1}}});
+  run.timeline = simulate(run.graph, prices);
+  const CriticalPath path = critical_path(run.graph, run.timeline);
+  const Duration makespan = *std::max_element(run.timeline.end.begin(), run.timeline.end.end());
+  EXPECT_EQ(path.compute + path.transfer + path.latency, makespan);
+  // 48 transfers of 5 s one after the other.
+  EXPECT_GE(makespan, seconds(240));
+  // The waiting ranks know whom they wait for: the sums hold here too.
+  const Metrics metrics = measure(run.graph, run.timeline);
+  const auto idle = idle_by_cause(run.graph, run.timeline);
+  for (std::size_t r = 0; r < idle.size(); ++r) {
+    EXPECT_EQ(std::accumulate(idle[r].begin(), idle[r].end(), Duration{0}), makespan - metrics.ranks[r].busy);
+  }
+}
+
 TEST(CriticalPath, GoesThroughTheSlowestLink) {
   // gpipe, two ranks, m = 1, as above: F 1, on the way 5, F 1, B 2, on the way 5, B 2: 16.
   const test::Simulated run = test::simulated("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=5");

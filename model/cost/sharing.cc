@@ -1,0 +1,65 @@
+#include "model/cost/sharing.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "model/cluster/placement.h"
+
+namespace sluice {
+namespace {
+
+// A resource as its column: the links that use it, each with its number of flows.
+using Column = std::vector<std::pair<int, int>>;
+
+}  // namespace
+
+LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster, const Placement& placement) {
+  LinkSharing out;
+  if (cluster.intra_node.sharing == Sharing::none && cluster.inter_node.sharing == Sharing::none) return out;
+  out.links.resize(links.size());
+  std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and place
+  for (int i = 0; i < std::ssize(links); ++i) {
+    const auto [from, to] = links[static_cast<std::size_t>(i)];
+    const bool inside = placement.pair(from, to).nodes == 1;
+    const bool of_node = !inside && !cluster.nic_per_gpu;
+    SharedLink& link = out.links[static_cast<std::size_t>(i)];
+    link.policy = (inside ? cluster.intra_node : cluster.inter_node).sharing;
+    if (link.policy == Sharing::none) continue;
+    if (of_node) link.speed = 1.0 / placement.senders_per_node(from, to);
+    const auto load = [&](int world_rank, bool incoming) {
+      const std::int64_t place = of_node ? placement.node_of(world_rank) : world_rank;
+      Column& column = columns[4 * place + (inside ? 2 : 0) + (incoming ? 1 : 0)];
+      if (column.empty() || column.back().first != i) column.emplace_back(i, 0);
+      ++column.back().second;
+    };
+    for (int replica = 0; replica < placement.replicas(); ++replica) {
+      const int sender = placement.world_rank(from, 0, replica);
+      const int receiver = placement.world_rank(to, 0, replica);
+      if (!inside && placement.node_of(sender) == placement.node_of(receiver)) continue;
+      load(sender, false);
+      load(receiver, true);
+    }
+  }
+  std::vector<Column> kept;
+  for (auto& [place, column] : columns) {
+    if (column.size() > 1) kept.push_back(std::move(column));
+  }
+  std::sort(kept.begin(), kept.end());
+  kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
+  for (const Column& column : kept) {
+    const auto link = [&](int i) -> SharedLink& { return out.links[static_cast<std::size_t>(i)]; };
+    const auto share = [&](int i, int flows) { return std::min(1.0, flows * link(i).speed); };
+    double sum = 0;
+    for (const auto& [i, flows] : column) sum += share(i, flows);
+    constexpr double kNoise = 1e-9;
+    if (link(column.front().first).policy == Sharing::fair && sum <= 1 + kNoise) continue;
+    for (const auto& [i, flows] : column) link(i).uses.push_back({out.num_resources, share(i, flows)});
+    ++out.num_resources;
+  }
+  return out;
+}
+
+}  // namespace sluice

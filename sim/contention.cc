@@ -1,0 +1,238 @@
+#include "sim/contention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "sim/shared_links.h"
+
+namespace sluice {
+namespace {
+
+constexpr LaneId kNoLane = -1;
+
+// Each lane works through its vertices as far as their needs are known, ahead of the clock; it stops at a vertex that
+// needs something unknown, to be woken by it, and at a transfer on a shared link, to go on when that ends.
+// Repetition c of a vertex needs those of repetition c of what it needs. Ranks are never two repetitions apart: the
+// first stage goes on only when all forwards, backwards and transfers are done, and everything else follows it. So two
+// times a vertex are enough.
+class ContendedRun {
+ public:
+  ContendedRun(const OpGraph& graph, const Prices& prices, int copies, bool steps)
+      : graph_(graph),
+        prices_(prices),
+        vertices_(graph.vertices()),
+        first_link_(2 * graph.schedule().num_ranks()),
+        copies_(copies),
+        links_(prices.sharing),
+        lanes_(graph.lanes().size()),
+        times_done_(graph.size(), 0),
+        done_(copies > 1 ? 2 * std::size_t{graph.size()} : graph.size()) {
+    list_vertices(steps);
+    for (const LaneState& lane : lanes_) busy_lanes_ += lane.count > 0 ? 1 : 0;
+    if (copies > 1) {
+      copy_ends_.resize(static_cast<std::size_t>(copies));
+      lanes_through_.assign(static_cast<std::size_t>(copies), 0);
+    }
+    ready_.reserve(lanes_.size());
+  }
+
+  // `start`: by vertex, or null.
+  void begin(std::vector<Duration>* start) {
+    start_ = start;
+    if (start != nullptr) start->resize(graph_.size());
+    for (LaneId lane = 0; lane < std::ssize(lanes_); ++lane) {
+      advance(lane);
+      advance_ready();
+    }
+  }
+
+  // Goes on to the next end of a transfer on a shared link. False: everything is done.
+  bool step() {
+    const int link = links_.next_end();
+    if (link < 0) return false;
+    const LaneId lane = first_link_ + link;
+    LaneState& state = lanes_[index(lane)];
+    resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
+    advance(lane);
+    advance_ready();
+    return true;
+  }
+
+  int complete_copies() const { return complete_copies_; }
+  const LaneTimes& copy_end(int copy) const { return copy_ends_[index(copy)]; }
+  std::vector<Duration>&& take_done() { return std::move(done_); }
+
+ private:
+  struct LaneState {
+    std::size_t first = 0;  // of its vertices in order_
+    std::size_t count = 0;
+    std::size_t position = 0;
+    int copy = 0;
+    Duration free{};
+    Duration off_wire{};  // what its transfer under way does after the wire
+    // Lanes that wait for a vertex of this one, as a list; and which vertex this one waits for.
+    LaneId first_waiter = kNoLane;
+    LaneId next_waiter = kNoLane;
+    VertexId awaited = 0;
+  };
+
+  template <typename T>
+  static std::size_t index(T i) {
+    return static_cast<std::size_t>(i);
+  }
+
+  // When what the vertex hands on is there, in repetition `copy`.
+  Duration& done(VertexId v, int copy) { return done_[copies_ > 1 && copy % 2 == 1 ? graph_.size() + v : v]; }
+
+  void list_vertices(bool steps) {
+    const auto listed = [&](const Vertex& vertex) {
+      return steps || (vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer);
+    };
+    for (const Vertex& vertex : vertices_) lanes_[index(vertex.lane)].count += listed(vertex) ? 1 : 0;
+    std::size_t first = 0;
+    for (LaneState& lane : lanes_) {
+      lane.first = lane.position = first;  // the position as a cursor, for now
+      first += lane.count;
+    }
+    order_.resize(first);
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      if (listed(vertices_[v])) order_[lanes_[index(vertices_[v].lane)].position++] = v;
+    }
+    for (LaneState& lane : lanes_) lane.position = 0;
+  }
+
+  void advance_ready() {
+    while (!ready_.empty()) {
+      const LaneId lane = ready_.back();
+      ready_.pop_back();
+      advance(lane);
+    }
+  }
+
+  void advance(LaneId lane) {
+    LaneState& state = lanes_[index(lane)];
+    if (state.count == 0) return;
+    while (state.copy < copies_) {
+      const VertexId v = order_[state.first + state.position];
+      const bool transfer = vertices_[v].kind == VertexKind::transfer;
+      Duration start = state.free;
+      // A transfer's one data need comes first; the rest is the order on its lane.
+      for (const VertexId need : transfer ? graph_.needs(v).first(1) : graph_.needs(v)) {
+        if (times_done_[need] <= state.copy) {
+          LaneState& there = lanes_[index(vertices_[need].lane)];
+          state.awaited = need;
+          state.next_waiter = there.first_waiter;
+          there.first_waiter = lane;
+          return;
+        }
+        start = std::max(start, done(need, state.copy));
+      }
+      const Duration takes = prices_.duration[v];
+      if (transfer && links_.shares(lane - first_link_)) {
+        const double fraction = prices_.sharing.links[index(lane - first_link_)].wire_fraction;
+        const Duration wire =
+            fraction < 1 ? Duration{std::llround(fraction * static_cast<double>(takes.count()))} : takes;
+        if (wire > Duration{0}) {
+          state.off_wire = takes - wire;
+          links_.add(lane - first_link_, start, wire, tie(lane, state.copy, v));
+          return;
+        }
+      }
+      resolve(lane, v, start, start + takes);
+    }
+  }
+
+  // Ties in a queue break by rank, then op.
+  std::uint64_t tie(LaneId lane, int copy, VertexId v) const {
+    const auto rank = static_cast<std::uint64_t>(graph_.lanes()[index(lane)].rank);
+    return (rank << 48) | (static_cast<std::uint64_t>(copy) << 32) | v;
+  }
+
+  // Notes the times of `v`, the next vertex of `lane`, and wakes who waits for them.
+  void resolve(LaneId lane, VertexId v, Duration start, Duration end) {
+    LaneState& state = lanes_[index(lane)];
+    if (start_ != nullptr) (*start_)[v] = start;
+    done(v, state.copy) = end + prices_.lane_latency[index(lane)];
+    ++times_done_[v];
+    state.free = end;
+    if (vertices_[v].kind == VertexKind::collective) {
+      for (const int rank : graph_.collective(vertices_[v]).ranks) {
+        Duration& free = lanes_[index(graph_.collective_lane(rank))].free;
+        free = std::max(free, end);
+      }
+    }
+    for (LaneId* waiter = &state.first_waiter; *waiter != kNoLane;) {
+      LaneState& other = lanes_[index(*waiter)];
+      if (other.awaited == v) {
+        ready_.push_back(*waiter);
+        *waiter = other.next_waiter;
+      } else {
+        waiter = &other.next_waiter;
+      }
+    }
+    if (++state.position == state.count) end_copy(lane);
+  }
+
+  void end_copy(LaneId lane) {
+    LaneState& state = lanes_[index(lane)];
+    if (copies_ > 1) {
+      LaneTimes& ends = copy_ends_[index(state.copy)];
+      if (ends.empty()) ends.resize(lanes_.size());
+      ends[index(lane)] = state.free;
+      if (++lanes_through_[index(state.copy)] == busy_lanes_) complete_copies_ = state.copy + 1;
+    }
+    state.position = 0;
+    ++state.copy;
+  }
+
+  const OpGraph& graph_;
+  const Prices& prices_;
+  std::span<const Vertex> vertices_;
+  LaneId first_link_;
+  int copies_;
+  SharedLinks links_;
+  std::vector<LaneState> lanes_;
+  std::vector<VertexId> order_;            // each lane's vertices, one lane after another
+  std::vector<std::uint16_t> times_done_;  // by vertex: repetitions whose times are known
+  std::vector<Duration> done_;             // by vertex; of odd repetitions behind those of even ones
+  std::vector<Duration>* start_ = nullptr;
+  std::vector<LaneId> ready_;  // lanes to look at again
+  int busy_lanes_ = 0;
+  std::vector<LaneTimes> copy_ends_;
+  std::vector<int> lanes_through_;  // by repetition
+  int complete_copies_ = 0;
+};
+
+}  // namespace
+
+Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
+  Timeline timeline;
+  ContendedRun run(graph, prices, 1, true);
+  run.begin(&timeline.start);
+  while (run.step()) {
+  }
+  timeline.end = run.take_done();
+  timeline.lane_latency = prices.lane_latency;
+  // A timeline keeps when a transfer leaves its lanes; the run had its arrival.
+  for (VertexId v = 0; v < graph.size(); ++v)
+    timeline.end[v] -= prices.lane_latency[static_cast<std::size_t>(graph[v].lane)];
+  return timeline;
+}
+
+void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
+                      const std::function<bool(const std::vector<LaneTimes>&)>& enough) {
+  ContendedRun run(graph, prices, std::max(2, times), false);
+  run.begin(nullptr);
+  std::vector<LaneTimes> ends;
+  bool more = true;
+  while (true) {
+    while (std::ssize(ends) < run.complete_copies()) {
+      ends.push_back(run.copy_end(static_cast<int>(ends.size())));
+      if (enough(ends)) return;
+    }
+    if (!more) return;
+    more = run.step();
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,225 @@
+#include "sim/shared_links.h"
+
+#include <algorithm>
+#include <cmath>
+#include <tuple>
+
+namespace sluice {
+namespace {
+
+constexpr double kNoise = 1e-9;       // of a resource's capacity
+constexpr double kSame = 1e-12;       // rates that differ by less, relatively, are one
+constexpr double kNanosecond = 1e-6;  // what a whole number of nanoseconds may be missed by
+
+}  // namespace
+
+Agenda::Agenda(int slots) {
+  while (leaves_ < static_cast<std::size_t>(std::max(1, slots))) leaves_ *= 2;
+  times_.assign(leaves_, kNever);
+  winner_.assign(2 * leaves_, 0);
+  for (std::size_t i = 0; i < leaves_; ++i) winner_[leaves_ + i] = static_cast<int>(i);
+  for (std::size_t node = leaves_ - 1; node >= 1; --node) winner_[node] = winner_[2 * node];
+}
+
+void Agenda::set(int slot, Duration when) {
+  times_[static_cast<std::size_t>(slot)] = when;
+  for (std::size_t node = (leaves_ + static_cast<std::size_t>(slot)) / 2; node >= 1; node /= 2) {
+    const int left = winner_[2 * node];
+    const int right = winner_[2 * node + 1];
+    winner_[node] = times_[static_cast<std::size_t>(right)] < times_[static_cast<std::size_t>(left)] ? right : left;
+  }
+}
+
+SharedLinks::SharedLinks(const LinkSharing& sharing)
+    : links_(sharing.links),
+      flows_(sharing.links.size()),
+      resources_(static_cast<std::size_t>(sharing.num_resources)),
+      agenda_(static_cast<int>(sharing.links.size())),
+      seen_(sharing.links.size(), 0) {
+  for (int i = 0; i < std::ssize(links_); ++i) {
+    for (const ResourceUse& use : link(i).uses) resource(use).links.push_back(i);
+  }
+  changed_.reserve(2 * links_.size());
+  waiting_.reserve(links_.size());
+  affected_.reserve(links_.size());
+}
+
+void SharedLinks::add(int link, Duration when, Duration work, std::uint64_t order) {
+  flow(link) = {.state = State::coming, .came = when, .work = work, .order = order};
+  agenda_.set(link, when);
+}
+
+int SharedLinks::next_end() {
+  while (true) {
+    // All that happens at one time happens before rates are found.
+    if (agenda_.first_time() > now_) settle();
+    if (agenda_.first_time() == Agenda::kNever) return -1;
+    const int first = agenda_.first();
+    now_ = agenda_.first_time();
+    agenda_.set(first, Agenda::kNever);
+    if (flow(first).state == State::coming) {
+      come(first);
+      continue;
+    }
+    flow(first).state = State::idle;
+    for (const ResourceUse& use : link(first).uses) --resource(use).moving;
+    if (link(first).policy == Sharing::queue) {
+      queue_changed_ = true;
+    } else {
+      changed_.push_back(first);
+    }
+    return first;
+  }
+}
+
+void SharedLinks::come(int i) {
+  if (link(i).policy != Sharing::queue) {
+    begin(i);
+    changed_.push_back(i);
+    return;
+  }
+  flow(i).state = State::waiting;
+  const auto key = [&](int waiting) { return std::tuple(flow(waiting).came, flow(waiting).order, waiting); };
+  waiting_.insert(std::upper_bound(waiting_.begin(), waiting_.end(), i, [&](int a, int b) { return key(a) < key(b); }),
+                  i);
+  queue_changed_ = true;
+}
+
+void SharedLinks::begin(int i) {
+  flow(i).state = State::moving;
+  flow(i).began = now_;
+  for (const ResourceUse& use : link(i).uses) ++resource(use).moving;
+}
+
+void SharedLinks::settle() {
+  if (queue_changed_) admit();
+  queue_changed_ = false;
+  if (changed_.empty()) return;
+  find_affected();
+  share_fairly();
+  changed_.clear();
+}
+
+// Begins what waits and finds all its resources free, none of them awaited by another that came before.
+void SharedLinks::admit() {
+  ++stamp_;
+  std::size_t kept = 0;
+  for (const int i : waiting_) {
+    const auto& uses = link(i).uses;
+    const bool free = std::all_of(uses.begin(), uses.end(), [&](const ResourceUse& use) {
+      return resource(use).moving == 0 && resource(use).seen != stamp_;
+    });
+    if (free) {
+      begin(i);
+      set_rate(i, 1);
+      continue;
+    }
+    for (const ResourceUse& use : uses) resource(use).seen = stamp_;
+    waiting_[kept++] = i;
+  }
+  waiting_.resize(kept);
+}
+
+// The transfers whose rates what has changed can change: those of resources that were crowded before or are now, and
+// through them of other crowded ones. Whoever began apart from all these has full speed.
+void SharedLinks::find_affected() {
+  ++stamp_;
+  affected_.clear();
+  for (const int i : changed_) {
+    for (const ResourceUse& use : link(i).uses) {
+      Resource& changed = resource(use);
+      double demand = 0;
+      for (const int other : changed.links) {
+        if (flow(other).state != State::moving) continue;
+        for (const ResourceUse& its : link(other).uses) demand += its.resource == use.resource ? its.share : 0;
+      }
+      const bool before = changed.crowded;
+      changed.crowded = demand > 1 + kNoise;
+      if (before || changed.crowded) gather(changed);
+    }
+  }
+  for (std::size_t next = 0; next < affected_.size(); ++next) {
+    for (const ResourceUse& use : link(affected_[next]).uses) {
+      if (resource(use).crowded) gather(resource(use));
+    }
+  }
+  for (const int i : changed_) {
+    if (flow(i).state == State::moving && seen_[static_cast<std::size_t>(i)] != stamp_) set_rate(i, 1);
+  }
+}
+
+void SharedLinks::gather(Resource& from) {
+  if (from.seen == stamp_) return;
+  from.seen = stamp_;
+  for (const int i : from.links) {
+    std::uint64_t& seen = seen_[static_cast<std::size_t>(i)];
+    if (flow(i).state != State::moving || seen == stamp_) continue;
+    seen = stamp_;
+    affected_.push_back(i);
+  }
+}
+
+// Progressive filling: all flows of the affected links speed up together, in bytes, until one reaches its full speed
+// or a resource is full; those stay as they are, and the rest goes on.
+void SharedLinks::share_fairly() {
+  for (const int i : affected_) {
+    flow(i).wanted = 0;
+    for (const ResourceUse& use : link(i).uses) resource(use).room = 1;
+  }
+  for (std::size_t left = affected_.size(); left > 0;) {
+    double level = 2;  // above any speed
+    for (const int i : affected_) {
+      for (const ResourceUse& use : link(i).uses) resource(use).weight = 0;
+    }
+    for (const int i : affected_) {
+      if (flow(i).wanted > 0) continue;
+      level = std::min(level, link(i).speed);
+      for (const ResourceUse& use : link(i).uses) resource(use).weight += use.share / link(i).speed;
+    }
+    const auto level_of = [&](const ResourceUse& use) { return resource(use).room / resource(use).weight; };
+    for (const int i : affected_) {
+      if (flow(i).wanted > 0) continue;
+      for (const ResourceUse& use : link(i).uses) {
+        if (resource(use).crowded) level = std::min(level, level_of(use));
+      }
+    }
+    const double reached = level * (1 + kSame);
+    const auto settled = [&](int i) {
+      const auto& uses = link(i).uses;
+      return link(i).speed <= reached || std::any_of(uses.begin(), uses.end(), [&](const ResourceUse& use) {
+               return resource(use).crowded && level_of(use) <= reached;
+             });
+    };
+    // First find them all, then take what they use: taking would move the levels.
+    for (const int i : affected_) {
+      if (flow(i).wanted > 0 || !settled(i)) continue;
+      flow(i).wanted = link(i).speed <= reached ? -1 : -level / link(i).speed;
+    }
+    for (const int i : affected_) {
+      if (flow(i).wanted >= 0) continue;
+      flow(i).wanted = -flow(i).wanted;
+      for (const ResourceUse& use : link(i).uses) {
+        resource(use).room = std::max(0.0, resource(use).room - use.share * flow(i).wanted);
+      }
+      --left;
+    }
+  }
+  for (const int i : affected_) set_rate(i, flow(i).wanted);
+}
+
+void SharedLinks::set_rate(int i, double rate) {
+  Flow& moving = flow(i);
+  if (moving.rate == 0) {
+    moving.left = static_cast<double>(moving.work.count());
+  } else {
+    if (std::abs(rate - moving.rate) <= kSame * rate) return;  // its end stands
+    moving.left -= moving.rate * static_cast<double>((now_ - moving.since).count());
+  }
+  const bool whole = moving.rate == 0 && rate == 1;
+  moving.rate = rate;
+  moving.since = now_;
+  const double takes = std::max(0.0, std::ceil(moving.left / rate - kNanosecond));
+  agenda_.set(i, now_ + (whole ? moving.work : Duration{static_cast<std::int64_t>(takes)}));
+}
+
+}  // namespace sluice
