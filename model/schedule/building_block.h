@@ -18,8 +18,8 @@ struct BlockSlots {
 // The block of `slots(ranks, rank)`, repeated for every microbatch and then pushed together from the end, so that
 // warm-up and cool-down shrink. A rank never holds more, from F to W, than the most that any rank holds while the block
 // repeats; while it does, no rank idles if F, I and W take alike. Precondition: on a rank the four slots rise from f0
-// to i0 and differ modulo 6, and each op stands after those of other ranks that it needs. About as fast as the orders
-// are long.
+// to i0 and differ modulo 6, and each op stands after those of other ranks that it needs. Takes time in
+// proportion to the ops and the square of the ranks.
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
                              BlockSlots (*slots)(int ranks, int rank));
 
