@@ -17,8 +17,8 @@
 // Hence the rule cannot get stuck, is no longer than the repeated block, and holds no more than it. A rank that has all
 // it needs stays as early as it is, so the period of the block survives in the middle.
 //
-// (The paper reorders from the front. From there, this rule would leave v-half's ranks 9, 23 and 37 idle slots for p =
-// 4, 8 and 12, and with W last 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
+// (From the front, the same rule with F for W would leave v-half's ranks 9, 23 and 37 idle slots for p = 4, 8 and 12,
+// and with W last of all 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
 namespace sluice::orders {
 namespace {
 

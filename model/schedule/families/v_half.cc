@@ -15,7 +15,7 @@ orders::BlockSlots block(int ranks, int rank) {
 
 }  // namespace
 
-// Holds floor((p + 2) / 2) microbatches until W.
+// Holds floor((p + 2) / 2) microbatches until W, on some rank.
 Family v_half() {
   return {
       .name = "v-half",

@@ -12,8 +12,8 @@ orders::BlockSlots block(int ranks, int rank) {
 
 }  // namespace
 
-// Holds floor((p + 4) / 3) microbatches until W. Where F, I and W differ, a little idle time returns with every
-// microbatch: its ops lie as close as they can.
+// Holds floor((p + 4) / 3) microbatches until W, on some rank. Where F, I and W differ, a little idle time returns with
+// every microbatch: its ops lie as close as they can.
 Family v_min() {
   return {
       .name = "v-min",

@@ -83,16 +83,17 @@ TEST(BuildingBlock, IsNoSlowerThanKnownOrders) {
   }
 }
 
-// One microbatch alone takes 4p slots down and up the V and back, and a W; 6 of them are a rank's work. v-min never
-// idles longer than that, nor, with all its memory in use, v-half longer than half of 1f1b's (p - 1)(f + b + w), which
-// is 6(p - 1) slots.
+// One microbatch alone takes 4p slots down the V and up and back again, and a W; 6 of them are a rank's work. No
+// schedule idles longer than that, nor, from p microbatches on, v-half longer than half of 1f1b's (p - 1)(f + b + w),
+// which is 6(p - 1) slots.
 TEST(BuildingBlock, IdlesNoLongerThanItShould) {
   for (const bool is_half : {true, false}) {
     const int checked = test::for_shapes(is_half ? "v-half" : "v-min", {.ranks = 16, .microbatches = 64}, everywhere,
                                          [&](const Shape& shape, const Schedule& schedule) {
                                            const int alone = std::max(4 * shape.p - 5, 0);
+                                           const std::int64_t work = std::int64_t{6} * shape.m;
                                            const int bound = is_half && shape.m >= shape.p ? 3 * (shape.p - 1) : alone;
-                                           ASSERT_LE(slots(schedule) - 6 * shape.m, bound);
+                                           ASSERT_LE(slots(schedule) - work, bound);
                                            if (shape.m == 1 && shape.p > 1) {
                                              ASSERT_EQ(slots(schedule), 4 * shape.p + 1);
                                            }
@@ -113,8 +114,8 @@ TEST(BuildingBlock, RepeatsWithoutIdling) {
   }
 }
 
-// v-half leaves a slot between the ops of neighbours, so it takes I and W that differ: to f = 10, b = 12, w = 8 and
-// back no microbatch waits. v-min leaves none.
+// v-half's block leaves slots between the ops of neighbours, so with f = 10, b = 12, w = 8 a microbatch more still
+// costs its work of 2·30 a rank. v-min's leaves none, and its ranks wait for each other.
 TEST(BuildingBlock, VHalfBearsUnevenCosts) {
   const auto growth = [](const char* family, int p) {
     const auto makespan = [&](int m) {
