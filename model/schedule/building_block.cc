@@ -11,11 +11,12 @@
 // How the blocks are pushed together. Time runs backwards here, from the last slot to the first, in slots of one op: an
 // op may run once all that need it have run, a W takes memory and its F gives it back. The repeated block gives every
 // op a due slot. In each slot each rank runs, of the ops that may, the one due first, be it early; but a W before its
-// due slot only where memory is left for it until then, with all other ops taken as late as they are due.
+// due slot only while memory is left.
 //
 // So no op is ever late, by induction over the slots: what it waits for was not, and a rank has one op due in a slot.
-// Hence the rule cannot get stuck, is no longer than the repeated block, and holds no more than it. A rank that has all
-// it needs stays as early as it is, so the period of the block survives in the middle.
+// Hence the rule cannot get stuck and its order takes no longer than the repeated block. Nor does it hold more: W wait
+// for nothing, so they run in the order in which they are due, and when one runs that is due, the rank holds the W due
+// until then without the F that have run, which are at least those due before: what it holds in the repeated block.
 //
 // (From the front, the same rule with F for W would leave v-half's ranks 9, 23 and 37 idle slots for p = 4, 8 and 12,
 // and with W last of all 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
@@ -30,7 +31,7 @@ constexpr OpKind kKind[] = {OpKind::F, OpKind::F, OpKind::I, OpKind::I, OpKind::
 constexpr int kChunk[] = {0, 1, 1, 0, 1, 0};
 using PerStep = std::array<int, kSteps>;
 
-// Of the microbatch that is the first one backwards, the slots in time's own direction.
+// Slots of all six ops, forwards in time: each W takes the first one left over after its I.
 PerStep with_free_slots(const BlockSlots& slots) {
   PerStep all = {slots.f0, slots.f1, slots.i1, slots.i0};
   std::array<bool, kSteps> taken = {};
@@ -46,9 +47,6 @@ PerStep with_free_slots(const BlockSlots& slots) {
   return all;
 }
 
-// How many multiples of 6 lie in [0, distance].
-int repeats(int distance) { return distance < 0 ? 0 : distance / kSteps + 1; }
-
 // One rank, backwards.
 class Rank {
  public:
@@ -56,42 +54,22 @@ class Rank {
 
   int done(Step step) const { return done_[step]; }
   int due(Step step) const { return due_[step] + kSteps * done_[step]; }  // of the next one
+  int held() const { return done_[kW1] + done_[kW0] - done_[kF1] - done_[kF0]; }
   void run(Step step) { ++done_[step]; }
 
   // The most that it holds while the block repeats.
   int peak() const {
-    const int late = *std::max_element(due_.begin(), due_.end());
+    const int all_began = *std::max_element(due_.begin(), due_.end());
+    const auto ran = [&](Step step, int last) { return (last - due_[step]) / kSteps + 1; };
     int most = 0;
-    for (int slot = late; slot < late + kSteps; ++slot) most = std::max(most, held(slot));
+    for (int slot = all_began + 1; slot <= all_began + kSteps; ++slot) {
+      const int given_back = ran(kF1, slot - 1) + ran(kF0, slot - 1);  // an F still holds its memory while it runs
+      most = std::max(most, ran(kW1, slot) + ran(kW0, slot) - given_back);
+    }
     return most;
   }
 
-  // Whether a W, run in slot `now` and not when it is due, leaves the rank within `memory`. What is held rises only
-  // with a W, so it is enough to look at `now` and at the slots in which a W is due; from one of these to the next the
-  // rise is the same, and it shrinks only where the ops of an F that have run already end: so of each W's slots, look
-  // at the first, the last, and those in which that happens.
-  bool has_room(Step w, int now, int memory) const {
-    const int end = due(w);
-    if (held(now) >= memory) return false;
-    for (const Step other : {kW1, kW0}) {
-      for (const int from : {now, end - kSteps, due(kF0) - kSteps + 1, due(kF1) - kSteps + 1}) {
-        const int low = std::max(from, now);
-        const int slot = low + ((due_[other] - low) % kSteps + kSteps) % kSteps;
-        if (slot < end && held(slot) >= memory) return false;
-      }
-    }
-    return true;
-  }
-
  private:
-  // In `slot`, if all that has not run yet runs when it is due.
-  int held(int slot) const {
-    int sum = 0;
-    for (const Step w : {kW1, kW0}) sum += std::max(done_[w], repeats(slot - due_[w]));
-    for (const Step f : {kF0, kF1}) sum -= std::max(done_[f], repeats(slot - 1 - due_[f]));
-    return sum;
-  }
-
   PerStep due_;  // of the first microbatch
   PerStep done_ = {};
 };
@@ -153,7 +131,7 @@ ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
         const int due = rank.due(step);
         if (rank.done(step) == m || (chosen[r] != kNone && due >= earliest)) continue;
         if (!is_needed_no_more(ranks, r, step)) continue;
-        if ((step == kW1 || step == kW0) && due > now && !rank.has_room(step, now, memory)) continue;
+        if ((step == kW1 || step == kW0) && due > now && rank.held() >= memory) continue;
         chosen[r] = static_cast<int>(step);
         earliest = due;
       }

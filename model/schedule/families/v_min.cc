@@ -19,7 +19,7 @@ Family v_min() {
       .name = "v-min",
       .aliases = {"VMin"},
       .summary =
-          "a third of 1f1b's memory and two thirds of its bubble, two chunks a rank in a V, when F, I and W take alike",
+          "a third of 1f1b's memory, two thirds of its bubble, two chunks a rank in a V, when F, I and W take alike",
       .source = "Qi et al. 2024, arXiv:2405.15362",
       .fixed_chunks = 2,
       .split_backward = true,
