@@ -38,8 +38,8 @@ struct Shape {
   int ops_per_unit;  // compute vertices and transfers of one microbatch, slice and stage
 };
 constexpr Shape kShapes[] = {
-    {"1f1b", 16, 0, 1, 4}, {"interleaved-1f1b", 16, 4, 1, 4}, {"zb-h1", 16, 0, 1, 5}, {"seq1f1b", 16, 0, 8, 4},
-    {"zb-v", 16, 0, 1, 5}, {"dualpipe", 16, 0, 1, 4},
+    {"1f1b", 16, 0, 1, 4}, {"interleaved-1f1b", 16, 4, 1, 4}, {"zb-h1", 16, 0, 1, 5},    {"seq1f1b", 16, 0, 8, 4},
+    {"zb-v", 16, 0, 1, 5}, {"v-half", 16, 0, 1, 5},           {"dualpipe", 16, 0, 1, 4},
 };
 
 FamilyParams params_for(const Shape& shape, std::int64_t vertices) {

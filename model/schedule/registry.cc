@@ -28,6 +28,8 @@ const std::vector<Family>& registry() {
       families::seq1f1b_zb1p(),
       families::seq1f1b_zb2p(),
       families::zb_v(),
+      families::v_half(),
+      families::v_min(),
       families::interleaved_zb(),
       families::dualpipe(),
       families::dualpipe_v(),

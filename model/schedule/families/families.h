@@ -19,6 +19,8 @@ Family zb_h2();
 Family seq1f1b_zb1p();
 Family seq1f1b_zb2p();
 Family zb_v();
+Family v_half();
+Family v_min();
 Family interleaved_zb();
 Family dualpipe();
 Family dualpipe_v();

@@ -149,6 +149,22 @@ TEST(Orders, ZbV) {
   EXPECT_EQ(order(make("zb-v", {.p = 2, .m = 1}), 1), "1F0 2F0 2I0 2W0 1I0 1W0");
 }
 
+// One rank: the slots of the block (v-half: f0 0, f1 1, i1 2, i0 4; v-min: 0, 1, 2, 3), each W in the first slot left
+// over after its I. No slot is free to move to.
+TEST(Orders, VHalfAndVMinOnOneRank) {
+  EXPECT_EQ(order(make("v-half", {.p = 1, .m = 2}), 0), "0F0 1F0 1I0 1W0 0I0 0W0 0F1 1F1 1I1 1W1 0I1 0W1");
+  EXPECT_EQ(order(make("v-min", {.p = 1, .m = 2}), 0), "0F0 1F0 1I0 0I0 1W0 0W0 0F1 1F1 1I1 0I1 1W1 0W1");
+}
+
+// Slots of v-half, p = 2: rank 0 f0 0, f1 4, i1 8, w1 9, i0 13, w0 17; rank 1 f0 2, f1 3, i1 10, w1 11, i0 12, w0 13.
+// Backwards from 17, rank 1 first has its two W free to run, the one due first first, while rank 0 does W and I; then
+// each op as its successor allows.
+TEST(Orders, VHalfOfOneMicrobatch) {
+  const Schedule schedule = make("v-half", {.p = 2, .m = 1});
+  EXPECT_EQ(order(schedule, 0), "0F0 3F0 3I0 3W0 0I0 0W0");
+  EXPECT_EQ(order(schedule, 1), "1F0 2F0 2I0 1I0 2W0 1W0");
+}
+
 // interleaved-1f1b with a warm-up of (v-1)p + p-1-r: 3 and 2; W at once on rank 0, one I later on rank 1.
 TEST(Orders, InterleavedZb) {
   const Schedule schedule = make("interleaved-zb", {.p = 2, .m = 2, .v = 2});

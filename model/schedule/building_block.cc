@@ -1,0 +1,152 @@
+#include "model/schedule/building_block.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <vector>
+
+#include "model/schedule/orders.h"
+
+// How the blocks are pushed together. Time runs backwards here, from the last slot to the first, in slots of one op: an
+// op may run once all that need it have run, a W takes memory and its F gives it back. The repeated block gives every
+// op a due slot. In each slot each rank runs, of the ops that may, the one due first, be it early; but a W before its
+// due slot only while memory is left.
+//
+// So no op is ever late, by induction over the slots: what it waits for was not, and a rank has one op due in a slot.
+// Hence the rule cannot get stuck and its order takes no longer than the repeated block. Nor does it hold more: W wait
+// for nothing, so they run in the order in which they are due, and when one runs that is due, the rank holds the W due
+// until then without the F that have run, which are at least those due before: what it holds in the repeated block.
+//
+// (From the front, the same rule with F for W would leave v-half's ranks 9, 23 and 37 idle slots for p = 4, 8 and 12,
+// and with W last of all 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
+namespace sluice::orders {
+namespace {
+
+// The ops of one microbatch on one rank.
+enum Step : std::size_t { kF0, kF1, kI1, kI0, kW1, kW0 };
+constexpr int kSteps = 6;  // hence also the slots from one microbatch to the next
+constexpr std::array<Step, kSteps> kAll = {kF0, kF1, kI1, kI0, kW1, kW0};
+constexpr OpKind kKind[] = {OpKind::F, OpKind::F, OpKind::I, OpKind::I, OpKind::W, OpKind::W};
+constexpr int kChunk[] = {0, 1, 1, 0, 1, 0};
+using PerStep = std::array<int, kSteps>;
+
+// Slots of all six ops, forwards in time: each W takes the first one left over after its I.
+PerStep with_free_slots(const BlockSlots& slots) {
+  PerStep all = {slots.f0, slots.f1, slots.i1, slots.i0};
+  std::array<bool, kSteps> taken = {};
+  for (const int slot : {slots.f0, slots.f1, slots.i1, slots.i0}) taken[static_cast<std::size_t>(slot % kSteps)] = true;
+  const auto first_free = [&](int after) {
+    int slot = after + 1;
+    while (taken[static_cast<std::size_t>(slot % kSteps)]) ++slot;
+    taken[static_cast<std::size_t>(slot % kSteps)] = true;
+    return slot;
+  };
+  all[kW1] = first_free(slots.i1);
+  all[kW0] = first_free(slots.i0);
+  return all;
+}
+
+// One rank, backwards.
+class Rank {
+ public:
+  explicit Rank(const PerStep& first_due) : due_(first_due) {}
+
+  int done(Step step) const { return done_[step]; }
+  int due(Step step) const { return due_[step] + kSteps * done_[step]; }  // of the next one
+  int held() const { return done_[kW1] + done_[kW0] - done_[kF1] - done_[kF0]; }
+  void run(Step step) { ++done_[step]; }
+
+  // The most that it holds while the block repeats.
+  int peak() const {
+    const int all_began = *std::max_element(due_.begin(), due_.end());
+    const auto ran = [&](Step step, int last) { return (last - due_[step]) / kSteps + 1; };
+    int most = 0;
+    for (int slot = all_began + 1; slot <= all_began + kSteps; ++slot) {
+      const int given_back = ran(kF1, slot - 1) + ran(kF0, slot - 1);  // an F still holds its memory while it runs
+      most = std::max(most, ran(kW1, slot) + ran(kW0, slot) - given_back);
+    }
+    return most;
+  }
+
+ private:
+  PerStep due_;  // of the first microbatch
+  PerStep done_ = {};
+};
+
+std::vector<Rank> ranks_backwards(int ranks, BlockSlots (*slots)(int ranks, int rank)) {
+  std::vector<PerStep> forwards;
+  int last = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    forwards.push_back(with_free_slots(slots(ranks, rank)));
+    last = std::max(last, *std::max_element(forwards.back().begin(), forwards.back().end()));
+  }
+  std::vector<Rank> all;
+  for (PerStep& due : forwards) {
+    for (int& slot : due) slot = last - slot;
+    all.emplace_back(due);
+  }
+  return all;
+}
+
+// Whether all that needs the next `step` of `rank` has run. (With two chunks in a V, rank r has stages r, 2p - 1 - r.)
+bool is_needed_no_more(const std::vector<Rank>& ranks, std::size_t rank, Step step) {
+  const int mine = ranks[rank].done(step);
+  const bool first = rank == 0;
+  const bool last = rank + 1 == ranks.size();
+  const auto ran = [&](std::size_t on, Step other) { return ranks[on].done(other) > mine; };
+  switch (step) {
+    case kF0: return ran(rank, kI0) && (last ? ran(rank, kF1) : ran(rank + 1, kF0));
+    case kF1: return ran(rank, kI1) && (first || ran(rank - 1, kF1));
+    case kI1: return ran(rank, kW1) && (last ? ran(rank, kI0) : ran(rank + 1, kI1));
+    case kI0: return ran(rank, kW0) && (first || ran(rank - 1, kI0));
+    case kW1:
+    case kW0: return true;
+  }
+  return true;
+}
+
+}  // namespace
+
+ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
+                             BlockSlots (*slots)(int ranks, int rank)) {
+  const int p = params.ranks;
+  const int m = params.microbatches;
+  ScheduleParts parts = frame(family, params, kSteps * m);
+  parts.routes = {snake(p, 2)};
+  std::vector<Rank> ranks = ranks_backwards(p, slots);
+  int memory = 0;
+  for (const Rank& rank : ranks) memory = std::max(memory, rank.peak());
+
+  // The next op of each rank, or none: all choose before any runs, since a slot's ops do not see each other.
+  std::vector<int> chosen(ranks.size());
+  constexpr int kNone = -1;
+  std::int64_t left = std::int64_t{kSteps} * p * m;
+  for (int now = 0; left > 0; ++now) {
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const Rank& rank = ranks[r];
+      chosen[r] = kNone;
+      int earliest = 0;
+      for (const Step step : kAll) {
+        const int due = rank.due(step);
+        if (rank.done(step) == m || (chosen[r] != kNone && due >= earliest)) continue;
+        if (!is_needed_no_more(ranks, r, step)) continue;
+        if ((step == kW1 || step == kW0) && due > now && rank.held() >= memory) continue;
+        chosen[r] = static_cast<int>(step);
+        earliest = due;
+      }
+    }
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      if (chosen[r] == kNone) continue;
+      const auto step = static_cast<Step>(chosen[r]);
+      const int stage = kChunk[step] == 0 ? static_cast<int>(r) : 2 * p - 1 - static_cast<int>(r);
+      parts.orders[r].push_back(op(kKind[step], stage, m - 1 - ranks[r].done(step)));
+      ranks[r].run(step);
+      --left;
+    }
+  }
+  for (auto& order : parts.orders) std::reverse(order.begin(), order.end());
+  return parts;
+}
+
+}  // namespace sluice::orders

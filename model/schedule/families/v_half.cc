@@ -1,0 +1,30 @@
+#include "model/schedule/building_block.h"
+#include "model/schedule/families/families.h"
+
+namespace sluice::families {
+namespace {
+
+// A slot between the forwards of neighbours on the way down and the gradients on the way up, none otherwise.
+orders::BlockSlots block(int ranks, int rank) {
+  const int shift = ranks % 2 == 0 ? 3 : 0;  // keeps the four slots of a rank apart
+  return {.f0 = 2 * rank,
+          .f1 = 3 * ranks - rank - 2,
+          .i1 = 3 * ranks + shift + 2 * rank - 1,
+          .i0 = 6 * ranks + shift - rank - 2};
+}
+
+}  // namespace
+
+// Holds floor((p + 2) / 2) microbatches until W, on some rank.
+Family v_half() {
+  return {
+      .name = "v-half",
+      .aliases = {"VHalf"},
+      .summary = "half of 1f1b's memory and of its bubble, with two chunks a rank in a V, when F, I and W take alike",
+      .source = "Qi et al. 2024, arXiv:2405.15362",
+      .fixed_chunks = 2,
+      .split_backward = true,
+      .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, block); }};
+}
+
+}  // namespace sluice::families
