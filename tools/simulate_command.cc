@@ -2,13 +2,17 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "model/errors.h"
 #include "sim/prediction.h"
 #include "tools/command.h"
 #include "tools/scenario_flags.h"
 #include "tools/simulation_output.h"
+#include "tools/simulation_report.h"
 #include "tools/terminal.h"
 #include "traces/chrome_trace.h"
 #include "traces/gantt.h"
@@ -24,6 +28,9 @@ struct Options {
   std::string trace;
   std::vector<int> trace_ranks;
   std::string colour = "auto";
+  std::string report;
+  std::string compare_with;
+  std::vector<std::string> arguments;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
@@ -35,12 +42,19 @@ int simulate_command(const Options& options) {
           fmt::format("--trace-ranks: expected ranks 0 to {}, got {}", setup.schedule().num_ranks() - 1, rank));
     }
   }
-  const Prediction prediction = predict(setup, !options.trace.empty());
+  const Prediction prediction = predict(setup, !options.trace.empty() || !options.report.empty());
   if (!options.trace.empty()) {
     TraceOptions trace{.ranks = options.trace_ranks, .scenario = options.flags->document(options.file).dump()};
     const std::string warning = trace_size_warning(count_trace_events(setup.graph(), prediction.memory, trace));
     if (!warning.empty()) fmt::print(stderr, "sluice: {}\n", warning);
     write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
+  }
+  if (!options.report.empty()) {
+    const auto document = options.flags->document(options.file);
+    std::optional<SimulatedRun> second;
+    if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
+    write_simulation_report(options.report, setup, prediction, document.dump(2), second ? &*second : nullptr,
+                            shell_line(options.arguments));
   }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction));
@@ -57,7 +71,7 @@ int simulate_command(const Options& options) {
 
 }  // namespace
 
-void add_simulate_command(CLI::App& app, int& exit_code) {
+void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "simulate",
       "Predicts time, bubbles and memory of one iteration.\n\n"
@@ -69,6 +83,7 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       "--seq-length 8192\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory, 4 invalid schedule");
   const auto options = std::make_shared<Options>();
+  options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
   command->add_flag("--json", options->json, "one JSON document (sluice.simulation/1) on standard output");
   command->add_flag("--gantt", options->gantt, "draw the timeline as text");
@@ -78,10 +93,16 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"auto", "always", "never"}));
   command->add_option("--trace", options->trace, "write a Chrome trace for Perfetto; gzipped if the name ends in .gz");
   command->add_option("--trace-ranks", options->trace_ranks, "only these pipeline ranks: a,b,c")->delimiter(',');
+  command->add_option("--report", options->report,
+                      "write a page that shows all of it and needs nothing else: report.html");
+  command->add_option("--compare-with", options->compare_with,
+                      "a second run on the report's time axis: a scenario file, or a family for this scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   command->callback([options, &exit_code] {
     if (options->json && options->gantt)
       throw InputError("simulate: --json prints one document: give it or --gantt, not both");
+    if (!options->compare_with.empty() && options->report.empty())
+      throw InputError("simulate: --compare-with adds a second run to a report: give --report too");
     exit_code = simulate_command(*options);
   });
 }
