@@ -53,8 +53,8 @@ int simulate_command(const Options& options) {
     const auto document = options.flags->document(options.file);
     std::optional<SimulatedRun> second;
     if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
-    write_simulation_report(options.report, setup, prediction, document.dump(2), second ? &*second : nullptr,
-                            shell_line(options.arguments));
+    write_simulation_report(options.report, setup, prediction, scenario_text(document, options.file),
+                            second ? &*second : nullptr, shell_line(options.arguments));
   }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction));

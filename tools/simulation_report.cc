@@ -22,6 +22,7 @@ constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 // "891.4 ms": four significant digits, the unit that suits.
 std::string time_text(Duration duration) {
   const double seconds = to_seconds(duration);
+  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
   if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
   return fmt::format("{:.4g} µs", seconds * 1e6);
@@ -121,8 +122,10 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
   out.push_back({"Period", time_text(prediction.period), "a batch, when batches follow without a barrier",
                  to_seconds(prediction.period)});
   const CriticalPath path = critical_path(setup.graph(), prediction.timeline);
-  out.push_back({"Longest path", fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
-                 path_text(path, metrics.makespan), static_cast<double>(path.vertices.size())});
+  out.push_back({"Longest path",
+                 fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
+                 path_text(path, metrics.makespan),
+                 {}});
   return out;
 }
 
@@ -150,9 +153,14 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     Json& schedule = other["schedule"];
     if (!schedule.is_object()) schedule = Json::object();
     schedule["name"] = word;
-    run.scenario = other.dump(2);
+    run.scenario = other.dump(2) + "\n";
     const std::string source = "--compare-with " + word;
-    run.setup = std::make_unique<Setup>(scenario_from_json(other, source, fs::path(file).parent_path().string()));
+    try {
+      run.setup = std::make_unique<Setup>(scenario_from_json(other, source, fs::path(file).parent_path().string()));
+    } catch (const InputError& wrong) {
+      const std::string what = wrong.what();
+      throw InputError(what.starts_with(source) ? what : source + ": " + what);
+    }
   }
   run.prediction = predict(*run.setup, true);
   return run;
@@ -163,6 +171,19 @@ std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction
   const auto& gpu = setup.scenario().cluster->gpu;
   const auto free = static_cast<double>(prediction.fit->capacity_bytes - gpu.reserved_bytes);
   return static_cast<std::int64_t>(free / (1 + gpu.fragmentation));
+}
+
+std::string scenario_text(const nlohmann::json& document, const std::string& file) {
+  if (!file.empty()) {
+    std::string text = read_file(file);
+    Json written = parse_json(text, file);
+    // Short forms count as what they stand for.
+    for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
+      if (written.contains(key) && written[key].is_string()) written[key] = Json{{name, written[key]}};
+    }
+    if (written == document) return text;
+  }
+  return document.dump(2) + "\n";
 }
 
 std::string run_title(const Schedule& schedule) {

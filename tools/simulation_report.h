@@ -27,6 +27,10 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
 // allocator's overhead. None without a model and a cluster.
 std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction& prediction);
 
+// The scenario as its reader wrote it where no flag changed it: the text of `file`; else `document`, which flags were
+// laid over.
+std::string scenario_text(const nlohmann::json& document, const std::string& file);
+
 // "zb-v, 4 ranks, 8 microbatches"
 std::string run_title(const Schedule& schedule);
 

@@ -20,6 +20,7 @@ std::size_t index(int i) { return static_cast<std::size_t>(i); }
 std::string time_text(Duration duration) {
   const double seconds = to_seconds(duration);
   if (duration.count() == 0) return "0";
+  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
   if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
   return fmt::format("{:.4g} µs", seconds * 1e6);
@@ -43,10 +44,12 @@ constexpr std::array<std::string_view, kNumIdleCauses> kCauseMeaning = {
 
 class Table {
  public:
-  Table(std::string_view css_class, std::string_view caption) {
+  // The caption is shown where the heading above does not say the same.
+  Table(std::string_view css_class, std::string_view caption, bool caption_shown) {
     fmt::format_to(to_, R"(<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="{}">)",
                    html_escaped(caption), css_class);
-    fmt::format_to(to_, "<caption>{}</caption>\n<thead><tr>", html_escaped(caption));
+    fmt::format_to(to_, "<caption{}>{}</caption>\n<thead><tr>", caption_shown ? "" : R"( class="visually-hidden")",
+                   html_escaped(caption));
   }
   // A column of numbers, by which the script can sort.
   void column(std::string_view name, std::string_view swatch = {}) {
@@ -96,7 +99,7 @@ std::string headline_comparison(const Report& report) {
   const ReportRun& b = report.runs[1];
   std::string out =
       R"(<div class="scroll" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
-      R"(<caption>Headline figures</caption><thead><tr><th scope="col">figure</th>)";
+      R"(<caption class="visually-hidden">Headline figures</caption><thead><tr><th scope="col">figure</th>)";
   const auto to = std::back_inserter(out);
   fmt::format_to(to,
                  R"(<th scope="col"><span class="run">A</span> {}</th><th scope="col"><span class="run">B</span> {})",
@@ -105,15 +108,18 @@ std::string headline_comparison(const Report& report) {
   const auto same_label = [](const ReportFigure& figure) {
     return [&figure](const ReportFigure& other) { return other.label == figure.label; };
   };
-  const auto value = [](const ReportFigure* figure) {
-    if (figure == nullptr) return std::string("–");
-    std::string shown = html_escaped(figure->value);
-    if (!figure->explanation.empty()) shown += "<small>" + html_escaped(figure->explanation) + "</small>";
-    return shown;
+  const auto small = [](const std::string& text) {
+    return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>";
   };
+  // What explains both stands once.
   const auto row = [&](const ReportFigure& label, const ReportFigure* left, const ReportFigure* right) {
-    fmt::format_to(to, "\n<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
-                   html_escaped(label.label), value(left), value(right),
+    const bool both = left != nullptr && right != nullptr && left->explanation == right->explanation;
+    const auto value = [&](const ReportFigure* figure) {
+      if (figure == nullptr) return std::string("–");
+      return html_escaped(figure->value) + (both ? "" : small(figure->explanation));
+    };
+    fmt::format_to(to, "\n<tr><th scope=\"row\">{}{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+                   html_escaped(label.label), both ? small(label.explanation) : "", value(left), value(right),
                    left != nullptr && right != nullptr ? difference(*left, *right) : "");
   };
   for (const ReportFigure& figure : a.headline) {
@@ -156,7 +162,7 @@ std::string idle_table(const Report& report, std::size_t run) {
       all[c] += of[c];
       all_idle += of[c];
     }
-  Table table("idle", caption(report, run, "Idle time by cause"));
+  Table table("idle", caption(report, run, "Idle time by cause"), report.runs.size() > 1);
   table.column("rank");
   table.plain_column("share of the makespan");
   table.column("idle");
@@ -213,7 +219,7 @@ std::string rank_table(const Report& report, std::size_t run) {
   const Schedule& schedule = drawn.graph->schedule();
   const Metrics& metrics = *drawn.metrics;
   const bool bytes = drawn.graph->has_bytes() && !drawn.memory.empty();
-  Table table("ranks", caption(report, run, "By rank"));
+  Table table("ranks", caption(report, run, "By rank"), report.runs.size() > 1);
   for (const char* name : {"rank", "stages", "busy", "busy share", "in flight", "first start", "last end"}) {
     table.column(name);
   }

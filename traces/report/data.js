@@ -122,6 +122,14 @@ async function loadRun(index, name) {
     }
   }
 
+  // Ops of no length are drawn too, where a column of pixels has room for them.
+  const instants = [];
+  const criticalOps = [];
+  for (let i = 0; i < n; ++i) {
+    if (duration[i] === 0) instants.push(i);
+    if (critical[i]) criticalOps.push(i);
+  }
+
   const idle = {first: [0], start: columns.idle_gap, end: new Float64Array(columns.idle_gap.length),
                 cause: columns.idle_cause, from: columns.idle_from, next: columns.idle_next, need: columns.idle_need};
   for (const count of header.idle) {
@@ -129,7 +137,7 @@ async function loadRun(index, name) {
     unrollTimes(idle.start, columns.idle_duration, idle.end, begin, begin + count);
     idle.first.push(begin + count);
   }
-  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, idle, partnerOf,
+  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, idle, partnerOf, instants, criticalOps,
           partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
                     microbatch: columns.partner_microbatch},
           memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,

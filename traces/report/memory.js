@@ -100,11 +100,14 @@ class Curves {
     // Steps of whole binary units, so that labels are round.
     const unit = this.most >= 4 * 2 ** 30 ? 2 ** 30 : this.most >= 4 * 2 ** 20 ? 2 ** 20 : this.most >= 4096 ? 1024 : 1;
     const name = {[2 ** 30]: 'GiB', [2 ** 20]: 'MiB', 1024: 'KiB', 1: 'B'}[unit];
-    const step = niceStep(this.most / unit / 4);
+    const step = niceStep(this.most / unit / 6);
     for (let k = 0; k * step * unit <= this.most; ++k) {
       const y = Math.round(this.y(k * step * unit));
       context.fillStyle = colours.line;
       context.fillRect(view.gutter - 4, y, 4, 1);
+      context.globalAlpha = 0.45;
+      context.fillRect(view.gutter, y, view.width - view.gutter, 1);
+      context.globalAlpha = 1;
       context.fillStyle = colours.soft;
       const text = significant(k * step, 4);
       context.fillText(view.gutter >= 60 || k * step < 1000 ? text : '', view.gutter - 7, y);

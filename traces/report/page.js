@@ -54,7 +54,7 @@ function themeButton() {
 }
 
 function legend() {
-  const occurs = (c) => timelines.some(({run}) => run.sums[c]);
+  const occurs = (c) => timelines.some(({run}) => run.sums[c] && run.sums[c][run.n] > 0);
   const items = kClasses.map((each, c) => {
     if (!occurs(c)) return null;
     const canvas = element('canvas', '');
@@ -157,8 +157,6 @@ async function start() {
   view.t1 = view.end;
   const letters = runs.length > 1 ? ['A', 'B'] : [''];
   runs.forEach((run, index) => {
-    run.criticalOps = [];
-    run.critical.forEach((yes, i) => { if (yes) run.criticalOps.push(i); });
     new Timeline(run, letters[index], box);
   });
   const most = 1.06 * Math.max(0, ...runs.map((run) => run.memory ? Math.max(run.capacity ?? 0, ...run.memory.peak) : 0));

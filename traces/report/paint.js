@@ -4,7 +4,7 @@
 
 // By class; the dark ones are the same hues, lightened where they would drown.
 const kLightClasses = ['#332288', '#d55e00', '#ffd23f', '#00735c', '#66ccee', '#9b59b6', '#661100'];
-const kDarkClasses = ['#8a7cf5', '#d55e00', '#ffd23f', '#0b8f74', '#66ccee', '#c58bdc', '#a8452f'];
+const kDarkClasses = ['#6152e6', '#e8700a', '#ffd23f', '#0a8f73', '#7fdcf7', '#b565d6', '#96321c'];
 
 let colours = null;  // of the theme in use
 
@@ -31,7 +31,10 @@ function chooseColours() {
   const page = css('--page');
   const classes = dark ? kDarkClasses : kLightClasses;
   const hexes = classes.map(rgbOf);
-  const white = (c) => 299 * c[0] + 587 * c[1] + 114 * c[2] < 128000;
+  // Whether white text has more contrast on it than black (WCAG 2.2, relative luminance).
+  const linear = (v) => v <= 10.31 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+  const luminance = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
+  const white = (c) => 1.05 / (luminance(c) + 0.05) > (luminance(c) + 0.05) / 0.05;
   colours = {
     dark, page, text: css('--text'), soft: css('--soft'), line: css('--line'), accent: css('--accent'), bad: css('--bad'),
     classes, idle: packed(rgbOf(idle)), edge: packed(rgbOf(page)), path: packed(rgbOf(dark ? '#ffffff' : '#000000')),
@@ -108,7 +111,9 @@ function paintLane(surface, run, lane, y0, y1, options) {
     i = firstAbove(end, ta, i, lane.last);
     if (i === lane.last || start[i] >= tb) {
       const until = i === lane.last ? width : Math.max(x + 1, Math.min(width, pixel(start[i])));
-      surface.fill(left + x, left + until, y0, y1, colours.idle);
+      // Behind the end of the run there is nothing, not even idle time.
+      const over = Math.max(x, Math.min(until, pixel(run.makespan) + 1));
+      surface.fill(left + x, left + over, y0, y1, colours.idle);
       x = until;
     } else if (start[i] <= ta && end[i] >= tb) {
       const until = Math.max(x + 1, Math.min(width, pixel(end[i])));
@@ -121,14 +126,20 @@ function paintLane(surface, run, lane, y0, y1, options) {
       x = until;
     } else {
       const last = firstAbove(start, tb, i, lane.last) - 1;
-      if (pixel(start[last]) === x && (end[last] - start[last]) * scale >= wide) {
+      const isWide = (op) => (end[op] - start[op]) * scale >= wide;
+      if (pixel(start[last]) === x && isWide(last)) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
+      } else if (last === i && isWide(i)) {  // its last column, shared with idle time
+        surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
       } else {
         paintShares(surface, run, i, last, ta, tb, left + x, y0, y1, base);
       }
       ++x;
     }
   }
+  paintMarked(run, lane, run.instants, scale, width, (op, from, to) => {
+    paintOp(surface, run, op, left + from, left + to, y0, y1, base, false);
+  });
   if (options.found) {
     paintMarked(run, lane, options.found, scale, width, (op, from, to) => {
       paintOp(surface, run, op, left + from, left + to, y0, y1, colours.fill, options.patterns);
