@@ -1,6 +1,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
 
 namespace sluice::tools {
 
@@ -18,6 +20,7 @@ enum ExitCode : int {
 // Each adds one subcommand to `app`; its callback writes the exit code to `exit_code`, or throws.
 void add_schedules_command(CLI::App& app, int& exit_code);
 void add_schedule_command(CLI::App& app, int& exit_code);
-void add_simulate_command(CLI::App& app, int& exit_code);
+// `arguments` are the command's words, for a report to show.
+void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments);
 
 }  // namespace sluice::tools

@@ -75,7 +75,7 @@ int run(int argc, char** argv) {
   int exit_code = kDone;
   add_schedules_command(app, exit_code);
   add_schedule_command(app, exit_code);
-  add_simulate_command(app, exit_code);
+  add_simulate_command(app, exit_code, {argv, argv + argc});
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

@@ -2,7 +2,10 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/input/files.h"
@@ -11,9 +14,12 @@
 #include "tools/progress.h"
 #include "tools/scenario_flags.h"
 #include "tools/simulation_output.h"
+#include "tools/simulation_report.h"
 #include "tools/sweep.h"
 #include "tools/terminal.h"
 #include "traces/chrome_trace.h"
+#include "traces/curve.h"
+#include "traces/figure.h"
 #include "traces/gantt.h"
 #include "traces/op_table.h"
 
@@ -32,6 +38,10 @@ struct Options {
   std::string csv;
   std::vector<std::string> sweep;
   std::string colour = "auto";
+  std::string svg;
+  std::string report;
+  std::string compare_with;
+  std::vector<std::string> arguments;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
@@ -45,6 +55,22 @@ void write_trace(const Options& options, const Setup& setup, const Prediction& p
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
+// The figure and the report, of one run or two.
+void draw(const Options& options, const Setup& setup, const Prediction& prediction) {
+  const auto document = options.flags->document(options.file);
+  std::optional<SimulatedRun> second;
+  if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
+  if (!options.svg.empty()) {
+    std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
+    if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
+    write_file_whole(options.svg, svg_figure(runs));
+  }
+  if (!options.report.empty()) {
+    write_simulation_report(options.report, setup, prediction, scenario_text(document, options.file),
+                            second ? &*second : nullptr, shell_line(options.arguments));
+  }
+}
+
 int simulate_one(const Options& options) {
   const Setup setup(options.flags->scenario(options.file));
   for (const int rank : options.trace_ranks) {
@@ -53,14 +79,16 @@ int simulate_one(const Options& options) {
           fmt::format("--trace-ranks: expected ranks 0 to {}, got {}", setup.schedule().num_ranks() - 1, rank));
     }
   }
+  const bool pictures = !options.report.empty() || !options.svg.empty();
   Progress progress("trial", setup.scenario().perturbation.trials);
-  const Prediction prediction = predict(setup, {.keep_memory = !options.trace.empty(),
+  const Prediction prediction = predict(setup, {.keep_memory = pictures || !options.trace.empty(),
                                                 .trial_progress = [&](std::int64_t done) { progress.done(done); }});
   if (!options.trace.empty()) write_trace(options, setup, prediction);
   if (!options.ops.empty()) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
+  if (pictures) draw(options, setup, prediction);
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction));
   } else {
@@ -87,6 +115,7 @@ int simulate_sweep(const Options& options) {
   }
   if (!any) throw InputError("--sweep: no combination can be simulated; the first: " + sweep.points.front().error);
   if (!options.csv.empty()) write_file_whole(options.csv, sweep_csv(sweep));
+  if (!options.svg.empty()) write_file_whole(options.svg, svg_curve(sweep_chart(sweep)));
   fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
   return any_fits ? kDone : kAnswerIsNo;
 }
@@ -97,18 +126,21 @@ int simulate_command(const Options& options) {
   };
   refuse(options.json && options.gantt, "--json prints one document: give it or --gantt, not both");
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
+  refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
+         "--compare-with adds a second run to a picture: give --report or --svg too");
   if (options.sweep.empty()) {
     refuse(!options.csv.empty(), "--csv is the table of a --sweep; --ops writes a table of the ops");
     return simulate_one(options);
   }
-  refuse(options.gantt || !options.trace.empty() || !options.ops.empty(),
-         "--sweep predicts many runs: --gantt, --trace and --ops show one");
+  refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
+             !options.compare_with.empty(),
+         "--sweep predicts many runs: --gantt, --trace, --ops, --report and --compare-with show one");
   return simulate_sweep(options);
 }
 
 }  // namespace
 
-void add_simulate_command(CLI::App& app, int& exit_code) {
+void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "simulate",
       "Predicts time, bubbles and memory of one iteration.\n\n"
@@ -122,6 +154,7 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05 --trials 1000\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory, 4 invalid schedule");
   const auto options = std::make_shared<Options>();
+  options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
   command->add_flag("--json", options->json, "one JSON document (sluice.simulation/1) on standard output");
   command->add_flag("--gantt", options->gantt, "draw the timeline as text");
@@ -142,6 +175,13 @@ void add_simulate_command(CLI::App& app, int& exit_code) {
       ->expected(1)
       ->take_all();
   command->add_option("--csv", options->csv, "write the sweep's table to this file");
+  command->add_option("--svg", options->svg,
+                      "write a figure: timeline and memory of the run; of a sweep, a curve over its first key");
+  command->add_option("--report", options->report,
+                      "write a page that shows all of it and needs nothing else: report.html");
+  command->add_option(
+      "--compare-with", options->compare_with,
+      "a second run on the time axis of --report or --svg: a scenario file, or a family for this scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   command->callback([options, &exit_code] { exit_code = simulate_command(*options); });
 }

@@ -234,4 +234,32 @@ std::string sweep_json(const Sweep& sweep) {
   return out.dump(2) + "\n";
 }
 
+CurveChart sweep_chart(const Sweep& sweep) {
+  const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
+  CurveChart chart{.title = tokens ? "Throughput" : "Time of an iteration",
+                   .x_label = sweep.axes.front().key,
+                   .y_label = tokens ? "tokens/s" : "iteration (s)",
+                   .hollow_note = "does not fit in memory",
+                   .x = sweep.axes.front().values};
+  // The last axis turns fastest, so that the points of one value of the first stand together.
+  const std::size_t others = sweep.points.size() / chart.x.size();
+  for (std::size_t s = 0; s < others; ++s) {
+    CurveSeries series;
+    for (std::size_t a = 1; a < sweep.axes.size(); ++a) {
+      series.name += fmt::format("{}{} {}", a > 1 ? ", " : "", sweep.axes[a].key, sweep.points[s].values[a]);
+    }
+    for (std::size_t i = 0; i < chart.x.size(); ++i) {
+      const auto& result = sweep.points[i * others + s].result;
+      CurvePoint point;
+      if (result) {
+        point.y = tokens ? result->tokens_per_s : to_seconds(result->iteration);
+        point.hollow = !result->fits.value_or(true);
+      }
+      series.points.push_back(point);
+    }
+    chart.series.push_back(std::move(series));
+  }
+  return chart;
+}
+
 }  // namespace sluice::tools

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/units.h"
+#include "traces/curve.h"
 
 namespace sluice::tools {
 
@@ -51,5 +52,9 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
 std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
 std::string sweep_json(const Sweep& sweep);  // schema sluice.sweep/1
+
+// Tokens a second, or the iteration's time where there are none, over the first axis: a series for each combination of
+// the others. What does not fit in memory is hollow.
+CurveChart sweep_chart(const Sweep& sweep);
 
 }  // namespace sluice::tools

@@ -342,7 +342,7 @@ class Figure {
     const double capacity = has_bytes ? static_cast<double>(run.capacity_bytes.value_or(0)) / kGiB : 0;
     const double top = std::max({most, capacity, 1e-12}) * 1.06;
     const auto y_of = [&](double value) { return panel.bottom - kMemoryHeight * value / top; };
-    const double step = tick_step(top, 4);
+    const double step = tick_step(top, 5);
     for (int i = 0; static_cast<double>(i) * step <= top; ++i) {
       const double y = y_of(static_cast<double>(i) * step);
       svg.line(kLeft - 3, y, options_.width - kRight, y, "stroke=\"#d9d9d9\" stroke-width=\"0.5\"");
@@ -364,7 +364,7 @@ class Figure {
     }
     const std::string words =
         fmt::format("rank {}: at most {:.4g}{}", worst_rank, most, has_bytes ? " GiB" : " in flight");
-    svg.text(options_.width - kRight - 4, y_of(most) + (capacity > 0 ? 10.0 : -2.0), words, 9, Svg::Anchor::end);
+    svg.text(options_.width - kRight - 4, y_of(most) - 3, words, 9, Svg::Anchor::end);
     if (capacity > 0) {
       const double y = y_of(capacity);
       svg.line(kLeft, y, options_.width - kRight, y, "stroke=\"#c00000\" stroke-width=\"1\" stroke-dasharray=\"5 3\"");

@@ -1,0 +1,196 @@
+
+// The runs' numbers. How they are laid out is said in traces/report_data.h.
+
+const kLetters = ['F', 'B', 'I', 'W'];
+const kCollective = 16;
+const kOptimizer = 17;
+
+// What an op is drawn as; a joint block is half its first op's class, half its second's.
+const kClasses = [
+  {letter: 'F', name: 'forward'},
+  {letter: 'B', name: 'backward'},
+  {letter: 'I', name: 'input gradient'},
+  {letter: 'W', name: 'weight gradient'},
+  {letter: 'R', name: 'recomputation'},
+  {letter: 'C', name: 'communication'},
+  {letter: 'O', name: 'optimizer'},
+];
+
+function classOf(kind) {
+  if (kind < 8) return kind & 3;
+  if (kind < 12) return 4;
+  return kind === kOptimizer ? 6 : 5;
+}
+
+function bytesOfBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let i = 0; i < bytes.length; ++i) bytes[i] = binary.charCodeAt(i);
+  return bytes;
+}
+
+async function inflated(bytes) {
+  if (typeof DecompressionStream === 'undefined') throw new Error('this browser has no DecompressionStream');
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream('deflate'));
+  return new Response(stream).arrayBuffer();
+}
+
+// The named columns as typed arrays; 64-bit ones as doubles, exact to 2^53.
+function columnsOf(names, buffer) {
+  const columns = {};
+  let at = 0;
+  for (const [name, type, size] of names) {
+    if (type === 'i64') {
+      const low = new Uint32Array(buffer, at, size);
+      const high = new Int32Array(buffer, at + 4 * size, size);
+      const values = new Float64Array(size);
+      for (let i = 0; i < size; ++i) values[i] = high[i] * 4294967296 + low[i];
+      columns[name] = values;
+      at += 8 * size;
+    } else {
+      const Type = {i32: Int32Array, i16: Int16Array, u8: Uint8Array}[type];
+      columns[name] = new Type(buffer, at, size);
+      at += size * Type.BYTES_PER_ELEMENT;
+    }
+    at = Math.ceil(at / 4) * 4;
+  }
+  return columns;
+}
+
+// Ends from gaps and durations, within [first, last).
+function unrollTimes(gap, duration, end, first, last) {
+  let free = 0;
+  for (let i = first; i < last; ++i) {
+    gap[i] += free;
+    free = gap[i] + duration[i];
+    end[i] = free;
+  }
+}
+
+async function loadRun(index, name) {
+  const header = JSON.parse(document.getElementById('run-' + index).textContent);
+  const base = document.getElementById('columns-' + index);
+  const columns = columnsOf(header.columns, await inflated(bytesOfBase64(base.textContent)));
+  base.remove();
+
+  const {kind, stage, slice, critical, microbatch, need, slack, gap: start, duration} = columns;
+  const n = kind.length;
+  const end = new Float64Array(n);
+  const lanes = [];
+  let first = 0;
+  for (const row of header.lanes) {
+    const last = first + row.ops;
+    unrollTimes(start, duration, end, first, last);
+    const lastMicrobatch = new Int32Array(18);
+    const lastNeed = new Int32Array(18);
+    const lastSlack = new Float64Array(18);
+    for (let i = first; i < last; ++i) {
+      const k = kind[i];
+      microbatch[i] = lastMicrobatch[k] += microbatch[i];
+      need[i] = lastNeed[k] += need[i];
+      slack[i] = lastSlack[k] += slack[i];
+    }
+    lanes.push({kind: row.kind, rank: row.rank, peer: row.peer ?? -1, latency: row.latency ?? 0, first, last});
+    first = last;
+  }
+
+  // Joint blocks know their partner's place.
+  let partnerOf = null;
+  if (columns.partner_kind.length > 0) {
+    partnerOf = new Int32Array(n).fill(-1);
+    for (let i = 0, joint = 0; i < n; ++i) if (kind[i] >= 4 && kind[i] < 8) partnerOf[i] = joint++;
+  }
+  // Time of each class up to each op, so that any stretch of a lane is summed at once.
+  const sums = kClasses.map(() => null);
+  const shareOf = (c) => sums[c] ??= new Float64Array(n + 1);
+  for (let k = 0; k < 18; ++k) if (kind.includes(k)) shareOf(classOf(k));
+  for (const k of new Set(columns.partner_kind)) shareOf(k);
+  for (const c of sums.keys()) {
+    const sum = sums[c];
+    if (!sum) continue;
+    let total = 0;
+    for (let i = 0; i < n; ++i) {
+      const k = kind[i];
+      if (k >= 4 && k < 8) {
+        const both = ((k & 3) === c ? 1 : 0) + (columns.partner_kind[partnerOf[i]] === c ? 1 : 0);
+        total += duration[i] * both / 2;
+      } else if (classOf(k) === c) {
+        total += duration[i];
+      }
+      sum[i + 1] = total;
+    }
+  }
+
+  // Ops of no length are drawn too, where a column of pixels has room for them.
+  const instants = [];
+  const criticalOps = [];
+  for (let i = 0; i < n; ++i) {
+    if (duration[i] === 0) instants.push(i);
+    if (critical[i]) criticalOps.push(i);
+  }
+
+  const idle = {first: [0], start: columns.idle_gap, end: new Float64Array(columns.idle_gap.length),
+                cause: columns.idle_cause, from: columns.idle_from, next: columns.idle_next, need: columns.idle_need};
+  for (const count of header.idle) {
+    const begin = idle.first.at(-1);
+    unrollTimes(idle.start, columns.idle_duration, idle.end, begin, begin + count);
+    idle.first.push(begin + count);
+  }
+  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, idle, partnerOf, instants, criticalOps,
+          partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
+                    microbatch: columns.partner_microbatch},
+          memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,
+          ranks: header.ranks, sliced: header.sliced, stagesOf: header.stages_of, collectives: header.collectives,
+          causes: header.causes, capacity: header.capacity};
+}
+
+function loadMemory(header, columns) {
+  const time = columns.memory_time;
+  const bytes = header.classes.map((name) => columns['memory_' + name]);
+  const total = new Float64Array(time.length);
+  const first = [0];
+  const peak = [];
+  for (const count of header.samples) {
+    const begin = first.at(-1);
+    let most = 0;
+    for (let i = begin; i < begin + count; ++i) {
+      if (i > begin) time[i] += time[i - 1];
+      for (const of of bytes) {
+        if (i > begin) of[i] += of[i - 1];
+        total[i] += of[i];
+      }
+      most = Math.max(most, total[i]);
+    }
+    peak.push(most);
+    first.push(begin + count);
+  }
+  return {classes: header.classes.map((name) => name === 'keys_values' ? 'keys, values' : name), thinned: header.thinned,
+          time, bytes, total, first, peak, worst: peak.indexOf(Math.max(...peak))};
+}
+
+// The first index in [first, last) whose value in the ascending `values` is above `x`, near `first` found fastest.
+function firstAbove(values, x, first, last) {
+  let step = 1;
+  let low = first;
+  while (low + step < last && values[low + step - 1] <= x) {
+    low += step;
+    step *= 2;
+  }
+  let high = Math.min(last, low + step);
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (values[middle] > x) high = middle; else low = middle + 1;
+  }
+  return low;
+}
+
+function laneOf(run, i) {
+  let low = 0;
+  let high = run.lanes.length - 1;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (run.lanes[middle].last > i) high = middle; else low = middle + 1;
+  }
+  return run.lanes[low];
+}

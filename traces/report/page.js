@@ -1,0 +1,177 @@
+
+// Brings the page to life: tables that sort, the theme, the controls, the plots.
+
+const curves = [];
+const byId = (id) => document.getElementById(id);
+
+function sortable(table) {
+  const heads = [...table.querySelectorAll('thead th')];
+  heads.forEach((head, column) => {
+    if (!('sort' in head.dataset)) return;
+    const button = element('button', '', ...head.childNodes);
+    button.type = 'button';
+    head.replaceChildren(button);
+    button.addEventListener('click', () => {
+      const up = head.getAttribute('aria-sort') !== 'ascending';
+      for (const other of heads) other.removeAttribute('aria-sort');
+      head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
+      const body = table.tBodies[0];
+      const value = (row) => Number(row.cells[column].dataset.v);
+      const rows = [...body.rows].sort((a, b) => up ? value(a) - value(b) : value(b) - value(a));
+      body.append(...rows);
+    });
+  });
+}
+
+function themeButton() {
+  const button = byId('theme');
+  const name = () => { button.textContent = isDark() ? 'Light' : 'Dark'; };
+  const change = () => {
+    name();
+    chooseColours();
+    legend();
+    view.repaint();
+  };
+  button.addEventListener('click', () => {
+    document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
+    change();
+  });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', change);
+  // Paper is light.
+  let before = null;
+  window.addEventListener('beforeprint', () => {
+    before = document.documentElement.dataset.theme ?? '';
+    document.documentElement.dataset.theme = 'light';
+    chooseColours();
+    view.paint();
+  });
+  window.addEventListener('afterprint', () => {
+    if (before) document.documentElement.dataset.theme = before;
+    else delete document.documentElement.dataset.theme;
+    change();
+  });
+  name();
+}
+
+function legend() {
+  const occurs = (c) => timelines.some(({run}) => run.sums[c] && run.sums[c][run.n] > 0);
+  const items = kClasses.map((each, c) => {
+    if (!occurs(c)) return null;
+    const canvas = element('canvas', '');
+    const surface = new Surface(canvas);
+    surface.resize(20, 16);
+    surface.fill(0, surface.w, 0, surface.h, colours.fill[c]);
+    if (shown.patterns && kPatterns[c]) surface.ink(0, surface.w, 0, surface.h, kPatterns[c], colours.ink[c]);
+    surface.put();
+    canvas.setAttribute('aria-hidden', 'true');
+    if (!shown.patterns) {
+      surface.context.font = kFont(12);
+      surface.context.textAlign = 'center';
+      surface.context.textBaseline = 'middle';
+      surface.context.fillStyle = colours.label[c];
+      surface.context.fillText(each.letter, 10, 8.5);
+    }
+    return element('li', '', canvas, `${each.letter} ${each.name}`);
+  });
+  const canvas = element('canvas', '');
+  const surface = new Surface(canvas);
+  surface.resize(20, 16);
+  surface.fill(0, surface.w, 0, surface.h, colours.idle);
+  surface.put();
+  items.push(element('li', '', canvas, 'idle'));
+  byId('legend').replaceChildren(...items.filter((item) => item));
+}
+
+function layout() {
+  const box = byId('timeline');
+  const border = 2;
+  const wide = box.clientWidth - border;
+  view.ratio = Math.min(3, window.devicePixelRatio || 1);
+  view.gutter = wide < 520 ? 38 : 64;
+  view.width = wide;
+  const room = Math.max(240, Math.min(1000, innerHeight * (timelines.length > 1 ? 0.42 : 0.7)));
+  // A scroll bar of one plot narrows them all, so that they stay on one axis.
+  for (const timeline of timelines) timeline.layout(room);
+  view.width = Math.min(wide, ...timelines.map((timeline) => timeline.box.clientWidth));
+  for (const timeline of timelines) timeline.layout(room);
+  for (const curve of curves) curve.layout();
+  view.repaint();
+}
+
+function controls() {
+  const middle = () => cursorOwner && cursorOwner.cursor >= 0 ? cursorOwner.run.start[cursorOwner.cursor]
+                                                              : (view.t0 + view.t1) / 2;
+  byId('zoom-in').addEventListener('click', () => view.zoom(middle(), 2));
+  byId('zoom-out').addEventListener('click', () => view.zoom(middle(), 0.5));
+  byId('zoom-all').addEventListener('click', () => view.all());
+  for (const [id, key] of [['show-links', 'links'], ['show-collectives', 'collectives'], ['show-path', 'path'],
+                           ['show-patterns', 'patterns']]) {
+    byId(id).addEventListener('change', (event) => {
+      shown[key] = event.target.checked;
+      legend();
+      layout();
+    });
+    shown[key] = byId(id).checked;  // a reload keeps what was checked
+  }
+  const has = (kind) => timelines.some(({run}) => run.lanes.some((lane) => lane.kind === kind && lane.last > lane.first));
+  byId('show-links').closest('label').hidden = !has('link');
+  byId('show-collectives').closest('label').hidden = !has('collective');
+  let next = -1;
+  const search = () => {
+    const {terms, error} = parseSearch(byId('search').value);
+    next = -1;
+    let count = 0;
+    for (const timeline of timelines) {
+      timeline.found = terms && terms.length > 0 ? searched(timeline.run, terms) : null;
+      count += timeline.found ? timeline.found.length : 0;
+    }
+    byId('found').textContent = error ?? (terms.length > 0 ? `${countText(count)} ${count === 1 ? 'op' : 'ops'}` : '');
+    view.repaint();
+  };
+  byId('search').addEventListener('input', search);
+  byId('search').addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return;
+    event.preventDefault();
+    const all = timelines.flatMap((timeline) => timeline.found ? [{timeline, size: timeline.found.length}] : []);
+    const total = all.reduce((sum, {size}) => sum + size, 0);
+    if (total === 0) return;
+    next = (next + (event.shiftKey ? total - 1 : 1)) % total;
+    let at = next;
+    for (const {timeline, size} of all) {
+      if (at < size) return timeline.setCursor(timeline.found[at]);
+      at -= size;
+    }
+  });
+  byId('search').value = '';
+}
+
+async function start() {
+  for (const table of document.querySelectorAll('table')) sortable(table);
+  for (const part of document.querySelectorAll('.needs-script')) part.hidden = false;
+  chooseColours();
+  themeButton();
+  const names = JSON.parse(byId('run-names').textContent);
+  const box = byId('timeline');
+  const runs = await Promise.all(names.map((name, index) => loadRun(index, name)));
+  view.end = Math.max(1, ...runs.map((run) => run.makespan));
+  view.t1 = view.end;
+  const letters = runs.length > 1 ? ['A', 'B'] : [''];
+  runs.forEach((run, index) => {
+    new Timeline(run, letters[index], box);
+  });
+  const most = 1.06 * Math.max(0, ...runs.map((run) => run.memory ? Math.max(run.capacity ?? 0, ...run.memory.peak) : 0));
+  runs.forEach((run, index) => {
+    if (run.memory && most > 0) curves.push(new Curves(run, letters[index], box, most));
+  });
+  legend();
+  controls();
+  layout();
+  new ResizeObserver(() => layout()).observe(box);
+  window.addEventListener('resize', () => layout());
+  document.documentElement.dataset.ready = String(Math.round(performance.now()));
+}
+
+start().catch((error) => {
+  byId('trouble').hidden = false;
+  byId('trouble').textContent = `The timeline cannot be drawn: ${error.message}. Everything else on this page is complete.`;
+});
