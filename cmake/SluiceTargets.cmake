@@ -16,6 +16,9 @@ if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
+if(SLUICE_FUZZ)
+  target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
 
 # sluice_library(name SOURCES ... USES ...): the library of one folder, also known as sluice::name.
 function(sluice_library name)
