@@ -53,6 +53,7 @@ class Reader {
         read_cell(trimmed(take_until(row, ',')), fmt::format("{}: row {}, cell {}", source_, parts.orders.size(), cell),
                   order);
       }
+      if (order.empty()) throw InputError(fmt::format("{}: row {}: expected ops", source_, parts.orders.size()));
     }
     place(parts);
     return parts;
@@ -148,6 +149,9 @@ std::string schedule_to_csv(const Schedule& schedule) {
   if (schedule.sliced()) refuse("slices of a sequence");
   if (schedule.num_routes() > 1) refuse("stages on two ranks");
   if (schedule.weight_policy() != WeightPolicy::flush) refuse("schedules without a flush");
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    if (schedule.ops(rank).empty()) refuse("ranks without ops");
+  }
   std::string out;
   out.reserve(static_cast<std::size_t>(schedule.num_ops()) * 8);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {

@@ -10,7 +10,8 @@ namespace sluice {
 // The compute-only CSV of torch.distributed.pipelining: a row for each rank, a cell for each step, empty where the rank
 // is idle. A cell is "<stage><op><microbatch>", ops F, I, W and B, or a joint block "(0F1;3B0)OVERLAP_F_B".
 
-// Throws InputError for what PyTorch does not have: slices, stages on two ranks, schedules without a flush.
+// Throws InputError for what PyTorch does not have: slices, stages on two ranks, ranks without ops, schedules without a
+// flush.
 std::string schedule_to_csv(const Schedule& schedule);
 
 // Reads it; the placement is where the stages' ops stand. A file with W but no I is of the dialect before late 2024,
