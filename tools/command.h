@@ -19,5 +19,6 @@ enum ExitCode : int {
 void add_schedules_command(CLI::App& app, int& exit_code);
 void add_schedule_command(CLI::App& app, int& exit_code);
 void add_simulate_command(CLI::App& app, int& exit_code);
+void add_completion_command(CLI::App& app, int& exit_code);
 
 }  // namespace sluice::tools

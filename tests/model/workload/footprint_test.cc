@@ -220,7 +220,7 @@ TEST(Activations, MoreThanCanBeCountedAreRefused) {
       error_of([&] {
         footprint.slice(0, {1 << 30, {2048}}, 0);
       }),
-      "gpt3-175b: a slice of 2.05e+03 tokens in 1.07e+09 sequences: more bytes of activations than can be counted");
+      "gpt3-175b: a slice of 2.05e+03 tokens in 1073741824 sequences: more bytes of activations than can be counted");
   EXPECT_EQ(error_of([&] { footprint.slice(0, {1 << 20, {2048}}, 0); }), "no error");
   // The scores of a long context, where they are kept: 5 a n (c + n) = 5 x 96 x 2^30 x 2^31 = 1.1e21 bytes a layer.
   const TransformerFootprint scored(model, training_of(1, false, false), {{.layers = 96}});
