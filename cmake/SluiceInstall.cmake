@@ -102,17 +102,17 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_VENDOR "Sluice developers")
 set(CPACK_PACKAGE_CONTACT "Sluice developers <sluice@example.org>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "predicts what pipeline-parallel training costs")
-set(CPACK_PACKAGE_DESCRIPTION "Sluice predicts time, bubbles and memory of a pipeline-parallel training iteration of a large
-language model, for many schedules, on real models and clusters. It draws the
-timeline in the terminal and writes traces for Perfetto. The package holds the
-command, static libraries with their headers, and examples.")
+set(CPACK_PACKAGE_DESCRIPTION "Sluice predicts time, bubbles and memory of a pipeline-parallel training
+iteration of a large language model, for many schedules, on real models and
+clusters. It draws the timeline in the terminal and writes traces for Perfetto.
+The package holds the command, static libraries with their headers, and
+examples.")
 set(CPACK_PACKAGE_CHECKSUM SHA256)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_VERBATIM_VARIABLES ON)
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS
   OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
-set(CPACK_OUTPUT_FILE_PREFIX ${CMAKE_CURRENT_BINARY_DIR}/packages)
 set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)

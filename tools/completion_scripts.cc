@@ -119,7 +119,7 @@ std::string zsh_value(const OptionEntry& option) {
   if (!option.words.empty()) {
     action = fmt::format("({})", fmt::join(option.words, " "));
     if (option.files) {
-      action = fmt::format("{{_alternative \"words:word:({})\" \"files:file:_files\"}}", fmt::join(option.words, " "));
+      action = fmt::format("{{_sluice_words_or_files {}}}", fmt::join(option.words, " "));
     }
   }
   const std::string& type = option.type.empty() ? option.names[0] : option.type;
@@ -171,7 +171,8 @@ std::string zsh_completion(const CommandEntry& command) {
   std::string functions;
   append_zsh(command, functions);
   return fmt::format(
-      "#compdef {0}\n# Completion of {0} in zsh, printed by '{0} completion zsh'.\n\n{1}"
+      "#compdef {0}\n# Completion of {0} in zsh, printed by '{0} completion zsh'.\n\n"
+      "_{0}_words_or_files() {{\n  _alternative \"words:word:($*)\" 'files:file:_files'\n}}\n\n{1}"
       "if [[ $funcstack[1] == _{0} ]]; then\n  _{0} \"$@\"\nelse\n  compdef _{0} {0}\nfi\n",
       name, functions);
 }

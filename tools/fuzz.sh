@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the fuzz targets and runs all of them, for SECONDS in all (60). What one finds ends the run with an error and
-# lies in build/fuzz/finds/<target>/: fix it, and keep it under tests/fuzz/found/<target>/, which every run and
-# fuzz_replay_test try again. The inputs that reached new code stay in build/fuzz/corpus/<target>/.
+# tools/fuzz.sh [SECONDS]: builds the fuzz targets and runs all of them, for 60 s of wall time in all or as many as asked.
+# What one finds ends the run with an error and lies in build/fuzz/finds/<target>/: fix it, and keep it under
+# tests/fuzz/found/<target>/, which fuzz_replay_test tries in every build. The inputs that reached new code stay in
+# build/fuzz/corpus/<target>/.
 # SLUICE_FUZZ_TARGETS="scenario model" chooses targets; SLUICE_FUZZ_EACH sets the seconds of each; SLUICE_JOBS how many
 # run at once.
 set -euo pipefail
@@ -14,8 +15,9 @@ read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_cs
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 
+tools/install-packages.sh clang libclang-rt-dev
 cmake --preset fuzz
-cmake --build --preset fuzz -j "$jobs" --target $(printf 'fuzz_%s ' "${targets[@]}")
+cmake --build --preset fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}"
 
 run_one() {  # run_one SECONDS TARGET
   local name=$2 build=build/fuzz dictionary=tests/fuzz/json.dict seeds=()

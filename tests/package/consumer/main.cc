@@ -11,7 +11,10 @@
 
 int main() {
   using namespace sluice;
-  const Schedule schedule = make_schedule(find_family("1f1b"), {.ranks = 4, .microbatches = 8});
+  FamilyParams params;
+  params.ranks = 4;
+  params.microbatches = 8;
+  const Schedule schedule = make_schedule(find_family("1f1b"), params);
   const OpGraph graph = lower(schedule);
   const UniformCost cost({}, schedule);  // f = b = w = 1 s
   const Timeline timeline = simulate(graph, price(graph, cost));
