@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <regex>
+#include <algorithm>
 #include <set>
 #include <string>
 
@@ -18,9 +18,12 @@ using ::testing::HasSubstr;
 
 // Every --flag in a text.
 std::set<std::string> flags_in(const std::string& text) {
-  static const std::regex kFlag("--[a-z][a-z0-9-]*");
   std::set<std::string> flags;
-  for (std::sregex_iterator it(text.begin(), text.end(), kFlag), end; it != end; ++it) flags.insert(it->str());
+  for (std::size_t at = 0; (at = text.find("--", at)) != std::string::npos;) {
+    const std::size_t end = std::min(text.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", at), text.size());
+    if (end > at + 2) flags.insert(text.substr(at, end - at));
+    at = end;
+  }
   return flags;
 }
 
