@@ -27,7 +27,7 @@ void try_scenario(std::string_view text) {
     const Scenario scenario = scenario_from_json(parse_json(text, "input"), "input", SLUICE_SOURCE_DIR "/examples");
     if (names_file(scenario.schedule) || !small(scenario)) return;
     const Setup setup(scenario);
-    const Prediction prediction = predict(setup, true);
+    const Prediction prediction = predict(setup, {true});
     require(prediction.metrics.makespan >= prediction.metrics.ideal, "a makespan below the busiest rank's work");
     for (const RankMemory& memory : prediction.memory) require(memory.peak_bytes >= 0, "a negative peak of memory");
   });
