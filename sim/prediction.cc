@@ -1,7 +1,6 @@
 #include "sim/prediction.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "model/workload/transformer.h"
 #include "sim/engine.h"
@@ -46,7 +45,7 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
   if (!scenario.model) return out;
   const double devices = static_cast<double>(training.world_size());
   const auto flops = [&](bool recompute) {
-    return iteration_model_flops(*scenario.model, training.sequence_length, std::llround(sequences), recompute);
+    return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
   };
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
   out.hardware_tflops_per_device = flops(training.recompute == Training::Recompute::full) / seconds / devices / 1e12;

@@ -11,6 +11,7 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "tools/command.h"
+#include "tools/command_tree.h"
 #include "tools/version.h"
 
 namespace sluice::tools {
@@ -76,6 +77,8 @@ int run(int argc, char** argv) {
   add_schedules_command(app, exit_code);
   add_schedule_command(app, exit_code);
   add_simulate_command(app, exit_code, {argv, argv + argc});
+  add_completion_command(app, exit_code);
+  add_man_flag(app);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version

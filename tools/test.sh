@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that must pass before a change is merged: format, release build and tests, the same under the address and
-# undefined-behaviour sanitizers (with SLUICE_TEST_SCOPE=small, set by the test preset), clang-tidy.
-# SLUICE_TIDY=all|no overrides the choice of files for clang-tidy. SLUICE_JOBS sets how many jobs run at once.
+# undefined-behaviour sanitizers (with SLUICE_TEST_SCOPE=small, set by the test preset), a minute of fuzzing, clang-tidy.
+# SLUICE_TIDY=all|no overrides the choice of files for clang-tidy. SLUICE_FUZZ_SECONDS sets the time of all fuzz targets
+# together. SLUICE_JOBS sets how many jobs run at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +10,7 @@ jobs=${SLUICE_JOBS:-$(nproc)}
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 step "packages"
-tools/install-packages.sh clang-format clang-tidy libsimgrid-dev
+tools/install-packages.sh clang-format clang-tidy libsimgrid-dev clang libclang-rt-dev zsh fish mandoc file dpkg-dev
 
 step "clang-format"
 git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror
@@ -21,6 +22,9 @@ for preset in release dev; do
   step "test $preset"
   ctest --preset "$preset" -j "$jobs" 2>&1 | tee "build/$preset/ctest.log"
 done
+
+step "fuzz"
+tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
 
 step "clang-tidy"
 tools/tidy.sh "$jobs"

@@ -19,7 +19,7 @@ struct LoweringOptions {
 // and F(s,m,i-1); B or I(s,m,i) needs F(s,m,i), B or I(s+1,m,i) and B or I(s,m,i+1); W(s,m,i) needs I(s,m,i); a step
 // needs its stage's weight gradients; with weight versions a forward needs the step that wrote its version.
 // `schedule` must outlive the graph. Throws ScheduleError with the shortest ring of ops if the schedule deadlocks,
-// InputError for options that its weight policy cannot have.
+// InputError for options that its weight policy cannot have, and for more bytes than 64 bits count.
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options = {});
 
 }  // namespace sluice

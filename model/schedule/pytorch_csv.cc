@@ -73,6 +73,7 @@ class Reader {
         throw InputError(fmt::format("{}: more than {} rows", source_, kMaxRanks));
       for (int cell = 1; !row.empty(); ++cell) read_cell(trimmed(take_until(row, ',')), cell, order, communication);
       communicates |= !communication.empty();
+      if (order.empty()) throw InputError(fmt::format("{}: row {}: expected ops", source_, parts.orders.size()));
     }
     if (!communicates) parts.communication.clear();
     place(parts);
@@ -183,6 +184,9 @@ std::string schedule_to_csv(const Schedule& schedule, bool with_communication) {
   if (schedule.sliced()) refuse("slices of a sequence");
   if (schedule.num_routes() > 1) refuse("stages on two ranks");
   if (schedule.weight_policy() != WeightPolicy::flush) refuse("schedules without a flush");
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    if (schedule.ops(rank).empty()) refuse("ranks without ops");
+  }
   std::string out;
   out.reserve(static_cast<std::size_t>(schedule.num_ops()) * 8);
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {

@@ -12,7 +12,7 @@ namespace sluice {
 // also 0SEND_F1, 1RECV_F1, 1SEND_B0, 0RECV_B0, 0UNSHARD, 0RESHARD, 0REDUCE_GRAD.
 
 // The compute-only form, or `with_communication` the schedule's own (none if it has none). Throws InputError for what
-// PyTorch does not have: slices, stages on two ranks, schedules without a flush.
+// PyTorch does not have: slices, stages on two ranks, ranks without ops, schedules without a flush.
 std::string schedule_to_csv(const Schedule& schedule, bool with_communication = false);
 
 // Reads either; the placement is where the stages' ops stand. A file with W or BW but no I is of the dialect before

@@ -7,6 +7,8 @@
 namespace sluice {
 namespace {
 
+constexpr double kMostParameters = 1e14;
+
 // Elements of a norm over `hidden`: gain, and bias unless RMS.
 std::int64_t norm_parameters(const Transformer& model) { return std::int64_t{model.hidden} * (model.rms_norm ? 1 : 2); }
 
@@ -73,6 +75,14 @@ void check_transformer(const Transformer& model) {
   if (model.heads % model.kv_heads != 0) {
     throw InputError(fmt::format("{}: attention heads ({}) must be a multiple of key/value heads ({})", model.name,
                                  model.heads, model.kv_heads));
+  }
+  // In floating point: no product of sizes that pass above overflows in the functions of this file or their bytes.
+  const double width = 2.0 * static_cast<double>(model.query_width()) + static_cast<double>(model.key_value_width()) +
+                       (model.mlp_inputs() + 1.0) * model.ffn_hidden;
+  const double count = model.hidden * (model.layers * width + 2.0 * static_cast<double>(model.vocab) + model.positions);
+  if (count > kMostParameters) {
+    throw InputError(
+        fmt::format("{}: {:.2g} parameters are more than the {:.0e} allowed", model.name, count, kMostParameters));
   }
 }
 

@@ -71,7 +71,8 @@ struct SliceFlops {
 };
 SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context);
 
-// Throws InputError "<name>: ..." if a size is not positive, or heads are no multiple of kv_heads.
+// Throws InputError "<name>: ..." if a size is not positive, heads are no multiple of kv_heads, or there are more than
+// 10^14 parameters.
 void check_transformer(const Transformer& model);
 
 // Reads a Hugging Face config.json of model_type gpt2, llama, mistral or qwen2. Keys that do not matter here are

@@ -1,10 +1,16 @@
 #include "model/workload/transformer_footprint.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "model/errors.h"
+
 namespace sluice {
 namespace {
+
+constexpr double kMostBytes = 1e18;
 
 // Activations of one layer and slice, were everything kept.
 struct LayerBytes {
@@ -37,6 +43,22 @@ LayerBytes layer_bytes(const Transformer& model, const Training& training, std::
   return bytes;
 }
 
+// Refuses slices whose bytes could overflow, by more than all of them together can be. In floating point.
+void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
+  const auto tokens = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(slice)]);
+  const double rows = tokens * shape.sequences;
+  const double width = model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
+                       static_cast<double>(model.mlp_inputs()) * model.ffn_hidden;
+  const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
+  const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // no fewer than are on one device
+  const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words);
+  if (bytes <= kMostBytes) return;
+  throw InputError(
+      fmt::format("{}: a slice of {:.3g} tokens in {} sequences: more bytes of activations than can be "
+                  "counted",
+                  model.name, tokens, shape.sequences));
+}
+
 }  // namespace
 
 TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages)
@@ -66,6 +88,7 @@ std::int64_t TransformerFootprint::tied_embedding_bytes() const {
 
 SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& contents = stages_[static_cast<std::size_t>(stage)];
+  check_countable(model_, !training_.flash_attention, contents.layers, shape, slice);
   const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
   const std::int64_t rows = tokens * shape.sequences;
   const std::int64_t layers = contents.layers;

@@ -30,7 +30,8 @@ class TransformerFootprint : public Footprint {
   TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages);
 
   StageBytes stage(int stage) const override;
-  // The context of a slice is what `shape` says of it. Lengths are tokens.
+  // The context of a slice is what `shape` says of it. Lengths are tokens. Throws InputError if there are too many to
+  // count their bytes.
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;
   std::int64_t tied_embedding_bytes() const override;
 

@@ -298,5 +298,26 @@ TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
   EXPECT_EQ(count, 6);
 }
 
+// Found beside what the fuzzer found: a rank's memory would overflow although no slice does.
+TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
+  struct Heavy : public Footprint {
+    explicit Heavy(std::int64_t bytes) : bytes_(bytes) {}
+    StageBytes stage(int) const override { return {}; }
+    SliceBytes slice(int, const MicrobatchShape&, int) const override { return {.keys_values = bytes_}; }
+    std::int64_t bytes_;
+  };
+  // 2 stages x 4 microbatches x 10^18 bytes = 8e18, past 4e18; half of that is let through.
+  const Schedule schedule = test::make("gpipe", {.p = 2, .m = 4});
+  const Heavy one(1'000'000'000'000'000'000);
+  const Heavy half(500'000'000'000'000'000);
+  try {
+    lower(schedule, {.footprint = &one});
+    ADD_FAILURE() << "no error";
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "gpipe: up to 8e+18 bytes of memory: more than 64 bits can count");
+  }
+  EXPECT_NO_THROW(lower(schedule, {.footprint = &half}));
+}
+
 }  // namespace
 }  // namespace sluice

@@ -63,6 +63,13 @@ TEST(PytorchCsv, ExportThenImportIsTheIdentityForEveryUnslicedFamily) {
             "seq1f1b: PyTorch's CSV has no slices of a sequence");
 }
 
+TEST(PytorchCsv, RanksWithoutOpsAreRefused) {
+  ScheduleParts parts{.family = "custom", .num_ranks = 2, .routes = {{0}}};
+  parts.orders = {{{.kind = OpKind::F}, {.kind = OpKind::B}}, {}};
+  EXPECT_EQ(error_of<InputError>([&] { schedule_to_csv(Schedule(parts)); }),
+            "custom: PyTorch's CSV has no ranks without ops");
+}
+
 TEST(PytorchCsv, IsWrittenAsPyTorchWritesIt) {
   // 1F1B on two ranks: rank 0 warms up with one forward.
   EXPECT_EQ(schedule_to_csv(test::make("1f1b", {.p = 2, .m = 2})), "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
@@ -101,6 +108,9 @@ TEST(PytorchCsv, ErrorsNameRowAndCell) {
     EXPECT_EQ(wrong_input(std::string("0F0,") + junk + ",0B0\n"), "s.csv: row 1, cell 2" + rule + "'" + junk + "'");
   }
   EXPECT_EQ(wrong_input(""), "s.csv: expected a row for each rank, with ops");
+  // Written back, the second row would be the empty line that may end a file.
+  EXPECT_EQ(wrong_input("0F0,0B0\n,\n"), "s.csv: row 2: expected ops");
+  EXPECT_EQ(wrong_input("\n0F0,0B0\n"), "s.csv: row 1: expected ops");
   EXPECT_EQ(wrong_input("32766F59999999\n"), "s.csv: 32767 stages and 60000000 microbatches: more than 60000000 ops");
 }
 

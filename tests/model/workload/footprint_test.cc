@@ -209,6 +209,25 @@ TEST(SplitLayers, RefusesWhatDoesNotAddUp) {
             "layers of the first stage are given twice: in the list of all stages and by themselves");
 }
 
+// Found by the fuzzer: rows times widths overflowed.
+TEST(Activations, MoreThanCanBeCountedAreRefused) {
+  const Transformer model = example("gpt3-175b.json");
+  Training training = training_of(1, false, true);
+  training.sequence_length = 2048;
+  const TransformerFootprint footprint(model, training, {{.layers = 96, .embedding = true, .head = true}});
+  // 34 b s h of every layer (above) for 2^30 sequences: 34 x 2^30 x 2048 x 12288 x 96 = 8.8e19 bytes.
+  EXPECT_EQ(
+      error_of([&] {
+        footprint.slice(0, {1 << 30, {2048}}, 0);
+      }),
+      "gpt3-175b: a slice of 2.05e+03 tokens in 1073741824 sequences: more bytes of activations than can be counted");
+  EXPECT_EQ(error_of([&] { footprint.slice(0, {1 << 20, {2048}}, 0); }), "no error");
+  // The scores of a long context, where they are kept: 5 a n (c + n) = 5 x 96 x 2^30 x 2^31 = 1.1e21 bytes a layer.
+  const TransformerFootprint scored(model, training_of(1, false, false), {{.layers = 96}});
+  EXPECT_NE(error_of([&] { scored.slice(0, {1, {1LL << 30, 1LL << 30}}, 1); }), "no error");
+  EXPECT_EQ(error_of([&] { footprint.slice(0, {1, {1LL << 30, 1LL << 30}}, 1); }), "no error");
+}
+
 TEST(CheckTraining, NamesWhatDoesNotDivide) {
   const Transformer model = example("llama3-8b/config.json");
   const auto error = [&](const auto& change) {

@@ -124,6 +124,20 @@ TEST(Megatron, SpellingsAndDefaults) {
   EXPECT_EQ(layer_parameters(model), 64 * 256 + 256 + 128 * 64 + 3 * 64 * 160 + 2 * 64);
 }
 
+// Found by the fuzzer: their count overflowed.
+TEST(Megatron, MoreParametersThanAnybodyHasAreRefused) {
+  const auto error = [](const char* layers, const char* vocabulary) {
+    const std::string text = std::string(R"({"num_attention_heads": 1, "hidden_size": 1048576, "num_layers": )") +
+                             layers + R"(, "position_embedding_type": "none", "vocab_size": )" + vocabulary + "}";
+    return error_of([&] { from_text(text.c_str(), "big.json"); });
+  };
+  // 12 h^2 = 1.3e13 a layer: seven are 9.2e13, eight 1.06e14.
+  EXPECT_EQ(error("7", "1"), "no error");
+  EXPECT_EQ(error("8", "1"), "big: 1.1e+14 parameters are more than the 1e+14 allowed");
+  // Word embedding and head: 2^31 h = 2.3e15 each.
+  EXPECT_EQ(error("1", "2147483648"), "big: 4.5e+15 parameters are more than the 1e+14 allowed");
+}
+
 TEST(Megatron, ErrorsNameFileAndKey) {
   EXPECT_EQ(error_of([] {
               from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10,

@@ -1,0 +1,90 @@
+#include <algorithm>
+
+#include "model/cluster/cluster.h"
+#include "model/cost/cost_table.h"
+#include "model/input/json_reader.h"
+#include "model/workload/training.h"
+#include "model/workload/transformer.h"
+#include "tests/fuzz/targets.h"
+
+namespace sluice::fuzz {
+
+void try_model(std::string_view text) {
+  accepts([&] {
+    const Json document = parse_json(text, "input");
+    JsonReader reader(document, "input");
+    const Transformer model = reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
+    require(parameters(model) > 0, "a model without parameters");
+    const std::int64_t tokens = model.max_positions > 0 ? model.max_positions : 4096;
+    require(iteration_model_flops(model, tokens, 8, true) > 0, "a model without work");
+    require(layer_slice_flops(model, 1, tokens - 1).forward() > 0, "a layer without work");
+    const Training training{.tp = 2, .pp = 2, .sequence_length = tokens};
+    check_training(model, training);
+    for (const StageContents& stage : split_layers(model, training.pp, {}, 0, 0)) {
+      require(stage_parameters_per_device(model, training.tp, stage) > 0, "a stage without parameters");
+    }
+  });
+}
+
+void try_cost_table(std::string_view text) {
+  accepts([&] {
+    const CostTable table = parse_cost_table(text, "input");
+    for (const auto& part : table.curves) {
+      for (const auto& curve : part) {
+        if (!curve) continue;
+        for (const std::int64_t tokens : {std::int64_t{1}, curve->tokens.front() + 1, curve->tokens.back() * 2}) {
+          require(curve->at(tokens, 0) >= 0 && curve->at(tokens, tokens) >= 0, "a negative time");
+        }
+      }
+    }
+    const std::string written = to_json_text(table);
+    try {
+      require(to_json_text(parse_cost_table(written, "written")) == written, "written otherwise again: " + written);
+    } catch (const InputError& error) {
+      require(false, error.what());
+    }
+  });
+}
+
+namespace {
+
+void use(const Cluster& cluster) {
+  require(cluster.num_gpus() >= 1, "a cluster without GPUs");
+  for (const double size : {1.0, 1e6, 1e15}) {
+    const double share = cluster.gpu.gemm.at(size);
+    require(share >= 0 && share <= 1, "an efficiency outside 0 to 1");
+  }
+  for (const int gpus : {2, 3, 8, 1000}) {
+    require(cluster.intra_node.ring_bandwidth(gpus) > 0, "a ring without bandwidth");
+    require(cluster.inter_node.ring_bandwidth(gpus) > 0, "a ring without bandwidth");
+  }
+}
+
+void try_as_cluster(const Json& document) {
+  accepts([&] { use(cluster_from_json(JsonReader(document, "input"))); });
+}
+
+}  // namespace
+
+void try_cluster(std::string_view text) {
+  accepts([&] {
+    const Json document = parse_json(text, "input");
+    try_as_cluster(document);
+    try_as_cluster(Json{{"node", document}});
+  });
+}
+
+void try_catalogue(std::string_view text) {
+  accepts([&] {
+    const Json document = parse_json(text, "input");
+    const Json node = {{"gpu", "a100-80gb"}, {"gpus", 8}, {"intra_node", "nvlink3"}, {"inter_node", "infiniband-hdr"}};
+    for (const char* part : {"gpu", "intra_node", "inter_node"}) {
+      Json changed = node;
+      changed[part] = document;
+      try_as_cluster(Json{{"node", changed}});
+    }
+    try_as_cluster(Json{{"node", document}});
+  });
+}
+
+}  // namespace sluice::fuzz

@@ -1,0 +1,56 @@
+// Every input that a fuzzer once found something with, and every seed, through its target: without a fuzzer, in every
+// build. What a target does not expect, it throws.
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <filesystem>
+#include <vector>
+
+#include "model/input/files.h"
+#include "tests/fuzz/targets.h"
+
+namespace sluice::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> inputs_of(std::string_view target) {
+  std::vector<fs::path> inputs;
+  for (const char* folder : {"found", "corpus"}) {
+    const fs::path path = fs::path(SLUICE_SOURCE_DIR "/tests/fuzz") / folder / target;
+    if (!fs::exists(path)) continue;  // a target with which nothing was found
+    for (const auto& entry : fs::directory_iterator(path)) inputs.push_back(entry.path());
+  }
+  return inputs;
+}
+
+class Replay : public ::testing::TestWithParam<Target> {};
+
+TEST_P(Replay, EndsWellAndSoon) {
+  constexpr double kMostSeconds = 2;
+  const std::vector<fs::path> inputs = inputs_of(GetParam().name);
+  EXPECT_GT(inputs.size(), 1U) << "no seeds in tests/fuzz/corpus";
+  for (const fs::path& input : inputs) {
+    SCOPED_TRACE(input);
+    const std::clock_t begin = std::clock();
+    EXPECT_NO_THROW(GetParam().run(read_file(input)));
+    EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, kMostSeconds);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Targets, Replay, ::testing::ValuesIn(kTargets),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+// Else a target that accepts everything would pass.
+TEST(Targets, TellRefusedFromAcceptedAndReportTheRest) {
+  EXPECT_TRUE(accepts([] {}));
+  EXPECT_FALSE(accepts([] { throw InputError("x: no"); }));
+  EXPECT_FALSE(accepts([] { throw ScheduleError("x: no"); }));
+  EXPECT_THROW(accepts([] { throw InputError(""); }), std::logic_error);
+  EXPECT_THROW(accepts([] { throw std::out_of_range("x"); }), std::out_of_range);
+  EXPECT_THROW(require(false, "x"), std::logic_error);
+}
+
+}  // namespace
+}  // namespace sluice::fuzz

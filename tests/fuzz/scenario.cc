@@ -1,0 +1,36 @@
+#include "model/scenario/scenario.h"
+
+#include <algorithm>
+
+#include "model/input/json_reader.h"
+#include "model/scenario/setup.h"
+#include "sim/prediction.h"
+#include "tests/fuzz/targets.h"
+
+namespace sluice::fuzz {
+namespace {
+
+// Larger ones take long because they are asked to. Chunks and batches that nobody gave are a family's default, at
+// most 4.
+bool small(const Scenario& scenario) {
+  const double ranks = std::max(1, scenario.training.pp);
+  const double chunks = scenario.chunks == 0 ? 4 : scenario.chunks;
+  const double batches = scenario.batches == 0 ? 4 : scenario.batches;
+  return ranks * chunks * batches * scenario.microbatches * scenario.shape.num_slices() < 4096;
+}
+
+}  // namespace
+
+void try_scenario(std::string_view text) {
+  accepts([&] {
+    // Beside the examples, so that those of their models that a scenario names are found.
+    const Scenario scenario = scenario_from_json(parse_json(text, "input"), "input", SLUICE_SOURCE_DIR "/examples");
+    if (names_file(scenario.schedule) || !small(scenario)) return;
+    const Setup setup(scenario);
+    const Prediction prediction = predict(setup, {true});
+    require(prediction.metrics.makespan >= prediction.metrics.ideal, "a makespan below the busiest rank's work");
+    for (const RankMemory& memory : prediction.memory) require(memory.peak_bytes >= 0, "a negative peak of memory");
+  });
+}
+
+}  // namespace sluice::fuzz

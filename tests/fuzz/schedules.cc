@@ -1,0 +1,80 @@
+#include <functional>
+
+#include "model/graph/lowering.h"
+#include "model/graph/rendezvous.h"
+#include "model/schedule/pytorch_csv.h"
+#include "model/schedule/schedule_file.h"
+#include "model/schedule/with_communication.h"
+#include "tests/fuzz/targets.h"
+
+namespace sluice::fuzz {
+namespace {
+
+// Some schedules deadlock, and are refused here.
+void lower_in_full(const Schedule& schedule) {
+  accepts([&] { lower(schedule); });
+  accepts([&] {
+    lower(schedule, {.data_parallel = 2,
+                     .overlap_grad_reduce = true,
+                     .gather_parameters = true,
+                     .tied_embedding = true,
+                     .global_norm = schedule.weight_policy() == WeightPolicy::flush,
+                     .recompute = true});
+  });
+}
+
+// With what it says of communication, or where PyTorch would put it, ranks run to their end or hang in a ring.
+void exchange_in_full(const Schedule& schedule) {
+  accepts([&] {
+    const bool own = schedule.has_communication();
+    const Schedule communicating = own ? schedule : with_communication(schedule);
+    for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
+      const std::string ring = hanging_ring(communicating, exchange);
+      require(own || ring.empty(), "PyTorch's places hang: " + ring);
+    }
+  });
+  accepts([&] { with_receives_just_in_time(schedule); });
+  accepts([&] { with_merged_backwards(schedule); });
+}
+
+// What was written reads as what it was written from, and is written the same again.
+void require_round_trip(const Schedule& schedule, const std::function<std::string(const Schedule&)>& write,
+                        const std::function<Schedule(std::string_view, const std::string&)>& read) {
+  const std::string text = write(schedule);
+  const Schedule back = read(text, "written");
+  require(back.parts().orders == schedule.parts().orders, "ops changed on the way through " + text);
+  require(back.parts().communication == schedule.parts().communication, "communication changed through " + text);
+  require(back.routes() == schedule.routes(), "the placement changed on the way through " + text);
+  require(write(back) == text, "written otherwise again: " + text);
+}
+
+}  // namespace
+
+void try_schedule_json(std::string_view text) {
+  accepts([&] {
+    const Schedule schedule = schedule_from_json(text, "input");
+    try {
+      require_round_trip(schedule, schedule_to_json, schedule_from_json);
+    } catch (const InputError& error) {
+      require(false, error.what());
+    }
+    lower_in_full(schedule);
+    exchange_in_full(schedule);
+  });
+}
+
+void try_schedule_csv(std::string_view text) {
+  accepts([&] {
+    const Schedule schedule = schedule_from_csv(text, "input");
+    try {
+      require_round_trip(
+          schedule, [](const Schedule& written) { return schedule_to_csv(written, true); }, schedule_from_csv);
+    } catch (const InputError& error) {
+      require(false, error.what());
+    }
+    lower_in_full(schedule);
+    exchange_in_full(schedule);
+  });
+}
+
+}  // namespace sluice::fuzz
