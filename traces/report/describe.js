@@ -19,6 +19,12 @@ function labelOf(run, i) {
   return op(kLetters[kind & 3]) + '+' + kLetters[partner.kind[p]] + partner.microbatch[p] + slice(partner.slice[p]);
 }
 
+// Without the verb of a transfer, which its lane says.
+function shortLabelOf(run, i) {
+  const text = labelOf(run, i);
+  return text.startsWith('send ') ? text.slice(5) : text;
+}
+
 // "F3 on rank 1", with the stage where the rank has several.
 function placeOf(run, i) {
   const lane = laneOf(run, i);

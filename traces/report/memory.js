@@ -110,7 +110,7 @@ class Curves {
       context.globalAlpha = 1;
       context.fillStyle = colours.soft;
       const text = significant(k * step, 4);
-      context.fillText(view.gutter >= 60 || k * step < 1000 ? text : '', view.gutter - 7, y);
+      if (y > 20) context.fillText(text, view.gutter - 7, y);
     }
     context.textAlign = 'left';
     context.fillText(name, 4, 9);

@@ -108,7 +108,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
   while (x < width) {
     const ta = t0 + x / scale;
     const tb = t0 + (x + 1) / scale;
-    i = firstAbove(end, ta, i, lane.last);
+    i = nextAbove(end, ta, i, lane.last);
     if (i === lane.last || start[i] >= tb) {
       const until = i === lane.last ? width : Math.max(x + 1, Math.min(width, pixel(start[i])));
       // Behind the end of the run there is nothing, not even idle time.
@@ -125,11 +125,11 @@ function paintLane(surface, run, lane, y0, y1, options) {
       paintOp(surface, run, i, left + from, left + until, y0, y1, base, options.patterns);
       x = until;
     } else {
-      const last = firstAbove(start, tb, i, lane.last) - 1;
-      const isWide = (op) => (end[op] - start[op]) * scale >= wide;
-      if (pixel(start[last]) === x && isWide(last)) {
+      const last = nextAbove(start, tb, i, lane.last) - 1;
+      const lastIsWide = (end[last] - start[last]) * scale >= wide;
+      if (lastIsWide && pixel(start[last]) === x) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
-      } else if (last === i && isWide(i)) {  // its last column, shared with idle time
+      } else if (lastIsWide && last === i) {  // its last column, shared with idle time
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
       } else {
         paintShares(surface, run, i, last, ta, tb, left + x, y0, y1, base);
@@ -173,28 +173,39 @@ function paintOp(surface, run, i, x0, x1, y0, y1, base, patterns) {
 
 // A column that several ops share: each class has its share of the height, idle time what is left at the top.
 function paintShares(surface, run, first, last, ta, tb, x, y0, y1, base) {
-  const {start, end, kind, sums} = run;
-  const before = Math.max(0, ta - start[first]);
-  const after = Math.max(0, end[last] - tb);
-  const height = y1 - y0;
+  const {classes, sums} = run;
+  const before = ta - run.start[first];
+  const after = run.end[last] - tb;
+  const perTime = (y1 - y0) / (tb - ta);
   const {pixels, w} = surface;
+  let at = y1 * w + x;
   let y = y1;
   let sum = 0;
-  for (let c = 0; c < sums.length; ++c) {
-    if (!sums[c]) continue;
-    let time = sums[c][last + 1] - sums[c][first];
-    if (before > 0) time -= before * shareOfClass(run, first, kind[first], c);
-    if (after > 0) time -= after * shareOfClass(run, last, kind[last], c);
+  for (let k = 0; k < classes.length; ++k) {
+    const c = classes[k];
+    const upTo = sums[c];
+    let time = upTo[last + 1] - upTo[first];
     if (time <= 0) continue;
+    if (before > 0) time -= before * shareOfClass(run, first, c);
+    if (after > 0) time -= after * shareOfClass(run, last, c);
     sum += time;
-    const top = Math.max(y0, y1 - Math.round(sum / (tb - ta) * height));
-    for (; y > top; --y) pixels[(y - 1) * w + x] = base[c];
+    const top = Math.max(y0, y1 - Math.round(sum * perTime));
+    for (; y > top; --y) pixels[at -= w] = base[c];
   }
-  for (; y > y0; --y) pixels[(y - 1) * w + x] = colours.idle;
+  for (; y > y0; --y) pixels[at -= w] = colours.idle;
 }
 
-function shareOfClass(run, i, kind, c) {
-  if (kind < 4 || kind >= 8) return classOf(kind) === c ? 1 : 0;
+// firstAbove, where it is most likely the next few.
+function nextAbove(values, x, first, last) {
+  const near = Math.min(last, first + 4);
+  for (let i = first; i < near; ++i) if (values[i] > x) return i;
+  return near === last ? last : firstAbove(values, x, near, last);
+}
+
+function shareOfClass(run, i, c) {
+  const kind = run.kind[i];
+  if (kind < 4) return kind === c ? 1 : 0;
+  if (kind >= 8) return classOf(kind) === c ? 1 : 0;
   return ((kind & 3) === c ? 0.5 : 0) + (run.partner.kind[run.partnerOf[i]] === c ? 0.5 : 0);
 }
 
