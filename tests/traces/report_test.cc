@@ -234,7 +234,13 @@ TEST(Report, DataDecodesToTheRun) {
     expect_decodes(Drawn(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17")));
     expect_decodes(Drawn(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17", bytes)));
   }
+  const LoweringOptions collectives{.footprint = &footprint,
+                                    .data_parallel = 2,
+                                    .gather_parameters = true,
+                                    .tied_embedding = true,
+                                    .global_norm = true};
   expect_decodes(Drawn(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", recompute)));
+  expect_decodes(Drawn(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", collectives)));
   expect_decodes(Drawn(simulated("seq1f1b", {.ranks = 3, .microbatches = 4, .shape = slices}, "f=3,b=3,w=3", bytes)));
 }
 
