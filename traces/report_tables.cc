@@ -98,7 +98,7 @@ std::string headline_comparison(const Report& report) {
   const ReportRun& a = report.runs[0];
   const ReportRun& b = report.runs[1];
   std::string out =
-      R"(<div class="scroll" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
+      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
       R"(<caption class="visually-hidden">Headline figures</caption><thead><tr><th scope="col">figure</th>)";
   const auto to = std::back_inserter(out);
   fmt::format_to(to,

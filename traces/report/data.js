@@ -187,6 +187,12 @@ function firstAbove(values, x, first, last) {
   return low;
 }
 
+// The sample that holds for a rank at time `t`.
+function sampleAt(memory, rank, t) {
+  const begin = memory.first[rank];
+  return Math.max(begin, firstAbove(memory.time, t, begin, memory.first[rank + 1]) - 1);
+}
+
 function laneOf(run, i) {
   let low = 0;
   let high = run.lanes.length - 1;

@@ -105,6 +105,10 @@ function describeOp(run, i) {
   if (lane.latency > 0) pairs.push(['arrives', timeText(run.end[i] + lane.latency, 6)]);
   pairs.push(['slack', run.slack[i] > 0 ? timeText(run.slack[i]) : run.critical[i] ? '0, on the longest path'
                                                                                    : '0, on a longest path']);
+  if (run.memory && lane.kind === 'compute') {
+    const held = run.memory.total[sampleAt(run.memory, lane.rank, run.start[i])];
+    pairs.push(['memory', `${bytesText(held)} on rank ${lane.rank} as it starts`]);
+  }
   const c = classOf(kind);
   const what = kind === kCollective ? 'collective' : kind >= 12 && kind < 16 ? 'transfer' :
     kind >= 4 && kind < 8 ? 'joint block' : kClasses[c].name;

@@ -78,6 +78,10 @@ class Surface {
   }
   clear() { this.pixels.fill(colours.edge); }
   fill(x0, x1, y0, y1, colour) {
+    if (x1 - x0 < 8) {
+      for (let y = y0; y < y1; ++y) for (let x = x0; x < x1; ++x) this.pixels[y * this.w + x] = colour;
+      return;
+    }
     for (let y = y0; y < y1; ++y) this.pixels.fill(colour, y * this.w + x0, y * this.w + x1);
   }
   ink(x0, x1, y0, y1, pattern, colour) {
@@ -101,6 +105,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
   const t0 = view.t0;
   const scale = (view.width - view.gutter) * view.ratio / (view.t1 - t0);
   const wide = 5 * view.ratio;  // from here on an op is set apart from the one before it
+  const block = 8 * Math.round(view.ratio);
   const base = options.found ? colours.dim : colours.fill;
   const pixel = (t) => Math.floor((t - t0) * scale);
   let x = 0;
@@ -132,7 +137,20 @@ function paintLane(surface, run, lane, y0, y1, options) {
       } else if (lastIsWide && last === i) {  // its last column, shared with idle time
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
       } else {
-        paintShares(surface, run, i, last, ta, tb, left + x, y0, y1, base);
+        // Where ops are about as narrow as pixels, single columns would flicker: a block of them shares its ops.
+        let until = Math.min(width, (Math.floor(x / block) + 1) * block);
+        let lastOfBlock = nextAbove(start, t0 + until / scale, last, lane.last) - 1;
+        const next = lastOfBlock + 1;
+        if (next === lane.last || (start[next] - end[lastOfBlock]) * scale > block) {
+          until = Math.min(until, Math.max(x + 1, pixel(end[lastOfBlock]) + 1));
+        }
+        if ((lastOfBlock - i + 1) * 1.5 < until - x) {
+          until = x + 1;
+          lastOfBlock = last;
+        }
+        paintShares(surface, run, i, lastOfBlock, ta, t0 + until / scale, left + x, left + until, y0, y1, base);
+        x = until;
+        continue;
       }
       ++x;
     }
@@ -171,14 +189,12 @@ function paintOp(surface, run, i, x0, x1, y0, y1, base, patterns) {
   });
 }
 
-// A column that several ops share: each class has its share of the height, idle time what is left at the top.
-function paintShares(surface, run, first, last, ta, tb, x, y0, y1, base) {
+// Columns that several ops share: each class has its share of the height, idle time what is left at the top.
+function paintShares(surface, run, first, last, ta, tb, x0, x1, y0, y1, base) {
   const {classes, sums} = run;
   const before = ta - run.start[first];
   const after = run.end[last] - tb;
   const perTime = (y1 - y0) / (tb - ta);
-  const {pixels, w} = surface;
-  let at = y1 * w + x;
   let y = y1;
   let sum = 0;
   for (let k = 0; k < classes.length; ++k) {
@@ -190,9 +206,10 @@ function paintShares(surface, run, first, last, ta, tb, x, y0, y1, base) {
     if (after > 0) time -= after * shareOfClass(run, last, c);
     sum += time;
     const top = Math.max(y0, y1 - Math.round(sum * perTime));
-    for (; y > top; --y) pixels[at -= w] = base[c];
+    if (top < y) surface.fill(x0, x1, top, y, base[c]);
+    y = Math.min(y, top);
   }
-  for (; y > y0; --y) pixels[at -= w] = colours.idle;
+  if (y > y0) surface.fill(x0, x1, y0, y, colours.idle);
 }
 
 // firstAbove, where it is most likely the next few.
