@@ -13,27 +13,12 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "tools/version.h"
+#include "traces/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-// "891.4 ms": four significant digits, the unit that suits.
-std::string time_text(Duration duration) {
-  const double seconds = to_seconds(duration);
-  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
-  if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
-  return fmt::format("{:.4g} µs", seconds * 1e6);
-}
-
-// "36 760": thousands apart.
-std::string grouped(double value) {
-  std::string digits = fmt::format("{:.0f}", value);
-  for (std::ptrdiff_t i = std::ssize(digits) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), 1, ' ');
-  return digits;
-}
 
 double share(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;

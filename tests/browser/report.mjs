@@ -312,7 +312,10 @@ if (process.env.SLUICE_TEST_SCOPE !== 'small') {
         };
         const out = {};
         const span = () => view.t1 - view.t0;
-        out['zoom in'] = await run(120, () => view.zoom(view.t0 + span() * 0.3, 1.08));
+        const zoomIn = () => view.zoom(view.t0 + span() * 0.3, 1.08);
+        out['zoom in, while the script is still being compiled'] = await run(120, zoomIn);
+        view.all();
+        out['zoom in'] = await run(120, zoomIn);
         out['pan near'] = await run(120, () => view.move(span() * 0.05));
         out['zoom out'] = await run(120, () => view.zoom(view.t0 + span() * 0.6, 1 / 1.08));
         view.all();

@@ -43,6 +43,7 @@ function themeButton() {
     before = document.documentElement.dataset.theme ?? '';
     document.documentElement.dataset.theme = 'light';
     chooseColours();
+    legend();
     view.paint();
   });
   window.addEventListener('afterprint', () => {

@@ -136,6 +136,8 @@ function paintLane(surface, run, lane, y0, y1, options) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
       } else if (lastIsWide && last === i) {  // its last column, shared with idle time
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
+      } else if (last === i && lane.kind !== 'compute') {  // short and alone: seen all the same
+        surface.fill(left + x, left + x + 1, y0, y1, base[classOf(run.kind[i])]);
       } else {
         // Where ops are about as narrow as pixels, single columns would flicker: a block of them shares its ops.
         let until = Math.min(width, (Math.floor(x / block) + 1) * block);
