@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/text.h"
+#include "traces/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

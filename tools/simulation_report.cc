@@ -12,8 +12,8 @@
 #include "model/input/json_reader.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
-#include "tools/text.h"
 #include "tools/version.h"
+#include "traces/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -65,6 +65,7 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
   const Schedule& schedule = setup.schedule();
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
   const Duration iteration = flush ? metrics.makespan : prediction.period;
+  const std::string causes = causes_text(prediction.idle);
   std::vector<ReportFigure> out;
   out.push_back(
       {"Iteration", time_text(iteration),
@@ -90,7 +91,8 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
                    static_cast<double>(fit.needed_bytes)});
   }
   out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
-                 "idle share of all rank time: " + causes_text(prediction.idle), metrics.bubble_fraction, true});
+                 causes.empty() ? "idle share of all rank time" : "idle share of all rank time: " + causes,
+                 metrics.bubble_fraction, true});
   out.push_back(
       {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
        fmt::format("the makespan is so much longer than the busiest rank's work, {}", time_text(metrics.ideal)),
@@ -169,9 +171,12 @@ std::string scenario_text(const nlohmann::json& document, const std::string& fil
 }
 
 std::string run_title(const Schedule& schedule) {
-  std::string out = fmt::format("{}, {} ranks", schedule.family(), schedule.num_ranks());
+  const auto count = [](int n, const char* what, const char* plural) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+  };
+  std::string out = schedule.family() + ", " + count(schedule.num_ranks(), "rank", "s");
   if (schedule.num_chunks() > 1) out += fmt::format(" x {} chunks", schedule.num_chunks());
-  out += fmt::format(", {} microbatches", schedule.num_microbatches());
+  out += ", " + count(schedule.num_microbatches(), "microbatch", "es");
   if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) out += fmt::format(", {} batches", schedule.num_batches());
   return out;

@@ -12,7 +12,7 @@
 #include "sim/prediction.h"
 #include "tools/progress.h"
 #include "tools/scenario_flags.h"
-#include "tools/text.h"
+#include "traces/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -48,6 +48,12 @@ SweepPoint::Result summary_of(const Setup& setup, const Prediction& prediction) 
 bool any(const Sweep& sweep, auto&& has) {
   return std::any_of(sweep.points.begin(), sweep.points.end(),
                      [&](const SweepPoint& point) { return point.result && has(*point.result); });
+}
+
+// Of a text as terminals show it: bytes that go on with a character count nothing.
+std::size_t columns(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
 }
 
 // A cell of CSV, quoted where it must be (RFC 4180).
@@ -159,7 +165,7 @@ std::string sweep_table(const Sweep& sweep) {
   }
   std::vector<std::size_t> widths(head.size(), 0);
   for (const auto& row : rows) {
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
   }
   std::string out;
   for (std::size_t r = 0; r < rows.size(); ++r) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/errors.h"
+#include "traces/quantity_text.h"
 #include "traces/svg.h"
 
 namespace sluice {
@@ -309,7 +310,6 @@ class Figure {
 
   static Curve bytes(const RankMemory& memory) {
     Curve curve;
-    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
     for (const MemorySample& sample : memory.samples) {
       curve.emplace_back(sample.time, static_cast<double>(total(sample.bytes)) / kGiB);
     }
@@ -337,7 +337,6 @@ class Figure {
       if (here > most * (1 + 1e-12)) worst = i;
       most = std::max(most, here);
     }
-    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
     // 0: not known.
     const double capacity = has_bytes ? static_cast<double>(run.capacity_bytes.value_or(0)) / kGiB : 0;
     const double top = std::max({most, capacity, 1e-12}) * 1.06;

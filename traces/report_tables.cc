@@ -8,6 +8,7 @@
 #include <iterator>
 
 #include "model/timeline/causes.h"
+#include "traces/quantity_text.h"
 
 namespace sluice {
 namespace {
@@ -15,16 +16,6 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
-// "891.4 ms": four significant digits, the unit that suits.
-std::string time_text(Duration duration) {
-  const double seconds = to_seconds(duration);
-  if (duration.count() == 0) return "0";
-  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
-  if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
-  if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
-  return fmt::format("{:.4g} µs", seconds * 1e6);
-}
 
 double share(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
@@ -98,7 +89,7 @@ std::string headline_comparison(const Report& report) {
   const ReportRun& a = report.runs[0];
   const ReportRun& b = report.runs[1];
   std::string out =
-      R"(<div class="scroll" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
+      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
       R"(<caption class="visually-hidden">Headline figures</caption><thead><tr><th scope="col">figure</th>)";
   const auto to = std::back_inserter(out);
   fmt::format_to(to,

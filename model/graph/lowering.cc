@@ -388,8 +388,9 @@ class Lowering {
         op.kind = second ? data_->partners[vertex.extra].op : vertex.op;
       }
       const std::size_t hop = index(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
+      // Whatever stands between the op and its send comes first.
       (forward ? sent_forward_ : sent_gradient_)[cell(op)] =
-          send(op, made, (forward ? forward_link_ : backward_link_)[hop]);
+          send(op, last_on_lane_[index(rank)], (forward ? forward_link_ : backward_link_)[hop]);
     }
   }
 

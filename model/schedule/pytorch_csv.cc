@@ -56,7 +56,10 @@ class Cells : public Places {
 
 class Reader {
  public:
-  Reader(std::string_view text, const std::string& source) : text_(text), source_(source) { old_ = is_old_dialect(); }
+  Reader(std::string_view text, const std::string& source) : text_(text), source_(source) {
+    if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);  // spreadsheets write one
+    old_ = is_old_dialect();
+  }
 
   Schedule run() {
     ScheduleParts parts;

@@ -130,6 +130,8 @@ async function loadRun(index, name) {
     if (critical[i]) criticalOps.push(i);
   }
 
+  const classes = [...sums.keys()].filter((c) => sums[c] && sums[c][n] > 0);
+
   const idle = {first: [0], start: columns.idle_gap, end: new Float64Array(columns.idle_gap.length),
                 cause: columns.idle_cause, from: columns.idle_from, next: columns.idle_next, need: columns.idle_need};
   for (const count of header.idle) {
@@ -137,7 +139,7 @@ async function loadRun(index, name) {
     unrollTimes(idle.start, columns.idle_duration, idle.end, begin, begin + count);
     idle.first.push(begin + count);
   }
-  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, idle, partnerOf, instants, criticalOps,
+  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, classes, idle, partnerOf, instants, criticalOps,
           partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
                     microbatch: columns.partner_microbatch},
           memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,
@@ -183,6 +185,12 @@ function firstAbove(values, x, first, last) {
     if (values[middle] > x) high = middle; else low = middle + 1;
   }
   return low;
+}
+
+// The sample that holds for a rank at time `t`.
+function sampleAt(memory, rank, t) {
+  const begin = memory.first[rank];
+  return Math.max(begin, firstAbove(memory.time, t, begin, memory.first[rank + 1]) - 1);
 }
 
 function laneOf(run, i) {

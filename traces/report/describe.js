@@ -19,6 +19,12 @@ function labelOf(run, i) {
   return op(kLetters[kind & 3]) + '+' + kLetters[partner.kind[p]] + partner.microbatch[p] + slice(partner.slice[p]);
 }
 
+// Without the verb of a transfer, which its lane says.
+function shortLabelOf(run, i) {
+  const text = labelOf(run, i);
+  return text.startsWith('send ') ? text.slice(5) : text;
+}
+
 // "F3 on rank 1", with the stage where the rank has several.
 function placeOf(run, i) {
   const lane = laneOf(run, i);
@@ -99,6 +105,10 @@ function describeOp(run, i) {
   if (lane.latency > 0) pairs.push(['arrives', timeText(run.end[i] + lane.latency, 6)]);
   pairs.push(['slack', run.slack[i] > 0 ? timeText(run.slack[i]) : run.critical[i] ? '0, on the longest path'
                                                                                    : '0, on a longest path']);
+  if (run.memory && lane.kind === 'compute') {
+    const held = run.memory.total[sampleAt(run.memory, lane.rank, run.start[i])];
+    pairs.push(['memory', `${bytesText(held)} on rank ${lane.rank} as it starts`]);
+  }
   const c = classOf(kind);
   const what = kind === kCollective ? 'collective' : kind >= 12 && kind < 16 ? 'transfer' :
     kind >= 4 && kind < 8 ? 'joint block' : kClasses[c].name;

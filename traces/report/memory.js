@@ -110,7 +110,7 @@ class Curves {
       context.globalAlpha = 1;
       context.fillStyle = colours.soft;
       const text = significant(k * step, 4);
-      context.fillText(view.gutter >= 60 || k * step < 1000 ? text : '', view.gutter - 7, y);
+      if (y > 20) context.fillText(text, view.gutter - 7, y);
     }
     context.textAlign = 'left';
     context.fillText(name, 4, 9);
@@ -136,13 +136,6 @@ class Curves {
     context.fillText(text, view.width - 6, middle);
   }
 
-  // What the chosen rank holds at time `t`.
-  at(t) {
-    const {memory} = this.run;
-    const begin = memory.first[this.chosen];
-    return Math.max(begin, firstAbove(memory.time, t, begin, memory.first[this.chosen + 1]) - 1);
-  }
-
   point(event) {
     const t = event ? view.t(event.clientX - this.box.getBoundingClientRect().left - 1) : -1;
     view.mark = t >= view.t0 && t <= view.t1 ? t : null;
@@ -150,7 +143,7 @@ class Curves {
       card.hide();
     } else {
       const {memory} = this.run;
-      const i = this.at(t);
+      const i = sampleAt(memory, this.chosen, t);
       const pairs = memory.classes.map((name, c) => [name, bytesText(memory.bytes[c][i])]);
       pairs.push(['sum', bytesText(memory.total[i])]);
       if (this.run.capacity) pairs.push(['of capacity', percentText(memory.total[i], this.run.capacity)]);

@@ -43,6 +43,7 @@ function themeButton() {
     before = document.documentElement.dataset.theme ?? '';
     document.documentElement.dataset.theme = 'light';
     chooseColours();
+    legend();
     view.paint();
   });
   window.addEventListener('afterprint', () => {
@@ -54,7 +55,7 @@ function themeButton() {
 }
 
 function legend() {
-  const occurs = (c) => timelines.some(({run}) => run.sums[c] && run.sums[c][run.n] > 0);
+  const occurs = (c) => timelines.some(({run}) => run.classes.includes(c));
   const items = kClasses.map((each, c) => {
     if (!occurs(c)) return null;
     const canvas = element('canvas', '');
@@ -148,6 +149,7 @@ function controls() {
 async function start() {
   for (const table of document.querySelectorAll('table')) sortable(table);
   for (const part of document.querySelectorAll('.needs-script')) part.hidden = false;
+  byId('unscripted').hidden = true;
   chooseColours();
   themeButton();
   const names = JSON.parse(byId('run-names').textContent);

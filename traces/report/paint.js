@@ -78,6 +78,10 @@ class Surface {
   }
   clear() { this.pixels.fill(colours.edge); }
   fill(x0, x1, y0, y1, colour) {
+    if (x1 - x0 < 8) {
+      for (let y = y0; y < y1; ++y) for (let x = x0; x < x1; ++x) this.pixels[y * this.w + x] = colour;
+      return;
+    }
     for (let y = y0; y < y1; ++y) this.pixels.fill(colour, y * this.w + x0, y * this.w + x1);
   }
   ink(x0, x1, y0, y1, pattern, colour) {
@@ -101,6 +105,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
   const t0 = view.t0;
   const scale = (view.width - view.gutter) * view.ratio / (view.t1 - t0);
   const wide = 5 * view.ratio;  // from here on an op is set apart from the one before it
+  const block = 8 * Math.round(view.ratio);
   const base = options.found ? colours.dim : colours.fill;
   const pixel = (t) => Math.floor((t - t0) * scale);
   let x = 0;
@@ -108,7 +113,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
   while (x < width) {
     const ta = t0 + x / scale;
     const tb = t0 + (x + 1) / scale;
-    i = firstAbove(end, ta, i, lane.last);
+    i = nextAbove(end, ta, i, lane.last);
     if (i === lane.last || start[i] >= tb) {
       const until = i === lane.last ? width : Math.max(x + 1, Math.min(width, pixel(start[i])));
       // Behind the end of the run there is nothing, not even idle time.
@@ -125,14 +130,29 @@ function paintLane(surface, run, lane, y0, y1, options) {
       paintOp(surface, run, i, left + from, left + until, y0, y1, base, options.patterns);
       x = until;
     } else {
-      const last = firstAbove(start, tb, i, lane.last) - 1;
-      const isWide = (op) => (end[op] - start[op]) * scale >= wide;
-      if (pixel(start[last]) === x && isWide(last)) {
+      const last = nextAbove(start, tb, i, lane.last) - 1;
+      const lastIsWide = (end[last] - start[last]) * scale >= wide;
+      if (lastIsWide && pixel(start[last]) === x) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
-      } else if (last === i && isWide(i)) {  // its last column, shared with idle time
+      } else if (lastIsWide && last === i) {  // its last column, shared with idle time
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
+      } else if (last === i && lane.kind !== 'compute') {  // short and alone: seen all the same
+        surface.fill(left + x, left + x + 1, y0, y1, base[classOf(run.kind[i])]);
       } else {
-        paintShares(surface, run, i, last, ta, tb, left + x, y0, y1, base);
+        // Where ops are about as narrow as pixels, single columns would flicker: a block of them shares its ops.
+        let until = Math.min(width, (Math.floor(x / block) + 1) * block);
+        let lastOfBlock = nextAbove(start, t0 + until / scale, last, lane.last) - 1;
+        const next = lastOfBlock + 1;
+        if (next === lane.last || (start[next] - end[lastOfBlock]) * scale > block) {
+          until = Math.min(until, Math.max(x + 1, pixel(end[lastOfBlock]) + 1));
+        }
+        if ((lastOfBlock - i + 1) * 1.5 < until - x) {
+          until = x + 1;
+          lastOfBlock = last;
+        }
+        paintShares(surface, run, i, lastOfBlock, ta, t0 + until / scale, left + x, left + until, y0, y1, base);
+        x = until;
+        continue;
       }
       ++x;
     }
@@ -171,30 +191,40 @@ function paintOp(surface, run, i, x0, x1, y0, y1, base, patterns) {
   });
 }
 
-// A column that several ops share: each class has its share of the height, idle time what is left at the top.
-function paintShares(surface, run, first, last, ta, tb, x, y0, y1, base) {
-  const {start, end, kind, sums} = run;
-  const before = Math.max(0, ta - start[first]);
-  const after = Math.max(0, end[last] - tb);
-  const height = y1 - y0;
-  const {pixels, w} = surface;
+// Columns that several ops share: each class has its share of the height, idle time what is left at the top.
+function paintShares(surface, run, first, last, ta, tb, x0, x1, y0, y1, base) {
+  const {classes, sums} = run;
+  const before = ta - run.start[first];
+  const after = run.end[last] - tb;
+  const perTime = (y1 - y0) / (tb - ta);
   let y = y1;
   let sum = 0;
-  for (let c = 0; c < sums.length; ++c) {
-    if (!sums[c]) continue;
-    let time = sums[c][last + 1] - sums[c][first];
-    if (before > 0) time -= before * shareOfClass(run, first, kind[first], c);
-    if (after > 0) time -= after * shareOfClass(run, last, kind[last], c);
+  for (let k = 0; k < classes.length; ++k) {
+    const c = classes[k];
+    const upTo = sums[c];
+    let time = upTo[last + 1] - upTo[first];
     if (time <= 0) continue;
+    if (before > 0) time -= before * shareOfClass(run, first, c);
+    if (after > 0) time -= after * shareOfClass(run, last, c);
     sum += time;
-    const top = Math.max(y0, y1 - Math.round(sum / (tb - ta) * height));
-    for (; y > top; --y) pixels[(y - 1) * w + x] = base[c];
+    const top = Math.max(y0, y1 - Math.round(sum * perTime));
+    if (top < y) surface.fill(x0, x1, top, y, base[c]);
+    y = Math.min(y, top);
   }
-  for (; y > y0; --y) pixels[(y - 1) * w + x] = colours.idle;
+  if (y > y0) surface.fill(x0, x1, y0, y, colours.idle);
 }
 
-function shareOfClass(run, i, kind, c) {
-  if (kind < 4 || kind >= 8) return classOf(kind) === c ? 1 : 0;
+// firstAbove, where it is most likely the next few.
+function nextAbove(values, x, first, last) {
+  const near = Math.min(last, first + 4);
+  for (let i = first; i < near; ++i) if (values[i] > x) return i;
+  return near === last ? last : firstAbove(values, x, near, last);
+}
+
+function shareOfClass(run, i, c) {
+  const kind = run.kind[i];
+  if (kind < 4) return kind === c ? 1 : 0;
+  if (kind >= 8) return classOf(kind) === c ? 1 : 0;
   return ((kind & 3) === c ? 0.5 : 0) + (run.partner.kind[run.partnerOf[i]] === c ? 0.5 : 0);
 }
 

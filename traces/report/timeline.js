@@ -81,7 +81,7 @@ class Timeline {
     }
     surface.put();
     this.paintText(visible, top);
-    for (const [what, width] of [[this.hover, 1.5], [this.cursor >= 0 ? {op: this.cursor} : null, 2.5]])
+    for (const [what, width] of [[this.hover, 2], [this.cursor >= 0 ? {op: this.cursor} : null, 3]])
       if (what) this.outline(what, width, top);
     context.fillStyle = colours.page;
     context.fillRect(0, 0, view.width, kAxis);
@@ -115,13 +115,13 @@ class Timeline {
         const x1 = Math.min(view.width, view.x(run.end[i]));
         const room = x1 - x0 - 3;
         if (room < size * 0.6) continue;
-        const text = this.fitting(labelOf(run, i).replace(/^send /, ''), room, size);
+        const text = this.fitting(shortLabelOf(run, i), room, size);
         if (!text) continue;
         const kind = run.kind[i];
         const dimmed = this.found && !this.isFound(i);
         context.fillStyle = dimmed ? colours.soft : colours.label[kind >= 4 && kind < 8 ? 3 : classOf(kind)];
         if (kind >= 4 && kind < 8 && !dimmed) this.joint(i, (x0 + x1) / 2, row, top, room, size);
-        else context.fillText(text, (x0 + x1) / 2, middle);
+        else this.label(text, (x0 + x1) / 2, middle, classOf(kind));
       }
     }
     context.restore();
@@ -133,12 +133,26 @@ class Timeline {
     const {run} = this;
     const {context} = this.surface;
     if (row.height < 24) return;
+    context.font = kFont(10);
     labelOf(run, i).split('+').forEach((text, half) => {
       const c = half === 0 ? run.kind[i] & 3 : run.partner.kind[run.partnerOf[i]];
       context.fillStyle = colours.label[c];
-      const shortest = this.fitting(text, room, size);
-      if (shortest) context.fillText(shortest, x, row.y - top + row.height * (half === 0 ? 0.27 : 0.76));
+      const shortest = this.fitting(text, room, 10);
+      if (shortest) this.label(shortest, x, row.y - top + row.height * (half === 0 ? 0.27 : 0.77), c);
     });
+    context.font = kFont(size);
+  }
+
+  // Text on an op, set off from its pattern.
+  label(text, x, y, c) {
+    const {context} = this.surface;
+    if (shown.patterns && kPatterns[c]) {
+      context.strokeStyle = colours.classes[c];
+      context.lineWidth = 4;
+      context.lineJoin = 'round';
+      context.strokeText(text, x, y);
+    }
+    context.fillText(text, x, y);
   }
 
   // The longest form of a label that fits: with its slice, without, its letter.
@@ -177,7 +191,7 @@ class Timeline {
     }
   }
 
-  // Of an op or an idle stretch, in both black and white so that it shows on any colour.
+  // Of an op or an idle stretch, with a rim of the page's colour so that it shows on any other.
   outline({op, idle}, width, top) {
     const {run} = this;
     const {context} = this.surface;
@@ -194,11 +208,11 @@ class Timeline {
     context.beginPath();
     context.rect(view.gutter - 3, kAxis, view.width, this.height);
     context.clip();
-    context.lineWidth = width + 2;
+    context.lineWidth = width + 3;
     context.strokeStyle = colours.page;
     context.strokeRect(x0, row.y - top, x1 - x0, row.height);
     context.lineWidth = width;
-    context.strokeStyle = colours.text;
+    context.strokeStyle = colours.accent;
     context.strokeRect(x0, row.y - top, x1 - x0, row.height);
     context.restore();
   }

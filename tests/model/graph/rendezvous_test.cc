@@ -5,10 +5,12 @@
 #include <map>
 #include <random>
 
+#include "model/cost/uniform.h"
 #include "model/errors.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/with_communication.h"
+#include "sim/engine.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
@@ -78,6 +80,23 @@ TEST(Rendezvous, ASendThatStandsTooLateIsADeadlockEvenWithBuffers) {
   } catch (const ScheduleError& error) {
     EXPECT_EQ(std::string(error.what()), "deadlock, each waits for the next: " + expected);
   }
+}
+
+TEST(Rendezvous, ASendStartsWhenItsRankComesToIt) {
+  // As it stands, rank 0 sends F0 only behind F1 and F2: 3 s instead of 1 until it is there.
+  const auto first_on_rank_1 = [](const std::string& text) {
+    const Schedule schedule = schedule_from_csv(text, "s.csv");
+    const OpGraph graph = lower(schedule);
+    const Timeline timeline = simulate(graph, price(graph, UniformCost(parse_uniform("f=1,b=1,w=1"), schedule)));
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      if (graph.rank_of(v) == 1) return timeline.start[v];
+    }
+    return Duration::max();
+  };
+  const std::string second = "1RECV_F0,1F0,1RECV_F1,1F1,1RECV_F2,1F2,1B0,1SEND_B0,1B1,1SEND_B1,1B2,1SEND_B2\n";
+  const std::string rest = "0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n";
+  EXPECT_EQ(first_on_rank_1("0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2," + rest + second), std::chrono::seconds(1));
+  EXPECT_EQ(first_on_rank_1("0F0,0F1,0F2,0SEND_F0,0SEND_F1,0SEND_F2," + rest + second), std::chrono::seconds(3));
 }
 
 // An interpreter of the three kinds of exchange that looks at everything again until nothing moves.

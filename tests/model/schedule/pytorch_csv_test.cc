@@ -76,7 +76,10 @@ TEST(PytorchCsv, IsWrittenAsPyTorchWritesIt) {
 }
 
 TEST(PytorchCsv, IdleStepsLineEndsAndQuotesDoNotMatter) {
-  const Schedule schedule = schedule_from_csv("0F0,0F1,,\"0B0\",,0B1\r\n,1F0, 1B0 ,1F1,1B1,\r\n", "s.csv");
+  const Schedule schedule = schedule_from_csv(
+      "\xEF\xBB\xBF"
+      "0F0,0F1,,\"0B0\",,0B1\r\n,1F0, 1B0 ,1F1,1B1,\r\n",
+      "s.csv");
   EXPECT_EQ(schedule_to_csv(schedule), "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
 }
 

@@ -1,16 +1,16 @@
-#include "tools/text.h"
+#include "traces/quantity_text.h"
 
 #include <fmt/format.h>
 
-#include <iterator>
-
-namespace sluice::tools {
+namespace sluice {
 
 std::string time_text(Duration duration) {
   const double seconds = to_seconds(duration);
+  if (duration.count() == 0) return "0";
+  if (seconds >= 1e4) return grouped(seconds) + " s";
   if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
-  return fmt::format("{:.4g} us", seconds * 1e6);
+  return fmt::format("{:.4g} µs", seconds * 1e6);
 }
 
 std::string grouped(double value) {
@@ -19,4 +19,4 @@ std::string grouped(double value) {
   return digits;
 }
 
-}  // namespace sluice::tools
+}  // namespace sluice

@@ -1,0 +1,332 @@
+// The HTML report as its reader meets it.
+
+import assert from 'node:assert/strict';
+import {colourAt, opened, placeOf, report, runAll, settled, sizeOf, source, test, write} from './harness.mjs';
+
+const small = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1');
+const kForward = '#332288';
+const kBackward = '#d55e00';
+const kIdle = '#f2f2f2';
+
+// 1F1B with p = 4 ranks, m = 8, f = 1 s and x = b + w = 2 s, from the last rank, which never idles between: F(j) at 3 + 3 j,
+// B(j) at 4 + 3 j. Up the pipeline B(j) comes x later a rank: 4 + 3 j + 2 (3 - r). F(j) runs at r + j while the pipeline fills
+// (j < 4 - r), afterwards right before B(j - (3 - r)), that is at 3 + 3 j - (3 - r).
+const forwardAt = (rank, j) => j < 4 - rank ? rank + j : 3 + 3 * j - (3 - rank);
+const backwardAt = (rank, j) => 4 + 3 * j + 2 * (3 - rank);
+
+test('headline, tables, command and scenario are right', () => opened(small, {}, async (page) => {
+  const figures = await page.$$eval('.cards > div', (all) => Object.fromEntries(
+    all.map((each) => [each.querySelector('dt').textContent, each.querySelector('strong').textContent])));
+  assert.equal(figures.Iteration, '33 s');    // (m + p - 1)(f + x)
+  assert.equal(figures.Bubble, '27.3 %');     // 9 of 33
+  assert.equal(figures['Over ideal'], '37.5 %');  // 33 / 24 - 1
+  assert.match(await page.textContent('pre.command'), /^sluice simulate --schedule 1f1b .* --uniform f=1,b=1,w=1 --report '/);
+  assert.deepEqual(JSON.parse(await page.textContent('pre.scenario')).parallelism, {pp: 4});
+  const cells = (table) => page.$$eval(`table.${table} tbody tr`, (rows) => rows.map((row) => [...row.cells].map((c) => c.textContent)));
+  // rank, stages, busy m (f + x), share, min(p - r, m) in flight, first start r, last end 33 - 2 r
+  assert.deepEqual(await cells('ranks'), [0, 1, 2, 3].map(
+    (r) => [String(r), String(r), '24 s', '72.7 %', String(4 - r), r === 0 ? '0' : `${r} s`, `${33 - 2 * r} s`]));
+  // Idle is 9 s: r until the first F, then to the first B (2 (3 - r) - 0 more); what is left, 3 + r, drains.
+  const idle = await cells('idle');
+  assert.deepEqual(idle.map((row) => row.slice(2).map((text) => text.split(' (')[0])),
+                   [0, 1, 2, 3].map((r) => ['9 s', `${6 - r} s`, `${3 + r} s`]));
+}));
+
+test('every op stands where the closed form says, in its colour', () => opened(small, {}, async (page) => {
+  for (let rank = 0; rank < 4; ++rank) {
+    for (let j = 0; j < 8; ++j) {  // beside the labels, which stand in the middle
+      for (const share of [0.12, 0.88]) {
+        assert.equal(await colourAt(page, 0, rank, forwardAt(rank, j) + share), kForward, `F${j} on rank ${rank}`);
+        assert.equal(await colourAt(page, 0, rank, backwardAt(rank, j) + 2 * share), kBackward, `B${j} on rank ${rank}`);
+      }
+    }
+    // Between the last warm-up F and the first B.
+    if (rank < 3) assert.equal(await colourAt(page, 0, rank, backwardAt(rank, 0) - 0.5), kIdle);
+  }
+}));
+
+test('tables sort by column', () => opened(small, {}, async (page) => {
+  const head = page.locator('table.ranks thead th', {hasText: 'last end'});
+  await head.getByRole('button').click();
+  const order = () => page.$$eval('table.ranks tbody th', (all) => all.map((each) => each.textContent).join(''));
+  assert.equal(await head.getAttribute('aria-sort'), 'ascending');
+  assert.equal(await order(), '3210');
+  await head.getByRole('button').press('Enter');
+  assert.equal(await head.getAttribute('aria-sort'), 'descending');
+  assert.equal(await order(), '0123');
+}));
+
+test('the card says what an op waited for, and why a rank idles', () => opened(small, {}, async (page) => {
+  const card = page.locator('#card');
+  await page.mouse.move(...await placeOf(page, 0, 1, backwardAt(1, 0) + 1));
+  const text = await card.innerText();
+  // Rank 1 is free at 4 and its B0 starts at 8, when rank 2 is done with B0.
+  assert.match(text, /^B0, backward/);
+  assert.match(text, /8 s to 10 s/);
+  assert.match(text, /Waited 4 s for B0 on rank 2 \(warm-up\)\./);
+  assert.match(text, /slack\s+0, on/);
+  await page.mouse.move(...await placeOf(page, 0, 0, 6));
+  assert.match(await card.innerText(), /^Idle for 6 s[^]*4 s to 10 s[^]*warm-up[^]*then\s+B0[^]*Waits 6 s for B0 on rank 1 \(warm-up\)/);
+  await page.mouse.move(...await placeOf(page, 0, 2, forwardAt(2, 1) + 0.5));
+  assert.match(await card.innerText(), /^F1, forward[^]*Did not wait; needed last: /);
+  await page.mouse.move(5, 5);
+  assert.ok(await card.isHidden());
+}));
+
+test('the keyboard goes where the mouse goes', () => opened(small, {}, async (page) => {
+  const live = () => page.locator('#live').textContent();
+  await page.locator('.lanes').focus();
+  await page.keyboard.press('ArrowRight');
+  assert.match(await live(), /^F0, forward\. rank 0, /);
+  await page.keyboard.press('ArrowRight');
+  assert.match(await live(), /^F1, forward\. rank 0, stage 0, microbatch 1, time 1 s to 2 s, duration 1 s, slack /);
+  await page.keyboard.press('ArrowDown');
+  assert.match(await live(), /^F0, forward\. rank 1, /);
+  assert.ok(await page.locator('#card').isVisible());
+  await page.keyboard.press('Enter');  // to its transfer's sender
+  assert.match(await live(), /^F0, forward\. rank 0, /);
+  const span = () => page.evaluate(() => view.t1 - view.t0);
+  await page.keyboard.press('+');
+  assert.equal(await span(), 22e9);
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.equal(await span(), 22e9);
+  assert.ok(await page.evaluate(() => view.t0) > 0);
+  await page.keyboard.press('0');
+  assert.equal(await span(), 33e9);
+  await page.keyboard.press('Escape');
+  assert.ok(await page.locator('#card').isHidden());
+  // Everything that can be used can be reached, and shows that it has been.
+  await page.keyboard.press('Tab');
+  assert.ok(await page.evaluate(() => document.activeElement.matches('.scroll, button, a')));
+}));
+
+test('wheel, drag and buttons zoom and move', () => opened(small, {}, async (page) => {
+  const window = () => page.evaluate(() => [view.t0 / 1e9, view.t1 / 1e9]);
+  const [x, y] = await placeOf(page, 0, 1, 11);
+  await page.mouse.move(x, y);
+  await page.waitForTimeout(300);
+  await page.mouse.wheel(0, -200);
+  await settled(page);
+  const [t0, t1] = await window();
+  assert.ok(t1 - t0 < 33 * 0.8);
+  assert.ok(Math.abs((11 - t0) / (t1 - t0) - 11 / 33) < 0.01, 'what is under the pointer stays there');
+  await page.mouse.down();
+  await page.mouse.move(x + 100, y, {steps: 4});
+  await page.mouse.up();
+  await settled(page);
+  const [moved] = await window();
+  assert.ok(moved < t0);
+  await page.click('#zoom-all');
+  assert.deepEqual(await window(), [0, 33]);
+  await page.click('#zoom-in');
+  assert.deepEqual(await window(), [8.25, 24.75]);
+}));
+
+test('a search finds ops and dims the others', () => opened(small, {}, async (page) => {
+  await page.fill('#search', 'F3');
+  await settled(page);
+  assert.equal(await page.textContent('#found'), '4 ops');
+  assert.equal(await colourAt(page, 0, 0, forwardAt(0, 3) + 0.12), kForward);
+  assert.notEqual(await colourAt(page, 0, 0, forwardAt(0, 4) + 0.12), kForward);
+  await page.press('#search', 'Enter');
+  assert.match(await page.textContent('#live'), /^F3, forward\. rank 0/);
+  await page.fill('#search', 'mb 3 stage 2');  // F and B, and both transfers that leave the stage
+  assert.equal(await page.textContent('#found'), '4 ops');
+  await page.fill('#search', 'nonsense');
+  assert.match(await page.textContent('#found'), /not understood/);
+  await page.fill('#search', '');
+  await settled(page);
+  assert.equal(await colourAt(page, 0, 0, forwardAt(0, 4) + 0.12), kForward);
+}));
+
+test('the longest path is outlined on request', () => opened(small, {}, async (page) => {
+  // B7 of rank 0 ends the run.
+  assert.equal(await colourAt(page, 0, 0, backwardAt(0, 7) + 0.3, 0.03), kBackward);
+  await page.check('#show-path');
+  await settled(page);
+  assert.equal(await colourAt(page, 0, 0, backwardAt(0, 7) + 0.3, 0.03), '#000000');
+}));
+
+test('dark follows the system and the button', () => opened(small, {colorScheme: 'dark'}, async (page) => {
+  const page_colour = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const dark = await page_colour();
+  assert.notEqual(dark, 'rgb(255, 255, 255)');
+  assert.equal(await colourAt(page, 0, 0, 0.12), '#6152e6');
+  await page.getByRole('button', {name: 'Light', exact: true}).click();
+  await settled(page);
+  assert.equal(await page_colour(), 'rgb(255, 255, 255)');
+  assert.equal(await colourAt(page, 0, 0, 0.12), kForward);
+}));
+
+test('text has enough contrast in both themes', () => opened(small, {}, async (page) => {
+  for (const theme of ['light', 'dark']) {
+    const worst = await page.evaluate((name) => {
+      document.documentElement.dataset.theme = name;
+      const style = getComputedStyle(document.documentElement);
+      const luminance = (variable) => {
+        const linear = rgbOf(style.getPropertyValue(variable).trim()).map(
+          (v) => v <= 10 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+      };
+      let least = 21;
+      for (const text of ['--text', '--soft', '--accent', '--bad']) {
+        for (const ground of ['--page', '--panel', '--card']) {
+          const [a, b] = [luminance(text), luminance(ground)].sort((p, q) => q - p);
+          least = Math.min(least, (a + 0.05) / (b + 0.05));
+        }
+      }
+      return least;
+    }, theme);
+    assert.ok(worst >= 4.5, `${theme}: ${worst}`);  // WCAG 2.2, level AA
+  }
+}));
+
+test('narrow and wide windows scroll no page sideways', async () => {
+  const llama = report(source + 'examples/llama3-8b-zbv-h100.json', '--compare-with', 'interleaved-1f1b');
+  for (const width of [360, 390, 800, 3840]) {
+    for (const path of [small, llama]) {
+      await opened(path, {viewport: {width, height: 844}}, async (page) => {
+        const [content, room] = await page.evaluate(() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]);
+        assert.ok(content <= room, `${width}: ${content} > ${room}`);
+        const [x, y] = await placeOf(page, 0, 1, (await page.evaluate(() => view.end)) / 2e9);
+        await page.mouse.move(x, y);
+        const box = await page.locator('#card').boundingBox();
+        assert.ok(box.x >= 0 && box.x + box.width <= width, 'the card keeps within the window');
+      });
+    }
+  }
+});
+
+test('memory curves have the capacity, the worst rank and the bytes by class', async () => {
+  const llama = report(source + 'examples/llama3-8b-zbv-h100.json');
+  await opened(llama, {}, async (page) => {
+    const {worst, peak, capacity, rows} = await page.evaluate(() => ({
+      worst: curves[0].run.memory.worst, peak: Math.max(...curves[0].run.memory.peak), capacity: curves[0].run.capacity,
+      rows: [...document.querySelectorAll('table.ranks tbody tr')].map((row) => Number(row.cells[7].dataset.v)),
+    }));
+    assert.equal(peak, Math.max(...rows));
+    assert.equal(worst, rows.indexOf(peak));
+    assert.ok(capacity > peak && capacity < 80 * 2 ** 30);
+    assert.equal(await page.locator('.curves select, .plot-head select').inputValue(), String(worst));
+    await page.locator('.curves').hover({position: {x: 700, y: 100}});
+    const text = await page.locator('#card').innerText();
+    assert.match(text, new RegExp(`^Rank ${worst} at `));
+    for (const name of ['weights', 'gradients', 'optimizer', 'activations', 'keys, values', 'sum', 'of capacity'])
+      assert.ok(text.includes(name), name);
+    await page.locator('.plot-head select').selectOption('0');
+    await page.locator('.curves').hover({position: {x: 701, y: 100}});
+    assert.match(await page.locator('#card').innerText(), /^Rank 0 at /);
+    // Its capacity line crosses the plot at the height that its scale gives.
+    const red = await page.evaluate(() => {
+      const curve = curves[0];
+      const y = Math.round(curve.y(curve.run.capacity));
+      const {data} = curve.surface.context.getImageData(100, y - 1, 60, 3);
+      let count = 0;
+      for (let i = 0; i < data.length; i += 4) if (data[i] > 150 && data[i + 1] < 120) ++count;
+      return count;
+    });
+    assert.ok(red > 30, `${red} pixels`);
+  });
+});
+
+test('a second run stands on the same axis', async () => {
+  // ZB-H1 with f = b = w = 1: m (f + b + w) + (p - 1) max(f + b - w, b, f) = 27 s.
+  const two = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1',
+                     '--compare-with', 'zb-h1');
+  await opened(two, {}, async (page) => {
+    const row = await page.$eval('table.headline tbody tr', (each) => [...each.cells].map((c) => c.firstChild.textContent));
+    assert.deepEqual(row, ['Iteration', '33 s', '27 s', '-18.2 %']);
+    const ends = await page.evaluate(() => timelines.map((timeline) => [timeline.run.makespan, timeline.canvas.width]));
+    assert.deepEqual(ends.map(([makespan]) => makespan), [33e9, 27e9]);
+    assert.equal(ends[0][1], ends[1][1]);
+    assert.equal(await colourAt(page, 1, 0, 0.12), kForward);      // F0 starts both
+    assert.equal(await colourAt(page, 1, 0, 26.2), '#00735c');     // rank 0 ends with a W
+    assert.equal(await colourAt(page, 1, 0, 30), '#ffffff');       // then there is nothing, while run A goes on
+    assert.equal(await colourAt(page, 0, 0, backwardAt(0, 7) + 0.3), kBackward);
+    await page.locator('.lanes').first().focus();
+    await page.keyboard.press('+');
+    await settled(page);
+    assert.equal(await page.locator('pre.scenario').count(), 2);
+  });
+});
+
+test('transfers and collectives have rows of their own', async () => {
+  await opened(report(source + 'examples/gpt3-175b-a100.json'), {}, async (page) => {
+    const rows = () => page.evaluate(() => timelines[0].rows.map((row) => row.lane.kind));
+    assert.deepEqual([...new Set(await rows())], ['compute']);
+    await page.check('#show-links');
+    await page.check('#show-collectives');
+    assert.deepEqual(new Set(await rows()), new Set(['compute', 'link', 'collective']));
+    assert.ok(await page.$eval('.lanes', (box) => box.scrollHeight > box.clientHeight), 'too many rows scroll');
+    await page.fill('#search', 'send B3 rank 1');
+    await page.press('#search', 'Enter');
+    assert.match(await page.textContent('#live'), /^send B3, transfer\. rank 1 to 0, [^]*bytes|^send B3, transfer\. rank 1 to 0/);
+  });
+});
+
+test('what users name cannot become markup', async () => {
+  const evil = '</script></title><img src=x onerror="alert(1)"><script>alert(2)</script>';
+  const model = {name: evil, num_layers: 4, hidden_size: 256, num_attention_heads: 4, vocab_size: 1000, max_position_embeddings: 256};
+  const scenario = write('evil.json', JSON.stringify({schema: 'sluice.scenario/1', name: evil, model, cluster: 'dgx-h100',
+    parallelism: {pp: 4}, batch: {microbatches: 8, sequence_length: 256}, schedule: '1f1b'}));
+  await opened(report(scenario, '--compare-with', 'gpipe'), {}, async (page) => {
+    assert.equal(await page.locator('img').count(), 0);
+    assert.ok((await page.title()).startsWith(evil));
+    assert.ok((await page.locator('pre.scenario').first().textContent()).includes(JSON.stringify(evil)));
+  });
+});
+
+test('without scripts the text is there, and a word about the rest', () => opened(small, {javaScriptEnabled: false}, async (page) => {
+  assert.ok(await page.getByText('where scripts are off').isVisible());
+  assert.ok(await page.locator('table.idle').isVisible());
+  assert.ok(await page.locator('.toolbar').isHidden());
+  assert.ok((await page.textContent('.cards')).includes('33 s'));
+}));
+
+test('print leaves out what cannot be used on paper', () => opened(small, {}, async (page) => {
+  await page.emulateMedia({media: 'print'});
+  assert.ok(await page.locator('.toolbar').isHidden());
+  assert.ok(await page.locator('table.ranks').isVisible());
+}));
+
+if (process.env.SLUICE_TEST_SCOPE !== 'small') {
+  test('a million ops', async () => {
+    // Compute 2 x 64 x 4096, transfers 2 x 63 x 4096, a step a rank.
+    const path = report('--schedule', '1f1b', '--pp', '64', '--microbatches', '4096', '--uniform', 'f=1,b=1,w=1,comm=0.1');
+    assert.ok(sizeOf(path) < 15e6, `${sizeOf(path)} bytes`);
+    await opened(path, {}, async (page) => {
+      assert.equal(await page.evaluate(() => timelines[0].run.n), 2 * 64 * 4096 + 2 * 63 * 4096 + 64);
+      const ready = await page.evaluate(() => Number(document.documentElement.dataset.ready));
+      const work = await page.evaluate(async () => {
+        const frame = () => new Promise(requestAnimationFrame);
+        const run = async (steps, change) => {
+          view.frames.length = 0;
+          for (let i = 0; i < steps; ++i) {
+            change(i);
+            await frame();
+          }
+          await frame();
+          const sorted = [...view.frames].sort((a, b) => a - b);
+          const at = (share) => sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))].toFixed(1);
+          return `median ${at(0.5)}, p95 ${at(0.95)}, max ${sorted.at(-1).toFixed(1)} ms over ${sorted.length} frames`;
+        };
+        const out = {};
+        const span = () => view.t1 - view.t0;
+        const zoomIn = () => view.zoom(view.t0 + span() * 0.3, 1.08);
+        out['zoom in, while the script is still being compiled'] = await run(120, zoomIn);
+        view.all();
+        out['zoom in'] = await run(120, zoomIn);
+        out['pan near'] = await run(120, () => view.move(span() * 0.05));
+        out['zoom out'] = await run(120, () => view.zoom(view.t0 + span() * 0.6, 1 / 1.08));
+        view.all();
+        view.zoom(view.end / 2, 4);
+        out['pan far'] = await run(120, (i) => view.move((i < 60 ? 1 : -1) * span() * 0.02));
+        return out;
+      });
+      console.log(`        ${(sizeOf(path) / 1e6).toFixed(1)} MB, drawn ${ready} ms after it was opened; work of a frame:`);
+      for (const [name, text] of Object.entries(work)) console.log(`        ${name}: ${text}`);
+    });
+  });
+}
+
+await runAll();

@@ -1,0 +1,14 @@
+#!/bin/sh
+# Opens reports in a headless Chromium: run.sh SLUICE. Exit code 77 where the browser, node or playwright-core is missing.
+set -eu
+cd "$(dirname "$0")"
+
+skip() {
+  echo "SKIPPED: the report was NOT tested in a browser: $1" >&2
+  exit 77
+}
+command -v node >/dev/null || skip "node is not installed (Debian: nodejs)"
+browser=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || true)}
+[ -n "$browser" ] || skip "chromium is not installed"
+[ -d node_modules/playwright-core ] || skip "playwright-core is not installed (npm ci in tests/browser)"
+exec node report.mjs "$1" "$browser"

@@ -1,0 +1,116 @@
+// `simulate --report` and `--compare-with`, as a user gives them.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+#include "tests/support/report_text.h"
+
+namespace sluice {
+namespace {
+
+using test::between;
+using test::columns_of;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const char* const kRun = "simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1";
+
+CommandResult run(const std::string& flags, const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = words(flags);
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return run_sluice(arguments);
+}
+
+TEST(ReportCommand, WritesThePageAndPrintsAsWithoutIt) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("it's a report.html");
+  const CommandResult result = run(kRun, {"--report", path});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(result.out, run(kRun, {}).out);
+  const std::string text = read_file(path);
+  // (m + p - 1)(f + x) = 33 s, of it 9 s idle; half of that before the first backwards, half after the last forwards.
+  EXPECT_THAT(text, HasSubstr("<dt>Iteration</dt><dd><strong>33 s</strong>"));
+  EXPECT_THAT(text, HasSubstr("<strong>27.3 %</strong><small>idle share of all rank time: warm-up 50 %, drain 50 %"));
+  // The command can be given to a shell again.
+  const std::string quoted = "&#39;" + folder.path("it") + "&#39;\\&#39;&#39;s a report.html&#39;";
+  EXPECT_THAT(text, HasSubstr(">sluice " + std::string(kRun) + " --report " + quoted + "</pre>"));
+  EXPECT_EQ(columns_of(text, 0).header.at("makespan"), 33'000'000'000);
+}
+
+TEST(ReportCommand, ShowsTheScenarioVerbatimUnlessFlagsChangedIt) {
+  const TemporaryFolder folder;
+  const std::string scenario =
+      "{\"parallelism\": {\"pp\": 2},\n   \"batch\": {\"microbatches\": 3}, \"schedule\": \"gpipe\"}\n";
+  write_file_whole(folder.path("s.json"), scenario);
+  const auto shown = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = {"simulate", folder.path("s.json"), "--report", folder.path("r.html")};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    EXPECT_EQ(run_sluice(arguments).exit_code, 0);
+    return between(read_file(folder.path("r.html")), "<pre class=\"scenario\" tabindex=\"0\">", "</pre>");
+  };
+  std::string escaped = scenario;
+  for (std::size_t at = 0; (at = escaped.find('"', at)) != std::string::npos;) escaped.replace(at, 1, "&quot;");
+  EXPECT_EQ(shown({}), escaped);
+  EXPECT_THAT(shown({"--pp", "3"}), HasSubstr("&quot;pp&quot;: 3"));
+}
+
+TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("r.html");
+  // ZB-H1: m (f + b + w) + (p - 1) max(f + b - w, b, f) = 27 s.
+  ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", "zb-h1"}).exit_code, 0);
+  std::string text = read_file(path);
+  EXPECT_THAT(text, HasSubstr("<td>33 s</td><td>27 s</td><td>-18.2 %</td>"));
+  EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 27'000'000'000);
+
+  // No flag reaches the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
+  write_file_whole(folder.path("s.json"),
+                   R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 3}, "schedule": "gpipe"})");
+  ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", folder.path("s.json")}).exit_code, 0);
+  text = read_file(path);
+  EXPECT_EQ(columns_of(text, 0).header.at("ranks"), 4);
+  EXPECT_EQ(columns_of(text, 1).header.at("ranks"), 2);
+  EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 12'000'000'000);
+}
+
+TEST(ReportCommand, RefusesWhatItCannotDo) {
+  const TemporaryFolder folder;
+  const auto refused = [&](const std::vector<std::string>& more) {
+    const CommandResult result = run(kRun, more);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(folder.num_files(), 0);
+    return result.err;
+  };
+  EXPECT_EQ(refused({"--compare-with", "gpipe"}),
+            "sluice: simulate: --compare-with adds a second run to a picture: give --report or --svg too\n");
+  EXPECT_THAT(refused({"--report", folder.path("r.html"), "--compare-with", "zb-h"}),
+              HasSubstr("--compare-with zb-h: there is no schedule family 'zb-h'"));
+  EXPECT_THAT(refused({"--report", folder.path("r.html"), "--compare-with", folder.path("none.json")}),
+              HasSubstr("none.json"));
+  EXPECT_THAT(refused({"--report", folder.path("none/r.html")}), HasSubstr("none/r.html"));
+}
+
+TEST(ReportCommand, SaysWhenItDoesNotFit) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("r.html");
+  const CommandResult result =
+      run_sluice({"simulate", std::string(SLUICE_SOURCE_DIR) + "/examples/gpt-2.7b-seq1f1b-a100.json", "--schedule",
+                  "1f1b", "--slices", "1", "--report", path});
+  EXPECT_EQ(result.exit_code, 3);
+  const std::string text = read_file(path);
+  EXPECT_THAT(text, HasSubstr("DOES NOT FIT in 80.0 GiB"));
+  EXPECT_GT(columns_of(text, 0).header.at("capacity").get<double>(), 70e9);
+}
+
+}  // namespace
+}  // namespace sluice
