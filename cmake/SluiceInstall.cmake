@@ -59,10 +59,11 @@ endforeach()
 set(dependencies "")
 set(pc_requires "")
 set(pc_libraries "")
-# target prefix | find_dependency | pkg-config module or library
+# what is linked (the start of a target's name) | find_dependency | pkg-config module or library
 foreach(row "Boost::|Boost 1.74|" "Eigen3::|Eigen3 3.4 NO_MODULE|eigen3" "fmt::|fmt 9.1|fmt"
             "nlohmann_json::|nlohmann_json 3.11|nlohmann_json" "ZLIB::|ZLIB|zlib" "Threads::|Threads|-pthread"
-            "TBB::|TBB|-ltbb" "MPI::|MPI|-lmpi")
+            "TBB::|TBB|-ltbb" "MPI::|MPI|-lmpi"
+            "CUDA::|CUDAToolkit|-lcudart" "openblas||-lopenblas")
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 prefix)
   list(GET row 1 package)
@@ -70,7 +71,9 @@ foreach(row "Boost::|Boost 1.74|" "Eigen3::|Eigen3 3.4 NO_MODULE|eigen3" "fmt::|
   if(NOT linked MATCHES "${prefix}")
     continue()
   endif()
-  string(APPEND dependencies "find_dependency(${package})\n")
+  if(package)
+    string(APPEND dependencies "find_dependency(${package})\n")
+  endif()
   if(module MATCHES "^-")
     string(APPEND pc_libraries " ${module}")
   elseif(module)
