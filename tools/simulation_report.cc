@@ -13,12 +13,27 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "tools/version.h"
-#include "traces/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+// "891.4 ms": four significant digits, the unit that suits.
+std::string time_text(Duration duration) {
+  const double seconds = to_seconds(duration);
+  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
+  if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
+  return fmt::format("{:.4g} µs", seconds * 1e6);
+}
+
+// "36 760": thousands apart.
+std::string grouped(double value) {
+  std::string digits = fmt::format("{:.0f}", value);
+  for (std::ptrdiff_t i = std::ssize(digits) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), 1, ' ');
+  return digits;
+}
 
 double share(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
@@ -59,7 +74,7 @@ std::string causes_text(const OpGraph& graph, const Timeline& timeline) {
     if (!out.empty()) out += ", ";
     out += fmt::format("{} {:.0f} %", kWords[c], 100 * share(sum[c], all));
   }
-  return out;
+  return out.empty() ? "none" : out;
 }
 
 std::vector<ReportFigure> headline(const Setup& setup, const Prediction& prediction) {
@@ -67,7 +82,6 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
   const Schedule& schedule = setup.schedule();
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
   const Duration iteration = flush ? metrics.makespan : prediction.period;
-  const std::string causes = causes_text(setup.graph(), prediction.timeline);
   std::vector<ReportFigure> out;
   out.push_back(
       {"Iteration", time_text(iteration),
@@ -93,7 +107,7 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
                    static_cast<double>(fit.needed_bytes)});
   }
   out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
-                 causes.empty() ? "idle share of all rank time" : "idle share of all rank time: " + causes,
+                 "idle share of all rank time: " + causes_text(setup.graph(), prediction.timeline),
                  metrics.bubble_fraction, true});
   out.push_back(
       {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),

@@ -9,17 +9,13 @@ jobs=${SLUICE_JOBS:-$(nproc)}
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 step "packages"
-browser=(chromium)
-command -v node >/dev/null || browser+=(nodejs)
-command -v npm >/dev/null || browser+=(npm)
-tools/install-packages.sh clang-format clang-tidy "${browser[@]}"
-# For the tests of reports in a browser, which skip themselves where there is none.
-if [ "${SLUICE_INSTALL:-yes}" != no ]; then
-  (cd tests/browser && npm ci --no-progress) || echo "test.sh: npm ci failed: reports are NOT tested in a browser" >&2
-fi
+tools/install-packages.sh clang-format clang-tidy
 
 step "clang-format"
 git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror
+
+step "browser"
+tests/browser/install.sh
 
 for preset in release dev; do
   step "build $preset"

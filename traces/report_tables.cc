@@ -8,7 +8,6 @@
 #include <iterator>
 
 #include "model/timeline/causes.h"
-#include "traces/quantity_text.h"
 
 namespace sluice {
 namespace {
@@ -16,6 +15,16 @@ namespace {
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
+
+// "891.4 ms": four significant digits, the unit that suits; from 10^4 s on whole seconds.
+std::string time_text(Duration duration) {
+  const double seconds = to_seconds(duration);
+  if (duration.count() == 0) return "0";
+  if (seconds >= 1e4) return fmt::format("{:.0f} s", seconds);
+  if (seconds >= 1) return fmt::format("{:.4g} s", seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.4g} ms", seconds * 1e3);
+  return fmt::format("{:.4g} µs", seconds * 1e6);
+}
 
 double share(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
