@@ -10,18 +10,13 @@ jobs=${SLUICE_JOBS:-$(nproc)}
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
 step "packages"
-browser=(chromium)
-command -v node >/dev/null || browser+=(nodejs)
-command -v npm >/dev/null || browser+=(npm)
-tools/install-packages.sh clang-format clang-tidy libsimgrid-dev clang libclang-rt-dev zsh fish mandoc file dpkg-dev \
-  "${browser[@]}"
-# For the tests of reports in a browser, which skip themselves where there is none.
-if command -v npm >/dev/null; then
-  (cd tests/browser && npm ci --no-progress)
-fi
+tools/install-packages.sh clang-format clang-tidy libsimgrid-dev clang libclang-rt-dev zsh fish mandoc file dpkg-dev
 
 step "clang-format"
 git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror
+
+step "browser"
+tests/browser/install.sh
 
 for preset in release dev; do
   step "build $preset"

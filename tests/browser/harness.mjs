@@ -33,12 +33,26 @@ export function report(...words) {
   return path;
 }
 
+// The messages that a page logs when it is opened without any expectation.
+export async function messagesOf(path) {
+  const page = await browser.newPage();
+  const messages = [];
+  page.on('console', (message) => messages.push(message.text()));
+  await page.goto(pathToFileURL(path).href);
+  await settled(page);
+  const ready = await page.evaluate(() => document.documentElement.dataset.ready !== undefined);
+  await page.close();
+  return {messages, ready};
+}
+
 export const sizeOf = (path) => statSync(path).size;
 
 // Opens a report and hands its page to `body`. Afterwards: no errors, nothing the policy refused, no requests but the file.
-export async function opened(path, options, body) {
+// With `broken` the timeline cannot be drawn, and the page must say so; with `init` that script runs first.
+export async function opened(path, {broken = false, init = () => {}, ...options}, body) {
   const context = await browser.newContext({viewport: {width: 1600, height: 1000}, ...options});
   const page = await context.newPage();
+  page.setDefaultTimeout(120_000);
   const wrong = [];
   page.on('console', (message) => {
     // The tests read pixels back; readers do not.
@@ -55,10 +69,11 @@ export async function opened(path, options, body) {
   await page.addInitScript(() => {
     addEventListener('securitypolicyviolation', (event) => console.error(`policy: ${event.violatedDirective}`));
   });
+  await page.addInitScript(init);
   await page.goto(pathToFileURL(path).href);
   if (options.javaScriptEnabled !== false) {
     await page.waitForFunction(() => document.documentElement.dataset.ready || !document.getElementById('trouble').hidden);
-    assert.ok(await page.locator('#trouble').isHidden(), await page.locator('#trouble').textContent());
+    assert.equal(await page.locator('#trouble').isVisible(), broken, await page.locator('#trouble').textContent());
     await settled(page);
   }
   await body(page);

@@ -1,7 +1,8 @@
 // The HTML report as its reader meets it.
 
 import assert from 'node:assert/strict';
-import {colourAt, opened, placeOf, report, runAll, settled, sizeOf, source, test, write} from './harness.mjs';
+import {readFileSync} from 'node:fs';
+import {colourAt, messagesOf, opened, placeOf, report, runAll, settled, sizeOf, source, test, write} from './harness.mjs';
 
 const small = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1');
 const kForward = '#332288';
@@ -281,6 +282,42 @@ test('without scripts the text is there, and a word about the rest', () => opene
   assert.ok(await page.locator('table.idle').isVisible());
   assert.ok(await page.locator('.toolbar').isHidden());
   assert.ok((await page.textContent('.cards')).includes('33 s'));
+}));
+
+test('a script that is not ours does not run', async () => {
+  const text = readFileSync(small, 'utf8');
+  const changed = text.replace("'use strict';", "'use strict'; ");
+  assert.notEqual(changed, text);
+  const {messages, ready} = await messagesOf(write('changed.html', changed));
+  assert.equal(ready, false);
+  assert.ok(messages.some((message) => /Content Security Policy/.test(message)), messages.join());
+});
+
+test('an old browser is told what it lacks', () => opened(small, {
+  broken: true, init: () => { delete globalThis.DecompressionStream; },
+}, async (page) => {
+  assert.match(await page.textContent('#trouble'), /no DecompressionStream/);
+  assert.ok(await page.locator('table.ranks').isVisible());
+}));
+
+test('fingers tap, drag and pinch', () => opened(small, {hasTouch: true, viewport: {width: 390, height: 844}}, async (page) => {
+  const [x, y] = await placeOf(page, 0, 1, backwardAt(1, 0) + 1);
+  await page.touchscreen.tap(x, y);
+  assert.match(await page.locator('#card').innerText(), /^B0, backward/);
+  const session = await page.context().newCDPSession(page);
+  const touch = (type, ...xs) => session.send('Input.dispatchTouchEvent',
+                                              {type, touchPoints: xs.map((at, id) => ({x: at, y, id}))});
+  await touch('touchStart', 160, 200);
+  for (let i = 1; i <= 8; ++i) await touch('touchMove', 160 - 8 * i, 200 + 8 * i);
+  await touch('touchEnd');
+  await settled(page);
+  const [t0, t1] = await page.evaluate(() => [view.t0, view.t1]);
+  assert.ok(t1 - t0 < 33e9 / 2, `from 40 to 168 pixels apart: ${(t1 - t0) / 1e9} s`);
+  await touch('touchStart', 250);
+  for (let i = 1; i <= 8; ++i) await touch('touchMove', 250 - 10 * i);
+  await touch('touchEnd');
+  await settled(page);
+  assert.ok(await page.evaluate(() => view.t0) > t0);
 }));
 
 test('print leaves out what cannot be used on paper', () => opened(small, {}, async (page) => {

@@ -16,7 +16,8 @@ bool small(const Scenario& scenario) {
   const double ranks = std::max(1, scenario.training.pp);
   const double chunks = scenario.chunks == 0 ? 4 : scenario.chunks;
   const double batches = scenario.batches == 0 ? 4 : scenario.batches;
-  return ranks * chunks * batches * scenario.microbatches * scenario.shape.num_slices() < 4096;
+  const double trials = std::max(1, scenario.perturbation.trials);
+  return ranks * chunks * batches * trials * scenario.microbatches * scenario.shape.num_slices() < 4096;
 }
 
 }  // namespace
@@ -27,7 +28,7 @@ void try_scenario(std::string_view text) {
     const Scenario scenario = scenario_from_json(parse_json(text, "input"), "input", SLUICE_SOURCE_DIR "/examples");
     if (names_file(scenario.schedule) || !small(scenario)) return;
     const Setup setup(scenario);
-    const Prediction prediction = predict(setup, {true});
+    const Prediction prediction = predict(setup, {.keep_memory = true});
     require(prediction.metrics.makespan >= prediction.metrics.ideal, "a makespan below the busiest rank's work");
     for (const RankMemory& memory : prediction.memory) require(memory.peak_bytes >= 0, "a negative peak of memory");
   });
