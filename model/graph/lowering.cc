@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "model/errors.h"
 #include "model/graph/deadlock.h"
+#include "model/graph/links.h"
 #include "model/graph/op_graph_data.h"
 #include "model/graph/rendezvous.h"
 
@@ -14,7 +16,7 @@ namespace sluice {
 namespace {
 
 constexpr VertexId kNone = ~VertexId{0};
-constexpr LaneId kSameRank = -1;
+constexpr LaneId kSameRank = Links::kSameRank;
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
@@ -140,33 +142,12 @@ class Lowering {
 
   void make_lanes() {
     const int ranks = schedule_.num_ranks();
-    const int stages = schedule_.num_stages();
     for (int rank = 0; rank < ranks; ++rank) data_->lanes.push_back({LaneKind::compute, rank, -1});
     for (int rank = 0; rank < ranks; ++rank) data_->lanes.push_back({LaneKind::collective, rank, -1});
-    std::vector<std::pair<int, int>> links;
-    for (const auto& route : schedule_.routes()) {
-      for (int s = 0; s + 1 < stages; ++s) {
-        const int here = route[index(s)];
-        const int there = route[index(s + 1)];
-        if (here == there) continue;
-        links.emplace_back(here, there);
-        links.emplace_back(there, here);
-      }
-    }
-    std::sort(links.begin(), links.end());
-    links.erase(std::unique(links.begin(), links.end()), links.end());
-    const auto link = [&](int from, int to) -> LaneId {
-      if (from == to) return kSameRank;
-      const auto found = std::lower_bound(links.begin(), links.end(), std::pair(from, to));
-      return static_cast<LaneId>(std::int64_t{2} * ranks + (found - links.begin()));
-    };
-    for (const auto& [from, to] : links) data_->lanes.push_back({LaneKind::link, from, to});
-    for (const auto& route : schedule_.routes()) {
-      for (int s = 0; s < stages; ++s) {
-        forward_link_.push_back(s + 1 < stages ? link(route[index(s)], route[index(s + 1)]) : kSameRank);
-        backward_link_.push_back(s > 0 ? link(route[index(s)], route[index(s - 1)]) : kSameRank);
-      }
-    }
+    Links links = make_links(schedule_, 2 * ranks);
+    data_->lanes.insert(data_->lanes.end(), links.lanes.begin(), links.lanes.end());
+    forward_link_ = std::move(links.forward);
+    backward_link_ = std::move(links.backward);
     last_on_lane_.assign(data_->lanes.size(), kNone);
   }
 

@@ -1,0 +1,36 @@
+#include "model/graph/links.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace sluice {
+
+Links make_links(const Schedule& schedule, LaneId first_lane) {
+  const auto stages = static_cast<std::size_t>(schedule.num_stages());
+  std::vector<std::pair<int, int>> pairs;
+  for (const auto& route : schedule.routes()) {
+    for (std::size_t s = 0; s + 1 < stages; ++s) {
+      if (route[s] == route[s + 1]) continue;
+      pairs.emplace_back(route[s], route[s + 1]);
+      pairs.emplace_back(route[s + 1], route[s]);
+    }
+  }
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+  const auto lane = [&](int from, int to) -> LaneId {
+    if (from == to) return Links::kSameRank;
+    const auto found = std::lower_bound(pairs.begin(), pairs.end(), std::pair(from, to));
+    return first_lane + static_cast<LaneId>(found - pairs.begin());
+  };
+  Links links;
+  for (const auto& [from, to] : pairs) links.lanes.push_back({LaneKind::link, from, to});
+  for (const auto& route : schedule.routes()) {
+    for (std::size_t s = 0; s < stages; ++s) {
+      links.forward.push_back(s + 1 < stages ? lane(route[s], route[s + 1]) : Links::kSameRank);
+      links.backward.push_back(s > 0 ? lane(route[s], route[s - 1]) : Links::kSameRank);
+    }
+  }
+  return links;
+}
+
+}  // namespace sluice

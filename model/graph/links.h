@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "model/graph/op_graph.h"
+
+namespace sluice {
+
+// The lanes between ranks: one for each ordered pair that neighbouring stages make.
+struct Links {
+  static constexpr LaneId kSameRank = -1;
+
+  std::vector<Lane> lanes;       // by (sender, receiver)
+  std::vector<LaneId> forward;   // by (route, stage): the lane to the next stage, kSameRank if it needs none
+  std::vector<LaneId> backward;  // and to the previous one
+};
+
+// `first_lane` is the id of the first of them.
+Links make_links(const Schedule& schedule, LaneId first_lane);
+
+}  // namespace sluice
