@@ -8,6 +8,7 @@
 
 #include "model/errors.h"
 #include "model/graph/deadlock.h"
+#include "model/graph/fill_bytes.h"
 #include "model/graph/links.h"
 #include "model/graph/op_graph_data.h"
 #include "model/graph/rendezvous.h"
@@ -20,26 +21,6 @@ constexpr LaneId kSameRank = Links::kSameRank;
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
-constexpr double kMostBytes = 4e18;
-
-// Bounds of what a stage and a slice can add to the memory of a rank, in floating point, which does not overflow.
-double most_bytes(const StageBytes& bytes, int num_ranks) {
-  const double versions = std::max(2, num_ranks);  // of the weights (num_weight_versions)
-  return static_cast<double>(bytes.weights) * versions + static_cast<double>(bytes.gradients) +
-         static_cast<double>(bytes.optimizer);
-}
-
-double most_bytes(const SliceBytes& bytes) {
-  double sum = 0;
-  for (const std::int64_t part :
-       {bytes.activations_to_input_gradient, bytes.activations_to_weight_gradient, bytes.gradients_to_weight_gradient,
-        bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace, bytes.backward_workspace,
-        bytes.transfer_forward, bytes.transfer_backward}) {
-    sum += static_cast<double>(part);
-  }
-  return sum;
-}
-
 // Walks every rank's list as far as its needs allow, emitting vertices as it goes. What a rank waits for wakes it when
 // it is emitted, so each op is looked at about once, and the order of emission is topological by construction.
 class Lowering {
@@ -51,7 +32,7 @@ class Lowering {
         data_(std::make_unique<OpGraph::Data>()) {
     check_options();
     data_->schedule = &schedule;
-    fill_bytes();
+    fill_bytes(schedule, options.footprint, *data_);
     make_lanes();
     reserve();
   }
@@ -110,33 +91,6 @@ class Lowering {
     if (schedule_.weight_policy() == WeightPolicy::stashed && options_.tied_embedding && schedule_.num_ranks() > 1) {
       throw InputError(schedule_.family() +
                        ": steps after every backward, so embedding and head cannot share a weight across ranks");
-    }
-  }
-
-  void fill_bytes() {
-    data_->has_bytes = options_.footprint != nullptr;
-    for (const MicrobatchShape& shape : schedule_.shapes()) {
-      data_->shape_offset.push_back(data_->slices_per_stage);
-      data_->slices_per_stage += shape.num_slices();
-    }
-    data_->stage_bytes.resize(index(schedule_.num_stages()));
-    data_->slice_bytes.resize(index(schedule_.num_stages() * data_->slices_per_stage));
-    if (options_.footprint == nullptr) return;
-    std::size_t at = 0;
-    double all = 0;  // no rank can hold more
-    for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
-      data_->stage_bytes[index(stage)] = options_.footprint->stage(stage);
-      all += most_bytes(data_->stage_bytes[index(stage)], schedule_.num_ranks());
-      for (const MicrobatchShape& shape : schedule_.shapes()) {
-        for (int slice = 0; slice < shape.num_slices(); ++slice) {
-          data_->slice_bytes[at] = options_.footprint->slice(stage, shape, slice);
-          all += most_bytes(data_->slice_bytes[at++]) * schedule_.total_microbatches();
-        }
-      }
-    }
-    if (all > kMostBytes) {
-      throw InputError(
-          fmt::format("{}: up to {:.2g} bytes of memory: more than 64 bits can count", schedule_.family(), all));
     }
   }
 

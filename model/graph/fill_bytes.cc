@@ -1,0 +1,62 @@
+#include "model/graph/fill_bytes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+constexpr double kMostBytes = 4e18;
+
+// Bounds of what a stage and a slice can add to the memory of a rank, in floating point, which does not overflow.
+double most_bytes(const StageBytes& bytes, int num_ranks) {
+  const double versions = std::max(2, num_ranks);  // of the weights (num_weight_versions)
+  return static_cast<double>(bytes.weights) * versions + static_cast<double>(bytes.gradients) +
+         static_cast<double>(bytes.optimizer);
+}
+
+double most_bytes(const SliceBytes& bytes) {
+  double sum = 0;
+  for (const std::int64_t part :
+       {bytes.activations_to_input_gradient, bytes.activations_to_weight_gradient, bytes.gradients_to_weight_gradient,
+        bytes.keys_values, bytes.keys_values_gradient, bytes.forward_workspace, bytes.backward_workspace,
+        bytes.transfer_forward, bytes.transfer_backward}) {
+    sum += static_cast<double>(part);
+  }
+  return sum;
+}
+
+}  // namespace
+
+void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::Data& data) {
+  data.has_bytes = footprint != nullptr;
+  for (const MicrobatchShape& shape : schedule.shapes()) {
+    data.shape_offset.push_back(data.slices_per_stage);
+    data.slices_per_stage += shape.num_slices();
+  }
+  data.stage_bytes.resize(static_cast<std::size_t>(schedule.num_stages()));
+  data.slice_bytes.resize(static_cast<std::size_t>(schedule.num_stages() * data.slices_per_stage));
+  if (footprint == nullptr) return;
+  std::size_t at = 0;
+  double all = 0;  // no rank can hold more
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    StageBytes& held = data.stage_bytes[static_cast<std::size_t>(stage)];
+    held = footprint->stage(stage);
+    all += most_bytes(held, schedule.num_ranks());
+    for (const MicrobatchShape& shape : schedule.shapes()) {
+      for (int slice = 0; slice < shape.num_slices(); ++slice) {
+        data.slice_bytes[at] = footprint->slice(stage, shape, slice);
+        all += most_bytes(data.slice_bytes[at++]) * schedule.total_microbatches();
+      }
+    }
+  }
+  if (all > kMostBytes) {
+    throw InputError(
+        fmt::format("{}: up to {:.2g} bytes of memory: more than 64 bits can count", schedule.family(), all));
+  }
+}
+
+}  // namespace sluice
