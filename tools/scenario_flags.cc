@@ -158,6 +158,9 @@ Slow parse_slow(const char* flag, const std::string& text, std::size_t num_ranks
   }
   const auto [rest, error] = std::from_chars(at, end, slow.factor);
   good = good && error == std::errc() && rest == end;
+  if (good && !(slow.factor >= 1e-6 && slow.factor <= kMostSlowdown)) {
+    throw InputError(fmt::format("{}: expected a factor from 1e-06 to {}, got '{}'", flag, kMostSlowdown, text));
+  }
   if (!good) {
     throw InputError(
         fmt::format("{}: expected {}, got '{}'", flag,

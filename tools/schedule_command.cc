@@ -73,15 +73,14 @@ struct Verdict {
 };
 
 // The checks that a schedule which could be made has not passed yet.
-std::vector<Verdict> check(const Schedule& schedule) {
-  std::vector<Verdict> out;
+void check_further(const Schedule& schedule, std::vector<Verdict>& out) {
   out.push_back({.check = "ops", .detail = fmt::format("{} ops, each once, on its rank", schedule.num_ops())});
   try {
     const OpGraph graph = lower(schedule);
     out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
   } catch (const ScheduleError& error) {
     out.push_back({.check = "deadlock", .good = false, .detail = error.what()});
-    return out;
+    return;
   }
   const bool own = schedule.has_communication();
   if (own) {
@@ -99,7 +98,7 @@ std::vector<Verdict> check(const Schedule& schedule) {
                    .note = exchange == Exchange::rendezvous,
                    .detail = ring.empty() ? "all ranks run to the end: " + whose : "hangs: " + ring});
   }
-  if (own) return out;
+  if (own) return;
   Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
   try {
     const std::string ring = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
@@ -108,13 +107,25 @@ std::vector<Verdict> check(const Schedule& schedule) {
     late = {late.check, false, true, error.what()};
   }
   out.push_back(late);
+}
+
+std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
+  std::vector<Verdict> out;
+  try {
+    const Schedule schedule = make_schedule(scenario);
+    check_further(merge_backwards ? with_merged_backwards(schedule) : schedule, out);
+  } catch (const ScheduleError& error) {
+    out.push_back({.check = "ops", .good = false, .detail = error.what()});
+  }
   return out;
 }
 
-// Prints all verdicts; exit code 4 if one of them is an error.
+// Prints all verdicts. Throws the first that is an error.
 int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
   const auto word = [](const Verdict& verdict) { return verdict.good ? "ok" : verdict.note ? "note" : "error"; };
-  const bool good = std::all_of(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return v.good || v.note; });
+  const auto failed =
+      std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return !v.good && !v.note; });
+  const bool good = failed == verdicts.end();
   if (json) {
     nlohmann::ordered_json checks = nlohmann::ordered_json::array();
     for (const Verdict& v : verdicts)
@@ -124,7 +135,8 @@ int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
   } else {
     for (const Verdict& v : verdicts) fmt::print("{:<6}{:<33}{}\n", word(v), v.check, v.detail);
   }
-  return good ? kDone : kInvalidSchedule;
+  if (good) return kDone;
+  throw ScheduleError(failed->detail);  // said on standard error too
 }
 
 int schedule_command(const Options& options) {
@@ -134,9 +146,9 @@ int schedule_command(const Options& options) {
   }
   Scenario scenario = options.flags->scenario("");
   if (!options.name.empty()) scenario.schedule = options.name;
+  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
   Schedule schedule = make_schedule(scenario);
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
-  if (options.check) return print_verdicts(check(schedule), options.json);
   const OpGraph graph = lower(schedule);  // finds deadlocks
   const bool own = schedule.has_communication();
   const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;

@@ -87,6 +87,8 @@ TEST(Stragglers, SlowTheWholePipeline) {
   EXPECT_NE(
       error_of("--pp 2 --microbatches 4 --slow-link 0-1-2=2").find("--slow-link: expected two ranks and a factor"),
       std::string::npos);
+  EXPECT_NE(error_of("--pp 2 --microbatches 4 --slow-rank 1=0").find("--slow-rank: expected a factor from"),
+            std::string::npos);
   EXPECT_NE(error_of("--pp 2 --microbatches 4 --slow-rank 2=2").find("slow rank 2: expected ranks 0 to 1"),
             std::string::npos);
 }
@@ -157,6 +159,50 @@ TEST(Sweep, RefusesWhatItCannotDo) {
   EXPECT_NE(error_of(base + "--csv x.csv").find("--csv is the table of a --sweep"), std::string::npos);
   EXPECT_NE(error_of(base + "--trace-idle").find("--trace-idle needs --trace"), std::string::npos);
   EXPECT_NE(error_of(base + "--trials 3").find("--trials: needs jitter"), std::string::npos);
+}
+
+TEST(ScheduleCheck, PrintsEveryVerdict) {
+  const TemporaryFolder folder;
+  const auto check = [&](const std::string& text, const std::string& more = "") {
+    write_file_whole(folder.path("s.csv"), text);
+    return run_sluice(words("schedule " + folder.path("s.csv") + " --check " + more));
+  };
+  const CommandResult good = check("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n");
+  EXPECT_EQ(good.exit_code, 0) << good.err;
+  EXPECT_EQ(std::count(good.out.begin(), good.out.end(), '\n'), 5);
+  EXPECT_EQ(good.out.find("error"), std::string::npos);
+
+  // Both send first, each with an op between its send and its receive: they hang unless there are buffers.
+  const CommandResult hangs = check(
+      "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
+      "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n");
+  EXPECT_EQ(hangs.exit_code, 4);
+  EXPECT_NE(hangs.out.find("ok    deadlock"), std::string::npos);
+  EXPECT_EQ(hangs.err, "sluice: hangs: 0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0\n");
+
+  const CommandResult twice = check("0F0,0F0,0B0\n", "--json");
+  EXPECT_EQ(twice.exit_code, 4);
+  const json document = json::parse(twice.out);
+  EXPECT_EQ(document.at("schema"), "sluice.schedule_check/1");
+  EXPECT_EQ(document.at("valid"), false);
+  EXPECT_EQ(document.at("checks").back().at("verdict"), "error");
+  EXPECT_NE(twice.err.find("row 1, cell 2: F(stage 0, mb 0): occurs twice, first at row 1, cell 1"), std::string::npos);
+
+  // What does not parse is wrong input, not a bad schedule.
+  EXPECT_EQ(check("0F0,0Q0\n").exit_code, 2);
+}
+
+TEST(ScheduleCheck, CommunicationGoesThroughFiles) {
+  const TemporaryFolder folder;
+  ASSERT_EQ(
+      run_sluice(words("schedule zb-h1 --pp 4 --microbatches 8 --communication -o " + folder.path("z.csv"))).exit_code,
+      0);
+  ASSERT_EQ(run_sluice(words("schedule " + folder.path("z.csv") + " -o " + folder.path("z.json"))).exit_code, 0);
+  for (const char* file : {"z.csv", "z.json"}) {
+    EXPECT_EQ(run_sluice(words("schedule " + folder.path(file) + " --check")).exit_code, 0);
+    // Sends right behind their ops: the same times as the family's, 24 + 3 (closed form of zb-h1, all costs 1).
+    EXPECT_EQ(answer("--schedule " + folder.path(file) + " --uniform f=1,b=1,w=1").at("makespan_s"), 27.0) << file;
+  }
 }
 
 }  // namespace
