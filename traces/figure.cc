@@ -69,7 +69,7 @@ class Figure {
       }
       y += kBetween;
     }
-    y = draw_axis(body, y - kBetween + 2);
+    y = draw_axis(body, y - kBetween + (panels_.back().held.most > 0 ? 0 : 2));
     y = draw_legend(body, y);
 
     Svg page(options_.width, y, page_title(), description());

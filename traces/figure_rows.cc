@@ -56,7 +56,7 @@ void define_hatches(Svg& svg) {
   const auto pattern = [&](std::string_view id, std::string_view line) {
     svg.raw(
         fmt::format("<pattern id=\"{}\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\">"
-                    "<path d=\"{}\" stroke=\"#ffffff\" stroke-width=\"0.6\" stroke-opacity=\"0.5\"/></pattern>\n",
+                    "<path d=\"{}\" stroke=\"#ffffff\" stroke-width=\"0.6\" stroke-opacity=\"0.4\"/></pattern>\n",
                     id, line));
   };
   svg.raw("<defs>\n");
@@ -116,7 +116,7 @@ class FigureRows::Painter {
                                                      std::span<const VertexId>::iterator last) const {
     auto behind = op;
     while (behind != last && end(*behind) - start(*behind) < kNarrow &&
-           (behind == op || start(*behind) - end(*(behind - 1)) < kNarrow)) {
+           (behind == op || start(*behind) - end(*(behind - 1)) < kColumn)) {
       ++behind;
     }
     return behind;
