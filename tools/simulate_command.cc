@@ -179,7 +179,7 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
   command->add_option("--svg", options->svg,
                       "write a figure: timeline and memory of the run; of a sweep, a curve over its first key");
   command->add_option("--svg-width", options->figure.width, "of the figure, in px (1/96 inch)")
-      ->check(CLI::Range(240, 20000));
+      ->check(CLI::Range(240.0, 20000.0));
   command->add_flag("--svg-transfers", options->figure.transfers, "draw what moves between ranks in the figure");
   command->add_option("--report", options->report,
                       "write a page that shows all of it and needs nothing else: report.html");

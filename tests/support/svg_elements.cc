@@ -23,7 +23,8 @@ struct Reader {
   static void end(void* self, const XML_Char* /*name*/) { static_cast<Reader*>(self)->open.pop_back(); }
   static void characters(void* self, const XML_Char* text, int length) {
     auto* reader = static_cast<Reader*>(self);
-    if (!reader->open.empty()) reader->elements[reader->open.back()].text.append(text, static_cast<std::size_t>(length));
+    if (!reader->open.empty())
+      reader->elements[reader->open.back()].text.append(text, static_cast<std::size_t>(length));
   }
 
   void start_element(const char* name, const char** attributes) {
@@ -59,7 +60,7 @@ struct Reader {
 std::vector<SvgElement> svg_elements(const std::string& svg) {
   Reader reader;
   const std::unique_ptr<std::remove_pointer_t<XML_Parser>, void (*)(XML_Parser)> parser(XML_ParserCreate(nullptr),
-                                                                                       XML_ParserFree);
+                                                                                        XML_ParserFree);
   XML_SetUserData(parser.get(), &reader);
   XML_SetElementHandler(parser.get(), Reader::start, Reader::end);
   XML_SetCharacterDataHandler(parser.get(), Reader::characters);

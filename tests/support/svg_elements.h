@@ -19,7 +19,8 @@ struct SvgElement {
 };
 
 // All elements in the order of the document, by expat. Throws std::runtime_error if it is not well-formed, names
-// something outside itself, or uses an element other than title, desc, g, defs, pattern, rect, line, path, circle, text.
+// something outside itself, or uses an element other than title, desc, g, defs, pattern, rect, line, path, circle,
+// text.
 std::vector<SvgElement> svg_elements(const std::string& svg);
 
 // Of path data made of boxes, M x y h w v h h -w z: the area of all of them.
