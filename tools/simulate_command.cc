@@ -39,6 +39,7 @@ struct Options {
   std::vector<std::string> sweep;
   std::string colour = "auto";
   std::string svg;
+  FigureOptions figure;
   std::string report;
   std::string compare_with;
   std::vector<std::string> arguments;
@@ -63,7 +64,7 @@ void draw(const Options& options, const Setup& setup, const Prediction& predicti
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
     if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
-    write_file_whole(options.svg, svg_figure(runs));
+    write_file_whole(options.svg, svg_figure(runs, options.figure));
   }
   if (!options.report.empty()) {
     write_simulation_report(options.report, setup, prediction, scenario_text(document, options.file),
@@ -177,6 +178,9 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
   command->add_option("--csv", options->csv, "write the sweep's table to this file");
   command->add_option("--svg", options->svg,
                       "write a figure: timeline and memory of the run; of a sweep, a curve over its first key");
+  command->add_option("--svg-width", options->figure.width, "of the figure, in px (1/96 inch)")
+      ->check(CLI::Range(240.0, 20000.0));
+  command->add_flag("--svg-transfers", options->figure.transfers, "draw what moves between ranks in the figure");
   command->add_option("--report", options->report,
                       "write a page that shows all of it and needs nothing else: report.html");
   command->add_option(

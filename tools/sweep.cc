@@ -246,6 +246,7 @@ CurveChart sweep_chart(const Sweep& sweep) {
                    .x_label = sweep.axes.front().key,
                    .y_label = tokens ? "tokens/s" : "iteration (s)",
                    .hollow_note = "does not fit in memory",
+                   .gap_note = "refused",
                    .x = sweep.axes.front().values};
   // The last axis turns fastest, so that the points of one value of the first stand together.
   const std::size_t others = sweep.points.size() / chart.x.size();
