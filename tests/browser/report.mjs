@@ -333,6 +333,13 @@ if (process.env.SLUICE_TEST_SCOPE !== 'small') {
     assert.ok(sizeOf(path) < 15e6, `${sizeOf(path)} bytes`);
     await opened(path, {}, async (page) => {
       assert.equal(await page.evaluate(() => timelines[0].run.n), 2 * 64 * 4096 + 2 * 63 * 4096 + 64);
+      // What a search finds is shown large enough to be seen: 30 of 1500 pixels for its 1 s.
+      await page.fill('#search', 'F2000 rank 40');
+      await page.press('#search', 'Enter');
+      assert.match(await page.textContent('#live'), /^F2000, forward\. rank 40, /);
+      assert.ok(await page.evaluate(() => view.t1 - view.t0) < 100e9);
+      await page.fill('#search', '');
+      await page.click('#zoom-all');
       const ready = await page.evaluate(() => Number(document.documentElement.dataset.ready));
       const work = await page.evaluate(async () => {
         const frame = () => new Promise(requestAnimationFrame);

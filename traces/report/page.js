@@ -139,7 +139,14 @@ function controls() {
     next = (next + (event.shiftKey ? total - 1 : 1)) % total;
     let at = next;
     for (const {timeline, size} of all) {
-      if (at < size) return timeline.setCursor(timeline.found[at]);
+      if (at < size) {
+        const op = timeline.found[at];
+        const {start, end} = timeline.run;
+        // Near enough to be seen.
+        const wide = (end[op] - start[op]) * (view.width - view.gutter) / (view.t1 - view.t0);
+        if (wide > 0 && wide < 8) view.zoom((start[op] + end[op]) / 2, 30 / wide);
+        return timeline.setCursor(op);
+      }
       at -= size;
     }
   });

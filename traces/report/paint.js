@@ -120,7 +120,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
       const over = Math.max(x, Math.min(until, pixel(run.makespan) + 1));
       surface.fill(left + x, left + over, y0, y1, colours.idle);
       x = until;
-    } else if (start[i] <= ta && end[i] >= tb) {
+    } else if (start[i] <= ta && end[i] >= tb && (end[i] - start[i]) * scale >= 2) {
       const until = Math.max(x + 1, Math.min(width, pixel(end[i])));
       let from = x;
       if (x === pixel(start[i]) && (end[i] - start[i]) * scale >= wide) {
