@@ -234,7 +234,8 @@ class Chart {
     if (any_hollow_) {
       add(chart_.hollow_note, [&](double at_x, double at_y) { draw_marker(svg, 0, at_x, at_y, true); });
     }
-    if (any_gap_) add(chart_.gap_note, [&](double at_x, double at_y) { draw_cross(svg, at_x, at_y, {0x77, 0x77, 0x77}); });
+    if (any_gap_)
+      add(chart_.gap_note, [&](double at_x, double at_y) { draw_cross(svg, at_x, at_y, {0x77, 0x77, 0x77}); });
     return used ? y + 20 : y;
   }
 
