@@ -129,6 +129,7 @@ int simulate_command(const Options& options) {
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
          "--compare-with adds a second run to a picture: give --report or --svg too");
+  refuse(options.figure.transfers && options.svg.empty(), "--svg-transfers needs --svg");
   if (options.sweep.empty()) {
     refuse(!options.csv.empty(), "--csv is the table of a --sweep; --ops writes a table of the ops");
     return simulate_one(options);
