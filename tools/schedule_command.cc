@@ -73,10 +73,10 @@ struct Verdict {
 };
 
 // The checks that a schedule which could be made has not passed yet.
-void check_further(const Schedule& schedule, std::vector<Verdict>& out) {
+void check_further(const Schedule& schedule, const std::string& source, std::vector<Verdict>& out) {
   out.push_back({.check = "ops", .detail = fmt::format("{} ops, each once, on its rank", schedule.num_ops())});
   try {
-    const OpGraph graph = lower(schedule);
+    const OpGraph graph = lower_named(schedule, {}, source);
     out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
   } catch (const ScheduleError& error) {
     out.push_back({.check = "deadlock", .good = false, .detail = error.what()});
@@ -113,7 +113,7 @@ std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
   std::vector<Verdict> out;
   try {
     const Schedule schedule = make_schedule(scenario);
-    check_further(merge_backwards ? with_merged_backwards(schedule) : schedule, out);
+    check_further(merge_backwards ? with_merged_backwards(schedule) : schedule, scenario.schedule, out);
   } catch (const ScheduleError& error) {
     out.push_back({.check = "ops", .good = false, .detail = error.what()});
   }
@@ -149,7 +149,7 @@ int schedule_command(const Options& options) {
   if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
   Schedule schedule = make_schedule(scenario);
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
-  const OpGraph graph = lower(schedule);  // finds deadlocks
+  const OpGraph graph = lower_named(schedule, {}, scenario.schedule);  // finds deadlocks
   const bool own = schedule.has_communication();
   const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
   if (!options.output.empty()) {

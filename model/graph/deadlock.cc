@@ -36,6 +36,10 @@ class Blocked {
     const Place& place = places_[static_cast<std::size_t>(node)];
     return schedule_.ops(place.rank)[static_cast<std::size_t>(place.position)];
   }
+  std::string place(int node) const {
+    const Place& at = places_[static_cast<std::size_t>(node)];
+    return schedule_.place(at.rank, static_cast<std::size_t>(at.position));
+  }
   int head(int node) const { return base_[static_cast<std::size_t>(places_[static_cast<std::size_t>(node)].rank)]; }
   bool first_on_rank(int node) const { return head(node) == node; }
 
@@ -173,12 +177,16 @@ std::string deadlock_ring(const Schedule& schedule, const std::vector<std::size_
     best = ring_through_heads(blocked, 0);
   }
   std::string text;
-  for (const int node : best) {
+  const auto add = [&](int node) {
     text += to_string(blocked.op(node), schedule.sliced());
     if (blocked.op(node).joined) text += "+" + to_string(blocked.op(node + 1), schedule.sliced());
+    if (schedule.read_from_table()) text += " at " + blocked.place(node);
+  };
+  for (const int node : best) {
+    add(node);
     text += " -> ";
   }
-  if (!best.empty()) text += to_string(blocked.op(best.front()), schedule.sliced());
+  if (!best.empty()) add(best.front());
   return text;
 }
 

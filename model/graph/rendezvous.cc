@@ -103,7 +103,9 @@ class Run {
     }
     std::string text;
     const auto add = [&](const std::pair<int, std::size_t>& at) {
-      text += fmt::format("{} on rank {}", to_string(list(at.first)[at.second], schedule_.sliced()), at.first);
+      text += to_string(list(at.first)[at.second], schedule_.sliced());
+      text += schedule_.read_from_table() ? " at " + schedule_.communication_place(at.first, at.second)
+                                          : fmt::format(" on rank {}", at.first);
     };
     for (const auto& at : best) {
       add(at);
@@ -157,6 +159,8 @@ std::string hanging_ring(const Schedule& schedule, Exchange exchange) { return R
 Schedule with_receives_just_in_time(const Schedule& schedule) {
   ScheduleParts parts = schedule.parts();
   parts.communication.assign(parts.orders.size(), {});
+  parts.cells.clear();
+  parts.communication_cells.clear();
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     auto& out = parts.communication[static_cast<std::size_t>(rank)];
     const auto list = schedule.ops(rank);

@@ -42,6 +42,15 @@ Schedule read_schedule(const Scenario& scenario) {
 
 }  // namespace
 
+OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name) {
+  try {
+    return lower(schedule, options);
+  } catch (const ScheduleError& error) {
+    if (!names_file(name)) throw;
+    throw ScheduleError(name + ": " + error.what());
+  }
+}
+
 Schedule make_schedule(const Scenario& scenario) {
   if (names_file(scenario.schedule)) return read_schedule(scenario);
   const Family& family = find_family(scenario.schedule);
@@ -69,7 +78,7 @@ Setup::Setup(const Scenario& scenario, Schedule schedule) : scenario_(scenario),
   scenario_.microbatches = schedule_.num_microbatches();
   if (scenario_.model) split_model();
   make_cost();
-  graph_.emplace(lower(schedule_, lowering_options()));
+  graph_.emplace(lower_named(schedule_, lowering_options(), scenario_.schedule));
 }
 
 void Setup::split_model() {

@@ -16,6 +16,9 @@ namespace sluice {
 // with. Throws InputError, or ScheduleError for an invalid file.
 Schedule make_schedule(const Scenario& scenario);
 
+// Lowers a schedule that has this name or is from this file; errors name the file.
+OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name);
+
 // A scenario made ready to lower, price and simulate. Holds what its parts refer to; not movable.
 class Setup {
  public:

@@ -14,9 +14,8 @@ constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
 
 class Check {
  public:
-  Check(const Schedule& schedule, const Places& places)
+  explicit Check(const Schedule& schedule)
       : schedule_(schedule),
-        places_(places),
         cells_(static_cast<std::size_t>(schedule.num_units()) * static_cast<std::size_t>(schedule.num_stages())) {
     for (auto* table : {&forward_, &gradient_}) table->assign(cells_, kNowhere);
     for (auto& table : found_) table.assign(cells_, kNowhere);
@@ -48,7 +47,7 @@ class Check {
   std::string text(const Communication& communication) const { return to_string(communication, schedule_.sliced()); }
 
   [[noreturn]] void fail(int rank, std::size_t index, const std::string& rule) const {
-    throw ScheduleError(fmt::format("{}: {}: {}", places_.communication(rank, index),
+    throw ScheduleError(fmt::format("{}: {}: {}", schedule_.communication_place(rank, index),
                                     text(schedule_.communication(rank)[index]), rule));
   }
 
@@ -85,7 +84,7 @@ class Check {
       fail(rank, index, fmt::format("stage {} is on the same rank", other));
     }
     std::uint32_t& found = found_[static_cast<std::size_t>(c.kind)][cell(c.stage, c.microbatch, c.slice)];
-    if (found != kNowhere) fail(rank, index, "occurs twice, first at " + places_.communication(rank, found));
+    if (found != kNowhere) fail(rank, index, "occurs twice, first at " + schedule_.communication_place(rank, found));
     found = static_cast<std::uint32_t>(index);
     // The op that makes it, or the one that reads it.
     const std::uint32_t op = (of_forward(c.kind) ? forward_ : gradient_)[cell(c.stage, c.microbatch, c.slice)];
@@ -119,7 +118,7 @@ class Check {
                                 .slice = static_cast<std::int16_t>(slice),
                                 .kind = kind};
     throw ScheduleError(
-        fmt::format("{}: {} is missing", places_.rank(schedule_.rank_of(stage, microbatch)), text(missing)));
+        fmt::format("{}: {} is missing", schedule_.place(schedule_.rank_of(stage, microbatch)), text(missing)));
   }
 
   // What `rank` sends to and receives from each peer, as indices of its communication.
@@ -151,14 +150,13 @@ class Check {
           if (same) continue;
           fail(to, received[i],
                fmt::format("what comes then from rank {} is {}, at {}: both must have one order", from, text(send),
-                           places_.communication(from, sent[i])));
+                           schedule_.communication_place(from, sent[i])));
         }
       }
     }
   }
 
   const Schedule& schedule_;
-  const Places& places_;
   std::size_t cells_;
   std::vector<std::uint32_t> forward_;   // by cell: position of the F
   std::vector<std::uint32_t> gradient_;  // and of the B or I
@@ -167,6 +165,6 @@ class Check {
 
 }  // namespace
 
-void check_communication(const Schedule& schedule, const Places& places) { Check(schedule, places).run(); }
+void check_communication(const Schedule& schedule) { Check(schedule).run(); }
 
 }  // namespace sluice

@@ -8,6 +8,6 @@ namespace sluice {
 // the op that makes it, and one receive, before the op that reads it; both ends of a pair of ranks have them in the
 // same order (messages carry no tags); nothing else is sent. Throws ScheduleError naming the first place where that
 // fails.
-void check_communication(const Schedule& schedule, const Places& places);
+void check_communication(const Schedule& schedule);
 
 }  // namespace sluice

@@ -28,32 +28,6 @@ std::string_view trimmed(std::string_view cell) {
   return cell;
 }
 
-// Where a file's rows have what stands in a rank's list.
-class Cells : public Places {
- public:
-  void begin_row() { rows_.emplace_back(); }
-  void add_op(int cell) { rows_.back().ops.push_back(cell); }
-  void add_communication(int cell) { rows_.back().communication.push_back(cell); }
-
-  std::size_t num_rows() const { return rows_.size(); }
-  int op_cell(int rank, std::size_t position) const { return rows_[static_cast<std::size_t>(rank)].ops[position]; }
-
-  std::string rank(int rank) const override { return fmt::format("row {}", rank + 1); }
-  std::string op(int rank, std::size_t position) const override { return named(rank, op_cell(rank, position)); }
-  std::string communication(int rank, std::size_t index) const override {
-    return named(rank, rows_[static_cast<std::size_t>(rank)].communication[index]);
-  }
-
- private:
-  std::string named(int row, int cell) const { return fmt::format("row {}, cell {}", row + 1, cell); }
-
-  struct Row {
-    std::vector<int> ops;  // cell of each, from 1
-    std::vector<int> communication;
-  };
-  std::vector<Row> rows_;
-};
-
 class Reader {
  public:
   Reader(std::string_view text, const std::string& source) : text_(text), source_(source) {
@@ -71,7 +45,8 @@ class Reader {
       if (rest.empty() && trimmed(row).empty()) break;  // what follows the last line break
       auto& order = parts.orders.emplace_back();
       auto& communication = parts.communication.emplace_back();
-      cells_.begin_row();
+      cells_.emplace_back();
+      communication_cells_.emplace_back();
       if (std::ssize(parts.orders) > kMaxRanks)
         throw InputError(fmt::format("{}: more than {} rows", source_, kMaxRanks));
       for (int cell = 1; !row.empty(); ++cell) read_cell(trimmed(take_until(row, ',')), cell, order, communication);
@@ -80,7 +55,9 @@ class Reader {
     }
     if (!communicates) parts.communication.clear();
     place(parts);
-    return Schedule(std::move(parts), cells_);
+    parts.cells = std::move(cells_);
+    parts.communication_cells = std::move(communication_cells_);
+    return Schedule(std::move(parts));
   }
 
  private:
@@ -100,7 +77,7 @@ class Reader {
     const bool whole = old_ && text.find("BW") != std::string_view::npos;
     if (!parse_op_text(text, op, old_) || text.find('.') != std::string_view::npos) wrong(cell, text);
     if (old_ && op.kind == OpKind::B && !whole) op.kind = OpKind::I;
-    cells_.add_op(cell);
+    cells_.back().push_back(cell);
     return op;
   }
 
@@ -108,7 +85,7 @@ class Reader {
     throw InputError(
         fmt::format("{}: row {}, cell {}: expected an op such as 2F0, 1I3, 0W2 or 3B1, a block (0F1;3B0)OVERLAP_F_B, "
                     "communication such as 2SEND_F0, 0UNSHARD, or nothing, got '{}'",
-                    source_, cells_.num_rows(), cell, text));
+                    source_, cells_.size(), cell, text));
   }
 
   void read_cell(std::string_view text, int cell, std::vector<Op>& order, std::vector<Communication>& communication) {
@@ -116,7 +93,7 @@ class Reader {
     Communication moved{.before = static_cast<std::uint32_t>(order.size())};
     if (parse_communication(text, moved)) {
       if (text.find('.') != std::string_view::npos) wrong(cell, text);
-      cells_.add_communication(cell);
+      communication_cells_.back().push_back(cell);
       communication.push_back(moved);
       return;
     }
@@ -156,9 +133,9 @@ class Reader {
         Home& home = homes[static_cast<std::size_t>(op.stage)];
         if (home.rank == -1) home = {static_cast<int>(rank), i};
         if (home.rank == static_cast<int>(rank)) continue;
-        throw ScheduleError(fmt::format("{}: {}: stage {} stands in row {} too, at cell {}",
-                                        cells_.op(static_cast<int>(rank), i), to_string(op, false), op.stage,
-                                        home.rank + 1, cells_.op_cell(home.rank, home.position)));
+        throw ScheduleError(fmt::format("row {}, cell {}: {}: stage {} stands in row {} too, at cell {}", rank + 1,
+                                        cells_[rank][i], to_string(op, false), op.stage, home.rank + 1,
+                                        cells_[static_cast<std::size_t>(home.rank)][home.position]));
       }
     }
     const auto missing = std::find_if(homes.begin(), homes.end(), [](const Home& home) { return home.rank == -1; });
@@ -174,7 +151,8 @@ class Reader {
 
   std::string_view text_;
   const std::string& source_;
-  Cells cells_;
+  std::vector<std::vector<int>> cells_;  // by row: that of each op
+  std::vector<std::vector<int>> communication_cells_;
   bool old_ = false;
 };
 

@@ -31,15 +31,21 @@ std::int64_t MicrobatchShape::context(int slice) const {
   return std::accumulate(slice_lengths.begin(), slice_lengths.begin() + slice, std::int64_t{0});
 }
 
-std::string Places::rank(int rank) const { return fmt::format("rank {}", rank); }
-std::string Places::op(int rank, std::size_t position) const {
-  return fmt::format("rank {}, position {}", rank, position);
-}
-std::string Places::communication(int rank, std::size_t index) const {
-  return fmt::format("rank {}, communication {}", rank, index);
+std::string Schedule::place(int rank) const {
+  return read_from_table() ? fmt::format("row {}", rank + 1) : fmt::format("rank {}", rank);
 }
 
-Schedule::Schedule(ScheduleParts parts, const Places& places) : parts_(std::move(parts)) {
+std::string Schedule::place(int rank, std::size_t position) const {
+  if (!read_from_table()) return fmt::format("rank {}, position {}", rank, position);
+  return fmt::format("{}, cell {}", place(rank), parts_.cells[static_cast<std::size_t>(rank)][position]);
+}
+
+std::string Schedule::communication_place(int rank, std::size_t index) const {
+  if (!read_from_table()) return fmt::format("rank {}, communication {}", rank, index);
+  return fmt::format("{}, cell {}", place(rank), parts_.communication_cells[static_cast<std::size_t>(rank)][index]);
+}
+
+Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
   check_frame();
   stages_of_.resize(static_cast<std::size_t>(parts_.num_ranks));
   for (int stage = 0; stage < parts_.num_stages; ++stage) {
@@ -60,8 +66,8 @@ Schedule::Schedule(ScheduleParts parts, const Places& places) : parts_(std::move
       num_units_ += num_slices(mb);
     }
   }
-  check_ops(places);
-  if (has_communication()) check_communication(*this, places);
+  check_ops();
+  if (has_communication()) check_communication(*this);
 }
 
 int Schedule::chunk_of(int rank, int stage) const {
@@ -118,12 +124,21 @@ void Schedule::check_frame() const {
   require(
       std::ssize(parts_.orders) == parts_.num_ranks,
       fmt::format("orders: expected one list for each of {} ranks, got {}", parts_.num_ranks, parts_.orders.size()));
+  const auto alike = [](const auto& cells, const auto& lists) {
+    return cells.empty() || std::equal(cells.begin(), cells.end(), lists.begin(), lists.end(),
+                                       [](const auto& a, const auto& b) { return a.size() == b.size(); });
+  };
+  require(alike(parts_.cells, parts_.orders), "cells: expected one for each op");
+  require(!has_communication() || parts_.cells.empty() || !parts_.communication_cells.empty(),
+          "cells: expected those of the communication too");
+  require(!has_communication() || alike(parts_.communication_cells, parts_.communication),
+          "cells: expected one for each communication");
   require(parts_.communication.empty() || std::ssize(parts_.communication) == parts_.num_ranks,
           fmt::format("communication: expected one list for each of {} ranks, got {}", parts_.num_ranks,
                       parts_.communication.size()));
 }
 
-void Schedule::check_ops(const Places& places) {
+void Schedule::check_ops() {
   const int total = total_microbatches();
   for (const auto& order : parts_.orders) num_ops_ += std::ssize(order);
   const std::int64_t cells = num_units_ * num_stages();
@@ -143,7 +158,7 @@ void Schedule::check_ops(const Places& places) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
-      const auto where = [&] { return fmt::format("{}: {}", places.op(rank, i), to_string(op, sliced())); };
+      const auto where = [&] { return fmt::format("{}: {}", place(rank, i), to_string(op, sliced())); };
       if (op.stage < 0 || op.stage >= num_stages()) {
         throw ScheduleError(fmt::format("{}: there are stages 0 to {}", where(), num_stages() - 1));
       }
@@ -166,7 +181,7 @@ void Schedule::check_ops(const Places& places) {
         };
         const auto first = std::find_if(list.begin(), list.end(), same) - list.begin();
         throw ScheduleError(
-            fmt::format("{}: occurs twice, first at {}", where(), places.op(rank, static_cast<std::size_t>(first))));
+            fmt::format("{}: occurs twice, first at {}", where(), place(rank, static_cast<std::size_t>(first))));
       }
       cell |= bit;
       if ((cell & 0b0010) != 0 && (cell & 0b1100) != 0) {
@@ -195,7 +210,7 @@ void Schedule::check_ops(const Places& places) {
                   : (cell & 0b1100) == 0b0100 ? OpKind::W
                   : (cell & 0b1100) == 0b1000 ? OpKind::I
                                               : OpKind::B;
-        throw ScheduleError(fmt::format("{}: {} is missing", places.rank(rank_of(stage, mb)), to_string(op, sliced())));
+        throw ScheduleError(fmt::format("{}: {} is missing", place(rank_of(stage, mb)), to_string(op, sliced())));
       }
     }
   }

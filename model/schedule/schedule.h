@@ -50,15 +50,9 @@ struct ScheduleParts {
   // By rank, in its order: where what is sent, received and sharded stands in the lists. Empty: nothing is said about
   // it, and what an op makes is sent right after it.
   std::vector<std::vector<Communication>> communication;
-};
-
-// How a check names a place in a rank's lists. Files tell where they have it.
-class Places {
- public:
-  virtual ~Places() = default;
-  virtual std::string rank(int rank) const;                              // "rank 1"
-  virtual std::string op(int rank, std::size_t position) const;          // "rank 1, position 3"
-  virtual std::string communication(int rank, std::size_t index) const;  // "rank 1, communication 3"
+  // By rank and position: the cell, from 1, of the row that it was read from. Empty: it was not read from a table.
+  std::vector<std::vector<int>> cells;
+  std::vector<std::vector<int>> communication_cells;
 };
 
 // The most compute ops a schedule may have; larger requests are refused before anything is allocated.
@@ -74,7 +68,7 @@ class Schedule {
   // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or
   // wrongly joined; with communication, the first send or receive that is, or that stands before what it sends or
   // behind what reads it, or that its partner has in another order.
-  explicit Schedule(ScheduleParts parts, const Places& places = Places());
+  explicit Schedule(ScheduleParts parts);
 
   const std::string& family() const { return parts_.family; }
   int num_ranks() const { return parts_.num_ranks; }
@@ -127,11 +121,17 @@ class Schedule {
     return parts_.communication[static_cast<std::size_t>(rank)];
   }
 
+  // Where something stands, for errors: "rank 1, position 3", or of a table "row 2, cell 5".
+  std::string place(int rank) const;
+  std::string place(int rank, std::size_t position) const;
+  std::string communication_place(int rank, std::size_t index) const;
+  bool read_from_table() const { return !parts_.cells.empty(); }
+
   const ScheduleParts& parts() const { return parts_; }
 
  private:
   void check_frame() const;
-  void check_ops(const Places& places);
+  void check_ops();
 
   ScheduleParts parts_;
   std::vector<std::vector<int>> stages_of_;

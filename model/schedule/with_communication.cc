@@ -95,12 +95,16 @@ class Placing {
 Schedule with_communication(const Schedule& schedule) {
   ScheduleParts parts = schedule.parts();
   parts.communication = Placing(schedule).run();
+  parts.cells.clear();
+  parts.communication_cells.clear();
   return Schedule(std::move(parts));
 }
 
 Schedule with_merged_backwards(const Schedule& schedule) {
   ScheduleParts parts = schedule.parts();
   parts.communication.clear();
+  parts.cells.clear();
+  parts.communication_cells.clear();
   for (std::vector<Op>& order : parts.orders) {
     std::vector<Op> merged;
     merged.reserve(order.size());

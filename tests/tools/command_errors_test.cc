@@ -205,7 +205,7 @@ TEST(CommandErrors, DeadlocksPrintTheShortestRing) {
   const std::string file = folder.path("s.json");
   const auto refused = [&](const std::string& text, const std::string& ring) {
     write(folder, "s.json", text);
-    expect_refused({"schedule", file}, 4, "deadlock, each waits for the next: " + ring);
+    expect_refused({"schedule", file}, 4, file + ": deadlock, each waits for the next: " + ring);
   };
   // B before its own F on rank 1.
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1B0","1F0","1F1","1B1"]])"),
@@ -217,7 +217,8 @@ TEST(CommandErrors, DeadlocksPrintTheShortestRing) {
   refused(schedule_text(R"([["0F0.0","0F0.1","0B0.0","0B0.1"]])", 1, 1, "[1,1]"),
           "B(stage 0, mb 0, slice 0) -> B(stage 0, mb 0, slice 1) -> B(stage 0, mb 0, slice 0)");
   // An F cannot share a block with its own B.
-  refused(schedule_text(R"([["0F0+0B0"]])", 1, 1), "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)");
+  refused(schedule_text(R"([["0F0+0B0"]])", 1, 1),
+          "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)+B(stage 0, mb 0)");
 }
 
 TEST(CommandErrors, FilesAreWrittenWholeOrNotAtAll) {

@@ -178,7 +178,8 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
       "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n");
   EXPECT_EQ(hangs.exit_code, 4);
   EXPECT_NE(hangs.out.find("ok    deadlock"), std::string::npos);
-  EXPECT_EQ(hangs.err, "sluice: hangs: 0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0\n");
+  EXPECT_EQ(hangs.err,
+            "sluice: hangs: 0SEND_F1 at row 1, cell 4 -> 1SEND_B0 at row 2, cell 4 -> 0SEND_F1 at row 1, cell 4\n");
 
   const CommandResult twice = check("0F0,0F0,0B0\n", "--json");
   EXPECT_EQ(twice.exit_code, 4);

@@ -45,7 +45,8 @@ TEST(Rendezvous, TwoThatSendAtOnceHangWithoutBuffers) {
   EXPECT_EQ(ring(text, Exchange::buffered), "");
   // Rank 0's second activation and rank 1's first gradient wait for each other; standing next to their receives they go
   // together.
-  EXPECT_EQ(ring(text, Exchange::rendezvous), "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
+  EXPECT_EQ(ring(text, Exchange::rendezvous),
+            "0SEND_F1 at row 1, cell 4 -> 1SEND_B0 at row 2, cell 4 -> 0SEND_F1 at row 1, cell 4");
   EXPECT_EQ(ring(text, Exchange::grouped), "");
 }
 
@@ -62,7 +63,8 @@ TEST(Rendezvous, NeighboursInAListGoTogetherButNotPastAnOp) {
   const std::string hangs =
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
       "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n";
-  EXPECT_EQ(ring(hangs, Exchange::grouped), "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
+  EXPECT_EQ(ring(hangs, Exchange::grouped),
+            "0SEND_F1 at row 1, cell 4 -> 1SEND_B0 at row 2, cell 4 -> 0SEND_F1 at row 1, cell 4");
   EXPECT_EQ(ring(hangs, Exchange::buffered), "");
 }
 
@@ -71,7 +73,7 @@ TEST(Rendezvous, ASendThatStandsTooLateIsADeadlockEvenWithBuffers) {
   const std::string text =
       "0F0,0SEND_F0,0F1,0RECV_B0,0B0,0SEND_F1,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
-  const std::string expected = "0RECV_B0 on rank 0 -> 1RECV_F1 on rank 1 -> 0RECV_B0 on rank 0";
+  const std::string expected = "0RECV_B0 at row 1, cell 4 -> 1RECV_F1 at row 2, cell 3 -> 0RECV_B0 at row 1, cell 4";
   EXPECT_EQ(ring(text, Exchange::buffered), expected);
   const Schedule schedule = schedule_from_csv(text, "s.csv");
   try {
@@ -97,6 +99,23 @@ TEST(Rendezvous, ASendStartsWhenItsRankComesToIt) {
   const std::string rest = "0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n";
   EXPECT_EQ(first_on_rank_1("0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2," + rest + second), std::chrono::seconds(1));
   EXPECT_EQ(first_on_rank_1("0F0,0F1,0F2,0SEND_F0,0SEND_F1,0SEND_F2," + rest + second), std::chrono::seconds(3));
+}
+
+TEST(Rendezvous, RingsNameCellsOfTablesAndRanksOfLists) {
+  // Every family that needs its receives posted ahead hangs without: here 1f1b, at its first exchange.
+  EXPECT_EQ(hanging_ring(with_receives_just_in_time(test::make("1f1b", {.p = 2, .m = 2})), Exchange::rendezvous),
+            "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
+  // A deadlock of ops alone: each rank's backward stands before the forward that the other waits for.
+  const Schedule schedule = schedule_from_csv("0F0,,0B0\n1B0,1F0\n", "s.csv");
+  try {
+    lower(schedule);
+    FAIL() << "expected a deadlock";
+  } catch (const ScheduleError& error) {
+    EXPECT_EQ(
+        std::string(error.what()),
+        "deadlock, each waits for the next: B(stage 1, mb 0) at row 2, cell 1 -> F(stage 1, mb 0) at row 2, cell 2 "
+        "-> B(stage 1, mb 0) at row 2, cell 1");
+  }
 }
 
 // An interpreter of the three kinds of exchange that looks at everything again until nothing moves.
