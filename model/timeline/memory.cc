@@ -1,8 +1,10 @@
 #include "model/timeline/memory.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <numeric>
+#include <utility>
 
 namespace sluice {
 namespace {
@@ -95,6 +97,7 @@ class Changes {
     per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
+    last_blocks_.resize(static_cast<std::size_t>(schedule_.num_ranks()), {~std::uint64_t{0}, 0});
   }
 
   // Where the change of an op stands in `at`: of a compute vertex, a half of a joint one, or the op that a transfer
@@ -110,6 +113,24 @@ class Changes {
       rows_[row] = change_of(op);
     }
     return static_cast<std::uint32_t>(row);
+  }
+
+  // The change of a joint block: of both halves at once. Ranks repeat the same pairing, so the last answer usually
+  // serves.
+  std::uint32_t row_of_block(const Vertex& first, const Vertex& second) {
+    const std::uint64_t pair = (std::uint64_t{row_of(first)} << 32U) | row_of(second);
+    auto& [last_pair, last_row] = last_blocks_[static_cast<std::size_t>(first.lane)];
+    if (last_pair == pair) return last_row;
+    const auto [found, added] = blocks_.try_emplace(pair, static_cast<std::uint32_t>(rows_.size()));
+    if (added) {
+      Change both = rows_[pair >> 32U];
+      both.start += rows_[pair & 0xffffffffU].start;
+      both.end += rows_[pair & 0xffffffffU].end;
+      rows_.push_back(both);
+    }
+    last_pair = pair;
+    last_row = found->second;
+    return last_row;
   }
   const Change& at(std::size_t row) const { return rows_[row]; }
 
@@ -173,8 +194,10 @@ class Changes {
   std::vector<std::size_t> shape_offset_;
   std::size_t slices_ = 0;     // over all shapes
   std::size_t per_route_ = 0;  // rows
-  std::vector<Change> rows_;
+  std::vector<Change> rows_;   // of ops, then of joint blocks
   std::vector<char> known_;
+  std::map<std::uint64_t, std::uint32_t> blocks_;                     // row of a pair of rows
+  std::vector<std::pair<std::uint64_t, std::uint32_t>> last_blocks_;  // by rank
 };
 
 // What a lane serves.
@@ -211,7 +234,6 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   Changes changes(graph);
-  const bool joint_blocks = graph.schedule().has_joint_blocks();
   // What each lane serves, in its order, copied together: the pass below goes rank by rank, and the vertices of one
   // rank lie scattered over the graph.
   const auto lanes = graph.lanes();
@@ -221,10 +243,15 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   const auto by_lane = std::make_unique_for_overwrite<Served[]>(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
-    const bool changes_memory =
-        vertex.kind == VertexKind::compute || vertex.kind == VertexKind::joint || vertex.kind == VertexKind::transfer;
-    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], v,
-                                                                  changes_memory ? changes.row_of(vertex) : kNoChange};
+    const auto row = [&] {
+      switch (vertex.kind) {
+        case VertexKind::compute:
+        case VertexKind::transfer: return changes.row_of(vertex);
+        case VertexKind::joint: return changes.row_of_block(vertex, graph.joint_partner(vertex));
+        default: return kNoChange;
+      }
+    };
+    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], v, row()};
   }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
@@ -256,19 +283,11 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     };
     for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
       if (op.row == kNoChange) continue;
-      Change both;
-      const Change* change = &changes.at(op.row);
-      if (joint_blocks && graph[op.id].kind == VertexKind::joint) {
-        both = *change;
-        const Change& partner = changes.at(changes.row_of(graph.joint_partner(graph[op.id])));
-        both.start += partner.start;
-        both.end += partner.end;
-        change = &both;
-      }
+      const Change& change = changes.at(op.row);
       take_arrivals(op.start, op.id);
-      if (change->start.any()) account.apply(op.start, change->start);
+      if (change.start.any()) account.apply(op.start, change.start);
       take_arrivals(op.end, op.id);
-      if (change->end.any()) account.apply(op.end, change->end);
+      if (change.end.any()) account.apply(op.end, change.end);
     }
     out.push_back(account.take());
   }
