@@ -28,7 +28,7 @@ std::string policy(const ReportAssets& assets) {
 }
 
 // JSON within a script element: no "<" can end it.
-std::string in_script(std::string json) {
+std::string in_script(const std::string& json) {
   std::string out;
   out.reserve(json.size());
   for (const char c : json) {
