@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "model/errors.h"
+#include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
@@ -74,6 +75,39 @@ TEST(Files, AreReplacedWholeOrLeftAlone) {
   EXPECT_THROW(read_file(dir), InputError);
   EXPECT_THROW(read_file(path, 3), InputError);
   std::filesystem::remove_all(dir);
+}
+
+TEST(Csv, CellsMayHoldCommasQuotesAndLineBreaks) {
+  const CsvTable table(
+      "\xEF\xBB\xBF"
+      "a,b\r\n\"1,5\",\"say \"\"x\"\"\nand go\"\r\n\n2,\n",
+      "t.csv");
+  ASSERT_EQ(table.num_rows(), 2);
+  EXPECT_EQ(table.text(0, "a"), "1,5");
+  EXPECT_EQ(table.text(0, "b"), "say \"x\"\nand go");
+  EXPECT_EQ(table.integer(1, "a", 0, 9), 2);
+  EXPECT_EQ(table.text(1, "b"), "");
+  EXPECT_TRUE(table.has("b"));
+  EXPECT_FALSE(table.has("c"));
+}
+
+TEST(Csv, ErrorsNameFileRowAndColumn) {
+  EXPECT_EQ(error_of([] { CsvTable("", "t.csv"); }), "t.csv: expected a header and rows, got nothing");
+  EXPECT_EQ(error_of([] { CsvTable("a,b,a\n", "t.csv"); }), "t.csv: header: column 'a' is there twice");
+  EXPECT_EQ(error_of([] { CsvTable("a,b\n1,2\n3\n", "t.csv"); }),
+            "t.csv: row 2: expected 2 cells, as the header has, got 1");
+  EXPECT_EQ(error_of([] { CsvTable("a\n\"1\n", "t.csv"); }), "t.csv: row 1: a quote is not closed");
+  EXPECT_EQ(error_of([] { CsvTable("a\n\"1\"2\n", "t.csv"); }),
+            "t.csv: row 1: expected a comma or the end of the line after a quote");
+  const CsvTable table("layers,time\n12,nan\n-1,2.5x\n", "t.csv");
+  EXPECT_EQ(error_of([&] { table.text(0, "layer"); }),
+            "t.csv: header: expected a column 'layer'; did you mean 'layers'?");
+  EXPECT_EQ(error_of([&] { (void)table.number(0, "time", 0, 1); }),
+            "t.csv: row 1, column time: expected a number, got 'nan'");
+  EXPECT_EQ(error_of([&] { (void)table.number(1, "time", 0, 1); }),
+            "t.csv: row 2, column time: expected a number, got '2.5x'");
+  EXPECT_EQ(error_of([&] { (void)table.integer(1, "layers", 1, 10); }),
+            "t.csv: row 2, column layers: expected a whole number from 1 to 10, got '-1'");
 }
 
 }  // namespace
