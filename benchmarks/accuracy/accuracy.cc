@@ -1,0 +1,87 @@
+// Scores predictions on published measurements: `accuracy DATA... [--rows] [--json]`, DATA a folder of CSV tables or a
+// table. A table is known by its columns (tables.cc).
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+
+#include "benchmarks/accuracy/score.h"
+#include "model/errors.h"
+
+namespace sluice::accuracy {
+namespace {
+
+std::vector<std::string> tables_in(const std::vector<std::string>& paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    if (!std::filesystem::is_directory(path)) {
+      files.push_back(path);
+      continue;
+    }
+    std::vector<std::string> inside;
+    for (const auto& entry : std::filesystem::directory_iterator(path)) {
+      if (entry.path().extension() == ".csv") inside.push_back(entry.path().string());
+    }
+    std::sort(inside.begin(), inside.end());
+    files.insert(files.end(), inside.begin(), inside.end());
+  }
+  return files;
+}
+
+const TableKind* kind_of(const CsvTable& table) {
+  for (const TableKind& kind : table_kinds()) {
+    if (std::all_of(kind.columns.begin(), kind.columns.end(), [&](const auto& name) { return table.has(name); })) {
+      return &kind;
+    }
+  }
+  return nullptr;
+}
+
+int run(const std::vector<std::string>& paths, bool rows, bool json) {
+  std::vector<std::pair<std::string, TableScore>> scores;
+  std::vector<std::string> unknown;
+  for (const std::string& file : tables_in(paths)) {
+    const CsvTable table = read_csv(file);
+    const TableKind* kind = kind_of(table);
+    if (kind == nullptr) {
+      unknown.push_back(std::filesystem::path(file).filename().string());
+      continue;
+    }
+    scores.emplace_back(kind->name, kind->score(table));
+  }
+  if (scores.empty()) throw InputError("no table with columns that are known (benchmarks/accuracy/tables.cc)");
+  if (json) {
+    fmt::print("{}", score_json(scores));
+    return 0;
+  }
+  fmt::print("{:<22} {:<34} {:>5}  {:>8}  {:>8}  {:>8}  {:>10}\n", "table", "absolute error of", "rows", "mean",
+             "median", "worst", "signed");
+  for (const auto& [name, score] : scores) fmt::print("{}", score_text(name, score, rows));
+  if (!unknown.empty()) fmt::print("not scored: {}\n", fmt::join(unknown, ", "));
+  return 0;
+}
+
+}  // namespace
+}  // namespace sluice::accuracy
+
+int main(int argc, char** argv) {
+  CLI::App app("Predicts every row of published tables and prints how far off the predictions are.", "accuracy");
+  std::vector<std::string> paths;
+  bool rows = false;
+  bool json = false;
+  app.add_option("data", paths, "folders of CSV tables, or tables")->required();
+  app.add_flag("--rows", rows, "every row, too");
+  app.add_flag("--json", json, "one JSON document (sluice.accuracy/1), with every row");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return sluice::accuracy::run(paths, rows, json);
+  } catch (const sluice::InputError& error) {
+    fmt::print(stderr, "accuracy: {}\n", error.what());
+    return 2;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "accuracy: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,148 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "benchmarks/accuracy/score.h"
+
+namespace sluice::accuracy {
+namespace {
+
+struct Summary {
+  std::string group;
+  std::size_t count = 0;
+  double mean = 0;  // of absolute errors; all are fractions
+  double median = 0;
+  double worst = 0;
+  double signed_mean = 0;
+};
+
+std::vector<Summary> summaries(const TableScore& score) {
+  std::vector<std::string> groups;
+  for (const Figure& figure : score.figures) {
+    if (std::find(groups.begin(), groups.end(), figure.group) == groups.end()) groups.push_back(figure.group);
+  }
+  std::vector<Summary> out;
+  for (const std::string& group : groups) {
+    Summary summary{.group = group};
+    std::vector<double> errors;
+    for (const Figure& figure : score.figures) {
+      if (figure.group != group) continue;
+      errors.push_back(std::abs(figure.error()));
+      summary.mean += errors.back();
+      summary.signed_mean += figure.error();
+    }
+    std::sort(errors.begin(), errors.end());
+    summary.count = errors.size();
+    const auto n = static_cast<double>(errors.size());
+    summary.mean /= n;
+    summary.signed_mean /= n;
+    summary.median = (errors[(errors.size() - 1) / 2] + errors[errors.size() / 2]) / 2;
+    summary.worst = errors.back();
+    out.push_back(summary);
+  }
+  return out;
+}
+
+struct Hits {
+  int fit_right = 0;
+  int fit_all = 0;
+  int oom_right = 0;
+  int oom_all = 0;
+};
+
+Hits hits(const TableScore& score) {
+  Hits out;
+  for (const Verdict& verdict : score.verdicts) {
+    const bool right = verdict.measured_fits == verdict.predicted_fits;
+    (verdict.measured_fits ? out.fit_all : out.oom_all) += 1;
+    if (right) (verdict.measured_fits ? out.fit_right : out.oom_right) += 1;
+  }
+  return out;
+}
+
+// "8.23 %"
+std::string percent(double fraction) { return fmt::format("{:.2f} %", 100 * fraction); }
+
+// A figure in its unit, with enough digits to tell rows apart.
+std::string digits(double value) { return fmt::format("{:.5g}", value); }
+
+}  // namespace
+
+std::string score_text(const std::string& table, const TableScore& score, bool rows) {
+  std::string out;
+  const auto to = std::back_inserter(out);
+  for (const Summary& summary : summaries(score)) {
+    fmt::format_to(to, "{:<22} {:<34} {:>5}  {:>8}  {:>8}  {:>8}  {:>+8.2f} %\n", table, summary.group, summary.count,
+                   percent(summary.mean), percent(summary.median), percent(summary.worst), 100 * summary.signed_mean);
+  }
+  if (!score.verdicts.empty()) {
+    const Hits found = hits(score);
+    fmt::format_to(to, "{:<22} fits: {} of {} right; out of memory: {} of {} right\n", table, found.fit_right,
+                   found.fit_all, found.oom_right, found.oom_all);
+  }
+  if (!score.skipped.empty()) {
+    fmt::format_to(to, "{:<22} {} rows skipped, the first: {}\n", table, score.skipped.size(),
+                   score.skipped.front().reason);
+  }
+  if (!rows) return out;
+  for (const Figure& figure : score.figures) {
+    fmt::format_to(to, "  {:>+7.2f} %  {:>10} {:>10} {:<4} {}: {}; {}\n", 100 * figure.error(), digits(figure.measured),
+                   digits(figure.predicted), figure.unit, figure.group, figure.place, figure.setting);
+  }
+  for (const Verdict& verdict : score.verdicts) {
+    if (verdict.measured_fits == verdict.predicted_fits) continue;
+    fmt::format_to(to, "  wrong: {} {}, predicted to {}: {}\n", verdict.place,
+                   verdict.measured_fits ? "ran" : "ran out of memory", verdict.predicted_fits ? "fit" : "not fit",
+                   verdict.setting);
+  }
+  for (const Skipped& skipped : score.skipped) fmt::format_to(to, "  skipped: {}: {}\n", skipped.place, skipped.reason);
+  return out;
+}
+
+std::string score_json(const std::vector<std::pair<std::string, TableScore>>& scores) {
+  nlohmann::ordered_json out = {{"schema", "sluice.accuracy/1"}};
+  auto& tables = out["tables"] = nlohmann::ordered_json::array();
+  for (const auto& [name, score] : scores) {
+    nlohmann::ordered_json table = {{"table", name}};
+    for (const Summary& summary : summaries(score)) {
+      table["groups"].push_back({{"group", summary.group},
+                                 {"rows", summary.count},
+                                 {"mean_absolute_error", summary.mean},
+                                 {"median_absolute_error", summary.median},
+                                 {"worst_absolute_error", summary.worst},
+                                 {"mean_error", summary.signed_mean}});
+    }
+    const Hits found = hits(score);
+    if (!score.verdicts.empty()) {
+      table["fits"] = {{"fits_right", found.fit_right},
+                       {"fits", found.fit_all},
+                       {"out_of_memory_right", found.oom_right},
+                       {"out_of_memory", found.oom_all}};
+    }
+    for (const Figure& figure : score.figures) {
+      table["figures"].push_back({{"row", figure.place},
+                                  {"group", figure.group},
+                                  {"setting", figure.setting},
+                                  {"measured", figure.measured},
+                                  {"predicted", figure.predicted},
+                                  {"unit", figure.unit},
+                                  {"error", figure.error()}});
+    }
+    for (const Verdict& verdict : score.verdicts) {
+      table["verdicts"].push_back({{"row", verdict.place},
+                                   {"setting", verdict.setting},
+                                   {"fits", verdict.measured_fits},
+                                   {"predicted_to_fit", verdict.predicted_fits}});
+    }
+    for (const Skipped& skipped : score.skipped) {
+      table["skipped"].push_back({{"row", skipped.place}, {"reason", skipped.reason}});
+    }
+    tables.push_back(std::move(table));
+  }
+  return out.dump(2) + "\n";
+}
+
+}  // namespace sluice::accuracy

@@ -1,0 +1,30 @@
+#include "benchmarks/accuracy/iteration_tables.h"
+#include "benchmarks/accuracy/score.h"
+
+namespace sluice::accuracy {
+
+const std::vector<TableKind>& table_kinds() {
+  static const std::vector<TableKind> kinds = {
+      {"vtrain-multi",
+       {"params_B", "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp",
+        "iter_ms", "recompute", "schedule"},
+       score_vtrain},
+      {"vtrain-single",
+       {"gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp", "iter_ms",
+        "recompute", "schedule"},
+       score_vtrain},
+      {"korthikanti-time",
+       {"model", "gpus", "hidden", "layers", "heads", "seq", "vocab", "tp", "pp", "interleave", "dp", "global_batch",
+        "micro_batch", "recompute", "iter_s"},
+       score_korthikanti},
+      {"ptdp-weak-scaling",
+       {"heads", "hidden", "layers", "tp", "pp", "gpus", "global_batch", "seq", "vocab", "derived_iter_s"},
+       score_ptdp},
+      {"seq1f1b",
+       {"layers", "heads", "hidden", "seq", "pp", "tp", "gpus", "microbatches", "schedule", "tokens_per_s_thousands"},
+       score_seq1f1b},
+  };
+  return kinds;
+}
+
+}  // namespace sluice::accuracy

@@ -1,0 +1,37 @@
+#include "model/slicing/balanced.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "model/errors.h"
+
+namespace sluice {
+
+std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
+                                          std::int64_t multiple) {
+  if (slices < 1 || multiple < 1 || slices > tokens / multiple) {
+    throw InputError(fmt::format("expected at most {} slices of a sequence of {} tokens in multiples of {}, got {}",
+                                 multiple < 1 ? 0 : tokens / multiple, tokens, multiple, slices));
+  }
+  // The first x tokens cost a x + b x^2, with a from the matrices and b from attention.
+  const SliceFlops one = layer_slice_flops(model, 1, 0);
+  const double a = one.matrices;
+  const double b = one.attention;  // 4 a d / 2
+  const auto n = static_cast<double>(tokens);
+  const double whole = a * n + b * n * n;
+  std::vector<std::int64_t> out;
+  std::int64_t begin = 0;
+  for (int i = 1; i <= slices; ++i) {
+    const double share = whole * i / slices;
+    const double cut = b > 0 ? 2 * share / (a + std::sqrt(a * a + 4 * b * share)) : share / a;
+    std::int64_t end = std::llround(cut / static_cast<double>(multiple)) * multiple;
+    end = i == slices ? tokens : std::clamp(end, begin + multiple, tokens - (slices - i) * multiple);
+    out.push_back(end - begin);
+    begin = end;
+  }
+  return out;
+}
+
+}  // namespace sluice

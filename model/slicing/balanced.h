@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/workload/transformer.h"
+
+namespace sluice {
+
+// `slices` lengths of a sequence of `tokens` whose layers have equal FLOPs under causal attention, earlier ones longer
+// (Sun et al. 2024, Seq1F1B, 3.3: computation-wise partition; in closed form). Cuts are rounded to multiples of
+// `multiple`. Throws InputError if there are not so many multiples in the sequence.
+std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
+                                          std::int64_t multiple);
+
+}  // namespace sluice

@@ -1,0 +1,179 @@
+#include "sim/calibration/measured_iterations.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::int64_t kMost = std::int64_t{1} << 40;
+
+// Whole numbers, and where they stand in a scenario.
+struct Column {
+  const char* name;
+  const char* pointer;
+};
+constexpr Column kColumns[] = {
+    {"layers", "/model/num_layers"},
+    {"hidden", "/model/hidden_size"},
+    {"ffn_hidden", "/model/ffn_hidden_size"},
+    {"heads", "/model/num_attention_heads"},
+    {"kv_heads", "/model/num_query_groups"},
+    {"vocab", "/model/vocab_size"},
+    {"seq", "/batch/sequence_length"},
+    {"tp", "/parallelism/tp"},
+    {"pp", "/parallelism/pp"},
+    {"dp", "/parallelism/dp"},
+    {"vp", "/parallelism/vpp"},
+    {"interleave", "/parallelism/vpp"},
+    {"micro_batch", "/batch/micro_batch"},
+    {"microbatches", "/batch/microbatches"},
+    {"num_microbatches", "/batch/microbatches"},
+    {"global_batch", "/batch/global_batch"},
+    {"slices", "/schedule/slices"},
+};
+
+struct TimeColumn {
+  const char* name;
+  double seconds;  // of one unit
+};
+constexpr TimeColumn kTimes[] = {{"iter_ms", 1e-3},     {"iter_s", 1},        {"derived_iter_ms", 1e-3},
+                                 {"derived_iter_s", 1}, {"median_step_s", 1}, {"iteration_s", 1},
+                                 {"iteration_ms", 1e-3}};
+constexpr const char* kThroughput = "tokens_per_s_thousands";
+
+const TimeColumn* time_column(const CsvTable& table) {
+  for (const TimeColumn& column : kTimes) {
+    if (table.has(column.name)) return &column;
+  }
+  return nullptr;
+}
+
+class Row {
+ public:
+  Row(const CsvTable& table, int row, const Json& base) : table_(table), row_(row), document_(base) {}
+
+  MeasuredIteration read() {
+    for (const Column& column : kColumns) {
+      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMost);
+    }
+    if (table_.has("cp")) check_context_parallel();
+    if (table_.has("gpus")) read_gpus();
+    read_schedule();
+    if (table_.has("recompute")) read_recompute();
+    learn_positions();
+    // A batch that is given for all replicas gives the microbatches.
+    if (table_.has("global_batch")) document_["batch"].erase("microbatches");
+
+    MeasuredIteration out{.place = table_.place(row_)};
+    out.scenario = scenario_from_json(document_, out.place, "");
+    out.setting = setting();
+    read_time(out);
+    return out;
+  }
+
+ private:
+  Json& place(const char* pointer) { return document_[Json::json_pointer(pointer)]; }
+  std::int64_t count(const char* pointer) const {
+    const Json::json_pointer where(pointer);
+    return document_.contains(where) ? document_[where].get<std::int64_t>() : 1;
+  }
+
+  void check_context_parallel() { place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMost); }
+
+  void read_gpus() {
+    const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMost);
+    const std::int64_t each = count("/parallelism/tp") * count("/parallelism/pp");
+    if (!table_.has("dp")) {
+      if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x pp = {}", each));
+      place("/parallelism/dp") = gpus / each;
+    } else if (gpus != each * count("/parallelism/dp")) {
+      table_.fail(row_, "gpus", fmt::format("expected tp x pp x dp = {}", each * count("/parallelism/dp")));
+    }
+  }
+
+  void read_schedule() {
+    if (document_.contains("schedule") && document_["schedule"].is_string()) {
+      document_["schedule"] = Json{{"name", document_["schedule"]}};
+    }
+    if (table_.has("schedule")) place("/schedule/name") = table_.text(row_, "schedule");
+    // Without a schedule's name, chunks say which.
+    if (!document_.contains(Json::json_pointer("/schedule/name"))) {
+      place("/schedule/name") = count("/parallelism/vpp") > 1 ? "interleaved-1f1b" : "1f1b";
+    }
+  }
+
+  void read_recompute() {
+    std::string word = table_.text(row_, "recompute");
+    constexpr std::string_view kSequence = "+sequence-parallel";
+    if (word.ends_with(kSequence)) {
+      word.erase(word.size() - kSequence.size());
+      place("/parallelism/sequence_parallel") = true;
+    }
+    place("/parallelism/recompute") = word;
+  }
+
+  void learn_positions() {
+    const Json& model = document_["model"];
+    if (!model.is_object() || model.contains("max_position_embeddings")) return;
+    if (model.value("position_embedding_type", "learned") != "learned") return;
+    place("/model/max_position_embeddings") = count("/batch/sequence_length");
+  }
+
+  std::string setting() const {
+    std::string out;
+    for (const char* name : {"hidden", "layers", "seq", "tp", "pp", "dp", "vp", "interleave", "micro_batch",
+                             "microbatches", "num_microbatches", "global_batch", "schedule", "recompute"}) {
+      if (table_.has(name)) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, table_.text(row_, name));
+    }
+    return out;
+  }
+
+  void read_time(MeasuredIteration& out) const {
+    const TimeColumn* column = time_column(table_);
+    const char* name = column != nullptr ? column->name : kThroughput;
+    if (table_.text(row_, name) == "OOM") {
+      out.out_of_memory = true;
+      return;
+    }
+    const double value = table_.number(row_, name, 1e-6, 1e9);
+    if (column != nullptr) {
+      out.seconds = value * column->seconds;
+      return;
+    }
+    const Scenario& scenario = out.scenario;
+    const double tokens = static_cast<double>(scenario.training.sequence_length) * scenario.microbatches *
+                          scenario.training.micro_batch * scenario.training.dp;
+    out.seconds = tokens / (1e3 * value);
+  }
+
+  const CsvTable& table_;
+  int row_;
+  Json document_;
+};
+
+}  // namespace
+
+bool has_measured_times(const CsvTable& table) { return time_column(table) != nullptr || table.has(kThroughput); }
+
+MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base) {
+  if (!has_measured_times(table)) {
+    throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms");
+  }
+  return Row(table, row, base).read();
+}
+
+std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base) {
+  std::vector<MeasuredIteration> out;
+  for (int row = 0; row < table.num_rows(); ++row) out.push_back(read_measured_iteration(table, row, base));
+  return out;
+}
+
+}  // namespace sluice
