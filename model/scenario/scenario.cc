@@ -50,6 +50,7 @@ class Reading {
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
     section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
     read_cluster();
+    read_software();
     read_schedule();
     read_cost();
     section(root_, "perturbation",
@@ -181,6 +182,22 @@ class Reading {
       loaded.nodes = static_cast<int>(needed);
     }
     scenario_.cluster = std::move(loaded);
+  }
+
+  void read_software() {
+    root_.allow("software");
+    if (!root_.has("software")) {
+      if (scenario_.cluster) scenario_.software = load_software("megatron-lm");
+      return;
+    }
+    JsonReader software = root_.at("software");
+    if (!software.json().is_string()) {
+      scenario_.software = software_from_json(software);
+      return;
+    }
+    const std::string path = resolved(software.string());
+    std::error_code error;
+    scenario_.software = load_software(std::filesystem::exists(path, error) ? path : software.string());
   }
 
   void read_schedule() {

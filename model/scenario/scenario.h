@@ -24,6 +24,7 @@ struct Scenario {
   std::string source;  // names it in errors
   std::optional<Transformer> model;
   std::optional<Cluster> cluster;
+  Software software;              // the catalogue's megatron-lm, unless something else is asked for
   Training training;              // pp is 0 until the schedule is known to say
   bool clip_gradients = true;     // every step waits for the global norm
   std::vector<int> stage_layers;  // explicit, or empty
