@@ -100,6 +100,8 @@ class Reading {
     training.scatter_gather = object.boolean_or("scatter_gather", true);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
+    if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
+    object.allow("overlap_transfers");
     if (object.has("recompute")) {
       const std::string word = object.at("recompute").one_of(kRecompute);
       training.recompute =

@@ -118,7 +118,7 @@ void Setup::make_cost() {
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) {
         rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
-                                             scenario_.software);
+                                              scenario_.software);
       }
       cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
                                            std::move(rest));
@@ -134,7 +134,7 @@ LoweringOptions Setup::lowering_options() const {
   options.data_parallel = training.dp;
   options.overlap_grad_reduce = training.overlap_grad_reduce;
   options.gather_parameters = training.distributed_optimizer;
-  options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.software.blocking_transfers;
+  options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();
   options.tied_embedding = scenario_.model->tied_embeddings;
   const bool flush = schedule_.weight_policy() == WeightPolicy::flush;
   options.global_norm = scenario_.clip_gradients && flush && scenario_.cost != CostKind::uniform;

@@ -22,7 +22,10 @@ namespace {
 // A row made ready: its graph is lowered once, and priced anew for every set of constants.
 class Row {
  public:
-  explicit Row(const MeasuredIteration& measured) : seconds_(measured.seconds), setup_(measured.scenario) {}
+  Row(const MeasuredIteration& measured, int table, double weight)
+      : seconds_(measured.seconds), table_(table), weight_(weight), setup_(measured.scenario) {}
+
+  double weight() const { return weight_; }
 
   // log(predicted / measured).
   double residual(std::span<const Constant> constants, const Eigen::VectorXd& values) const {
@@ -30,6 +33,7 @@ class Row {
     Cluster cluster = *scenario.cluster;
     Software software = scenario.software;
     for (std::size_t i = 0; i < constants.size(); ++i) {
+      if (constants[i].table >= 0 && constants[i].table != table_) continue;
       constants[i].value(cluster, software) = values[static_cast<Eigen::Index>(i)];
     }
     const AnalyticCost cost(*scenario.model, scenario.training, setup_.stages(), std::move(cluster),
@@ -42,6 +46,8 @@ class Row {
 
  private:
   double seconds_;
+  int table_;
+  double weight_;
   Setup setup_;
 };
 
@@ -67,7 +73,7 @@ class Problem {
       // Huber's loss as weights: beyond the tolerance an error counts by its size, not its square.
       Eigen::VectorXd weights(residuals.size());
       for (Eigen::Index i = 0; i < residuals.size(); ++i) {
-        weights[i] = std::min(1.0, options_.tolerance / std::max(1e-12, std::abs(residuals[i])));
+        weights[i] = weight(i) * std::min(1.0, options_.tolerance / std::max(1e-12, std::abs(residuals[i])));
       }
       Eigen::MatrixXd normal = jacobian.transpose() * weights.asDiagonal() * jacobian;
       Eigen::VectorXd gradient = jacobian.transpose() * weights.cwiseProduct(residuals);
@@ -104,6 +110,8 @@ class Problem {
     return options_.prior_weight * unit * unit;
   }
 
+  double weight(Eigen::Index i) const { return rows_[chosen_[static_cast<std::size_t>(i)]]->weight(); }
+
   Eigen::VectorXd bounded(Eigen::VectorXd x) const {
     for (Eigen::Index i = 0; i < x.size(); ++i) {
       x[i] = std::clamp(x[i], std::log(constant(i).low), std::log(constant(i).high));
@@ -135,7 +143,10 @@ class Problem {
   double loss_of(const Eigen::VectorXd& residuals, const Eigen::VectorXd& x) const {
     const double k = options_.tolerance;
     double sum = 0;
-    for (const double r : residuals) sum += std::abs(r) <= k ? r * r / 2 : k * (std::abs(r) - k / 2);
+    for (Eigen::Index i = 0; i < residuals.size(); ++i) {
+      const double r = std::abs(residuals[i]);
+      sum += weight(i) * (r <= k ? r * r / 2 : k * (r - k / 2));
+    }
     for (Eigen::Index i = 0; i < x.size(); ++i) {
       const double off = x[i] - std::log(constant(i).typical);
       sum += prior(i) * off * off / 2;
@@ -160,7 +171,8 @@ std::uint64_t hash_of(const std::string& text) {
 
 const std::vector<Constant>& fittable_constants() {
   static const std::vector<Constant> constants = {
-      {"gpu/memory_efficiency", 0.2, 1, 0.75, 0.2, [](Cluster& c, Software&) -> double& { return c.gpu.memory_efficiency; }},
+      {"gpu/memory_efficiency", 0.2, 1, 0.75, 0.2,
+       [](Cluster& c, Software&) -> double& { return c.gpu.memory_efficiency; }},
       {"gpu/gemm_efficiency/max", 0.3, 1, 0.756, 0.05, [](Cluster& c, Software&) -> double& { return c.gpu.gemm.max; }},
       {"gpu/kernel_s", 1e-7, 2e-5, 2.1e-6, 0.3, [](Cluster& c, Software&) -> double& { return c.gpu.kernel_s; }},
       {"host_jitter", 1e-3, 1, 0.1, 1, [](Cluster& c, Software&) -> double& { return c.host_jitter; }},
@@ -208,31 +220,48 @@ ErrorSummary summarize(std::span<const double> relative_errors) {
   return out;
 }
 
-ConstantsFit fit_constants(std::span<const MeasuredIteration> rows, std::span<const Constant> constants,
+ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants,
                            const ConstantsFitOptions& options) {
-  if (std::ssize(rows) < std::max(1, options.folds)) {
-    throw InputError(fmt::format("{} measured iterations are fewer than {} folds", rows.size(), options.folds));
-  }
   Rows ready;
-  for (const MeasuredIteration& measured : rows) ready.push_back(std::make_unique<Row>(measured));
-  std::vector<std::size_t> all(rows.size());
+  std::vector<std::uint64_t> hashes;
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    for (const MeasuredIteration& measured : tables[t].rows) {
+      const double weight = 1 / std::sqrt(static_cast<double>(tables[t].rows.size()));
+      ready.push_back(std::make_unique<Row>(measured, static_cast<int>(t), weight));
+      hashes.push_back(hash_of(tables[t].name + measured.setting));
+    }
+  }
+  if (std::ssize(ready) < std::max(1, options.folds)) {
+    throw InputError(fmt::format("{} measured iterations are fewer than {} folds", ready.size(), options.folds));
+  }
+  std::vector<std::size_t> all(ready.size());
   std::iota(all.begin(), all.end(), std::size_t{0});
 
   const auto relative = [&](std::size_t row, const Eigen::VectorXd& x) {
     return std::expm1(ready[row]->residual(constants, x.array().exp()));
   };
+  // Rows one after the other, cut into tables again.
+  const auto by_table = [&](const std::vector<double>& errors) {
+    std::vector<std::vector<double>> out;
+    auto at = errors.begin();
+    for (const MeasuredTable& table : tables) {
+      out.emplace_back(at, at + std::ssize(table.rows));
+      at += std::ssize(table.rows);
+    }
+    return out;
+  };
   ConstantsFit fit;
   const Eigen::VectorXd best = Problem(ready, all, constants, options).solve();
   for (const double x : best) fit.values.push_back(std::exp(x));
-  for (const std::size_t row : all) fit.errors.push_back(relative(row, best));
+  std::vector<double> errors;
+  for (const std::size_t row : all) errors.push_back(relative(row, best));
+  fit.errors = by_table(errors);
   if (options.folds == 0) return fit;
 
   // Dealt in the order of the hashes, so that folds are of one size.
   std::vector<std::size_t> dealt = all;
-  std::stable_sort(dealt.begin(), dealt.end(), [&](std::size_t a, std::size_t b) {
-    return hash_of(rows[a].setting) < hash_of(rows[b].setting);
-  });
-  fit.held_out.resize(rows.size());
+  std::stable_sort(dealt.begin(), dealt.end(), [&](std::size_t a, std::size_t b) { return hashes[a] < hashes[b]; });
+  std::vector<double> held_out(ready.size());
   fit.deviations.assign(constants.size(), 0);
   for (int fold = 0; fold < options.folds; ++fold) {
     std::vector<std::size_t> kept;
@@ -242,12 +271,13 @@ ConstantsFit fit_constants(std::span<const MeasuredIteration> rows, std::span<co
           .push_back(dealt[i]);
     }
     const Eigen::VectorXd without = Problem(ready, kept, constants, options).solve();
-    for (const std::size_t row : out) fit.held_out[row] = relative(row, without);
+    for (const std::size_t row : out) held_out[row] = relative(row, without);
     for (std::size_t i = 0; i < constants.size(); ++i) {
       const double off = without[static_cast<Eigen::Index>(i)] - best[static_cast<Eigen::Index>(i)];
       fit.deviations[i] += off * off / options.folds;
     }
   }
+  fit.held_out = by_table(held_out);
   for (double& deviation : fit.deviations) deviation = std::sqrt(deviation);
   return fit;
 }
