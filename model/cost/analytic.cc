@@ -1,7 +1,6 @@
 #include "model/cost/analytic.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace sluice {
@@ -43,7 +42,12 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;
   double seconds = 0;
   switch (call.kind) {
-    case KernelClass::gemm: seconds = gemm_time(gpu, call.gemm, call.bytes).seconds(); break;
+    case KernelClass::gemm: {
+      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
+      time.compute_s /= software_.gemm_speed;
+      seconds = time.seconds();
+      break;
+    }
     case KernelClass::attention_forward:
     case KernelClass::attention_backward:
       seconds = attention_time(gpu, attention_shape(call), call.bytes).seconds();
@@ -57,11 +61,7 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
-double AnalyticCost::host_s(int kernels) const {
-  // Most of tp normal numbers, in deviations: the ranks wait for each other in every collective.
-  const double slowest = training_.tp > 1 ? std::sqrt(2 * std::log(training_.tp)) * 0.7 : 0;
-  return kernels * software_.issue_s / cluster_.host_speed * (1 + cluster_.host_jitter * slowest);
-}
+double AnalyticCost::host_s(int kernels) const { return kernels * software_.issue_s / cluster_.host_speed; }
 
 double AnalyticCost::sum_s(const std::vector<KernelCall>& calls, int repeats) const {
   double device = 0;
@@ -176,7 +176,7 @@ double AnalyticCost::optimizer_s(int stage) const {
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // of a rank
   return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-         kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
+         kKernels * std::max(gpu.kernel_s, host_s(1));
 }
 
 std::vector<KernelCall> AnalyticCost::kernels(OpKind kind, int stage, const SliceSize& slice) const {
