@@ -54,6 +54,8 @@ const FlagRow kRows[] = {
      "split the optimizer's state over the replicas"},
     {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ValueKind::yes, kParallelism,
      "reduce gradients while the backward runs"},
+    {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ValueKind::yes, kParallelism,
+     "ranks compute while they send, whatever the software does"},
     {"--stage-layers", "/parallelism/stage_layers", ValueKind::whole_list, kParallelism, "layers of each stage: a,b,c"},
     {"--decoder-first-pipeline-num-layers", "/parallelism/first_stage_layers", ValueKind::whole, kParallelism,
      "layers of the first stage"},
@@ -82,6 +84,9 @@ const FlagRow kRows[] = {
     {"--add-qkv-bias", "/model/add_qkv_bias", ValueKind::yes, kModel, ""},
     {"--cluster", "/cluster/name", ValueKind::text, kModel, "a node of the catalogue, or a node or cluster file"},
     {"--nodes", "/cluster/nodes", ValueKind::whole, kModel, "nodes of the cluster (default: as many as the run needs)"},
+
+    {"--software", "/software", ValueKind::text, kModel,
+     "the program that trains: megatron-lm (default), megatron-deepspeed, nemo-fp8, or a file"},
 
     {"--jitter", "/perturbation/jitter", ValueKind::text, kPerturbation,
      "noise on every duration, of mean 1: lognormal:0.05, normal:0.05 or uniform:0.1"},

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
+#include <map>
 
 #include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
 #include "model/slicing/balanced.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/prediction.h"
@@ -13,41 +15,10 @@
 namespace sluice::accuracy {
 namespace {
 
-using Json = nlohmann::json;
-
-// What the tables do not say. Selene is a cluster of DGX A100.
-const Json& vtrain_base() {
-  static const Json base = Json::parse(R"({
-    "model": {"vocab_size": 51200},
-    "cluster": {"name": "dgx-a100-40gb"},
-    "parallelism": {"flash_attention": false, "scatter_gather": false, "gradient_bytes": 2},
-    "cost": "analytic"})");
-  return base;
-}
-
-const Json& korthikanti_base() {
-  static const Json base = Json::parse(R"({
-    "cluster": "dgx-a100-80gb",
-    "parallelism": {"flash_attention": false},
-    "cost": "analytic"})");
-  return base;
-}
-
-const Json& ptdp_base() {
-  static const Json base = Json::parse(R"({
-    "cluster": "dgx-a100-80gb",
-    "parallelism": {"flash_attention": false, "recompute": "full"},
-    "cost": "analytic"})");
-  return base;
-}
-
-const Json& seq1f1b_base() {
-  static const Json base = Json::parse(R"({
-    "model": {"vocab_size": 50304},
-    "cluster": "dgx-a100-80gb",
-    "parallelism": {"sequence_parallel": true},
-    "cost": "analytic"})");
-  return base;
+// What a table does not say.
+Json base_of(const char* name) {
+  const std::string path = fmt::format("{}/benchmarks/accuracy/scenarios/{}.json", SLUICE_SOURCE_DIR, name);
+  return parse_json(read_file(path), path);
 }
 
 double seconds_of(const Scenario& scenario) { return to_seconds(predict(Setup(scenario)).metrics.makespan); }
@@ -72,7 +43,7 @@ Figure time_figure(const MeasuredIteration& measured, double predicted_s, const 
 
 TableScore score_vtrain(const CsvTable& table) {
   TableScore score;
-  for_each_row(table, vtrain_base(), score, [&](const MeasuredIteration& measured) {
+  for_each_row(table, base_of("vtrain"), score, [&](const MeasuredIteration& measured) {
     score.figures.push_back(time_figure(measured, seconds_of(measured.scenario), "iteration time"));
   });
   return score;
@@ -80,7 +51,7 @@ TableScore score_vtrain(const CsvTable& table) {
 
 TableScore score_korthikanti(const CsvTable& table) {
   TableScore score;
-  for_each_row(table, korthikanti_base(), score, [&](const MeasuredIteration& measured) {
+  for_each_row(table, base_of("korthikanti"), score, [&](const MeasuredIteration& measured) {
     score.figures.push_back(time_figure(measured, seconds_of(measured.scenario), "iteration time"));
   });
   return score;
@@ -95,7 +66,7 @@ TableScore score_ptdp(const CsvTable& table) {
     std::string reason;
     for (const int micro_batch : {1, 2, 4, 8}) {
       for (const int chunks : {1, 2, 3, 4}) {
-        Json base = ptdp_base();
+        Json base = base_of("ptdp");
         base["batch"]["micro_batch"] = micro_batch;
         if (chunks > 1) base["parallelism"]["vpp"] = chunks;
         try {
@@ -128,7 +99,7 @@ TableScore score_seq1f1b(const CsvTable& table) {
   TableScore score;
   for (int row = 0; row < table.num_rows(); ++row) {
     try {
-      Json base = seq1f1b_base();
+      Json base = base_of("seq1f1b");
       const std::string& schedule = table.text(row, "schedule");
       if (schedule.find("interleaved") != std::string::npos) base["parallelism"]["vpp"] = kChunks;
       if (schedule.starts_with("seq1f1b")) {
@@ -144,6 +115,51 @@ TableScore score_seq1f1b(const CsvTable& table) {
       score.figures.push_back(time_figure(measured, to_seconds(prediction.metrics.makespan), "iteration time"));
     } catch (const InputError& error) {
       score.skipped.push_back({table.place(row), error.what()});
+    }
+  }
+  return score;
+}
+
+// Time is linear in the number of microbatches, and a scale and a fixed time fitted to the least and the most of them
+// predict the others. Rows of other models are calibrated apart.
+TableScore score_mlperf(const CsvTable& table) {
+  struct Row {
+    MeasuredIteration measured;
+    double predicted_s = 0;
+  };
+  TableScore score;
+  std::map<std::string, std::vector<Row>> models;
+  for (int row = 0; row < table.num_rows(); ++row) {
+    try {
+      Row one{read_measured_iteration(table, row, base_of("mlperf"))};
+      one.predicted_s = seconds_of(one.measured.scenario);
+      score.figures.push_back(time_figure(one.measured, one.predicted_s, "iteration time, uncalibrated"));
+      models[table.text(row, "benchmark")].push_back(std::move(one));
+    } catch (const InputError& error) {
+      score.skipped.push_back({table.place(row), error.what()});
+    }
+  }
+  for (auto& [name, rows] : models) {
+    std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) {
+      return std::pair(a.measured.scenario.microbatches, a.measured.seconds) <
+             std::pair(b.measured.scenario.microbatches, b.measured.seconds);
+    });
+    // Of several with as many microbatches, the middle one.
+    const auto microbatches = [](const Row& row) { return row.measured.scenario.microbatches; };
+    const auto [least_begin, least_end] = std::ranges::equal_range(rows, microbatches(rows.front()), {}, microbatches);
+    const auto [most_begin, most_end] = std::ranges::equal_range(rows, microbatches(rows.back()), {}, microbatches);
+    const auto least = least_begin + (least_end - least_begin - 1) / 2;
+    const auto most = most_begin + (most_end - most_begin - 1) / 2;
+    if (least_begin == most_begin) {
+      score.skipped.push_back({table.source(), name + ": all rows have as many microbatches: nothing to calibrate on"});
+      continue;
+    }
+    const double scale = (most->measured.seconds - least->measured.seconds) / (most->predicted_s - least->predicted_s);
+    const double fixed = least->measured.seconds - scale * least->predicted_s;
+    for (auto row = rows.begin(); row != rows.end(); ++row) {
+      if (row == least || row == most) continue;
+      score.figures.push_back(
+          time_figure(row->measured, scale * row->predicted_s + fixed, "iteration time, calibrated on two rows"));
     }
   }
   return score;

@@ -98,7 +98,7 @@ std::string score_text(const std::string& table, const TableScore& score, bool r
                    verdict.measured_fits ? "ran" : "ran out of memory", verdict.predicted_fits ? "fit" : "not fit",
                    verdict.setting);
   }
-  for (const Skipped& skipped : score.skipped) fmt::format_to(to, "  skipped: {}: {}\n", skipped.place, skipped.reason);
+  for (const Skipped& skipped : score.skipped) fmt::format_to(to, "  skipped: {}\n", skipped.reason);
   return out;
 }
 

@@ -23,6 +23,10 @@ const std::vector<TableKind>& table_kinds() {
       {"seq1f1b",
        {"layers", "heads", "hidden", "seq", "pp", "tp", "gpus", "microbatches", "schedule", "tokens_per_s_thousands"},
        score_seq1f1b},
+      {"mlperf",
+       {"benchmark", "layers", "hidden", "heads", "seq", "tp", "pp", "vp", "dp", "global_batch", "micro_batch",
+        "num_microbatches", "median_step_s"},
+       score_mlperf},
   };
   return kinds;
 }

@@ -48,6 +48,18 @@ double constant_or(JsonReader& reader, const std::string& key, double low, doubl
   return reader.has(key) ? constant(reader, key, low, high) : fallback;
 }
 
+// Yes or no, or {"value": that, "source": why}.
+bool choice_or(JsonReader& reader, const std::string& key, bool fallback) {
+  reader.allow(key);
+  if (!reader.has(key)) return fallback;
+  JsonReader member = reader.at(key);
+  if (!member.json().is_object()) return member.boolean();
+  const bool value = member.at("value").boolean();
+  member.string("source");
+  member.finish();
+  return value;
+}
+
 void check_schema(JsonReader& reader, const std::string& expected) {
   reader.allow("schema");
   if (reader.has("schema") && reader.string("schema") != expected) {
@@ -90,7 +102,6 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.attention_backward = attention_constants(reader.at("attention_backward"));
   gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
   gpu.kernel_s = constant(reader, "kernel_s", 0, 1e-2);
-  gpu.issue_s = constant(reader, "issue_s", 0, 1e-2);
   gpu.overlap_slowdown = constant_or(reader, "overlap_slowdown", 1, 10, 1);
   gpu.reserved_bytes = static_cast<std::int64_t>(constant_or(reader, "reserved_bytes", 0, 1e12, 0));
   gpu.fragmentation = constant_or(reader, "fragmentation", 0, 1, 0);
@@ -163,6 +174,8 @@ Cluster node_from_json(JsonReader reader) {
   node.intra_node = named_or_inline(reader.at("intra_node"), "links/", "link", link_from_json);
   node.inter_node = named_or_inline(reader.at("inter_node"), "links/", "link", link_from_json);
   node.nic_per_gpu = reader.boolean_or("nic_per_gpu", true);
+  node.host_speed = constant_or(reader, "host_speed", 1e-2, 1e2, 1);
+  node.host_jitter = constant_or(reader, "host_jitter", 0, 1, 0);
   reader.string_or("source", "");
   reader.finish();
   return node;
@@ -177,6 +190,36 @@ double Link::ring_bandwidth(int gpus) const {
 }
 
 std::vector<std::string> catalogue_nodes() { return names_under("nodes/"); }
+std::vector<std::string> catalogue_software() { return names_under("software/"); }
+
+Software software_from_json(JsonReader reader) {
+  check_schema(reader, "sluice.software/1");
+  Software software;
+  software.name = reader.string("name");
+  software.issue_s = constant(reader, "issue_s", 0, 1e-2);
+  software.transfer_s = constant_or(reader, "transfer_s", 0, 1, 0);
+  software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
+  software.step_s = constant_or(reader, "step_s", 0, 100, 0);
+  reader.string_or("source", "");
+  reader.finish();
+  return software;
+}
+
+Software load_software(const std::string& name_or_path) {
+  std::error_code error;
+  if (const CatalogueFile* file = find_file("software/" + name_or_path)) {
+    const std::string source = fmt::format("catalogue/{}.json", file->name);
+    const Json json = parse_json(file->text, source);
+    return software_from_json(JsonReader(json, source));
+  }
+  if (std::filesystem::exists(name_or_path, error) || name_or_path.ends_with(".json")) {
+    const Json json = parse_json(read_file(name_or_path, 1 << 24), name_or_path);
+    return software_from_json(JsonReader(json, name_or_path));
+  }
+  const std::vector<std::string> names = catalogue_software();
+  throw InputError(fmt::format("software: expected a file or one of {}, got \"{}\"{}", fmt::join(names, ", "),
+                               name_or_path, did_you_mean(name_or_path, names)));
+}
 
 Gpu catalogue_gpu(const std::string& name) {
   const Json json = name;

@@ -37,7 +37,6 @@ struct Gpu {
   AttentionConstants attention_backward;
   double memory_efficiency = 1;     // of the memory bandwidth, for kernels that only move data
   double kernel_s = 0;              // start and tail of one kernel, during which the GPU does nothing else
-  double issue_s = 0;               // host time to issue one kernel: the floor of a chain of short ones
   double overlap_slowdown = 1;      // of compute while communication runs beside it
   std::int64_t reserved_bytes = 0;  // context and communication buffers, not for tensors
   double fragmentation = 0;         // what the allocator reserves above what is allocated, as a fraction
@@ -68,6 +67,15 @@ struct Link {
   double ring_bandwidth(int gpus) const;
 };
 
+// What the program that trains adds to the work of the GPUs.
+struct Software {
+  std::string name;
+  double issue_s = 0;               // host time to issue one kernel of the table: the floor of a chain of short ones
+  double transfer_s = 0;            // of a pipeline transfer between nodes: what the two programs take to agree on it
+  bool blocking_transfers = false;  // a rank computes nothing while it sends
+  double step_s = 0;  // of an iteration: what is not the optimizer's kernels (overflow checks, logging, next batch)
+};
+
 // Nodes of one kind. GPU i of node j has device number gpus_per_node * j + i.
 struct Cluster {
   std::string name;
@@ -77,6 +85,8 @@ struct Cluster {
   Link intra_node;
   Link inter_node;
   bool nic_per_gpu = true;  // inter_node is of each GPU; otherwise the node's GPUs share it
+  double host_speed = 1;    // of its hosts in issuing kernels, against a DGX A100's
+  double host_jitter = 0;   // standard deviation of that time between the ranks of a node, as a fraction
 
   std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
 };
@@ -92,6 +102,14 @@ Link catalogue_link(const std::string& name);
 // `nodes` above 0 is the number of nodes; 0 takes the file's, or 1.
 // Throws InputError, for an unknown name with the nearest known one.
 Cluster load_cluster(const std::string& name_or_path, int nodes);
+
+// Names of the catalogue's programs, sorted.
+std::vector<std::string> catalogue_software();
+
+// A program of the catalogue by name, a "sluice.software/1" file, or such an object.
+// Throws InputError, for an unknown name with the nearest known one.
+Software load_software(const std::string& name_or_path);
+Software software_from_json(JsonReader reader);
 
 // An object {"node": name or object, "nodes": n}. A node is {"gpu": .., "gpus": n, "intra_node": .., "inter_node": ..,
 // "nic_per_gpu": bool}; gpu and links are names of the catalogue or objects (docs/formats.md).

@@ -1,6 +1,7 @@
 #include "model/cost/analytic.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 namespace sluice {
@@ -28,11 +29,13 @@ const Training& checked(const Transformer& model, const Training& training) {
 
 }  // namespace
 
-AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster)
+AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
+                           Software software)
     : model_(std::move(model)),
       training_(checked(model_, training)),
       stages_(std::move(stages)),
       cluster_(std::move(cluster)),
+      software_(std::move(software)),
       placement_(training_, cluster_),
       collectives_(cluster_, placement_) {}
 
@@ -54,6 +57,12 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
+double AnalyticCost::host_s(int kernels) const {
+  // Most of tp normal numbers, in deviations: the ranks wait for each other in every collective.
+  const double slowest = training_.tp > 1 ? std::sqrt(2 * std::log(training_.tp)) * 0.7 : 0;
+  return kernels * software_.issue_s / cluster_.host_speed * (1 + cluster_.host_jitter * slowest);
+}
+
 double AnalyticCost::sum_s(const std::vector<KernelCall>& calls, int repeats) const {
   double device = 0;
   double collective = 0;
@@ -62,7 +71,7 @@ double AnalyticCost::sum_s(const std::vector<KernelCall>& calls, int repeats) co
     (is_collective(call.kind) ? collective : device) += kernel_s(call);
     issued += call.count;
   }
-  return repeats * std::max(device + collective, issued * cluster_.gpu.issue_s);
+  return repeats * std::max(device + collective, host_s(issued));
 }
 
 double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
@@ -120,6 +129,7 @@ TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const
 TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
   if (from == to) return {};
   TransferTime time = wire_time(from, to, bytes);
+  if (placement_.pair(from, to).nodes > 1) time.latency_s += software_.transfer_s;
   if (training_.tp > 1 && training_.scatter_gather && !training_.sequence_parallel) {
     const Reach group = placement_.tensor_group();
     const double latency = collectives_.all_gather_s(group, 0);
@@ -164,8 +174,9 @@ double AnalyticCost::optimizer_s(int stage) const {
   const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
-  return bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-         kKernels * std::max(gpu.kernel_s, gpu.issue_s);
+  const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // of a rank
+  return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
+         kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
 }
 
 std::vector<KernelCall> AnalyticCost::kernels(OpKind kind, int stage, const SliceSize& slice) const {

@@ -21,7 +21,8 @@ namespace sluice {
 class AnalyticCost : public CostModel {
  public:
   // Throws InputError if training and model do not fit (check_training), or the cluster is too small (Placement).
-  AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster);
+  AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
+               Software software);
 
   // Shapes are in tokens.
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
@@ -48,6 +49,8 @@ class AnalyticCost : public CostModel {
  private:
   // Of a transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
+  // The host's time to issue so many kernels.
+  double host_s(int kernels) const;
   double sum_s(const std::vector<KernelCall>& calls, int repeats) const;
   const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
 
@@ -55,6 +58,7 @@ class AnalyticCost : public CostModel {
   Training training_;
   std::vector<StageContents> stages_;
   Cluster cluster_;
+  Software software_;
   Placement placement_;
   Collectives collectives_;
 };

@@ -114,6 +114,13 @@ Kernels layer_weight_gradient(const Training& training, const Sizes& s) {
           weight_gemm("w QKV", s.rows, s.hidden, s.qkv, bytes)};
 }
 
+// Megatron-LM's fused scale, mask and softmax kernel takes what fits its blocks: four of the matrices of scores at a
+// time, of up to 16,384 keys (megatron/fused_kernels, FusedScaleMaskSoftmax.is_kernel_available).
+bool has_fused_softmax(const Transformer& model, const Training& training, const SliceSize& slice) {
+  const std::int64_t matrices = std::int64_t{slice.sequences} * (model.heads / training.tp);
+  return matrices % 4 == 0 && slice.context + slice.tokens <= 16384;
+}
+
 }  // namespace
 
 Kernels attention_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
@@ -153,16 +160,18 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   const GemmShape columns{.m = keys, .n = scores.k, .k = tokens, .batch = batch};
   const double operand = 2 * (s.rows * s.query + cache / 2);
   const double moved = operand + 2 * s.scores;
+  const bool fused = has_fused_softmax(model, training, slice);
   if (kind == OpKind::F) {
     out.push_back(product("scores", scores, moved));
-    out.push_back(memory("softmax", 4 * s.scores));
+    // Apart: widen, mask, softmax and narrow, in 32 bit.
+    out.push_back(fused ? memory("softmax", 4 * s.scores) : memory("softmax in 32 bit", 29 * s.scores, 4));
     if (model.dropout) out.push_back(memory("dropout of weights", 5 * s.scores));
     out.push_back(product("attention over values", rows, moved));
   } else if (kind == OpKind::I) {
     out.push_back(product("d values", columns, moved));
     out.push_back(product("d weights", scores, moved));
     if (model.dropout) out.push_back(memory("d dropout of weights", 5 * s.scores));
-    out.push_back(memory("d softmax", 6 * s.scores));
+    out.push_back(fused ? memory("d softmax", 6 * s.scores) : memory("d softmax in 32 bit", 32 * s.scores, 4));
     out.push_back(product("d queries", rows, moved));
     out.push_back(product("d keys", columns, moved));
   }

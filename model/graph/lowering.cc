@@ -103,6 +103,15 @@ class Lowering {
     forward_link_ = std::move(links.forward);
     backward_link_ = std::move(links.backward);
     last_on_lane_.assign(data_->lanes.size(), kNone);
+    needs_.resize(kMostOwnNeeds);
+    if (!options_.blocking_transfers) return;
+    links_out_.resize(index(ranks));
+    for (LaneId lane = 2 * ranks; lane < std::ssize(data_->lanes); ++lane) {
+      auto& links_out = links_out_[index(data_->lanes[index(lane)].rank)];
+      links_out.push_back(lane);
+      needs_.resize(std::max(needs_.size(), kMostOwnNeeds + links_out.size()));
+    }
+    sent_since_op_.assign(data_->lanes.size(), kNone);
   }
 
   void reserve() {
@@ -138,7 +147,8 @@ class Lowering {
     row_.push_back(0);
     // F, and I or B: at most two and three data edges and one of order; W and transfers two.
     const int sliced = schedule_.sliced() ? 2 : 0;
-    columns_.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) + 2 * transfers + 3 * extra));
+    columns_.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
+                           (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
     if (schedule_.has_joint_blocks()) data_->partners.reserve(index(ops / 4));
   }
 
@@ -234,6 +244,15 @@ class Lowering {
     return id;
   }
 
+  // With blocking transfers, the last that each of the rank's links has sent since its last op.
+  void wait_for_sends(int rank) {
+    for (const LaneId link : links_out_[index(rank)]) {
+      VertexId& sent = sent_since_op_[index(link)];
+      if (sent != kNone) needs_[index(num_needs_++)] = sent;
+      sent = kNone;
+    }
+  }
+
   VertexId emit_after(Vertex vertex, VertexId need) {
     needs_[0] = need;
     num_needs_ = need == kNone ? 0 : 1;
@@ -262,6 +281,7 @@ class Lowering {
       take_steps_before(op);
       if (partner != nullptr) take_steps_before(*partner);
     }
+    if (options_.blocking_transfers) wait_for_sends(rank);
     if (options_.recompute && (is_gradient(op.kind) || partner != nullptr)) {
       // As Megatron has it, recomputation begins when the gradient has arrived. Its needs are those of the op.
       const Op& gradient = is_gradient(op.kind) ? op : *partner;
@@ -299,6 +319,7 @@ class Lowering {
   VertexId send(const Op& op, VertexId id, LaneId link) {
     const VertexId transfer = emit_after(vertex_of(op, VertexKind::transfer, link), id);
     const int peer = data_->lanes[index(link)].peer;
+    if (options_.blocking_transfers) sent_since_op_[index(link)] = transfer;
     if (waiting_for_[index(peer)] == 2 * cell(op) + (op.kind == OpKind::F ? 0 : 1)) {
       waiting_for_[index(peer)] = kNobody;
       runnable_.push_back(peer);
@@ -513,11 +534,15 @@ class Lowering {
   std::vector<VertexId> sent_forward_;           // by cell, of schedules with communication: the transfer
   std::vector<VertexId> sent_gradient_;          // and of its gradient
   std::vector<std::size_t> next_communication_;  // by rank
+  std::vector<std::vector<LaneId>> links_out_;   // by rank, of blocking transfers
+  std::vector<VertexId> sent_since_op_;          // by lane, of blocking transfers
   std::vector<std::size_t> next_;                // by rank: position in its list
   std::vector<std::size_t> waiting_for_;
   std::vector<int> runnable_;
 
-  std::array<VertexId, 8> needs_{};
+  // Of a joint block two of its F and three of its B, one recomputation.
+  static constexpr std::size_t kMostOwnNeeds = 8;
+  std::vector<VertexId> needs_;
   int num_needs_ = 0;
   std::size_t blocked_on_ = kNobody;
 

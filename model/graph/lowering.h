@@ -13,6 +13,7 @@ struct LoweringOptions {
   bool tied_embedding = false;           // first and last stage sum the embedding's gradient
   bool global_norm = false;              // every step waits for the norm over all ranks (flush only)
   bool recompute = false;                // a recompute vertex before every B and I
+  bool blocking_transfers = false;       // a rank's next op waits until what its last one sent has arrived
 };
 
 // Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer when it lives elsewhere,

@@ -50,6 +50,7 @@ class Reading {
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
     section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
     read_cluster();
+    read_software();
     read_schedule();
     read_cost();
     section(root_, "perturbation",
@@ -99,6 +100,8 @@ class Reading {
     training.scatter_gather = object.boolean_or("scatter_gather", true);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
+    if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
+    object.allow("overlap_transfers");
     if (object.has("recompute")) {
       const std::string word = object.at("recompute").one_of(kRecompute);
       training.recompute =
@@ -181,6 +184,22 @@ class Reading {
       loaded.nodes = static_cast<int>(needed);
     }
     scenario_.cluster = std::move(loaded);
+  }
+
+  void read_software() {
+    root_.allow("software");
+    if (!root_.has("software")) {
+      if (scenario_.cluster) scenario_.software = load_software("megatron-lm");
+      return;
+    }
+    JsonReader software = root_.at("software");
+    if (!software.json().is_string()) {
+      scenario_.software = software_from_json(software);
+      return;
+    }
+    const std::string path = resolved(software.string());
+    std::error_code error;
+    scenario_.software = load_software(std::filesystem::exists(path, error) ? path : software.string());
   }
 
   void read_schedule() {

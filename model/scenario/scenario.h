@@ -24,8 +24,13 @@ struct Scenario {
   std::string source;  // names it in errors
   std::optional<Transformer> model;
   std::optional<Cluster> cluster;
-  Training training;              // pp is 0 until the schedule is known to say
-  bool clip_gradients = true;     // every step waits for the global norm
+  Software software;                      // the catalogue's megatron-lm, unless something else is asked for
+  Training training;                      // pp is 0 until the schedule is known to say
+  bool clip_gradients = true;             // every step waits for the global norm
+  std::optional<bool> overlap_transfers;  // ranks compute while they send; if nobody says, as the software does it
+
+  bool blocks_transfers() const { return overlap_transfers ? !*overlap_transfers : software.blocking_transfers; }
+
   std::vector<int> stage_layers;  // explicit, or empty
   int first_stage_layers = 0;
   int last_stage_layers = 0;

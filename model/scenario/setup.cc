@@ -109,14 +109,16 @@ void Setup::make_cost() {
     case CostKind::analytic:
       require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
       require(scenario_.cluster.has_value(), "/cluster: required by the analytic cost (--cluster)");
-      cost_ = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster);
+      cost_ = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+                                             scenario_.software);
       return;
     case CostKind::fitted: {
       require(scenario_.model.has_value(),
               "/model: required by the fitted cost: it tells the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) {
-        rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster);
+        rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+                                              scenario_.software);
       }
       cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
                                            std::move(rest));
@@ -132,6 +134,7 @@ LoweringOptions Setup::lowering_options() const {
   options.data_parallel = training.dp;
   options.overlap_grad_reduce = training.overlap_grad_reduce;
   options.gather_parameters = training.distributed_optimizer;
+  options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();
   options.tied_embedding = scenario_.model->tied_embeddings;
   const bool flush = schedule_.weight_policy() == WeightPolicy::flush;
   options.global_norm = scenario_.clip_gradients && flush && scenario_.cost != CostKind::uniform;

@@ -64,7 +64,10 @@ class Row {
     for (const Column& column : kColumns) {
       if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMost);
     }
-    if (table_.has("cp")) check_context_parallel();
+    // Left out where it says nothing.
+    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMost) > 1) {
+      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMost);
+    }
     if (table_.has("gpus")) read_gpus();
     read_schedule();
     if (table_.has("recompute")) read_recompute();
@@ -85,8 +88,6 @@ class Row {
     const Json::json_pointer where(pointer);
     return document_.contains(where) ? document_[where].get<std::int64_t>() : 1;
   }
-
-  void check_context_parallel() { place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMost); }
 
   void read_gpus() {
     const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMost);

@@ -32,6 +32,10 @@ TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
     const std::string name(file.name.substr(file.name.find('/') + 1));
     const bool gpu = file.name.starts_with("gpus/");
     if (file.name.starts_with("nodes/")) continue;
+    if (file.name.starts_with("software/")) {
+      EXPECT_FALSE(load_software(name).name.empty()) << name;
+      continue;
+    }
     const Cluster cluster =
         from_text(R"({"node": {"gpus": 1, "gpu": ")" + (gpu ? name : "a100-80gb") + R"(", "intra_node": ")" +
                   (gpu ? "nvlink3" : name) + R"(", "inter_node": "infiniband-hdr"}})");
@@ -59,6 +63,12 @@ TEST(Catalogue, HoldsTheDataSheets) {
   EXPECT_EQ(dgx.inter_node.bandwidth_bytes_per_s, 25e9);
   EXPECT_TRUE(dgx.nic_per_gpu);
   EXPECT_FALSE(load_cluster("p3.16xlarge", 1).nic_per_gpu);
+}
+
+TEST(Catalogue, AnswersUnknownSoftwareWithTheNearest) {
+  EXPECT_EQ(error_of([] { load_software("megatron"); }),
+            "software: expected a file or one of megatron-deepspeed, megatron-lm, nemo-fp8, got \"megatron\"; did you "
+            "mean 'megatron-lm'?");
 }
 
 TEST(LoadCluster, AnswersUnknownNamesWithTheNearest) {

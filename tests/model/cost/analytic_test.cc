@@ -22,7 +22,8 @@ Training training_of(int tp, int dp, int pp, std::int64_t tokens) {
 
 AnalyticCost cost_of(const Transformer& model, const Training& training, const std::string& node = "dgx-a100-80gb",
                      int nodes = 8) {
-  return {model, training, split_layers(model, training.pp, {}, 0, 0), load_cluster(node, nodes)};
+  return {model, training, split_layers(model, training.pp, {}, 0, 0), load_cluster(node, nodes),
+          load_software("megatron-lm")};
 }
 
 constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -82,13 +83,16 @@ TEST(Analytic, MoreWorkNeverTakesLess) {
         Training training = training_of(2, 1, 2, 8192);
         training.flash_attention = flash;
         const AnalyticCost cost = cost_of(model, training, node);
+        // GPT-2 has 6 heads on each of two ranks: two sequences fit the fused softmax, one does not.
+        const bool same_kernels = flash || model.heads / training.tp % 4 == 0;
         for (const OpKind kind : kKinds) {
           for (const int stage : {0, 1}) {
             double before = 0;
             for (std::int64_t n = 1; n <= 8192; n = n * 3 / 2 + 1) {
               const double now = cost.compute_s(kind, stage, {1, {n}}, 0);
               EXPECT_GE(now, before) << name << node << letter(kind) << n;
-              EXPECT_GE(cost.compute_s(kind, stage, {2, {n}}, 0), now);
+              const double two = cost.compute_s(kind, stage, {2, {n}}, 0);
+              EXPECT_TRUE(two >= now || !same_kernels) << two << " " << now;
               EXPECT_GE(cost.compute_s(kind, stage, {1, {4096, n}}, 1), now);
               EXPECT_TRUE(std::isfinite(now));
               before = now;

@@ -110,7 +110,8 @@ TEST(LinkSharingTest, LeavesTheGatheringAfterATransferOut) {
   Training training = sizes(8, 1, 4);
   training.sequence_length = 2048;
   const auto fraction = [&] {
-    const AnalyticCost cost(model, training, split_layers(model, 4, {}, 0, 0), load_cluster("dgx-a100-80gb", 4));
+    const AnalyticCost cost(model, training, split_layers(model, 4, {}, 0, 0), load_cluster("dgx-a100-80gb", 4),
+                            load_software("megatron-lm"));
     const std::vector<LinkEnds> links = chain(4);
     const LinkSharing sharing = cost.sharing(links);
     EXPECT_EQ(sharing.links.size(), links.size());

@@ -121,6 +121,35 @@ TEST(Lowering, HasEveryDependencyOfTheDesignAndNoOther) {
   });
 }
 
+TEST(Lowering, BlockingTransfersHoldUpTheNextOpOfTheSenderAndNothingElse) {
+  test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
+    SCOPED_TRACE(test::describe(schedule));
+    const OpGraph free = lower(schedule);
+    const OpGraph blocking = lower(schedule, {.blocking_transfers = true});
+    ASSERT_EQ(free.size(), blocking.size());
+    // The last of each lane since the rank's last op: those before it on the lane end before it.
+    std::vector<std::map<LaneId, VertexId>> sent(static_cast<std::size_t>(schedule.num_ranks()));
+    for (VertexId v = 0; v < blocking.size(); ++v) {
+      const auto without = free.needs(v);
+      const auto with = blocking.needs(v);
+      std::set<VertexId> added(with.begin(), with.end());
+      for (const VertexId need : without) added.erase(need);
+      const auto rank = static_cast<std::size_t>(blocking.rank_of(v));
+      if (blocking[v].kind == VertexKind::transfer) {
+        EXPECT_TRUE(added.empty()) << blocking.name(v);
+        sent[rank][blocking[v].lane] = v;
+      } else if (blocking[v].kind == VertexKind::compute || blocking[v].kind == VertexKind::joint) {
+        std::set<VertexId> expected;
+        for (const auto& [lane, transfer] : sent[rank]) expected.insert(transfer);
+        EXPECT_EQ(added, expected) << blocking.name(v);
+        sent[rank].clear();
+      } else {
+        EXPECT_TRUE(added.empty()) << blocking.name(v);
+      }
+    }
+  });
+}
+
 TEST(Lowering, TransfersOfALaneStandInTheOrderInWhichTheyAreProduced) {
   test::for_each_schedule({.ranks = 4, .microbatches = 6, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     const OpGraph graph = lower(schedule);
