@@ -36,7 +36,7 @@ struct Options {
   std::vector<int> trace_ranks;
   bool trace_idle = false;
   std::string ops;
-  std::string explain;  // a stage, "all", or empty
+  std::string explain;  // a stage, "true" for all distinct ones, or empty
   std::string csv;
   std::vector<std::string> sweep;
   std::string colour = "auto";
@@ -83,7 +83,7 @@ int simulate_one(const Options& options) {
     }
   }
   std::vector<ExplainedOp> explained;
-  if (!options.explain.empty()) explained = explained_ops(setup, options.explain);
+  if (!options.explain.empty()) explained = explained_ops(setup, options.explain == "true" ? "all" : options.explain);
   const bool pictures = !options.report.empty() || !options.svg.empty();
   Progress progress("trial", setup.scenario().perturbation.trials);
   const Prediction prediction = predict(setup, {.keep_memory = pictures || !options.trace.empty(),
@@ -176,7 +176,7 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
       "--ops", options->ops,
       "write a CSV with a row an op: times, slack, whether it is on the longest path, what it waited for");
   command->add_flag(
-      "--explain{all}", options->explain,
+      "--explain", options->explain,
       "what the ops of each distinct stage, or of one (--explain=STAGE), are made of: each kernel's FLOPs, "
       "bytes, time, and what limits it");
   command
