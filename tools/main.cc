@@ -77,6 +77,7 @@ int run(int argc, char** argv) {
   add_schedules_command(app, exit_code);
   add_schedule_command(app, exit_code);
   add_simulate_command(app, exit_code, {argv, argv + argc});
+  add_calibrate_command(app, exit_code);
   add_completion_command(app, exit_code);
   add_man_flag(app);
   try {

@@ -189,6 +189,7 @@ double Link::ring_bandwidth(int gpus) const {
 }
 
 std::vector<std::string> catalogue_nodes() { return names_under("nodes/"); }
+std::vector<std::string> catalogue_gpus() { return names_under("gpus/"); }
 std::vector<std::string> catalogue_software() { return names_under("software/"); }
 
 Software software_from_json(JsonReader reader) {
@@ -197,7 +198,6 @@ Software software_from_json(JsonReader reader) {
   software.name = reader.string("name");
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
   software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
-  software.transfer_s = constant_or(reader, "transfer_s", 0, 1, 0);
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);
   reader.string_or("source", "");

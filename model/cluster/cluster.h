@@ -71,7 +71,6 @@ struct Link {
 struct Software {
   std::string name;
   double issue_s = 0;               // host time to issue one kernel of the table: the floor of a chain of short ones
-  double transfer_s = 0;            // of a pipeline transfer between nodes: what the two programs take to agree on it
   double gemm_speed = 1;            // of matrix products against 16-bit ones: above 1 with 8-bit operands
   bool blocking_transfers = false;  // a rank computes nothing while it sends
   double step_s = 0;  // of an iteration: what is not the optimizer's kernels (overflow checks, logging, next batch)
@@ -95,6 +94,7 @@ struct Cluster {
 std::vector<std::string> catalogue_nodes();
 
 // Of the catalogue, by the name of its file ("a100-80gb"). Throws InputError with the names there are.
+std::vector<std::string> catalogue_gpus();
 Gpu catalogue_gpu(const std::string& name);
 Link catalogue_link(const std::string& name);
 

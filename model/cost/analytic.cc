@@ -123,7 +123,6 @@ TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const
 TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const {
   if (from == to) return {};
   TransferTime time = wire_time(from, to, bytes);
-  if (placement_.pair(from, to).nodes > 1) time.latency_s += software_.transfer_s;
   if (training_.tp > 1 && training_.scatter_gather && !training_.sequence_parallel) {
     const Reach group = placement_.tensor_group();
     const double latency = collectives_.all_gather_s(group, 0);

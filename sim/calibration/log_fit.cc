@@ -6,6 +6,8 @@
 #include <limits>
 #include <numeric>
 
+#include "sim/parallel.h"
+
 namespace sluice {
 namespace {
 
@@ -14,13 +16,14 @@ using Eigen::VectorXd;
 
 constexpr double kNoise = 0.1;     // of a measured time that the model cannot explain, against which beliefs weigh
 constexpr double kSquared = 0.05;  // errors beyond this count linearly
-constexpr int kFolds = 5;
 
 class Problem {
  public:
   Problem(std::span<const FitConstant> constants, const FitModel& predict, std::span<const double> measured,
-          std::vector<int> rows)
-      : constants_(constants), predict_(predict), measured_(measured), rows_(std::move(rows)) {}
+          std::vector<int> rows, const LogFitOptions& options)
+      : constants_(constants), predict_(predict), measured_(measured), rows_(std::move(rows)), options_(options) {}
+
+  const LogFitOptions& options() const { return options_; }
 
   Eigen::Index num_constants() const { return static_cast<Eigen::Index>(constants_.size()); }
   const FitConstant& constant(Eigen::Index i) const { return constants_[static_cast<std::size_t>(i)]; }
@@ -31,9 +34,14 @@ class Problem {
     for (Eigen::Index i = 0; i < logs.size(); ++i) values.push_back(std::exp(logs[i]));
     const auto num_rows = static_cast<Eigen::Index>(rows_.size());
     VectorXd out(num_rows + logs.size());
-    for (Eigen::Index i = 0; i < num_rows; ++i) {
+    const auto residual = [&](std::int64_t i) {
       const int row = rows_[static_cast<std::size_t>(i)];
       out[i] = std::log(predict_(values, row) / measured_[static_cast<std::size_t>(row)]) / kNoise;
+    };
+    if (options_.parallel) {
+      parallel_for(num_rows, residual);
+    } else {
+      for (Eigen::Index i = 0; i < num_rows; ++i) residual(i);
     }
     for (Eigen::Index i = 0; i < logs.size(); ++i) {
       out[num_rows + i] = (logs[i] - std::log(constant(i).guess)) / constant(i).spread;
@@ -46,7 +54,7 @@ class Problem {
     VectorXd out = VectorXd::Ones(residuals.size());
     for (Eigen::Index i = 0; i < static_cast<Eigen::Index>(rows_.size()); ++i) {
       const double x = residuals[i] * kNoise / kSquared;
-      out[i] = 1 / std::sqrt(1 + x * x);
+      out[i] = weight(i) / std::sqrt(1 + x * x);
     }
     return out;
   }
@@ -57,7 +65,7 @@ class Problem {
     for (Eigen::Index i = 0; i < residuals.size(); ++i) {
       const double x = residuals[i] / kScale;
       const bool row = i < static_cast<Eigen::Index>(rows_.size());
-      sum += row ? 2 * kScale * kScale * (std::sqrt(1 + x * x) - 1) : residuals[i] * residuals[i];
+      sum += row ? weight(i) * 2 * kScale * kScale * (std::sqrt(1 + x * x) - 1) : residuals[i] * residuals[i];
     }
     return sum;
   }
@@ -70,10 +78,16 @@ class Problem {
   }
 
  private:
+  double weight(Eigen::Index i) const {
+    if (options_.weights.empty()) return 1;
+    return options_.weights[static_cast<std::size_t>(rows_[static_cast<std::size_t>(i)])];
+  }
+
   std::span<const FitConstant> constants_;
   const FitModel& predict_;
   std::span<const double> measured_;
   std::vector<int> rows_;
+  const LogFitOptions& options_;
 };
 
 MatrixXd jacobian(const Problem& problem, const VectorXd& logs, const VectorXd& residuals) {
@@ -125,6 +139,7 @@ Found descend(const Problem& problem, VectorXd logs) {
 std::vector<double> best_constants(const Problem& problem) {
   Found best;
   for (const double start : {1.0, 0.5, 1.5}) {
+    if (start != 1.0 && !problem.options().several_starts) break;
     VectorXd logs(problem.num_constants());
     for (Eigen::Index i = 0; i < logs.size(); ++i) logs[i] = std::log(problem.constant(i).guess * start);
     const Found found = descend(problem, problem.clamped(logs));
@@ -150,7 +165,7 @@ FitErrors fit_errors(std::span<const double> predicted, std::span<const double> 
 }
 
 LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& predict, std::span<const double> measured,
-                      std::span<const int> groups) {
+                      std::span<const int> groups, const LogFitOptions& options) {
   const auto rows_where = [&](const auto& wanted) {
     std::vector<int> rows;
     for (std::size_t i = 0; i < measured.size(); ++i) {
@@ -159,18 +174,27 @@ LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& pr
     return rows;
   };
   LogFit out;
-  out.constants = best_constants({constants, predict, measured, rows_where([](int) { return true; })});
-  std::vector<double> predicted(measured.size());
-  for (std::size_t i = 0; i < measured.size(); ++i) predicted[i] = predict(out.constants, static_cast<int>(i));
-  out.in_sample = fit_errors(predicted, measured);
-  for (int fold = 0; fold < kFolds; ++fold) {
+  out.constants = best_constants({constants, predict, measured, rows_where([](int) { return true; }), options});
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    out.predicted.push_back(predict(out.constants, static_cast<int>(i)));
+  }
+  out.in_sample = fit_errors(out.predicted, measured);
+  out.predicted_held_out.resize(measured.size());
+  std::vector<double> squares(constants.size(), 0);
+  for (int fold = 0; fold < options.folds; ++fold) {
+    const auto inside = [&](int group) { return group % options.folds == fold; };
     const std::vector<double> found =
-        best_constants({constants, predict, measured, rows_where([&](int group) { return group % kFolds != fold; })});
-    for (const int row : rows_where([&](int group) { return group % kFolds == fold; })) {
-      predicted[static_cast<std::size_t>(row)] = predict(found, row);
+        best_constants({constants, predict, measured, rows_where([&](int group) { return !inside(group); }), options});
+    for (const int row : rows_where(inside)) {
+      out.predicted_held_out[static_cast<std::size_t>(row)] = predict(found, row);
+    }
+    for (std::size_t i = 0; i < squares.size(); ++i) {
+      const double off = std::log(found[i] / out.constants[i]);
+      squares[i] += off * off / options.folds;
     }
   }
-  out.held_out = fit_errors(predicted, measured);
+  for (const double square : squares) out.deviations.push_back(std::sqrt(square));
+  out.held_out = fit_errors(out.predicted_held_out, measured);
   return out;
 }
 
