@@ -60,8 +60,12 @@ class Builder {
   }
 
   std::vector<std::vector<Op>> build() {
-    warm_up();
-    for (int microbatch = 1; microbatch < problem_.num_microbatches; ++microbatch) round();
+    if (rules_.by_arrival) {
+      run_by_arrival();
+    } else {
+      warm_up();
+      for (int microbatch = 1; microbatch < problem_.num_microbatches; ++microbatch) round();
+    }
     std::vector<std::vector<Op>> orders;
     for (int rank = 0; rank < num_ranks(); ++rank) {
       finish_weights(rank);
@@ -154,7 +158,7 @@ class Builder {
       }
       gradient_end = std::max(clock, ready) + budget(rank).input_gradient;
     }
-    // The steady state takes a rank to be a forward ahead of the next, unless there are none left.
+    // The rounds take a rank to be a forward ahead of the next, unless there are none left.
     for (std::size_t rank = 1; rank < counts.size(); ++rank) {
       const int before = counts[rank - 1];
       const int most = before + 1 == problem_.num_microbatches ? before : std::max(0, before - 1);
@@ -218,6 +222,59 @@ class Builder {
       // Nobody waits for the gradients of the first rank.
       if (rank == 0 && ranks_[0].forwards() == problem_.num_microbatches) finish_weights(rank);
       input_gradient(rank);
+    }
+  }
+
+  // What a rank would run next, and when; nothing if it does not know yet.
+  struct Choice {
+    OpKind kind = OpKind::F;
+    Duration start = Duration::max();
+
+    bool known() const { return start != Duration::max(); }
+  };
+
+  // What is there first: an input gradient before a forward before a weight gradient. Where nothing is, weight
+  // gradients fill the time until something comes.
+  Choice next_by_arrival(int rank) const {
+    const Rank& state = ranks_[at(rank)];
+    const bool last = rank + 1 == num_ranks();
+    Choice gradient{.kind = OpKind::I};
+    if (state.gradients() < state.forwards() && (last || ranks_[at(rank + 1)].gradients() > state.gradients())) {
+      gradient.start = std::max(state.clock, gradient_ready(rank));
+    }
+    Choice forward{.kind = OpKind::F};
+    if (state.forwards() < problem_.num_microbatches &&
+        (rank == 0 || ranks_[at(rank - 1)].forwards() > state.forwards()) &&
+        state.held + budget(rank).activation <= budget(rank).limit) {
+      forward.start = std::max(state.clock, forward_ready(rank));
+    }
+    const bool hold_back =
+        rules_.hold_back_forwards && gradient.known() && gradient.start < forward.start + budget(rank).forward;
+    const Choice first = forward.start < gradient.start && !hold_back ? forward : gradient;
+    if (!state.weights_pending() || first.start == state.clock) return first;
+    const bool worth_it = rules_.fill_every_gap || !first.known() ||
+                          state.clock + budget(rank).weight_gradient <= first.start ||
+                          state.idle + (first.start - state.clock) > most_idle_;
+    return worth_it ? Choice{.kind = OpKind::W, .start = state.clock} : first;
+  }
+
+  // Places the ops of all ranks in the order of their starts, so that a rank knows of all that has come by then.
+  void run_by_arrival() {
+    std::vector<Choice> next(ranks_.size());
+    for (int rank = 0; rank < num_ranks(); ++rank) next[at(rank)] = next_by_arrival(rank);
+    while (true) {
+      const auto first =
+          std::min_element(next.begin(), next.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
+      if (!first->known()) return;
+      const int rank = static_cast<int>(first - next.begin());
+      switch (first->kind) {
+        case OpKind::F: forward(rank); break;
+        case OpKind::I: input_gradient(rank); break;
+        default: weight_gradient(rank); break;
+      }
+      for (int near = std::max(0, rank - 1); near <= std::min(rank + 1, num_ranks() - 1); ++near) {
+        next[at(near)] = next_by_arrival(near);
+      }
     }
   }
 
@@ -290,14 +347,13 @@ ZeroBubblePlan plan_zero_bubble(const ZeroBubbleProblem& problem, ZeroBubbleGoal
     best.emplace(ZeroBubblePlan{
         .schedule = std::move(schedule), .rule = std::move(rule), .span = metrics.span, .makespan = metrics.makespan});
   };
-  for (const bool delay : {false, true}) {
-    for (const bool hold_back : {false, true}) {
-      for (const bool fill : {false, true}) {
-        const ZeroBubbleRules rules{
-            .delay_first_gradient = delay, .hold_back_forwards = hold_back, .fill_every_gap = fill};
-        consider(of_orders(problem, Builder(problem, rules).build()), "search");
-      }
-    }
+  for (int choice = 0; choice < 16; ++choice) {
+    const ZeroBubbleRules rules{.delay_first_gradient = (choice & 1) != 0,
+                                .hold_back_forwards = (choice & 2) != 0,
+                                .fill_every_gap = (choice & 4) != 0,
+                                .by_arrival = (choice & 8) != 0};
+    if (rules.by_arrival && rules.delay_first_gradient) continue;  // no such choice
+    consider(of_orders(problem, Builder(problem, rules).build()), "search");
   }
   for (const char* family : {"zb-h1", "zb-h2"}) {
     Schedule schedule = make_schedule(find_family(family), {.ranks = static_cast<int>(problem.ranks.size()),

@@ -29,11 +29,13 @@ struct ZeroBubbleProblem {
   MicrobatchShape shape;  // of every microbatch; one slice
 };
 
-// The choices of Qi et al. 2023 (arXiv:2401.10241), section 3.1, which their search takes in every combination.
+// The choices of Qi et al. 2023 (arXiv:2401.10241), section 3.1, which their search takes in every combination; the
+// last is ours, for limits below 1F1B's, and leaves the first without meaning.
 struct ZeroBubbleRules {
   bool delay_first_gradient = false;  // warm up with one forward more than fits before the first input gradient
   bool hold_back_forwards = false;    // a rank two forwards ahead of the next leaves one out if that makes no bubble
   bool fill_every_gap = false;        // a W even in a gap that is too short for it and would cost nothing
+  bool by_arrival = false;            // no rounds: a rank runs what is there first
 };
 
 enum class ZeroBubbleGoal : std::uint8_t {
