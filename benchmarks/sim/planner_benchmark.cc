@@ -13,7 +13,7 @@ void plan(benchmark::State& state) {
                           .weight_gradient = Duration(7'700'000),
                           .activation = 100,
                           .kept = 43,
-                          .limit = 100 * 4 * static_cast<std::int64_t>(ranks) / 3};
+                          .limit = static_cast<std::int64_t>(ranks) * 400 / 3};
   const ZeroBubbleProblem problem{.num_microbatches = static_cast<int>(state.range(1)),
                                   .ranks = std::vector<RankBudget>(ranks, budget),
                                   .hop = Duration(400'000)};

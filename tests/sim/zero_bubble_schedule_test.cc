@@ -155,7 +155,9 @@ TEST(ZeroBubblePlan, LeavesNoBubbleWhereMemoryAllowsIt) {
 // ZB-2p, limits of p and 2p times 34 h + 5 a s bytes a token and layer, of which 32 h wait for W.
 TEST(ZeroBubblePlan, FindsTheBubbleRatesOfThePaper) {
   struct Row {
-    int p, m, h, a, f, b, w, c;
+    int p, m;
+    std::int64_t h, a;
+    int f, b, w, c;
     double zb_1p, zb_2p;
   };
   const Row rows[] = {
@@ -173,7 +175,7 @@ TEST(ZeroBubblePlan, FindsTheBubbleRatesOfThePaper) {
                       .activation = 34 * row.h + 5 * row.a * 1024,
                       .kept = 32 * row.h};
     for (const auto& [limit, rate] : {std::pair(1, row.zb_1p), std::pair(2, row.zb_2p)}) {
-      budget.limit = limit * row.p * budget.activation;
+      budget.limit = std::int64_t{limit} * row.p * budget.activation;
       const ZeroBubblePlan plan = plan_zero_bubble(even(row.p, row.m, budget, microseconds(row.c)));
       const double work = 1000.0 * row.m * (row.f + row.b + row.w);
       EXPECT_NEAR(1 - work / static_cast<double>(plan.span.count()), rate, 0.00005)
