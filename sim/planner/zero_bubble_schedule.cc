@@ -30,20 +30,36 @@ void check(const ZeroBubbleProblem& problem) {
     refuse(fmt::format("slices: expected 1, got {}", problem.shape.num_slices()));
   }
   if (problem.hop < Duration::zero()) refuse(fmt::format("hop: expected 0 ns or more, got {}", problem.hop.count()));
+  double all = 0;
   for (std::size_t rank = 0; rank < problem.ranks.size(); ++rank) {
     const RankBudget& budget = problem.ranks[rank];
     for (const Duration time : {budget.forward, budget.input_gradient, budget.weight_gradient}) {
       if (time < Duration::zero())
         refuse(fmt::format("rank {}: time: expected 0 ns or more, got {}", rank, time.count()));
     }
+    const auto nanoseconds = [](Duration time) { return static_cast<double>(time.count()); };
+    all += nanoseconds(budget.forward) + nanoseconds(budget.input_gradient) + nanoseconds(budget.weight_gradient) +
+           2 * nanoseconds(problem.hop);
     if (budget.activation < 0 || budget.kept < 0 || budget.kept > budget.activation) {
       refuse(
           fmt::format("rank {}: kept: expected 0 to the activation {}, got {}", rank, budget.activation, budget.kept));
     }
+    // Sums of them stay within 64 bits.
+    constexpr std::int64_t kMostHeld = std::int64_t{1} << 62;
+    if (budget.activation > kMostHeld / problem.num_microbatches) {
+      refuse(fmt::format("rank {}: activation: {} of {} are more than 2^62", rank, problem.num_microbatches,
+                         budget.activation));
+    }
+    if (budget.limit > kMostHeld)
+      refuse(fmt::format("rank {}: limit: expected up to 2^62, got {}", rank, budget.limit));
     if (budget.limit < budget.activation) {
       refuse(fmt::format("rank {}: limit: expected at least one activation, {}, got {}", rank, budget.activation,
                          budget.limit));
     }
+  }
+  // As pricing has it (check_total), before times are added up here.
+  if (constexpr double kMost = 126 * 365.25 * 86400e9; all * problem.num_microbatches > kMost) {
+    refuse("times: all of it together takes more than 126 years");
   }
 }
 
@@ -248,8 +264,8 @@ class Builder {
         state.held + budget(rank).activation <= budget(rank).limit) {
       forward.start = std::max(state.clock, forward_ready(rank));
     }
-    const bool hold_back =
-        rules_.hold_back_forwards && gradient.known() && gradient.start < forward.start + budget(rank).forward;
+    const bool hold_back = rules_.hold_back_forwards && forward.known() && gradient.known() &&
+                           gradient.start < forward.start + budget(rank).forward;
     const Choice first = forward.start < gradient.start && !hold_back ? forward : gradient;
     if (!state.weights_pending() || first.start == state.clock) return first;
     const bool worth_it = rules_.fill_every_gap || !first.known() ||

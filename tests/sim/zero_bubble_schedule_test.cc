@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <random>
 
 #include "model/errors.h"
@@ -213,8 +214,17 @@ TEST(ZeroBubblePlan, RefusesWhatMakesNoSense) {
   bad.kept = 3;
   expect_refused(even(2, 4, bad), "rank 0: kept: expected 0 to the activation 1, got 3");
   bad = good;
+  bad.activation = std::int64_t{1} << 60;
+  expect_refused(even(2, 8, bad), "rank 0: activation: 8 of 1152921504606846976 are more than 2^62");
+  bad = good;
+  bad.limit = std::numeric_limits<std::int64_t>::max();
+  expect_refused(even(2, 4, bad), "rank 0: limit: expected up to 2^62, got 9223372036854775807");
+  bad = good;
   bad.limit = 0;
   expect_refused(even(2, 4, bad), "rank 0: limit: expected at least one activation, 1, got 0");
+  bad = good;
+  bad.weight_gradient = std::chrono::hours(24 * 366 * 20);
+  expect_refused(even(2, 4, bad), "more than 126 years");  // eight times twenty
   ZeroBubbleProblem sliced = even(2, 4, good);
   sliced.shape.slice_lengths = {1, 1};
   expect_refused(sliced, "slices: expected 1, got 2");
