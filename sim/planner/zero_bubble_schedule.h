@@ -58,8 +58,8 @@ struct ZeroBubblePlan {
 Schedule zero_bubble_schedule(const ZeroBubbleProblem& problem, const ZeroBubbleRules& rules);
 
 // The best by `goal`, then by the other, of all combinations of the rules and, where the limits let them, zb-h1 and
-// zb-h2. Throws InputError for no ranks or microbatches, negative times or bytes, sums
-// of them past 64 bits, a limit below one activation, kept above activation, or more than one slice.
+// zb-h2. Throws InputError for no ranks or microbatches, negative times or bytes, sums of them past 64 bits, a limit
+// below one activation, kept above activation, or more than one slice.
 ZeroBubblePlan plan_zero_bubble(const ZeroBubbleProblem& problem, ZeroBubbleGoal goal = ZeroBubbleGoal::span);
 
 // The most that `rank` holds at any moment under `budget`, from the order alone.
