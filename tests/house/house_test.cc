@@ -30,7 +30,7 @@ const std::map<std::string, std::vector<std::string>, std::less<>> kMayInclude =
     {"exec", {"exec/", "kernels/", "model/"}},
     {"traces", {"traces/", "model/"}},
     {"tools", {"tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}},
-    {"tests", {"tests/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}},
+    {"tests", {"tests/", "benchmarks/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}},
     {"benchmarks", {"benchmarks/", "tests/", "tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}},
 };
 
