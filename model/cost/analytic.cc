@@ -1,7 +1,6 @@
 #include "model/cost/analytic.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 namespace sluice {
@@ -37,12 +36,20 @@ AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<Sta
       cluster_(std::move(cluster)),
       software_(std::move(software)),
       placement_(training_, cluster_),
-      collectives_(cluster_, placement_) {}
+      collectives_(cluster_, placement_) {
+  for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
+    alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
+  }
+}
 
 KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;
   switch (call.kind) {
-    case KernelClass::gemm: return gemm_time(gpu, call.gemm, call.bytes);
+    case KernelClass::gemm: {
+      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
+      time.compute_s /= software_.gemm_speed;
+      return time;
+    }
     case KernelClass::attention_forward:
     case KernelClass::attention_backward: return attention_time(gpu, attention_shape(call), call.bytes);
     default: break;
@@ -62,11 +69,7 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   return seconds * call.count;
 }
 
-double AnalyticCost::host_s(int kernels) const {
-  // Most of tp normal numbers, in deviations: the ranks wait for each other in every collective.
-  const double slowest = training_.tp > 1 ? std::sqrt(2 * std::log(training_.tp)) * 0.7 : 0;
-  return kernels * software_.issue_s / cluster_.host_speed * (1 + cluster_.host_jitter * slowest);
-}
+double AnalyticCost::host_s(int kernels) const { return kernels * software_.issue_s / cluster_.host_speed; }
 
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
   double seconds = 0;
@@ -171,7 +174,7 @@ double AnalyticCost::optimizer_s(int stage) const {
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // of a rank
   return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-         kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
+         kKernels * std::max(gpu.kernel_s, host_s(1));
 }
 
 std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceSize& slice) const {
