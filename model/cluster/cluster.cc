@@ -74,6 +74,7 @@ GemmConstants gemm_constants(JsonReader reader) {
   out.exposed_write = reader.number_or("exposed_write", 0, 1e3, 0);
   out.memory_efficiency = reader.number_or("memory_efficiency", 1e-2, 1, 1);
   out.launch_s = reader.number_or("launch_s", 0, 1e-2, 0);
+  out.group_s = reader.number_or("group_s", 0, 1e-2, 0);
   reader.string_or("source", "");
   reader.finish();
   return out;

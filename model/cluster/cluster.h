@@ -15,6 +15,7 @@ struct GemmConstants {
   double exposed_write = 0;      // of the time to write a tile's result, what no arithmetic hides
   double memory_efficiency = 1;  // of the memory bandwidth
   double launch_s = 0;
+  double group_s = 0;  // more for each product of a group that is launched one by one
 };
 
 // Fused attention: see attention_time (model/cost/gemm.h).

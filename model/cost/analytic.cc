@@ -36,7 +36,11 @@ AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<Sta
       cluster_(std::move(cluster)),
       software_(std::move(software)),
       placement_(training_, cluster_),
-      collectives_(cluster_, placement_) {}
+      collectives_(cluster_, placement_) {
+  for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
+    alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
+  }
+}
 
 KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;

@@ -39,6 +39,8 @@ class AnalyticCost : public CostModel {
   // Full: another forward of the layers, their collectives included. Selective without flash attention: the attention
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
+  // The first stage of the same contents.
+  int alike(int stage) const override { return alike_[static_cast<std::size_t>(stage)]; }
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   // As the cluster file says. The all-gather after a transfer occupies its lane, but nothing that is shared.
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
@@ -69,6 +71,7 @@ class AnalyticCost : public CostModel {
   Transformer model_;
   Training training_;
   std::vector<StageContents> stages_;
+  std::vector<int> alike_;
   Cluster cluster_;
   Software software_;
   Placement placement_;

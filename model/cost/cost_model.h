@@ -55,6 +55,9 @@ class CostModel {
   // Recomputation of the activations of one slice before its backward.
   virtual double recompute_s(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const { return 0; }
 
+  // A stage, at most `stage`, whose compute_s and recomputation are the same.
+  virtual int alike(int stage) const { return stage; }
+
   // `bytes` from pipeline rank `from` to another, `to`. The latency does not depend on the bytes.
   virtual TransferTime transfer(int from, int to, std::int64_t bytes) const = 0;
 

@@ -66,9 +66,7 @@ std::string_view name_of(Limit limit) {
 std::vector<int> distinct_stages(const AnalyticCost& cost, int num_stages) {
   std::vector<int> out;
   for (int stage = 0; stage < num_stages; ++stage) {
-    const bool known =
-        std::any_of(out.begin(), out.end(), [&](int other) { return cost.contents(other) == cost.contents(stage); });
-    if (!known) out.push_back(stage);
+    if (cost.alike(stage) == stage) out.push_back(stage);
   }
   return out;
 }

@@ -60,7 +60,9 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
       best = std::min(best, seconds);
     }
   }
-  return {.compute_s = best, .memory_s = bytes / bandwidth, .launch_s = g.launch_s};
+  return {.compute_s = best,
+          .memory_s = bytes / bandwidth,
+          .launch_s = g.launch_s + (shape.apart ? shape.batch * g.group_s : 0)};
 }
 
 KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes) {

@@ -12,6 +12,8 @@ struct GemmShape {
   double batch = 1;
   double result_bytes = 2;  // moved for an element of the result: 2 written, 8 where fp32 is read, added to and written
 
+  bool apart = false;  // the products are launched one after another, as those of experts are
+
   double flops() const { return 2 * batch * m * n * k; }
   double bytes() const { return batch * (2 * (m * k + k * n) + result_bytes * m * n); }
 };
@@ -31,6 +33,7 @@ struct KernelTime {
 //   tile       2 x rows x columns x k / rate, and exposed_write of its result at the memory's share of one SM
 //   waves      tiles / SMs, at least 1, 0.3 of it rounded up: later tiles start as earlier ones end
 // Where the tiles do not fill the GPU, k is cut in 2, 4 or 8 and the parts are added through memory in fp32.
+// Products that are launched apart take group_s more each: one's tiles fill what the last leaves free, but not at once.
 // `bytes` go at memory_efficiency of the bandwidth. The time grows with m, n, k and batch, except that cutting k counts
 // only in whole parts. m, n, k and batch are above 0.
 KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);

@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kUnpriced{-1};
 constexpr double kLongestNanoseconds = 4e18;
 
-// Prices by class: ops of one kind, stage, shape and slice take the same time.
+// Prices by class: ops of one kind, shape and slice take the same time in stages that are alike.
 class Pricing {
  public:
   Pricing(const OpGraph& graph, const CostModel& cost) : graph_(graph), schedule_(graph.schedule()), cost_(cost) {
@@ -24,6 +24,7 @@ class Pricing {
     compute_.assign(4 * classes, kUnpriced);
     recompute_.assign(classes, kUnpriced);
     transfer_.assign(2 * classes * static_cast<std::size_t>(schedule_.num_routes()), kUnpriced);
+    for (int stage = 0; stage < schedule_.num_stages(); ++stage) alike_.push_back(cost_.alike(stage));
     joint_.resize(static_cast<std::size_t>(schedule_.num_ranks()));
   }
 
@@ -56,16 +57,21 @@ class Pricing {
     Duration duration{};
   };
 
-  std::size_t class_of(const Vertex& vertex) const {
+  std::size_t class_of(const Vertex& vertex) const { return class_of(vertex, vertex.stage); }
+  // Of ops that take as long.
+  std::size_t price_class_of(const Vertex& vertex) const {
+    return class_of(vertex, alike_[static_cast<std::size_t>(vertex.stage)]);
+  }
+  std::size_t class_of(const Vertex& vertex, int stage) const {
     const auto offset = shape_offset_[static_cast<std::size_t>(schedule_.shape_index(vertex.microbatch))];
-    return static_cast<std::size_t>(vertex.stage) * slices_ + offset + static_cast<std::size_t>(vertex.slice);
+    return static_cast<std::size_t>(stage) * slices_ + offset + static_cast<std::size_t>(vertex.slice);
   }
 
   Duration duration(VertexId v) {
     const Vertex& vertex = graph_[v];
     switch (vertex.kind) {
       case VertexKind::compute: {
-        Duration& known = compute_[4 * class_of(vertex) + static_cast<std::size_t>(vertex.op)];
+        Duration& known = compute_[4 * price_class_of(vertex) + static_cast<std::size_t>(vertex.op)];
         if (known == kUnpriced) {
           known =
               rounded(cost_.compute_s(vertex.op, vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice), v);
@@ -73,7 +79,7 @@ class Pricing {
         return known;
       }
       case VertexKind::recompute: {
-        Duration& known = recompute_[class_of(vertex)];
+        Duration& known = recompute_[price_class_of(vertex)];
         if (known == kUnpriced) {
           known = rounded(cost_.recompute_s(vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice), v);
         }
@@ -123,6 +129,7 @@ class Pricing {
   const Schedule& schedule_;
   const CostModel& cost_;
   std::vector<std::size_t> shape_offset_;
+  std::vector<int> alike_;
   std::size_t slices_ = 0;  // over all shapes
   std::vector<Duration> compute_;
   std::vector<Duration> recompute_;

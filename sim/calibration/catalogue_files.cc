@@ -40,7 +40,7 @@ class Lines {
   std::string text_;
 };
 
-std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+std::string json_text(const std::string& text) { return nlohmann::json(text).dump(); }
 
 std::string source_of(const LogFit& fit, const std::string& what, const std::string& origin,
                       const std::string& command) {
@@ -50,7 +50,7 @@ std::string source_of(const LogFit& fit, const std::string& what, const std::str
 }
 
 std::string value_of(double value, const std::string& source) {
-  return fmt::format("{{\"value\": {:.3g}, \"source\": {}}}", value, quoted(source));
+  return fmt::format("{{\"value\": {:.3g}, \"source\": {}}}", value, json_text(source));
 }
 
 }  // namespace
@@ -59,17 +59,26 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
   Lines lines("gpus/" + name);
   if (fit.gemm.in_sample.rows > 0) {
     const GemmConstants& g = fit.gpu.gemm;
-    lines.set("gemm", fmt::format("{{\"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, \"exposed_write\": {:.3g}, "
-                                  "\"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, \"source\": {}}}",
-                                  g.peak_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency, g.launch_s,
-                                  quoted(source_of(fit.gemm, "products", fit.origin, command))));
+    std::string source = source_of(fit.gemm, "products", fit.origin, command);
+    if (fit.grouped.in_sample.rows > 0) {
+      source +=
+          fmt::format("; group_s: {} groups of products, mean error {:.1f} %, held out {:.1f} %",
+                      fit.grouped.in_sample.rows, 100 * fit.grouped.in_sample.mean, 100 * fit.grouped.held_out.mean);
+    } else {
+      source += "; group_s given";
+    }
+    lines.set("gemm",
+              fmt::format("{{\"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, \"exposed_write\": {:.3g}, "
+                          "\"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, \"group_s\": {:.3g}, \"source\": {}}}",
+                          g.peak_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency, g.launch_s, g.group_s,
+                          json_text(source)));
   }
   const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
     if (found.in_sample.rows == 0) return;
     lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"softmax_size\": {:.3g}, "
                                "\"source\": {}}}",
                                a.peak_fraction, a.tail_rows, a.softmax_size,
-                               quoted(source_of(found, "shapes", fit.origin, command) + "; softmax_size given")));
+                               json_text(source_of(found, "shapes", fit.origin, command) + "; softmax_size given")));
   };
   attention("attention_forward", fit.gpu.attention_forward, fit.attention_forward);
   attention("attention_backward", fit.gpu.attention_backward, fit.attention_backward);
@@ -94,7 +103,7 @@ std::string link_file_with(const std::string& name, const LinkFit& fit, const st
       for (const double bandwidth : fit.link.ring_bytes_per_s) {
         list += fmt::format("{}{:.4g}", list.empty() ? "" : ", ", bandwidth);
       }
-      lines.set("ring_bandwidths", fmt::format("{{\"bytes_per_s\": [{}], \"source\": {}}}", list, quoted(source)));
+      lines.set("ring_bandwidths", fmt::format("{{\"bytes_per_s\": [{}], \"source\": {}}}", list, json_text(source)));
     }
   }
   return lines.text();

@@ -57,6 +57,23 @@ MeasuredProduct product(const CsvTable& table, int row) {
   return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
 }
 
+// `ng` experts of M tokens each, K wide before and N after. The gradient of the weights is [K, N], over the tokens.
+MeasuredProduct grouped_product(const CsvTable& table, int row) {
+  const double tokens = size(table, row, "M");
+  const double before = size(table, row, "K");
+  const double after = size(table, row, "N");
+  const std::string_view stage = word(table, row, "stage");
+  const bool weights = stage == "bwd_grad_w";
+  GemmShape shape{.m = weights ? before : tokens,
+                  .n = stage == "bwd_grad_act" ? before : after,
+                  .k = weights ? tokens : (stage == "bwd_grad_act" ? after : before),
+                  .batch = size(table, row, "ng"),
+                  .apart = true};
+  const double element = weights && word(table, row, "main_grad_dtype") == "fp32" ? 4 : 2;
+  shape.result_bytes = element * (word(table, row, "accumulate") == "True" ? 2 : 1);
+  return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
+}
+
 // The table counts the FLOPs of the full square, in the backward pass five products where there are two forward.
 MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   const double batch = size(table, row, "batch");
@@ -98,8 +115,12 @@ std::vector<int> groups_of(const std::vector<Key>& keys) {
 }
 
 Gpu with_gemm(Gpu gpu, std::span<const double> x) {
-  gpu.gemm = {
-      .peak_fraction = x[0], .operand_edge = x[1], .exposed_write = x[2], .memory_efficiency = x[3], .launch_s = x[4]};
+  gpu.gemm = {.peak_fraction = x[0],
+              .operand_edge = x[1],
+              .exposed_write = x[2],
+              .memory_efficiency = x[3],
+              .launch_s = x[4],
+              .group_s = gpu.gemm.group_s};
   return gpu;
 }
 
@@ -119,6 +140,23 @@ LogFit fit_products(const Gpu& gpu, const std::vector<MeasuredProduct>& products
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm = with_gemm(gpu, x).gemm;
     const GemmShape& shape = products[static_cast<std::size_t>(row)].shape;
+    return gemm_time(tried, shape, shape.bytes()).seconds();
+  };
+  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+}
+
+LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredProduct>& grouped) {
+  constexpr FitConstant kConstants[] = {{.guess = 3e-6, .low = 1e-8, .high = 1e-4, .spread = 1}};
+  std::vector<double> measured;
+  std::vector<std::tuple<double, double, double>> keys;
+  for (const MeasuredProduct& one : grouped) {
+    measured.push_back(one.seconds);
+    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
+  }
+  Gpu tried = gpu;
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    tried.gemm.group_s = x[0];
+    const GemmShape& shape = grouped[static_cast<std::size_t>(row)].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
@@ -164,6 +202,7 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
     }
     const std::string& op = table.text(row, "op");
     if (op == "matmul") of_gpu.products.push_back(product(table, row));
+    if (op == "group_matmul") of_gpu.grouped.push_back(grouped_product(table, row));
     if (op != "sdp_fwd" && op != "sdp_bwd") continue;
     if (word(table, row, "qk_head_dim") != word(table, row, "v_head_dim")) continue;
     of_gpu.attention.push_back(attention(table, row, op == "sdp_bwd"));
@@ -172,10 +211,19 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
 }
 
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
-  GpuFit out{.gpu = gpu, .origin = measured.origin, .gemm = {}, .attention_forward = {}, .attention_backward = {}};
+  GpuFit out{.gpu = gpu,
+             .origin = measured.origin,
+             .gemm = {},
+             .grouped = {},
+             .attention_forward = {},
+             .attention_backward = {}};
   if (measured.products.size() >= kFewestRows) {
     out.gemm = fit_products(gpu, measured.products);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
+  }
+  if (measured.grouped.size() >= kFewestRows) {
+    out.grouped = fit_groups(out.gpu, measured.grouped);
+    out.gpu.gemm.group_s = out.grouped.constants[0];
   }
   for (const bool backward : {false, true}) {
     std::vector<MeasuredAttention> rows;

@@ -28,15 +28,17 @@ struct MeasuredAttention {
 struct MeasuredKernels {
   std::string origin;  // the column `source` of its first row, or the table's file
   std::vector<MeasuredProduct> products;
+  std::vector<MeasuredProduct> grouped;  // launched apart, an expert each
   std::vector<MeasuredAttention> attention;
 };
 
 // What a table of kernels is known by: columns gpu, m_tokens, k, n, median_ms (products), or gpu, op, shape, m, k, n,
-// achieved_tflops (op matmul and group_matmul, products; sdp_fwd and sdp_bwd, attention of the full square's FLOPs).
+// achieved_tflops (op matmul, products, group_matmul, those of experts; sdp_fwd and sdp_bwd, attention of the full
+// square's FLOPs).
 bool has_measured_kernels(const CsvTable& table);
 
 // By name of the catalogue ("a100-80gb"), or as the table names the GPU where the catalogue does not hold it. Attention
-// whose keys and values are of different sizes is left out: it runs kernels of its own, as do grouped products.
+// whose keys and values are of different sizes is left out: it runs kernels of its own.
 // Throws InputError naming file, row and column.
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table);
 
@@ -46,6 +48,7 @@ struct GpuFit {
   Gpu gpu;
   std::string origin;
   LogFit gemm;
+  LogFit grouped;  // of group_s alone, with the other constants as the products have them
   LogFit attention_forward;
   LogFit attention_backward;
 };

@@ -74,6 +74,21 @@ TEST(Analytic, BackwardIsInputAndWeightGradients) {
   }
 }
 
+TEST(Analytic, StagesThatAreAlikeTakeAsLong) {
+  const Transformer model = example("gpt3-175b.json");
+  Training training = training_of(8, 1, 16, 2048);
+  training.recompute = Training::Recompute::full;
+  const AnalyticCost cost = cost_of(model, training, "dgx-a100-80gb", 16);
+  const MicrobatchShape shape{1, {2048}};
+  for (int stage = 0; stage < 16; ++stage) {
+    EXPECT_EQ(cost.alike(stage), stage == 0 ? 0 : stage == 15 ? 15 : 1);
+    for (const OpKind kind : kKinds) {
+      EXPECT_EQ(cost.compute_s(kind, stage, shape, 0), cost.compute_s(kind, cost.alike(stage), shape, 0));
+    }
+    EXPECT_EQ(cost.recompute_s(stage, shape, 0), cost.recompute_s(cost.alike(stage), shape, 0));
+  }
+}
+
 TEST(Analytic, MoreWorkNeverTakesLess) {
   for (const char* name : {"gpt3-175b.json", "llama3-8b/config.json", "gpt2/config.json"}) {
     Transformer model = example(name);

@@ -108,6 +108,15 @@ TEST(Gemm, OfManySmallProductsFillsTheGpu) {
   EXPECT_LT(seconds(gpu, many), 32 * seconds(gpu, one));
 }
 
+TEST(Gemm, LaunchedApartTakesMoreForEach) {
+  Gpu gpu = catalogue_gpu("b200-180gb");
+  gpu.gemm.group_s = 2e-6;
+  const GemmShape together{.m = 300, .n = 2048, .k = 1024, .batch = 16};
+  GemmShape apart = together;
+  apart.apart = true;
+  EXPECT_NEAR(seconds(gpu, apart), seconds(gpu, together) + 16 * 2e-6, 1e-12);
+}
+
 TEST(Gemm, AddingToAWiderResultTakesLonger) {
   for (const char* name : kGpus) {
     const Gpu gpu = catalogue_gpu(name);

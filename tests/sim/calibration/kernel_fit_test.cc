@@ -22,6 +22,12 @@ MeasuredKernels kernels_of(const Gpu& gpu) {
       }
     }
   }
+  for (const double experts : {4.0, 8.0, 16.0, 64.0}) {
+    for (const double m : {64.0, 1024.0}) {
+      const GemmShape shape{.m = m, .n = 1536, .k = 4096, .batch = experts, .apart = true};
+      out.grouped.push_back({.shape = shape, .seconds = gemm_time(gpu, shape, shape.bytes()).seconds()});
+    }
+  }
   for (const double heads : {2.0, 4.0, 8.0, 16.0, 32.0, 64.0}) {
     for (const bool backward : {false, true}) {
       const AttentionShape shape{.flops = 1e9 * heads, .row_flops = 1e6, .head_size = 128, .backward = backward};
@@ -33,8 +39,12 @@ MeasuredKernels kernels_of(const Gpu& gpu) {
 
 TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
   Gpu gpu = catalogue_gpu("a100-80gb");
-  gpu.gemm = {
-      .peak_fraction = 0.8, .operand_edge = 30, .exposed_write = 0.8, .memory_efficiency = 0.7, .launch_s = 3e-6};
+  gpu.gemm = {.peak_fraction = 0.8,
+              .operand_edge = 30,
+              .exposed_write = 0.8,
+              .memory_efficiency = 0.7,
+              .launch_s = 3e-6,
+              .group_s = 6e-6};
   gpu.attention_forward = {.peak_fraction = 0.6, .tail_rows = 200, .softmax_size = 20};
   gpu.attention_backward = {.peak_fraction = 0.5, .tail_rows = 60, .softmax_size = 20};
   Gpu start = catalogue_gpu("a100-80gb");
@@ -46,6 +56,7 @@ TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
   EXPECT_NEAR(fit.gpu.gemm.exposed_write, 0.8, 0.08);
   EXPECT_NEAR(fit.gpu.gemm.memory_efficiency, 0.7, 0.01);
   EXPECT_NEAR(fit.gpu.gemm.launch_s, 3e-6, 1e-7);
+  EXPECT_NEAR(fit.gpu.gemm.group_s, 6e-6, 3e-7);
   EXPECT_NEAR(fit.gpu.attention_forward.peak_fraction, 0.6, 0.01);
   EXPECT_NEAR(fit.gpu.attention_forward.tail_rows, 200, 10);
   EXPECT_NEAR(fit.gpu.attention_backward.tail_rows, 60, 5);
@@ -80,13 +91,25 @@ TEST(KernelFit, ReadsBothKindsOfTables) {
           "X,sdp_fwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=64, v_head_dim=64\",,,,0.5\n" +
           "X,sdp_bwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=64, v_head_dim=64\",,,,0.5\n" +
           "X,sdp_bwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=192, v_head_dim=64\",,,,0.5\n" +
-          "X,group_matmul,\"ng=4\",,,,0.5\n",
+          "X,group_matmul,\"ng=4, M=10, N=20, K=30, main_grad_dtype=fp32, stage=bwd_grad_w, "
+          "accumulate=True\",,,,0.5\n" +
+          "X,group_matmul,\"ng=4, M=10, N=20, K=30, main_grad_dtype=fp32, stage=bwd_grad_act, "
+          "accumulate=False\",,,,1\n",
       "r.csv");
   ASSERT_TRUE(has_measured_kernels(rated));
   const MeasuredKernels found = read_measured_kernels(rated).at("X");
   ASSERT_EQ(found.products.size(), 1u);
   EXPECT_EQ(found.products[0].shape.result_bytes, 8);           // fp32 read and written
   EXPECT_DOUBLE_EQ(found.products[0].seconds, 24000 / 0.5e12);  // 2 x 2 x 10 x 20 x 30 FLOPs
+  // The weights' gradient of each of four experts is [30, 20] over 10 tokens; that of their input [10, 30] over 20.
+  ASSERT_EQ(found.grouped.size(), 2u);
+  EXPECT_EQ(found.grouped[0].shape.m, 30);
+  EXPECT_EQ(found.grouped[0].shape.k, 10);
+  EXPECT_EQ(found.grouped[0].shape.result_bytes, 8);
+  EXPECT_DOUBLE_EQ(found.grouped[0].seconds, 48000 / 0.5e12);
+  EXPECT_EQ(found.grouped[1].shape.n, 30);
+  EXPECT_EQ(found.grouped[1].shape.k, 20);
+  EXPECT_EQ(found.grouped[1].shape.result_bytes, 2);
   ASSERT_EQ(found.attention.size(), 2u);
   // Two products of 100 x 100 x 64 a head, all of the square in the table, 101/200 of it executed.
   EXPECT_DOUBLE_EQ(found.attention[0].seconds, 4.0 * 100 * 100 * 64 * 8 / 0.5e12);
@@ -119,6 +142,10 @@ TEST(KernelFit, CatalogueHoldsWhatTheTablesSay) {
       EXPECT_NEAR(known.gemm.peak_fraction / fit.gpu.gemm.peak_fraction, 1, 0.02) << gpu;
       EXPECT_NEAR(known.gemm.launch_s / fit.gpu.gemm.launch_s, 1, 0.05) << gpu;
       EXPECT_LT(fit.gemm.held_out.mean, gpu == "b200-180gb" ? 0.12 : 0.07) << gpu;
+      if (!measured.grouped.empty()) {
+        EXPECT_NEAR(known.gemm.group_s / fit.gpu.gemm.group_s, 1, 0.1) << gpu;
+        EXPECT_LT(fit.grouped.held_out.mean, 0.13) << gpu;
+      }
       if (measured.attention.empty()) continue;
       EXPECT_LT(fit.attention_forward.held_out.mean, gpu == "b200-180gb" ? 0.15 : 0.05) << gpu;
     }
