@@ -79,6 +79,9 @@ std::vector<StageContents> split_layers(const Transformer& model, int num_stages
 }
 
 void check_training(const Transformer& model, const Training& training) {
+  if (model.has_experts() || model.has_latent_attention() || model.qk_norm) {
+    throw InputError(fmt::format("{}: experts, latent attention and norms of queries are not priced", model.name));
+  }
   const auto positive = [](std::int64_t value, const char* what) {
     if (value < 1) throw InputError(fmt::format("{} must be at least 1, got {}", what, value));
   };
