@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <array>
-#include <cmath>
 #include <filesystem>
 #include <string_view>
 
@@ -68,11 +67,23 @@ void check_schema(JsonReader& reader, const std::string& expected) {
   }
 }
 
-Efficiency efficiency(JsonReader reader, const std::string& half) {
-  Efficiency out;
-  out.max = reader.number("max", 1e-3, 1);
-  out.half = reader.number_or(half, 0, 1e15, 0);
-  out.exponent = reader.number_or("exponent", 0.05, 1, 1);
+GemmConstants gemm_constants(JsonReader reader) {
+  GemmConstants out;
+  out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
+  out.operand_edge = reader.number_or("operand_edge", 0, 1e4, 0);
+  out.exposed_write = reader.number_or("exposed_write", 0, 1e3, 0);
+  out.memory_efficiency = reader.number_or("memory_efficiency", 1e-2, 1, 1);
+  out.launch_s = reader.number_or("launch_s", 0, 1e-2, 0);
+  reader.string_or("source", "");
+  reader.finish();
+  return out;
+}
+
+AttentionConstants attention_constants(JsonReader reader) {
+  AttentionConstants out;
+  out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
+  out.tail_rows = reader.number_or("tail_rows", 0, 1e6, 0);
+  out.softmax_size = reader.number_or("softmax_size", 0, 1e4, 0);
   reader.string_or("source", "");
   reader.finish();
   return out;
@@ -86,9 +97,9 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.memory_bytes = static_cast<std::int64_t>(constant(reader, "memory_bytes", 1e6, 1e15));
   gpu.memory_bandwidth_bytes_per_s = constant(reader, "memory_bandwidth_bytes_per_s", 1e6, 1e16);
   gpu.num_sms = static_cast<int>(constant(reader, "sms", 1, 1e5));
-  gpu.gemm = efficiency(reader.at("gemm_efficiency"), "half_flops");
-  gpu.attention_forward = efficiency(reader.at("attention_forward_efficiency"), "half_rows");
-  gpu.attention_backward = efficiency(reader.at("attention_backward_efficiency"), "half_rows");
+  gpu.gemm = gemm_constants(reader.at("gemm"));
+  gpu.attention_forward = attention_constants(reader.at("attention_forward"));
+  gpu.attention_backward = attention_constants(reader.at("attention_backward"));
   gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
   gpu.kernel_s = constant(reader, "kernel_s", 0, 1e-2);
   gpu.overlap_slowdown = constant_or(reader, "overlap_slowdown", 1, 10, 1);
@@ -172,12 +183,6 @@ Cluster node_from_json(JsonReader reader) {
 
 }  // namespace
 
-double Efficiency::at(double size) const {
-  if (half <= 0) return max;
-  if (size <= 0) return 0;
-  return max / (1 + std::pow(half / size, exponent));
-}
-
 double Link::ring_bandwidth(int gpus) const {
   const auto index = static_cast<std::size_t>(gpus - 2);
   return gpus >= 2 && index < ring_bytes_per_s.size() ? ring_bytes_per_s[index]
@@ -214,6 +219,16 @@ Software load_software(const std::string& name_or_path) {
   const std::vector<std::string> names = catalogue_software();
   throw InputError(fmt::format("software: expected a file or one of {}, got \"{}\"{}", fmt::join(names, ", "),
                                name_or_path, did_you_mean(name_or_path, names)));
+}
+
+Gpu catalogue_gpu(const std::string& name) {
+  const Json json = name;
+  return named_or_inline(JsonReader(json, "catalogue"), "gpus/", "GPU", gpu_from_json);
+}
+
+Link catalogue_link(const std::string& name) {
+  const Json json = name;
+  return named_or_inline(JsonReader(json, "catalogue"), "links/", "link", link_from_json);
 }
 
 Cluster cluster_from_json(JsonReader reader) {

@@ -8,15 +8,20 @@ namespace sluice {
 
 class JsonReader;
 
-// Fraction of the peak that a kernel of some size reaches: max / (1 + (half / size)^exponent). Small kernels fill
-// neither the multiprocessors nor their pipelines; large ones level off below the peak. With an exponent of at most 1,
-// more work never takes less time.
-struct Efficiency {
-  double max = 1;
-  double half = 0;  // the size at which half of max is reached
-  double exponent = 1;
+// Matrix products: see gemm_time (model/cost/gemm.h).
+struct GemmConstants {
+  double peak_fraction = 1;      // of the peak, in a tile without edges
+  double operand_edge = 0;       // elements: what loading a tile's operands costs, as a length beside its edges
+  double exposed_write = 0;      // of the time to write a tile's result, what no arithmetic hides
+  double memory_efficiency = 1;  // of the memory bandwidth
+  double launch_s = 0;
+};
 
-  double at(double size) const;
+// Fused attention: see attention_time (model/cost/gemm.h).
+struct AttentionConstants {
+  double peak_fraction = 1;  // of the peak, of executed FLOPs, large heads and many rows
+  double tail_rows = 0;      // query rows for which multiprocessors wait at the end
+  double softmax_size = 0;   // elements of a head that take as long as the exponentials of its scores
 };
 
 // One GPU type.
@@ -27,9 +32,9 @@ struct Gpu {
   double memory_bandwidth_bytes_per_s = 0;
   int num_sms = 0;
 
-  Efficiency gemm;               // by FLOPs
-  Efficiency attention_forward;  // of executed FLOPs of fused attention, by query rows times heads
-  Efficiency attention_backward;
+  GemmConstants gemm;
+  AttentionConstants attention_forward;
+  AttentionConstants attention_backward;
   double memory_efficiency = 1;     // of the memory bandwidth, for kernels that only move data
   double kernel_s = 0;              // start and tail of one kernel, during which the GPU does nothing else
   double overlap_slowdown = 1;      // of compute while communication runs beside it
@@ -88,6 +93,10 @@ struct Cluster {
 
 // Names of the catalogue's nodes, sorted.
 std::vector<std::string> catalogue_nodes();
+
+// Of the catalogue, by the name of its file ("a100-80gb"). Throws InputError with the names there are.
+Gpu catalogue_gpu(const std::string& name);
+Link catalogue_link(const std::string& name);
 
 // A node of the catalogue by name, or a file that holds a node ("sluice.node/1") or a cluster ("sluice.cluster/1").
 // `nodes` above 0 is the number of nodes; 0 takes the file's, or 1.

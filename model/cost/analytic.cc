@@ -13,6 +13,13 @@ SliceSize size_of(const MicrobatchShape& shape, int slice) {
           .context = shape.context(slice)};
 }
 
+AttentionShape attention_shape(const KernelCall& call) {
+  return {.flops = call.flops,
+          .row_flops = call.row_flops,
+          .head_size = call.head_size,
+          .backward = call.kind == KernelClass::attention_backward};
+}
+
 bool is_collective(KernelClass kind) { return kind == KernelClass::all_reduce || kind == KernelClass::all_gather; }
 
 const Training& checked(const Transformer& model, const Training& training) {
@@ -34,17 +41,16 @@ AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<Sta
 
 double AnalyticCost::kernel_s(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;
-  const auto roofline = [&](const Efficiency& efficiency, double size) {
-    const double compute = call.flops > 0 ? call.flops / (gpu.peak_flops_per_s * efficiency.at(size)) : 0;
-    const double moved = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency);
-    return std::max(compute, moved) + gpu.kernel_s;
-  };
   double seconds = 0;
   switch (call.kind) {
-    case KernelClass::gemm:
-    case KernelClass::memory: seconds = roofline(gpu.gemm, call.flops); break;
-    case KernelClass::attention_forward: seconds = roofline(gpu.attention_forward, call.rows); break;
-    case KernelClass::attention_backward: seconds = roofline(gpu.attention_backward, call.rows); break;
+    case KernelClass::gemm: seconds = gemm_time(gpu, call.gemm, call.bytes).seconds(); break;
+    case KernelClass::attention_forward:
+    case KernelClass::attention_backward:
+      seconds = attention_time(gpu, attention_shape(call), call.bytes).seconds();
+      break;
+    case KernelClass::memory:
+      seconds = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + gpu.kernel_s;
+      break;
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
   }

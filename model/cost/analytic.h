@@ -10,10 +10,10 @@
 namespace sluice {
 
 // Prices a transformer on a cluster from its kernels and the catalogue's constants; nothing is measured.
-//   GEMM            max(FLOPs / (peak x efficiency(FLOPs)), bytes / memory bandwidth)
-//   attention       the same, at its own efficiency
-//   memory-bound    bytes / memory bandwidth
-// and kernel_s for each; an op is never shorter than its kernels take the host to issue. Tensor-parallel collectives
+//   GEMM            gemm_time: tiles on multiprocessors, or bytes / memory bandwidth, and a launch
+//   attention       attention_time: FLOPs at its own efficiency, or bytes, and kernel_s
+//   memory-bound    bytes / memory bandwidth, and kernel_s
+// An op is never shorter than its kernels take the host to issue. Tensor-parallel collectives
 // are part of an op and do not overlap with its kernels. See Collectives for rings, StageContents for what an op holds.
 // A transfer is latency and bytes over the bandwidth of the worst link that a replica crosses, and with scatter/gather
 // an all-gather of the received shares, which holds up the next transfer. GPUs of a node that share a network card and

@@ -37,18 +37,21 @@ Sizes sizes_of(const Transformer& model, const Training& training, const SliceSi
   return s;
 }
 
+KernelCall product(std::string_view name, const GemmShape& shape, double bytes, int count = 1) {
+  return {
+      .name = name, .kind = KernelClass::gemm, .flops = shape.flops(), .bytes = bytes, .count = count, .gemm = shape};
+}
+
 // [rows, k] x [k, n], 16-bit in and out.
 KernelCall gemm(std::string_view name, double rows, double k, double n) {
-  return {
-      .name = name, .kind = KernelClass::gemm, .flops = 2 * rows * k * n, .bytes = 2 * (rows * k + k * n + rows * n)};
+  const GemmShape shape{.m = rows, .n = n, .k = k};
+  return product(name, shape, shape.bytes());
 }
 
 // The weight gradient [k, n] of that product, added to the gradient it reads and writes.
 KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes) {
-  return {.name = name,
-          .kind = KernelClass::gemm,
-          .flops = 2 * rows * k * n,
-          .bytes = 2 * rows * (k + n) + 2.0 * gradient_bytes * k * n};
+  const GemmShape shape{.m = k, .n = n, .k = rows, .result_bytes = 2.0 * gradient_bytes};
+  return product(name, shape, shape.bytes());
 }
 
 KernelCall memory(std::string_view name, double bytes, int count = 1) {
@@ -128,31 +131,49 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   if (training.flash_attention) {
     const double causal =
         layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences / training.tp;
-    const double rows = s.rows * (static_cast<double>(model.heads) / training.tp);
+    const double row_flops = 4 * keys * model.head_dim;
+    const double head_size = model.head_dim;
     if (kind == OpKind::F) {
-      out.push_back({"attention", KernelClass::attention_forward, causal, 2 * (2 * s.rows * s.query + cache), 1, rows});
+      out.push_back({.name = "attention",
+                     .kind = KernelClass::attention_forward,
+                     .flops = causal,
+                     .bytes = 2 * (2 * s.rows * s.query + cache),
+                     .row_flops = row_flops,
+                     .head_size = head_size});
     } else if (kind == OpKind::I) {
       // Five products of the rectangle's size where the forward pass has two.
-      out.push_back({"d attention", KernelClass::attention_backward, 2.5 * causal,
-                     2 * (4 * s.rows * s.query + 3 * cache), 1, rows});
+      out.push_back({.name = "d attention",
+                     .kind = KernelClass::attention_backward,
+                     .flops = 2.5 * causal,
+                     .bytes = 2 * (4 * s.rows * s.query + 3 * cache),
+                     .row_flops = 2.5 * row_flops,
+                     .head_size = head_size});
       out.push_back(memory("d attention, row sums", 4 * s.rows * s.query));
     }
     return out;
   }
-  const double product = 2 * s.scores * model.head_dim;  // FLOPs of one product over the rectangle
+  // One product for each head of each sequence.
+  const auto tokens = static_cast<double>(slice.tokens);
+  const double batch = slice.sequences * (static_cast<double>(model.heads) / training.tp);
+  const GemmShape scores{.m = tokens, .n = keys, .k = static_cast<double>(model.head_dim), .batch = batch};
+  const GemmShape rows{.m = tokens, .n = scores.k, .k = keys, .batch = batch};
+  const GemmShape columns{.m = keys, .n = scores.k, .k = tokens, .batch = batch};
   const double operand = 2 * (s.rows * s.query + cache / 2);
+  const double moved = operand + 2 * s.scores;
   const bool fused = has_fused_softmax(model, training, slice);
   if (kind == OpKind::F) {
-    out.push_back({"scores", KernelClass::gemm, product, operand + 2 * s.scores});
+    out.push_back(product("scores", scores, moved));
     // Apart: widen, mask, softmax and narrow, in 32 bit.
     out.push_back(fused ? memory("softmax", 4 * s.scores) : memory("softmax in 32 bit", 29 * s.scores, 4));
     if (model.dropout) out.push_back(memory("dropout of weights", 5 * s.scores));
-    out.push_back({"attention over values", KernelClass::gemm, product, operand + 2 * s.scores});
+    out.push_back(product("attention over values", rows, moved));
   } else if (kind == OpKind::I) {
-    out.push_back({"d values, d weights", KernelClass::gemm, product, 2 * operand + 2 * s.scores, 2});
+    out.push_back(product("d values", columns, moved));
+    out.push_back(product("d weights", scores, moved));
     if (model.dropout) out.push_back(memory("d dropout of weights", 5 * s.scores));
     out.push_back(fused ? memory("d softmax", 6 * s.scores) : memory("d softmax in 32 bit", 32 * s.scores, 4));
-    out.push_back({"d queries, d keys", KernelClass::gemm, product, 2 * operand + 2 * s.scores, 2});
+    out.push_back(product("d queries", rows, moved));
+    out.push_back(product("d keys", columns, moved));
   }
   return out;
 }

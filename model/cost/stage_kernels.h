@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/cost/gemm.h"
 #include "model/schedule/op.h"
 #include "model/workload/training.h"
 
@@ -11,8 +12,8 @@ namespace sluice {
 
 // What bounds a kernel, and so how it is priced.
 enum class KernelClass : std::uint8_t {
-  gemm,               // FLOPs at the GEMM efficiency, or bytes
-  attention_forward,  // fused attention: FLOPs at its own efficiency, or bytes
+  gemm,               // gemm_time
+  attention_forward,  // fused attention: attention_time
   attention_backward,
   memory,      // bytes alone
   all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
@@ -26,7 +27,9 @@ struct KernelCall {
   double flops = 0;
   double bytes = 0;  // moved through the GPU's memory, or reduced
   int count = 1;
-  double rows = 0;  // fused attention: query rows times heads, what its efficiency depends on
+  GemmShape gemm = {};   // of a gemm
+  double row_flops = 0;  // fused attention: of one query row of one head
+  double head_size = 0;  // fused attention
 };
 
 // One slice of one microbatch: `sequences` of `tokens` each, after `context` earlier tokens.

@@ -173,7 +173,12 @@ const std::vector<Constant>& fittable_constants() {
   static const std::vector<Constant> constants = {
       {"gpu/memory_efficiency", 0.2, 1, 0.75, 0.2,
        [](Cluster& c, Software&) -> double& { return c.gpu.memory_efficiency; }},
-      {"gpu/gemm_efficiency/max", 0.3, 1, 0.756, 0.05, [](Cluster& c, Software&) -> double& { return c.gpu.gemm.max; }},
+      {"gpu/gemm/peak_fraction", 0.3, 1, 0.894, 0.05,
+       [](Cluster& c, Software&) -> double& { return c.gpu.gemm.peak_fraction; }},
+      {"gpu/attention_forward/peak_fraction", 0.3, 1, 0.8, 0.1,
+       [](Cluster& c, Software&) -> double& { return c.gpu.attention_forward.peak_fraction; }},
+      {"gpu/attention_backward/peak_fraction", 0.3, 1, 0.65, 0.1,
+       [](Cluster& c, Software&) -> double& { return c.gpu.attention_backward.peak_fraction; }},
       {"gpu/kernel_s", 1e-7, 2e-5, 2.1e-6, 0.3, [](Cluster& c, Software&) -> double& { return c.gpu.kernel_s; }},
       {"host_jitter", 1e-3, 1, 0.1, 1, [](Cluster& c, Software&) -> double& { return c.host_jitter; }},
       {"intra_node/collective_efficiency", 0.1, 1, 0.74, 0.1,

@@ -2,6 +2,7 @@
 
 #include "model/cluster/cluster.h"
 #include "model/cost/cost_table.h"
+#include "model/cost/gemm.h"
 #include "model/input/json_reader.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
@@ -50,9 +51,11 @@ namespace {
 
 void use(const Cluster& cluster) {
   require(cluster.num_gpus() >= 1, "a cluster without GPUs");
-  for (const double size : {1.0, 1e6, 1e15}) {
-    const double share = cluster.gpu.gemm.at(size);
-    require(share >= 0 && share <= 1, "an efficiency outside 0 to 1");
+  for (const double size : {1.0, 100.0, 1e5}) {
+    const GemmShape shape{.m = size, .n = 64, .k = size};
+    const double seconds = gemm_time(cluster.gpu, shape, shape.bytes()).seconds();
+    require(1.000001 * seconds * cluster.gpu.peak_flops_per_s >= shape.flops() && seconds < 1e30,
+            "a product above the peak");
   }
   for (const int gpus : {2, 3, 8, 1000}) {
     require(cluster.intra_node.ring_bandwidth(gpus) > 0, "a ring without bandwidth");

@@ -1,0 +1,71 @@
+#include "model/cost/gemm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "model/cluster/cluster.h"
+
+namespace sluice {
+namespace {
+
+struct Tile {
+  double rows;
+  double columns;
+};
+constexpr Tile kTiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128},
+                           {256, 64},  {64, 256},  {64, 64},   {32, 128}, {32, 64}};
+// Of the rounding up to whole waves that shows: tiles do not start in step.
+constexpr double kWhole = 0.3;
+constexpr int kMostParts = 8;  // of k
+
+// std::ceil is a call without SSE 4.1.
+double round_up(double x) {
+  const auto whole = static_cast<double>(static_cast<std::int64_t>(x));
+  return whole + (x > whole ? 1 : 0);
+}
+
+}  // namespace
+
+double KernelTime::seconds() const {
+  const double compute = compute_s * compute_s;
+  const double memory = memory_s * memory_s;
+  return std::sqrt(std::sqrt(compute * compute + memory * memory)) + launch_s;
+}
+
+KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
+  const GemmConstants& g = gpu.gemm;
+  const double sms = gpu.num_sms;
+  const double rate = gpu.peak_flops_per_s * g.peak_fraction / sms;
+  const double bandwidth = gpu.memory_bandwidth_bytes_per_s * g.memory_efficiency;
+  const double write_s = g.exposed_write * shape.result_bytes * sms / gpu.memory_bandwidth_bytes_per_s;
+  // One element of the result, without and with its share of the operands.
+  const double element_s = 2 * shape.k / rate;
+  const double added_s = 8 * shape.batch * shape.m * shape.n / bandwidth;  // fp32, written and read, for each part of k
+  double best = std::numeric_limits<double>::infinity();
+  for (const Tile& tile : kTiles) {
+    const double tiles = shape.batch * round_up(shape.m / tile.rows) * round_up(shape.n / tile.columns);
+    const double elements = tile.rows * tile.columns;
+    const double arithmetic_s = elements * element_s * (1 + g.operand_edge * (1 / tile.rows + 1 / tile.columns));
+    const double result_s = elements * write_s;
+    const int most = tiles < sms ? kMostParts : 1;
+    for (int parts = 1; parts <= most; parts *= 2) {
+      const double filled = tiles * parts / sms;
+      const double waves = (1 - kWhole) * std::max(1.0, filled) + kWhole * round_up(filled);
+      const double seconds = waves * (arithmetic_s / parts + result_s) + (parts > 1 ? parts * added_s : 0);
+      best = std::min(best, seconds);
+    }
+  }
+  return {.compute_s = best, .memory_s = bytes / bandwidth, .launch_s = g.launch_s};
+}
+
+KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes) {
+  const AttentionConstants& a = shape.backward ? gpu.attention_backward : gpu.attention_forward;
+  const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops;
+  return {.compute_s = flops * (1 + a.softmax_size / shape.head_size) / (gpu.peak_flops_per_s * a.peak_fraction),
+          .memory_s = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
+          .launch_s = gpu.kernel_s};
+}
+
+}  // namespace sluice

@@ -1,0 +1,193 @@
+#include "sim/calibration/kernel_fit.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <string_view>
+#include <tuple>
+
+namespace sluice {
+namespace {
+
+constexpr int kFewestRows = 6;
+constexpr double kMost = 1e12;
+
+// As the tables name them.
+constexpr std::pair<std::string_view, std::string_view> kCatalogueNames[] = {
+    {"a100", "a100-80gb"}, {"h100", "h100-80gb"}, {"A100-80GB PCIe", "a100-pcie-80gb"}, {"B200 SXM", "b200-180gb"}};
+
+std::string catalogue_name(const std::string& gpu) {
+  for (const auto& [name, known] : kCatalogueNames) {
+    if (name == gpu) return std::string(known);
+  }
+  return gpu;
+}
+
+// The value of "key=value" in a list with commas.
+std::string_view word(const CsvTable& table, int row, std::string_view key) {
+  std::string_view rest = table.text(row, "shape");
+  while (!rest.empty()) {
+    const std::size_t comma = rest.find(',');
+    std::string_view part = rest.substr(0, comma);
+    rest = comma == std::string_view::npos ? std::string_view{} : rest.substr(comma + 1);
+    while (part.starts_with(' ')) part.remove_prefix(1);
+    if (part.starts_with(key) && part.substr(key.size()).starts_with('=')) return part.substr(key.size() + 1);
+  }
+  table.fail(row, "shape", "expected a value of " + std::string(key));
+}
+
+double size(const CsvTable& table, int row, std::string_view key) {
+  const std::string_view text = word(table, row, key);
+  long value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size() || value < 1) {
+    table.fail(row, "shape", "expected a whole number above 0 for " + std::string(key));
+  }
+  return static_cast<double>(value);
+}
+
+MeasuredProduct product(const CsvTable& table, int row) {
+  GemmShape shape{.m = table.number(row, "m", 1, kMost),
+                  .n = table.number(row, "n", 1, kMost),
+                  .k = table.number(row, "k", 1, kMost),
+                  .batch = size(table, row, "b")};
+  const double element = word(table, row, "out_dtype") == "fp32" ? 4 : 2;
+  shape.result_bytes = element * (word(table, row, "accumulate") == "True" ? 2 : 1);
+  return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
+}
+
+// The table counts the FLOPs of the full square, in the backward pass five products where there are two forward.
+MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
+  const double batch = size(table, row, "batch");
+  const double tokens = size(table, row, "seq_len");
+  const double heads = size(table, row, "head_num");
+  const double head_size = size(table, row, "qk_head_dim");
+  const double key_heads = size(table, row, "kv_head_num");
+  const double row_flops = 4 * tokens * head_size * (backward ? 2.5 : 1);
+  const double square = batch * tokens * heads * row_flops;
+  MeasuredAttention out;
+  out.shape = {.flops = square * (tokens + 1) / (2 * tokens),
+               .row_flops = row_flops,
+               .head_size = head_size,
+               .backward = backward};
+  out.bytes = 2 * batch * tokens * head_size * (backward ? 4 * heads + 6 * key_heads : 2 * heads + 2 * key_heads);
+  out.seconds = square / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12);
+  return out;
+}
+
+bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
+  return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
+}
+
+bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"}); }
+bool is_rated(const CsvTable& table) {
+  return has_all(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"});
+}
+
+// One number for each distinct key, in the order of a hash so that folds mix sizes: golden-ratio steps.
+template <typename Key>
+std::vector<int> groups_of(const std::vector<Key>& keys) {
+  std::map<Key, int> numbers;
+  for (const Key& key : keys) numbers.emplace(key, 0);
+  int next = 0;
+  for (auto& [key, number] : numbers) number = next++;
+  std::vector<int> out;
+  for (const Key& key : keys) out.push_back(numbers.at(key));
+  return out;
+}
+
+Gpu with_gemm(Gpu gpu, std::span<const double> x) {
+  gpu.gemm = {
+      .peak_fraction = x[0], .operand_edge = x[1], .exposed_write = x[2], .memory_efficiency = x[3], .launch_s = x[4]};
+  return gpu;
+}
+
+LogFit fit_products(const Gpu& gpu, const std::vector<MeasuredProduct>& products) {
+  constexpr FitConstant kConstants[] = {{.guess = 0.9, .low = 0.05, .high = 1, .spread = 0.3},
+                                        {.guess = 20, .low = 0.1, .high = 200, .spread = 0.5},
+                                        {.guess = 0.5, .low = 1e-3, .high = 5, .spread = 0.7},
+                                        {.guess = 0.8, .low = 0.05, .high = 1, .spread = 0.15},
+                                        {.guess = 5e-6, .low = 5e-7, .high = 5e-5, .spread = 0.5}};
+  std::vector<double> measured;
+  std::vector<std::tuple<double, double, double>> keys;
+  for (const MeasuredProduct& one : products) {
+    measured.push_back(one.seconds);
+    keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
+  }
+  Gpu tried = gpu;
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    tried.gemm = with_gemm(gpu, x).gemm;
+    const GemmShape& shape = products[static_cast<std::size_t>(row)].shape;
+    return gemm_time(tried, shape, shape.bytes()).seconds();
+  };
+  return fit_logarithms(kConstants, predict, measured, groups_of(keys));
+}
+
+LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measured) {
+  // How long exponentials take stays: tables of one head size cannot tell it from the peak.
+  constexpr FitConstant kConstants[] = {{.guess = 0.7, .low = 0.05, .high = 1, .spread = 0.5},
+                                        {.guess = 100, .low = 1, .high = 2000, .spread = 0.7}};
+  std::vector<double> seconds;
+  std::vector<std::tuple<double, double>> keys;
+  for (const MeasuredAttention& one : measured) {
+    seconds.push_back(one.seconds);
+    keys.emplace_back(one.shape.flops, one.shape.row_flops);
+  }
+  Gpu tried = gpu;
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    const MeasuredAttention& one = measured[static_cast<std::size_t>(row)];
+    AttentionConstants& constants = one.shape.backward ? tried.attention_backward : tried.attention_forward;
+    constants.peak_fraction = x[0];
+    constants.tail_rows = x[1];
+    return attention_time(tried, one.shape, one.bytes).seconds();
+  };
+  return fit_logarithms(kConstants, predict, seconds, groups_of(keys));
+}
+
+}  // namespace
+
+bool has_measured_kernels(const CsvTable& table) { return is_timed(table) || is_rated(table); }
+
+std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table) {
+  std::map<std::string, MeasuredKernels> out;
+  const bool timed = is_timed(table);
+  for (int row = 0; row < table.num_rows(); ++row) {
+    MeasuredKernels& of_gpu = out[catalogue_name(table.text(row, "gpu"))];
+    if (timed) {
+      of_gpu.products.push_back({.shape = {.m = table.number(row, "m_tokens", 1, kMost),
+                                           .n = table.number(row, "n", 1, kMost),
+                                           .k = table.number(row, "k", 1, kMost)},
+                                 .seconds = table.number(row, "median_ms", 1e-6, 1e9) * 1e-3});
+      continue;
+    }
+    const std::string& op = table.text(row, "op");
+    if (op == "matmul") of_gpu.products.push_back(product(table, row));
+    if (op != "sdp_fwd" && op != "sdp_bwd") continue;
+    if (word(table, row, "qk_head_dim") != word(table, row, "v_head_dim")) continue;
+    of_gpu.attention.push_back(attention(table, row, op == "sdp_bwd"));
+  }
+  return out;
+}
+
+GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
+  GpuFit out{.gpu = gpu, .gemm = {}, .attention_forward = {}, .attention_backward = {}};
+  if (measured.products.size() >= kFewestRows) {
+    out.gemm = fit_products(gpu, measured.products);
+    out.gpu = with_gemm(out.gpu, out.gemm.constants);
+  }
+  for (const bool backward : {false, true}) {
+    std::vector<MeasuredAttention> rows;
+    std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows),
+                 [&](const MeasuredAttention& one) { return one.shape.backward == backward; });
+    if (rows.size() < kFewestRows) continue;
+    LogFit& fit = backward ? out.attention_backward : out.attention_forward;
+    fit = fit_attention(gpu, rows);
+    AttentionConstants& constants = backward ? out.gpu.attention_backward : out.gpu.attention_forward;
+    constants.peak_fraction = fit.constants[0];
+    constants.tail_rows = fit.constants[1];
+  }
+  return out;
+}
+
+}  // namespace sluice

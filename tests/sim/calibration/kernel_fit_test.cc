@@ -1,0 +1,129 @@
+#include "sim/calibration/kernel_fit.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <iostream>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+// Times that a GPU of known constants would take.
+MeasuredKernels kernels_of(const Gpu& gpu) {
+  MeasuredKernels out;
+  for (const double m : {64.0, 256.0, 512.0, 2048.0, 4096.0, 16384.0}) {
+    for (const double n : {768.0, 1536.0, 4096.0, 5120.0, 12288.0}) {
+      for (const double k : {128.0, 1024.0, 4096.0, 8192.0}) {
+        const GemmShape shape{.m = m, .n = n, .k = k, .result_bytes = m == 2048 ? 8.0 : 2.0};
+        out.products.push_back({.shape = shape, .seconds = gemm_time(gpu, shape, shape.bytes()).seconds()});
+      }
+    }
+  }
+  for (const double heads : {2.0, 4.0, 8.0, 16.0, 32.0, 64.0}) {
+    for (const bool backward : {false, true}) {
+      const AttentionShape shape{.flops = 1e9 * heads, .row_flops = 1e6, .head_size = 128, .backward = backward};
+      out.attention.push_back({.shape = shape, .bytes = 0, .seconds = attention_time(gpu, shape, 0).seconds()});
+    }
+  }
+  return out;
+}
+
+TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
+  Gpu gpu = catalogue_gpu("a100-80gb");
+  gpu.gemm = {
+      .peak_fraction = 0.8, .operand_edge = 30, .exposed_write = 0.8, .memory_efficiency = 0.7, .launch_s = 3e-6};
+  gpu.attention_forward = {.peak_fraction = 0.6, .tail_rows = 200, .softmax_size = 20};
+  gpu.attention_backward = {.peak_fraction = 0.5, .tail_rows = 60, .softmax_size = 20};
+  Gpu start = catalogue_gpu("a100-80gb");
+  start.attention_forward.softmax_size = start.attention_backward.softmax_size = 20;
+  const GpuFit fit = fit_gpu(start, kernels_of(gpu));
+  // Beliefs pull a little: 120 rows at 10 % against one belief a constant.
+  EXPECT_NEAR(fit.gpu.gemm.peak_fraction, 0.8, 0.02);
+  EXPECT_NEAR(fit.gpu.gemm.operand_edge, 30, 3);
+  EXPECT_NEAR(fit.gpu.gemm.exposed_write, 0.8, 0.08);
+  EXPECT_NEAR(fit.gpu.gemm.memory_efficiency, 0.7, 0.01);
+  EXPECT_NEAR(fit.gpu.gemm.launch_s, 3e-6, 1e-7);
+  EXPECT_NEAR(fit.gpu.attention_forward.peak_fraction, 0.6, 0.01);
+  EXPECT_NEAR(fit.gpu.attention_forward.tail_rows, 200, 10);
+  EXPECT_NEAR(fit.gpu.attention_backward.tail_rows, 60, 5);
+  EXPECT_EQ(fit.gemm.in_sample.rows, 120);
+  EXPECT_EQ(fit.gemm.held_out.rows, 120);
+  EXPECT_LT(fit.gemm.in_sample.worst, 0.02);
+  EXPECT_LT(fit.gemm.held_out.worst, 0.03);
+  EXPECT_EQ(fit.gpu.memory_efficiency, start.memory_efficiency);
+}
+
+TEST(KernelFit, LeavesWhatItHasNoRowsFor) {
+  const Gpu gpu = catalogue_gpu("h100-80gb");
+  MeasuredKernels few = kernels_of(gpu);
+  few.products.resize(5);
+  few.attention.resize(4);
+  const GpuFit fit = fit_gpu(gpu, few);
+  EXPECT_EQ(fit.gemm.in_sample.rows, 0);
+  EXPECT_EQ(fit.gpu.gemm.launch_s, gpu.gemm.launch_s);
+  EXPECT_EQ(fit.gpu.attention_forward.peak_fraction, gpu.attention_forward.peak_fraction);
+}
+
+TEST(KernelFit, ReadsBothKindsOfTables) {
+  const CsvTable timed("gpu,m_tokens,k,n,median_ms\nh100,64,512,1024,0.25\n", "t.csv");
+  ASSERT_TRUE(has_measured_kernels(timed));
+  const MeasuredProduct product = read_measured_kernels(timed).at("h100-80gb").products.at(0);
+  EXPECT_EQ(product.shape.flops(), 2.0 * 64 * 512 * 1024);
+  EXPECT_EQ(product.seconds, 0.25e-3);
+
+  const std::string head = "gpu,op,shape,m,k,n,achieved_tflops\n";
+  const CsvTable rated(
+      head + "X,matmul,\"b=2, m=10, k=30, n=20, layout=NT, accumulate=True, out_dtype=fp32\",10,30,20,0.5\n" +
+          "X,sdp_fwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=64, v_head_dim=64\",,,,0.5\n" +
+          "X,sdp_bwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=64, v_head_dim=64\",,,,0.5\n" +
+          "X,sdp_bwd,\"batch=1, seq_len=100, head_num=8, kv_head_num=2, qk_head_dim=192, v_head_dim=64\",,,,0.5\n" +
+          "X,group_matmul,\"ng=4\",,,,0.5\n",
+      "r.csv");
+  ASSERT_TRUE(has_measured_kernels(rated));
+  const MeasuredKernels found = read_measured_kernels(rated).at("X");
+  ASSERT_EQ(found.products.size(), 1u);
+  EXPECT_EQ(found.products[0].shape.result_bytes, 8);           // fp32 read and written
+  EXPECT_DOUBLE_EQ(found.products[0].seconds, 24000 / 0.5e12);  // 2 x 2 x 10 x 20 x 30 FLOPs
+  ASSERT_EQ(found.attention.size(), 2u);
+  // Two products of 100 x 100 x 64 a head, all of the square in the table, 101/200 of it executed.
+  EXPECT_DOUBLE_EQ(found.attention[0].seconds, 4.0 * 100 * 100 * 64 * 8 / 0.5e12);
+  EXPECT_DOUBLE_EQ(found.attention[0].shape.flops, 4.0 * 5050 * 64 * 8);
+  EXPECT_DOUBLE_EQ(found.attention[0].bytes, 2.0 * 100 * 64 * (2 * 8 + 2 * 2));
+  EXPECT_DOUBLE_EQ(found.attention[1].shape.flops, 2.5 * 4.0 * 5050 * 64 * 8);
+
+  const CsvTable bad(head + "X,matmul,\"b=1, out_dtype=fp32\",10,30,20,0.5\n", "b.csv");
+  try {
+    read_measured_kernels(bad);
+    FAIL();
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(), "b.csv: row 1, column shape: expected a value of accumulate, got 'b=1, out_dtype=fp32'");
+  }
+  EXPECT_FALSE(has_measured_kernels(CsvTable("gpu,op\n", "n.csv")));
+}
+
+// The catalogue's constants against the tables they are from, if the folder of measured data is there.
+TEST(KernelFit, CatalogueHoldsWhatTheTablesSay) {
+  const char* folder = std::getenv("SLUICE_DATA");
+  if (folder == nullptr) {
+    std::cerr << "SKIPPED: SLUICE_DATA does not name the folder of measured data\n";
+    GTEST_SKIP();
+  }
+  for (const char* name : {"gemm_efficiency_vidur.csv", "gemm_attention_efficiency_simumax.csv"}) {
+    for (const auto& [gpu, measured] : read_measured_kernels(read_csv(std::string(folder) + "/" + name))) {
+      if (gpu == "a40") continue;  // not in the catalogue
+      const Gpu known = catalogue_gpu(gpu);
+      const GpuFit fit = fit_gpu(known, measured);
+      EXPECT_NEAR(known.gemm.peak_fraction / fit.gpu.gemm.peak_fraction, 1, 0.02) << gpu;
+      EXPECT_NEAR(known.gemm.launch_s / fit.gpu.gemm.launch_s, 1, 0.05) << gpu;
+      EXPECT_LT(fit.gemm.held_out.mean, gpu == "b200-180gb" ? 0.12 : 0.07) << gpu;
+      if (measured.attention.empty()) continue;
+      EXPECT_LT(fit.attention_forward.held_out.mean, gpu == "b200-180gb" ? 0.15 : 0.05) << gpu;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice
