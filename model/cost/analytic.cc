@@ -1,8 +1,12 @@
 #include "model/cost/analytic.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
+
+#include "model/errors.h"
 
 namespace sluice {
 namespace {
@@ -24,6 +28,9 @@ bool is_collective(KernelClass kind) { return kind == KernelClass::all_reduce ||
 
 const Training& checked(const Transformer& model, const Training& training) {
   check_training(model, training);
+  if (model.has_experts() || model.has_latent_attention() || model.qk_norm || training.cp > 1) {
+    throw InputError(fmt::format("{}: experts, latent attention and context parallelism are not priced", model.name));
+  }
   return training;
 }
 
@@ -150,13 +157,24 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
   return out;
 }
 
-double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64_t bytes) const {
+double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   const auto size = static_cast<double>(bytes);
+  // Routed experts are the same on fewer ranks than the rest of a stage.
+  const auto over_replicas = [&](const auto& collective_of) {
+    const double experts = expert_share(stage);
+    double seconds = 0;
+    if (experts < 1) seconds += collective_of(placement_.data_group(), (1 - experts) * size);
+    if (experts > 0) seconds += collective_of(placement_.expert_data_group(), experts * size);
+    return seconds;
+  };
   switch (kind) {
     case CollectiveKind::gradient_reduce:
-      return training_.distributed_optimizer ? collectives_.reduce_scatter_s(placement_.data_group(), size)
-                                             : collectives_.all_reduce_s(placement_.data_group(), size);
-    case CollectiveKind::parameter_gather: return collectives_.all_gather_s(placement_.data_group(), size);
+      return over_replicas([&](const Reach& group, double share) {
+        return training_.distributed_optimizer ? collectives_.reduce_scatter_s(group, share)
+                                               : collectives_.all_reduce_s(group, share);
+      });
+    case CollectiveKind::parameter_gather:
+      return over_replicas([&](const Reach& group, double share) { return collectives_.all_gather_s(group, share); });
     case CollectiveKind::replica_reduce:
     case CollectiveKind::tied_embedding:
       if (training_.pp == 1) return 0;
@@ -166,9 +184,19 @@ double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64
   return 0;
 }
 
+double AnalyticCost::expert_share(int stage) const {
+  const StageContents& held = contents(stage);
+  if (held.expert_layers == 0) return 0;
+  return static_cast<double>(stage_expert_parameters_per_device(model_, held, training_.ep)) /
+         static_cast<double>(stage_parameters_per_device(model_, training_.tp, held, training_.ep));
+}
+
 double AnalyticCost::optimizer_s(int stage) const {
-  const auto count = static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage)));
-  const double mine = training_.distributed_optimizer ? count / training_.dp : count;
+  const auto count =
+      static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage), training_.ep));
+  const double experts = expert_share(stage) * count;
+  const double sharded = (count - experts) / training_.data_ranks() + experts / training_.expert_data_ranks();
+  const double mine = training_.distributed_optimizer ? sharded : count;
   // Adam reads and writes 12 bytes of state a parameter, reads the gradient and writes the 16-bit weight; before it
   // the norm reads the gradient and after it zeroing writes it, both whole.
   const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;

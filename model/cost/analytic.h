@@ -52,6 +52,8 @@ class AnalyticCost : public CostModel {
   // The host's time to issue so many kernels.
   double host_s(int kernels) const;
   double sum_s(const std::vector<KernelCall>& calls, int repeats) const;
+  // Of a stage's parameters on one device, the fraction that are routed experts'.
+  double expert_share(int stage) const;
   const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
 
   Transformer model_;
