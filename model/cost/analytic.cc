@@ -1,12 +1,10 @@
 #include "model/cost/analytic.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "model/errors.h"
+#include "model/cost/expert_kernels.h"
 
 namespace sluice {
 namespace {
@@ -24,13 +22,10 @@ AttentionShape attention_shape(const KernelCall& call) {
           .backward = call.kind == KernelClass::attention_backward};
 }
 
-bool is_collective(KernelClass kind) { return kind == KernelClass::all_reduce || kind == KernelClass::all_gather; }
+bool is_collective(KernelClass kind) { return kind >= KernelClass::all_reduce; }
 
 const Training& checked(const Transformer& model, const Training& training) {
   check_training(model, training);
-  if (model.has_experts() || model.has_latent_attention() || model.qk_norm || training.cp > 1) {
-    throw InputError(fmt::format("{}: experts, latent attention and context parallelism are not priced", model.name));
-  }
   return training;
 }
 
@@ -51,6 +46,10 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   double seconds = 0;
   switch (call.kind) {
     case KernelClass::gemm: seconds = gemm_time(gpu, call.gemm, call.bytes).seconds(); break;
+    case KernelClass::grouped_gemm:
+      seconds = std::hypot(gemm_time(gpu, call.gemm, call.bytes).seconds(),
+                           call.gemm.batch * kExpertIssueSeconds / cluster_.host_speed);
+      break;
     case KernelClass::attention_forward:
     case KernelClass::attention_backward:
       seconds = attention_time(gpu, attention_shape(call), call.bytes).seconds();
@@ -60,6 +59,20 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
       break;
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
+    case KernelClass::expert_all_to_all:
+      seconds = collectives_.all_to_all_s(placement_.expert_group(), call.bytes);
+      break;
+    case KernelClass::context_all_to_all:
+      seconds = collectives_.all_to_all_s(placement_.context_group(), call.bytes);
+      break;
+    case KernelClass::context_ring: {
+      KernelCall attention = call;
+      attention.kind = call.hidden_behind;
+      attention.count = 1;
+      const double exchange = collectives_.shift_s(placement_.context_group(), call.sent_bytes);
+      seconds = std::max(0.0, exchange - kernel_s(attention));
+      break;
+    }
   }
   return seconds * call.count;
 }
@@ -85,7 +98,9 @@ double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& sh
   const SliceSize size = size_of(shape, slice);
   const StageContents& held = contents(stage);
   double seconds = 0;
-  if (held.layers > 0) seconds += sum_s(layer_kernels(model_, training_, kind, size), held.layers);
+  for (const auto& [layer, count] : held.by_kind()) {
+    if (count > 0) seconds += sum_s(layer_kernels(model_, training_, kind, size, layer), count);
+  }
   if (held.embedding) seconds += sum_s(embedding_kernels(model_, training_, kind, size), 1);
   if (held.head) seconds += sum_s(head_kernels(model_, training_, kind, size), 1);
   return seconds;
@@ -96,8 +111,9 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
                              int backward_slice) const {
   const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
                        compute_s(backward, backward_stage, backward_shape, backward_slice);
-  if (training_.tp == 1) return apart;
-  // Each half's tensor-parallel collectives hide behind the other's kernels, which that slows down.
+  if (training_.tp == 1 && training_.ep == 1 && training_.cp == 1) return apart;
+  // Each half's collectives of tensor, expert and context parallelism hide behind the other's kernels, which that slows
+  // down.
   double device = 0;
   double collective = 0;
   const auto add = [&](OpKind kind, int stage, const SliceSize& size) {
@@ -117,7 +133,11 @@ double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int sl
   const SliceSize size = size_of(shape, slice);
   if (layers == 0) return 0;
   if (training_.recompute == Training::Recompute::full) {
-    return sum_s(layer_kernels(model_, training_, OpKind::F, size), layers);
+    double seconds = 0;
+    for (const auto& [layer, count] : contents(stage).by_kind()) {
+      if (count > 0) seconds += sum_s(layer_kernels(model_, training_, OpKind::F, size, layer), count);
+    }
+    return seconds;
   }
   if (training_.recompute == Training::Recompute::selective && !training_.flash_attention) {
     return sum_s(attention_kernels(model_, training_, OpKind::F, size), layers);
@@ -217,7 +237,9 @@ std::vector<KernelCall> AnalyticCost::kernels(OpKind kind, int stage, const Slic
     }
   };
   if (held.embedding) add(embedding_kernels(model_, training_, kind, slice), 1);
-  if (held.layers > 0) add(layer_kernels(model_, training_, kind, slice), held.layers);
+  for (const auto& [layer, count] : held.by_kind()) {
+    if (count > 0) add(layer_kernels(model_, training_, kind, slice, layer), count);
+  }
   if (held.head) add(head_kernels(model_, training_, kind, slice), 1);
   return out;
 }

@@ -88,6 +88,11 @@ void check_experts(const Transformer& model, const Training& training) {
   }
 }
 
+void check_latents(const Transformer& model, const Training& training) {
+  if (!model.has_latent_attention() || training.flash_attention) return;
+  throw InputError(fmt::format("{}: latent attention needs flash attention", model.name));
+}
+
 void check_context(const Transformer& model, const Training& training) {
   const int cp = training.cp;
   if (cp == 1) return;
@@ -166,6 +171,7 @@ void check_training(const Transformer& model, const Training& training) {
                                  training.sequence_length, model.positions));
   }
   check_experts(model, training);
+  check_latents(model, training);
   check_context(model, training);
 }
 

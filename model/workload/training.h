@@ -1,7 +1,9 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "model/workload/transformer.h"
@@ -56,6 +58,9 @@ struct StageContents {
   bool head = false;
   bool tied_copy = false;  // has its own copy of a tied word embedding for the head: the original is on another rank
 
+  std::array<std::pair<LayerKind, int>, 2> by_kind() const {
+    return {{{LayerKind::dense, layers - expert_layers}, {LayerKind::experts, expert_layers}}};
+  }
   friend bool operator==(const StageContents&, const StageContents&) = default;
 };
 
