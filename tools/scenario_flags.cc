@@ -41,6 +41,8 @@ const FlagRow kRows[] = {
     {"--group", "/schedule/group", ValueKind::whole, kSchedule, "G of the interleaved families, in units"},
     {"--microbatches", "/batch/microbatches", ValueKind::whole, kSchedule, "microbatches of one batch and pipeline"},
     {"--slices", "/schedule/slices", ValueKind::whole, kSchedule, "equal slices of each sequence"},
+    {"--slicing", "/schedule/slicing", ValueKind::text, kSchedule,
+     "how to cut: even (default), or balanced: slices of equal FLOPs under causal attention"},
     {"--slice-lengths", "/schedule/slice_lengths", ValueKind::whole_list, kSchedule, "tokens of each slice: a,b,c"},
     {"--batches", "/schedule/batches", ValueKind::whole, kSchedule, "batches, for schedules without a flush"},
 
@@ -150,11 +152,9 @@ struct Alternative {
   const char* other;
 };
 constexpr Alternative kAlternatives[] = {
-    {"/schedule/slices", "/schedule/slice_lengths"},
-    {"/schedule/slice_lengths", "/schedule/slices"},
-    {"/batch/microbatches", "/batch/global_batch"},
-    {"/batch/global_batch", "/batch/microbatches"},
-    {"/cluster/name", "/cluster/node"},
+    {"/schedule/slices", "/schedule/slice_lengths"},  {"/schedule/slice_lengths", "/schedule/slices"},
+    {"/schedule/slicing", "/schedule/slice_lengths"}, {"/batch/microbatches", "/batch/global_batch"},
+    {"/batch/global_batch", "/batch/microbatches"},   {"/cluster/name", "/cluster/node"},
 };
 
 void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {

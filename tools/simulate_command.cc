@@ -11,6 +11,7 @@
 #include "model/input/files.h"
 #include "sim/prediction.h"
 #include "tools/command.h"
+#include "tools/explain_output.h"
 #include "tools/progress.h"
 #include "tools/scenario_flags.h"
 #include "tools/simulation_output.h"
@@ -35,6 +36,7 @@ struct Options {
   std::vector<int> trace_ranks;
   bool trace_idle = false;
   std::string ops;
+  std::string explain;  // a stage, "true" for all distinct ones, or empty
   std::string csv;
   std::vector<std::string> sweep;
   std::string colour = "auto";
@@ -80,6 +82,8 @@ int simulate_one(const Options& options) {
           fmt::format("--trace-ranks: expected ranks 0 to {}, got {}", setup.schedule().num_ranks() - 1, rank));
     }
   }
+  std::vector<ExplainedOp> explained;
+  if (!options.explain.empty()) explained = explained_ops(setup, options.explain == "true" ? "all" : options.explain);
   const bool pictures = !options.report.empty() || !options.svg.empty();
   Progress progress("trial", setup.scenario().perturbation.trials);
   const Prediction prediction = predict(setup, {.keep_memory = pictures || !options.trace.empty(),
@@ -91,9 +95,10 @@ int simulate_one(const Options& options) {
   }
   if (pictures) draw(options, setup, prediction);
   if (options.json) {
-    fmt::print("{}", simulation_json(setup, prediction));
+    fmt::print("{}", simulation_json(setup, prediction, explained));
   } else {
     fmt::print("{}", simulation_table(setup, prediction));
+    if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (options.gantt) {
       GanttOptions gantt{.colour = terminal_colour(options.colour)};
       gantt.width = options.width > 0 ? options.width : terminal_columns(140) - 40;
@@ -135,8 +140,8 @@ int simulate_command(const Options& options) {
     return simulate_one(options);
   }
   refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
-             !options.compare_with.empty(),
-         "--sweep predicts many runs: --gantt, --trace, --ops, --report and --compare-with show one");
+             !options.compare_with.empty() || !options.explain.empty(),
+         "--sweep predicts many runs: --gantt, --trace, --ops, --explain, --report and --compare-with show one");
   return simulate_sweep(options);
 }
 
@@ -170,6 +175,10 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
   command->add_option(
       "--ops", options->ops,
       "write a CSV with a row an op: times, slack, whether it is on the longest path, what it waited for");
+  command->add_flag(
+      "--explain", options->explain,
+      "what the ops of each distinct stage, or of one (--explain=STAGE), are made of: each kernel's FLOPs, "
+      "bytes, time, and what limits it");
   command
       ->add_option("--sweep", options->sweep,
                    "key=a,b,c: predict each value of a flag (pp, schedule, ...) or a place in the scenario "

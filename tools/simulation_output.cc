@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/explain_output.h"
 #include "traces/quantity_text.h"
 
 namespace sluice::tools {
@@ -132,7 +133,7 @@ std::string path_line(const OpGraph& graph, const Prediction& prediction) {
 
 }  // namespace
 
-std::string simulation_json(const Setup& setup, const Prediction& prediction) {
+std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   OrderedJson out;
@@ -180,6 +181,7 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction) {
                      {"capacity_bytes", prediction.fit->capacity_bytes}};
   }
   if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
+  if (!explained.empty()) out["explain"] = explain_json(explained);
   return out.dump(2) + "\n";
 }
 

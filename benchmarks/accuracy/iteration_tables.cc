@@ -8,7 +8,6 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
-#include "model/slicing/balanced.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/prediction.h"
 
@@ -94,29 +93,14 @@ TableScore score_ptdp(const CsvTable& table) {
 }
 
 TableScore score_seq1f1b(const CsvTable& table) {
-  constexpr int kSlices = 4;
-  constexpr int kChunks = 2;
   TableScore score;
-  for (int row = 0; row < table.num_rows(); ++row) {
-    try {
-      Json base = base_of("seq1f1b");
-      const std::string& schedule = table.text(row, "schedule");
-      if (schedule.find("interleaved") != std::string::npos) base["parallelism"]["vpp"] = kChunks;
-      if (schedule.starts_with("seq1f1b")) {
-        const MeasuredIteration plain = read_measured_iteration(table, row, base);
-        base["schedule"]["slice_lengths"] =
-            balanced_slices(*plain.scenario.model, plain.scenario.training.sequence_length, kSlices, 128);
-      }
-      const MeasuredIteration measured = read_measured_iteration(table, row, base);
-      const Prediction prediction = predict(Setup(measured.scenario));
-      score.verdicts.push_back(
-          {measured.place, measured.setting, !measured.out_of_memory, prediction.fit && prediction.fit->fits});
-      if (measured.out_of_memory) continue;
-      score.figures.push_back(time_figure(measured, to_seconds(prediction.metrics.makespan), "iteration time"));
-    } catch (const InputError& error) {
-      score.skipped.push_back({table.place(row), error.what()});
-    }
-  }
+  for_each_row(table, base_of("seq1f1b"), score, [&](const MeasuredIteration& measured) {
+    const Prediction prediction = predict(Setup(measured.scenario));
+    score.verdicts.push_back(
+        {measured.place, measured.setting, !measured.out_of_memory, prediction.fit && prediction.fit->fits});
+    if (measured.out_of_memory) return;
+    score.figures.push_back(time_figure(measured, to_seconds(prediction.metrics.makespan), "iteration time"));
+  });
   return score;
 }
 

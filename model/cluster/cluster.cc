@@ -175,7 +175,6 @@ Cluster node_from_json(JsonReader reader) {
   node.inter_node = named_or_inline(reader.at("inter_node"), "links/", "link", link_from_json);
   node.nic_per_gpu = reader.boolean_or("nic_per_gpu", true);
   node.host_speed = constant_or(reader, "host_speed", 1e-2, 1e2, 1);
-  node.host_jitter = constant_or(reader, "host_jitter", 0, 1, 0);
   reader.string_or("source", "");
   reader.finish();
   return node;
@@ -197,6 +196,7 @@ Software software_from_json(JsonReader reader) {
   Software software;
   software.name = reader.string("name");
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
+  software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
   software.transfer_s = constant_or(reader, "transfer_s", 0, 1, 0);
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);

@@ -72,6 +72,7 @@ struct Software {
   std::string name;
   double issue_s = 0;               // host time to issue one kernel of the table: the floor of a chain of short ones
   double transfer_s = 0;            // of a pipeline transfer between nodes: what the two programs take to agree on it
+  double gemm_speed = 1;            // of matrix products against 16-bit ones: above 1 with 8-bit operands
   bool blocking_transfers = false;  // a rank computes nothing while it sends
   double step_s = 0;  // of an iteration: what is not the optimizer's kernels (overflow checks, logging, next batch)
 };
@@ -86,7 +87,6 @@ struct Cluster {
   Link inter_node;
   bool nic_per_gpu = true;  // inter_node is of each GPU; otherwise the node's GPUs share it
   double host_speed = 1;    // of its hosts in issuing kernels, against a DGX A100's
-  double host_jitter = 0;   // standard deviation of that time between the ranks of a node, as a fraction
 
   std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
 };

@@ -22,8 +22,6 @@ AttentionShape attention_shape(const KernelCall& call) {
           .backward = call.kind == KernelClass::attention_backward};
 }
 
-bool is_collective(KernelClass kind) { return kind >= KernelClass::all_reduce; }
-
 const Training& checked(const Transformer& model, const Training& training) {
   check_training(model, training);
   return training;
@@ -41,22 +39,33 @@ AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<Sta
       placement_(training_, cluster_),
       collectives_(cluster_, placement_) {}
 
-double AnalyticCost::kernel_s(const KernelCall& call) const {
+KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;
+  switch (call.kind) {
+    case KernelClass::gemm: {
+      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
+      time.compute_s /= software_.gemm_speed;
+      return time;
+    }
+    case KernelClass::grouped_gemm: {
+      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
+      time.compute_s /= software_.gemm_speed;
+      const double issue = call.gemm.batch * kExpertIssueSeconds / cluster_.host_speed;
+      time.launch_s += std::hypot(time.seconds(), issue) - time.seconds();
+      return time;
+    }
+    case KernelClass::attention_forward:
+    case KernelClass::attention_backward: return attention_time(gpu, attention_shape(call), call.bytes);
+    default: break;
+  }
+  return {.compute_s = 0,
+          .memory_s = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
+          .launch_s = gpu.kernel_s};
+}
+
+double AnalyticCost::kernel_s(const KernelCall& call) const {
   double seconds = 0;
   switch (call.kind) {
-    case KernelClass::gemm: seconds = gemm_time(gpu, call.gemm, call.bytes).seconds(); break;
-    case KernelClass::grouped_gemm:
-      seconds = std::hypot(gemm_time(gpu, call.gemm, call.bytes).seconds(),
-                           call.gemm.batch * kExpertIssueSeconds / cluster_.host_speed);
-      break;
-    case KernelClass::attention_forward:
-    case KernelClass::attention_backward:
-      seconds = attention_time(gpu, attention_shape(call), call.bytes).seconds();
-      break;
-    case KernelClass::memory:
-      seconds = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) + gpu.kernel_s;
-      break;
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::expert_all_to_all:
@@ -68,42 +77,35 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
     case KernelClass::context_ring: {
       KernelCall attention = call;
       attention.kind = call.hidden_behind;
-      attention.count = 1;
-      const double exchange = collectives_.shift_s(placement_.context_group(), call.sent_bytes);
-      seconds = std::max(0.0, exchange - kernel_s(attention));
+      attention.flops = call.hidden_flops;
+      attention.bytes = call.hidden_bytes;
+      const double exchange = collectives_.shift_s(placement_.context_group(), call.bytes);
+      seconds = std::max(0.0, exchange - kernel_time(attention).seconds());
       break;
     }
+    default: seconds = kernel_time(call).seconds();
   }
   return seconds * call.count;
 }
 
-double AnalyticCost::host_s(int kernels) const {
-  // Most of tp normal numbers, in deviations: the ranks wait for each other in every collective.
-  const double slowest = training_.tp > 1 ? std::sqrt(2 * std::log(training_.tp)) * 0.7 : 0;
-  return kernels * software_.issue_s / cluster_.host_speed * (1 + cluster_.host_jitter * slowest);
-}
+double AnalyticCost::host_s(int kernels) const { return kernels * software_.issue_s / cluster_.host_speed; }
 
-double AnalyticCost::sum_s(const std::vector<KernelCall>& calls, int repeats) const {
-  double device = 0;
-  double collective = 0;
-  int issued = 0;
-  for (const KernelCall& call : calls) {
-    (is_collective(call.kind) ? collective : device) += kernel_s(call);
-    issued += call.count;
+double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
+  double seconds = 0;
+  for (const KernelPart& part : parts) {
+    double device = 0;
+    int issued = 0;
+    for (const KernelCall& call : part.calls) {
+      device += kernel_s(call);
+      issued += call.count;
+    }
+    seconds += part.repeats * std::max(device, host_s(issued));
   }
-  return repeats * std::max(device + collective, host_s(issued));
+  return seconds;
 }
 
 double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  const SliceSize size = size_of(shape, slice);
-  const StageContents& held = contents(stage);
-  double seconds = 0;
-  for (const auto& [layer, count] : held.by_kind()) {
-    if (count > 0) seconds += sum_s(layer_kernels(model_, training_, kind, size, layer), count);
-  }
-  if (held.embedding) seconds += sum_s(embedding_kernels(model_, training_, kind, size), 1);
-  if (held.head) seconds += sum_s(head_kernels(model_, training_, kind, size), 1);
-  return seconds;
+  return sum_s(parts(kind, stage, size_of(shape, slice)));
 }
 
 double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
@@ -117,8 +119,10 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   double device = 0;
   double collective = 0;
   const auto add = [&](OpKind kind, int stage, const SliceSize& size) {
-    for (const KernelCall& call : kernels(kind, stage, size)) {
-      (is_collective(call.kind) ? collective : device) += kernel_s(call);
+    for (const KernelPart& part : parts(kind, stage, size)) {
+      for (const KernelCall& call : part.calls) {
+        (is_collective(call.kind) ? collective : device) += part.repeats * kernel_s(call);
+      }
     }
   };
   add(OpKind::F, forward_stage, size_of(forward_shape, forward_slice));
@@ -129,20 +133,7 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
-  const int layers = contents(stage).layers;
-  const SliceSize size = size_of(shape, slice);
-  if (layers == 0) return 0;
-  if (training_.recompute == Training::Recompute::full) {
-    double seconds = 0;
-    for (const auto& [layer, count] : contents(stage).by_kind()) {
-      if (count > 0) seconds += sum_s(layer_kernels(model_, training_, OpKind::F, size, layer), count);
-    }
-    return seconds;
-  }
-  if (training_.recompute == Training::Recompute::selective && !training_.flash_attention) {
-    return sum_s(attention_kernels(model_, training_, OpKind::F, size), layers);
-  }
-  return 0;
+  return sum_s(recompute_parts(stage, size_of(shape, slice)));
 }
 
 TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const {
@@ -224,23 +215,30 @@ double AnalyticCost::optimizer_s(int stage) const {
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // of a rank
   return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
-         kKernels * std::max(gpu.kernel_s, software_.issue_s / cluster_.host_speed);
+         kKernels * std::max(gpu.kernel_s, host_s(1));
 }
 
-std::vector<KernelCall> AnalyticCost::kernels(OpKind kind, int stage, const SliceSize& slice) const {
+std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceSize& slice) const {
   const StageContents& held = contents(stage);
-  std::vector<KernelCall> out;
-  const auto add = [&](std::vector<KernelCall> part, int repeats) {
-    for (KernelCall& call : part) {
-      call.count *= repeats;
-      out.push_back(call);
-    }
-  };
-  if (held.embedding) add(embedding_kernels(model_, training_, kind, slice), 1);
+  std::vector<KernelPart> out;
+  if (held.embedding) out.push_back({"embedding", 1, embedding_kernels(model_, training_, kind, slice)});
   for (const auto& [layer, count] : held.by_kind()) {
-    if (count > 0) add(layer_kernels(model_, training_, kind, slice, layer), count);
+    if (count > 0) out.push_back({name_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
   }
-  if (held.head) add(head_kernels(model_, training_, kind, slice), 1);
+  if (held.head) out.push_back({"head", 1, head_kernels(model_, training_, kind, slice)});
+  return out;
+}
+
+std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize& slice) const {
+  const bool full = training_.recompute == Training::Recompute::full;
+  const bool selective = training_.recompute == Training::Recompute::selective && !training_.flash_attention;
+  std::vector<KernelPart> out;
+  for (const auto& [layer, count] : contents(stage).by_kind()) {
+    if (count == 0 || !(full || selective)) continue;
+    out.push_back({name_of(layer), count,
+                   full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
+                        : attention_kernels(model_, training_, OpKind::F, slice)});
+  }
   return out;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <string_view>
 #include <vector>
 
 #include "model/cluster/placement.h"
@@ -8,6 +9,13 @@
 #include "model/cost/stage_kernels.h"
 
 namespace sluice {
+
+// A part of a stage, and how often it is there: "embedding", "layer", "head".
+struct KernelPart {
+  std::string_view name;
+  int repeats = 1;
+  std::vector<KernelCall> calls;
+};
 
 // Prices a transformer on a cluster from its kernels and the catalogue's constants; nothing is measured.
 //   GEMM            gemm_time: tiles on multiprocessors, or bytes / memory bandwidth, and a launch
@@ -38,23 +46,27 @@ class AnalyticCost : public CostModel {
   // Reads and writes of the master weights, moments and weights, and a read of the gradients.
   double optimizer_s(int stage) const override;
 
-  // The table behind compute_s, for explanations: all kernels of an op of `stage`.
-  std::vector<KernelCall> kernels(OpKind kind, int stage, const SliceSize& slice) const;
-  // One call of the table, all `count` of it.
+  // The tables behind compute_s and recompute_s, for explanations. An op takes the sum of its parts; a part takes as
+  // often as it repeats the longer of its kernels' kernel_s and the host's time to issue them.
+  std::vector<KernelPart> parts(OpKind kind, int stage, const SliceSize& slice) const;
+  std::vector<KernelPart> recompute_parts(int stage, const SliceSize& slice) const;
+  // One call of a table, all `count` of it.
   double kernel_s(const KernelCall& call) const;
+  // One kernel of a call that is no collective.
+  KernelTime kernel_time(const KernelCall& call) const;
+  // The host's time to issue so many kernels.
+  double host_s(int kernels) const;
 
+  const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
   const Cluster& cluster() const { return cluster_; }
   const Placement& placement() const { return placement_; }
 
  private:
   // Of a transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
-  // The host's time to issue so many kernels.
-  double host_s(int kernels) const;
-  double sum_s(const std::vector<KernelCall>& calls, int repeats) const;
+  double sum_s(const std::vector<KernelPart>& parts) const;
   // Of a stage's parameters on one device, the fraction that are routed experts'.
   double expert_share(int stage) const;
-  const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
 
   Transformer model_;
   Training training_;

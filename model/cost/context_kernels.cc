@@ -39,7 +39,10 @@ Kernels ring(const Transformer& model, const Training& training, OpKind kind, co
   exchange.name = kind == OpKind::F ? "ring of keys and values" : "ring of keys, values and gradients";
   exchange.kind = KernelClass::context_ring;
   exchange.hidden_behind = step.kind;
-  exchange.sent_bytes = (kind == OpKind::F ? 2 : 4) * own;
+  exchange.hidden_flops = step.flops;
+  exchange.hidden_bytes = step.bytes;
+  exchange.flops = 0;
+  exchange.bytes = (kind == OpKind::F ? 2 : 4) * own;
   exchange.count = cp - 1;
   out.push_back(exchange);
   if (kind == OpKind::F) {

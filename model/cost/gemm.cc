@@ -19,6 +19,9 @@ constexpr Tile kTiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 1
 // Of the rounding up to whole waves that shows: tiles do not start in step.
 constexpr double kWhole = 0.3;
 constexpr int kMostParts = 8;  // of k
+// Fused attention is compiled for heads of 32, 64, 96, ... elements; others run as the next larger
+// (Dao-AILab/flash-attention, csrc).
+constexpr double kHeadStep = 32;
 
 // std::ceil is a call without SSE 4.1.
 double round_up(double x) {
@@ -63,7 +66,9 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
 KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes) {
   const AttentionConstants& a = shape.backward ? gpu.attention_backward : gpu.attention_forward;
   const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops;
-  return {.compute_s = flops * (1 + a.softmax_size / shape.head_size) / (gpu.peak_flops_per_s * a.peak_fraction),
+  const double padded = kHeadStep * round_up(shape.head_size / kHeadStep);
+  const double executed = flops * (padded + a.softmax_size) / shape.head_size;
+  return {.compute_s = executed / (gpu.peak_flops_per_s * a.peak_fraction),
           .memory_s = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
           .launch_s = gpu.kernel_s};
 }

@@ -37,7 +37,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);
 
 // Fused attention that executes `flops`, on tiles of query rows. Of causal attention the last tiles are the longest:
 // the kernel takes tail_rows more rows on every multiprocessor, where one row of one head takes `row_flops` (over all
-// the keys it sees). Exponentials take as long as softmax_size more elements of a head.
+// the keys it sees). Heads are padded to multiples of 32 elements, and exponentials take as long as softmax_size more.
 struct AttentionShape {
   double flops = 0;
   double row_flops = 0;

@@ -21,8 +21,10 @@ enum class KernelClass : std::uint8_t {
   all_gather,
   expert_all_to_all,   // bytes of what one rank of the group starts with
   context_all_to_all,  // the same
-  context_ring,        // sent_bytes to the next rank while this attention kernel runs: what it takes longer
+  context_ring,        // bytes to the next rank while this attention kernel runs: what it takes longer
 };
+
+constexpr bool is_collective(KernelClass kind) { return kind >= KernelClass::all_reduce; }
 
 // `count` kernels in a row, each with these FLOPs and bytes, on one device.
 struct KernelCall {
@@ -31,11 +33,13 @@ struct KernelCall {
   double flops = 0;
   double bytes = 0;  // moved through the GPU's memory, or reduced
   int count = 1;
-  GemmShape gemm = {};                                         // of a gemm
-  double row_flops = 0;                                        // fused attention: of one query row of one head
-  double head_size = 0;                                        // fused attention
-  KernelClass hidden_behind = KernelClass::attention_forward;  // of a context_ring
-  double sent_bytes = 0;
+  GemmShape gemm = {};   // of a gemm
+  double row_flops = 0;  // fused attention: of one query row of one head
+  double head_size = 0;  // fused attention
+  // The attention kernel that a context_ring runs beside; row_flops and head_size are its own.
+  KernelClass hidden_behind = KernelClass::attention_forward;
+  double hidden_flops = 0;
+  double hidden_bytes = 0;
 };
 
 // One slice of one microbatch: `sequences` of `tokens` each, after `context` earlier tokens.

@@ -6,6 +6,7 @@
 
 #include "model/errors.h"
 #include "model/input/json_reader.h"
+#include "model/slicing/balanced.h"
 
 namespace sluice {
 namespace {
@@ -14,6 +15,7 @@ constexpr std::int64_t kMost = 1'000'000'000;
 constexpr std::int64_t kMostNodes = 65536;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
+const std::vector<std::string> kSlicing = {"even", "balanced"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
 
 int whole(JsonReader& object, const std::string& key, std::int64_t low, std::int64_t high, std::int64_t fallback) {
@@ -247,10 +249,26 @@ class Reading {
         lengths.fail(fmt::format("expected lengths that add up to the sequence length {}", sequence));
       }
     } else {
-      even_slices(std::max(1, slices));
+      cut(schedule, std::max(1, slices));
     }
     schedule.allow("slice_lengths");
+    schedule.allow("slicing");
     schedule.finish();
+  }
+
+  // Slices of equal FLOPs, in multiples of what attention kernels like where the sequence is long enough, or equal
+  // ones.
+  void cut(JsonReader& schedule, int slices) {
+    constexpr std::int64_t kMultiple = 128;
+    const bool balanced = schedule.has("slicing") && schedule.at("slicing").one_of(kSlicing) == "balanced";
+    if (!balanced) return even_slices(slices);
+    const std::int64_t sequence = scenario_.training.sequence_length;
+    if (!scenario_.model || sequence == 0) {
+      schedule.at("slicing").fail("balanced slices need a model and a sequence length");
+    }
+    if (slices > sequence) return even_slices(slices);  // which says so
+    const std::int64_t multiple = sequence >= 4 * kMultiple * slices ? kMultiple : 1;
+    scenario_.shape.slice_lengths = balanced_slices(*scenario_.model, sequence, slices, multiple);
   }
 
   // Equal slices; where the sequence does not divide, the first ones have a token more.

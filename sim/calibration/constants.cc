@@ -180,7 +180,6 @@ const std::vector<Constant>& fittable_constants() {
       {"gpu/attention_backward/peak_fraction", 0.3, 1, 0.65, 0.1,
        [](Cluster& c, Software&) -> double& { return c.gpu.attention_backward.peak_fraction; }},
       {"gpu/kernel_s", 1e-7, 2e-5, 2.1e-6, 0.3, [](Cluster& c, Software&) -> double& { return c.gpu.kernel_s; }},
-      {"host_jitter", 1e-3, 1, 0.1, 1, [](Cluster& c, Software&) -> double& { return c.host_jitter; }},
       {"intra_node/collective_efficiency", 0.1, 1, 0.74, 0.1,
        [](Cluster& c, Software&) -> double& { return c.intra_node.collective_efficiency; }},
       {"intra_node/collective_latency_s", 1e-6, 1e-3, 3.5e-5, 0.5,
@@ -192,6 +191,7 @@ const std::vector<Constant>& fittable_constants() {
       {"inter_node/latency_s", 1e-6, 1e-1, 2e-5, 2,
        [](Cluster& c, Software&) -> double& { return c.inter_node.latency_s; }},
       {"software/issue_s", 1e-6, 1e-3, 6e-5, 0.5, [](Cluster&, Software& s) -> double& { return s.issue_s; }},
+      {"software/gemm_speed", 0.5, 2, 1.4, 0.3, [](Cluster&, Software& s) -> double& { return s.gemm_speed; }},
       {"software/transfer_s", 1e-6, 1e-1, 1e-4, 2, [](Cluster&, Software& s) -> double& { return s.transfer_s; }},
       {"software/step_s", 1e-5, 10, 2e-3, 2, [](Cluster&, Software& s) -> double& { return s.step_s; }},
   };

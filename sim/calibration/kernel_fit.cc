@@ -154,6 +154,7 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
   const bool timed = is_timed(table);
   for (int row = 0; row < table.num_rows(); ++row) {
     MeasuredKernels& of_gpu = out[catalogue_name(table.text(row, "gpu"))];
+    if (of_gpu.origin.empty()) of_gpu.origin = table.has("source") ? table.text(row, "source") : table.source();
     if (timed) {
       of_gpu.products.push_back({.shape = {.m = table.number(row, "m_tokens", 1, kMost),
                                            .n = table.number(row, "n", 1, kMost),
@@ -171,7 +172,7 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
 }
 
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
-  GpuFit out{.gpu = gpu, .gemm = {}, .attention_forward = {}, .attention_backward = {}};
+  GpuFit out{.gpu = gpu, .origin = measured.origin, .gemm = {}, .attention_forward = {}, .attention_backward = {}};
   if (measured.products.size() >= kFewestRows) {
     out.gemm = fit_products(gpu, measured.products);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);

@@ -26,6 +26,7 @@ struct MeasuredAttention {
 
 // Kernels timed on one GPU type.
 struct MeasuredKernels {
+  std::string origin;  // the column `source` of its first row, or the table's file
   std::vector<MeasuredProduct> products;
   std::vector<MeasuredAttention> attention;
 };
@@ -43,6 +44,7 @@ std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& tab
 // errors have 0 rows and that kind's constants stay too.
 struct GpuFit {
   Gpu gpu;
+  std::string origin;
   LogFit gemm;
   LogFit attention_forward;
   LogFit attention_backward;

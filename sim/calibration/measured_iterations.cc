@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "model/errors.h"
+#include "model/schedule/family.h"
 
 namespace sluice {
 namespace {
@@ -105,9 +106,21 @@ class Row {
       document_["schedule"] = Json{{"name", document_["schedule"]}};
     }
     if (table_.has("schedule")) place("/schedule/name") = table_.text(row_, "schedule");
+    cut_sequences();
+  }
+
+  // Slices and chunks of the base are for the families that have them.
+  void cut_sequences() {
+    Json& schedule = document_["schedule"];
     // Without a schedule's name, chunks say which.
     if (!document_.contains(Json::json_pointer("/schedule/name"))) {
       place("/schedule/name") = count("/parallelism/vpp") > 1 ? "interleaved-1f1b" : "1f1b";
+    }
+    const std::string name = schedule["name"].get<std::string>();
+    if (names_file(name)) return;
+    const Family& family = find_family(name);
+    if (!family.sliced && !table_.has("slices")) {
+      for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule.erase(key);
     }
   }
 

@@ -56,6 +56,47 @@ TEST(Catalogue, EveryConstantNamesItsSource) {
   }
 }
 
+// Every number under every name that says what it is, of every file.
+void check_sane(const Json& json, const std::string& place) {
+  for (const auto& [key, value] : json.items()) {
+    const std::string here = place + "/" + key;
+    if (key == "source") {
+      EXPECT_TRUE(value.is_string() && !value.get<std::string>().empty()) << here;
+      continue;
+    }
+    if (value.is_object()) check_sane(value, here);
+    const Json& number = value.is_object() && value.contains("value") ? value["value"] : value;
+    if (!number.is_number()) continue;
+    EXPECT_GE(number.get<double>(), 0) << here;
+    if (key.ends_with("efficiency") || key.ends_with("fraction")) {
+      EXPECT_GT(number.get<double>(), 0) << here;
+      EXPECT_LE(number.get<double>(), 1) << here;
+    }
+    // No kernel, message or step takes a millisecond before it has moved anything.
+    if (key.ends_with("_s") && !key.ends_with("per_s")) {
+      EXPECT_LT(number.get<double>(), 1e-3) << here;
+    }
+  }
+}
+
+TEST(Catalogue, IsPhysicallySane) {
+  int files = 0;
+  for (const CatalogueFile& file : catalogue_files()) {
+    const std::string name(file.name);
+    if (name.starts_with("software/")) continue;  // what a program adds is not bound by physics
+    ++files;
+    check_sane(parse_json(file.text, name), name);
+    if (name.starts_with("links/")) {
+      // No ring, and no message, above the nominal bandwidth.
+      const Link link = catalogue_link(name.substr(6));
+      for (int gpus = 2; gpus <= 16; ++gpus) {
+        EXPECT_LE(link.ring_bandwidth(gpus), link.bandwidth_bytes_per_s) << name << gpus;
+      }
+    }
+  }
+  EXPECT_GE(files, 30);
+}
+
 TEST(Catalogue, HoldsTheDataSheets) {
   const Cluster dgx = load_cluster("dgx-a100-80gb", 1);
   EXPECT_EQ(dgx.gpu.peak_flops_per_s, 312e12);
@@ -73,15 +114,17 @@ TEST(Catalogue, AnswersUnknownSoftwareWithTheNearest) {
 
 TEST(LoadCluster, AnswersUnknownNamesWithTheNearest) {
   EXPECT_EQ(error_of([] { load_cluster("dgx-a100-80g", 1); }),
-            "cluster: expected a file or one of dgx-a100-40gb, dgx-a100-80gb, dgx-h100, dgx-h200, p3.16xlarge, "
-            "p3dn.24xlarge, got \"dgx-a100-80g\"; did you mean 'dgx-a100-80gb'?");
+            "cluster: expected a file or one of a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
+            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
+            "\"dgx-a100-80g\"; did you mean 'dgx-a100-80gb'?");
   EXPECT_EQ(error_of([] { load_cluster("no/such.json", 1); }), "no/such.json: cannot open: No such file or directory");
   EXPECT_EQ(error_of([] { load_cluster("dgx-h100", -1); }), "nodes: expected a whole number from 1 to 65536, got -1");
   EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h100", "node_count": 4})"); }),
             "c.json: /node_count: unknown key");
   EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h10", "nodes": 4})"); }),
-            "c.json: /node: expected a node: dgx-a100-40gb, dgx-a100-80gb, dgx-h100, dgx-h200, p3.16xlarge, "
-            "p3dn.24xlarge; did you mean 'dgx-h100'?, got \"dgx-h10\"");
+            "c.json: /node: expected a node: a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
+            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge; did you mean "
+            "'dgx-h100'?, got \"dgx-h10\"");
   EXPECT_EQ(error_of([] { from_text(R"({"node": {"gpu": "a100-80gb", "gpus": 0}})"); }),
             "c.json: /node/gpus: expected a number from 1 to 1024, got 0");
 }

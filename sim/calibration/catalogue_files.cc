@@ -1,0 +1,103 @@
+#include "sim/calibration/catalogue_files.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "model/cluster/catalogue.h"
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+// Lines of a file whose members stand on a line each.
+class Lines {
+ public:
+  explicit Lines(const std::string& name) {
+    for (const CatalogueFile& file : catalogue_files()) {
+      if (file.name == name) text_ = file.text;
+    }
+    if (text_.empty()) throw InputError(fmt::format("the catalogue has no {}", name));
+  }
+
+  // Replaces the member's line, or adds it as the last.
+  void set(std::string_view key, const std::string& value) {
+    const std::string begin = fmt::format("\n  \"{}\": ", key);
+    const std::size_t at = text_.find(begin);
+    if (at == std::string::npos) {
+      text_.insert(text_.rfind("\n}"), "," + begin + value);
+      return;
+    }
+    const std::size_t end = text_.find('\n', at + 1);
+    const bool last = text_[end - 1] != ',';
+    text_.replace(at, end - at, begin + value + (last ? "" : ","));
+  }
+
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }
+
+std::string source_of(const LogFit& fit, const std::string& what, const std::string& origin,
+                      const std::string& command) {
+  return fmt::format("{}, {} {} ({}): mean error {:.1f} %, held out {:.1f} %, worst {:.0f} %", command,
+                     fit.in_sample.rows, what, origin, 100 * fit.in_sample.mean, 100 * fit.held_out.mean,
+                     100 * fit.held_out.worst);
+}
+
+std::string value_of(double value, const std::string& source) {
+  return fmt::format("{{\"value\": {:.3g}, \"source\": {}}}", value, quoted(source));
+}
+
+}  // namespace
+
+std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std::string& command) {
+  Lines lines("gpus/" + name);
+  if (fit.gemm.in_sample.rows > 0) {
+    const GemmConstants& g = fit.gpu.gemm;
+    lines.set("gemm", fmt::format("{{\"peak_fraction\": {:.3g}, \"operand_edge\": {:.3g}, \"exposed_write\": {:.3g}, "
+                                  "\"memory_efficiency\": {:.3g}, \"launch_s\": {:.3g}, \"source\": {}}}",
+                                  g.peak_fraction, g.operand_edge, g.exposed_write, g.memory_efficiency, g.launch_s,
+                                  quoted(source_of(fit.gemm, "products", fit.origin, command))));
+  }
+  const auto attention = [&](std::string_view key, const AttentionConstants& a, const LogFit& found) {
+    if (found.in_sample.rows == 0) return;
+    lines.set(key, fmt::format("{{\"peak_fraction\": {:.3g}, \"tail_rows\": {:.3g}, \"softmax_size\": {:.3g}, "
+                               "\"source\": {}}}",
+                               a.peak_fraction, a.tail_rows, a.softmax_size,
+                               quoted(source_of(found, "shapes", fit.origin, command) + "; softmax_size given")));
+  };
+  attention("attention_forward", fit.gpu.attention_forward, fit.attention_forward);
+  attention("attention_backward", fit.gpu.attention_backward, fit.attention_backward);
+  return lines.text();
+}
+
+std::string link_file_with(const std::string& name, const LinkFit& fit, const std::string& command) {
+  Lines lines("links/" + name);
+  const Link known = catalogue_link(name);
+  if (fit.link.latency_s != known.latency_s || fit.link.transfer_efficiency != known.transfer_efficiency) {
+    const std::string source = fmt::format("{}, lines fitted to messages ({})", command, fit.origin);
+    lines.set("latency_s", value_of(fit.link.latency_s, source));
+    lines.set("transfer_efficiency", value_of(fit.link.transfer_efficiency, source));
+  }
+  if (fit.all_reduce.in_sample.rows > 0) {
+    const std::string source = source_of(fit.all_reduce, "all-reduces", fit.origin, command);
+    lines.set("collective_efficiency", value_of(fit.link.collective_efficiency, source));
+    lines.set("collective_latency_s", value_of(fit.link.collective_latency_s, source));
+    lines.set("collective_step_s", value_of(fit.link.collective_step_s, source));
+    if (!fit.link.ring_bytes_per_s.empty()) {
+      std::string list;
+      for (const double bandwidth : fit.link.ring_bytes_per_s) {
+        list += fmt::format("{}{:.4g}", list.empty() ? "" : ", ", bandwidth);
+      }
+      lines.set("ring_bandwidths", fmt::format("{{\"bytes_per_s\": [{}], \"source\": {}}}", list, quoted(source)));
+    }
+  }
+  return lines.text();
+}
+
+}  // namespace sluice

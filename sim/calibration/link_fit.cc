@@ -1,0 +1,142 @@
+#include "sim/calibration/link_fit.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string_view>
+
+#include "model/cost/collectives.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kFewestRows = 6;
+
+struct Name {
+  std::string_view table;
+  std::string_view inside;   // of a node
+  std::string_view outside;  // empty: not to be trusted
+};
+constexpr Name kNames[] = {{"a100", "nvlink3", ""},
+                           {"v100", "nvlink2", ""},
+                           {"a100_dgx", "nvlink3", ""},  // 7.8 GB/s between nodes with ports of 25
+                           {"h100_dgx", "nvlink4", "infiniband-ndr"}};
+
+const Name* known(const std::string& name) {
+  const auto* found =
+      std::find_if(std::begin(kNames), std::end(kNames), [&](const Name& n) { return n.table == name; });
+  return found == std::end(kNames) ? nullptr : found;
+}
+
+bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
+  return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
+}
+
+bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "gpus", "bytes", "time_us"}); }
+bool is_fitted(const CsvTable& table) {
+  return has_all(table, {"network", "collective", "workers", "devices_per_node", "min_bytes", "max_bytes", "alpha_us",
+                         "busbw_GBps"});
+}
+
+std::string origin(const CsvTable& table, int row) {
+  return table.has("source") ? table.text(row, "source") : table.source();
+}
+
+void read_line(const CsvTable& table, int row, const Name& name, std::map<std::string, MeasuredLink>& out) {
+  const auto gpus = static_cast<int>(table.integer(row, "workers", 2, 1024));
+  const bool inside = table.integer(row, "devices_per_node", 1, 1024) == gpus;
+  const double latency = table.number(row, "alpha_us", 0, 1e6) * 1e-6;
+  const double bandwidth = table.number(row, "busbw_GBps", 1e-3, 1e5) * 1e9;
+  const std::string& collective = table.text(row, "collective");
+  if (collective == "send_recv") {
+    const std::string link(inside ? name.inside : name.outside);
+    if (link.empty()) return;
+    out[link].origin = origin(table, row);
+    out[link].message_latency_s = latency;
+    out[link].message_bytes_per_s = bandwidth;
+  } else if (collective == "all_reduce" && inside) {
+    const double most = table.number(row, "max_bytes", 1, 1e15);
+    for (double bytes = table.number(row, "min_bytes", 1, most); bytes <= most; bytes *= 2) {
+      out[std::string(name.inside)].all_reduces.push_back(
+          {.gpus = gpus, .bytes = bytes, .seconds = latency + 2.0 * (gpus - 1) / gpus * bytes / bandwidth});
+    }
+  }
+}
+
+// The link that these logarithms' constants make: latency, step, and a bandwidth for each of `sizes`.
+Link with_constants(Link link, const std::vector<int>& sizes, std::span<const double> x) {
+  link.collective_latency_s = x[0];
+  link.collective_step_s = x[1];
+  link.collective_efficiency = x[x.size() - 1] / link.bandwidth_bytes_per_s;
+  link.ring_bytes_per_s.clear();
+  std::size_t next = 0;
+  for (int gpus = 2; gpus < sizes.back(); ++gpus) {
+    // Numbers that were not measured have the bandwidth of the next larger that was.
+    while (sizes[next] < gpus) ++next;
+    link.ring_bytes_per_s.push_back(x[2 + next]);
+  }
+  return link;
+}
+
+}  // namespace
+
+bool has_measured_links(const CsvTable& table) { return is_timed(table) || is_fitted(table); }
+
+std::map<std::string, MeasuredLink> read_measured_links(const CsvTable& table) {
+  std::map<std::string, MeasuredLink> out;
+  const bool timed = is_timed(table);
+  for (int row = 0; row < table.num_rows(); ++row) {
+    const Name* name = known(table.text(row, timed ? "gpu" : "network"));
+    if (name == nullptr) continue;
+    MeasuredLink& inside = out[std::string(name->inside)];
+    if (inside.origin.empty()) inside.origin = origin(table, row);
+    if (!timed) {
+      read_line(table, row, *name, out);
+      continue;
+    }
+    out[std::string(name->inside)].all_reduces.push_back({.gpus = static_cast<int>(table.integer(row, "gpus", 2, 1024)),
+                                                          .bytes = table.number(row, "bytes", 1, 1e15),
+                                                          .seconds = table.number(row, "time_us", 1e-3, 1e12) * 1e-6});
+  }
+  return out;
+}
+
+LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
+  LinkFit out{.link = link, .origin = measured.origin, .all_reduce = {}};
+  if (measured.message_bytes_per_s > 0) {
+    out.link.latency_s = measured.message_latency_s;
+    out.link.transfer_efficiency = std::min(1.0, measured.message_bytes_per_s / link.bandwidth_bytes_per_s);
+  }
+  if (measured.all_reduces.size() < kFewestRows) return out;
+  std::set<int> all_sizes;
+  std::vector<double> seconds;
+  std::vector<int> groups;
+  for (const MeasuredAllReduce& one : measured.all_reduces) {
+    all_sizes.insert(one.gpus);
+    seconds.push_back(one.seconds);
+    groups.push_back(static_cast<int>(std::lround(std::log2(one.bytes))) * 7 + one.gpus);
+  }
+  const std::vector<int> sizes(all_sizes.begin(), all_sizes.end());
+  std::vector<FitConstant> constants = {{.guess = 3e-5, .low = 1e-7, .high = 1e-2, .spread = 1},
+                                        {.guess = 2e-6, .low = 1e-8, .high = 1e-3, .spread = 1}};
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    const double nominal = link.bandwidth_bytes_per_s;
+    constants.push_back({.guess = 0.7 * nominal, .low = 1e-3 * nominal, .high = nominal, .spread = 1});
+  }
+  // Priced as predictions are: one node that is large enough.
+  Cluster node;
+  node.gpus_per_node = sizes.back();
+  const FitModel predict = [&](std::span<const double> x, int row) {
+    const MeasuredAllReduce& one = measured.all_reduces[static_cast<std::size_t>(row)];
+    node.intra_node = with_constants(link, sizes, x);
+    const Collectives collectives(node, Placement(Training{}, node));
+    return collectives.all_reduce_s({.size = one.gpus, .nodes = 1, .per_node = one.gpus}, one.bytes);
+  };
+  out.all_reduce = fit_logarithms(constants, predict, seconds, groups);
+  const Link messages = out.link;
+  out.link = with_constants(messages, sizes, out.all_reduce.constants);
+  return out;
+}
+
+}  // namespace sluice

@@ -1,0 +1,128 @@
+#include "model/cost/explain.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "model/schedule/family.h"
+#include "tests/model/workload/models.h"
+
+namespace sluice {
+namespace {
+
+using ::testing::ElementsAre;
+
+struct Explained {
+  AnalyticCost cost;
+  Schedule schedule;
+};
+
+Explained make(const std::string& family, const Training& training, const char* model = "gpt3-1b.json", int slices = 1,
+               double issue_s = 5e-5) {
+  FamilyParams params{.ranks = training.pp, .microbatches = 2 * training.pp};
+  params.shape.sequences = training.micro_batch;
+  params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), training.sequence_length / slices);
+  Schedule schedule = make_schedule(find_family(family), params);
+  Software software = load_software("megatron-lm");
+  software.issue_s = issue_s;
+  const Transformer transformer = example(model);
+  AnalyticCost cost(transformer, training, split_layers(transformer, schedule.num_stages(), {}, 0, 0),
+                    load_cluster("dgx-a100-80gb", 4), software);
+  return {std::move(cost), std::move(schedule)};
+}
+
+Training training_of(int tp, int pp, std::int64_t tokens) {
+  Training training;
+  training.tp = tp;
+  training.pp = pp;
+  training.sequence_length = tokens;
+  return training;
+}
+
+double priced(const Explained& run, const ExplainedOp& op, const MicrobatchShape& shape) {
+  if (op.op == "recompute") return run.cost.recompute_s(op.stage, shape, op.slice);
+  constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+  for (const OpKind kind : kKinds) {
+    if (op.op[0] == letter(kind)) return run.cost.compute_s(kind, op.stage, shape, op.slice);
+  }
+  return -1;
+}
+
+TEST(Explain, RowsAddUpToWhatTheOpIsPricedAt) {
+  for (const Training::Recompute recompute :
+       {Training::Recompute::none, Training::Recompute::selective, Training::Recompute::full}) {
+    for (const bool flash : {false, true}) {
+      for (const int tp : {1, 4}) {
+        // Four tokens, where the host is the limit, and a long sequence, where it is not.
+        for (const std::int64_t tokens : {std::int64_t{4}, std::int64_t{2048}}) {
+          Training training = training_of(tp, 4, tokens);
+          training.recompute = recompute;
+          training.flash_attention = flash;
+          const Explained run = make("seq1f1b", training, "gpt3-1b.json", 2);
+          const MicrobatchShape& shape = run.schedule.shape(0);
+          for (int stage = 0; stage < 4; ++stage) {
+            for (const ExplainedOp& op : explain_stage(run.cost, run.schedule, stage, shape)) {
+              double sum = 0;
+              for (const ExplainedKernel& kernel : op.kernels) {
+                EXPECT_GT(kernel.seconds, 0) << kernel.name;
+                sum += kernel.seconds;
+              }
+              EXPECT_DOUBLE_EQ(sum, op.seconds);
+              EXPECT_NEAR(priced(run, op, shape) / op.seconds, 1, 1e-12) << op.op << " of " << stage;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<std::string> names_of(const std::vector<ExplainedOp>& ops) {
+  std::vector<std::string> out;
+  for (const ExplainedOp& op : ops) out.push_back(op.op + std::to_string(op.slice));
+  return out;
+}
+
+TEST(Explain, HasTheOpsOfTheSchedule) {
+  const auto ops = [](const std::string& family, Training::Recompute recompute, int slices) {
+    Training training = training_of(1, 4, 2048);
+    training.recompute = recompute;
+    const Explained run = make(family, training, "gpt3-1b.json", slices);
+    return names_of(explain_stage(run.cost, run.schedule, 1, run.schedule.shape(0)));
+  };
+  EXPECT_THAT(ops("1f1b", Training::Recompute::none, 1), ElementsAre("F0", "B0"));
+  EXPECT_THAT(ops("zb-h1", Training::Recompute::none, 1), ElementsAre("F0", "I0", "W0"));
+  EXPECT_THAT(ops("1f1b", Training::Recompute::full, 1), ElementsAre("F0", "B0", "recompute0"));
+  EXPECT_THAT(ops("seq1f1b", Training::Recompute::none, 2), ElementsAre("F0", "B0", "F1", "B1"));
+}
+
+TEST(Explain, NamesWhatLimitsAKernel) {
+  const auto limit = [](const Explained& run, const std::string& name) {
+    const std::vector<ExplainedOp> ops = explain_stage(run.cost, run.schedule, 1, run.schedule.shape(0));
+    for (const ExplainedKernel& kernel : ops[0].kernels) {
+      if (kernel.name == name) return std::string(name_of(kernel.limit));
+    }
+    return std::string("none");
+  };
+  const Explained large = make("1f1b", training_of(4, 4, 2048), "gpt3-175b.json");
+  EXPECT_EQ(limit(large, "MLP in"), "tensor cores");
+  EXPECT_EQ(limit(large, "norm 1"), "memory");
+  EXPECT_EQ(limit(large, "all-reduce 1"), "link");
+  EXPECT_EQ(limit(large, "waiting for the host"), "none");
+  // Four tokens: the weights of a product of 12288 x 12288 are all there is to move, a norm moves next to nothing.
+  const Explained few = make("1f1b", training_of(4, 4, 4), "gpt3-175b.json");
+  EXPECT_EQ(limit(few, "MLP in"), "memory");
+  EXPECT_EQ(limit(few, "norm 1"), "launch");
+  const Explained small = make("1f1b", training_of(1, 4, 4), "gpt3-1b.json", 1, 1e-4);
+  EXPECT_EQ(limit(small, "waiting for the host"), "host");
+}
+
+TEST(Explain, StagesAreDistinctByTheirContents) {
+  const Explained run = make("1f1b", training_of(1, 4, 2048));
+  EXPECT_THAT(distinct_stages(run.cost, 4), ElementsAre(0, 1, 3));
+}
+
+}  // namespace
+}  // namespace sluice

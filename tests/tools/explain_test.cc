@@ -1,0 +1,88 @@
+// What simulate --explain says, against the run that it explains.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "model/input/csv.h"
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kExample = SLUICE_SOURCE_DIR "/examples/gpt3-175b-a100.json";
+
+TEST(ExplainCommand, OpsTakeAsLongAsInTheTimeline) {
+  TemporaryFolder folder;
+  const std::string ops = folder.path("ops.csv");
+  const CommandResult result =
+      run_sluice(words("simulate " + kExample + " --schedule 1f1b --vpp 1 --explain --json --ops " + ops));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json explained = json::parse(result.out)["explain"];
+  std::set<std::string> seen;
+  const CsvTable table = read_csv(ops);
+  for (const json& op : explained) {
+    double sum = 0;
+    for (const json& kernel : op["kernels"]) sum += kernel["seconds"].get<double>();
+    EXPECT_NEAR(sum, op["seconds"].get<double>(), 1e-12);
+    for (int row = 0; row < table.num_rows(); ++row) {
+      if (table.text(row, "what") != op["op"] || table.integer(row, "stage", -1, 1000) != op["stage"]) continue;
+      seen.insert(op["op"].get<std::string>() + table.text(row, "stage"));
+      // The timeline is in whole nanoseconds.
+      EXPECT_NEAR(table.number(row, "end_s", 0, 1e9) - table.number(row, "start_s", 0, 1e9), sum, 1.01e-9);
+    }
+  }
+  // The first stage, one of those between, the last; forward and backward.
+  EXPECT_THAT(seen, testing::IsSupersetOf({"F0", "B0", "F1", "B1", "F15", "B15"}));
+  EXPECT_EQ(json::parse(run_sluice(words("simulate " + kExample + " --json")).out).count("explain"), 0u);
+}
+
+TEST(ExplainCommand, PrintsTheLastSliceOfEachDistinctStage) {
+  const std::string sliced = SLUICE_SOURCE_DIR "/examples/gpt-2.7b-seq1f1b-a100.json";
+  const std::string all = run_sluice(words("simulate " + sliced + " --explain")).out;
+  EXPECT_THAT(all, HasSubstr("stage 0: embedding, 4 layers; on one device, 1 x 5632 tokens after 27136, slice 4 of 4"));
+  EXPECT_THAT(all, HasSubstr("stage 1: 4 layers;"));
+  EXPECT_THAT(all, Not(HasSubstr("stage 2:")));
+  EXPECT_THAT(all, HasSubstr("stage 7: 4 layers, head;"));
+  EXPECT_THAT(all, HasSubstr("limited by"));
+  const std::string one = run_sluice(words("simulate " + sliced + " --explain=2")).out;
+  EXPECT_THAT(one, HasSubstr("stage 2: 4 layers;"));
+  EXPECT_THAT(one, Not(HasSubstr("stage 0:")));
+  // Of four slices JSON has all.
+  const json explained = json::parse(run_sluice(words("simulate " + sliced + " --explain=2 --json")).out)["explain"];
+  std::set<int> slices;
+  for (const json& op : explained) slices.insert(op["slice"].get<int>());
+  EXPECT_EQ(slices, (std::set<int>{0, 1, 2, 3}));
+}
+
+TEST(ExplainCommand, RefusesWhatItCannotExplain) {
+  const auto error = [](const std::string& flags) {
+    const CommandResult result = run_sluice(words("simulate " + flags));
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    EXPECT_EQ(result.out, "") << flags;
+    return result.err;
+  };
+  EXPECT_EQ(
+      error("--schedule 1f1b --pp 4 --microbatches 8 --explain"),
+      "sluice: --explain: expected the analytic cost, whose ops are made of kernels: measured and uniform ones are "
+      "not\n");
+  EXPECT_EQ(error(kExample + " --explain=48"), "sluice: --explain: expected a stage from 0 to 47, got '48'\n");
+  EXPECT_EQ(error(kExample + " --explain=head"), "sluice: --explain: expected a stage from 0 to 47, got 'head'\n");
+  EXPECT_THAT(error(kExample + " --explain --sweep mbs=1,2"), HasSubstr("--explain"));
+}
+
+}  // namespace
+}  // namespace sluice
