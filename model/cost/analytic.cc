@@ -19,6 +19,7 @@ AttentionShape attention_shape(const KernelCall& call) {
   return {.flops = call.flops,
           .row_flops = call.row_flops,
           .head_size = call.head_size,
+          .tile_size = call.tile_size,
           .backward = call.kind == KernelClass::attention_backward};
 }
 

@@ -6,23 +6,9 @@ using namespace kernel_parts;
 
 namespace {
 
-// Of the forward pass's two products of the rectangle's size, the backward pass has five.
-constexpr double kBackwardProducts = 2.5;
-
-// All of this device's attention as one kernel. `cache` elements of keys and values are read.
 KernelCall attention(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice,
                      const Sizes& s, double cache) {
-  const bool forward = kind == OpKind::F;
-  const double products = forward ? 1 : kBackwardProducts;
-  const double head_size = (model.head_dim + model.value_head_dim()) / 2.0;
-  const double causal = layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences;
-  const double rows = s.rows * (s.query + s.output);
-  return {.name = forward ? "attention" : "d attention",
-          .kind = forward ? KernelClass::attention_forward : KernelClass::attention_backward,
-          .flops = products * causal / training.tp / training.cp,
-          .bytes = forward ? 2 * (rows + cache) : 2 * (2 * rows + 3 * cache),
-          .row_flops = products * 4 * static_cast<double>(slice.context + slice.tokens) * head_size,
-          .head_size = head_size};
+  return fused_attention(model, kind, slice, s, cache, 1.0 / training.tp / training.cp);
 }
 
 Kernels ring(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice, const Sizes& s) {

@@ -1,6 +1,7 @@
 #include "model/cost/kernel_parts.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sluice::kernel_parts {
 
@@ -46,6 +47,26 @@ KernelCall all_reduce(std::string_view name, double bytes) {
 
 KernelCall all_gather(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_gather, .flops = 0, .bytes = bytes};
+}
+
+KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSize& slice, const Sizes& s, double cache,
+                           double share) {
+  const bool forward = kind == OpKind::F;
+  const double key = model.head_dim;
+  const double value = model.value_head_dim();
+  // Forward scores and values; back scores again, gradients of queries and keys, and of weights and values.
+  const double products = forward ? 2 : 5;
+  const double head_size = forward ? (key + value) / 2 : (3 * key + 2 * value) / 5;
+  const double causal = layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences;
+  const double moved = s.rows * (s.query + s.output);
+  KernelCall call{.name = forward ? "attention" : "d attention",
+                  .kind = forward ? KernelClass::attention_forward : KernelClass::attention_backward,
+                  .flops = causal * share * products * head_size / (key + value),
+                  .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
+                  .row_flops = 2 * products * static_cast<double>(slice.context + slice.tokens) * head_size,
+                  .head_size = head_size};
+  if (value < key) call.tile_size = forward ? key : std::exp2(std::ceil(std::log2(key)));
+  return call;
 }
 
 void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }

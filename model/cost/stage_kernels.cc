@@ -122,27 +122,9 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   if (training.cp > 1) return context_attention_kernels(model, training, kind, slice, s);
   Kernels out;
   if (training.flash_attention) {
-    const double causal =
-        layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences / training.tp;
-    const double head_size = (model.head_dim + model.value_head_dim()) / 2.0;
-    const double row_flops = 4 * keys * head_size;
-    if (kind == OpKind::F) {
-      out.push_back({.name = "attention",
-                     .kind = KernelClass::attention_forward,
-                     .flops = causal,
-                     .bytes = 2 * (s.rows * (s.query + s.output) + cache),
-                     .row_flops = row_flops,
-                     .head_size = head_size});
-    } else if (kind == OpKind::I) {
-      // Five products of the rectangle's size where the forward pass has two.
-      out.push_back({.name = "d attention",
-                     .kind = KernelClass::attention_backward,
-                     .flops = 2.5 * causal,
-                     .bytes = 2 * (2 * s.rows * (s.query + s.output) + 3 * cache),
-                     .row_flops = 2.5 * row_flops,
-                     .head_size = head_size});
-      out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
-    }
+    if (kind != OpKind::F && kind != OpKind::I) return out;
+    out.push_back(fused_attention(model, kind, slice, s, cache, 1.0 / training.tp));
+    if (kind == OpKind::I) out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
     return out;
   }
   // One product for each head of each sequence.

@@ -35,7 +35,8 @@ struct KernelCall {
   int count = 1;
   GemmShape gemm = {};   // of a gemm
   double row_flops = 0;  // fused attention: of one query row of one head
-  double head_size = 0;  // fused attention
+  double head_size = 0;  // fused attention: of the products, in the mean
+  double tile_size = 0;  // fused attention: as AttentionShape has it
   // The attention kernel that a context_ring runs beside; row_flops and head_size are its own.
   KernelClass hidden_behind = KernelClass::attention_forward;
   double hidden_flops = 0;

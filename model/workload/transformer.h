@@ -11,7 +11,7 @@ class JsonReader;
 // What a layer's MLP is: one for all tokens, or experts between which a router chooses for each token.
 enum class LayerKind : std::uint8_t { dense, experts };
 
-constexpr std::string_view name_of(LayerKind kind) { return kind == LayerKind::dense ? "layer" : "layer of experts"; }
+constexpr std::string_view name_of(LayerKind kind) { return kind == LayerKind::dense ? "layer" : "MoE layer"; }
 
 // The experts of a mixture's layers. All experts of a layer are alike, and gated as the dense MLP is.
 struct Experts {
