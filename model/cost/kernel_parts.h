@@ -40,8 +40,9 @@ KernelCall all_gather(std::string_view name, double bytes);
 // Fused causal attention, F or I, `share` of that of all heads and tokens; `cache` elements of keys and values are
 // read. Forward two products of the rectangle's size, back five. Where values have a smaller head than keys, the
 // forward kernel's tiles are as wide as the keys', and the backward kernel's as the next power of two: with heads of
-// 192 and 128 on a B200 that is 6 % less to 33 % more than measured, and 4 % less to 9 % more (4,096 tokens, 16 to 128
-// heads; MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json, Apache-2.0).
+// 192 and 128 on a B200 (16 to 128 of them, 4,096 tokens) that is 11 % less to 33 % more than measured forward, and
+// 4 % less to 9 % more back; forward on longer sequences up to 36 % less (MooreThreads/SimuMax
+// configs/system/b200_bf16_ceperm.json, Apache-2.0).
 KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSize& slice, const Sizes& s, double cache,
                            double share);
 

@@ -124,6 +124,9 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   experts.per_token = experts_of(reader, "num_experts_per_tok");
   experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
   const std::int64_t shared = reader.has("n_shared_experts") ? reader.integer("n_shared_experts", 0, 1024) : 0;
+  if (shared * experts.ffn_hidden > kMaxSize) {
+    reader.at("n_shared_experts").fail(fmt::format("expected a feed-forward size of at most {} in all", kMaxSize));
+  }
   experts.shared_ffn_hidden = static_cast<int>(shared * experts.ffn_hidden);
   experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, kMaxLayers));
   expect_only(reader, "moe_layer_freq", 1, "experts in every layer after the leading dense ones");
