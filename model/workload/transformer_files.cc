@@ -142,14 +142,15 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   }
 }
 
-// Megatron-LM's moe_layer_freq: 1, or a list of 0 (dense) and 1 (experts).
-int leading_dense_layers(JsonReader layers, int num_layers) {
+// Megatron-LM's moe_layer_freq: 1, or a list of 0 (dense) and 1 (experts), one for each layer.
+int leading_dense_layers(const JsonReader& layers, int num_layers) {
   if (layers.json().is_number()) {
     if (layers.integer(1, kMaxLayers) != 1)
       layers.fail("expected 1, or a list: dense layers are modelled at the front");
     return 0;
   }
   const std::vector<JsonReader> list = layers.elements();
+  if (list.size() == 1 && list[0].integer(0, 1) == 1) return 0;  // the flag is always a list
   if (static_cast<int>(list.size()) != num_layers)
     layers.fail(fmt::format("expected one number a layer, {}", num_layers));
   int dense = 0;

@@ -160,6 +160,39 @@ TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
   EXPECT_NEAR(cost.collective_s(CollectiveKind::gradient_reduce, 0, bytes) / expected, 1, 1e-9);
 }
 
+TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
+  // One microbatch's all-to-alls run beside the other's kernels, which that slows down: of all the time on the links,
+  // 2 less the slowdown is saved.
+  const Transformer model = example("mixtral-8x7b/config.json");
+  const Training training = training_of(1, 1, 8, 8);
+  const AnalyticCost cost = cost_of(model, training);
+  const MicrobatchShape shape{1, {kTokens}};
+  double links = 0;
+  for (const OpKind kind : {OpKind::F, OpKind::B}) {
+    for (const KernelCall& call : layer_kernels(model, training, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      if (is_collective(call.kind)) links += 32 * cost.kernel_s(call);
+    }
+  }
+  const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+  const double saved = apart - cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+  EXPECT_GT(links, 0.01);
+  EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
+}
+
+TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
+  const Transformer model = example("deepseek-v2/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  training.recompute = Training::Recompute::full;
+  const AnalyticCost cost = cost_of(model, training);
+  const MicrobatchShape shape{1, {kTokens}};
+  double layers = 0;
+  for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
+    if (part.name == "embedding" || part.name == "head") continue;
+    for (const KernelCall& call : part.calls) layers += part.repeats * cost.kernel_s(call);
+  }
+  EXPECT_NEAR(cost.recompute_s(0, shape, 0) / layers, 1, 1e-9);
+}
+
 TEST(ContextParallel, SharesTheCausalWorkEvenly) {
   const Transformer model = example("llama3-8b/config.json");
   const SliceFlops whole = layer_slice_flops(model, kTokens, 0);

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "model/input/json_reader.h"
+#include "model/slicing/balanced.h"
 #include "model/workload/transformer.h"
 #include "tests/model/workload/models.h"
 
@@ -80,6 +82,28 @@ TEST(MegatronExperts, SpellingsAndDefaults) {
   EXPECT_EQ(layer_parameters(model, LayerKind::experts),
             attention + 8 * 64 + 8 * 3 * 64 * 32 + 3 * 64 * 48 + 4 * 64 + 24 + 16);
   EXPECT_EQ(routed_expert_parameters(model), 8 * 3 * 64 * 32);
+}
+
+TEST(MegatronExperts, LayerFrequencyOfOneIsOfAllLayers) {
+  for (const char* every : {"1", "[1]", "[1, 1, 1, 1]", "null"}) {
+    EXPECT_EQ(from_text("{" + kSmall + R"(, "num_experts": 8, "moe_layer_freq": )" + every + "}").dense_layers(), 0);
+  }
+}
+
+TEST(BalancedSlices, CountTheExpertsThatATokenGoesTo) {
+  // 59 of 60 layers have experts; tokens are cut singly, so that slices differ by less than one token's work.
+  const Transformer model = example("deepseek-v2/config.json");
+  const std::vector<std::int64_t> lengths = balanced_slices(model, 16384, 4, 1);
+  const auto work = [&](std::int64_t tokens, std::int64_t context) {
+    return layer_slice_flops(model, tokens, context).forward() +
+           59 * layer_slice_flops(model, tokens, context, LayerKind::experts).forward();
+  };
+  std::int64_t context = 0;
+  for (const std::int64_t length : lengths) {
+    EXPECT_NEAR(work(length, context), work(16384, 0) / 4, work(1, 16384));
+    context += length;
+  }
+  EXPECT_EQ(context, 16384);
 }
 
 TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
