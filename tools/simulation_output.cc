@@ -198,6 +198,8 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction) {
     const Training& training = setup.scenario().training;
     fmt::format_to(to, "; {}: tp {}, pp {}, dp {}", setup.scenario().model->name, training.tp, training.pp,
                    training.dp);
+    if (training.cp > 1) fmt::format_to(to, ", cp {}", training.cp);
+    if (training.ep > 1) fmt::format_to(to, ", ep {}", training.ep);
   }
   if (setup.scenario().cluster) {
     fmt::format_to(to, "; {} x {}", setup.scenario().cluster->nodes, setup.scenario().cluster->name);

@@ -27,6 +27,9 @@ const std::vector<TableKind>& table_kinds() {
        {"benchmark", "layers", "hidden", "heads", "seq", "tp", "pp", "vp", "dp", "global_batch", "micro_batch",
         "num_microbatches", "median_step_s"},
        score_mlperf},
+      {"simumax-b200",
+       {"case", "model", "parallel", "layers", "microbatches", "real_ms", "peak_alloc_mb_by_rank"},
+       score_simumax},
   };
   return kinds;
 }

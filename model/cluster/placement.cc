@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
 
 #include "model/errors.h"
 
@@ -18,36 +19,37 @@ Reach worse(const Reach& a, const Reach& b) {
 }  // namespace
 
 Placement::Placement(const Training& training, const Cluster& cluster)
-    : tp_(training.tp), dp_(training.dp), pp_(training.pp), gpus_per_node_(cluster.gpus_per_node) {
+    : tp_(training.tp), dp_(training.data_ranks()), pp_(training.pp), gpus_per_node_(cluster.gpus_per_node) {
   if (training.world_size() > cluster.num_gpus()) {
-    throw InputError(fmt::format("tp {} x dp {} x pp {} needs {} GPUs, but {} has {} ({} nodes of {})", tp_, dp_, pp_,
-                                 training.world_size(), cluster.name.empty() ? "the cluster" : cluster.name,
-                                 cluster.num_gpus(), cluster.nodes, cluster.gpus_per_node));
+    const std::string context = training.cp > 1 ? fmt::format("cp {} x ", training.cp) : "";
+    throw InputError(fmt::format("tp {} x {}dp {} x pp {} needs {} GPUs, but {} has {} ({} nodes of {})", tp_, context,
+                                 training.dp, pp_, training.world_size(),
+                                 cluster.name.empty() ? "the cluster" : cluster.name, cluster.num_gpus(), cluster.nodes,
+                                 cluster.gpus_per_node));
   }
-  std::vector<int> ranks;
-  bool first = true;
-  for (int pipeline = 0; pipeline < pp_; ++pipeline) {
-    for (int data = 0; data < dp_; ++data) {
-      ranks.clear();
-      for (int tensor = 0; tensor < tp_; ++tensor) ranks.push_back(world_rank(pipeline, data, tensor));
-      tensor_ = first ? reach(ranks) : worse(tensor_, reach(ranks));
-      first = false;
-    }
-  }
-  first = true;
-  for (int pipeline = 0; pipeline < pp_; ++pipeline) {
-    for (int tensor = 0; tensor < tp_; ++tensor) {
-      ranks.clear();
-      for (int data = 0; data < dp_; ++data) ranks.push_back(world_rank(pipeline, data, tensor));
-      data_ = first ? reach(ranks) : worse(data_, reach(ranks));
-      first = false;
-    }
-  }
+  tensor_ = worst_group(tp_, 1);
+  context_ = worst_group(training.cp, tp_);
+  data_ = worst_group(dp_, tp_);
+  expert_ = worst_group(training.ep, 1);
+  expert_data_ = worst_group(training.expert_data_ranks(), training.ep);
   const int world = static_cast<int>(training.world_size());
   const int rest = world % gpus_per_node_;  // on a last node that is not full
   world_ = {.size = world,
             .nodes = (world + gpus_per_node_ - 1) / gpus_per_node_,
             .per_node = rest > 0 ? rest : gpus_per_node_};
+}
+
+Reach Placement::worst_group(int size, int stride) const {
+  Reach out;
+  std::vector<int> ranks;
+  for (int first = 0; first < replicas() * pp_; ++first) {
+    const int replica = first % replicas();
+    if (replica / stride % size != 0) continue;  // a later member of a group
+    ranks.clear();
+    for (int i = 0; i < size; ++i) ranks.push_back(first + i * stride);
+    out = first == 0 ? reach(ranks) : worse(out, reach(ranks));
+  }
+  return out;
 }
 
 // Ranks increase, so those of one node are one run.

@@ -16,19 +16,24 @@ struct Reach {
   int per_node = 1;  // the fewest members on a node that it touches: how many ways out each node gives it
 };
 
-// Where world ranks are: Megatron-LM's order, tensor ranks next to each other, then data, then pipeline; world rank
-// i on device i. Where replicas of a group lie differently, the answer is for the worst.
+// Where world ranks are: Megatron-LM's order, tensor ranks next to each other, then context, then data, then pipeline;
+// world rank i on device i. Of the ranks that hold a stage, those of an expert-parallel group follow each other. Where
+// replicas of a group lie differently, the answer is for the worst.
 class Placement {
  public:
-  // Throws InputError if tp dp pp GPUs are more than the cluster has.
+  // Throws InputError if tp cp dp pp GPUs are more than the cluster has.
   Placement(const Training& training, const Cluster& cluster);
 
+  // `data` counts context and data ranks, context ranks first.
   int world_rank(int pipeline, int data, int tensor) const { return (pipeline * dp_ + data) * tp_ + tensor; }
   int replicas() const { return dp_ * tp_; }  // of each pipeline rank, with world ranks next to each other
   int node_of(int world_rank) const { return world_rank / gpus_per_node_; }
 
   Reach tensor_group() const { return tensor_; }
-  Reach data_group() const { return data_; }
+  Reach context_group() const { return context_; }
+  Reach data_group() const { return data_; }  // that has the same parameters: context and data ranks
+  Reach expert_group() const { return expert_; }
+  Reach expert_data_group() const { return expert_data_; }  // that has the same experts
   Reach world_group() const { return world_; }
   // Pipeline ranks `a` and `b` of the same replica.
   Reach pair(int a, int b) const;
@@ -39,13 +44,18 @@ class Placement {
 
  private:
   Reach reach(std::span<const int> world_ranks) const;
+  // The worst of the groups of `size` replicas of a pipeline rank, `stride` apart.
+  Reach worst_group(int size, int stride) const;
 
   int tp_;
-  int dp_;
+  int dp_;  // context and data ranks
   int pp_;
   int gpus_per_node_;
   Reach tensor_;
+  Reach context_;
   Reach data_;
+  Reach expert_;
+  Reach expert_data_;
   Reach world_;
 };
 

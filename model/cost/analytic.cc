@@ -1,7 +1,10 @@
 #include "model/cost/analytic.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
+
+#include "model/cost/expert_kernels.h"
 
 namespace sluice {
 namespace {
@@ -16,10 +19,9 @@ AttentionShape attention_shape(const KernelCall& call) {
   return {.flops = call.flops,
           .row_flops = call.row_flops,
           .head_size = call.head_size,
+          .tile_size = call.tile_size,
           .backward = call.kind == KernelClass::attention_backward};
 }
-
-bool is_collective(KernelClass kind) { return kind == KernelClass::all_reduce || kind == KernelClass::all_gather; }
 
 const Training& checked(const Transformer& model, const Training& training) {
   check_training(model, training);
@@ -50,6 +52,13 @@ KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
       time.compute_s /= software_.gemm_speed;
       return time;
     }
+    case KernelClass::grouped_gemm: {
+      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
+      time.compute_s /= software_.gemm_speed;
+      const double issue = call.gemm.batch * kExpertIssueSeconds / cluster_.host_speed;
+      time.launch_s += std::hypot(time.seconds(), issue) - time.seconds();
+      return time;
+    }
     case KernelClass::attention_forward:
     case KernelClass::attention_backward: return attention_time(gpu, attention_shape(call), call.bytes);
     default: break;
@@ -64,6 +73,21 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   switch (call.kind) {
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
+    case KernelClass::expert_all_to_all:
+      seconds = collectives_.all_to_all_s(placement_.expert_group(), call.bytes);
+      break;
+    case KernelClass::context_all_to_all:
+      seconds = collectives_.all_to_all_s(placement_.context_group(), call.bytes);
+      break;
+    case KernelClass::context_ring: {
+      KernelCall attention = call;
+      attention.kind = call.hidden_behind;
+      attention.flops = call.hidden_flops;
+      attention.bytes = call.hidden_bytes;
+      const double exchange = collectives_.shift_s(placement_.context_group(), call.bytes);
+      seconds = std::max(0.0, exchange - kernel_time(attention).seconds());
+      break;
+    }
     default: seconds = kernel_time(call).seconds();
   }
   return seconds * call.count;
@@ -94,8 +118,9 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
                              int backward_slice) const {
   const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
                        compute_s(backward, backward_stage, backward_shape, backward_slice);
-  if (training_.tp == 1) return apart;
-  // Each half's tensor-parallel collectives hide behind the other's kernels, which that slows down.
+  if (training_.tp == 1 && training_.ep == 1 && training_.cp == 1) return apart;
+  // Each half's collectives of tensor, expert and context parallelism hide behind the other's kernels, which that slows
+  // down.
   double device = 0;
   double collective = 0;
   const auto add = [&](OpKind kind, int stage, const SliceSize& size) {
@@ -147,13 +172,24 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
   return out;
 }
 
-double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64_t bytes) const {
+double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   const auto size = static_cast<double>(bytes);
+  // Routed experts are the same on fewer ranks than the rest of a stage.
+  const auto over_replicas = [&](const auto& collective_of) {
+    const double experts = expert_share(stage);
+    double seconds = 0;
+    if (experts < 1) seconds += collective_of(placement_.data_group(), (1 - experts) * size);
+    if (experts > 0) seconds += collective_of(placement_.expert_data_group(), experts * size);
+    return seconds;
+  };
   switch (kind) {
     case CollectiveKind::gradient_reduce:
-      return training_.distributed_optimizer ? collectives_.reduce_scatter_s(placement_.data_group(), size)
-                                             : collectives_.all_reduce_s(placement_.data_group(), size);
-    case CollectiveKind::parameter_gather: return collectives_.all_gather_s(placement_.data_group(), size);
+      return over_replicas([&](const Reach& group, double share) {
+        return training_.distributed_optimizer ? collectives_.reduce_scatter_s(group, share)
+                                               : collectives_.all_reduce_s(group, share);
+      });
+    case CollectiveKind::parameter_gather:
+      return over_replicas([&](const Reach& group, double share) { return collectives_.all_gather_s(group, share); });
     case CollectiveKind::replica_reduce:
     case CollectiveKind::tied_embedding:
       if (training_.pp == 1) return 0;
@@ -163,9 +199,19 @@ double AnalyticCost::collective_s(CollectiveKind kind, int /*stage*/, std::int64
   return 0;
 }
 
+double AnalyticCost::expert_share(int stage) const {
+  const StageContents& held = contents(stage);
+  if (held.expert_layers == 0) return 0;
+  return static_cast<double>(stage_expert_parameters_per_device(model_, held, training_.ep)) /
+         static_cast<double>(stage_parameters_per_device(model_, training_.tp, held, training_.ep));
+}
+
 double AnalyticCost::optimizer_s(int stage) const {
-  const auto count = static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage)));
-  const double mine = training_.distributed_optimizer ? count / training_.dp : count;
+  const auto count =
+      static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage), training_.ep));
+  const double experts = expert_share(stage) * count;
+  const double sharded = (count - experts) / training_.data_ranks() + experts / training_.expert_data_ranks();
+  const double mine = training_.distributed_optimizer ? sharded : count;
   // Adam reads and writes 12 bytes of state a parameter, reads the gradient and writes the 16-bit weight; before it
   // the norm reads the gradient and after it zeroing writes it, both whole.
   const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;
@@ -180,21 +226,24 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
   const StageContents& held = contents(stage);
   std::vector<KernelPart> out;
   if (held.embedding) out.push_back({"embedding", 1, embedding_kernels(model_, training_, kind, slice)});
-  if (held.layers > 0) out.push_back({"layer", held.layers, layer_kernels(model_, training_, kind, slice)});
+  for (const auto& [layer, count] : held.by_kind()) {
+    if (count > 0) out.push_back({name_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
+  }
   if (held.head) out.push_back({"head", 1, head_kernels(model_, training_, kind, slice)});
   return out;
 }
 
 std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize& slice) const {
-  const int layers = contents(stage).layers;
-  if (layers == 0) return {};
-  if (training_.recompute == Training::Recompute::full) {
-    return {{"layer", layers, layer_kernels(model_, training_, OpKind::F, slice)}};
+  const bool full = training_.recompute == Training::Recompute::full;
+  const bool selective = training_.recompute == Training::Recompute::selective && !training_.flash_attention;
+  std::vector<KernelPart> out;
+  for (const auto& [layer, count] : contents(stage).by_kind()) {
+    if (count == 0 || !(full || selective)) continue;
+    out.push_back({name_of(layer), count,
+                   full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
+                        : attention_kernels(model_, training_, OpKind::F, slice)});
   }
-  if (training_.recompute == Training::Recompute::selective && !training_.flash_attention) {
-    return {{"layer", layers, attention_kernels(model_, training_, OpKind::F, slice)}};
-  }
-  return {};
+  return out;
 }
 
 }  // namespace sluice

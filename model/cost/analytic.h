@@ -67,6 +67,8 @@ class AnalyticCost : public CostModel {
   // Of a transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
   double sum_s(const std::vector<KernelPart>& parts) const;
+  // Of a stage's parameters on one device, the fraction that are routed experts'.
+  double expert_share(int stage) const;
 
   Transformer model_;
   Training training_;

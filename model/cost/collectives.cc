@@ -28,4 +28,30 @@ double Collectives::ring_s(const Reach& reach, double bytes, int passes) const {
   return link.collective_latency_s + latency + steps / reach.size * bytes / ring_bytes_per_s(reach);
 }
 
+double Collectives::network_bytes_per_s() const {
+  const Link& link = cluster_.inter_node;
+  const double card = link.bandwidth_bytes_per_s * link.transfer_efficiency;
+  return cluster_.nic_per_gpu ? card : card / placement_.used_per_node();
+}
+
+double Collectives::all_to_all_s(const Reach& reach, double bytes) const {
+  if (reach.size <= 1) return 0;
+  const Link& inside = cluster_.intra_node;
+  const Link& link = reach.nodes == 1 ? inside : cluster_.inter_node;
+  const double latency = link.collective_latency_s + (reach.size - 1) * link.collective_step_s;
+  const double share = bytes / reach.size;
+  const double near = (reach.per_node - 1) * share / (inside.bandwidth_bytes_per_s * inside.transfer_efficiency);
+  const double far = reach.nodes == 1 ? 0 : (reach.size - reach.per_node) * share / network_bytes_per_s();
+  return latency + std::max(near, far);
+}
+
+double Collectives::shift_s(const Reach& reach, double bytes) const {
+  if (reach.size <= 1) return 0;
+  const Link& inside = cluster_.intra_node;
+  if (reach.nodes == 1) {
+    return inside.latency_s + bytes / (inside.bandwidth_bytes_per_s * inside.transfer_efficiency);
+  }
+  return cluster_.inter_node.latency_s + bytes / network_bytes_per_s();
+}
+
 }  // namespace sluice

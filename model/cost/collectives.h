@@ -18,10 +18,18 @@ class Collectives {
   double all_gather_s(const Reach& reach, double bytes) const { return ring_s(reach, bytes, 1); }
   double reduce_scatter_s(const Reach& reach, double bytes) const { return ring_s(reach, bytes, 1); }
 
+  // Every rank starts with `bytes`, and sends each other one its share: 1/size. Point to point, all at once: inside the
+  // node over its ports, and meanwhile to other nodes over the network.
+  double all_to_all_s(const Reach& reach, double bytes) const;
+  // Every rank sends `bytes` to the next one of the group: the slowest link that this crosses.
+  double shift_s(const Reach& reach, double bytes) const;
+
   // Bandwidth at which data pass through each member of the ring.
   double ring_bytes_per_s(const Reach& reach) const;
 
  private:
+  // What one GPU of those in use sends at to other nodes.
+  double network_bytes_per_s() const;
   // `passes` over the ring, each of size - 1 steps that move 1/size of the bytes.
   double ring_s(const Reach& reach, double bytes, int passes) const;
 

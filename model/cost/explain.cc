@@ -9,7 +9,7 @@ namespace sluice {
 namespace {
 
 Limit limit_of(const AnalyticCost& cost, const KernelCall& call) {
-  if (call.kind == KernelClass::all_reduce || call.kind == KernelClass::all_gather) return Limit::link;
+  if (is_collective(call.kind)) return Limit::link;
   const KernelTime time = cost.kernel_time(call);
   if (time.launch_s > std::max(time.compute_s, time.memory_s)) return Limit::launch;
   return time.compute_s > time.memory_s ? Limit::tensor_cores : Limit::memory;

@@ -15,6 +15,10 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
     throw InputError(fmt::format("{}: /tensor_parallel: times hold for tensor-parallel size {}, got {}", table_.source,
                                  table_.tensor_parallel, training_.tp));
   }
+  if (training_.cp > 1) {
+    throw InputError(
+        fmt::format("{}: times hold without context parallelism, got size {}", table_.source, training_.cp));
+  }
   const auto need = [&](PartKind part, bool needed, int stage) {
     if (!needed || table_.curve(part, OpKind::F)) return;
     throw InputError(fmt::format("{}: /parts/{}: required key is missing (stage {} holds it)", table_.source,
@@ -23,6 +27,10 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
   for (int stage = 0; const StageContents& held : stages_) {
     need(PartKind::embedding, held.embedding, stage);
     need(PartKind::layer, held.layers > 0, stage);
+    if (held.expert_layers > 0) {
+      throw InputError(fmt::format("{}: times are of dense layers, but stage {} has {} layers with experts",
+                                   table_.source, stage, held.expert_layers));
+    }
     need(PartKind::head, held.head, stage);
     ++stage;
   }

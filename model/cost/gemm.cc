@@ -68,7 +68,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
 KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes) {
   const AttentionConstants& a = shape.backward ? gpu.attention_backward : gpu.attention_forward;
   const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops;
-  const double padded = kHeadStep * round_up(shape.head_size / kHeadStep);
+  const double padded = shape.tile_size > 0 ? shape.tile_size : kHeadStep * round_up(shape.head_size / kHeadStep);
   const double executed = flops * (padded + a.softmax_size) / shape.head_size;
   return {.compute_s = executed / (gpu.peak_flops_per_s * a.peak_fraction),
           .memory_s = bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),

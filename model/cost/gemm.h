@@ -44,7 +44,8 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);
 struct AttentionShape {
   double flops = 0;
   double row_flops = 0;
-  double head_size = 128;
+  double head_size = 128;  // of the products, in the mean
+  double tile_size = 0;    // of a head in the kernel's tiles; 0: head_size, rounded up to what tiles are made of
   bool backward = false;
 };
 KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes);

@@ -1,103 +1,90 @@
 #include "model/cost/stage_kernels.h"
 
-#include <algorithm>
+#include "model/cost/context_kernels.h"
+#include "model/cost/expert_kernels.h"
+#include "model/cost/kernel_parts.h"
+#include "model/cost/latent_kernels.h"
 
 namespace sluice {
+
+using namespace kernel_parts;
+
 namespace {
 
-using Kernels = std::vector<KernelCall>;
-
-// Sizes of one slice on one device, in elements.
-struct Sizes {
-  double rows;    // tokens of all sequences
-  double hidden;  // elements of a row
-  double query;   // of a row, on this device
-  double key_value;
-  double qkv;
-  double mlp;
-  double mlp_in;  // twice mlp when gated
-  double split;   // rows that norms, dropout and residuals see: split under sequence parallelism
-  double scores;  // elements of the rectangle, all heads on this device
-  double mask;    // bytes of a dropout mask element, or 0
-};
-
-Sizes sizes_of(const Transformer& model, const Training& training, const SliceSize& slice) {
-  const int t = training.tp;
-  Sizes s{};
-  s.rows = static_cast<double>(slice.sequences) * static_cast<double>(slice.tokens);
-  s.hidden = model.hidden;
-  s.query = static_cast<double>(model.query_width()) / t;
-  s.key_value = 2.0 * std::max(1, model.kv_heads / t) * model.head_dim;
-  s.qkv = s.query + s.key_value;
-  s.mlp = static_cast<double>(model.ffn_hidden) / t;
-  s.mlp_in = model.mlp_inputs() * s.mlp;
-  s.split = training.sequence_parallel ? s.rows / t : s.rows;
-  s.scores = s.rows * static_cast<double>(slice.context + slice.tokens) * (static_cast<double>(model.heads) / t);
-  s.mask = model.dropout ? 1 : 0;
-  return s;
-}
-
-KernelCall product(std::string_view name, const GemmShape& shape, double bytes, int count = 1) {
+// Each half of a layer's tensor-parallel traffic, forward or backward: under sequence parallelism an all-gather and a
+// reduce-scatter, else an all-reduce. Latents are gathered instead of their input, so only one of the two is left.
+KernelCall attention_collective(std::string_view name, const Transformer& model, const Training& training,
+                                const Sizes& s) {
+  const bool half = model.has_latent_attention() && training.sequence_parallel;
   return {
-      .name = name, .kind = KernelClass::gemm, .flops = shape.flops(), .bytes = bytes, .count = count, .gemm = shape};
+      .name = name, .kind = half ? KernelClass::all_gather : KernelClass::all_reduce, .bytes = 2 * s.rows * s.hidden};
 }
 
-// [rows, k] x [k, n], 16-bit in and out.
-KernelCall gemm(std::string_view name, double rows, double k, double n) {
-  const GemmShape shape{.m = rows, .n = n, .k = k};
-  return product(name, shape, shape.bytes());
-}
-
-// The weight gradient [k, n] of that product, added to the gradient it reads and writes.
-KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes) {
-  const GemmShape shape{.m = k, .n = n, .k = rows, .result_bytes = 2.0 * gradient_bytes};
-  return product(name, shape, shape.bytes());
-}
-
-KernelCall memory(std::string_view name, double bytes, int count = 1) {
-  return {.name = name, .kind = KernelClass::memory, .flops = 0, .bytes = bytes / count, .count = count};
-}
-
-KernelCall all_reduce(std::string_view name, double bytes) {
-  return {.name = name, .kind = KernelClass::all_reduce, .flops = 0, .bytes = bytes};
-}
-
-void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }
-
-Kernels layer_forward(const Transformer& model, const Training& training, const SliceSize& slice, const Sizes& s) {
+Kernels dense_forward(const Training& training, const Sizes& s) {
   Kernels out;
-  out.push_back(memory("norm 1", 4 * s.split * s.hidden));
-  out.push_back(gemm("QKV", s.rows, s.hidden, s.qkv));
-  if (model.positions == 0) out.push_back(memory("rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
-  append(out, attention_kernels(model, training, OpKind::F, slice));
-  out.push_back(gemm("projection", s.rows, s.query, s.hidden));
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce 1", 2 * s.rows * s.hidden));
-  out.push_back(memory("dropout, residual 1", (6 + s.mask) * s.split * s.hidden));
-  out.push_back(memory("norm 2", 4 * s.split * s.hidden));
   out.push_back(gemm("MLP in", s.rows, s.hidden, s.mlp_in));
   out.push_back(memory("activation", 2 * s.rows * (s.mlp_in + s.mlp)));
   out.push_back(gemm("MLP out", s.rows, s.mlp, s.hidden));
   if (training.tp > 1) out.push_back(all_reduce("all-reduce 2", 2 * s.rows * s.hidden));
+  return out;
+}
+
+Kernels dense_input_gradient(const Training& training, const Sizes& s) {
+  Kernels out;
+  out.push_back(gemm("d MLP out", s.rows, s.hidden, s.mlp));
+  out.push_back(memory("d activation", 2 * s.rows * (s.mlp + 2 * s.mlp_in)));
+  out.push_back(gemm("d MLP in", s.rows, s.mlp_in, s.hidden));
+  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d MLP in", 2 * s.rows * s.hidden));
+  return out;
+}
+
+Kernels dense_weight_gradient(const Training& training, const Sizes& s) {
+  return {weight_gemm("w MLP out", s.rows, s.mlp, s.hidden, training.gradient_bytes),
+          weight_gemm("w MLP in", s.rows, s.hidden, s.mlp_in, training.gradient_bytes)};
+}
+
+Kernels layer_forward(const Transformer& model, const Training& training, const SliceSize& slice, LayerKind layer,
+                      const Sizes& s) {
+  Kernels out;
+  out.push_back(memory("norm 1", 4 * s.split * s.hidden));
+  if (model.has_latent_attention()) {
+    append(out, latent_kernels(model, training, OpKind::F, s));
+  } else {
+    out.push_back(gemm("QKV", s.rows, s.hidden, s.qkv));
+    if (model.qk_norm) out.push_back(memory("QK norm", 4 * s.rows * (s.query + s.key_value / 2), 2));
+    if (model.positions == 0) out.push_back(memory("rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
+  }
+  append(out, attention_kernels(model, training, OpKind::F, slice));
+  out.push_back(gemm("projection", s.rows, s.output, s.hidden));
+  if (training.tp > 1) out.push_back(attention_collective("all-reduce 1", model, training, s));
+  out.push_back(memory("dropout, residual 1", (6 + s.mask) * s.split * s.hidden));
+  out.push_back(memory("norm 2", 4 * s.split * s.hidden));
+  append(out, layer == LayerKind::dense ? dense_forward(training, s) : expert_kernels(model, training, OpKind::F, s));
   out.push_back(memory("dropout, residual 2", (6 + s.mask) * s.split * s.hidden));
   return out;
 }
 
 Kernels layer_input_gradient(const Transformer& model, const Training& training, const SliceSize& slice,
-                             const Sizes& s) {
+                             LayerKind layer, const Sizes& s) {
   Kernels out;
   out.push_back(memory("d dropout 2", (4 + s.mask) * s.split * s.hidden));
-  out.push_back(gemm("d MLP out", s.rows, s.hidden, s.mlp));
-  out.push_back(memory("d activation", 2 * s.rows * (s.mlp + 2 * s.mlp_in)));
-  out.push_back(gemm("d MLP in", s.rows, s.mlp_in, s.hidden));
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d MLP in", 2 * s.rows * s.hidden));
+  append(out,
+         layer == LayerKind::dense ? dense_input_gradient(training, s) : expert_kernels(model, training, OpKind::I, s));
   out.push_back(memory("d norm 2", 6 * s.split * s.hidden, 2));
   out.push_back(memory("d residual 2", 6 * s.split * s.hidden));
   out.push_back(memory("d dropout 1", (4 + s.mask) * s.split * s.hidden));
-  out.push_back(gemm("d projection", s.rows, s.hidden, s.query));
+  out.push_back(gemm("d projection", s.rows, s.hidden, s.output));
   append(out, attention_kernels(model, training, OpKind::I, slice));
-  if (model.positions == 0) out.push_back(memory("d rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
-  out.push_back(gemm("d QKV", s.rows, s.qkv, s.hidden));
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d QKV", 2 * s.rows * s.hidden));
+  if (model.has_latent_attention()) {
+    append(out, latent_kernels(model, training, OpKind::I, s));
+  } else {
+    if (model.positions == 0) out.push_back(memory("d rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
+    if (model.qk_norm) out.push_back(memory("d QK norm", 6 * s.rows * (s.query + s.key_value / 2), 2));
+    out.push_back(gemm("d QKV", s.rows, s.qkv, s.hidden));
+  }
+  // Under sequence parallelism with latents: the gathering of the projection's output gradient.
+  const bool summed = !model.has_latent_attention() || training.sequence_parallel;
+  if (training.tp > 1 && summed) out.push_back(attention_collective("all-reduce of d QKV", model, training, s));
   out.push_back(memory("d norm 1", 6 * s.split * s.hidden, 2));
   out.push_back(memory("d residual 1", 6 * s.split * s.hidden));
   if (model.qkv_bias) out.push_back(memory("d QKV bias", 2 * s.rows * s.qkv));
@@ -106,12 +93,17 @@ Kernels layer_input_gradient(const Transformer& model, const Training& training,
   return out;
 }
 
-Kernels layer_weight_gradient(const Training& training, const Sizes& s) {
+Kernels layer_weight_gradient(const Transformer& model, const Training& training, LayerKind layer, const Sizes& s) {
   const int bytes = training.gradient_bytes;
-  return {weight_gemm("w MLP out", s.rows, s.mlp, s.hidden, bytes),
-          weight_gemm("w MLP in", s.rows, s.hidden, s.mlp_in, bytes),
-          weight_gemm("w projection", s.rows, s.query, s.hidden, bytes),
-          weight_gemm("w QKV", s.rows, s.hidden, s.qkv, bytes)};
+  Kernels out =
+      layer == LayerKind::dense ? dense_weight_gradient(training, s) : expert_kernels(model, training, OpKind::W, s);
+  out.push_back(weight_gemm("w projection", s.rows, s.output, s.hidden, bytes));
+  if (model.has_latent_attention()) {
+    append(out, latent_kernels(model, training, OpKind::W, s));
+  } else {
+    out.push_back(weight_gemm("w QKV", s.rows, s.hidden, s.qkv, bytes));
+  }
+  return out;
 }
 
 // Megatron-LM's fused scale, mask and softmax kernel takes what fits its blocks: four of the matrices of scores at a
@@ -127,29 +119,12 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   const Sizes s = sizes_of(model, training, slice);
   const double keys = static_cast<double>(slice.context + slice.tokens);
   const double cache = static_cast<double>(slice.sequences) * keys * s.key_value;  // elements of K and V read
+  if (training.cp > 1) return context_attention_kernels(model, training, kind, slice, s);
   Kernels out;
   if (training.flash_attention) {
-    const double causal =
-        layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences / training.tp;
-    const double row_flops = 4 * keys * model.head_dim;
-    const double head_size = model.head_dim;
-    if (kind == OpKind::F) {
-      out.push_back({.name = "attention",
-                     .kind = KernelClass::attention_forward,
-                     .flops = causal,
-                     .bytes = 2 * (2 * s.rows * s.query + cache),
-                     .row_flops = row_flops,
-                     .head_size = head_size});
-    } else if (kind == OpKind::I) {
-      // Five products of the rectangle's size where the forward pass has two.
-      out.push_back({.name = "d attention",
-                     .kind = KernelClass::attention_backward,
-                     .flops = 2.5 * causal,
-                     .bytes = 2 * (4 * s.rows * s.query + 3 * cache),
-                     .row_flops = 2.5 * row_flops,
-                     .head_size = head_size});
-      out.push_back(memory("d attention, row sums", 4 * s.rows * s.query));
-    }
+    if (kind != OpKind::F && kind != OpKind::I) return out;
+    out.push_back(fused_attention(model, kind, slice, s, cache, 1.0 / training.tp));
+    if (kind == OpKind::I) out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
     return out;
   }
   // One product for each head of each sequence.
@@ -178,12 +153,13 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   return out;
 }
 
-Kernels layer_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+Kernels layer_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice,
+                      LayerKind layer) {
   const Sizes s = sizes_of(model, training, slice);
-  if (kind == OpKind::F) return layer_forward(model, training, slice, s);
+  if (kind == OpKind::F) return layer_forward(model, training, slice, layer, s);
   Kernels out;
-  if (kind != OpKind::W) out = layer_input_gradient(model, training, slice, s);
-  if (kind != OpKind::I) append(out, layer_weight_gradient(training, s));
+  if (kind != OpKind::W) out = layer_input_gradient(model, training, slice, layer, s);
+  if (kind != OpKind::I) append(out, layer_weight_gradient(model, training, layer, s));
   return out;
 }
 

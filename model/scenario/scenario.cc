@@ -14,6 +14,7 @@ namespace {
 constexpr std::int64_t kMost = 1'000'000'000;
 constexpr std::int64_t kMostNodes = 65536;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
+const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
 
@@ -94,6 +95,16 @@ class Reading {
     training.pp = whole(object, "pp", 1, kMaxRanks, 0);
     training.tp = whole(object, "tp", 1, 4096, 1);
     training.dp = whole(object, "dp", 1, 1 << 20, 1);
+    training.cp = whole(object, "cp", 1, 4096, 1);
+    training.ep = whole(object, "ep", 1, 1 << 16, 1);
+    if (object.has("etp") && object.integer("etp", 1, 4096) != 1) {
+      object.at("etp").fail("expected 1: experts that are split over tensor-parallel ranks are not modelled");
+    }
+    object.allow("etp");
+    if (object.has("cp_comm_type") && object.at("cp_comm_type").one_of(kContextExchanges) == "a2a") {
+      training.context_exchange = Training::ContextExchange::all_to_all;
+    }
+    object.allow("cp_comm_type");
     scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
     training.sequence_parallel = object.boolean_or("sequence_parallel", false);
     training.distributed_optimizer = object.boolean_or("distributed_optimizer", false);
@@ -179,7 +190,8 @@ class Reading {
     if (nodes == 0 && !file) {
       // A node of the catalogue, and nobody said how many: as many as the run needs.
       const std::int64_t pp = std::max(1, scenario_.training.pp);
-      const std::int64_t world = pp * scenario_.training.tp * scenario_.training.dp;
+      const Training& training = scenario_.training;
+      const std::int64_t world = pp * training.tp * training.cp * training.dp;
       const std::int64_t needed = (world + loaded.gpus_per_node - 1) / loaded.gpus_per_node;
       if (needed > kMostNodes)
         cluster.fail(fmt::format("{} GPUs need {} nodes: more than {}", world, needed, kMostNodes));

@@ -88,6 +88,12 @@ void Setup::split_model() {
   if (training.sequence_length <= 1) {
     throw InputError(fmt::format("{}: /batch/sequence_length: required with a model (--seq-length)", scenario_.source));
   }
+  if (training.cp > 1 && schedule_.sliced()) {
+    throw InputError(
+        fmt::format("{}: /parallelism/cp: slices of a sequence are not modelled with context parallelism, "
+                    "got {}",
+                    scenario_.source, training.cp));
+  }
   const int stages = schedule_.num_stages();
   stages_ = split_layers(*scenario_.model, stages, scenario_.stage_layers, scenario_.first_stage_layers,
                          scenario_.last_stage_layers);
@@ -131,7 +137,8 @@ LoweringOptions Setup::lowering_options() const {
   const Training& training = scenario_.training;
   LoweringOptions options{.footprint = footprint_.get()};
   if (!scenario_.model) return options;
-  options.data_parallel = training.dp;
+  const bool experts = scenario_.model->has_experts();
+  options.data_parallel = std::max(training.data_ranks(), experts ? training.expert_data_ranks() : 1);
   options.overlap_grad_reduce = training.overlap_grad_reduce;
   options.gather_parameters = training.distributed_optimizer;
   options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();

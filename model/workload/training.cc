@@ -63,14 +63,69 @@ std::vector<int> layer_counts(const Transformer& model, int num_stages, std::spa
   return counts;
 }
 
+void check_experts(const Transformer& model, const Training& training) {
+  const Experts& experts = model.experts;
+  if (!model.has_experts()) {
+    if (training.ep == 1) return;
+    throw InputError(fmt::format("{}: expert-parallel size {}, but there are no experts", model.name, training.ep));
+  }
+  if (experts.count % training.ep != 0) {
+    throw InputError(fmt::format("{}: experts ({}) must be a multiple of the expert-parallel size ({})", model.name,
+                                 experts.count, training.ep));
+  }
+  if (training.tp * std::int64_t{training.cp} * training.dp % training.ep != 0) {
+    throw InputError(fmt::format("expert-parallel size {} must divide tp {} x cp {} x dp {}", training.ep, training.tp,
+                                 training.cp, training.dp));
+  }
+  if (training.tp == 1) return;
+  if (!training.sequence_parallel) {
+    throw InputError(fmt::format("{}: experts with tensor parallelism need sequence parallelism", model.name));
+  }
+  if (experts.shared_ffn_hidden % training.tp != 0) {
+    throw InputError(fmt::format(
+        "{}: the shared experts' feed-forward size ({}) must be a multiple of the tensor-parallel size ({})",
+        model.name, experts.shared_ffn_hidden, training.tp));
+  }
+}
+
+void check_latents(const Transformer& model, const Training& training) {
+  if (!model.has_latent_attention() || training.flash_attention) return;
+  throw InputError(fmt::format("{}: latent attention needs flash attention", model.name));
+}
+
+void check_context(const Transformer& model, const Training& training) {
+  const int cp = training.cp;
+  if (cp == 1) return;
+  if (!training.flash_attention) throw InputError("context parallelism needs flash attention");
+  if (training.sequence_length % (2 * std::int64_t{cp}) != 0) {
+    throw InputError(fmt::format("sequence length {} must be a multiple of twice the context-parallel size ({})",
+                                 training.sequence_length, cp));
+  }
+  if (training.context_exchange == Training::ContextExchange::ring) return;
+  if (model.has_latent_attention()) {
+    throw InputError(fmt::format("{}: latent attention is modelled with context parallelism by p2p alone", model.name));
+  }
+  const int heads = model.heads / training.tp;
+  const int kv_heads = std::max(1, model.kv_heads / training.tp);
+  if (heads % cp != 0 || kv_heads % cp != 0) {
+    throw InputError(fmt::format(
+        "{}: {} attention and {} key/value heads of a tensor rank must be multiples of the context-parallel "
+        "size ({}) by a2a",
+        model.name, heads, kv_heads, cp));
+  }
+}
+
 }  // namespace
 
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
                                         int first_layers, int last_layers) {
   if (num_stages < 1) throw InputError(fmt::format("expected at least one stage, got {}", num_stages));
   std::vector<StageContents> stages;
+  int first = 0;
   for (const int layers : layer_counts(model, num_stages, explicit_layers, first_layers, last_layers)) {
-    stages.push_back({.layers = layers});
+    const int dense = std::clamp(model.dense_layers() - first, 0, layers);
+    stages.push_back({.layers = layers, .expert_layers = layers - dense});
+    first += layers;
   }
   stages.front().embedding = true;
   stages.back().head = true;
@@ -85,8 +140,16 @@ void check_training(const Transformer& model, const Training& training) {
   positive(training.tp, "tensor-parallel size");
   positive(training.dp, "data-parallel size");
   positive(training.pp, "pipeline-parallel size");
+  positive(training.cp, "context-parallel size");
+  positive(training.ep, "expert-parallel size");
   positive(training.micro_batch, "microbatch size");
   positive(training.sequence_length, "sequence length");
+  constexpr std::int64_t kMostReplicas = 1 << 30;  // so that counts of ranks do not overflow
+  const std::int64_t replicas = std::int64_t{training.tp} * training.cp * training.dp;
+  if (replicas > kMostReplicas) {
+    throw InputError(fmt::format("tp {} x cp {} x dp {} ranks are more than {}", training.tp, training.cp, training.dp,
+                                 kMostReplicas));
+  }
   if (training.gradient_bytes != 2 && training.gradient_bytes != 4) {
     throw InputError(fmt::format("gradients take 2 or 4 bytes, got {}", training.gradient_bytes));
   }
@@ -97,7 +160,7 @@ void check_training(const Transformer& model, const Training& training) {
     }
   };
   divides(model.heads, "attention heads");
-  divides(model.ffn_hidden, "the feed-forward size");
+  if (model.dense_layers() > 0) divides(model.ffn_hidden, "the feed-forward size");
   if (model.kv_heads >= training.tp) divides(model.kv_heads, "key/value heads");
   if (training.tp > model.kv_heads && training.tp % model.kv_heads != 0) {
     throw InputError(fmt::format("{}: the tensor-parallel size ({}) must be a multiple of the key/value heads ({})",
@@ -107,6 +170,9 @@ void check_training(const Transformer& model, const Training& training) {
     throw InputError(fmt::format("{}: sequence length {} is more than its {} learned positions", model.name,
                                  training.sequence_length, model.positions));
   }
+  check_experts(model, training);
+  check_latents(model, training);
+  check_context(model, training);
 }
 
 std::int64_t padded_vocab(const Transformer& model, int tp) {
@@ -114,17 +180,28 @@ std::int64_t padded_vocab(const Transformer& model, int tp) {
   return (model.vocab + step - 1) / step * step;
 }
 
-std::int64_t layer_parameters_per_device(const Transformer& model, int tp) {
+std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind, int ep) {
   Transformer share = model;
   share.heads = model.heads / tp;
   share.kv_heads = std::max(1, model.kv_heads / tp);
   share.ffn_hidden = model.ffn_hidden / tp;
-  return layer_parameters(share);
+  share.experts.shared_ffn_hidden = model.experts.shared_ffn_hidden / tp;
+  const std::int64_t count = layer_parameters(share, kind);
+  if (kind == LayerKind::dense) return count;
+  const std::int64_t routed = routed_expert_parameters(model);
+  return count - routed + routed / ep;
 }
 
-std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents) {
+std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep) {
+  return contents.expert_layers * (routed_expert_parameters(model) / ep);
+}
+
+std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents, int ep) {
   const std::int64_t words = padded_vocab(model, tp) / tp * model.hidden;
-  std::int64_t count = contents.layers * layer_parameters_per_device(model, tp);
+  std::int64_t count = (contents.layers - contents.expert_layers) * layer_parameters_per_device(model, tp);
+  if (contents.expert_layers > 0) {
+    count += contents.expert_layers * layer_parameters_per_device(model, tp, LayerKind::experts, ep);
+  }
   if (contents.embedding) count += words + std::int64_t{model.positions} * model.hidden;
   if (contents.head) {
     count += std::int64_t{model.hidden} * (model.rms_norm ? 1 : 2);

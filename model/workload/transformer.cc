@@ -14,18 +14,55 @@ std::int64_t norm_parameters(const Transformer& model) { return std::int64_t{mod
 
 }  // namespace
 
-std::int64_t layer_matrix_elements(const Transformer& model) {
-  const std::int64_t attention = 2 * model.query_width() + model.key_value_width();
-  const std::int64_t mlp = std::int64_t{model.mlp_inputs() + 1} * model.ffn_hidden;
-  return model.hidden * (attention + mlp);
+std::int64_t attention_matrix_elements(const Transformer& model) {
+  const std::int64_t h = model.hidden;
+  if (!model.has_latent_attention()) return h * (2 * model.query_width() + model.key_value_width());
+  const LatentAttention& latent = model.latent;
+  const std::int64_t queries =
+      latent.query_rank > 0 ? latent.query_rank * (h + model.query_width()) : h * model.query_width();
+  const std::int64_t down = h * (latent.key_value_rank + latent.rope_head_dim);
+  const std::int64_t up = std::int64_t{latent.key_value_rank} * model.heads * latent.nope_head_dim +
+                          latent.key_value_rank * model.value_width();
+  return queries + down + up + model.value_width() * h;
 }
 
-std::int64_t layer_parameters(const Transformer& model) {
-  std::int64_t biases = 0;
-  if (model.qkv_bias) biases += model.query_width() + model.key_value_width();
-  if (model.projection_bias) biases += model.hidden;
-  if (model.mlp_bias) biases += std::int64_t{model.mlp_inputs()} * model.ffn_hidden + model.hidden;
-  return layer_matrix_elements(model) + biases + 2 * norm_parameters(model);
+std::int64_t mlp_matrix_elements(const Transformer& model, std::int64_t ffn_hidden) {
+  return (model.mlp_inputs() + 1) * ffn_hidden * model.hidden;
+}
+
+std::int64_t layer_matrix_elements(const Transformer& model, LayerKind kind) {
+  const Experts& experts = model.experts;
+  if (kind == LayerKind::dense) return attention_matrix_elements(model) + mlp_matrix_elements(model, model.ffn_hidden);
+  return active_matrix_elements(model, kind) +
+         (experts.count - experts.per_token) * mlp_matrix_elements(model, experts.ffn_hidden);
+}
+
+std::int64_t active_matrix_elements(const Transformer& model, LayerKind kind) {
+  if (kind == LayerKind::dense) return layer_matrix_elements(model, kind);
+  const Experts& experts = model.experts;
+  const std::int64_t router = std::int64_t{experts.count} * model.hidden;
+  return attention_matrix_elements(model) + router +
+         experts.per_token * mlp_matrix_elements(model, experts.ffn_hidden) +
+         mlp_matrix_elements(model, experts.shared_ffn_hidden);
+}
+
+std::int64_t layer_parameters(const Transformer& model, LayerKind kind) {
+  const std::int64_t inputs = model.mlp_inputs();
+  std::int64_t rest = 2 * norm_parameters(model);
+  if (model.has_latent_attention()) {
+    rest += model.latent.query_rank + model.latent.key_value_rank;
+  } else if (model.qk_norm) {
+    rest += std::int64_t{2} * model.head_dim;
+  }
+  if (model.qkv_bias) rest += model.query_width() + model.key_value_width();
+  if (model.projection_bias) rest += model.hidden;
+  if (model.mlp_bias) rest += inputs * model.ffn_hidden + model.hidden;
+  if (kind == LayerKind::experts && model.experts.shared_gate) rest += model.hidden;
+  return layer_matrix_elements(model, kind) + rest;
+}
+
+std::int64_t routed_expert_parameters(const Transformer& model) {
+  return model.experts.count * mlp_matrix_elements(model, model.experts.ffn_hidden);
 }
 
 std::int64_t embedding_parameters(const Transformer& model) { return (model.vocab + model.positions) * model.hidden; }
@@ -35,13 +72,21 @@ std::int64_t head_parameters(const Transformer& model) {
 }
 
 std::int64_t parameters(const Transformer& model) {
-  return model.layers * layer_parameters(model) + embedding_parameters(model) + head_parameters(model);
+  const std::int64_t dense = model.dense_layers();
+  return dense * layer_parameters(model) + (model.layers - dense) * layer_parameters(model, LayerKind::experts) +
+         embedding_parameters(model) + head_parameters(model);
 }
 
-double layer_model_flops(const Transformer& model, std::int64_t tokens) {
+std::int64_t active_parameters(const Transformer& model) {
+  const std::int64_t idle =
+      layer_matrix_elements(model, LayerKind::experts) - active_matrix_elements(model, LayerKind::experts);
+  return parameters(model) - (model.layers - model.dense_layers()) * idle;
+}
+
+double layer_model_flops(const Transformer& model, std::int64_t tokens, LayerKind kind) {
   const auto s = static_cast<double>(tokens);
-  return 2 * s * static_cast<double>(layer_matrix_elements(model)) +
-         4 * s * s * static_cast<double>(model.query_width());
+  return 2 * s * static_cast<double>(active_matrix_elements(model, kind)) +
+         2 * s * s * static_cast<double>(model.query_width() + model.value_width());
 }
 
 double head_model_flops(const Transformer& model, std::int64_t tokens) {
@@ -50,15 +95,17 @@ double head_model_flops(const Transformer& model, std::int64_t tokens) {
 
 double iteration_model_flops(const Transformer& model, std::int64_t tokens, std::int64_t sequences,
                              bool full_recompute) {
-  const double layers = (full_recompute ? 4 : 3) * layer_model_flops(model, tokens) * model.layers;
-  return static_cast<double>(sequences) * (layers + 3 * head_model_flops(model, tokens));
+  const int dense = model.dense_layers();
+  const double layers = dense * layer_model_flops(model, tokens) +
+                        (model.layers - dense) * layer_model_flops(model, tokens, LayerKind::experts);
+  return static_cast<double>(sequences) * ((full_recompute ? 4 : 3) * layers + 3 * head_model_flops(model, tokens));
 }
 
-SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context) {
+SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context, LayerKind kind) {
   const auto n = static_cast<double>(tokens);
   const auto c = static_cast<double>(context);
-  return {.matrices = 2 * n * static_cast<double>(layer_matrix_elements(model)),
-          .attention = 4 * static_cast<double>(model.query_width()) * n * (c + n / 2)};
+  return {.matrices = 2 * n * static_cast<double>(active_matrix_elements(model, kind)),
+          .attention = 2 * static_cast<double>(model.query_width() + model.value_width()) * n * (c + n / 2)};
 }
 
 void check_transformer(const Transformer& model) {
@@ -76,10 +123,38 @@ void check_transformer(const Transformer& model) {
     throw InputError(fmt::format("{}: attention heads ({}) must be a multiple of key/value heads ({})", model.name,
                                  model.heads, model.kv_heads));
   }
+  const Experts& experts = model.experts;
+  if (model.has_experts()) {
+    positive(experts.per_token, "experts of a token");
+    positive(experts.ffn_hidden, "feed-forward size of an expert");
+    if (experts.per_token > experts.count) {
+      throw InputError(
+          fmt::format("{}: a token cannot go to {} of {} experts", model.name, experts.per_token, experts.count));
+    }
+    if (experts.leading_dense >= model.layers) {
+      throw InputError(fmt::format("{}: {} dense layers leave none of the {} layers for experts", model.name,
+                                   experts.leading_dense, model.layers));
+    }
+    if (model.mlp_bias) throw InputError(fmt::format("{}: experts with biases are not modelled", model.name));
+  }
+  const LatentAttention& latent = model.latent;
+  if (model.has_latent_attention()) {
+    positive(latent.nope_head_dim, "head size without position");
+    positive(latent.rope_head_dim, "head size with position");
+    positive(latent.value_head_dim, "head size of values");
+    if (model.qkv_bias || model.projection_bias) {
+      throw InputError(fmt::format("{}: latent attention with biases is not modelled", model.name));
+    }
+  }
   // In floating point: no product of sizes that pass above overflows in the functions of this file or their bytes.
-  const double width = 2.0 * static_cast<double>(model.query_width()) + static_cast<double>(model.key_value_width()) +
-                       (model.mlp_inputs() + 1.0) * model.ffn_hidden;
-  const double count = model.hidden * (model.layers * width + 2.0 * static_cast<double>(model.vocab) + model.positions);
+  const double h = model.hidden;
+  const double mlp = h * (model.mlp_inputs() + 1.0);
+  const double latents = (latent.query_rank + latent.key_value_rank) * (h + static_cast<double>(model.query_width()));
+  const double attention =
+      h * (2.0 * static_cast<double>(model.query_width()) + static_cast<double>(model.key_value_width())) + 2 * latents;
+  const double routed = 1.0 * experts.count * (mlp * experts.ffn_hidden + h) + mlp * experts.shared_ffn_hidden;
+  const double count = model.layers * (attention + mlp * model.ffn_hidden + routed) +
+                       h * (2.0 * static_cast<double>(model.vocab) + model.positions);
   if (count > kMostParameters) {
     throw InputError(
         fmt::format("{}: {:.2g} parameters are more than the {:.0e} allowed", model.name, count, kMostParameters));

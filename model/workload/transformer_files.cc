@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <vector>
 
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
@@ -61,7 +64,21 @@ Transformer gpt2(JsonReader& reader) {
   return model;
 }
 
-Transformer llama(JsonReader& reader, bool qwen2) {
+constexpr std::int64_t kMaxExperts = 1 << 16;
+
+int experts_of(JsonReader& reader, const std::string& key, std::int64_t low = 1) {
+  return static_cast<int>(reader.integer(key, low, kMaxExperts));
+}
+
+// A key that may be missing, but whose only modelled value is this.
+void expect_only(JsonReader& reader, const std::string& key, std::int64_t value, const char* what) {
+  if (!reader.has(key) || reader.integer(key, -kMaxSize, kMaxSize) == value) return;
+  reader.at(key).fail(fmt::format("expected {}: {}", value, what));
+}
+
+// What the families of Hugging Face that descend from Llama have in common.
+Transformer llama(JsonReader& reader, const std::string& type) {
+  const bool qwen2 = type.starts_with("qwen2");
   Transformer model;
   model.layers = count_of(reader, "num_hidden_layers");
   model.hidden = size_of(reader, "hidden_size");
@@ -74,22 +91,139 @@ Transformer llama(JsonReader& reader, bool qwen2) {
   model.tied_embeddings = reader.boolean_or("tie_word_embeddings", false);
   model.rms_norm = true;
   model.projection_bias = reader.boolean_or("attention_bias", false);
-  model.qkv_bias = qwen2 || model.projection_bias;
+  model.qkv_bias = (qwen2 && reader.boolean_or("qkv_bias", true)) || model.projection_bias;
+  model.qk_norm = type.starts_with("qwen3");
   model.mlp_bias = reader.boolean_or("mlp_bias", false);
   model.dropout = reader.number_or("attention_dropout", 0, 1, 0) > 0;
   model.max_positions = size_or(reader, "max_position_embeddings", 0);
   return model;
 }
 
+// Layers of Qwen's mixtures have experts unless the file says which have not.
+void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
+  Experts& experts = model.experts;
+  experts.count = experts_of(reader, "num_experts");
+  experts.per_token = experts_of(reader, "num_experts_per_tok");
+  experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
+  if (shared) {
+    experts.shared_ffn_hidden = size_of(reader, "shared_expert_intermediate_size");
+    experts.shared_gate = true;
+  }
+  expect_only(reader, "decoder_sparse_step", 1, "experts in every layer");
+  if (!reader.has("mlp_only_layers")) return;
+  for (const JsonReader& layer : reader.at("mlp_only_layers").elements()) {
+    if (layer.integer(0, kMaxLayers) != experts.leading_dense)
+      layer.fail("dense layers are modelled at the front only");
+    ++experts.leading_dense;
+  }
+}
+
+void read_deepseek(JsonReader& reader, Transformer& model) {
+  Experts& experts = model.experts;
+  experts.count = experts_of(reader, "n_routed_experts");
+  experts.per_token = experts_of(reader, "num_experts_per_tok");
+  experts.ffn_hidden = size_of(reader, "moe_intermediate_size");
+  const std::int64_t shared = reader.has("n_shared_experts") ? reader.integer("n_shared_experts", 0, 1024) : 0;
+  if (shared * experts.ffn_hidden > kMaxSize) {
+    reader.at("n_shared_experts").fail(fmt::format("expected a feed-forward size of at most {} in all", kMaxSize));
+  }
+  experts.shared_ffn_hidden = static_cast<int>(shared * experts.ffn_hidden);
+  experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, kMaxLayers));
+  expect_only(reader, "moe_layer_freq", 1, "experts in every layer after the leading dense ones");
+  LatentAttention& latent = model.latent;
+  latent.query_rank = reader.has("q_lora_rank") ? size_of(reader, "q_lora_rank") : 0;
+  latent.key_value_rank = size_of(reader, "kv_lora_rank");
+  latent.nope_head_dim = size_of(reader, "qk_nope_head_dim");
+  latent.rope_head_dim = size_of(reader, "qk_rope_head_dim");
+  latent.value_head_dim = size_of(reader, "v_head_dim");
+  model.head_dim = latent.nope_head_dim + latent.rope_head_dim;
+  if (model.kv_heads != model.heads) {
+    reader.at("num_key_value_heads").fail("expected as many as attention heads, since attention is latent");
+  }
+}
+
+// Megatron-LM's moe_layer_freq: 1, or a list of 0 (dense) and 1 (experts), one for each layer.
+int leading_dense_layers(const JsonReader& layers, int num_layers) {
+  if (layers.json().is_number()) {
+    if (layers.integer(1, kMaxLayers) != 1)
+      layers.fail("expected 1, or a list: dense layers are modelled at the front");
+    return 0;
+  }
+  const std::vector<JsonReader> list = layers.elements();
+  if (list.size() == 1 && list[0].integer(0, 1) == 1) return 0;  // the flag is always a list
+  if (static_cast<int>(list.size()) != num_layers)
+    layers.fail(fmt::format("expected one number a layer, {}", num_layers));
+  int dense = 0;
+  for (int i = 0; i < num_layers; ++i) {
+    const JsonReader& layer = list[static_cast<std::size_t>(i)];
+    if (layer.integer(0, 1) == 1) continue;
+    if (dense != i) layer.fail("expected 1: dense layers are modelled at the front only");
+    ++dense;
+  }
+  return dense;
+}
+
+void read_megatron_experts(JsonReader& reader, Transformer& model) {
+  static const std::array<const char*, 4> kNeedExperts = {"moe_router_topk", "moe_ffn_hidden_size",
+                                                          "moe_shared_expert_intermediate_size", "moe_layer_freq"};
+  for (const char* key : kNeedExperts) {
+    reader.allow(key);
+    if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("needs num_experts beside it");
+  }
+  reader.allow("num_experts");
+  if (!reader.has("num_experts")) return;
+  Experts& experts = model.experts;
+  experts.count = experts_of(reader, "num_experts");
+  experts.per_token = reader.has("moe_router_topk") ? experts_of(reader, "moe_router_topk") : 2;
+  experts.ffn_hidden = size_or(reader, "moe_ffn_hidden_size", model.ffn_hidden);
+  experts.shared_ffn_hidden = size_or(reader, "moe_shared_expert_intermediate_size", 0);
+  if (reader.has("moe_layer_freq")) {
+    experts.leading_dense = leading_dense_layers(reader.at("moe_layer_freq"), model.layers);
+  }
+}
+
+void read_megatron_latents(JsonReader& reader, Transformer& model) {
+  static const std::array<const char*, 5> kNeedLatents = {"q_lora_rank", "kv_lora_rank", "qk_head_dim",
+                                                          "qk_pos_emb_head_dim", "v_head_dim"};
+  if (!reader.boolean_or("multi_latent_attention", false)) {
+    for (const char* key : kNeedLatents) {
+      reader.allow(key);
+      if (reader.has(key)) reader.at(key).fail("needs multi_latent_attention beside it");
+    }
+    return;
+  }
+  LatentAttention& latent = model.latent;
+  reader.allow("q_lora_rank");
+  latent.query_rank = reader.has("q_lora_rank") ? size_of(reader, "q_lora_rank") : 0;
+  latent.key_value_rank = size_of(reader, "kv_lora_rank");
+  latent.nope_head_dim = size_of(reader, "qk_head_dim");
+  latent.rope_head_dim = size_of(reader, "qk_pos_emb_head_dim");
+  latent.value_head_dim = size_of(reader, "v_head_dim");
+  model.head_dim = latent.nope_head_dim + latent.rope_head_dim;
+  if (model.kv_heads != model.heads) {
+    reader.at("num_query_groups").fail("expected as many as attention heads, since attention is latent");
+  }
+}
+
 }  // namespace
 
 Transformer transformer_from_hf(JsonReader reader) {
-  static const std::array<std::string, 4> kTypes = {"gpt2", "llama", "mistral", "qwen2"};
+  static const std::array<std::string, 10> kTypes = {"gpt2",    "llama",     "mistral",   "qwen2",       "qwen3",
+                                                     "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"};
   const std::string type = reader.string("model_type");
   if (std::find(kTypes.begin(), kTypes.end(), type) == kTypes.end()) {
-    reader.at("model_type").fail("expected one of gpt2, llama, mistral, qwen2 (no mixture of experts)");
+    reader.at("model_type").fail(fmt::format("expected one of {}", fmt::join(kTypes, ", ")));
   }
-  Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type == "qwen2");
+  Transformer model = type == "gpt2" ? gpt2(reader) : llama(reader, type);
+  if (type == "mixtral") {
+    model.experts = {.count = experts_of(reader, "num_local_experts"),
+                     .per_token = experts_of(reader, "num_experts_per_tok"),
+                     .ffn_hidden = model.ffn_hidden};
+  } else if (type.ends_with("_moe")) {
+    read_qwen_experts(reader, type == "qwen2_moe", model);
+  } else if (type.starts_with("deepseek")) {
+    read_deepseek(reader, model);
+  }
   model.name = name_of(reader.source());
   check_transformer(model);
   return model;
@@ -123,6 +257,9 @@ Transformer transformer_from_json(JsonReader reader) {
   model.projection_bias = model.mlp_bias = biases;
   model.dropout =
       reader.number_or("hidden_dropout", 0, 1, 0.1) > 0 || reader.number_or("attention_dropout", 0, 1, 0.1) > 0;
+  model.qk_norm = reader.boolean_or("qk_layernorm", false);
+  read_megatron_experts(reader, model);
+  read_megatron_latents(reader, model);
   reader.finish();
   check_transformer(model);
   return model;

@@ -6,49 +6,71 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/workload/expert_footprint.h"
 
 namespace sluice {
 namespace {
 
 constexpr double kMostBytes = 1e18;
 
-// Activations of one layer and slice, were everything kept.
-struct LayerBytes {
-  std::int64_t input = 0;  // the layer's input alone: a checkpoint
-  std::int64_t to_input_gradient = 0;
-  std::int64_t to_weight_gradient = 0;
-  std::int64_t output_gradients = 0;
-  std::int64_t keys_values = 0;
-  std::int64_t scores = 0;
-};
-
-LayerBytes layer_bytes(const Transformer& model, const Training& training, std::int64_t tokens, std::int64_t context) {
+LayerBytes layer_bytes(const Transformer& model, const Training& training, LayerKind kind, std::int64_t tokens,
+                       std::int64_t context) {
   const std::int64_t t = training.tp;
   const std::int64_t rows = tokens;
   const std::int64_t whole = training.sequence_parallel ? t : 1;  // what tensor parallelism alone does not split
   const std::int64_t nh = (rows * model.hidden + whole - 1) / whole;
   const std::int64_t query = rows * model.query_width() / t;
-  const std::int64_t key_value = rows * 2 * std::max<std::int64_t>(1, model.kv_heads / t) * model.head_dim;
-  const std::int64_t mlp = rows * model.ffn_hidden / t;
+  const std::int64_t output = rows * model.value_width() / t;
+  const std::int64_t key_value =
+      rows * std::max<std::int64_t>(1, model.kv_heads / t) * (model.head_dim + model.value_head_dim());
+  const std::int64_t mlp = kind == LayerKind::dense ? rows * model.ffn_hidden / t : 0;
 
   LayerBytes bytes;
   bytes.input = 2 * nh;
   bytes.to_input_gradient = 2 * (2 * nh + query + model.mlp_inputs() * mlp) + (model.dropout ? 2 * nh : 0);
-  bytes.to_weight_gradient = 2 * (2 * nh + query + mlp);
+  bytes.to_weight_gradient = 2 * (2 * nh + output + mlp);
   bytes.output_gradients = 2 * (2 * nh + query + key_value + model.mlp_inputs() * mlp);
   bytes.keys_values = 2 * key_value;
   if (!training.flash_attention) {
     bytes.scores = (model.dropout ? 5 : 2) * (model.heads / t) * tokens * (context + tokens);
   }
+  // The heads' output as the attention put it out, before it goes back to the ranks that have its tokens.
+  if (training.cp > 1 && training.context_exchange == Training::ContextExchange::all_to_all) {
+    bytes.to_input_gradient += 2 * output;
+  }
+  if (model.has_latent_attention()) add_latents(model, training, rows, bytes);
+  if (kind == LayerKind::experts) add_experts(model, training, rows, bytes);
   return bytes;
+}
+
+LayerBytes times(std::int64_t count, const LayerBytes& one) {
+  return {.input = count * one.input,
+          .to_input_gradient = count * one.to_input_gradient,
+          .to_weight_gradient = count * one.to_weight_gradient,
+          .output_gradients = count * one.output_gradients,
+          .keys_values = count * one.keys_values,
+          .scores = count * one.scores};
+}
+
+LayerBytes sum(const LayerBytes& a, const LayerBytes& b) {
+  return {.input = a.input + b.input,
+          .to_input_gradient = a.to_input_gradient + b.to_input_gradient,
+          .to_weight_gradient = a.to_weight_gradient + b.to_weight_gradient,
+          .output_gradients = a.output_gradients + b.output_gradients,
+          .keys_values = a.keys_values + b.keys_values,
+          .scores = a.scores + b.scores};
 }
 
 // Refuses slices whose bytes could overflow, by more than all of them together can be. In floating point.
 void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
   const auto tokens = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(slice)]);
   const double rows = tokens * shape.sequences;
+  const double latents = 2.0 * model.latent.query_rank + 2.0 * model.latent.key_value_rank;
+  const double experts =
+      model.experts.per_token * (model.hidden + (model.mlp_inputs() + 1.0) * model.experts.ffn_hidden) +
+      model.mlp_inputs() * (1.0 * model.experts.shared_ffn_hidden) + model.experts.count;
   const double width = model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
-                       static_cast<double>(model.mlp_inputs()) * model.ffn_hidden;
+                       static_cast<double>(model.mlp_inputs()) * model.ffn_hidden + latents + experts;
   const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
   const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // no fewer than are on one device
   const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words);
@@ -67,13 +89,17 @@ TransformerFootprint::TransformerFootprint(Transformer model, Training training,
 }
 
 StageBytes TransformerFootprint::stage(int stage) const {
-  const std::int64_t count =
-      stage_parameters_per_device(model_, training_.tp, stages_[static_cast<std::size_t>(stage)]);
+  const StageContents& held = stages_[static_cast<std::size_t>(stage)];
+  const std::int64_t count = stage_parameters_per_device(model_, training_.tp, held, training_.ep);
+  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.ep);
   const bool sharded = training_.distributed_optimizer;
   StageBytes bytes;
   bytes.weights = 2 * count;
   bytes.gradients = training_.gradient_bytes * count;
-  bytes.optimizer = sharded ? (12 * count + training_.dp - 1) / training_.dp : 12 * count;
+  const auto shard = [](std::int64_t parameters, std::int64_t ranks) { return (12 * parameters + ranks - 1) / ranks; };
+  bytes.optimizer = sharded
+                        ? shard(count - experts, training_.data_ranks()) + shard(experts, training_.expert_data_ranks())
+                        : 12 * count;
   bytes.reduced = bytes.gradients;
   bytes.gathered = sharded ? bytes.weights : 0;
   return bytes;
@@ -89,7 +115,7 @@ std::int64_t TransformerFootprint::tied_embedding_bytes() const {
 SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
   const StageContents& contents = stages_[static_cast<std::size_t>(stage)];
   check_countable(model_, !training_.flash_attention, contents.layers, shape, slice);
-  const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+  const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)] / training_.cp;
   const std::int64_t rows = tokens * shape.sequences;
   const std::int64_t layers = contents.layers;
   const bool sliced = shape.num_slices() > 1;
@@ -97,21 +123,29 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   const bool keeps_scores = training_.recompute == Training::Recompute::none;
 
   // Everything but the scores is linear in the rows, so sequences and tokens can be taken together.
-  LayerBytes layer = layer_bytes(model_, training_, rows, 0);
-  layer.scores = layer_bytes(model_, training_, tokens, shape.context(slice)).scores * shape.sequences;
+  const auto layer_of = [&](LayerKind kind) {
+    LayerBytes layer = layer_bytes(model_, training_, kind, rows, 0);
+    layer.scores = layer_bytes(model_, training_, kind, tokens, shape.context(slice)).scores * shape.sequences;
+    return layer;
+  };
+  const LayerBytes dense = layer_of(LayerKind::dense);
+  const LayerBytes experts = contents.expert_layers > 0 ? layer_of(LayerKind::experts) : LayerBytes{};
+  const LayerBytes all = sum(times(layers - contents.expert_layers, dense), times(contents.expert_layers, experts));
+  // The backward pass of the stage starts in its last layer, where nothing has been freed yet.
+  const LayerBytes& layer = contents.expert_layers > 0 ? experts : dense;
 
   SliceBytes bytes;
-  bytes.gradients_to_weight_gradient = layers * layer.output_gradients;
+  bytes.gradients_to_weight_gradient = all.output_gradients;
   if (full) {
-    bytes.activations_to_input_gradient = layers * layer.input;
-    bytes.gradients_to_weight_gradient += layers * layer.to_weight_gradient;
-    bytes.keys_values = sliced ? layers * layer.keys_values : 0;
+    bytes.activations_to_input_gradient = all.input;
+    bytes.gradients_to_weight_gradient += all.to_weight_gradient;
+    bytes.keys_values = sliced ? all.keys_values : 0;
   } else {
-    bytes.activations_to_input_gradient = layers * (layer.to_input_gradient + (keeps_scores ? layer.scores : 0));
-    bytes.activations_to_weight_gradient = layers * layer.to_weight_gradient;
-    bytes.keys_values = layers * layer.keys_values;
+    bytes.activations_to_input_gradient = all.to_input_gradient + (keeps_scores ? all.scores : 0);
+    bytes.activations_to_weight_gradient = all.to_weight_gradient;
+    bytes.keys_values = all.keys_values;
   }
-  if (sliced) bytes.keys_values_gradient = 2 * layers * layer.keys_values;  // in 32 bit
+  if (sliced) bytes.keys_values_gradient = 2 * all.keys_values;  // in 32 bit
 
   if (layers > 0) {
     bytes.forward_workspace = keeps_scores ? 0 : layer.scores;

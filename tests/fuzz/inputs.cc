@@ -19,10 +19,13 @@ void try_model(std::string_view text) {
     const std::int64_t tokens = model.max_positions > 0 ? model.max_positions : 4096;
     require(iteration_model_flops(model, tokens, 8, true) > 0, "a model without work");
     require(layer_slice_flops(model, 1, tokens - 1).forward() > 0, "a layer without work");
-    const Training training{.tp = 2, .pp = 2, .sequence_length = tokens};
+    const Training training{
+        .tp = 2, .pp = 2, .ep = model.has_experts() ? 2 : 1, .sequence_length = tokens, .sequence_parallel = true};
     check_training(model, training);
     for (const StageContents& stage : split_layers(model, training.pp, {}, 0, 0)) {
-      require(stage_parameters_per_device(model, training.tp, stage) > 0, "a stage without parameters");
+      require(stage_parameters_per_device(model, training.tp, stage, training.ep) >
+                  stage_expert_parameters_per_device(model, stage, training.ep),
+              "a stage of experts alone");
     }
   });
 }

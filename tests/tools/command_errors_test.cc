@@ -54,6 +54,13 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 4", "command line: /batch: required: microbatches (--microbatches), or global_batch (--gbs)"},
       {"simulate --pp 0 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got 0"},
       {"simulate --pp -4 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got -4"},
+      {"simulate --pp 4 --microbatches 4 --etp 2",
+       "--etp: expected 1: experts that are split over tensor-parallel ranks are not modelled, got 2"},
+      {"simulate --pp 4 --microbatches 4 --cp-comm-type ring",
+       "--cp-comm-type: expected one of p2p, a2a, got \"ring\""},
+      {"simulate --schedule seq1f1b --slices 4 --pp 2 --microbatches 2 --cp 2 --seq-length 4096 --num-layers 4 "
+       "--hidden-size 64 --num-attention-heads 4 --vocab-size 128 --max-position-embeddings 4096",
+       "command line: /parallelism/cp: slices of a sequence are not modelled with context parallelism, got 2"},
       {"simulate --pp 4 --microbatches 0", "--microbatches: expected a whole number from 1 to 1000000000, got 0"},
       {"simulate --pp 4 --microbatches 1000000000000",
        "--microbatches: expected a whole number from 1 to 1000000000, got 1000000000000"},

@@ -49,6 +49,15 @@ TEST(TimeCurveTest, AddsTheContextTermWhereThereIsContext) {
   EXPECT_EQ(negative.at(64, 0), 1);
 }
 
+TEST(FittedCostTest, RefusesWhatItsTimesAreNotOf) {
+  EXPECT_EQ(error_of([] { FittedCost(table(), Training{}, {{.layers = 3, .expert_layers = 2, .embedding = true}}); }),
+            "cost.json: times are of dense layers, but stage 0 has 2 layers with experts");
+  Training training;
+  training.cp = 2;
+  EXPECT_EQ(error_of([&] { FittedCost(table(), training, kStages); }),
+            "cost.json: times hold without context parallelism, got size 2");
+}
+
 TEST(FittedCostTest, AddsUpWhatAStageHolds) {
   const FittedCost cost(table(), Training{}, kStages);
   const MicrobatchShape shape{2, {128}};

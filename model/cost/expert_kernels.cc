@@ -1,0 +1,135 @@
+#include "model/cost/expert_kernels.h"
+
+namespace sluice {
+
+using namespace kernel_parts;
+
+namespace {
+
+// Elements and rows on one device.
+struct ExpertSizes {
+  double own;     // tokens that this rank routes
+  double sent;    // copies of them, and as many that come
+  double scores;  // of the router
+  double mine;    // experts of this rank
+  double width;   // of an expert
+  double width_in;
+  double shared;  // width of the shared expert on this device
+  double shared_in;
+};
+
+ExpertSizes expert_sizes(const Transformer& model, const Training& training, const Sizes& s) {
+  const Experts& experts = model.experts;
+  ExpertSizes e{};
+  e.own = s.rows / training.tp;
+  e.sent = e.own * experts.per_token;
+  e.scores = e.own * experts.count;
+  e.mine = static_cast<double>(experts.count) / training.ep;
+  e.width = experts.ffn_hidden;
+  e.width_in = model.mlp_inputs() * e.width;
+  e.shared = static_cast<double>(experts.shared_ffn_hidden) / training.tp;
+  e.shared_in = model.mlp_inputs() * e.shared;
+  return e;
+}
+
+// Every expert's own rows: [sent / mine, k] x [k, n].
+KernelCall grouped(std::string_view name, const ExpertSizes& e, double k, double n) {
+  const GemmShape shape{.m = e.sent / e.mine, .n = n, .k = k, .batch = e.mine};
+  KernelCall call = product(name, shape, shape.bytes());
+  call.kind = KernelClass::grouped_gemm;
+  return call;
+}
+
+KernelCall grouped_weight(std::string_view name, const ExpertSizes& e, double k, double n, int gradient_bytes) {
+  const GemmShape shape{.m = k, .n = n, .k = e.sent / e.mine, .batch = e.mine, .result_bytes = 2.0 * gradient_bytes};
+  KernelCall call = product(name, shape, shape.bytes());
+  call.kind = KernelClass::grouped_gemm;
+  return call;
+}
+
+// Copies of tokens from where they are routed to their experts, in order; `names` of the three kernels.
+void send(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
+          std::string_view sent, std::string_view ordered) {
+  out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
+  if (training.ep == 1) return;  // the copies are in order already
+  out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
+  out.push_back(memory(ordered, 4 * e.sent * s.hidden));
+}
+
+// The same the other way round; the copies of a token are summed.
+void bring_back(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
+                std::string_view sent, std::string_view summed) {
+  if (training.ep > 1) {
+    out.push_back(memory(ordered, 4 * e.sent * s.hidden));
+    out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
+  }
+  out.push_back(memory(summed, 2 * (e.own + e.sent) * s.hidden));
+}
+
+Kernels forward(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
+  Kernels out;
+  out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
+  // Softmax in 32 bit, the greatest, a map of them, sums for the balance of load, each over all scores.
+  out.push_back(memory("top-k", 32 * e.scores, 6));
+  send(out, training, s, e, "copies for experts", "dispatch", "copies in order");
+  out.push_back(grouped("experts in", e, s.hidden, e.width_in));
+  out.push_back(memory("activation of experts", 2 * e.sent * (e.width_in + e.width)));
+  out.push_back(grouped("experts out", e, e.width, s.hidden));
+  bring_back(out, training, s, e, "results in order", "combine", "sum of experts");
+  if (e.shared > 0) {
+    out.push_back(gemm("shared expert in", s.rows, s.hidden, e.shared_in));
+    out.push_back(memory("activation of shared expert", 2 * s.rows * (e.shared_in + e.shared)));
+    out.push_back(gemm("shared expert out", s.rows, e.shared, s.hidden));
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", 2 * s.rows * s.hidden));
+    if (model.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
+    out.push_back(memory("sum with shared expert", 6 * s.split * s.hidden));
+  }
+  return out;
+}
+
+Kernels input_gradient(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
+  Kernels out;
+  if (e.shared > 0) {
+    if (model.experts.shared_gate) out.push_back(memory("d gate of shared expert", 10 * s.split * s.hidden, 3));
+    out.push_back(gemm("d shared expert out", s.rows, s.hidden, e.shared));
+    out.push_back(memory("d activation of shared expert", 2 * s.rows * (e.shared + 2 * e.shared_in)));
+    out.push_back(gemm("d shared expert in", s.rows, e.shared_in, s.hidden));
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", 2 * s.rows * s.hidden));
+    out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));
+  }
+  send(out, training, s, e, "d sum of experts", "d combine", "d results in order");
+  out.push_back(grouped("d experts out", e, s.hidden, e.width));
+  out.push_back(memory("d activation of experts", 2 * e.sent * (e.width + 2 * e.width_in)));
+  out.push_back(grouped("d experts in", e, e.width_in, s.hidden));
+  bring_back(out, training, s, e, "d copies in order", "d dispatch", "d copies for experts");
+  out.push_back(memory("d top-k", 24 * e.scores, 4));
+  out.push_back(gemm("d router", e.own, model.experts.count, s.hidden));
+  out.push_back(memory("sum with d router", 6 * e.own * s.hidden));
+  return out;
+}
+
+Kernels weight_gradient(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
+  const int bytes = training.gradient_bytes;
+  Kernels out;
+  out.push_back(grouped_weight("w experts out", e, e.width, s.hidden, bytes));
+  out.push_back(grouped_weight("w experts in", e, s.hidden, e.width_in, bytes));
+  if (e.shared > 0) {
+    out.push_back(weight_gemm("w shared expert out", s.rows, e.shared, s.hidden, bytes));
+    out.push_back(weight_gemm("w shared expert in", s.rows, s.hidden, e.shared_in, bytes));
+  }
+  out.push_back(weight_gemm("w router", e.own, s.hidden, model.experts.count, bytes));
+  return out;
+}
+
+}  // namespace
+
+Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind, const Sizes& s) {
+  const ExpertSizes e = expert_sizes(model, training, s);
+  if (kind == OpKind::F) return forward(model, training, s, e);
+  Kernels out;
+  if (kind != OpKind::W) out = input_gradient(model, training, s, e);
+  if (kind != OpKind::I) append(out, weight_gradient(model, training, s, e));
+  return out;
+}
+
+}  // namespace sluice

@@ -1,0 +1,74 @@
+#include "model/cost/kernel_parts.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace sluice::kernel_parts {
+
+Sizes sizes_of(const Transformer& model, const Training& training, const SliceSize& slice) {
+  const int t = training.tp;
+  Sizes s{};
+  s.rows = static_cast<double>(slice.sequences) * static_cast<double>(slice.tokens) / training.cp;
+  s.hidden = model.hidden;
+  s.query = static_cast<double>(model.query_width()) / t;
+  s.output = static_cast<double>(model.value_width()) / t;
+  s.key_value = static_cast<double>(std::max(1, model.kv_heads / t)) * (model.head_dim + model.value_head_dim());
+  s.qkv = s.query + s.key_value;
+  s.mlp = static_cast<double>(model.ffn_hidden) / t;
+  s.mlp_in = model.mlp_inputs() * s.mlp;
+  s.split = training.sequence_parallel ? s.rows / t : s.rows;
+  s.scores = s.rows * static_cast<double>(slice.context + slice.tokens) * (static_cast<double>(model.heads) / t);
+  s.mask = model.dropout ? 1 : 0;
+  return s;
+}
+
+KernelCall product(std::string_view name, const GemmShape& shape, double bytes, int count) {
+  return {
+      .name = name, .kind = KernelClass::gemm, .flops = shape.flops(), .bytes = bytes, .count = count, .gemm = shape};
+}
+
+KernelCall gemm(std::string_view name, double rows, double k, double n) {
+  const GemmShape shape{.m = rows, .n = n, .k = k};
+  return product(name, shape, shape.bytes());
+}
+
+KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes) {
+  const GemmShape shape{.m = k, .n = n, .k = rows, .result_bytes = 2.0 * gradient_bytes};
+  return product(name, shape, shape.bytes());
+}
+
+KernelCall memory(std::string_view name, double bytes, int count) {
+  return {.name = name, .kind = KernelClass::memory, .flops = 0, .bytes = bytes / count, .count = count};
+}
+
+KernelCall all_reduce(std::string_view name, double bytes) {
+  return {.name = name, .kind = KernelClass::all_reduce, .flops = 0, .bytes = bytes};
+}
+
+KernelCall all_gather(std::string_view name, double bytes) {
+  return {.name = name, .kind = KernelClass::all_gather, .flops = 0, .bytes = bytes};
+}
+
+KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSize& slice, const Sizes& s, double cache,
+                           double share) {
+  const bool forward = kind == OpKind::F;
+  const double key = model.head_dim;
+  const double value = model.value_head_dim();
+  // Forward scores and values; back scores again, gradients of queries and keys, and of weights and values.
+  const double products = forward ? 2 : 5;
+  const double head_size = forward ? (key + value) / 2 : (3 * key + 2 * value) / 5;
+  const double causal = layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences;
+  const double moved = s.rows * (s.query + s.output);
+  KernelCall call{.name = forward ? "attention" : "d attention",
+                  .kind = forward ? KernelClass::attention_forward : KernelClass::attention_backward,
+                  .flops = causal * share * products * head_size / (key + value),
+                  .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
+                  .row_flops = 2 * products * static_cast<double>(slice.context + slice.tokens) * head_size,
+                  .head_size = head_size};
+  if (value < key) call.tile_size = forward ? key : std::exp2(std::ceil(std::log2(key)));
+  return call;
+}
+
+void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }
+
+}  // namespace sluice::kernel_parts

@@ -1,0 +1,251 @@
+#include "model/cost/expert_kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "model/cost/analytic.h"
+#include "tests/model/workload/models.h"
+
+namespace sluice {
+namespace {
+
+constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr std::int64_t kTokens = 4096;
+
+Training training_of(int tp, int cp, int dp, int ep) {
+  Training training;
+  training.tp = tp;
+  training.cp = cp;
+  training.dp = dp;
+  training.ep = ep;
+  training.sequence_parallel = tp > 1;
+  training.sequence_length = kTokens;
+  return training;
+}
+
+AnalyticCost cost_of(const Transformer& model, const Training& training, int nodes = 8) {
+  return {model, training, split_layers(model, training.pp, {}, 0, 0), load_cluster("dgx-h100", nodes),
+          load_software("megatron-lm")};
+}
+
+struct Sums {
+  double products = 0;
+  double attention = 0;
+  double expert_bytes = 0;
+  double context_bytes = 0;
+};
+Sums sums_of(const std::vector<KernelCall>& calls) {
+  Sums sums;
+  for (const KernelCall& call : calls) {
+    switch (call.kind) {
+      case KernelClass::gemm:
+      case KernelClass::grouped_gemm: sums.products += call.flops * call.count; break;
+      case KernelClass::attention_forward:
+      case KernelClass::attention_backward: sums.attention += call.flops * call.count; break;
+      case KernelClass::expert_all_to_all: sums.expert_bytes += call.bytes * call.count; break;
+      case KernelClass::context_all_to_all: sums.context_bytes += call.bytes * call.count; break;
+      default: break;
+    }
+  }
+  return sums;
+}
+
+TEST(ExpertKernels, ExecuteTheFlopsOfTheWorkload) {
+  for (const char* name : {"mixtral-8x7b/config.json", "qwen3-30b-a3b/config.json", "deepseek-v2/config.json",
+                           "deepseek-v3/config.json"}) {
+    const Transformer model = example(name);
+    for (const LayerKind layer : {LayerKind::dense, LayerKind::experts}) {
+      const SliceFlops expected = layer_slice_flops(model, 1024, 2048, layer);
+      for (const int tp : {1, 4}) {
+        const Training training = training_of(tp, 1, 2, 8 / tp);
+        const auto sums = [&](OpKind kind) {
+          return sums_of(layer_kernels(model, training, kind, {1, 1024, 2048}, layer));
+        };
+        for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W}) {
+          EXPECT_NEAR(sums(kind).products * tp / expected.matrices, 1, 1e-12) << name << letter(kind) << tp;
+        }
+        EXPECT_DOUBLE_EQ(sums(OpKind::F).attention * tp, expected.attention);
+        // Of five products three have the size of keys and two that of values.
+        const double back =
+            (3.0 * model.head_dim + 2.0 * model.value_head_dim()) / (model.head_dim + model.value_head_dim());
+        EXPECT_DOUBLE_EQ(sums(OpKind::I).attention * tp, back * expected.attention);
+      }
+    }
+  }
+}
+
+TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
+  // Two of the experts get each row of 4096 elements of 2 bytes; there and back in F and in I.
+  const Transformer model = example("mixtral-8x7b/config.json");
+  for (const int tp : {1, 4}) {
+    for (const OpKind kind : kKinds) {
+      const auto bytes = [&](int ep) {
+        return sums_of(layer_kernels(model, training_of(tp, 1, 2, ep), kind, {3, kTokens, 0}, LayerKind::experts))
+            .expert_bytes;
+      };
+      EXPECT_EQ(bytes(2), kind == OpKind::W ? 0 : 2.0 * 2 * 3 * 4096 * 4096 * 2 / tp) << letter(kind);
+      EXPECT_EQ(bytes(1), 0);
+    }
+  }
+}
+
+TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
+  const Transformer model = example("deepseek-v3/config.json");
+  for (const KernelCall& call :
+       layer_kernels(model, training_of(1, 1, 8, 8), OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
+    if (call.kind != KernelClass::grouped_gemm) continue;
+    EXPECT_EQ(call.gemm.batch, 256 / 8);
+    EXPECT_EQ(call.gemm.m, 4096 * 8.0 / 256 * 8);  // its tokens' copies, as many from each of the 8 ranks, by expert
+  }
+}
+
+TEST(ExpertKernels, LaunchOfEveryExpertShows) {
+  // 256 experts of a token or so each: the products are nothing against their 256 launches.
+  const Transformer model = example("deepseek-v3/config.json");
+  const AnalyticCost cost = cost_of(model, training_of(1, 1, 1, 1));
+  const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256};
+  const KernelCall call{.name = "tiny", .kind = KernelClass::grouped_gemm, .gemm = tiny};
+  const double host_speed = cost.cluster().host_speed;
+  EXPECT_NEAR(cost.kernel_s(call), 256 * kExpertIssueSeconds / host_speed, 1e-5);
+}
+
+TEST(AllToAll, MovesAllButTheOwnShare) {
+  const Transformer model = example("mixtral-8x7b/config.json");
+  const Cluster cluster = load_cluster("dgx-h100", 2);
+  const Training training = training_of(1, 1, 16, 8);
+  const Collectives collectives(cluster, Placement(training, cluster));
+  const Link& inside = cluster.intra_node;
+  const Link& network = cluster.inter_node;
+  const double near = inside.bandwidth_bytes_per_s * inside.transfer_efficiency;
+  const double far = network.bandwidth_bytes_per_s * network.transfer_efficiency;
+  EXPECT_DOUBLE_EQ(collectives.all_to_all_s({8, 1, 8}, 1e9),
+                   inside.collective_latency_s + 7 * inside.collective_step_s + 1e9 * 7 / 8 / near);
+  // Of 16 ranks on two nodes 8 are far: the network is what it waits for.
+  EXPECT_GT(1.0 / 2 / far, 7.0 / 16 / near);
+  EXPECT_DOUBLE_EQ(collectives.all_to_all_s({16, 2, 8}, 1e9),
+                   network.collective_latency_s + 15 * network.collective_step_s + 1e9 / 2 / far);
+  EXPECT_EQ(collectives.all_to_all_s({1, 1, 1}, 1e9), 0);
+}
+
+TEST(Groups, OfExpertsFollowEachOther) {
+  const Cluster cluster = load_cluster("dgx-h100", 4);
+  // tp 2 x cp 2 x dp 4 = 16 ranks a stage, two stages; a node has 8.
+  Training training = training_of(2, 2, 4, 8);
+  training.pp = 2;
+  const Placement placement(training, cluster);
+  const auto is = [](const Reach& reach, int size, int nodes, int per_node) {
+    return reach.size == size && reach.nodes == nodes && reach.per_node == per_node;
+  };
+  EXPECT_TRUE(is(placement.tensor_group(), 2, 1, 2));
+  EXPECT_TRUE(is(placement.context_group(), 2, 1, 2));      // ranks 0, 2
+  EXPECT_TRUE(is(placement.data_group(), 8, 2, 4));         // 0, 2, .. 14
+  EXPECT_TRUE(is(placement.expert_group(), 8, 1, 8));       // 0 to 7
+  EXPECT_TRUE(is(placement.expert_data_group(), 2, 2, 1));  // 0, 8
+  EXPECT_EQ(placement.replicas(), 16);
+}
+
+TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
+  const Transformer model = example("mixtral-8x7b/config.json");
+  Training training = training_of(1, 1, 16, 8);
+  const AnalyticCost cost = cost_of(model, training);
+  const auto all = static_cast<double>(parameters(model));
+  // On a rank: one of the 8 experts of each of 32 layers. Sixteen ranks share the rest, two the experts.
+  const double experts = 32.0 * 3 * 4096 * 14336;
+  const double rest = all - 8 * experts;
+  const auto bytes = static_cast<std::int64_t>(4 * (experts + rest));
+  const Collectives collectives(cost.cluster(), cost.placement());
+  const double expected =
+      collectives.all_reduce_s({16, 2, 8}, 4 * rest) + collectives.all_reduce_s({2, 2, 1}, 4 * experts);
+  EXPECT_NEAR(cost.collective_s(CollectiveKind::gradient_reduce, 0, bytes) / expected, 1, 1e-9);
+}
+
+TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
+  // One microbatch's all-to-alls run beside the other's kernels, which that slows down: of all the time on the links,
+  // 2 less the slowdown is saved.
+  const Transformer model = example("mixtral-8x7b/config.json");
+  const Training training = training_of(1, 1, 8, 8);
+  const AnalyticCost cost = cost_of(model, training);
+  const MicrobatchShape shape{1, {kTokens}};
+  double links = 0;
+  for (const OpKind kind : {OpKind::F, OpKind::B}) {
+    for (const KernelCall& call : layer_kernels(model, training, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      if (is_collective(call.kind)) links += 32 * cost.kernel_s(call);
+    }
+  }
+  const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+  const double saved = apart - cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
+  EXPECT_GT(links, 0.01);
+  EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
+}
+
+TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
+  const Transformer model = example("deepseek-v2/config.json");
+  Training training = training_of(1, 1, 8, 8);
+  training.recompute = Training::Recompute::full;
+  const AnalyticCost cost = cost_of(model, training);
+  const MicrobatchShape shape{1, {kTokens}};
+  double layers = 0;
+  for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
+    if (part.name == "embedding" || part.name == "head") continue;
+    for (const KernelCall& call : part.calls) layers += part.repeats * cost.kernel_s(call);
+  }
+  EXPECT_NEAR(cost.recompute_s(0, shape, 0) / layers, 1, 1e-9);
+}
+
+TEST(ContextParallel, SharesTheCausalWorkEvenly) {
+  const Transformer model = example("llama3-8b/config.json");
+  const SliceFlops whole = layer_slice_flops(model, kTokens, 0);
+  for (const auto exchange : {Training::ContextExchange::ring, Training::ContextExchange::all_to_all}) {
+    Training training = training_of(2, 4, 1, 1);
+    training.context_exchange = exchange;
+    const auto sums = [&](OpKind kind) { return sums_of(layer_kernels(model, training, kind, {1, kTokens, 0})); };
+    EXPECT_DOUBLE_EQ(sums(OpKind::F).attention * 8, whole.attention);
+    EXPECT_DOUBLE_EQ(sums(OpKind::I).attention * 8, 2.5 * whole.attention);
+    EXPECT_DOUBLE_EQ(sums(OpKind::W).products * 8, whole.matrices);
+    // By heads: a rank's queries, keys and values of 4096 + 2 x 1024 elements, and outputs of 4096, split over tp 2.
+    const bool heads = exchange == Training::ContextExchange::all_to_all;
+    EXPECT_DOUBLE_EQ(sums(OpKind::F).context_bytes, heads ? 2.0 * kTokens / 4 * (4096 + 2048 + 4096) / 2 : 0);
+    EXPECT_EQ(sums(OpKind::W).context_bytes, 0);
+  }
+}
+
+TEST(ContextParallel, RingIsHiddenBehindLongAttention) {
+  const Transformer model = example("llama3-8b/config.json");
+  const auto exposed = [&](std::int64_t tokens, int cp) {
+    Training training = training_of(1, cp, 1, 1);
+    training.sequence_length = tokens;
+    const AnalyticCost cost = cost_of(model, training);
+    double seconds = 0;
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, tokens, 0})) {
+      if (call.kind == KernelClass::context_ring) seconds += cost.kernel_s(call);
+    }
+    return seconds;
+  };
+  EXPECT_EQ(exposed(131072, 8), 0);
+  // Two nodes: a step of 256 tokens sends 2 x 256 x 2048 bytes in some 20 us, and attention takes less.
+  EXPECT_GT(exposed(4096, 16), 0);
+}
+
+TEST(ContextParallel, AndExpertsSplitTheTimeOfAStage) {
+  // Twice the ranks for a sequence, a little more than half the time: launches and exchanges do not split.
+  for (const char* name : {"mixtral-8x7b/config.json", "deepseek-v2/config.json"}) {
+    Transformer model = example(name);
+    model.layers = 4;
+    const MicrobatchShape shape{1, {16384}};
+    double before = 0;
+    for (const int cp : {1, 2, 4}) {
+      Training training = training_of(1, cp, 1, 1);
+      training.sequence_length = 16384;
+      const double now = cost_of(model, training).compute_s(OpKind::B, 0, shape, 0);
+      if (before > 0) {
+        EXPECT_GT(now, before / 2) << name << cp;
+        EXPECT_LT(now, before) << name << cp;
+      }
+      before = now;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice
