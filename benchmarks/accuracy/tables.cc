@@ -1,10 +1,17 @@
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/score.h"
+#include "benchmarks/accuracy/zero_bubble.h"
 
 namespace sluice::accuracy {
 
 const std::vector<TableKind>& table_kinds() {
   static const std::vector<TableKind> kinds = {
+      {"zero-bubble-bubbles",
+       {"pp", "num_microbatches", "micro_batch", "t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms"},
+       score_zero_bubble_bubbles},
+      {"zero-bubble-throughput",
+       {"layers", "heads", "hidden", "seq", "pp", "micro_batch", "num_microbatches", "schedule", "derived_iter_ms"},
+       score_zero_bubble_throughput},
       {"vtrain-multi",
        {"params_B", "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp",
         "iter_ms", "recompute", "schedule"},
