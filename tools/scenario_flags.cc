@@ -64,6 +64,8 @@ const FlagRow kRows[] = {
      "split the optimizer's state over the replicas"},
     {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ValueKind::yes, kParallelism,
      "reduce gradients while the backward runs"},
+    {"--cross-entropy-loss-fusion", "/parallelism/fused_cross_entropy", ValueKind::yes, kParallelism,
+     "the loss is written over the logits"},
     {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ValueKind::yes, kParallelism,
      "ranks compute while they send, whatever the software does"},
     {"--stage-layers", "/parallelism/stage_layers", ValueKind::whole_list, kParallelism, "layers of each stage: a,b,c"},

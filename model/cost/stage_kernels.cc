@@ -194,8 +194,10 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
       out.push_back({"all-gather of head input", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
     }
     out.push_back(gemm("head", s.rows, s.hidden, words));
-    // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8).
-    out.push_back(memory("cross-entropy", 38 * logits, 6));
+    // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8). Fused: read for maximum and sum,
+    // then written over by the gradient.
+    out.push_back(training.fused_cross_entropy ? memory("cross-entropy", 6 * logits, 2)
+                                               : memory("cross-entropy", 38 * logits, 6));
     // Maximum, the target's logit and the sum of exponentials, 4 bytes a row each.
     if (training.tp > 1) {
       out.push_back({"all-reduces of cross-entropy", KernelClass::all_reduce, 0, 4 * s.rows, 3});
@@ -203,7 +205,8 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
     return out;
   }
   if (kind != OpKind::W) {
-    out.push_back(memory("d cross-entropy", 14 * logits, 2));
+    out.push_back(training.fused_cross_entropy ? memory("d cross-entropy", 4 * logits)
+                                               : memory("d cross-entropy", 14 * logits, 2));
     out.push_back(gemm("d head", s.rows, words, s.hidden));
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d head", 2 * s.rows * s.hidden));
     out.push_back(memory("d final norm", 6 * s.split * s.hidden, 2));

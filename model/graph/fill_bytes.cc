@@ -15,7 +15,7 @@ constexpr double kMostBytes = 4e18;
 double most_bytes(const StageBytes& bytes, int num_ranks) {
   const double versions = std::max(2, num_ranks);  // of the weights (num_weight_versions)
   return static_cast<double>(bytes.weights) * versions + static_cast<double>(bytes.gradients) +
-         static_cast<double>(bytes.optimizer);
+         static_cast<double>(bytes.optimizer) + static_cast<double>(bytes.scratch);
 }
 
 double most_bytes(const SliceBytes& bytes) {

@@ -12,6 +12,7 @@ struct StageBytes {
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;  // master weights and moments (after sharding)
   std::int64_t reduced = 0;    // gradient bytes that data-parallel reduction moves for this stage
+  std::int64_t scratch = 0;    // what its layers use one after the other; a rank holds its largest stage's
   std::int64_t gathered = 0;   // parameter bytes gathered after the step (distributed optimizer)
 };
 

@@ -110,6 +110,8 @@ class Reading {
     training.distributed_optimizer = object.boolean_or("distributed_optimizer", false);
     training.overlap_grad_reduce = object.boolean_or("overlap_grad_reduce", false);
     training.flash_attention = object.boolean_or("flash_attention", true);
+    training.fused_cross_entropy = object.boolean_or("fused_cross_entropy", false);
+    training.transformer_engine = object.boolean_or("transformer_engine", false);
     training.scatter_gather = object.boolean_or("scatter_gather", true);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);

@@ -217,6 +217,7 @@ BytesByClass standing_bytes(const OpGraph& graph, int rank) {
     held[slot(MemoryClass::weights)] += bytes.weights * num_weight_versions(schedule, rank);
     held[slot(MemoryClass::gradients)] += bytes.gradients;
     held[slot(MemoryClass::optimizer)] += bytes.optimizer;
+    held[slot(MemoryClass::buffers)] = std::max(held[slot(MemoryClass::buffers)], bytes.scratch);
   }
   return held;
 }

@@ -40,6 +40,10 @@ struct Training {
   bool overlap_grad_reduce = false;    // gradients are reduced while the backward pass still runs
   int gradient_bytes = 4;              // of one gradient element: 2 or 4
   bool scatter_gather = true;          // tp ranks each send 1/tp of a transfer, gathered on arrival (tp > 1)
+  bool fused_cross_entropy = false;    // softmax and its gradient are written over the 16-bit logits
+  // Layers of Transformer Engine: where gradients are accumulated inside the product, it keeps a 16-bit tensor of each
+  // weight's shape to hand to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
+  bool transformer_engine = false;
   ContextExchange context_exchange = ContextExchange::ring;
 
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }

@@ -100,9 +100,24 @@ StageBytes TransformerFootprint::stage(int stage) const {
   bytes.optimizer = sharded
                         ? shard(count - experts, training_.data_ranks()) + shard(experts, training_.expert_data_ranks())
                         : 12 * count;
+  bytes.scratch = training_.transformer_engine ? 2 * weights_of_each_shape(held) : 0;
   bytes.reduced = bytes.gradients;
   bytes.gathered = sharded ? bytes.weights : 0;
   return bytes;
+}
+
+// Elements of the matrices of one layer of each kind, of one expert, and of the head.
+std::int64_t TransformerFootprint::weights_of_each_shape(const StageContents& held) const {
+  const std::int64_t tp = training_.tp;
+  std::int64_t count = 0;
+  if (held.layers > 0) count += attention_matrix_elements(model_) / tp;
+  if (held.layers > held.expert_layers) count += mlp_matrix_elements(model_, model_.ffn_hidden) / tp;
+  if (held.expert_layers > 0) {
+    count += mlp_matrix_elements(model_, model_.experts.ffn_hidden) +
+             mlp_matrix_elements(model_, model_.experts.shared_ffn_hidden) / tp;
+  }
+  if (held.head) count += padded_vocab(model_, training_.tp) / tp * model_.hidden;
+  return count;
 }
 
 std::int64_t TransformerFootprint::tied_embedding_bytes() const {
@@ -161,11 +176,16 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   if (contents.embedding && model_.dropout) bytes.activations_to_input_gradient += width;
   if (contents.head) {
     const std::int64_t logits = rows * (padded_vocab(model_, training_.tp) / training_.tp);
-    bytes.activations_to_input_gradient += 2 * width + 4 * logits;
+    bytes.activations_to_input_gradient += 2 * width;
     bytes.activations_to_weight_gradient += 2 * width;
-    bytes.gradients_to_weight_gradient += 2 * logits;
-    bytes.forward_workspace = std::max(bytes.forward_workspace, 2 * logits);    // the product, before it is widened
-    bytes.backward_workspace = std::max(bytes.backward_workspace, 4 * logits);  // its gradient
+    if (training_.fused_cross_entropy) {
+      bytes.activations_to_weight_gradient += 2 * logits;  // the logits, then their gradient
+    } else {
+      bytes.activations_to_input_gradient += 4 * logits;
+      bytes.gradients_to_weight_gradient += 2 * logits;
+      bytes.forward_workspace = std::max(bytes.forward_workspace, 2 * logits);    // the product, before it is widened
+      bytes.backward_workspace = std::max(bytes.backward_workspace, 4 * logits);  // its gradient
+    }
   }
 
   const std::int64_t share = training_.splits_transfers() ? training_.tp : 1;

@@ -36,6 +36,8 @@ class TransformerFootprint : public Footprint {
   std::int64_t tied_embedding_bytes() const override;
 
  private:
+  std::int64_t weights_of_each_shape(const StageContents& held) const;
+
   Transformer model_;
   Training training_;
   std::vector<StageContents> stages_;
