@@ -5,20 +5,13 @@
 #include <algorithm>
 #include <map>
 
+#include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
-#include "model/input/files.h"
-#include "model/input/json_reader.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/prediction.h"
 
 namespace sluice::accuracy {
 namespace {
-
-// What a table does not say.
-Json base_of(const char* name) {
-  const std::string path = fmt::format("{}/benchmarks/accuracy/scenarios/{}.json", SLUICE_SOURCE_DIR, name);
-  return parse_json(read_file(path), path);
-}
 
 double seconds_of(const Scenario& scenario) { return to_seconds(predict(Setup(scenario)).metrics.makespan); }
 

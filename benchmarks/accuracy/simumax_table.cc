@@ -5,20 +5,14 @@
 #include <string>
 
 #include "benchmarks/accuracy/iteration_tables.h"
+#include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
-#include "model/input/files.h"
-#include "model/input/json_reader.h"
 #include "sim/prediction.h"
 
 namespace sluice::accuracy {
 namespace {
 
 constexpr int kGpus = 8;
-
-Json read_beside(const char* name) {
-  const std::string path = fmt::format("{}/benchmarks/accuracy/scenarios/{}.json", SLUICE_SOURCE_DIR, name);
-  return parse_json(read_file(path), path);
-}
 
 // The number that follows the first `word` of the text, or else `fallback`.
 int number_after(const std::string& text, const std::string& word, int fallback) {
@@ -85,8 +79,8 @@ std::map<int, double> by_world_rank(const std::string& text) {
 }  // namespace
 
 TableScore score_simumax(const CsvTable& table) {
-  const Json base = read_beside("simumax");
-  const Json models = read_beside("simumax-models");
+  const Json base = base_of("simumax");
+  const Json models = base_of("simumax-models");
   TableScore score;
   for (int row = 0; row < table.num_rows(); ++row) {
     try {

@@ -1,8 +1,25 @@
+#include <iterator>
+
 #include "benchmarks/accuracy/iteration_tables.h"
+#include "benchmarks/accuracy/memory_tables.h"
 #include "benchmarks/accuracy/score.h"
 #include "benchmarks/accuracy/zero_bubble.h"
 
 namespace sluice::accuracy {
+
+namespace {
+
+// Throughput, and memory where the table has it.
+TableScore score_zero_bubble_table(const CsvTable& table) {
+  TableScore score = score_zero_bubble_throughput(table);
+  if (!table.has("peak_mem_GB")) return score;
+  TableScore memory = score_zero_bubble_memory(table);
+  std::move(memory.figures.begin(), memory.figures.end(), std::back_inserter(score.figures));
+  std::move(memory.skipped.begin(), memory.skipped.end(), std::back_inserter(score.skipped));
+  return score;
+}
+
+}  // namespace
 
 const std::vector<TableKind>& table_kinds() {
   static const std::vector<TableKind> kinds = {
@@ -11,7 +28,10 @@ const std::vector<TableKind>& table_kinds() {
        score_zero_bubble_bubbles},
       {"zero-bubble-throughput",
        {"layers", "heads", "hidden", "seq", "pp", "micro_batch", "num_microbatches", "schedule", "derived_iter_ms"},
-       score_zero_bubble_throughput},
+       score_zero_bubble_table},
+      {"korthikanti-memory",
+       {"model", "recompute", "params_and_optimizer_gib", "activations_gib"},
+       score_korthikanti_memory},
       {"vtrain-multi",
        {"params_B", "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq", "tp", "dp", "pp",
         "iter_ms", "recompute", "schedule"},
