@@ -35,8 +35,7 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
   const Scenario& scenario = setup.scenario();
   const Training& training = scenario.training;
   const Schedule& schedule = setup.schedule();
-  const bool flush = schedule.weight_policy() == WeightPolicy::flush;
-  const double seconds = to_seconds(flush ? prediction.metrics.makespan : prediction.period);
+  const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
   if (training.sequence_length == 0 || seconds <= 0) return out;
   double sequences = 0;  // of one batch over all replicas
   for (int mb = 0; mb < schedule.num_microbatches(); ++mb) sequences += schedule.shape(mb).sequences;
@@ -81,6 +80,11 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   prediction.idle = idle_by_cause(graph, prediction.timeline);
   prediction.critical_path = critical_path(graph, prediction.timeline);
   prediction.period = period_of(setup, prediction);
+  const bool flush = setup.schedule().weight_policy() == WeightPolicy::flush;
+  prediction.iteration = flush ? prediction.metrics.makespan : prediction.period;
+  if (setup.scenario().correction) {
+    prediction.corrected = setup.scenario().correction->at(to_seconds(prediction.iteration));
+  }
   prediction.throughput = throughput_of(setup, prediction);
   if (setup.scenario().model && setup.scenario().cluster)
     prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);

@@ -34,9 +34,11 @@ struct Prediction {
   Prices prices;
   Timeline timeline;
   Metrics metrics;
-  Duration period{};               // time per batch without a barrier
-  std::vector<RankMemory> memory;  // by rank
-  std::vector<IdleByCause> idle;   // by rank
+  Duration period{};                              // time per batch without a barrier
+  Duration iteration{};                           // makespan, or without a flush the period: before any correction
+  std::optional<Correction::Interval> corrected;  // the iteration time after the scenario's correction
+  std::vector<RankMemory> memory;                 // by rank
+  std::vector<IdleByCause> idle;                  // by rank
   CriticalPath critical_path;
   Throughput throughput;
   std::optional<Fit> fit;        // with a model and a cluster

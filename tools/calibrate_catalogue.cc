@@ -36,17 +36,6 @@ std::string errors_text(const FitErrors& in_sample, const FitErrors& held_out) {
 
 constexpr const char* kErrorsHeader = "  rows      mean    median     worst  held out    median     worst";
 
-// "measured.csv=scenario.json".
-struct Table {
-  std::string path;
-  std::string scenario;  // a file, or empty
-};
-Table table_of(const std::string& text) {
-  const std::size_t cut = text.find(".csv=");
-  if (cut == std::string::npos) return {text, ""};
-  return {text.substr(0, cut + 4), text.substr(cut + 5)};
-}
-
 void write_into(const std::string& folder, const std::string& name, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -92,8 +81,16 @@ class Report {
 
 }  // namespace
 
+MeasuredFile measured_file(const std::string& text) {
+  const std::size_t cut = text.rfind('=');
+  if (cut == std::string::npos || !text.ends_with(".json")) return {text, ""};
+  return {text.substr(0, cut), text.substr(cut + 1)};
+}
+
 bool measures_kernels_or_links(const std::string& table) {
-  const CsvTable read = read_csv(table_of(table).path);
+  const MeasuredFile file = measured_file(table);
+  if (!file.path.ends_with(".csv")) return false;  // a log
+  const CsvTable read = read_csv(file.path);
   return has_measured_kernels(read) || has_measured_links(read);
 }
 
@@ -158,15 +155,19 @@ int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& b
   nlohmann::json first = base;
   std::string first_folder = folder;
   for (const std::string& text : request.tables) {
-    const Table named = table_of(text);
+    const MeasuredFile named = measured_file(text);
     nlohmann::json scenario = base;
-    if (!named.scenario.empty()) scenario = parse_json(read_file(named.scenario), named.scenario);
-    if (tables.empty() && !named.scenario.empty()) {
+    std::string scenario_folder = folder;
+    if (!named.scenario.empty()) {
+      scenario = parse_json(read_file(named.scenario), named.scenario);
+      scenario_folder = std::filesystem::path(named.scenario).parent_path().string();
+    }
+    if (tables.empty()) {
       first = scenario;
-      first_folder = std::filesystem::path(named.scenario).parent_path().string();
+      first_folder = scenario_folder;
     }
     MeasuredTable table{.name = std::filesystem::path(named.path).stem().string()};
-    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario)) {
+    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario, scenario_folder)) {
       if (!row.out_of_memory) table.rows.push_back(std::move(row));
     }
     tables.push_back(std::move(table));

@@ -6,6 +6,13 @@
 
 namespace sluice::tools {
 
+// A measured file, and the scenario of what it does not say: "FILE", or "FILE=scenario.json".
+struct MeasuredFile {
+  std::string path;
+  std::string scenario;  // empty: the command's own
+};
+MeasuredFile measured_file(const std::string& text);
+
 // What of the catalogue is to be fitted to which tables.
 struct CatalogueRequest {
   std::vector<std::string> tables;     // "measured.csv", or "measured.csv=scenario.json"

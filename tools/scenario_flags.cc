@@ -113,6 +113,9 @@ const FlagRow kRows[] = {
     {"--software", "/software", ValueKind::text, kModel,
      "the program that trains: megatron-lm (default), megatron-deepspeed, nemo-fp8, or a file"},
 
+    {"--calibration", "/calibration", ValueKind::path, kModel,
+     "what 'sluice calibrate' made of measured iterations: corrects the iteration time and says how sure it is"},
+
     {"--jitter", "/perturbation/jitter", ValueKind::text, kPerturbation,
      "noise on every duration, of mean 1: lognormal:0.05, normal:0.05 or uniform:0.1"},
     {"--trials", "/perturbation/trials", ValueKind::whole, kPerturbation, "how often to draw it (default 1000)"},

@@ -174,6 +174,15 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
                        {"model_tflops_per_device", prediction.throughput.model_tflops_per_device},
                        {"hardware_tflops_per_device", prediction.throughput.hardware_tflops_per_device},
                        {"mfu", prediction.throughput.mfu}};
+  if (prediction.corrected) {
+    out["calibration"] = {{"scale", setup.scenario().correction->scale},
+                          {"fixed_s", setup.scenario().correction->fixed_s},
+                          {"measurements", setup.scenario().correction->measurements},
+                          {"iteration_s", prediction.corrected->seconds},
+                          {"low_s", prediction.corrected->low_s},
+                          {"high_s", prediction.corrected->high_s},
+                          {"confidence", kConfidence}};
+  }
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
     out["memory"] = {{"rank", prediction.fit->rank},
@@ -204,8 +213,15 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction) {
   if (setup.scenario().cluster) {
     fmt::format_to(to, "; {} x {}", setup.scenario().cluster->nodes, setup.scenario().cluster->name);
   }
-  const bool flush = schedule.weight_policy() == WeightPolicy::flush;
-  fmt::format_to(to, "\n  iteration {}", time_text(flush ? metrics.makespan : prediction.period));
+  if (prediction.corrected) {
+    const auto shown = [](double seconds) { return time_text(from_seconds(seconds, "iteration")); };
+    fmt::format_to(to, "\n  iteration {} ({} to {}, nine times of ten; {} before calibration on {} measured)",
+                   shown(prediction.corrected->seconds), shown(prediction.corrected->low_s),
+                   shown(prediction.corrected->high_s), time_text(prediction.iteration),
+                   setup.scenario().correction->measurements);
+  } else {
+    fmt::format_to(to, "\n  iteration {}", time_text(prediction.iteration));
+  }
   if (prediction.throughput.tokens_per_s > 0) {
     fmt::format_to(to, "    tokens/s {}", grouped(prediction.throughput.tokens_per_s));
   }

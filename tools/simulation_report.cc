@@ -64,7 +64,8 @@ std::vector<ReportFigure> headline(const Setup& setup, const Prediction& predict
   const Metrics& metrics = prediction.metrics;
   const Schedule& schedule = setup.schedule();
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
-  const Duration iteration = flush ? metrics.makespan : prediction.period;
+  const Duration iteration =
+      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   const std::string causes = causes_text(prediction.idle);
   std::vector<ReportFigure> out;
   out.push_back(

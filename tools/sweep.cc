@@ -19,10 +19,10 @@ namespace {
 
 constexpr std::int64_t kMostPoints = 100'000;
 
-SweepPoint::Result summary_of(const Setup& setup, const Prediction& prediction) {
-  const bool flush = setup.schedule().weight_policy() == WeightPolicy::flush;
+SweepPoint::Result summary_of(const Prediction& prediction) {
   SweepPoint::Result out;
-  out.iteration = flush ? prediction.metrics.makespan : prediction.period;
+  out.iteration =
+      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   out.makespan = prediction.metrics.makespan;
   out.bubble_fraction = prediction.metrics.bubble_fraction;
   out.tokens_per_s = prediction.throughput.tokens_per_s;
@@ -121,7 +121,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
         ScenarioFlags::set(document, sweep.axes[a].key, point.values[a], file);
       }
       const Setup setup(ScenarioFlags::read(document, file));
-      point.result = summary_of(setup, predict(setup));
+      point.result = summary_of(predict(setup));
     } catch (const InputError& error) {
       point.error = error.what();
     } catch (const ScheduleError& error) {

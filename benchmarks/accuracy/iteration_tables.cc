@@ -7,6 +7,7 @@
 
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
+#include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/prediction.h"
 
@@ -131,12 +132,12 @@ TableScore score_mlperf(const CsvTable& table) {
       score.skipped.push_back({table.source(), name + ": all rows have as many microbatches: nothing to calibrate on"});
       continue;
     }
-    const double scale = (most->measured.seconds - least->measured.seconds) / (most->predicted_s - least->predicted_s);
-    const double fixed = least->measured.seconds - scale * least->predicted_s;
+    const Correction correction = fit_correction(std::vector<PredictedAndMeasured>{
+        {least->predicted_s, least->measured.seconds}, {most->predicted_s, most->measured.seconds}});
     for (auto row = rows.begin(); row != rows.end(); ++row) {
       if (row == least || row == most) continue;
-      score.figures.push_back(
-          time_figure(row->measured, scale * row->predicted_s + fixed, "iteration time, calibrated on two rows"));
+      score.figures.push_back(time_figure(row->measured, correction.at(row->predicted_s).seconds,
+                                          "iteration time, calibrated on two rows"));
     }
   }
   return score;

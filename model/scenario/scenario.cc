@@ -56,6 +56,7 @@ class Reading {
     read_software();
     read_schedule();
     read_cost();
+    read_correction();
     section(root_, "perturbation",
             [&](JsonReader& object) { scenario_.perturbation = perturbation_from_json(object); });
     root_.finish();
@@ -200,6 +201,14 @@ class Reading {
       loaded.nodes = static_cast<int>(needed);
     }
     scenario_.cluster = std::move(loaded);
+  }
+
+  void read_correction() {
+    root_.allow("calibration");
+    if (!root_.has("calibration")) return;
+    const JsonReader calibration = root_.at("calibration");
+    scenario_.correction = calibration.json().is_string() ? sluice::read_correction(resolved(calibration.string()))
+                                                          : correction_from_json(calibration);
   }
 
   void read_software() {

@@ -8,6 +8,7 @@
 
 #include "model/cluster/cluster.h"
 #include "model/cost/uniform.h"
+#include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
@@ -48,6 +49,7 @@ struct Scenario {
   std::string cost_file;
 
   Perturbation perturbation;
+  std::optional<Correction> correction;  // of the iteration time, from measured ones
 };
 
 // Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -39,6 +40,11 @@ constexpr Column kColumns[] = {
     {"num_microbatches", "/batch/microbatches"},
     {"global_batch", "/batch/global_batch"},
     {"slices", "/schedule/slices"},
+    {"mbs", "/batch/micro_batch"},
+    {"gbs", "/batch/global_batch"},
+    {"vpp", "/parallelism/vpp"},
+    {"ep", "/parallelism/ep"},
+    {"seq_length", "/batch/sequence_length"},
 };
 
 struct TimeColumn {
@@ -59,7 +65,8 @@ const TimeColumn* time_column(const CsvTable& table) {
 
 class Row {
  public:
-  Row(const CsvTable& table, int row, const Json& base) : table_(table), row_(row), document_(base) {}
+  Row(const CsvTable& table, int row, const Json& base, const std::string& folder)
+      : table_(table), row_(row), folder_(folder), document_(base) {}
 
   MeasuredIteration read() {
     for (const Column& column : kColumns) {
@@ -74,10 +81,10 @@ class Row {
     if (table_.has("recompute")) read_recompute();
     learn_positions();
     // A batch that is given for all replicas gives the microbatches.
-    if (table_.has("global_batch")) document_["batch"].erase("microbatches");
+    if (table_.has("global_batch") || table_.has("gbs")) document_["batch"].erase("microbatches");
 
     MeasuredIteration out{.place = table_.place(row_)};
-    out.scenario = scenario_from_json(document_, out.place, "");
+    out.scenario = scenario_from_json(document_, out.place, folder_);
     out.setting = setting();
     read_time(out);
     return out;
@@ -143,8 +150,9 @@ class Row {
 
   std::string setting() const {
     std::string out;
-    for (const char* name : {"hidden", "layers", "seq", "tp", "pp", "dp", "vp", "interleave", "micro_batch",
-                             "microbatches", "num_microbatches", "global_batch", "schedule", "recompute"}) {
+    for (const char* name :
+         {"mbs", "gbs", "vpp", "ep", "seq_length", "hidden", "layers", "seq", "tp", "pp", "dp", "vp", "interleave",
+          "micro_batch", "microbatches", "num_microbatches", "global_batch", "schedule", "recompute"}) {
       if (table_.has(name)) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, table_.text(row_, name));
     }
     return out;
@@ -170,6 +178,7 @@ class Row {
 
   const CsvTable& table_;
   int row_;
+  const std::string& folder_;
   Json document_;
 };
 
@@ -177,16 +186,29 @@ class Row {
 
 bool has_measured_times(const CsvTable& table) { return time_column(table) != nullptr || table.has(kThroughput); }
 
-MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base) {
+MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
+                                          const std::string& folder) {
   if (!has_measured_times(table)) {
     throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms");
   }
-  return Row(table, row, base).read();
+  return Row(table, row, base, folder).read();
 }
 
-std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base) {
+std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
+                                                        const std::string& folder) {
   std::vector<MeasuredIteration> out;
-  for (int row = 0; row < table.num_rows(); ++row) out.push_back(read_measured_iteration(table, row, base));
+  for (int row = 0; row < table.num_rows(); ++row) out.push_back(read_measured_iteration(table, row, base, folder));
+  return out;
+}
+
+std::vector<std::string> unused_columns(const CsvTable& table) {
+  std::vector<std::string> known = {"cp", "gpus", "schedule", "recompute", kThroughput};
+  for (const Column& column : kColumns) known.emplace_back(column.name);
+  for (const TimeColumn& column : kTimes) known.emplace_back(column.name);
+  std::vector<std::string> out;
+  for (const std::string& column : table.columns()) {
+    if (std::find(known.begin(), known.end(), column) == known.end()) out.push_back(column);
+  }
   return out;
 }
 

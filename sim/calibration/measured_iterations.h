@@ -21,14 +21,21 @@ struct MeasuredIteration {
 // Whether the table has a column of measured times that read_measured_iterations knows.
 bool has_measured_times(const CsvTable& table);
 
-// Reads a table of measured iterations. Each row lays its cells over `base`, a scenario document. Columns:
+// Reads a table of measured iterations. Each row lays its cells over `base`, a scenario document whose relative paths
+// are taken from `folder`. Columns:
+//   mbs, gbs, vpp, seq_length, as the flags have them, or
 //   layers, hidden, ffn_hidden, heads, kv_heads, vocab, seq; tp, pp, dp or gpus, cp, ep, vp or interleave; micro_batch,
 //   global_batch or (num_)microbatches, slices; schedule; recompute (none, selective, full; "+sequence-parallel")
 //   and one time: iter_ms, iter_s, derived_iter_ms, derived_iter_s, median_step_s, iteration_s, iteration_ms or
 //   tokens_per_s_thousands. "OOM" as a time says that it ran out of memory.
 // Columns of other names are left to the reader. Learned positions are as many as the sequence has tokens.
 // Throws InputError naming file, row and column.
-MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base);
-std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base);
+MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
+                                          const std::string& folder = "");
+std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
+                                                        const std::string& folder = "");
+
+// Columns that rows are not read from.
+std::vector<std::string> unused_columns(const CsvTable& table);
 
 }  // namespace sluice
