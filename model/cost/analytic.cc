@@ -1,7 +1,6 @@
 #include "model/cost/analytic.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "model/cost/expert_kernels.h"
@@ -50,13 +49,6 @@ KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
     case KernelClass::gemm: {
       KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
       time.compute_s /= software_.gemm_speed;
-      return time;
-    }
-    case KernelClass::grouped_gemm: {
-      KernelTime time = gemm_time(gpu, call.gemm, call.bytes);
-      time.compute_s /= software_.gemm_speed;
-      const double issue = call.gemm.batch * kExpertIssueSeconds / cluster_.host_speed;
-      time.launch_s += std::hypot(time.seconds(), issue) - time.seconds();
       return time;
     }
     case KernelClass::attention_forward:

@@ -34,17 +34,14 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
 
 // Every expert's own rows: [sent / mine, k] x [k, n].
 KernelCall grouped(std::string_view name, const ExpertSizes& e, double k, double n) {
-  const GemmShape shape{.m = e.sent / e.mine, .n = n, .k = k, .batch = e.mine};
-  KernelCall call = product(name, shape, shape.bytes());
-  call.kind = KernelClass::grouped_gemm;
-  return call;
+  const GemmShape shape{.m = e.sent / e.mine, .n = n, .k = k, .batch = e.mine, .apart = true};
+  return product(name, shape, shape.bytes());
 }
 
 KernelCall grouped_weight(std::string_view name, const ExpertSizes& e, double k, double n, int gradient_bytes) {
-  const GemmShape shape{.m = k, .n = n, .k = e.sent / e.mine, .batch = e.mine, .result_bytes = 2.0 * gradient_bytes};
-  KernelCall call = product(name, shape, shape.bytes());
-  call.kind = KernelClass::grouped_gemm;
-  return call;
+  const GemmShape shape{
+      .m = k, .n = n, .k = e.sent / e.mine, .batch = e.mine, .result_bytes = 2.0 * gradient_bytes, .apart = true};
+  return product(name, shape, shape.bytes());
 }
 
 // Copies of tokens from where they are routed to their experts, in order; `names` of the three kernels.

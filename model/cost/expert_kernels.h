@@ -12,10 +12,4 @@ namespace sluice {
 kernel_parts::Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const kernel_parts::Sizes& s);
 
-// Seconds that a product of experts takes the host for each of them: the library issues them one by one, on several
-// streams. Fitted with the time of a batch of products (the root of both squares) to 120 grouped products of
-// Transformer Engine: mean error 13 % on the B200, 5 % on the A100, none of it bias (MooreThreads/SimuMax
-// configs/system/b200_bf16_ceperm.json and a100_pcie.json, Apache-2.0).
-inline constexpr double kExpertIssueSeconds = 9e-6;
-
 }  // namespace sluice

@@ -15,9 +15,8 @@ enum class KernelClass : std::uint8_t {
   gemm,               // gemm_time
   attention_forward,  // fused attention: attention_time
   attention_backward,
-  grouped_gemm,  // one product for each of gemm.batch experts: gemm_time, and the host's time to issue them all
-  memory,        // bytes alone
-  all_reduce,    // over the tensor-parallel group; bytes of the whole tensor
+  memory,      // bytes alone
+  all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
   all_gather,
   expert_all_to_all,   // bytes of what one rank of the group starts with
   context_all_to_all,  // the same

@@ -39,8 +39,7 @@ Sums sums_of(const std::vector<KernelCall>& calls) {
   Sums sums;
   for (const KernelCall& call : calls) {
     switch (call.kind) {
-      case KernelClass::gemm:
-      case KernelClass::grouped_gemm: sums.products += call.flops * call.count; break;
+      case KernelClass::gemm: sums.products += call.flops * call.count; break;
       case KernelClass::attention_forward:
       case KernelClass::attention_backward: sums.attention += call.flops * call.count; break;
       case KernelClass::expert_all_to_all: sums.expert_bytes += call.bytes * call.count; break;
@@ -94,7 +93,7 @@ TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
   const Transformer model = example("deepseek-v3/config.json");
   for (const KernelCall& call :
        layer_kernels(model, training_of(1, 1, 8, 8), OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
-    if (call.kind != KernelClass::grouped_gemm) continue;
+    if (!call.gemm.apart) continue;
     EXPECT_EQ(call.gemm.batch, 256 / 8);
     EXPECT_EQ(call.gemm.m, 4096 * 8.0 / 256 * 8);  // its tokens' copies, as many from each of the 8 ranks, by expert
   }
@@ -104,10 +103,10 @@ TEST(ExpertKernels, LaunchOfEveryExpertShows) {
   // 256 experts of a token or so each: the products are nothing against their 256 launches.
   const Transformer model = example("deepseek-v3/config.json");
   const AnalyticCost cost = cost_of(model, training_of(1, 1, 1, 1));
-  const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256};
-  const KernelCall call{.name = "tiny", .kind = KernelClass::grouped_gemm, .gemm = tiny};
-  const double host_speed = cost.cluster().host_speed;
-  EXPECT_NEAR(cost.kernel_s(call), 256 * kExpertIssueSeconds / host_speed, 1e-5);
+  const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256, .apart = true};
+  const KernelCall call{.name = "tiny", .kind = KernelClass::gemm, .gemm = tiny};
+  const Gpu& gpu = cost.cluster().gpu;
+  EXPECT_NEAR(cost.kernel_s(call), gpu.gemm.launch_s + 256 * gpu.gemm.group_s, 1e-5);
 }
 
 TEST(AllToAll, MovesAllButTheOwnShare) {
