@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -78,6 +79,33 @@ class Report {
   OrderedJson rows_ = OrderedJson::array();
   std::string text_;
 };
+
+// "name", "name@2", "name=0.9" or "name@2=0.9".
+Constant constant_of(const std::string& text, std::int64_t num_tables) {
+  const std::size_t equals = text.find('=');
+  const std::string place = text.substr(0, equals);
+  const std::size_t at = place.find('@');
+  Constant constant = find_constant(place.substr(0, at));
+  if (at != std::string::npos) {
+    const char* end = place.data() + place.size();
+    int table = 0;
+    const auto [rest, error] = std::from_chars(place.data() + at + 1, end, table);
+    if (error != std::errc() || rest != end || table < 1 || table > num_tables) {
+      throw InputError(fmt::format("--constants: '{}': expected a table from 1 to {}", text, num_tables));
+    }
+    constant.table = table - 1;
+  }
+  if (equals != std::string::npos) {
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + equals + 1, end, constant.belief.guess);
+    const FitConstant& belief = constant.belief;
+    if (error != std::errc() || rest != end || !(belief.guess >= belief.low && belief.guess <= belief.high)) {
+      throw InputError(fmt::format("--constants: '{}': expected a guess from {} to {}", text, belief.low, belief.high));
+    }
+    constant.guessed = true;
+  }
+  return constant;
+}
 
 }  // namespace
 
@@ -173,20 +201,7 @@ int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& b
     tables.push_back(std::move(table));
   }
   std::vector<Constant> constants;
-  for (const std::string& text : request.constants) {
-    const std::size_t at = text.find('@');
-    Constant constant = find_constant(text.substr(0, at));
-    if (at != std::string::npos) {
-      const std::string number = text.substr(at + 1);
-      const bool digits =
-          !number.empty() && number.size() < 4 && number.find_first_not_of("0123456789") == std::string::npos;
-      constant.table = digits ? std::stoi(number) - 1 : -1;
-      if (constant.table < 0 || constant.table >= std::ssize(tables)) {
-        throw InputError(fmt::format("--constants: '{}': expected a table from 1 to {}", text, tables.size()));
-      }
-    }
-    constants.push_back(std::move(constant));
-  }
+  for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(tables)));
   const ConstantsFit found = fit_constants(tables, constants, request.folds);
 
   std::string source = "sluice calibrate,";
@@ -215,9 +230,9 @@ int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& b
     fmt::print("{}\n", out.dump(2));
     return kDone;
   }
-  fmt::print("{:<38} {:>10}  over {} folds\n", "constant", "value", request.folds);
+  fmt::print("{:<46} {:>10}  over {} folds\n", "constant", "value", request.folds);
   for (std::size_t i = 0; i < constants.size(); ++i) {
-    fmt::print("{:<38} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
+    fmt::print("{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
                100 * std::expm1(found.fit.deviations[i]));
   }
   fmt::print("\n{:<34} {}\n", "table", kErrorsHeader);

@@ -16,7 +16,7 @@ MeasuredFile measured_file(const std::string& text);
 // What of the catalogue is to be fitted to which tables.
 struct CatalogueRequest {
   std::vector<std::string> tables;     // "measured.csv", or "measured.csv=scenario.json"
-  std::vector<std::string> constants;  // names, "name@2" for one that is of the second table alone
+  std::vector<std::string> constants;  // names; "name@2": of the second table alone; "name=0.9": guess
   int folds = 10;
   std::string output;  // kernels and links: a folder; constants: what the files' names begin with; empty: none
   bool json = false;

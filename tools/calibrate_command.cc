@@ -59,7 +59,8 @@ void add_calibrate_command(CLI::App& app, int& exit_code) {
       "What a table holds is told by its columns (docs/formats.md). Timed kernels and collectives give the constants "
       "of "
       "their GPU and links: -o names a folder for the catalogue's files. Measured iterations give --constants, by "
-      "simulating every row; @2 says that a constant is of the second table's rows alone; -o names what the files "
+      "simulating every row; @2 says that a constant is of the second table's rows alone, =0.9 that it is drawn "
+      "towards that and not towards what its scenario says; -o names what the files "
       "begin with: NAME.node.json for --cluster and NAME.software.json for --software. Errors are printed for the rows "
       "that were fitted and for rows held out.\n\n"
       "Constants of iterations: " +

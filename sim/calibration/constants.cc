@@ -52,6 +52,22 @@ std::uint64_t hash_of(const std::string& text) {
   return hash ^ (hash >> 29U);
 }
 
+// The constant's belief, about what its first row's scenario says.
+FitConstant belief_of(const Constant& constant, std::span<const MeasuredTable> tables) {
+  FitConstant belief = constant.belief;
+  if (constant.guessed) return belief;
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    if (tables[t].rows.empty() || (constant.table >= 0 && constant.table != static_cast<int>(t))) continue;
+    const Scenario& scenario = tables[t].rows[0].scenario;
+    Cluster cluster = *scenario.cluster;
+    Software software = scenario.software;
+    const double said = constant.value(cluster, software);
+    if (said > 0) belief.guess = std::clamp(said, belief.low, belief.high);
+    break;
+  }
+  return belief;
+}
+
 }  // namespace
 
 const std::vector<Constant>& fittable_constants() {
@@ -133,7 +149,7 @@ ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<cons
     groups.push_back(static_cast<int>(std::lower_bound(settings.begin(), settings.end(), hash) - settings.begin()));
   }
   std::vector<FitConstant> beliefs;
-  for (const Constant& constant : constants) beliefs.push_back(constant.belief);
+  for (const Constant& constant : constants) beliefs.push_back(belief_of(constant, tables));
   const FitModel predict = [&](std::span<const double> values, int row) {
     return rows[static_cast<std::size_t>(row)]->seconds(constants, values);
   };

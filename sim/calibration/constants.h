@@ -16,9 +16,10 @@ struct Constant {
   // Where it stands in a node's file, or behind "software/" in a program's: "gpu/memory_efficiency",
   // "inter_node/collective_efficiency", "software/issue_s".
   std::string name;
-  FitConstant belief;  // bounds that its meaning sets; what it is taken for where nothing better is known
+  FitConstant belief;  // bounds that its meaning sets, and a guess for scenarios that say nothing (0)
   std::function<double&(Cluster&, Software&)> value;
-  int table = -1;  // the only table whose rows it is of; -1: all
+  int table = -1;        // the only table whose rows it is of; -1: all
+  bool guessed = false;  // belief.guess is to stand, whatever the scenarios say
 };
 
 // All that can be fitted.
@@ -38,9 +39,10 @@ struct ConstantsFit {
   std::vector<FitErrors> held_out;
 };
 
-// Fits `constants` to measured iterations, whose other constants stay as their scenarios have them. Rows are simulated,
-// not estimated. Folds are dealt by a hash of the setting, so that rows of one setting are in one fold, and the same
-// on every machine. Throws InputError if a row cannot be simulated, or there are fewer rows than folds.
+// Fits `constants` to measured iterations, whose other constants stay as their scenarios have them; each is drawn
+// towards its guess, or else what the first scenario that has it says. Rows are simulated, not estimated. Folds are
+// dealt by a hash of the setting, so that rows of one setting are in one fold, and the same on every machine. Throws
+// InputError if a row cannot be simulated, or there are fewer rows than folds.
 ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants, int folds);
 
 }  // namespace sluice
