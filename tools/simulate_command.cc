@@ -94,10 +94,12 @@ int simulate_one(const Options& options) {
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
   if (pictures) draw(options, setup, prediction);
+  const bool fits = !prediction.fit || prediction.fit->fits;
+  const std::vector<Remedy> remedies = fits ? std::vector<Remedy>{} : what_would_fit(setup);
   if (options.json) {
-    fmt::print("{}", simulation_json(setup, prediction, explained));
+    fmt::print("{}", simulation_json(setup, prediction, explained, remedies));
   } else {
-    fmt::print("{}", simulation_table(setup, prediction));
+    fmt::print("{}", simulation_table(setup, prediction, remedies));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (options.gantt) {
       GanttOptions gantt{.colour = terminal_colour(options.colour)};
@@ -105,7 +107,7 @@ int simulate_one(const Options& options) {
       fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
     }
   }
-  return prediction.fit && !prediction.fit->fits ? kAnswerIsNo : kDone;
+  return fits ? kDone : kAnswerIsNo;
 }
 
 // Exit code 3 if nothing of what was asked fits, 2 with the first error if nothing could be asked.

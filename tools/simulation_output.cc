@@ -131,9 +131,27 @@ std::string path_line(const OpGraph& graph, const Prediction& prediction) {
   return out + ")";
 }
 
+// By how much it fits or does not, and what would help.
+std::string fit_text(const Prediction& prediction, std::span<const Remedy> remedies) {
+  const Fit& fit = *prediction.fit;
+  const auto capacity = static_cast<double>(fit.capacity_bytes);
+  const double free = capacity - static_cast<double>(fit.needed_bytes);
+  if (fit.fits) return fmt::format(", {:.1f} GiB free", free / kGiB);
+  std::string out =
+      fmt::format("\n  does not fit by {:.1f} GiB, {:.1f} % of what there is", -free / kGiB, -100 * free / capacity);
+  const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
+  out += remedies.empty() ? "; nothing that was tried makes it fit" : "; it would with";
+  for (const Remedy& remedy : remedies) {
+    fmt::format_to(std::back_inserter(out), "\n    {:<48} {:>6.1f} GiB  {:.2f} x the time", remedy.flags,
+                   static_cast<double>(remedy.needed_bytes) / kGiB, remedy.iteration_s / seconds);
+  }
+  return out;
+}
+
 }  // namespace
 
-std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained) {
+std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
+                            std::span<const Remedy> remedies) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   OrderedJson out;
@@ -187,14 +205,23 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
     out["fits"] = prediction.fit->fits;
     out["memory"] = {{"rank", prediction.fit->rank},
                      {"needed_bytes", prediction.fit->needed_bytes},
-                     {"capacity_bytes", prediction.fit->capacity_bytes}};
+                     {"capacity_bytes", prediction.fit->capacity_bytes},
+                     {"headroom_bytes", prediction.fit->capacity_bytes - prediction.fit->needed_bytes}};
+    if (!prediction.fit->fits) {
+      OrderedJson would_fit = OrderedJson::array();
+      for (const Remedy& remedy : remedies) {
+        would_fit.push_back(
+            {{"flags", remedy.flags}, {"iteration_s", remedy.iteration_s}, {"needed_bytes", remedy.needed_bytes}});
+      }
+      out["memory"]["would_fit"] = std::move(would_fit);
+    }
   }
   if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
   if (!explained.empty()) out["explain"] = explain_json(explained);
   return out.dump(2) + "\n";
 }
 
-std::string simulation_table(const Setup& setup, const Prediction& prediction) {
+std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   std::string out;
@@ -234,6 +261,7 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction) {
                    static_cast<double>(prediction.fit->needed_bytes) / kGiB,
                    static_cast<double>(prediction.fit->capacity_bytes) / kGiB, prediction.fit->rank);
     if (!prediction.fit->fits) out += "  DOES NOT FIT";
+    out += fit_text(prediction, remedies);
   }
   fmt::format_to(to, "\n  makespan {}    bubble {:.1f} % of the time, {:.1f} % over ideal    span {}    period {}\n",
                  time_text(metrics.makespan), 100 * metrics.bubble_fraction, 100 * metrics.bubble_over_ideal,

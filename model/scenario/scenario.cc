@@ -270,7 +270,6 @@ class Reading {
   // Slices of equal FLOPs, in multiples of what attention kernels like where the sequence is long enough, or equal
   // ones.
   void cut(JsonReader& schedule, int slices) {
-    constexpr std::int64_t kMultiple = 128;
     const bool balanced = schedule.has("slicing") && schedule.at("slicing").one_of(kSlicing) == "balanced";
     if (!balanced) return even_slices(slices);
     const std::int64_t sequence = scenario_.training.sequence_length;
@@ -278,8 +277,8 @@ class Reading {
       schedule.at("slicing").fail("balanced slices need a model and a sequence length");
     }
     if (slices > sequence) return even_slices(slices);  // which says so
-    const std::int64_t multiple = sequence >= 4 * kMultiple * slices ? kMultiple : 1;
-    scenario_.shape.slice_lengths = balanced_slices(*scenario_.model, sequence, slices, multiple);
+    scenario_.shape.slice_lengths =
+        balanced_slices(*scenario_.model, sequence, slices, balanced_multiple(sequence, slices));
   }
 
   // Equal slices; where the sequence does not divide, the first ones have a token more.
