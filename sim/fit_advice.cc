@@ -23,7 +23,8 @@ struct Change {
 };
 
 // Changes that do not touch the schedule, from the cheapest.
-std::vector<Change> changes_of_training(const Training& training) {
+// `layers` is the most that a stage has.
+std::vector<Change> changes_of_training(const Training& training, int layers) {
   using Recompute = Training::Recompute;
   std::vector<Change> out;
   if (training.dp > 1 && !training.distributed_optimizer) {
@@ -36,6 +37,12 @@ std::vector<Change> changes_of_training(const Training& training) {
     out.push_back({"--recompute selective", [](Scenario& s) { s.training.recompute = Recompute::selective; }});
   }
   if (training.recompute != Recompute::full) {
+    if (layers > 1) {
+      out.push_back({fmt::format("--recompute full --recompute-num-layers {}", layers / 2), [layers](Scenario& s) {
+                       s.training.recompute = Recompute::full;
+                       s.training.recompute_layers = layers / 2;
+                     }});
+    }
     out.push_back({"--recompute full", [](Scenario& s) { s.training.recompute = Recompute::full; }});
   }
   return out;
@@ -107,12 +114,12 @@ std::vector<Change> changes_of_schedule(const Scenario& scenario) {
 }
 
 // What is to be tried: each change, and pairs of those of training.
-std::vector<Change> changes_of(const Scenario& scenario) {
-  std::vector<Change> out = changes_of_training(scenario.training);
+std::vector<Change> changes_of(const Scenario& scenario, int layers) {
+  std::vector<Change> out = changes_of_training(scenario.training, layers);
   const std::size_t singles = out.size();
   for (std::size_t a = 0; a < singles; ++a) {
     for (std::size_t b = a + 1; b < singles; ++b) {
-      // Selective and full recomputation are one setting.
+      // How much is recomputed is one setting.
       if (out[a].flags.starts_with("--recompute") && out[b].flags.starts_with("--recompute")) continue;
       out.push_back({out[a].flags + " " + out[b].flags, [first = out[a].apply, second = out[b].apply](Scenario& s) {
                        first(s);
@@ -132,7 +139,9 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
   Scenario plain = setup.scenario();
   plain.perturbation.jitter = {};
   plain.perturbation.trials = 0;
-  const std::vector<Change> changes = changes_of(plain);
+  int layers = 0;
+  for (const StageContents& stage : setup.stages()) layers = std::max(layers, stage.layers);
+  const std::vector<Change> changes = changes_of(plain, layers);
   std::vector<std::optional<Remedy>> found(changes.size());
   parallel_for(std::ssize(changes), [&](std::int64_t i) {
     const Change& change = changes[static_cast<std::size_t>(i)];

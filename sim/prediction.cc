@@ -47,7 +47,10 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
     return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
   };
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
-  out.hardware_tflops_per_device = flops(training.recompute == Training::Recompute::full) / seconds / devices / 1e12;
+  double again = 0;  // share of the layers
+  for (const StageContents& stage : setup.stages()) again += recomputed_layers(training, stage).layers;
+  again /= scenario.model->layers;
+  out.hardware_tflops_per_device = (flops(false) + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
   if (scenario.cluster) out.mfu = out.model_tflops_per_device * 1e12 / scenario.cluster->gpu.peak_flops_per_s;
   return out;
 }

@@ -42,13 +42,13 @@ double predicted_s(Scenario scenario) {
 void read_table(const MeasuredFile& file, const nlohmann::json& base, const std::string& folder,
                 std::vector<Measurement>& out) {
   const CsvTable table = read_csv(file.path);
-  const std::vector<std::string> unused = unused_columns(table);
-  if (!unused.empty()) {
-    fmt::print(stderr, "sluice: {}: columns that say nothing here: {}\n", file.path, fmt::join(unused, ", "));
-  }
   for (const MeasuredIteration& row : read_measured_iterations(table, base, folder)) {
     if (row.out_of_memory) continue;
     out.push_back({row.place, row.setting, {predicted_s(row.scenario), row.seconds}});
+  }
+  const std::vector<std::string> unused = unused_columns(table);
+  if (!unused.empty()) {
+    fmt::print(stderr, "sluice: {}: columns that say nothing here: {}\n", file.path, fmt::join(unused, ", "));
   }
 }
 

@@ -60,6 +60,8 @@ const FlagRow kRows[] = {
      "split norms and dropout over the tensor-parallel ranks too"},
     {"--recompute,--recompute-granularity", "/parallelism/recompute", ValueKind::text, kParallelism,
      "none, selective or full"},
+    {"--recompute-num-layers", "/parallelism/recompute_layers", ValueKind::whole, kParallelism,
+     "with full recomputation: only so many of each stage's first layers"},
     {"--use-distributed-optimizer", "/parallelism/distributed_optimizer", ValueKind::yes, kParallelism,
      "split the optimizer's state over the replicas"},
     {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ValueKind::yes, kParallelism,

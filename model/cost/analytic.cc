@@ -229,7 +229,8 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize
   const bool full = training_.recompute == Training::Recompute::full;
   const bool selective = training_.recompute == Training::Recompute::selective && !training_.flash_attention;
   std::vector<KernelPart> out;
-  for (const auto& [layer, count] : contents(stage).by_kind()) {
+  const StageContents again = full ? recomputed_layers(training_, contents(stage)) : contents(stage);
+  for (const auto& [layer, count] : again.by_kind()) {
     if (count == 0 || !(full || selective)) continue;
     out.push_back({name_of(layer), count,
                    full ? layer_kernels(model_, training_, OpKind::F, slice, layer)

@@ -124,6 +124,10 @@ class Reading {
           static_cast<Training::Recompute>(std::find(kRecompute.begin(), kRecompute.end(), word) - kRecompute.begin());
     }
     object.allow("recompute");
+    training.recompute_layers = whole(object, "recompute_layers", 1, 100000, 0);
+    if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
+      object.at("recompute_layers").fail("needs \"recompute\": \"full\" beside it");
+    }
     if (object.has("stage_layers")) {
       for (const JsonReader& layers : object.at("stage_layers").elements()) {
         scenario_.stage_layers.push_back(static_cast<int>(layers.integer(0, 100000)));

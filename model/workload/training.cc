@@ -133,6 +133,16 @@ std::vector<StageContents> split_layers(const Transformer& model, int num_stages
   return stages;
 }
 
+StageContents recomputed_layers(const Training& training, const StageContents& contents) {
+  StageContents out;
+  if (training.recompute != Training::Recompute::full) return out;
+  const int most = training.recompute_layers > 0 ? training.recompute_layers : contents.layers;
+  out.layers = std::min(most, contents.layers);
+  // Dense layers stand before those with experts.
+  out.expert_layers = std::max(0, out.layers - (contents.layers - contents.expert_layers));
+  return out;
+}
+
 void check_training(const Transformer& model, const Training& training) {
   const auto positive = [](std::int64_t value, const char* what) {
     if (value < 1) throw InputError(fmt::format("{} must be at least 1, got {}", what, value));

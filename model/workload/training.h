@@ -35,6 +35,7 @@ struct Training {
   std::int64_t sequence_length = 0;
   bool sequence_parallel = false;  // norms and dropout also split over the tp ranks
   Recompute recompute = Recompute::none;
+  int recompute_layers = 0;            // of full recomputation: of each stage's first layers so many; 0: all
   bool flash_attention = true;         // the scores are never stored
   bool distributed_optimizer = false;  // optimizer state split over the dp ranks
   bool overlap_grad_reduce = false;    // gradients are reduced while the backward pass still runs
@@ -76,6 +77,9 @@ struct StageContents {
 // Throws InputError if there are more stages than layers, or the counts do not add up to the model's.
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
                                         int first_layers, int last_layers);
+
+// The layers of a stage that are computed again from their inputs: the first of them, as many as training says.
+StageContents recomputed_layers(const Training& training, const StageContents& contents);
 
 // Throws InputError if the sizes are not positive, gradient_bytes is not 2 or 4, heads, key/value heads or a
 // feed-forward size that tensor parallelism splits do not divide by tp, or learned positions are fewer than the

@@ -135,7 +135,7 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   const std::int64_t layers = contents.layers;
   const bool sliced = shape.num_slices() > 1;
   const bool full = training_.recompute == Training::Recompute::full;
-  const bool keeps_scores = training_.recompute == Training::Recompute::none;
+  const bool selective = training_.recompute == Training::Recompute::selective;
 
   // Everything but the scores is linear in the rows, so sequences and tokens can be taken together.
   const auto layer_of = [&](LayerKind kind) {
@@ -151,20 +151,21 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
 
   SliceBytes bytes;
   bytes.gradients_to_weight_gradient = all.output_gradients;
-  if (full) {
-    bytes.activations_to_input_gradient = all.input;
-    bytes.gradients_to_weight_gradient += all.to_weight_gradient;
-    bytes.keys_values = sliced ? all.keys_values : 0;
-  } else {
-    bytes.activations_to_input_gradient = all.to_input_gradient + (keeps_scores ? all.scores : 0);
-    bytes.activations_to_weight_gradient = all.to_weight_gradient;
-    bytes.keys_values = all.keys_values;
-  }
+  const StageContents again = recomputed_layers(training_, contents);
+  const std::int64_t kept_experts = contents.expert_layers - again.expert_layers;
+  const LayerBytes recomputed =
+      sum(times(again.layers - again.expert_layers, dense), times(again.expert_layers, experts));
+  const LayerBytes kept = sum(times(layers - again.layers - kept_experts, dense), times(kept_experts, experts));
+  bytes.activations_to_input_gradient = kept.to_input_gradient + (selective ? 0 : kept.scores) + recomputed.input;
+  bytes.activations_to_weight_gradient = kept.to_weight_gradient;
+  bytes.gradients_to_weight_gradient += recomputed.to_weight_gradient;
+  bytes.keys_values = kept.keys_values + (sliced ? recomputed.keys_values : 0);
   if (sliced) bytes.keys_values_gradient = 2 * all.keys_values;  // in 32 bit
 
   if (layers > 0) {
-    bytes.forward_workspace = keeps_scores ? 0 : layer.scores;
-    bytes.backward_workspace = layer.output_gradients + (keeps_scores ? 0 : layer.scores);
+    const std::int64_t scores = full || selective ? layer.scores : 0;  // that are not kept
+    bytes.forward_workspace = scores;
+    bytes.backward_workspace = layer.output_gradients + scores;
     if (full) {
       bytes.backward_workspace +=
           layer.to_input_gradient + layer.to_weight_gradient + (sliced ? 0 : layer.keys_values) - layer.input;

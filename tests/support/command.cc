@@ -25,8 +25,13 @@ std::string content_of(const std::string& path) {
 }  // namespace
 
 CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  return run_program(SLUICE_COMMAND, arguments, environment);
+}
+
+CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& environment) {
   const TemporaryFolder folder;
-  std::vector<std::string> line = {SLUICE_COMMAND};
+  std::vector<std::string> line = {program};
   line.insert(line.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : line) argv.push_back(word.data());

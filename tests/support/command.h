@@ -14,6 +14,10 @@ struct CommandResult {
 // Runs the built `sluice` with `arguments`, as a user would. `environment` adds NAME=value words.
 CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
+// The same of another program, by its path.
+CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& environment = {});
+
 // The words of a line, split at blanks.
 std::vector<std::string> words(const std::string& line);
 

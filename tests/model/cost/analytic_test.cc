@@ -302,5 +302,16 @@ TEST(Joint, HidesCollectivesOnlyWhereThereAreAny) {
   EXPECT_GT(saved(8), 0);
 }
 
+TEST(Analytic, RecomputesAsManyLayersAsAsked) {
+  const Transformer model = example("gpt3-1b.json");  // 24 layers, 6 a stage
+  Training training = training_of(1, 1, 4, 2048);
+  training.recompute = Training::Recompute::full;
+  const double all = cost_of(model, training).recompute_s(1, {1, {2048}}, 0);
+  for (const int layers : {1, 2, 6, 50}) {
+    training.recompute_layers = layers;
+    EXPECT_NEAR(cost_of(model, training).recompute_s(1, {1, {2048}}, 0), all * std::min(layers, 6) / 6, 1e-12);
+  }
+}
+
 }  // namespace
 }  // namespace sluice

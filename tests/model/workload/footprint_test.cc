@@ -243,5 +243,34 @@ TEST(CheckTraining, NamesWhatDoesNotDivide) {
   EXPECT_EQ(error([](Training& t) { t.sequence_length = 0; }), "sequence length must be at least 1, got 0");
 }
 
+TEST(Activations, OfSomeRecomputedLayersAreThoseOfTheOthersAndTheirInputs) {
+  const Transformer model = example("gpt3-175b.json");
+  const std::int64_t s = 2048, b = 2, h = 12288, a = 96;
+  for (const int recomputed : {1, 3, 4, 9}) {
+    Training training = training_of(1, false, false, Recompute::full);
+    training.recompute_layers = recomputed;
+    const SliceBytes bytes = TransformerFootprint(model, training, {{.layers = 4}}).slice(0, {2, {2048}}, 0);
+    const std::int64_t inputs = std::min(recomputed, 4);
+    // Inputs of the first: 2 s b h each. The others as eq. 1 has them.
+    EXPECT_EQ(kept(bytes), inputs * 2 * s * b * h + (4 - inputs) * (s * b * h * 34 + 5 * a * s * s * b));
+  }
+}
+
+TEST(Memory, OfTransformerEngineAddsOneOfEachWeightAndOfAFusedLossTwoBytesALogit) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};
+  const TransformerFootprint plain(model, training, stages);
+  training.transformer_engine = training.fused_cross_entropy = true;
+  const TransformerFootprint engine(model, training, stages);
+  EXPECT_EQ(plain.stage(0).scratch, 0);
+  EXPECT_EQ(engine.stage(0).scratch, 2 * layer_matrix_elements(model));
+  EXPECT_EQ(engine.stage(1).scratch, 2 * (layer_matrix_elements(model) + padded_vocab(model, 1) * model.hidden));
+  const MicrobatchShape shape{2, {2048}};
+  const std::int64_t logits = std::int64_t{2} * 2048 * padded_vocab(model, 1);
+  EXPECT_EQ(kept(plain.slice(1, shape, 0)) - kept(engine.slice(1, shape, 0)), 2 * logits);  // 32 bit against 16
+  EXPECT_LT(engine.slice(1, shape, 0).backward_workspace, plain.slice(1, shape, 0).backward_workspace);
+}
+
 }  // namespace
 }  // namespace sluice

@@ -1,0 +1,56 @@
+// The accuracy program on tables of its kinds.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_program;
+using test::TemporaryFolder;
+using testing::HasSubstr;
+
+constexpr const char* kColumns =
+    "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,iter_ms,recompute,schedule\n";
+
+TEST(AccuracyProgram, ScoresEveryRowAndSaysWhatItSkips) {
+  const TemporaryFolder folder;
+  write_file_whole(folder.path("rows.csv"), std::string(kColumns) +
+                                                "8,32,4,1024,16,24,1024,2,2,2,219.7,full,1f1b\n"
+                                                "8,32,4,1024,16,24,1024,2,2,3,219.7,full,1f1b\n"
+                                                "4,16,4,2048,16,24,1024,1,2,2,410.5,full,1f1b\n");
+  const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path(), "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json table = json::parse(result.out).at("tables").at(0);
+  EXPECT_EQ(table.at("table"), "vtrain-single");
+  ASSERT_EQ(table.at("figures").size(), 2U);
+  double sum = 0;
+  for (const json& figure : table.at("figures")) {
+    const double error = figure.at("predicted").get<double>() / figure.at("measured").get<double>() - 1;
+    EXPECT_NEAR(figure.at("error").get<double>(), error, 1e-12);
+    sum += std::abs(error);
+  }
+  EXPECT_NEAR(table.at("groups").at(0).at("mean_absolute_error").get<double>(), sum / 2, 1e-12);
+  EXPECT_THAT(table.at("skipped").at(0).at("reason").get<std::string>(), HasSubstr("rows.csv: row 2, column gpus"));
+  const CommandResult text = run_program(SLUICE_ACCURACY, {folder.path("rows.csv"), "--rows"});
+  EXPECT_THAT(text.out, HasSubstr("1 rows skipped"));
+}
+
+TEST(AccuracyProgram, RefusesFoldersWithoutATableItKnows) {
+  const TemporaryFolder folder;
+  write_file_whole(folder.path("other.csv"), "a,b\n1,2\n");
+  const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path()});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("no table with columns that are known"));
+}
+
+}  // namespace
+}  // namespace sluice
