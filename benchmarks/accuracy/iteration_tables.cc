@@ -123,12 +123,15 @@ TableScore score_mlperf(const CsvTable& table) {
              std::pair(b.measured.scenario.microbatches, b.measured.seconds);
     });
     // Of several with as many microbatches, the middle one.
-    const auto microbatches = [](const Row& row) { return row.measured.scenario.microbatches; };
-    const auto [least_begin, least_end] = std::ranges::equal_range(rows, microbatches(rows.front()), {}, microbatches);
-    const auto [most_begin, most_end] = std::ranges::equal_range(rows, microbatches(rows.back()), {}, microbatches);
-    const auto least = least_begin + (least_end - least_begin - 1) / 2;
-    const auto most = most_begin + (most_end - most_begin - 1) / 2;
-    if (least_begin == most_begin) {
+    const auto middle_of = [&](int microbatches) {
+      const auto same = [&](const Row& row) { return row.measured.scenario.microbatches == microbatches; };
+      const auto begin = std::find_if(rows.begin(), rows.end(), same);
+      const auto end = std::find_if_not(begin, rows.end(), same);
+      return begin + (end - begin - 1) / 2;
+    };
+    const auto least = middle_of(rows.front().measured.scenario.microbatches);
+    const auto most = middle_of(rows.back().measured.scenario.microbatches);
+    if (least == most) {
       score.skipped.push_back({table.source(), name + ": all rows have as many microbatches: nothing to calibrate on"});
       continue;
     }

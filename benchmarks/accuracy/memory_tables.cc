@@ -43,7 +43,7 @@ TableScore score_korthikanti_memory(const CsvTable& table) {
         table.fail(row, "recompute", "expected none or seqsel");
       }
       const Prediction prediction = predict(Setup(scenario_from_json(document, table.place(row), "")));
-      const std::string setting = model + ", " + recompute;
+      const std::string setting = fmt::format("{}, {}", model, recompute);
       // The figure leaves the embedding out: where there are other stages, it is the second that compares.
       const RankMemory& middle = prediction.memory[prediction.memory.size() > 1 ? 1 : 0];
       score.figures.push_back(
