@@ -40,7 +40,7 @@ const FlagRow kRows[] = {
      "layers a chunk, instead of --vpp"},
     {"--group", "/schedule/group", ValueKind::whole, kSchedule, "G of the interleaved families, in units"},
     {"--microbatches", "/batch/microbatches", ValueKind::whole, kSchedule, "microbatches of one batch and pipeline"},
-    {"--slices", "/schedule/slices", ValueKind::whole, kSchedule, "equal slices of each sequence"},
+    {"--slices", "/schedule/slices", ValueKind::whole, kSchedule, "slices of each sequence (--slicing says how they are cut)"},
     {"--slicing", "/schedule/slicing", ValueKind::text, kSchedule,
      "how to cut: even (default), or balanced: slices of equal FLOPs under causal attention"},
     {"--slice-lengths", "/schedule/slice_lengths", ValueKind::whole_list, kSchedule, "tokens of each slice: a,b,c"},

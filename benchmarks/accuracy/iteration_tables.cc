@@ -109,7 +109,8 @@ TableScore score_mlperf(const CsvTable& table) {
   std::map<std::string, std::vector<Row>> models;
   for (int row = 0; row < table.num_rows(); ++row) {
     try {
-      Row one{read_measured_iteration(table, row, base_of("mlperf"))};
+      const bool llama = table.text(row, "benchmark").find("llama") != std::string::npos;
+      Row one{read_measured_iteration(table, row, base_of(llama ? "mlperf-llama" : "mlperf"))};
       one.predicted_s = seconds_of(one.measured.scenario);
       score.figures.push_back(time_figure(one.measured, one.predicted_s, "iteration time, uncalibrated"));
       models[table.text(row, "benchmark")].push_back(std::move(one));

@@ -99,12 +99,12 @@ class Row {
 
   void read_gpus() {
     const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMost);
-    const std::int64_t each = count("/parallelism/tp") * count("/parallelism/pp");
+    const std::int64_t each = count("/parallelism/tp") * count("/parallelism/cp") * count("/parallelism/pp");
     if (!table_.has("dp")) {
-      if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x pp = {}", each));
+      if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x cp x pp = {}", each));
       place("/parallelism/dp") = gpus / each;
     } else if (gpus != each * count("/parallelism/dp")) {
-      table_.fail(row_, "gpus", fmt::format("expected tp x pp x dp = {}", each * count("/parallelism/dp")));
+      table_.fail(row_, "gpus", fmt::format("expected tp x cp x pp x dp = {}", each * count("/parallelism/dp")));
     }
   }
 

@@ -82,9 +82,9 @@ TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
   EXPECT_EQ(error_of([] { only("pp,iter_s\n1,fast\n"); }),
             "t.csv: row 1, column iter_s: expected a number, got 'fast'");
   EXPECT_EQ(error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
-            "t.csv: row 1, column gpus: expected a multiple of tp x pp = 4, got '6'");
+            "t.csv: row 1, column gpus: expected a multiple of tp x cp x pp = 4, got '6'");
   EXPECT_EQ(error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
-            "t.csv: row 1, column gpus: expected tp x pp x dp = 8, got '6'");
+            "t.csv: row 1, column gpus: expected tp x cp x pp x dp = 8, got '6'");
   EXPECT_NE(error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"), std::string::npos);
   EXPECT_NE(error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
             std::string::npos);
