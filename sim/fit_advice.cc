@@ -134,8 +134,9 @@ std::vector<Change> changes_of(const Scenario& scenario, int layers) {
 
 }  // namespace
 
+bool fit_advice_is_quick(const Setup& setup) { return setup.graph().size() <= kMostVertices; }
+
 std::vector<Remedy> what_would_fit(const Setup& setup) {
-  if (setup.graph().size() > kMostVertices) return {};
   Scenario plain = setup.scenario();
   plain.perturbation.jitter = {};
   plain.perturbation.trials = 0;

@@ -17,7 +17,10 @@ struct Remedy {
 
 // For a scenario that does not fit: changes that make it fit, fastest first, five at most. Each is predicted, not
 // estimated: more recomputation, a distributed optimizer, sequence parallelism, half the microbatch, twice the slices,
-// a leaner family, and two of the first three together. Empty if none does, or for graphs of over two million vertices.
+// a leaner family, and two of the first three together. Empty if none does.
 std::vector<Remedy> what_would_fit(const Setup& setup);
+
+// Whether that can be had at once: not for graphs of over two million vertices.
+bool fit_advice_is_quick(const Setup& setup);
 
 }  // namespace sluice

@@ -95,7 +95,12 @@ int simulate_one(const Options& options) {
   }
   if (pictures) draw(options, setup, prediction);
   const bool fits = !prediction.fit || prediction.fit->fits;
-  const std::vector<Remedy> remedies = fits ? std::vector<Remedy>{} : what_would_fit(setup);
+  std::vector<Remedy> remedies;
+  if (!fits && fit_advice_is_quick(setup)) {
+    remedies = what_would_fit(setup);
+  } else if (!fits) {
+    fmt::print(stderr, "sluice: {} graph vertices are too many to try what would make it fit\n", setup.graph().size());
+  }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction, explained, remedies));
   } else {

@@ -140,7 +140,7 @@ std::string fit_text(const Prediction& prediction, std::span<const Remedy> remed
   std::string out =
       fmt::format("\n  does not fit by {:.1f} GiB, {:.1f} % of what there is", -free / kGiB, -100 * free / capacity);
   const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-  out += remedies.empty() ? "; nothing that was tried makes it fit" : "; it would with";
+  out += remedies.empty() ? "; no change that was tried makes it fit" : "; it would with";
   for (const Remedy& remedy : remedies) {
     fmt::format_to(std::back_inserter(out), "\n    {:<48} {:>6.1f} GiB  {:.2f} x the time", remedy.flags,
                    static_cast<double>(remedy.needed_bytes) / kGiB, remedy.iteration_s / seconds);

@@ -313,5 +313,65 @@ TEST(Analytic, RecomputesAsManyLayersAsAsked) {
   }
 }
 
+TEST(Analytic, SoftwareAddsWhatItsFileSays) {
+  const Transformer model = example("gpt3-175b.json");
+  const Training training = training_of(8, 1, 8, 2048);
+  const Cluster cluster = load_cluster("dgx-a100-80gb", 8);
+  const auto cost_with = [&](const Software& software, int stages) {
+    return AnalyticCost(model, training, split_layers(model, stages, {}, 0, 0), cluster, software);
+  };
+  const Software plain = load_software("megatron-lm");
+  Software other = plain;
+  // A step is of a rank, however many stages it has: 8 ranks with 1 or 3 chunks.
+  other.step_s = 0.3;
+  EXPECT_NEAR(cost_with(other, 8).optimizer_s(1) - cost_with(plain, 8).optimizer_s(1), 0.3, 1e-12);
+  EXPECT_NEAR(cost_with(other, 24).optimizer_s(1) - cost_with(plain, 24).optimizer_s(1), 0.1, 1e-12);
+  // Products twice as fast: their arithmetic takes half, everything else what it did.
+  other = plain;
+  other.gemm_speed = 2;
+  double saved = 0;
+  for (const KernelPart& part : cost_with(plain, 8).parts(OpKind::F, 1, {1, 2048, 0})) {
+    for (const KernelCall& call : part.calls) {
+      const double before = cost_with(plain, 8).kernel_s(call);
+      const double after = cost_with(other, 8).kernel_s(call);
+      if (call.kind == KernelClass::gemm) {
+        EXPECT_LT(after, before);
+        EXPECT_GE(after, before / 2);
+      } else {
+        EXPECT_EQ(after, before) << call.name;
+      }
+      saved += part.repeats * (before - after);
+    }
+  }
+  const MicrobatchShape shape{1, {2048}};
+  EXPECT_NEAR(
+      cost_with(plain, 8).compute_s(OpKind::F, 1, shape, 0) - cost_with(other, 8).compute_s(OpKind::F, 1, shape, 0),
+      saved, 1e-9);
+  // A host that takes a second for each kernel is the limit.
+  other = plain;
+  other.issue_s = 1;
+  int kernels = 0;
+  for (const KernelPart& part : cost_with(plain, 8).parts(OpKind::F, 1, {1, 2048, 0})) {
+    for (const KernelCall& call : part.calls) kernels += part.repeats * call.count;
+  }
+  EXPECT_NEAR(cost_with(other, 8).compute_s(OpKind::F, 1, shape, 0), kernels, 1e-6);
+}
+
+TEST(Analytic, UnfusedSoftmaxCostsMoreWhereTheKernelDoesNotFit) {
+  // 16 heads over 8 ranks and one sequence are two matrices of scores, and the fused kernel takes four at a time.
+  const Transformer model = example("gpt3-1b.json");
+  Training training = training_of(8, 1, 1, 1024);
+  training.flash_attention = false;
+  const auto names = [&](int sequences) {
+    std::string out;
+    for (const KernelCall& call : attention_kernels(model, training, OpKind::F, {sequences, 1024, 0})) {
+      out += std::string(call.name) + " ";
+    }
+    return out;
+  };
+  EXPECT_NE(names(1).find("softmax in 32 bit"), std::string::npos);
+  EXPECT_EQ(names(2).find("softmax in 32 bit"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace sluice
