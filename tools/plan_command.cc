@@ -211,10 +211,14 @@ void add_plan_command(CLI::App& app, int& exit_code) {
   PlanSpace& space = options->space;
   const char* kSearch = "Search";
   const auto list = [&](const char* names, auto& into, const char* help) {
-    command->add_option(names, into, help)->delimiter(',')->group(kSearch);
+    command->add_option(names, into, help)->delimiter(',')->allow_extra_args(false)->group(kSearch);
   };
   const auto sizes = [&](const char* names, std::vector<int>& into, const char* help) {
-    command->add_option(names, into, help)->delimiter(',')->check(CLI::Range(1, 1 << 20))->group(kSearch);
+    command->add_option(names, into, help)
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->check(CLI::Range(1, 1 << 20))
+        ->group(kSearch);
   };
   command->add_option("--gpus", space.gpus, "GPUs to use (default: all of the cluster)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))

@@ -241,7 +241,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
       case ValueKind::text:
       case ValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
       case ValueKind::whole_list:
-        flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',');
+        flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
         break;
       case ValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
     }
@@ -266,6 +266,7 @@ void ScenarioFlags::add_uniform(CLI::App& command) {
       command
           .add_option("--stage-weights", values_->stage_weights, "relative work of each stage under --uniform: a,b,c")
           ->delimiter(',')
+          ->allow_extra_args(false)
           ->group("Cost");
 }
 
