@@ -110,7 +110,13 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
   for (std::size_t index = 0;; ++index) {
     const Prepared ready = prepare(scenario, index);
     const OpGraph& graph = ready.lowered->graph;
-    const Prices prices = price(graph, ready.costs.cost());
+    const Training& training = scenario.training;
+    const auto known = sharing_.find({training.tp, training.dp, training.pipeline_before_data});
+    const Prices prices = known == sharing_.end() ? price(graph, ready.costs.cost())
+                                                  : price(graph, ready.costs.cost(), known->second);
+    if (known == sharing_.end()) {
+      sharing_.emplace(std::tuple(training.tp, training.dp, training.pipeline_before_data), prices.sharing);
+    }
     const Timeline timeline = simulate(graph, prices);
     const auto more = ready.lowered->steady.extension(prices, timeline);
     if (!more) continue;

@@ -72,6 +72,7 @@ class StructureRuns {
   const Family& family_;
   FamilyParams params_;
   std::vector<std::unique_ptr<Level>> levels_;  // of more and more microbatches, the last one whole
+  std::map<std::tuple<int, int, bool>, LinkSharing> sharing_;  // by tp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
 };
 
