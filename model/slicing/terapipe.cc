@@ -136,23 +136,55 @@ class Window {
   std::vector<Duration> forward_, backward_;
 };
 
-// The least of cost[n] + rest[n] where that is allowed, in lanes that a compiler makes vectors of.
-template <typename T, typename Allowed>
-T least_sum(const T* cost, const T* rest, std::int64_t size, const Allowed& allowed) {
+// Where the compiler can, also for processors with wider vectors than all have; which it is, is seen at run time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SLUICE_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define SLUICE_WIDE_VECTORS
+#endif
+
+// The least of cost[n] + rest[n], in lanes that a compiler makes vectors of; and of those alone whose f and x, that is
+// cost - forward, are within bounds.
+template <typename T>
+inline __attribute__((always_inline)) T least_in_lanes(const T* cost, const T* rest, std::int64_t size) {
   constexpr std::int64_t kLanes = 64 / sizeof(T);
+  if (size < kLanes) {
+    T least = kFar<T>;
+    for (std::int64_t n = 0; n < size; ++n) least = std::min<T>(least, cost[n] + rest[n]);
+    return least;
+  }
   std::array<T, kLanes> lanes;
   lanes.fill(kFar<T>);
-  std::int64_t n = 0;
-  for (; n + kLanes <= size; n += kLanes) {
+  const auto add = [&](std::int64_t n) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const T sum = allowed(n + lane) ? cost[n + lane] + rest[n + lane] : kFar<T>;
+      const T sum = cost[n + lane] + rest[n + lane];
       T& least = lanes[static_cast<std::size_t>(lane)];
       least = sum < least ? sum : least;
     }
+  };
+  for (std::int64_t n = 0; n + kLanes <= size; n += kLanes) add(n);
+  add(size - kLanes);  // some of them again
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) lanes[lane] = std::min(lanes[lane], lanes[lane + half]);
   }
-  T least = *std::min_element(lanes.begin(), lanes.end());
-  for (; n < size; ++n) {
-    if (allowed(n)) least = std::min<T>(least, cost[n] + rest[n]);
+  return lanes[0];
+}
+
+SLUICE_WIDE_VECTORS std::int32_t least_sum(const std::int32_t* cost, const std::int32_t* rest, std::int64_t size) {
+  return least_in_lanes(cost, rest, size);
+}
+
+SLUICE_WIDE_VECTORS double least_sum(const double* cost, const double* rest, std::int64_t size) {
+  return least_in_lanes(cost, rest, size);
+}
+
+template <typename T>
+T least_allowed_sum(const T* cost, const T* forward, const T* rest, std::int64_t size, std::pair<T, T> bounds) {
+  T least = kFar<T>;
+  for (std::int64_t n = 0; n < size; ++n) {
+    const bool allowed = forward[n] <= bounds.first && cost[n] - forward[n] <= bounds.second;
+    const T sum = allowed ? cost[n] + rest[n] : kFar<T>;
+    least = sum < least ? sum : least;
   }
   return least;
 }
@@ -237,9 +269,8 @@ class Sweeps {
       const Row& row = window_.row(begin);
       const T* rest = after.data() + begin + 1;
       const std::int64_t reach = reach_[at(begin)];
-      out[at(begin)] = window_.grows()
-                           ? least_sum(row.both, rest, reach, [](std::int64_t) { return true; })
-                           : least_sum(row.both, rest, reach, [&](std::int64_t n) { return allowed(row, n); });
+      out[at(begin)] = window_.grows() ? least_sum(row.both, rest, reach)
+                                       : least_allowed_sum(row.both, row.forward, rest, reach, bounds_);
     }
   }
 
