@@ -49,6 +49,8 @@ const FlagRow kRows[] = {
 
     {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ValueKind::whole, kParallelism, "tensor-parallel ranks"},
     {"--dp,--data-parallel-size", "/parallelism/dp", ValueKind::whole, kParallelism, "data-parallel replicas"},
+    {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ValueKind::yes, kParallelism,
+     "the stages of a replica on GPUs next to each other, before its next replica"},
     {"--cp,--context-parallel-size", "/parallelism/cp", ValueKind::whole, kParallelism,
      "ranks that split each sequence"},
     {"--cp-comm-type", "/parallelism/cp_comm_type", ValueKind::text, kParallelism,

@@ -114,6 +114,7 @@ class Reading {
     training.fused_cross_entropy = object.boolean_or("fused_cross_entropy", false);
     training.transformer_engine = object.boolean_or("transformer_engine", false);
     training.scatter_gather = object.boolean_or("scatter_gather", true);
+    training.pipeline_before_data = object.boolean_or("pipeline_before_data", false);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
     if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
