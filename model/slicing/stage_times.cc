@@ -30,7 +30,7 @@ Placed placed(const SequenceCut& cut, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages,
-                       const SequenceCut& cut)
+                       const SequenceCut& cut, const ForEach& for_each)
     : cut_(cut) {
   const SliceTimes frame{.tokens = cut.tokens, .granularity = cut.granularity};
   check_problem({.forward = frame});
@@ -49,23 +49,24 @@ StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const St
     table_of_.push_back(static_cast<std::size_t>(found - first_stages.begin()));
     if (found == first_stages.end()) first_stages.push_back(stage);
   }
-  tables_.resize(first_stages.size());
+  tables_.assign(first_stages.size(), Table(place(granules_ - 1, 1) + 1));
   const auto rounded = [&](OpKind kind, int stage, const Placed& at) {
     return from_seconds(cost.compute_s(kind, stage, at.shape, at.slice), "time of a slice");
   };
-  for (std::int64_t begin = 0; begin < granules_; ++begin) {
+  for_each(granules_, [&](std::int64_t begin) {
     for (std::int64_t end = begin + 1; end <= granules_; ++end) {
       const Placed at = placed(cut, frame.position(begin), frame.position(end));
       for (std::size_t i = 0; i < tables_.size(); ++i) {
         const int stage = first_stages[i];
-        Times& times = tables_[i].emplace_back();
+        Times& times = tables_[i][place(begin, end - begin)];
         times.forward = rounded(OpKind::F, stage, at);
+        if (cut.forward_only) continue;
         times.gradient = rounded(cut.split_backward ? OpKind::I : OpKind::B, stage, at);
         if (cut.split_backward) times.weight = rounded(OpKind::W, stage, at);
         times.recompute = from_seconds(cost.recompute_s(stage, at.shape, at.slice), "time of recomputation");
       }
     }
-  }
+  });
 }
 
 Duration StageTimes::forward(int stage, std::int64_t begin, std::int64_t granules) const {

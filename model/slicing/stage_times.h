@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -16,15 +17,21 @@ struct SequenceCut {
   std::int64_t granularity = 1;
   int sequences = 1;            // of a microbatch
   bool split_backward = false;  // I and W are ops of their own
+  bool forward_only = false;    // nothing is asked about backwards
 };
+
+// Calls a body for 0 to count - 1, in any order, several at a time if it can.
+using ForEach = std::function<void(std::int64_t count, const std::function<void(std::int64_t)>& body)>;
 
 // What every stage takes for every slice of a sequence, by a cost model: F, and the backward with what is recomputed
 // before it. Tabulated when made; stages that are alike have one table.
 class StageTimes {
  public:
-  // `stages`: what they hold, where that decides what they take; empty without a model. Throws InputError as the cost
-  // model does, for a sequence or granularity that check_problem refuses, and for more than 4096 granules.
-  StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages, const SequenceCut& cut);
+  // `stages`: what they hold, where that decides what they take; empty without a model. `for_each` asks the cost model
+  // for all slices that begin at one place. Throws InputError as the cost model does, for a sequence or granularity
+  // that check_problem refuses, and for more than 4096 granules.
+  StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages, const SequenceCut& cut,
+             const ForEach& for_each);
 
   const SequenceCut& cut() const { return cut_; }
   int num_stages() const { return static_cast<int>(table_of_.size()); }

@@ -105,7 +105,7 @@ class Search {
     best_ = run_->simulate(even);
     candidate_.even = best_.makespan;
     counts_ = std::move(even);
-    if (request_.scenario.model) {
+    if (request_.scenario.model && tokens % granularity == 0) {
       try_cut(in_granules(balanced_slices(*request_.scenario.model, tokens, slices, granularity), granularity));
     }
     SlicingProblem problem{.forward = times.slowest_forward(),
@@ -225,7 +225,8 @@ class Planner {
                                             SequenceCut{.tokens = request_.scenario.training.sequence_length,
                                                         .granularity = request_.granularity,
                                                         .sequences = run.schedule().shapes()[0].sequences,
-                                                        .split_backward = run.schedule().split_backward()});
+                                                        .split_backward = run.schedule().split_backward()},
+                                            parallel_for);
       return;
     }
     // Nothing of it can be made: say why of the first.
