@@ -95,11 +95,11 @@ class Search {
   bool refused() const { return run_ == nullptr; }
   bool fits() const { return best_.fits(); }
 
-  void start(const StageTimes& times) {
+  void start(const StageTimes& times, const SlicesBound& bound) {
     const std::int64_t tokens = request_.scenario.training.sequence_length;
     const std::int64_t granularity = request_.granularity;
     const int slices = candidate_.slices;
-    candidate_.lower_bound = slices_lower_bound(run_->schedule(), run_->costs(), times, slices);
+    candidate_.lower_bound = bound(slices);
     // Even first, so that it is what is kept where nothing is better.
     std::vector<std::int64_t> even = in_granules(even_slices(tokens, granularity, slices), granularity);
     best_ = run_->simulate(even);
@@ -204,7 +204,7 @@ class Planner {
     if (!times_) tabulate();
     parallel_for(std::ssize(searches_) - static_cast<std::int64_t>(first), [&](std::int64_t i) {
       Search& search = *searches_[first + static_cast<std::size_t>(i)];
-      if (!search.refused()) search.start(*times_);
+      if (!search.refused()) search.start(*times_, *bound_);
     });
     const Search* best = best_search();
     std::vector<Search*> worth;
@@ -227,6 +227,7 @@ class Planner {
                                                         .sequences = run.schedule().shapes()[0].sequences,
                                                         .split_backward = run.schedule().split_backward()},
                                             parallel_for);
+      bound_ = std::make_unique<SlicesBound>(run.graph(), run.costs(), *times_);
       return;
     }
     // Nothing of it can be made: say why of the first.
@@ -276,6 +277,7 @@ class Planner {
   const SlicesRequest& request_;
   Clock::time_point deadline_;
   std::unique_ptr<StageTimes> times_;
+  std::unique_ptr<SlicesBound> bound_;
   std::vector<std::unique_ptr<Search>> searches_;
 };
 

@@ -47,11 +47,12 @@ struct ScheduleSlices {
 // slice to another, many at first and finally one, until no move of one granule helps. A local search: optimal only
 // where the makespan meets the bound. The same every time, unless it runs out of time.
 //
-// The bound. Before rank r's first op a first slice has passed all earlier stages; after its last backward a first
-// slice's gradient passes them again, and the optimizer steps; in between it computes all of its own. So the makespan
-// is at least the least, over cuts, of m sum c_r(slice) + head and tail of the first slice, which is a shortest path;
-// and that for each rank. Where W is apart it need not be done before the gradient passes on: then the two bounds with
-// and without it are taken.
+// The bound. Before rank r's first op a first slice has passed all earlier stages, computed and sent; after its last
+// backward a first slice's gradient passes them again, and then come collectives and the optimizer; in between it
+// computes all of its own, and where transfers block also waits for what it sends. So the makespan is at least the
+// least, over cuts, of m sum c_r(slice) and head and tail of the first slice, which is a shortest path over the
+// sequence; and that for each rank. Where W is apart it need not be done before the gradient passes on: then there are
+// two bounds, all of the work without the way back, and the work without W with it.
 //
 // Throws InputError naming the field for: a schedule that is no family with slices, no sequence length, stragglers or
 // noise, uniform costs with a time for each slice, granularity and slices that the sequence does not have.

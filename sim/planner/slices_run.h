@@ -23,6 +23,7 @@ class SlicesRun {
 
   const Schedule& schedule() const { return schedule_; }
   const ScenarioCosts& costs() const { return costs_; }
+  const OpGraph& graph() const { return graph_; }
   std::int64_t granules() const { return granules_; }
   std::int64_t simulations() const { return simulations_; }
 

@@ -83,6 +83,50 @@ TEST(SlicesForSchedule, AreTheBestOfAllCutsOfSmallCases) {
   EXPECT_GE(optimal, cases - 1) << "of " << cases;
 }
 
+// Every cut of every family under what the bound counts: blocking and overlapped transfers, slow links, recomputation,
+// replicas with a distributed optimizer, uneven stages, chunks, a short last slice.
+TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
+  const std::vector<json> changes = {
+      json::object(),
+      {{"software", "nemo-fp8"}},
+      {{"cluster", {{"name", "p3.16xlarge"}, {"nodes", 4}}}, {"parallelism", {{"tp", 8}}}},
+      {{"parallelism", {{"recompute", "full"}}}},
+      {{"parallelism", {{"dp", 2}, {"distributed_optimizer", true}, {"overlap_grad_reduce", true}}}},
+      {{"parallelism", {{"stage_layers", {1, 2, 3, 2}}}}},
+  };
+  int cuts = 0;
+  for (const std::string schedule :
+       {"terapipe", "seq1f1b", "eager-seq1f1b", "seq1f1b-interleaved", "seq1f1b-zb1p", "seq1f1b-zb2p"}) {
+    for (const json& change : changes) {
+      json text = document(schedule, schedule == "seq1f1b-interleaved" ? 4 : 2);
+      text.merge_patch(change);
+      const bool uneven = text["parallelism"].contains("stage_layers");
+      if (schedule == "seq1f1b-interleaved" && uneven) text["parallelism"]["stage_layers"] = {1, 1, 1, 1, 1, 1, 1, 1};
+      const Scenario scenario = scenario_of(text);
+      for (const std::int64_t granularity : {4096, 5000}) {
+        for (const int slices : {1, 2, 3}) {
+          const ScheduleSlices found = slices_for_schedule(
+              {.scenario = scenario, .granularity = granularity, .slices = slices, .time_budget_s = 0});
+          // A short last granule: cut the sequence rounded up, then shorten.
+          const std::int64_t granules = (32768 + granularity - 1) / granularity;
+          std::vector<std::int64_t> lengths;
+          for_cuts(granules * granularity, granularity, slices, lengths, [&](std::vector<std::int64_t> cut) {
+            cut.back() -= granules * granularity - 32768;
+            ASSERT_GE(predicted(scenario, cut).metrics.makespan, found.lower_bound)
+                << schedule << " " << change << " " << slices;
+            ++cuts;
+          });
+          // It is not nothing either.
+          if (slices == 1) {
+            EXPECT_GT(found.lower_bound, found.candidates[0].makespan / 4);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(cuts, 1000);
+}
+
 TEST(SlicesForSchedule, NoMoveOfOneGranuleBetweenNeighboursHelps) {
   const Scenario scenario = scenario_of(document("seq1f1b"));
   const ScheduleSlices found = slices_for_schedule({.scenario = scenario, .granularity = 512, .slices = 5});
