@@ -330,7 +330,8 @@ class Sweeps {
 struct Box {
   Nanoseconds sum = 0;
   Bounds low, high;
-  bool apart = false;  // the longest f and x were those of different slices
+  bool probed = false;  // swept at its own upper bounds, or just below a plan found there
+  bool apart = false;   // the longest f and x were those of different slices
 
   // Makes each bound as tight as the others make it.
   void tighten() {
@@ -403,6 +404,12 @@ class Search {
   }
 
   void split(Box box) {
+    // Where the sum steps up right below a plan, this ends a box that halving would take many sweeps to close.
+    if (!box.apart && !box.probed) {
+      box.probed = true;
+      if (const auto found = sweeps_(box.high, best_)) take(*found, box);
+      return;
+    }
     Nanoseconds Bounds::*side = &Bounds::both;
     if (box.apart) {
       const bool forward = box.high.forward - box.low.forward >= box.high.backward - box.low.backward;
@@ -412,6 +419,7 @@ class Search {
     Box lower = box;
     lower.high.*side = middle;
     lower.tighten();
+    lower.probed = false;
     if (const auto found = sweeps_(lower.high, best_)) take(*found, lower);
     box.low.*side = middle;
     push(box);
