@@ -182,7 +182,8 @@ bool SteadyState::repeat_alike() {
 std::optional<SteadyState::Extension> SteadyState::extension(const Prices& prices, const Timeline& timeline) const {
   Extension out{.busy = std::vector<Duration>(at(graph_.schedule().num_ranks()), Duration{0})};
   if (removed_ == 0) return out;
-  if (!usable_ || !prices.sharing.empty()) return std::nullopt;
+  const auto queues = [](const SharedLink& link) { return link.policy == Sharing::queue && !link.uses.empty(); };
+  if (!usable_ || std::any_of(prices.sharing.links.begin(), prices.sharing.links.end(), queues)) return std::nullopt;
   constexpr std::int64_t kMostBlocks = 256;  // of a cycle
   std::int64_t depth = reach_[0];
   for (std::int64_t cycle = 1; cycle <= std::min<std::int64_t>(kMostBlocks, removed_); ++cycle) {
@@ -191,8 +192,9 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
     const auto too_short = [&](const Repeats& of) { return std::ssize(of.vertices) < depth * of.per_block; };
     if (std::any_of(repeats_.begin(), repeats_.end(), too_short)) return std::nullopt;
     if (removed_ % cycle != 0) continue;
-    const std::optional<Duration> growth = growth_of(prices, timeline, cycle, depth);
+    const std::optional<Duration> growth = growth_of(timeline, cycle, depth);
     if (!growth) continue;
+    if (!prices.sharing.empty() && !covers_what_moves(timeline, cycle, *growth)) return std::nullopt;
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
       const std::vector<VertexId>& vertices = repeats_[rank].vertices;
@@ -207,8 +209,7 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
 }
 
 // By how much every vertex of the last `depth` blocks starts later than `cycle` blocks before, if that is the same.
-std::optional<Duration> SteadyState::growth_of(const Prices& prices, const Timeline& timeline, std::int64_t cycle,
-                                               std::int64_t depth) const {
+std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const {
   std::optional<Duration> growth;
   for (const auto& [vertices, per_block] : repeats_) {
     const auto distance = at(cycle * per_block);
@@ -217,11 +218,39 @@ std::optional<Duration> SteadyState::growth_of(const Prices& prices, const Timel
       const VertexId early = vertices[i - distance];
       const Duration later = timeline.start[late] - timeline.start[early];
       if (growth && later != *growth) return std::nullopt;
-      if (prices.duration[late] != prices.duration[early]) return std::nullopt;
+      if (timeline.end[late] - timeline.end[early] != later) return std::nullopt;
       growth = later;
     }
   }
   return growth;
+}
+
+// Whether everything before the cuts that starts late enough to move beside the copies starts `growth` later than
+// `cycle` blocks before.
+bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  Duration first = Duration::max();
+  Duration longest{0};
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    const std::int64_t back = blocks_back(v);
+    if (back <= cycle) first = std::min(first, timeline.start[v] + (back > 0 ? growth : Duration{0}));
+    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
+  }
+  const Duration from = first - growth - longest;
+  std::vector<char> repeats(graph_.size(), 0);
+  for (const auto& [vertices, per_block] : repeats_) {
+    const auto distance = at(cycle * per_block);
+    for (std::size_t i = vertices.size(); i-- > distance;) {
+      if (timeline.start[vertices[i]] - timeline.start[vertices[i - distance]] != growth ||
+          timeline.end[vertices[i]] - timeline.end[vertices[i - distance]] != growth) {
+        break;
+      }
+      repeats[vertices[i]] = 1;
+    }
+  }
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (repeats[v] == 0 && timeline.start[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
 }
 
 }  // namespace sluice

@@ -41,6 +41,12 @@ ShortSchedule shorten(const Family& family, const FamilyParams& params, int micr
 // whose edges repeat as its lists do, so does every vertex of the n copies, c blocks after the other, and what is
 // behind q starts n / c times L later than in the short graph. A need on the same compute lane needs no D: the lane's
 // order implies it. The same shift holds for what a rank holds in memory, so its peak is that of the short schedule.
+//
+// Where links share something, transfers on different ranks meet in time, whatever the graph says. Let T be the first
+// start of anything of the copies or behind q. If all that starts before q from T - L less the longest transfer on
+// starts and ends L later than c blocks before it, then at every moment of the long run what moves is, with what is
+// left of it, what moves in the short one so many L earlier; rates follow from that alone. (In a queue ties break by
+// the order of lowering, which need not repeat: not for those.)
 class SteadyState {
  public:
   // `graph` is lowered from `schedule.schedule`, and outlives this.
@@ -50,7 +56,7 @@ class SteadyState {
     Duration time{};             // by which everything behind the cut is later in the long schedule
     std::vector<Duration> busy;  // by rank: compute time of what was taken out
   };
-  // Nothing if the timeline has not (yet) become periodic, or links share something, which the proof does not cover.
+  // Nothing if the timeline has not (yet) become periodic, or transfers queue up.
   std::optional<Extension> extension(const Prices& prices, const Timeline& timeline) const;
 
  private:
@@ -63,8 +69,8 @@ class SteadyState {
   bool close_cuts();
   bool repeat_alike();
   std::int64_t blocks_back(VertexId v) const;
-  std::optional<Duration> growth_of(const Prices& prices, const Timeline& timeline, std::int64_t cycle,
-                                    std::int64_t depth) const;
+  std::optional<Duration> growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const;
+  bool covers_what_moves(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
 
   const OpGraph& graph_;
   int removed_;

@@ -49,6 +49,10 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
 Schedule make_schedule(const Scenario& scenario) {
   if (names_file(scenario.schedule)) return read_schedule(scenario);
   const Family& family = find_family(scenario.schedule);
+  return make_schedule(family, family_params(scenario));
+}
+
+FamilyParams family_params(const Scenario& scenario) {
   if (scenario.training.pp == 0) {
     throw InputError(
         fmt::format("{}: /parallelism/pp: required: the number of pipeline ranks (--pp)", scenario.source));
@@ -63,7 +67,7 @@ Schedule make_schedule(const Scenario& scenario) {
     throw InputError(
         fmt::format("{}: /batch: required: microbatches (--microbatches), or global_batch (--gbs)", scenario.source));
   }
-  return make_schedule(family, std::move(params));
+  return params;
 }
 
 Setup::Setup(const Scenario& scenario) : Setup(scenario, make_schedule(scenario)) {}

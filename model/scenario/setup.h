@@ -6,6 +6,7 @@
 #include "model/graph/lowering.h"
 #include "model/scenario/costs.h"
 #include "model/scenario/scenario.h"
+#include "model/schedule/family.h"
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
@@ -14,6 +15,9 @@ namespace sluice {
 // The schedule that a scenario asks for: of a family, or read from a file, which the scenario's sizes must then agree
 // with. Throws InputError, or ScheduleError for an invalid file.
 Schedule make_schedule(const Scenario& scenario);
+
+// The sizes that a scenario asks of its family. Throws InputError for one that is missing.
+FamilyParams family_params(const Scenario& scenario);
 
 // Lowers a schedule that has this name or is from this file; errors name the file.
 OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name);

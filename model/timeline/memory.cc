@@ -86,10 +86,13 @@ class Account {
   RankMemory memory_;
 };
 
+enum class ReceiveBuffers : std::uint8_t { counted, left_out };
+
 // The changes of all ops, found once for each kind, stage, slice and route.
 class Changes {
  public:
-  explicit Changes(const OpGraph& graph) : graph_(graph), schedule_(graph.schedule()) {
+  explicit Changes(const OpGraph& graph, ReceiveBuffers buffers = ReceiveBuffers::counted)
+      : graph_(graph), schedule_(graph.schedule()), buffers_(buffers) {
     for (const MicrobatchShape& shape : schedule_.shapes()) {
       shape_offset_.push_back(slices_);
       slices_ += static_cast<std::size_t>(shape.num_slices());
@@ -138,7 +141,7 @@ class Changes {
   // The receive buffer that the op takes over when it starts (made part of its stored input, or read at once).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
-    if (op.op == OpKind::W) return 0;
+    if (op.op == OpKind::W || buffers_ == ReceiveBuffers::left_out) return 0;
     const int source = op.stage + (forward ? -1 : 1);
     if (source < 0 || source >= schedule_.num_stages()) return 0;
     if (schedule_.rank_of(source, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch)) return 0;
@@ -191,6 +194,7 @@ class Changes {
 
   const OpGraph& graph_;
   const Schedule& schedule_;
+  ReceiveBuffers buffers_;
   std::vector<std::size_t> shape_offset_;
   std::size_t slices_ = 0;     // over all shapes
   std::size_t per_route_ = 0;  // rows
@@ -288,6 +292,33 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     }
     out.push_back(account.take());
   }
+  return out;
+}
+
+std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
+  struct Held {
+    std::int64_t now = 0;
+    std::int64_t peak = 0;
+  };
+  std::vector<Held> held(static_cast<std::size_t>(graph.schedule().num_ranks()));
+  if (graph.has_bytes()) {
+    for (std::size_t rank = 0; rank < held.size(); ++rank) {
+      held[rank].now = held[rank].peak = total(standing_bytes(graph, static_cast<int>(rank)));
+    }
+    Changes changes(graph, ReceiveBuffers::left_out);
+    for (const Vertex& vertex : graph.vertices()) {
+      if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
+      const Change& change =
+          changes.at(vertex.kind == VertexKind::compute ? changes.row_of(vertex)
+                                                        : changes.row_of_block(vertex, graph.joint_partner(vertex)));
+      Held& of = held[static_cast<std::size_t>(vertex.lane)];
+      of.now += change.start.sum();
+      of.peak = std::max(of.peak, of.now);
+      of.now += change.end.sum();
+    }
+  }
+  std::vector<std::int64_t> out;
+  for (const Held& of : held) out.push_back(of.peak);
   return out;
 }
 

@@ -38,4 +38,7 @@ struct RankMemory {
 // At one instant what ends is given back before what starts takes, and what comes in is there before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
 
+// The least that each rank's peak can be, from the order of its ops alone: without buffers of what comes in.
+std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
+
 }  // namespace sluice
