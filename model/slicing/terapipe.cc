@@ -4,24 +4,19 @@
 
 #include <algorithm>
 #include <array>
-#include <limits>
-#include <memory>
+#include <optional>
 #include <queue>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "model/errors.h"
+#include "model/slicing/slice_window.h"
 
 namespace sluice {
 namespace {
 
-constexpr std::int64_t kMaxEntries = std::int64_t{1} << 29;
-constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
-
-// What no sum that matters reaches. Two of them can be added.
-template <typename T>
-constexpr T kFar = sizeof(T) == 4 ? static_cast<T>((1 << 30) - 1) : static_cast<T>(std::int64_t{1} << 53);
+// Everything counts in granules and, for time, in whole nanoseconds.
 
 void check_times(const SliceTimes& times, std::string_view what) {
   if (times.tokens < 1) {
@@ -32,116 +27,6 @@ void check_times(const SliceTimes& times, std::string_view what) {
                                  times.tokens, times.granularity));
   }
 }
-
-// Everything below counts in granules and, for time, in whole nanoseconds.
-using Nanoseconds = std::int64_t;
-
-// The times of all slices that an optimum could have. A slice of c = f + x makes any plan it is in take at least K c,
-// so those that pass the latency of a known plan are left out: what remains of the triangle of all slices is the
-// shorter ones. T is a 32-bit integer where the known plan takes less than 2^30 ns, and otherwise a double, which is
-// exact below 2^53 and whose minimum, unlike that of 64-bit integers, every processor has.
-template <typename T>
-class Window {
- public:
-  Window(const SlicingProblem& problem, Nanoseconds longest) : granules_(problem.forward.granules()) {
-    rows_.resize(static_cast<std::size_t>(granules_));
-    for (std::int64_t begin = 0; begin < granules_; ++begin) add_row(problem, begin, longest);
-  }
-
-  struct Row {
-    const T* both = nullptr;     // f + x, of 1, 2, ... granules
-    const T* forward = nullptr;  // f; the same as `both` without a backward
-    std::int64_t size = 0;
-  };
-  const Row& row(std::int64_t begin) const { return rows_[static_cast<std::size_t>(begin)]; }
-  std::int64_t granules() const { return granules_; }
-  bool grows() const { return grows_; }  // f and x, both, in every row
-
-  // Leaves out what takes longer at the end of every row.
-  void shorten(Nanoseconds longest) {
-    for (Row& row : rows_) {
-      while (row.size > 0 && row.both[row.size - 1] > static_cast<T>(longest)) --row.size;
-    }
-  }
-
- private:
-  static constexpr std::int64_t kBlock = std::int64_t{1} << 18;
-
-  void add_row(const SlicingProblem& problem, std::int64_t begin, Nanoseconds longest) {
-    const std::int64_t all = granules_ - begin;
-    const bool known = problem.forward.grows && (!problem.backward || problem.backward->grows);
-    const std::int64_t context = begin * problem.forward.granularity;
-    // Of rows that are known to grow, some more than the last one had, until that is more than what matters.
-    std::int64_t read = known ? std::min(all, begin == 0 ? 64 : row(begin - 1).size + 8) : all;
-    while (true) {
-      read_row(problem.forward, context, read, forward_);
-      if (problem.backward) read_row(*problem.backward, context, read, backward_);
-      if (!known || read == all || sum_at(problem, read - 1) > longest) break;
-      read = std::min(all, 2 * read);
-    }
-    std::int64_t size = read;
-    while (size > 0 && sum_at(problem, size - 1) > longest) --size;
-    store(problem, begin, size, longest);
-  }
-
-  static void read_row(const SliceTimes& times, std::int64_t context, std::int64_t size, std::vector<Duration>& out) {
-    out.resize(static_cast<std::size_t>(size));
-    times.row(context, out);
-  }
-
-  Nanoseconds sum_at(const SlicingProblem& problem, std::int64_t n) const {
-    const auto at = static_cast<std::size_t>(n);
-    return forward_[at].count() + (problem.backward ? backward_[at].count() : 0);
-  }
-
-  void store(const SlicingProblem& problem, std::int64_t begin, std::int64_t size, Nanoseconds longest) {
-    entries_ += size;
-    if (entries_ > kMaxEntries) {
-      throw InputError(
-          fmt::format("{} tokens at granularity {} have more than 2^29 slices that could be in the best cut: "
-                      "expected a coarser granularity",
-                      problem.forward.tokens, problem.forward.granularity));
-    }
-    Row& row = rows_[static_cast<std::size_t>(begin)];
-    row.size = size;
-    T* both = place(size);
-    T* forward = problem.backward ? place(size) : both;
-    row.both = both;
-    row.forward = forward;
-    for (std::int64_t n = 0; n < size; ++n) {
-      // One too long between shorter ones, where times do not grow: out of reach, and of any minimum.
-      const Nanoseconds sum = sum_at(problem, n);
-      forward[n] = static_cast<T>(std::min(forward_[static_cast<std::size_t>(n)].count(), longest));
-      both[n] = sum > longest ? kFar<T> : static_cast<T>(sum);
-    }
-    for (std::int64_t n = 1; n < size && grows_; ++n) {
-      grows_ =
-          forward[n] >= forward[n - 1] && both[n] - forward[n] >= both[n - 1] - forward[n - 1] && both[n] < kFar<T>;
-    }
-  }
-
-  // Room for `size` more entries, that stays where it is.
-  T* place(std::int64_t size) {
-    if (size > left_) {
-      left_ = std::max(size, kBlock);
-      blocks_.push_back(std::unique_ptr<T[]>(new T[static_cast<std::size_t>(left_)]));
-      free_ = blocks_.back().get();
-    }
-    T* out = free_;
-    free_ += size;
-    left_ -= size;
-    return out;
-  }
-
-  std::int64_t granules_;
-  std::vector<Row> rows_;
-  bool grows_ = true;
-  std::vector<std::unique_ptr<T[]>> blocks_;
-  T* free_ = nullptr;
-  std::int64_t left_ = 0;
-  std::int64_t entries_ = 0;
-  std::vector<Duration> forward_, backward_;
-};
 
 // Where the compiler can, also for processors with wider vectors than all have; which it is, is seen at run time.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
@@ -164,12 +49,12 @@ template <typename T, typename Sum>
 inline __attribute__((always_inline)) T least_in_lanes(std::int64_t size, const Sum& sum) {
   constexpr std::int64_t kLanes = 64 / sizeof(T);
   if (size < kLanes) {
-    T least = kFar<T>;
+    T least = kFarTime<T>;
     for (std::int64_t n = 0; n < size; ++n) least = std::min<T>(least, sum(n));
     return least;
   }
   std::array<T, kLanes> lanes;
-  lanes.fill(kFar<T>);
+  lanes.fill(kFarTime<T>);
   const auto add = [&](std::int64_t n) __attribute__((always_inline)) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
       const T one = sum(n + lane);
@@ -197,14 +82,14 @@ SLUICE_WIDE_VECTORS std::int32_t least_allowed_sum(const std::int32_t* cost, con
                                                    Limits<std::int32_t> limits) {
   return least_in_lanes<std::int32_t>(size, [=](std::int64_t n) {
     const std::int32_t sum = cost[n] + rest[n];
-    return limits.allow(forward[n], cost[n]) ? sum : kFar<std::int32_t>;
+    return limits.allow(forward[n], cost[n]) ? sum : kFarTime<std::int32_t>;
   });
 }
 SLUICE_WIDE_VECTORS double least_allowed_sum(const double* cost, const double* forward, const double* rest,
                                              std::int64_t size, Limits<double> limits) {
   return least_in_lanes<double>(size, [=](std::int64_t n) {
     const double sum = cost[n] + rest[n];
-    return limits.allow(forward[n], cost[n]) ? sum : kFar<double>;
+    return limits.allow(forward[n], cost[n]) ? sum : kFarTime<double>;
   });
 }
 
@@ -233,7 +118,7 @@ class Sweeps {
     if (min_slices_ <= 1 && (max_slices_ == 0 || max_slices_ >= granules)) max_slices_ = 0;
     if (max_slices_ == 0 && min_slices_ > 1) max_slices_ = granules;
     rest_.assign(static_cast<std::size_t>(max_slices_ + 1),
-                 std::vector<T>(static_cast<std::size_t>(granules + 1), kFar<T>));
+                 std::vector<T>(static_cast<std::size_t>(granules + 1), kFarTime<T>));
     rest_[0].back() = 0;
     reach_.resize(static_cast<std::size_t>(granules));
   }
@@ -242,7 +127,7 @@ class Sweeps {
   std::optional<Found> operator()(const Bounds& bounds, Nanoseconds limit) {
     ++count_;
     const auto limit_of = [](Nanoseconds most) {
-      return static_cast<T>(std::min<Nanoseconds>(most, static_cast<Nanoseconds>(kFar<T>) - 1));
+      return static_cast<T>(std::min<Nanoseconds>(most, static_cast<Nanoseconds>(kFarTime<T>) - 1));
     };
     limits_ = {limit_of(bounds.forward), limit_of(bounds.backward), limit_of(bounds.both)};
     find_reach();
@@ -264,7 +149,7 @@ class Sweeps {
   void forget_above(Nanoseconds longest) { window_.shorten(longest); }
 
  private:
-  using Row = typename Window<T>::Row;
+  using Row = typename SliceWindow<T>::Row;
   static std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
 
   bool allowed(const Row& row, std::int64_t n) const { return limits_.allow(row.forward[n], row.both[n]); }
@@ -317,7 +202,7 @@ class Sweeps {
     return found;
   }
 
-  Window<T> window_;
+  SliceWindow<T> window_;
   std::int64_t min_slices_, max_slices_;
   Limits<T> limits_;
   std::vector<std::int64_t> reach_;
@@ -524,11 +409,11 @@ std::vector<std::int64_t> even_slices(std::int64_t tokens, std::int64_t granular
 SlicePlan best_slices(const SlicingProblem& problem) {
   check_problem(problem);
   const Nanoseconds known = known_latency(problem);
-  if (known >= static_cast<Nanoseconds>(kFar<double>)) {
+  if (known >= static_cast<Nanoseconds>(kFarTime<double>)) {
     throw InputError(
         fmt::format("expected slices that take less than 100 days in all, got {} s", to_seconds(Duration{known})));
   }
-  return known < kFar<std::int32_t> ? searched<std::int32_t>(problem, known) : searched<double>(problem, known);
+  return known < kFarTime<std::int32_t> ? searched<std::int32_t>(problem, known) : searched<double>(problem, known);
 }
 
 }  // namespace sluice
