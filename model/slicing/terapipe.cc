@@ -1,0 +1,483 @@
+#include "model/slicing/terapipe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <memory>
+#include <queue>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kMaxEntries = std::int64_t{1} << 29;
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+// What no sum that matters reaches. Two of them can be added.
+template <typename T>
+constexpr T kFar = sizeof(T) == 4 ? static_cast<T>((1 << 30) - 1) : static_cast<T>(std::int64_t{1} << 53);
+
+void check_times(const SliceTimes& times, std::string_view what) {
+  if (times.tokens < 1) {
+    throw InputError(fmt::format("{}: expected a sequence of at least one token, got {}", what, times.tokens));
+  }
+  if (times.granularity < 1 || times.granularity > times.tokens) {
+    throw InputError(fmt::format("{}: expected a granularity between 1 and the sequence's {} tokens, got {}", what,
+                                 times.tokens, times.granularity));
+  }
+}
+
+// Everything below counts in granules and, for time, in whole nanoseconds.
+using Nanoseconds = std::int64_t;
+
+// The times of all slices that an optimum could have. A slice of c = f + x makes any plan it is in take at least K c,
+// so those that pass the latency of a known plan are left out: what remains of the triangle of all slices is the
+// shorter ones. T is a 32-bit integer where the known plan takes less than 2^30 ns, and otherwise a double, which is
+// exact below 2^53 and whose minimum, unlike that of 64-bit integers, every processor has.
+template <typename T>
+class Window {
+ public:
+  Window(const SlicingProblem& problem, Nanoseconds longest) : granules_(problem.forward.granules()) {
+    rows_.resize(static_cast<std::size_t>(granules_));
+    for (std::int64_t begin = 0; begin < granules_; ++begin) add_row(problem, begin, longest);
+  }
+
+  struct Row {
+    const T* both = nullptr;     // f + x, of 1, 2, ... granules
+    const T* forward = nullptr;  // f; the same as `both` without a backward
+    std::int64_t size = 0;
+  };
+  const Row& row(std::int64_t begin) const { return rows_[static_cast<std::size_t>(begin)]; }
+  std::int64_t granules() const { return granules_; }
+  bool grows() const { return grows_; }  // f and x, both, in every row
+
+ private:
+  static constexpr std::int64_t kBlock = std::int64_t{1} << 18;
+
+  void add_row(const SlicingProblem& problem, std::int64_t begin, Nanoseconds longest) {
+    const std::int64_t all = granules_ - begin;
+    const bool known = problem.forward.grows && (!problem.backward || problem.backward->grows);
+    const std::int64_t context = begin * problem.forward.granularity;
+    // Of rows that are known to grow, some more than the last one had, until that is more than what matters.
+    std::int64_t read = known ? std::min(all, begin == 0 ? 64 : row(begin - 1).size + 8) : all;
+    while (true) {
+      read_row(problem.forward, context, read, forward_);
+      if (problem.backward) read_row(*problem.backward, context, read, backward_);
+      if (!known || read == all || sum_at(problem, read - 1) > longest) break;
+      read = std::min(all, 2 * read);
+    }
+    std::int64_t size = read;
+    while (size > 0 && sum_at(problem, size - 1) > longest) --size;
+    store(problem, begin, size, longest);
+  }
+
+  static void read_row(const SliceTimes& times, std::int64_t context, std::int64_t size, std::vector<Duration>& out) {
+    out.resize(static_cast<std::size_t>(size));
+    times.row(context, out);
+  }
+
+  Nanoseconds sum_at(const SlicingProblem& problem, std::int64_t n) const {
+    const auto at = static_cast<std::size_t>(n);
+    return forward_[at].count() + (problem.backward ? backward_[at].count() : 0);
+  }
+
+  void store(const SlicingProblem& problem, std::int64_t begin, std::int64_t size, Nanoseconds longest) {
+    entries_ += size;
+    if (entries_ > kMaxEntries) {
+      throw InputError(
+          fmt::format("{} tokens at granularity {} have more than 2^29 slices that could be in the best cut: "
+                      "expected a coarser granularity",
+                      problem.forward.tokens, problem.forward.granularity));
+    }
+    Row& row = rows_[static_cast<std::size_t>(begin)];
+    row.size = size;
+    T* both = place(size);
+    T* forward = problem.backward ? place(size) : both;
+    row.both = both;
+    row.forward = forward;
+    for (std::int64_t n = 0; n < size; ++n) {
+      // One too long between shorter ones, where times do not grow: out of reach, and of any minimum.
+      const Nanoseconds sum = sum_at(problem, n);
+      forward[n] = static_cast<T>(std::min(forward_[static_cast<std::size_t>(n)].count(), longest));
+      both[n] = sum > longest ? kFar<T> : static_cast<T>(sum);
+    }
+    for (std::int64_t n = 1; n < size && grows_; ++n) {
+      grows_ =
+          forward[n] >= forward[n - 1] && both[n] - forward[n] >= both[n - 1] - forward[n - 1] && both[n] < kFar<T>;
+    }
+  }
+
+  // Room for `size` more entries, that stays where it is.
+  T* place(std::int64_t size) {
+    if (size > left_) {
+      left_ = std::max(size, kBlock);
+      blocks_.push_back(std::unique_ptr<T[]>(new T[static_cast<std::size_t>(left_)]));
+      free_ = blocks_.back().get();
+    }
+    T* out = free_;
+    free_ += size;
+    left_ -= size;
+    return out;
+  }
+
+  std::int64_t granules_;
+  std::vector<Row> rows_;
+  bool grows_ = true;
+  std::vector<std::unique_ptr<T[]>> blocks_;
+  T* free_ = nullptr;
+  std::int64_t left_ = 0;
+  std::int64_t entries_ = 0;
+  std::vector<Duration> forward_, backward_;
+};
+
+// Where the compiler can, also for processors with wider vectors than all have; which it is, is seen at run time.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SLUICE_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
+#else
+#define SLUICE_WIDE_VECTORS
+#endif
+
+// The least of cost[n] + rest[n], in lanes that a compiler makes vectors of; and of those alone whose f and x, that is
+// cost - forward, are within bounds.
+template <typename T>
+inline __attribute__((always_inline)) T least_in_lanes(const T* cost, const T* rest, std::int64_t size) {
+  constexpr std::int64_t kLanes = 64 / sizeof(T);
+  if (size < kLanes) {
+    T least = kFar<T>;
+    for (std::int64_t n = 0; n < size; ++n) least = std::min<T>(least, cost[n] + rest[n]);
+    return least;
+  }
+  std::array<T, kLanes> lanes;
+  lanes.fill(kFar<T>);
+  const auto add = [&](std::int64_t n) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const T sum = cost[n + lane] + rest[n + lane];
+      T& least = lanes[static_cast<std::size_t>(lane)];
+      least = sum < least ? sum : least;
+    }
+  };
+  for (std::int64_t n = 0; n + kLanes <= size; n += kLanes) add(n);
+  add(size - kLanes);  // some of them again
+  for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
+    for (std::size_t lane = 0; lane < half; ++lane) lanes[lane] = std::min(lanes[lane], lanes[lane + half]);
+  }
+  return lanes[0];
+}
+
+SLUICE_WIDE_VECTORS std::int32_t least_sum(const std::int32_t* cost, const std::int32_t* rest, std::int64_t size) {
+  return least_in_lanes(cost, rest, size);
+}
+
+SLUICE_WIDE_VECTORS double least_sum(const double* cost, const double* rest, std::int64_t size) {
+  return least_in_lanes(cost, rest, size);
+}
+
+template <typename T>
+T least_allowed_sum(const T* cost, const T* forward, const T* rest, std::int64_t size, std::pair<T, T> bounds) {
+  T least = kFar<T>;
+  for (std::int64_t n = 0; n < size; ++n) {
+    const bool allowed = forward[n] <= bounds.first && cost[n] - forward[n] <= bounds.second;
+    const T sum = allowed ? cost[n] + rest[n] : kFar<T>;
+    least = sum < least ? sum : least;
+  }
+  return least;
+}
+
+// Bounds on the longest f and the longest x of a plan.
+struct Bounds {
+  Nanoseconds forward = 0;
+  Nanoseconds backward = 0;
+};
+
+// A plan with the least sum for some bounds.
+struct Found {
+  Nanoseconds sum = 0;
+  Bounds longest;                     // of the plan's own slices
+  std::vector<std::int64_t> lengths;  // in granules
+};
+
+// S*(L; t_max) by dynamic programming from the sequence's end: rest(i) = min over n of c(i, n) + rest(i + n).
+template <typename T>
+class Sweeps {
+ public:
+  Sweeps(const SlicingProblem& problem, Nanoseconds longest)
+      : window_(problem, longest), min_slices_(problem.min_slices), max_slices_(problem.max_slices) {
+    const std::int64_t granules = window_.granules();
+    // Slices are counted only if their number matters: then there is a layer for each number.
+    if (min_slices_ <= 1 && (max_slices_ == 0 || max_slices_ >= granules)) max_slices_ = 0;
+    if (max_slices_ == 0 && min_slices_ > 1) max_slices_ = granules;
+    rest_.assign(static_cast<std::size_t>(max_slices_ + 1),
+                 std::vector<T>(static_cast<std::size_t>(granules + 1), kFar<T>));
+    rest_[0].back() = 0;
+    reach_.resize(static_cast<std::size_t>(granules));
+  }
+
+  // Plans with a sum of `limit` or more are not wanted. Nothing if there is no other.
+  std::optional<Found> operator()(const Bounds& bounds, Nanoseconds limit) {
+    ++count_;
+    bounds_ = {static_cast<T>(std::min<Nanoseconds>(bounds.forward, static_cast<Nanoseconds>(kFar<T>) - 1)),
+               static_cast<T>(std::min<Nanoseconds>(bounds.backward, static_cast<Nanoseconds>(kFar<T>) - 1))};
+    find_reach();
+    if (max_slices_ == 0) {
+      sweep(rest_[0], rest_[0]);
+      return trace(0, limit);
+    }
+    std::int64_t best = 0;
+    for (std::int64_t layer = 1; layer <= max_slices_; ++layer) {
+      sweep(rest_[at(layer - 1)], rest_[at(layer)]);
+      if (layer >= min_slices_ && (best == 0 || rest_[at(layer)][0] < rest_[at(best)][0])) best = layer;
+    }
+    return trace(best, limit);
+  }
+
+  std::int64_t count() const { return count_; }
+
+ private:
+  using Row = typename Window<T>::Row;
+  static std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+  bool allowed(const Row& row, std::int64_t n) const {
+    return row.forward[n] <= bounds_.first && row.both[n] - row.forward[n] <= bounds_.second;
+  }
+
+  // How many of each row's slices are within the bounds. Where times grow these are the first; a pointer that moves
+  // from row to row finds the end, and moves little where times grow with the context as well.
+  void find_reach() {
+    std::int64_t reach = 0;
+    for (std::int64_t begin = window_.granules() - 1; begin >= 0; --begin) {
+      const Row& row = window_.row(begin);
+      if (window_.grows()) {
+        reach = std::min(reach + 1, row.size);
+        while (reach < row.size && allowed(row, reach)) ++reach;
+      } else {
+        reach = row.size;
+      }
+      while (reach > 0 && !allowed(row, reach - 1)) --reach;
+      reach_[at(begin)] = reach;
+    }
+  }
+
+  // `after` holds the least sums behind every place, with one slice fewer; or it is `out` itself.
+  void sweep(const std::vector<T>& after, std::vector<T>& out) {
+    for (std::int64_t begin = window_.granules() - 1; begin >= 0; --begin) {
+      const Row& row = window_.row(begin);
+      const T* rest = after.data() + begin + 1;
+      const std::int64_t reach = reach_[at(begin)];
+      out[at(begin)] = window_.grows() ? least_sum(row.both, rest, reach)
+                                       : least_allowed_sum(row.both, row.forward, rest, reach, bounds_);
+    }
+  }
+
+  std::optional<Found> trace(std::int64_t layer, Nanoseconds limit) const {
+    Found found;
+    found.sum = static_cast<Nanoseconds>(rest_[at(layer)][0]);
+    if (found.sum >= limit) return std::nullopt;
+    for (std::int64_t begin = 0; begin < window_.granules();) {
+      const Row& row = window_.row(begin);
+      const T sum = rest_[at(layer)][at(begin)];
+      if (layer > 0) --layer;
+      const std::vector<T>& rest = rest_[at(layer)];
+      std::int64_t n = 0;
+      while (!(allowed(row, n) && row.both[n] + rest[at(begin + n + 1)] == sum)) ++n;
+      found.longest.forward = std::max(found.longest.forward, static_cast<Nanoseconds>(row.forward[n]));
+      found.longest.backward = std::max(found.longest.backward, static_cast<Nanoseconds>(row.both[n] - row.forward[n]));
+      found.lengths.push_back(n + 1);
+      begin += n + 1;
+    }
+    return found;
+  }
+
+  Window<T> window_;
+  std::int64_t min_slices_, max_slices_;
+  std::pair<T, T> bounds_;
+  std::vector<std::int64_t> reach_;
+  std::vector<std::vector<T>> rest_;  // by layer, by begin; the last is the end of the sequence
+  std::int64_t count_ = 0;
+};
+
+// Plans whose longest f is in (low.forward, high.forward], and x likewise. None of them has a sum below `sum`.
+struct Box {
+  Nanoseconds sum = 0;
+  Bounds low, high;
+};
+
+// Best first: of all boxes that may hold a better plan the one with the least bound, S*(L; high) + (K - 1) times what
+// the longest are at least. A sweep at the middle of it leaves its upper part with the old sum; the plan found says
+// where its lower part really begins, since with that sum no plan whose longest are no smaller is better. For two
+// bounds what remains below is two boxes: a smaller longest f, or else a smaller longest x. Forward only, x is 0.
+template <typename T>
+class Search {
+ public:
+  Search(const SlicingProblem& problem, Nanoseconds known, Nanoseconds longest)
+      : sweeps_(problem, longest), weight_(problem.num_cells - 1), best_(known) {
+    // No better than the known plan is still worth finding here, once: then that one need not be kept.
+    const Bounds high{longest, problem.backward ? longest : 0};
+    const Bounds low{-1, -1};
+    if (const auto found = sweeps_(high, known + 1)) take(*found, {0, low, high});
+    while (!boxes_.empty() && bound(boxes_.top().second) < best_) {
+      const Box box = boxes_.top().second;
+      boxes_.pop();
+      split(box);
+    }
+  }
+
+  Nanoseconds best() const { return best_; }
+  const std::vector<std::int64_t>& lengths() const { return lengths_; }
+  std::int64_t sweeps() const { return sweeps_.count(); }
+
+ private:
+  Nanoseconds bound(const Box& box) const { return box.sum + weight_ * (box.low.forward + 1 + box.low.backward + 1); }
+
+  void push(Box box) {
+    if (weight_ > 0) {  // Longest that alone are too long for a better plan.
+      const Nanoseconds most = (best_ - 1 - box.sum) / weight_;
+      box.high.forward = std::min(box.high.forward, most - (box.low.backward + 1));
+      box.high.backward = std::min(box.high.backward, most - (box.low.forward + 1));
+    }
+    if (box.high.forward <= box.low.forward || box.high.backward <= box.low.backward || bound(box) >= best_) return;
+    boxes_.push({{bound(box), pushed_++}, box});
+  }
+
+  // The best plan by sum of what `box` bounds from above: the rest of the box has a smaller longest f, or x.
+  void take(const Found& found, Box box) {
+    const Nanoseconds latency = found.sum + weight_ * (found.longest.forward + found.longest.backward);
+    if (latency < best_ || lengths_.empty()) {
+      best_ = latency;
+      lengths_ = found.lengths;
+    }
+    box.sum = found.sum;
+    Box shorter = box;
+    shorter.high.forward = std::min(box.high.forward, found.longest.forward - 1);
+    push(shorter);
+    box.low.forward = std::max(box.low.forward, found.longest.forward - 1);
+    box.high.backward = std::min(box.high.backward, found.longest.backward - 1);
+    push(box);
+  }
+
+  void split(Box box) {
+    const Nanoseconds forward = box.high.forward - box.low.forward;
+    const Nanoseconds backward = box.high.backward - box.low.backward;
+    Box lower = box;
+    if (forward >= backward) {
+      lower.high.forward = box.low.forward + (forward + 1) / 2;
+      box.low.forward = lower.high.forward;
+    } else {
+      lower.high.backward = box.low.backward + (backward + 1) / 2;
+      box.low.backward = lower.high.backward;
+    }
+    if (const auto found = sweeps_(lower.high, best_)) take(*found, lower);
+    push(box);
+  }
+
+  // By bound, then by age, so that the order is always the same.
+  using Entry = std::pair<std::pair<Nanoseconds, std::int64_t>, Box>;
+  struct Later {
+    bool operator()(const Entry& a, const Entry& b) const { return a.first > b.first; }
+  };
+
+  Sweeps<T> sweeps_;
+  Nanoseconds weight_;
+  Nanoseconds best_;
+  std::vector<std::int64_t> lengths_;  // in granules
+  std::priority_queue<Entry, std::vector<Entry>, Later> boxes_;
+  std::int64_t pushed_ = 0;
+};
+
+// The best of even cuts in 1, 2, 3, 4, 6, 8, 12, ... slices.
+Nanoseconds known_latency(const SlicingProblem& problem) {
+  const std::int64_t granules = problem.forward.granules();
+  const std::int64_t most = problem.max_slices == 0 ? granules : std::min(problem.max_slices, granules);
+  std::set<std::int64_t> counts = {problem.min_slices, most};
+  for (std::int64_t count = 1; count <= most; count *= 2) {
+    for (const std::int64_t n : {count, count + count / 2}) {
+      if (n >= problem.min_slices && n <= most) counts.insert(n);
+    }
+  }
+  Duration best = Duration::max();
+  for (const std::int64_t count : counts) {
+    best = std::min(best,
+                    pipeline_latency(problem, even_slices(problem.forward.tokens, problem.forward.granularity, count)));
+  }
+  return best.count();
+}
+
+template <typename T>
+SlicePlan searched(const SlicingProblem& problem, Nanoseconds known) {
+  const Search<T> search(problem, known, known / problem.num_cells);
+  SlicePlan plan{.latency = Duration{search.best()}, .lower_bound = Duration{search.best()}, .sweeps = search.sweeps()};
+  for (std::int64_t begin = 0; const std::int64_t length : search.lengths()) {
+    plan.lengths.push_back(problem.forward.position(begin + length) - problem.forward.position(begin));
+    begin += length;
+  }
+  return plan;
+}
+
+}  // namespace
+
+void check_problem(const SlicingProblem& problem) {
+  check_times(problem.forward, "forward times");
+  if (problem.backward) {
+    check_times(*problem.backward, "backward times");
+    if (problem.backward->tokens != problem.forward.tokens ||
+        problem.backward->granularity != problem.forward.granularity) {
+      throw InputError(fmt::format("backward times: expected the forward's {} tokens at granularity {}, got {} at {}",
+                                   problem.forward.tokens, problem.forward.granularity, problem.backward->tokens,
+                                   problem.backward->granularity));
+    }
+  }
+  if (problem.num_cells < 1) throw InputError(fmt::format("expected at least one cell, got {}", problem.num_cells));
+  const std::int64_t granules = problem.forward.granules();
+  if (problem.min_slices < 1 || problem.min_slices > granules) {
+    throw InputError(fmt::format("expected between 1 and {} slices of {} tokens at granularity {}, got {}", granules,
+                                 problem.forward.tokens, problem.forward.granularity, problem.min_slices));
+  }
+  if (problem.max_slices != 0 && problem.max_slices < problem.min_slices) {
+    throw InputError(fmt::format("expected at least {} slices, got {}", problem.min_slices, problem.max_slices));
+  }
+}
+
+Duration pipeline_latency(const SlicingProblem& problem, std::span<const std::int64_t> lengths) {
+  const std::int64_t granularity = problem.forward.granularity;
+  Duration sum{}, forward{}, backward{};
+  std::int64_t begin = 0;
+  for (const std::int64_t length : lengths) {
+    const std::int64_t granules = (length + granularity - 1) / granularity;
+    const Duration f = problem.forward.time(begin, granules);
+    const Duration x = problem.backward ? problem.backward->time(begin, granules) : Duration{};
+    sum += f + x;
+    forward = std::max(forward, f);
+    backward = std::max(backward, x);
+    begin += granules;
+  }
+  return sum + (problem.num_cells - 1) * (forward + backward);
+}
+
+std::vector<std::int64_t> even_slices(std::int64_t tokens, std::int64_t granularity, std::int64_t slices) {
+  const std::int64_t granules = (tokens + granularity - 1) / granularity;
+  if (slices < 1 || slices > granules) {
+    throw InputError(fmt::format("expected between 1 and {} slices of {} tokens at granularity {}, got {}", granules,
+                                 tokens, granularity, slices));
+  }
+  std::vector<std::int64_t> out(static_cast<std::size_t>(slices), granules / slices * granularity);
+  for (std::int64_t i = 0; i < granules % slices; ++i) out[static_cast<std::size_t>(i)] += granularity;
+  out.back() -= granules * granularity - tokens;
+  return out;
+}
+
+SlicePlan best_slices(const SlicingProblem& problem) {
+  check_problem(problem);
+  const Nanoseconds known = known_latency(problem);
+  if (known >= static_cast<Nanoseconds>(kFar<double>)) {
+    throw InputError(
+        fmt::format("expected slices that take less than 100 days in all, got {} s", to_seconds(Duration{known})));
+  }
+  return known < kFar<std::int32_t> ? searched<std::int32_t>(problem, known) : searched<double>(problem, known);
+}
+
+}  // namespace sluice
