@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "benchmarks/claims/cut.h"
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "sim/parallel.h"
@@ -89,6 +90,17 @@ Ran run_one(const Json& document, const Claim& claim, std::size_t run) {
   return out;
 }
 
+// Lays TeraPipe's optimal slices over the scenario, where the run asks for them.
+void cut(Json& document, const Claim& claim, std::size_t run) {
+  const std::int64_t granularity = claim.runs[run].cut_granularity;
+  if (granularity == 0) return;
+  const Scenario scenario = read(document, claim, run);
+  if (!scenario.model || scenario.training.sequence_length == 0) {
+    throw InputError(source_of(claim, run) + ": cut needs a model and a sequence length");
+  }
+  document["schedule"] = {{"name", scenario.schedule}, {"slice_lengths", optimal_cut(Setup(scenario), granularity)}};
+}
+
 bool better(const Ran& a, const Ran& b) {
   const bool a_fits = a.fits.value_or(true);
   const bool b_fits = b.fits.value_or(true);
@@ -111,7 +123,8 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
   parallel_for(std::ssize(tasks), [&](std::int64_t i) {
     const Task& task = tasks[static_cast<std::size_t>(i)];
     const Claim& claim = claims[task.claim];
-    const Json document = combined(claim, claim.runs[task.run], task.combination);
+    Json document = combined(claim, claim.runs[task.run], task.combination);
+    cut(document, claim, task.run);
     results[static_cast<std::size_t>(i)] = run_one(document, claim, task.run);
   });
   std::vector<std::vector<Ran>> out(claims.size());

@@ -1,0 +1,85 @@
+#include "benchmarks/claims/cut.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "model/slicing/terapipe.h"
+
+namespace sluice::claims {
+namespace {
+
+// Of a whole microbatch, forward and backward, with what is computed again.
+double whole_seconds(const Setup& setup, int stage) {
+  const MicrobatchShape shape{setup.schedule().shape(0).sequences, {setup.schedule().shape(0).tokens()}};
+  const CostModel& cost = setup.cost();
+  return cost.compute_s(OpKind::F, stage, shape, 0) + cost.compute_s(OpKind::B, stage, shape, 0) +
+         cost.recompute_s(stage, shape, 0);
+}
+
+int slowest_stage(const Setup& setup) {
+  int slowest = 0;
+  for (int stage = 1; stage < setup.schedule().num_stages(); ++stage) {
+    if (whole_seconds(setup, stage) > whole_seconds(setup, slowest)) slowest = stage;
+  }
+  return slowest;
+}
+
+// Of the slowest hop between neighbouring ranks.
+double hop_seconds(const Setup& setup, std::int64_t bytes) {
+  double slowest = 0;
+  for (int rank = 0; rank + 1 < setup.schedule().num_ranks(); ++rank) {
+    const TransferTime hop = setup.cost().transfer(rank, rank + 1, bytes);
+    slowest = std::max(slowest, hop.occupied_s + hop.latency_s);
+  }
+  return slowest;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granularity) {
+  const Schedule& schedule = setup.schedule();
+  const int sequences = schedule.shape(0).sequences;
+  const std::int64_t tokens = schedule.shape(0).tokens();
+  const int stage = slowest_stage(setup);
+  std::int64_t bytes = 0;  // of a whole microbatch, over one hop
+  for (int slice = 0; slice < schedule.shape(0).num_slices(); ++slice) {
+    bytes += setup.graph().slice_bytes(0, 0, slice).transfer_forward;
+  }
+  const bool waits = setup.scenario().blocks_transfers();
+  const auto times = [&](OpKind kind) {
+    return slice_times(tokens, granularity, [&, kind](std::int64_t length, std::int64_t context) {
+      MicrobatchShape shape{sequences, {length}};
+      if (context > 0) shape.slice_lengths.insert(shape.slice_lengths.begin(), context);
+      const int slice = context > 0 ? 1 : 0;
+      double seconds = setup.cost().compute_s(kind, stage, shape, slice);
+      if (kind == OpKind::B) seconds += setup.cost().recompute_s(stage, shape, slice);
+      if (waits) seconds += hop_seconds(setup, bytes * length / tokens);
+      return from_seconds(seconds, "a slice");
+    });
+  };
+  const SliceTimes forward = times(OpKind::F);
+  const SliceTimes backward = times(OpKind::B);
+
+  const int microbatches = schedule.num_microbatches();
+  const int others = schedule.num_ranks() - 1;
+  std::vector<std::int64_t> best;
+  Duration least = Duration::max();
+  for (const int cells : {others / microbatches + 1, (others + microbatches - 1) / microbatches + 1}) {
+    const SlicingProblem problem{.forward = forward, .backward = backward, .num_cells = cells};
+    std::vector<std::int64_t> lengths = best_slices(problem).lengths;
+    // Two points of the line over the cells tell the sum and the greatest.
+    SlicingProblem one = problem;
+    one.num_cells = 1;
+    SlicingProblem two = problem;
+    two.num_cells = 2;
+    const Duration sum = pipeline_latency(one, lengths);
+    const Duration greatest = pipeline_latency(two, lengths) - sum;
+    const Duration all = microbatches * sum + others * greatest;
+    if (all >= least) continue;
+    least = all;
+    best = std::move(lengths);
+  }
+  return best;
+}
+
+}  // namespace sluice::claims
