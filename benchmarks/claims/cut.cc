@@ -1,7 +1,7 @@
 #include "benchmarks/claims/cut.h"
 
 #include <algorithm>
-#include <limits>
+#include <utility>
 
 #include "model/slicing/terapipe.h"
 
@@ -24,14 +24,28 @@ int slowest_stage(const Setup& setup) {
   return slowest;
 }
 
-// Of the slowest hop between neighbouring ranks.
-double hop_seconds(const Setup& setup, std::int64_t bytes) {
-  double slowest = 0;
+// Where `bytes` take longest to the next rank: the rank that sends them.
+int slowest_hop(const Setup& setup, std::int64_t bytes) {
+  int slowest = 0;
+  double most = 0;
   for (int rank = 0; rank + 1 < setup.schedule().num_ranks(); ++rank) {
     const TransferTime hop = setup.cost().transfer(rank, rank + 1, bytes);
-    slowest = std::max(slowest, hop.occupied_s + hop.latency_s);
+    if (hop.occupied_s + hop.latency_s <= most) continue;
+    most = hop.occupied_s + hop.latency_s;
+    slowest = rank;
   }
   return slowest;
+}
+
+// Asked for once.
+SliceTimes tabulated(const SliceTimes& times) {
+  std::vector<std::vector<Duration>> rows(static_cast<std::size_t>(times.granules()));
+  for (std::int64_t begin = 0; begin < times.granules(); ++begin) {
+    auto& row = rows[static_cast<std::size_t>(begin)];
+    row.resize(static_cast<std::size_t>(times.granules() - begin));
+    times.row(begin * times.granularity, row);
+  }
+  return tabulated_times(times.tokens, times.granularity, std::move(rows));
 }
 
 }  // namespace
@@ -45,7 +59,8 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   for (int slice = 0; slice < schedule.shape(0).num_slices(); ++slice) {
     bytes += setup.graph().slice_bytes(0, 0, slice).transfer_forward;
   }
-  const bool waits = setup.scenario().blocks_transfers();
+  const bool waits = setup.scenario().blocks_transfers() && schedule.num_ranks() > 1;
+  const int sender = slowest_hop(setup, bytes);
   const auto times = [&](OpKind kind) {
     return slice_times(tokens, granularity, [&, kind](std::int64_t length, std::int64_t context) {
       MicrobatchShape shape{sequences, {length}};
@@ -53,12 +68,15 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
       const int slice = context > 0 ? 1 : 0;
       double seconds = setup.cost().compute_s(kind, stage, shape, slice);
       if (kind == OpKind::B) seconds += setup.cost().recompute_s(stage, shape, slice);
-      if (waits) seconds += hop_seconds(setup, bytes * length / tokens);
+      if (waits) {
+        const TransferTime hop = setup.cost().transfer(sender, sender + 1, bytes * length / tokens);
+        seconds += hop.occupied_s + hop.latency_s;
+      }
       return from_seconds(seconds, "a slice");
     });
   };
-  const SliceTimes forward = times(OpKind::F);
-  const SliceTimes backward = times(OpKind::B);
+  const SliceTimes forward = tabulated(times(OpKind::F));
+  const SliceTimes backward = tabulated(times(OpKind::B));
 
   const int microbatches = schedule.num_microbatches();
   const int others = schedule.num_ranks() - 1;
