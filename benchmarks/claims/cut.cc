@@ -63,9 +63,11 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   const int sender = slowest_hop(setup, bytes);
   const auto times = [&](OpKind kind) {
     return slice_times(tokens, granularity, [&, kind](std::int64_t length, std::int64_t context) {
+      // The whole sequence, as some costs go by the slice's share of it.
       MicrobatchShape shape{sequences, {length}};
       if (context > 0) shape.slice_lengths.insert(shape.slice_lengths.begin(), context);
-      const int slice = context > 0 ? 1 : 0;
+      const int slice = shape.num_slices() - 1;
+      if (context + length < tokens) shape.slice_lengths.push_back(tokens - context - length);
       double seconds = setup.cost().compute_s(kind, stage, shape, slice);
       if (kind == OpKind::B) seconds += setup.cost().recompute_s(stage, shape, slice);
       if (waits) {

@@ -70,7 +70,10 @@ struct Text {
   std::string operator()(const std::vector<double>& values) const { return list_text(values); }
 };
 
-std::string percent(double ours, double published) { return fmt::format("{:+.1f} %", 100 * (ours / published - 1)); }
+std::string percent(double ours, double published) {
+  const double tenths = std::round(1000 * (ours / published - 1));
+  return fmt::format("{:+.1f} %", tenths / 10 + 0.0);  // no -0.0
+}
 
 std::string number_difference(double ours, const Published& published) {
   if (const auto* number = std::get_if<double>(&published)) return percent(ours, *number);
