@@ -17,14 +17,14 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kMost = 1e18;
 constexpr std::size_t kMostCombinations = 10'000;
 
-constexpr std::array<std::string_view, 17> kMeasureNames = {
-    "speedup",   "speedups", "largest_speedup", "iteration",     "model_tflops", "hardware_tflops",
-    "petaflops", "memory",   "memory_ratio",    "fits",          "order",        "best_value",
-    "days",      "op_ratio", "formula_ratio",   "transfer_rate", "slices"};
+constexpr std::array<std::string_view, 18> kMeasureNames = {
+    "speedup",   "speedups", "largest_speedup", "iteration",      "model_tflops",  "hardware_tflops",
+    "petaflops", "memory",   "memory_ratio",    "fits",           "order",         "best_value",
+    "days",      "op_ratio", "formula_ratio",   "transfer_ratio", "transfer_rate", "slices"};
 
 bool takes_over(MeasureKind kind) {
   return kind == MeasureKind::speedup || kind == MeasureKind::speedups || kind == MeasureKind::largest_speedup ||
-         kind == MeasureKind::memory_ratio || kind == MeasureKind::op_ratio;
+         kind == MeasureKind::memory_ratio || kind == MeasureKind::op_ratio || kind == MeasureKind::transfer_ratio;
 }
 bool takes_lists(MeasureKind kind) {
   return kind == MeasureKind::speedups || kind == MeasureKind::largest_speedup || kind == MeasureKind::order;

@@ -36,6 +36,7 @@ enum class MeasureKind : std::uint8_t {
   days,             // to train on `tokens`
   op_ratio,         // time of one op of `of` to the same of `over`
   formula_ratio,    // iteration to (m + p - 1)(t_f + t_b) of the slowest stage
+  transfer_ratio,   // bytes between ranks in an iteration, `of` to `over`
   transfer_rate,    // GB/s between stages, over all pairs of ranks, directions and replicas
   slices,           // the lengths a cut has
 };

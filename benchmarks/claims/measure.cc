@@ -161,6 +161,8 @@ class Answering {
         return op_seconds(claim_, measure_.of.front(), of(), measure_.op) /
                op_seconds(claim_, measure_.over.front(), over(), measure_.op);
       case MeasureKind::formula_ratio: return of().iteration_s / of().formula_s;
+      case MeasureKind::transfer_ratio:
+        return of().transfer_bytes / known(over().transfer_bytes, "a model and transfers");
       case MeasureKind::transfer_rate: return of().transfer_bytes / of().iteration_s / 1e9;
       default: return 0;
     }

@@ -97,6 +97,8 @@ TEST(Claims, MeasureWork) {
   // 8 * 128 tokens in 33 s.
   EXPECT_DOUBLE_EQ(value_of({{"measure", "days"}, {"of", "plain"}, {"tokens", 1e9}}), 1e9 / (1024 / 33.0) / 86400);
   // 128 tokens of 64 elements of 2 bytes over 3 hops, there and back, 8 times.
+  // Over 7 hops instead of 3 with two chunks a rank.
+  EXPECT_DOUBLE_EQ(value_of({{"measure", "transfer_ratio"}, {"of", "interleaved"}, {"over", "plain"}}), 7.0 / 3);
   EXPECT_NEAR(value_of({{"measure", "transfer_rate"}, {"of", "plain"}}), 128 * 64 * 2.0 * 3 * 2 * 8 / 33 / 1e9, 1e-18);
 }
 
