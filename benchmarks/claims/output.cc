@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "model/errors.h"
 #include "model/input/files.h"
@@ -39,6 +40,23 @@ void move_path(Json& scenario, const char* key, const fs::path& from, const fs::
   scenario[key] = fs::proximate(fs::absolute(path), fs::absolute(to)).string();
 }
 
+// "  what: text", over as many lines as it takes.
+std::string paragraph(const std::string& what, const std::string& text) {
+  constexpr std::size_t kColumns = 110;
+  std::string out = "  " + what + ":";
+  std::size_t column = out.size();
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (column + 1 + word.size() > kColumns) {
+      out += "\n   ";
+      column = 3;
+    }
+    out += " " + word;
+    column += 1 + word.size();
+  }
+  return out + "\n";
+}
+
 }  // namespace
 
 std::string table_text(const std::vector<Answered>& claims, bool explain) {
@@ -62,8 +80,8 @@ std::string table_text(const std::vector<Answered>& claims, bool explain) {
     if (!out.empty()) out += '\n';
     fmt::format_to(to, "{}: {}\n", fs::path(claim.claim.file).stem().string(), claim.claim.text);
     if (explain) {
-      fmt::format_to(to, "  from: {}\n", claim.claim.source);
-      if (!claim.claim.assumed.empty()) fmt::format_to(to, "  assumed: {}\n", claim.claim.assumed);
+      out += paragraph("from", claim.claim.source);
+      if (!claim.claim.assumed.empty()) out += paragraph("assumed", claim.claim.assumed);
     }
     for (const Answer& row : claim.answers) {
       missing_fit = missing_fit || !row.fits;
@@ -73,7 +91,7 @@ std::string table_text(const std::vector<Answered>& claims, bool explain) {
       while (line.back() == ' ') line.pop_back();
       out += line + '\n';
     }
-    if (explain && !claim.claim.difference.empty()) fmt::format_to(to, "  why: {}\n", claim.claim.difference);
+    if (explain && !claim.claim.difference.empty()) out += paragraph("why", claim.claim.difference);
   }
   if (missing_fit) out += "\n* a run does not fit in memory as predicted\n";
   return out;
