@@ -55,6 +55,8 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
   return out;
 }
 
+}  // namespace
+
 Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
   Fit fit{.capacity_bytes = cluster.gpu.memory_bytes};
   for (std::size_t rank = 0; rank < memory.size(); ++rank) {
@@ -68,8 +70,6 @@ Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
   fit.fits = fit.needed_bytes <= fit.capacity_bytes;
   return fit;
 }
-
-}  // namespace
 
 Prediction predict(const Setup& setup, const PredictOptions& options) {
   const OpGraph& graph = setup.graph();

@@ -29,6 +29,8 @@ struct Fit {
   std::int64_t capacity_bytes = 0;
 };
 
+Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory);
+
 // What `sluice simulate` answers for one scenario.
 struct Prediction {
   Prices prices;

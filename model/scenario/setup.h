@@ -1,11 +1,10 @@
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
-#include "model/cost/cost_model.h"
 #include "model/graph/lowering.h"
+#include "model/scenario/costs.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
@@ -29,23 +28,16 @@ class Setup {
   Setup(const Setup&) = delete;
   Setup& operator=(const Setup&) = delete;
 
-  const Scenario& scenario() const { return scenario_; }
+  const Scenario& scenario() const { return costs_.scenario(); }
   const Schedule& schedule() const { return schedule_; }
-  const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
-  const CostModel& cost() const { return *cost_; }
-  const OpGraph& graph() const { return *graph_; }
+  const std::vector<StageContents>& stages() const { return costs_.stages(); }  // empty without a model
+  const CostModel& cost() const { return costs_.cost(); }
+  const OpGraph& graph() const { return graph_; }
 
  private:
-  void split_model();
-  void make_cost();
-  LoweringOptions lowering_options() const;
-
-  Scenario scenario_;  // with training.pp and shape as the schedule has them
   Schedule schedule_;
-  std::vector<StageContents> stages_;
-  std::unique_ptr<Footprint> footprint_;
-  std::unique_ptr<CostModel> cost_;
-  std::optional<OpGraph> graph_;
+  ScenarioCosts costs_;
+  OpGraph graph_;
 };
 
 }  // namespace sluice

@@ -204,7 +204,6 @@ class Changes {
 struct Served {
   Duration start{};
   Duration end{};
-  VertexId id = 0;
   std::uint32_t row = 0;  // of Changes, or kNoChange
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
@@ -252,7 +251,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         default: return kNoChange;
       }
     };
-    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], v, row()};
+    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], row()};
   }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
@@ -264,30 +263,27 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
     Account account(standing_bytes(graph, rank), keep_samples);
-    // Takes in the transfers that start before (time, v), earliest first.
-    const auto take_arrivals = [&](Duration time, VertexId v) {
+    // Takes in the transfers that start before `time`, earliest first.
+    const auto take_arrivals = [&](Duration time) {
       while (true) {
         std::span<const Served>* next = nullptr;
-        std::pair first(time, v);
+        Duration first = time;
         for (auto& link : inbound) {
-          if (link.empty()) continue;
-          const std::pair starts(link.front().start, link.front().id);
-          if (starts < first) {
-            first = starts;
-            next = &link;
-          }
+          if (link.empty() || link.front().start >= first) continue;
+          first = link.front().start;
+          next = &link;
         }
         if (next == nullptr) return;
-        account.apply(first.first, {.buffers = changes.at(next->front().row).sent});
+        account.apply(first, {.buffers = changes.at(next->front().row).sent});
         *next = next->subspan(1);
       }
     };
     for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
       if (op.row == kNoChange) continue;
       const Change& change = changes.at(op.row);
-      take_arrivals(op.start, op.id);
+      take_arrivals(op.start + Duration{1});
       if (change.start.any()) account.apply(op.start, change.start);
-      take_arrivals(op.end, op.id);
+      take_arrivals(op.end);
       if (change.end.any()) account.apply(op.end, change.end);
     }
     out.push_back(account.take());

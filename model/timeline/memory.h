@@ -35,7 +35,7 @@ struct RankMemory {
 // Memory of every rank over time. Weights (all versions held), gradients and optimizer state are there from the
 // start; an F takes its activations, keys and values when it starts; I or B, and W, give back what ends with them
 // when they end; a transfer's buffer is held at the receiver from its start until the op that reads it starts.
-// At one instant what ends is given back before what starts takes.
+// At one instant what ends is given back before what starts takes, and what comes in is there before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
 
 }  // namespace sluice
