@@ -71,6 +71,7 @@ struct Text {
 };
 
 std::string percent(double ours, double published) {
+  if (published == 0) return ours == 0 ? kSame : kOther;
   const double tenths = std::round(1000 * (ours / published - 1));
   return fmt::format("{:+.1f} %", tenths / 10 + 0.0);  // no -0.0
 }

@@ -126,6 +126,7 @@ TEST(Claims, SayHowFarOursIs) {
         .get<std::string>();
   };
   EXPECT_EQ(difference(30), "+10.0 %");
+  EXPECT_EQ(difference(0), "differs");
   EXPECT_EQ(difference({30, 35}), "as published");
   EXPECT_EQ(difference({22, 30}), "+10.0 %");
   EXPECT_EQ(difference({{"at_least", 33}}), "as published");
