@@ -89,7 +89,7 @@ class Reading {
     claim_.text = root_.string("claim");
     claim_.source = root_.string("source");
     claim_.assumed = root_.string_or("assumed", "");
-    claim_.difference = root_.string_or("difference", "");
+    claim_.why = root_.string_or("why", "");
     JsonReader scenario = root_.at("scenario");
     check_object(scenario);
     claim_.scenario = scenario.json();

@@ -70,10 +70,10 @@ struct Measure {
 // A claim of a paper, the runs that speak to it and what is measured of them (sluice.claim/1, docs/formats.md).
 struct Claim {
   std::string file;
-  std::string text;        // in words
-  std::string source;      // paper, section, table or figure
-  std::string assumed;     // what the paper leaves open
-  std::string difference;  // why ours differs
+  std::string text;     // in words
+  std::string source;   // paper, section, table or figure
+  std::string assumed;  // what the paper leaves open
+  std::string why;      // ours differs
   Json scenario;
   std::vector<Run> runs;
   std::vector<Measure> measures;

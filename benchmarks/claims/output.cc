@@ -91,7 +91,7 @@ std::string table_text(const std::vector<Answered>& claims, bool explain) {
       while (line.back() == ' ') line.pop_back();
       out += line + '\n';
     }
-    if (explain && !claim.claim.difference.empty()) out += paragraph("why", claim.claim.difference);
+    if (explain && !claim.claim.why.empty()) out += paragraph("why", claim.claim.why);
   }
   if (missing_fit) out += "\n* a run does not fit in memory as predicted\n";
   return out;
@@ -108,7 +108,7 @@ std::string table_json(const std::vector<Answered>& claims) {
     one["claim"] = claim.claim.text;
     one["source"] = claim.claim.source;
     if (!claim.claim.assumed.empty()) one["assumed"] = claim.claim.assumed;
-    if (!claim.claim.difference.empty()) one["why"] = claim.claim.difference;
+    if (!claim.claim.why.empty()) one["why"] = claim.claim.why;
     OrderedJson rows = OrderedJson::array();
     for (const Answer& row : claim.answers) {
       OrderedJson cells;
