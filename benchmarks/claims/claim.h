@@ -73,7 +73,7 @@ struct Claim {
   std::string text;     // in words
   std::string source;   // paper, section, table or figure
   std::string assumed;  // what the paper leaves open
-  std::string why;      // ours differs
+  std::string why;      // ours is another figure
   Json scenario;
   std::vector<Run> runs;
   std::vector<Measure> measures;
