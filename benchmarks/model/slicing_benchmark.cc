@@ -1,5 +1,6 @@
 // What TeraPipe's optimum costs: exactly, for one sweep and for both, against Algorithm 1 of the paper with its epsilon
-// of 0.1 ms. Everything from t_fwd on, tabulation included. 96 cells, granularity 1.
+// of 0.1 ms. Everything from t_fwd on, tabulation included. 96 cells, granularity 1. Of both sweeps the backward takes
+// twice as long and has the other shape, so that the longest f and the longest x are those of different slices.
 
 #include <benchmark/benchmark.h>
 
@@ -26,8 +27,9 @@ SliceTimes times_of(std::int64_t tokens, std::vector<double> alone, double pair_
   return {.tokens = tokens, .granularity = 1, .row = std::move(row), .grows = true};
 }
 
-// One layer of GPT-3 175B on 8 V100 (12 x 12288^2 parameters, 0.4 of 125 TFLOP/s). As the paper measured: no shorter for 1 token than for 256
-// (figure 3), then linear, and a context term a0 + a3 i j. Or smooth: a launch and FLOPs at one rate.
+// One layer of GPT-3 175B on 8 V100 (12 x 12288^2 parameters, 0.4 of 125 TFLOP/s). As the paper measured: no shorter
+// for 1 token than for 256 (figure 3), then linear, and a context term a3 i j. Or smooth: a launch and FLOPs at one
+// rate.
 SliceTimes cell_times(std::int64_t shape, std::int64_t tokens, double scale) {
   std::vector<double> alone(static_cast<std::size_t>(tokens));
   for (std::size_t n = 0; n < alone.size(); ++n) {

@@ -57,6 +57,13 @@ class Window {
   std::int64_t granules() const { return granules_; }
   bool grows() const { return grows_; }  // f and x, both, in every row
 
+  // Leaves out what takes longer at the end of every row.
+  void shorten(Nanoseconds longest) {
+    for (Row& row : rows_) {
+      while (row.size > 0 && row.both[row.size - 1] > static_cast<T>(longest)) --row.size;
+    }
+  }
+
  private:
   static constexpr std::int64_t kBlock = std::int64_t{1} << 18;
 
@@ -143,23 +150,31 @@ class Window {
 #define SLUICE_WIDE_VECTORS
 #endif
 
-// The least of cost[n] + rest[n], in lanes that a compiler makes vectors of; and of those alone whose f and x, that is
-// cost - forward, are within bounds.
+// What the f, x and f + x of every slice of a plan may be at most.
 template <typename T>
-inline __attribute__((always_inline)) T least_in_lanes(const T* cost, const T* rest, std::int64_t size) {
+struct Limits {
+  T forward = 0;
+  T backward = 0;
+  T both = 0;
+  bool allow(T f, T c) const { return (f <= forward) & (c - f <= backward) & (c <= both); }
+};
+
+// The least of `sum(n)`, in lanes that a compiler makes vectors of.
+template <typename T, typename Sum>
+inline __attribute__((always_inline)) T least_in_lanes(std::int64_t size, const Sum& sum) {
   constexpr std::int64_t kLanes = 64 / sizeof(T);
   if (size < kLanes) {
     T least = kFar<T>;
-    for (std::int64_t n = 0; n < size; ++n) least = std::min<T>(least, cost[n] + rest[n]);
+    for (std::int64_t n = 0; n < size; ++n) least = std::min<T>(least, sum(n));
     return least;
   }
   std::array<T, kLanes> lanes;
   lanes.fill(kFar<T>);
-  const auto add = [&](std::int64_t n) {
+  const auto add = [&](std::int64_t n) __attribute__((always_inline)) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
-      const T sum = cost[n + lane] + rest[n + lane];
+      const T one = sum(n + lane);
       T& least = lanes[static_cast<std::size_t>(lane)];
-      least = sum < least ? sum : least;
+      least = one < least ? one : least;
     }
   };
   for (std::int64_t n = 0; n + kLanes <= size; n += kLanes) add(n);
@@ -170,29 +185,34 @@ inline __attribute__((always_inline)) T least_in_lanes(const T* cost, const T* r
   return lanes[0];
 }
 
+// The least of cost[n] + rest[n]; below, of those alone that are within limits.
 SLUICE_WIDE_VECTORS std::int32_t least_sum(const std::int32_t* cost, const std::int32_t* rest, std::int64_t size) {
-  return least_in_lanes(cost, rest, size);
+  return least_in_lanes<std::int32_t>(size, [=](std::int64_t n) { return cost[n] + rest[n]; });
 }
-
 SLUICE_WIDE_VECTORS double least_sum(const double* cost, const double* rest, std::int64_t size) {
-  return least_in_lanes(cost, rest, size);
+  return least_in_lanes<double>(size, [=](std::int64_t n) { return cost[n] + rest[n]; });
+}
+SLUICE_WIDE_VECTORS std::int32_t least_allowed_sum(const std::int32_t* cost, const std::int32_t* forward,
+                                                   const std::int32_t* rest, std::int64_t size,
+                                                   Limits<std::int32_t> limits) {
+  return least_in_lanes<std::int32_t>(size, [=](std::int64_t n) {
+    const std::int32_t sum = cost[n] + rest[n];
+    return limits.allow(forward[n], cost[n]) ? sum : kFar<std::int32_t>;
+  });
+}
+SLUICE_WIDE_VECTORS double least_allowed_sum(const double* cost, const double* forward, const double* rest,
+                                             std::int64_t size, Limits<double> limits) {
+  return least_in_lanes<double>(size, [=](std::int64_t n) {
+    const double sum = cost[n] + rest[n];
+    return limits.allow(forward[n], cost[n]) ? sum : kFar<double>;
+  });
 }
 
-template <typename T>
-T least_allowed_sum(const T* cost, const T* forward, const T* rest, std::int64_t size, std::pair<T, T> bounds) {
-  T least = kFar<T>;
-  for (std::int64_t n = 0; n < size; ++n) {
-    const bool allowed = forward[n] <= bounds.first && cost[n] - forward[n] <= bounds.second;
-    const T sum = allowed ? cost[n] + rest[n] : kFar<T>;
-    least = sum < least ? sum : least;
-  }
-  return least;
-}
-
-// Bounds on the longest f and the longest x of a plan.
+// Bounds on the longest f and the longest x of a plan, and on the sum of the two.
 struct Bounds {
   Nanoseconds forward = 0;
   Nanoseconds backward = 0;
+  Nanoseconds both = 0;
 };
 
 // A plan with the least sum for some bounds.
@@ -221,8 +241,10 @@ class Sweeps {
   // Plans with a sum of `limit` or more are not wanted. Nothing if there is no other.
   std::optional<Found> operator()(const Bounds& bounds, Nanoseconds limit) {
     ++count_;
-    bounds_ = {static_cast<T>(std::min<Nanoseconds>(bounds.forward, static_cast<Nanoseconds>(kFar<T>) - 1)),
-               static_cast<T>(std::min<Nanoseconds>(bounds.backward, static_cast<Nanoseconds>(kFar<T>) - 1))};
+    const auto limit_of = [](Nanoseconds most) {
+      return static_cast<T>(std::min<Nanoseconds>(most, static_cast<Nanoseconds>(kFar<T>) - 1));
+    };
+    limits_ = {limit_of(bounds.forward), limit_of(bounds.backward), limit_of(bounds.both)};
     find_reach();
     if (max_slices_ == 0) {
       sweep(rest_[0], rest_[0]);
@@ -238,13 +260,14 @@ class Sweeps {
 
   std::int64_t count() const { return count_; }
 
+  // No slice of f + x above this will matter any more.
+  void forget_above(Nanoseconds longest) { window_.shorten(longest); }
+
  private:
   using Row = typename Window<T>::Row;
   static std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-  bool allowed(const Row& row, std::int64_t n) const {
-    return row.forward[n] <= bounds_.first && row.both[n] - row.forward[n] <= bounds_.second;
-  }
+  bool allowed(const Row& row, std::int64_t n) const { return limits_.allow(row.forward[n], row.both[n]); }
 
   // How many of each row's slices are within the bounds. Where times grow these are the first; a pointer that moves
   // from row to row finds the end, and moves little where times grow with the context as well.
@@ -270,7 +293,7 @@ class Sweeps {
       const T* rest = after.data() + begin + 1;
       const std::int64_t reach = reach_[at(begin)];
       out[at(begin)] = window_.grows() ? least_sum(row.both, rest, reach)
-                                       : least_allowed_sum(row.both, row.forward, rest, reach, bounds_);
+                                       : least_allowed_sum(row.both, row.forward, rest, reach, limits_);
     }
   }
 
@@ -291,36 +314,50 @@ class Sweeps {
       found.lengths.push_back(n + 1);
       begin += n + 1;
     }
+    found.longest.both = found.longest.forward + found.longest.backward;
     return found;
   }
 
   Window<T> window_;
   std::int64_t min_slices_, max_slices_;
-  std::pair<T, T> bounds_;
+  Limits<T> limits_;
   std::vector<std::int64_t> reach_;
   std::vector<std::vector<T>> rest_;  // by layer, by begin; the last is the end of the sequence
   std::int64_t count_ = 0;
 };
 
-// Plans whose longest f is in (low.forward, high.forward], and x likewise. None of them has a sum below `sum`.
+// Plans whose longest f is in (low.forward, high.forward], whose longest x and the sum of the two likewise. None of
+// them has a sum below `sum`.
 struct Box {
   Nanoseconds sum = 0;
   Bounds low, high;
+  bool probed = false;  // swept at its own upper bounds, or just below a plan found there
+  bool apart = false;   // the longest f and x were those of different slices
+
+  // Makes each bound as tight as the others make it.
+  void tighten() {
+    high.both = std::min(high.both, high.forward + high.backward);
+    high.forward = std::min(high.forward, high.both - (low.backward + 1));
+    high.backward = std::min(high.backward, high.both - (low.forward + 1));
+    low.both = std::max(low.both, low.forward + low.backward + 1);
+  }
+  bool empty() const { return high.forward <= low.forward || high.backward <= low.backward || high.both <= low.both; }
 };
 
 // Best first: of all boxes that may hold a better plan the one with the least bound, S*(L; high) + (K - 1) times what
-// the longest are at least. A sweep at the middle of it leaves its upper part with the old sum; the plan found says
-// where its lower part really begins, since with that sum no plan whose longest are no smaller is better. For two
-// bounds what remains below is two boxes: a smaller longest f, or else a smaller longest x. Forward only, x is 0.
+// max f + max x is at least. A sweep with every f + x at most the middle of that leaves the upper half with the old
+// sum. The plan that it finds has the least sum: if its own max f + max x is within the lower half, better plans have a
+// smaller one. If not - its longest f and x are those of different slices, and the sweep, which looks at one slice at a
+// time, could not tell - then every plan of the lower half has a smaller longest f, or else a smaller longest x.
+// Forward only, x is 0 and the second never happens.
 template <typename T>
 class Search {
  public:
   Search(const SlicingProblem& problem, Nanoseconds known, Nanoseconds longest)
       : sweeps_(problem, longest), weight_(problem.num_cells - 1), best_(known) {
     // No better than the known plan is still worth finding here, once: then that one need not be kept.
-    const Bounds high{longest, problem.backward ? longest : 0};
-    const Bounds low{-1, -1};
-    if (const auto found = sweeps_(high, known + 1)) take(*found, {0, low, high});
+    const Box all{.sum = 0, .low = {-1, -1, -1}, .high = {longest, problem.backward ? longest : 0, longest}};
+    if (const auto found = sweeps_(all.high, known + 1)) take(*found, all);
     while (!boxes_.empty() && bound(boxes_.top().second) < best_) {
       const Box box = boxes_.top().second;
       boxes_.pop();
@@ -333,26 +370,32 @@ class Search {
   std::int64_t sweeps() const { return sweeps_.count(); }
 
  private:
-  Nanoseconds bound(const Box& box) const { return box.sum + weight_ * (box.low.forward + 1 + box.low.backward + 1); }
+  Nanoseconds bound(const Box& box) const { return box.sum + weight_ * (box.low.both + 1); }
 
   void push(Box box) {
-    if (weight_ > 0) {  // Longest that alone are too long for a better plan.
-      const Nanoseconds most = (best_ - 1 - box.sum) / weight_;
-      box.high.forward = std::min(box.high.forward, most - (box.low.backward + 1));
-      box.high.backward = std::min(box.high.backward, most - (box.low.forward + 1));
-    }
-    if (box.high.forward <= box.low.forward || box.high.backward <= box.low.backward || bound(box) >= best_) return;
+    // Above this no plan is better.
+    if (weight_ > 0) box.high.both = std::min(box.high.both, (best_ - 1 - box.sum) / weight_);
+    box.tighten();
+    if (box.empty() || bound(box) >= best_) return;
     boxes_.push({{bound(box), pushed_++}, box});
   }
 
-  // The best plan by sum of what `box` bounds from above: the rest of the box has a smaller longest f, or x.
+  // The plan with the least sum under `box.high`: what is left of the box.
   void take(const Found& found, Box box) {
-    const Nanoseconds latency = found.sum + weight_ * (found.longest.forward + found.longest.backward);
+    const Nanoseconds latency = found.sum + weight_ * found.longest.both;
     if (latency < best_ || lengths_.empty()) {
       best_ = latency;
       lengths_ = found.lengths;
+      // The first sweep was of all plans: none has a smaller sum.
+      if (least_sum_ < 0) least_sum_ = found.sum;
+      if (weight_ > 0) sweeps_.forget_above(std::max<Nanoseconds>(0, (best_ - 1 - least_sum_) / weight_));
     }
     box.sum = found.sum;
+    box.apart |= found.longest.both > box.high.both;
+    if (found.longest.both <= box.high.both) {
+      box.high.both = found.longest.both - 1;
+      return push(box);
+    }
     Box shorter = box;
     shorter.high.forward = std::min(box.high.forward, found.longest.forward - 1);
     push(shorter);
@@ -362,17 +405,24 @@ class Search {
   }
 
   void split(Box box) {
-    const Nanoseconds forward = box.high.forward - box.low.forward;
-    const Nanoseconds backward = box.high.backward - box.low.backward;
-    Box lower = box;
-    if (forward >= backward) {
-      lower.high.forward = box.low.forward + (forward + 1) / 2;
-      box.low.forward = lower.high.forward;
-    } else {
-      lower.high.backward = box.low.backward + (backward + 1) / 2;
-      box.low.backward = lower.high.backward;
+    // Where the sum steps up right below a plan, this ends a box that halving would take many sweeps to close.
+    if (!box.apart && !box.probed) {
+      box.probed = true;
+      if (const auto found = sweeps_(box.high, best_)) take(*found, box);
+      return;
     }
+    Nanoseconds Bounds::*side = &Bounds::both;
+    if (box.apart) {
+      const bool forward = box.high.forward - box.low.forward >= box.high.backward - box.low.backward;
+      side = forward ? &Bounds::forward : &Bounds::backward;
+    }
+    const Nanoseconds middle = box.low.*side + (box.high.*side - box.low.*side + 1) / 2;
+    Box lower = box;
+    lower.high.*side = middle;
+    lower.tighten();
+    lower.probed = false;
     if (const auto found = sweeps_(lower.high, best_)) take(*found, lower);
+    box.low.*side = middle;
     push(box);
   }
 
@@ -385,6 +435,7 @@ class Search {
   Sweeps<T> sweeps_;
   Nanoseconds weight_;
   Nanoseconds best_;
+  Nanoseconds least_sum_ = -1;         // of all plans
   std::vector<std::int64_t> lengths_;  // in granules
   std::priority_queue<Entry, std::vector<Entry>, Later> boxes_;
   std::int64_t pushed_ = 0;

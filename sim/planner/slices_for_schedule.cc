@@ -122,7 +122,7 @@ class Search {
   // Moves granules until none helps, or the time is over.
   void search(Clock::time_point deadline) {
     std::int64_t step = 1;
-    const std::int64_t mean = run_->granules() / (2 * candidate_.slices);
+    const std::int64_t mean = run_->granules() / 2 / candidate_.slices;
     while (2 * step <= mean) step *= 2;
     for (; step >= 1; step /= 2) {
       while (one_pass(step, deadline)) {
