@@ -98,6 +98,10 @@ void cut(Json& document, const Claim& claim, std::size_t run) {
   if (!scenario.model || scenario.training.sequence_length == 0) {
     throw InputError(source_of(claim, run) + ": cut needs a model and a sequence length");
   }
+  if (granularity > scenario.training.sequence_length) {
+    throw InputError(fmt::format("{}: /cut/granularity: expected at most the sequence's {} tokens, got {}",
+                                 source_of(claim, run), scenario.training.sequence_length, granularity));
+  }
   document["schedule"] = {{"name", scenario.schedule}, {"slice_lengths", optimal_cut(Setup(scenario), granularity)}};
 }
 

@@ -227,6 +227,8 @@ TEST(Claims, RefuseWrongFiles) {
   EXPECT_EQ(error_of({{"runs", {{"gpipe", {{"fastest_of", json::array({json::array()})}}}}}}),
             at + "/runs/gpipe/fastest_of/0: expected at least one change, got []\n");
   // What the scenario of a run has wrong is said of the run.
+  EXPECT_EQ(error_of({{"runs", {{"cut", {{"cut", {{"granularity", 129}}}}}}}}),
+            at + "run \"cut\": /cut/granularity: expected at most the sequence's 128 tokens, got 129\n");
   EXPECT_EQ(error_of({{"runs", {{"gpipe", {{"batch", {{"microbatch", 3}}}}}}}}),
             at + "run \"gpipe\": /batch/microbatch: unknown key; did you mean 'micro_batch'?\n");
   EXPECT_EQ(error_of(with({{"measure", "best_value"}, {"of", "plain"}, {"key", "/batch/global_batch"}})),
