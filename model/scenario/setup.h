@@ -34,11 +34,11 @@ class Setup {
   const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
   const CostModel& cost() const { return *cost_; }
   const OpGraph& graph() const { return *graph_; }
+  LoweringOptions lowering_options() const;  // that the graph was lowered with
 
  private:
   void split_model();
   void make_cost();
-  LoweringOptions lowering_options() const;
 
   Scenario scenario_;  // with training.pp and shape as the schedule has them
   Schedule schedule_;

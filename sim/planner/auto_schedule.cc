@@ -69,15 +69,22 @@ class Place {
   explicit Place(AutoPlacement placement)
       : placement_(std::make_unique<AutoPlacement>(std::move(placement))),
         table_(std::make_unique<OpTable>(placement_->problem)),
-        bounds_(auto_bounds(placement_->problem, *table_)) {}
+        bounds_(auto_bounds(placement_->problem, *table_)),
+        least_(bounds_.makespan) {
+    if (placement_->limit_of_bound.empty()) return;
+    PlacedProblem wider = placement_->problem;
+    wider.limit = placement_->limit_of_bound;
+    least_ = auto_bounds(wider, *table_).makespan;
+  }
 
   const PlacedProblem& problem() const { return placement_->problem; }
   const OpTable& table() const { return *table_; }
   const AutoBounds& bounds() const { return bounds_; }
+  std::int64_t least() const { return least_; }  // makespan that nothing of this placement beats
   const AutoPlacement& placement() const { return *placement_; }
   const std::vector<Candidate>& elite() const { return elite_; }
   std::int64_t best() const { return elite_.empty() ? kNever : elite_.front().makespan; }
-  bool proven() const { return best() <= bounds_.makespan; }
+  bool proven() const { return best() <= least_; }
   std::int64_t evaluations() const { return evaluations_; }
   void count(std::int64_t evaluations) { evaluations_ += evaluations; }
 
@@ -139,6 +146,7 @@ class Place {
   std::unique_ptr<AutoPlacement> placement_;  // what others refer to stays where it is
   std::unique_ptr<OpTable> table_;
   AutoBounds bounds_;
+  std::int64_t least_;
   std::vector<Candidate> elite_;  // fastest first
   ListRules best_rules_;
   std::int64_t best_listed_ = kNever;
@@ -166,7 +174,7 @@ class AutoScheduler {
 
   AutoResult run() {
     lower_bound_ = kNever;
-    for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.bounds().makespan);
+    for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
     for (Place& place : places_) place.start();
     settle();
     if (!result_)
@@ -252,7 +260,7 @@ class AutoScheduler {
     while (moves_left > 0 && best() > lower_bound_ && !stop()) {
       std::vector<std::size_t> open;  // placements that may still give something better, best first
       for (std::size_t i = 0; i < places_.size(); ++i) {
-        if (!places_[i].proven() && places_[i].bounds().makespan < best()) open.push_back(i);
+        if (!places_[i].proven() && places_[i].least() < best()) open.push_back(i);
       }
       if (open.empty()) break;
       std::stable_sort(open.begin(), open.end(),
@@ -278,7 +286,7 @@ class AutoScheduler {
         const Place& place = places_[task.place];
         OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
                            task.seed);
-        search.anneal(task.moves, task.warmth, place.bounds().makespan, stop);
+        search.anneal(task.moves, task.warmth, place.least(), stop);
         found[at(i)] = {search.best(), search.best_orders(), "search"};
         evaluations[at(i)] = search.evaluations();
       });

@@ -16,8 +16,10 @@ namespace sluice {
 struct AutoPlacement {
   std::string name;  // "linear", "looped 2", "v"
   PlacedProblem problem;
-  // Schedules of this placement to start from, which may not be searched further than they can be: each with its name.
+  // Schedules of this placement to start from, each with its name.
   std::vector<std::pair<std::string, Schedule>> families;
+  // By rank, what the bound may count on, where the search keeps to less; else empty.
+  std::vector<std::int64_t> limit_of_bound = {};
 };
 
 // What a judge says of a schedule: its makespan by the simulator; none if it does not keep within memory.
