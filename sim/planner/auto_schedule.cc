@@ -11,6 +11,7 @@
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
+#include "sim/planner/order_stretch.h"
 #include "sim/planner/order_times.h"
 
 namespace sluice {
@@ -131,6 +132,37 @@ class Place {
     count(times.runs());
   }
 
+  // A placement with fewer microbatches, whose orders can be stretched to this one's; none if there are few already.
+  // A multiple of four is missing, so that short periods go into it.
+  std::optional<AutoPlacement> shortened() const {
+    const int few = problem().num_ranks + 4;
+    const int m = problem().num_microbatches;
+    if (m < few + 4) return std::nullopt;
+    AutoPlacement out{.name = placement_->name, .problem = problem()};
+    out.problem.num_microbatches = few + (m - few) % 4;
+    out.families = families_of(out.problem);
+    return out;
+  }
+
+  // Stretches the best orders of `shorter`, a place of what `shortened` gave.
+  void stretch(const Place& shorter) {
+    OrderTimes short_times(shorter.problem(), shorter.table());
+    OrderTimes times(problem(), table());
+    for (const Candidate& candidate : shorter.elite()) {
+      const std::int64_t makespan = short_times.run(candidate.orders);
+      for (const int period : {1, 2, 4}) {
+        for (std::int64_t from = 1; from < 16; ++from) {
+          Orders orders =
+              stretched(shorter.table(), table(), candidate.orders, short_times, period, makespan * from / 16);
+          if (orders.empty() || !keeps_limits(problem(), table(), orders)) continue;
+          const std::int64_t longer = times.run(orders, elite_.empty() ? kNever : elite_.back().makespan);
+          offer({longer, std::move(orders), "search"});
+        }
+      }
+    }
+    count(times.runs());
+  }
+
  private:
   void list(const ListRules& rules, OrderTimes& times) {
     Orders orders = list_schedule(problem(), table(), bounds_.tail, rules);
@@ -247,6 +279,7 @@ class AutoScheduler {
   struct Task {
     std::size_t place = 0;
     std::size_t elite = 0;
+    bool shorter = false;  // of the place with few microbatches
     double warmth = 0;
     std::int64_t moves = 0;
     unsigned seed = 0;
@@ -256,6 +289,15 @@ class AutoScheduler {
     std::int64_t moves_left = options_.moves;
     std::int64_t moves = kFirstMoves;
     unsigned generation = 0;
+    std::vector<std::optional<Place>> shorter(places_.size());
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].proven() || places_[i].least() >= best()) continue;
+      std::optional<AutoPlacement> placement = places_[i].shortened();
+      if (!placement) continue;
+      shorter[i].emplace(std::move(*placement));
+      shorter[i]->start();
+      places_[i].stretch(*shorter[i]);
+    }
     const auto stop = [this] { return elapsed() >= options_.seconds; };
     while (moves_left > 0 && best() > lower_bound_ && !stop()) {
       std::vector<std::size_t> open;  // placements that may still give something better, best first
@@ -271,7 +313,10 @@ class AutoScheduler {
         const std::size_t turn = generation / 2;
         Task task;
         task.place = generation % 2 == 0 ? open.front() : open[turn % open.size()];
-        const std::size_t count = places_[task.place].elite().size();
+        // The second search is over few microbatches, where that is another problem.
+        task.shorter = i == 1 && shorter[task.place] && !shorter[task.place]->proven();
+        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
+        const std::size_t count = place.elite().size();
         task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + at(i)) % count;
         task.warmth = kWarmths[(generation + at(i)) % kWarmths.size()];
         task.moves = std::min(moves, moves_left);
@@ -283,7 +328,7 @@ class AutoScheduler {
       std::vector<std::int64_t> evaluations(tasks.size());
       parallel_for(std::ssize(tasks), [&](std::int64_t i) {
         const Task& task = tasks[at(i)];
-        const Place& place = places_[task.place];
+        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
         OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
                            task.seed);
         search.anneal(task.moves, task.warmth, place.least(), stop);
@@ -293,7 +338,14 @@ class AutoScheduler {
       for (std::size_t i = 0; i < tasks.size(); ++i) {
         Place& place = places_[tasks[i].place];
         place.count(evaluations[i]);
-        place.offer(std::move(found[i]));
+        if (!tasks[i].shorter) {
+          place.offer(std::move(found[i]));
+          continue;
+        }
+        Place& few = *shorter[tasks[i].place];
+        if (found[i].makespan >= few.best()) continue;
+        few.offer(std::move(found[i]));
+        place.stretch(few);
       }
       if (generation % 4 == 3 && !stop()) places_[tasks.front().place].start_again(task_seed(generation));
       ++generation;

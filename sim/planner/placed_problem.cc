@@ -233,23 +233,30 @@ Schedule schedule_of(const PlacedProblem& problem, const Orders& orders) {
   return Schedule(std::move(parts));
 }
 
-Orders orders_of(const OpTable& table, const Schedule& schedule) {
-  Orders orders(at(table.ranks));
-  // A microbatch whose backward is one op has no W: the j-th W belongs to the j-th I, whatever stands between.
+Orders renamed(const OpTable& table, Orders orders) {
   std::vector<int> seen(at(3 * table.stages * table.slices), 0);
-  std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches whose W is to come
-  for (int rank = 0; rank < table.ranks; ++rank) {
-    for (const Op& op : schedule.ops(rank)) {
-      std::int32_t id = table.id(op.kind, op.stage, 0, op.slice);
-      const std::size_t group = at(table.group(id));
+  // A microbatch whose backward is one op has no W: the j-th W belongs to the j-th I, whatever stands between.
+  std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches that have one
+  for (auto& order : orders) {
+    for (std::int32_t& op : order) {
+      const OpKind kind = table.kind(op);
+      const int stage = table.stage(op);
+      const int slice = table.slice(op);
+      const std::size_t group = at(table.group(op));
       const int index = seen[group]++;
-      int microbatch = index;
-      if (op.kind == OpKind::I) splits[at(table.group(table.id(OpKind::W, op.stage, 0, op.slice)))].push_back(index);
-      if (op.kind == OpKind::W) microbatch = splits[group][at(index)];
-      orders[at(rank)].push_back(table.id(op.kind, op.stage, microbatch, op.slice));
+      if (kind == OpKind::I) splits[at(table.group(table.id(OpKind::W, stage, 0, slice)))].push_back(index);
+      op = table.id(kind, stage, kind == OpKind::W ? splits[group][at(index)] : index, slice);
     }
   }
   return orders;
+}
+
+Orders orders_of(const OpTable& table, const Schedule& schedule) {
+  Orders orders(at(table.ranks));
+  for (int rank = 0; rank < table.ranks; ++rank) {
+    for (const Op& op : schedule.ops(rank)) orders[at(rank)].push_back(table.id(op.kind, op.stage, 0, op.slice));
+  }
+  return renamed(table, std::move(orders));
 }
 
 Orders sequential_orders(const PlacedProblem& problem) {

@@ -116,6 +116,9 @@ inline constexpr std::int32_t kForNobody = 1;
 // A schedule of these orders, of no family.
 Schedule schedule_of(const PlacedProblem& problem, const Orders& orders);
 
+// The same kinds, stages and slices in the same places, with microbatches so that each group is in ascending order.
+Orders renamed(const OpTable& table, Orders orders);
+
 // The orders of a schedule of the same placement, with microbatches renamed so that each group is in ascending order:
 // they are alike, so no time and no memory gets worse. Joint blocks become two ops.
 Orders orders_of(const OpTable& table, const Schedule& schedule);
