@@ -16,6 +16,8 @@ OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::
       tails_(std::move(tails)),
       arrived_(at(table.num_slots)),
       end_(table.rows.size()),
+      index_(table.rows.size()),
+      maker_(at(table.num_slots), -1),
       clock_(at(table.ranks)),
       lane_free_(at(table.num_lanes)),
       next_(at(table.ranks)),
@@ -52,6 +54,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
       const std::int64_t end = std::max(clock, there) + row.duration;
       if (end + tails_[at(op)] > most) return kNever;
       end_[at(op)] = end;
+      index_[at(op)] = static_cast<std::int32_t>(position);
       clock = end;
       if (row.makes == kForNobody) continue;
       std::int64_t arrival = end;
@@ -62,6 +65,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
         if (problem_.blocking) clock = arrival;
       }
       arrived_[at(row.makes)] = arrival;
+      maker_[at(row.makes)] = op;
       if (waiting_[at(row.reader)] == row.makes) {
         waiting_[at(row.reader)] = -1;
         runnable_.push_back(row.reader);
@@ -81,16 +85,10 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
 }
 
 void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) const {
-  std::vector<std::int32_t> position(table_.rows.size(), -1);
-  std::vector<std::int32_t> maker(at(table_.num_slots), -1);
   Step step;
   std::int64_t latest = -1;
   for (int rank = 0; rank < table_.ranks; ++rank) {
     const auto& order = orders[at(rank)];
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      position[at(order[i])] = static_cast<std::int32_t>(i);
-      maker[at(table_.rows[at(order[i])].makes)] = order[i];
-    }
     if (order.empty()) continue;
     const std::int64_t end = end_[at(order.back())] + problem_.after[at(rank)].count();
     if (end > latest) {
@@ -111,9 +109,9 @@ void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) con
       --step.index;
       continue;
     }
-    const std::int32_t from = maker[at(table_.rows[at(op)].need)];
+    const std::int32_t from = maker_[at(table_.rows[at(op)].need)];
     if (from < 0) return;
-    step = {.rank = table_.rank_of[at(table_.stage(from))], .index = position[at(from)]};
+    step = {.rank = table_.rank_of[at(table_.stage(from))], .index = index_[at(from)]};
   }
 }
 

@@ -43,6 +43,8 @@ class OrderTimes {
   std::vector<std::int64_t> tails_;
   std::vector<std::int64_t> arrived_;  // by slot: when what it holds is there; -1 before
   std::vector<std::int64_t> end_;      // by op
+  std::vector<std::int32_t> index_;    // by op: where it stands in its rank's order
+  std::vector<std::int32_t> maker_;    // by slot: the op that filled it
   std::vector<std::int64_t> clock_;    // by rank
   std::vector<std::int64_t> lane_free_;
   std::vector<std::int32_t> next_;     // by rank
