@@ -298,8 +298,14 @@ class AutoScheduler {
       shorter[i]->start();
       places_[i].stretch(*shorter[i]);
     }
+    // Small problems are searched through long before the time is up.
+    std::int64_t ops = 0;
+    for (const Place& place : places_) ops = std::max(ops, std::int64_t{place.table().cells} * 3);
+    const std::int64_t patience = 100'000 + 4'000 * ops;
+    std::int64_t in_vain = 0;  // moves since something better was found
+    std::int64_t best_so_far = best();
     const auto stop = [this] { return elapsed() >= options_.seconds; };
-    while (moves_left > 0 && best() > lower_bound_ && !stop()) {
+    while (moves_left > 0 && in_vain < patience && best() > lower_bound_ && !stop()) {
       std::vector<std::size_t> open;  // placements that may still give something better, best first
       for (std::size_t i = 0; i < places_.size(); ++i) {
         if (!places_[i].proven() && places_[i].least() < best()) open.push_back(i);
@@ -322,6 +328,7 @@ class AutoScheduler {
         task.moves = std::min(moves, moves_left);
         task.seed = options_.seed * 1'000'003U + generation * 16 + static_cast<unsigned>(i);
         moves_left -= task.moves;
+        in_vain += task.moves;
         tasks.push_back(task);
       }
       std::vector<Candidate> found(tasks.size());
@@ -350,6 +357,10 @@ class AutoScheduler {
       if (generation % 4 == 3 && !stop()) places_[tasks.front().place].start_again(task_seed(generation));
       ++generation;
       if (generation % 4 == 0) moves = std::min(2 * moves, kMostMoves);
+      if (best() < best_so_far) {
+        best_so_far = best();
+        in_vain = 0;
+      }
       if (options_.progress) options_.progress(elapsed(), Duration(best()));
     }
   }

@@ -26,7 +26,7 @@ struct AutoPlacement {
 using ScheduleJudge = std::function<std::optional<Duration>(const Schedule& schedule, std::size_t placement)>;
 
 struct AutoOptions {
-  double seconds = 10;                                            // of search; the first answer is always given
+  double seconds = 10;  // of search, unless long nothing better was found; the first answer is always given
   std::int64_t moves = std::numeric_limits<std::int64_t>::max();  // tried in all; same seed and moves, same answer
   unsigned seed = 1;
   std::function<void(double seconds, Duration best)> progress{};
