@@ -25,7 +25,7 @@ constexpr std::size_t kMostElite = 6;  // of a placement
 constexpr std::int64_t kSearches = 2;  // at once, whatever the cores, so that the answer is the same on any
 constexpr std::int64_t kFirstMoves = 2000;
 constexpr std::int64_t kMostMoves = 400'000;
-constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.02, 0.25};
+constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
 
 struct Candidate {
   std::int64_t makespan = kNever;  // by OrderTimes
