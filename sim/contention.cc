@@ -248,7 +248,12 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
   };
   const auto first_link = index_of(2 * graph.schedule().num_ranks());
   const std::vector<SharedLink>& links = prices.sharing.links;
+  std::vector<std::size_t> transfers(links.size(), 0);
+  for (const Vertex& vertex : graph.vertices()) {
+    if (vertex.kind == VertexKind::transfer) ++transfers[index_of(vertex.lane) - first_link];
+  }
   std::vector<std::vector<Passage>> passages(links.size());  // in their order
+  for (std::size_t link = 0; link < links.size(); ++link) passages[link].reserve(transfers[link]);
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind != VertexKind::transfer) continue;
     const std::size_t link = index_of(graph[v].lane) - first_link;

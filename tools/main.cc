@@ -10,6 +10,7 @@
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
+#include "sim/planner/placed_problem.h"
 #include "tools/command.h"
 #include "tools/command_tree.h"
 #include "tools/version.h"
@@ -103,6 +104,8 @@ int main(int argc, char** argv) {
     const int code = run(argc, argv);
     if (std::fflush(stdout) != 0) return complain("cannot write to standard output", kWrongInput);
     return code;
+  } catch (const DoesNotFit& error) {
+    return complain(error.what(), kAnswerIsNo);
   } catch (const InputError& error) {
     return complain(error.what(), kWrongInput);
   } catch (const ScheduleError& error) {

@@ -46,6 +46,9 @@ constexpr std::string_view kChosen[] = {"--schedule",
                                         "--jitter",
                                         "--trials",
                                         "--seed",
+                                        "--memory-cap",
+                                        "--time-budget",
+                                        "--placement",
                                         "--uniform",
                                         "--slow-rank"};
 

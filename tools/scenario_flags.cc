@@ -14,7 +14,7 @@
 namespace sluice::tools {
 namespace {
 
-enum class ValueKind { whole, text, path, whole_list, yes };
+enum class ValueKind { whole, real, text, path, whole_list, yes };
 
 struct FlagRow {
   const char* names;    // CLI11's list
@@ -25,6 +25,7 @@ struct FlagRow {
 };
 
 constexpr const char* kSchedule = "Schedule";
+constexpr const char* kAutomaticSchedule = "Schedule auto";
 constexpr const char* kParallelism = "Parallelism";
 constexpr const char* kBatch = "Batch";
 constexpr const char* kModel = "Model and cluster";
@@ -32,7 +33,7 @@ constexpr const char* kPerturbation = "Stragglers and noise";
 
 const FlagRow kRows[] = {
     {"--schedule", "/schedule/name", ValueKind::text, kSchedule,
-     "family ('sluice schedules' lists them) or schedule file"},
+     "family ('sluice schedules' lists them), schedule file, or auto: one made for these costs"},
     {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ValueKind::whole, kSchedule, "ranks in the pipeline"},
     {"--vpp,--num-virtual-stages-per-pipeline-rank", "/parallelism/vpp", ValueKind::whole, kSchedule,
      "chunks (virtual stages) a rank; hanayo: twice its waves"},
@@ -46,6 +47,12 @@ const FlagRow kRows[] = {
      "how to cut: even (default), or balanced: slices of equal FLOPs under causal attention"},
     {"--slice-lengths", "/schedule/slice_lengths", ValueKind::whole_list, kSchedule, "tokens of each slice: a,b,c"},
     {"--batches", "/schedule/batches", ValueKind::whole, kSchedule, "batches, for schedules without a flush"},
+
+    {"--memory-cap", "/schedule/memory_cap", ValueKind::text, kAutomaticSchedule,
+     "of a rank: bytes, as in 60GiB, or activations of microbatches, as in 3mb (default: the device's memory)"},
+    {"--time-budget", "/schedule/time_budget_s", ValueKind::real, kAutomaticSchedule, "seconds to search (default 10)"},
+    {"--placement", "/schedule/placement", ValueKind::text, kAutomaticSchedule,
+     "linear, looped, v, or any that --vpp allows (default; without --vpp one and two chunks a rank)"},
 
     {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ValueKind::whole, kParallelism, "tensor-parallel ranks"},
     {"--dp,--data-parallel-size", "/parallelism/dp", ValueKind::whole, kParallelism, "data-parallel replicas"},
@@ -124,7 +131,8 @@ const FlagRow kRows[] = {
     {"--jitter", "/perturbation/jitter", ValueKind::text, kPerturbation,
      "noise on every duration, of mean 1: lognormal:0.05, normal:0.05 or uniform:0.1"},
     {"--trials", "/perturbation/trials", ValueKind::whole, kPerturbation, "how often to draw it (default 1000)"},
-    {"--seed", "/perturbation/seed", ValueKind::whole, kPerturbation, "of the draws (default 1)"},
+    {"--seed", "/perturbation/seed", ValueKind::whole, kPerturbation,
+     "of the draws, and of the search of --schedule auto (default 1)"},
 };
 
 // A path is the caller's; in a file, paths are taken from the file's folder.
@@ -212,6 +220,7 @@ struct ScenarioFlags::Values {
     const FlagRow* row = nullptr;
     CLI::Option* option = nullptr;
     std::int64_t whole = 0;
+    double real = 0;
     std::string text;
     std::vector<std::int64_t> wholes;
     bool yes = false;
@@ -238,6 +247,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
     flag.row = &row;
     switch (row.kind) {
       case ValueKind::whole: flag.option = command.add_option(row.names, flag.whole, row.help); break;
+      case ValueKind::real: flag.option = command.add_option(row.names, flag.real, row.help); break;
       case ValueKind::text:
       case ValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
       case ValueKind::whole_list:
@@ -303,6 +313,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     Json& value = place_of(document, flag.row->pointer);
     switch (flag.row->kind) {
       case ValueKind::whole: value = flag.whole; break;
+      case ValueKind::real: value = flag.real; break;
       case ValueKind::path:
       case ValueKind::text: value = text_value(*flag.row, flag.text, file); break;
       case ValueKind::whole_list: value = flag.wholes; break;

@@ -16,8 +16,10 @@
 #include "model/schedule/schedule_file.h"
 #include "model/schedule/with_communication.h"
 #include "model/timeline/metrics.h"
+#include "tools/automatic.h"
 #include "tools/command.h"
 #include "tools/scenario_flags.h"
+#include "tools/simulation_output.h"
 
 namespace sluice::tools {
 namespace {
@@ -139,17 +141,11 @@ int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
   throw ScheduleError(failed->detail);  // said on standard error too
 }
 
-int schedule_command(const Options& options) {
-  const bool csv = options.output.ends_with(".csv");
-  if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
-    throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
-  }
-  Scenario scenario = options.flags->scenario("");
-  if (!options.name.empty()) scenario.schedule = options.name;
-  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
-  Schedule schedule = make_schedule(scenario);
+// Writes the schedule as the options say, named for errors.
+int write_schedule(const Options& options, Schedule schedule, const std::string& name) {
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
-  const OpGraph graph = lower_named(schedule, {}, scenario.schedule);  // finds deadlocks
+  const OpGraph graph = lower_named(schedule, {}, name);  // finds deadlocks
+  const bool csv = options.output.ends_with(".csv");
   const bool own = schedule.has_communication();
   const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
   if (!options.output.empty()) {
@@ -163,6 +159,31 @@ int schedule_command(const Options& options) {
   return kDone;
 }
 
+int automatic_schedule(const Options& options, const Scenario& scenario) {
+  const PlannedSetup planned = planned_with_progress(scenario);
+  const Schedule& schedule = planned.setup->schedule();
+  if (options.check) {
+    std::vector<Verdict> verdicts;
+    check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
+    return print_verdicts(verdicts, options.json);
+  }
+  fmt::print(options.json ? stderr : stdout, "{}\n", automatic_line(*planned.automatic));
+  return write_schedule(options, schedule, kAutomatic);
+}
+
+int schedule_command(const Options& options) {
+  const bool csv = options.output.ends_with(".csv");
+  if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
+    throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
+  }
+  nlohmann::json document = options.flags->document("");
+  if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // it has keys of its own
+  Scenario scenario = ScenarioFlags::read(document, "");
+  if (!options.name.empty()) scenario.schedule = options.name;
+  if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
+  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
+  return write_schedule(options, make_schedule(scenario), scenario.schedule);
+}
 }  // namespace
 
 void add_schedule_command(CLI::App& app, int& exit_code) {
@@ -174,6 +195,7 @@ void add_schedule_command(CLI::App& app, int& exit_code) {
       "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
       "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
       "  sluice schedule mine.json\n"
+      "  sluice schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8 --memory-cap 4mb -o auto.json\n"
       "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv\n"
       "  sluice schedule zb-h1 --pp 4 --microbatches 8 --communication -o zbh1_comms.csv\n"
       "  sluice schedule zbh1_comms.csv --check\n\n"
@@ -182,7 +204,8 @@ void add_schedule_command(CLI::App& app, int& exit_code) {
       "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
       "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
   const auto options = std::make_shared<Options>();
-  command->add_option("name", options->name, "a family ('sluice schedules' lists them), or a schedule file");
+  command->add_option("name", options->name,
+                      "a family ('sluice schedules' lists them), a schedule file, or auto: one made for these costs");
   command->add_option("-o,--output", options->output,
                       "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's)");
   command->add_flag("--check", options->check, "run every check and print what each found");

@@ -25,6 +25,7 @@ void print_table() {
     if (!family.aliases.empty()) fmt::print("{:<20}   also {}\n", "", fmt::join(family.aliases, ", "));
     fmt::print("{:<20}   {}\n", "", family.source);
   }
+  fmt::print("\nNo family: auto makes a schedule for given costs and memory (sluice simulate --schedule auto).\n");
 }
 
 void print_json() {

@@ -9,7 +9,9 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "sim/planner/auto_setup.h"
 #include "sim/prediction.h"
+#include "tools/automatic.h"
 #include "tools/command.h"
 #include "tools/explain_output.h"
 #include "tools/progress.h"
@@ -75,7 +77,9 @@ void draw(const Options& options, const Setup& setup, const Prediction& predicti
 }
 
 int simulate_one(const Options& options) {
-  const Setup setup(options.flags->scenario(options.file));
+  const PlannedSetup planned = planned_with_progress(options.flags->scenario(options.file));
+  const Setup& setup = *planned.setup;
+  const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
   for (const int rank : options.trace_ranks) {
     if (rank < 0 || rank >= setup.schedule().num_ranks()) {
       throw InputError(
@@ -102,9 +106,9 @@ int simulate_one(const Options& options) {
     fmt::print(stderr, "sluice: {} graph vertices are too many to try what would make it fit\n", setup.graph().size());
   }
   if (options.json) {
-    fmt::print("{}", simulation_json(setup, prediction, explained, remedies));
+    fmt::print("{}", simulation_json(setup, prediction, explained, remedies, automatic));
   } else {
-    fmt::print("{}", simulation_table(setup, prediction, remedies));
+    fmt::print("{}", simulation_table(setup, prediction, remedies, automatic));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
     if (options.gantt) {
       GanttOptions gantt{.colour = terminal_colour(options.colour)};
@@ -164,9 +168,11 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
       "  sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --json\n"
       "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 --pp 4 --tp 2 --gbs 64 "
       "--seq-length 8192\n"
+      "  sluice simulate --schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8,comm=1 --memory-cap 4mb "
+      "--time-budget 5\n"
       "  sluice simulate examples/gpt3-175b-a100.json --sweep vpp=1,2,3,6 --sweep mbs=1,2 --csv sweep.csv\n"
       "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05 --trials 1000\n\n"
-      "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory, 4 invalid schedule");
+      "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory (of auto: no schedule does), 4 invalid schedule");
   const auto options = std::make_shared<Options>();
   options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
@@ -202,7 +208,7 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
                       "write a page that shows all of it and needs nothing else: report.html");
   command->add_option(
       "--compare-with", options->compare_with,
-      "a second run on the time axis of --report or --svg: a scenario file, or a family for this scenario");
+      "a second run on the time axis of --report or --svg: a scenario file, or a family or auto for this scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   command->callback([options, &exit_code] { exit_code = simulate_command(*options); });
 }

@@ -151,7 +151,7 @@ std::string fit_text(const Prediction& prediction, std::span<const Remedy> remed
 }  // namespace
 
 std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
-                            std::span<const Remedy> remedies) {
+                            std::span<const Remedy> remedies, const AutoResult* automatic) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   OrderedJson out;
@@ -164,6 +164,20 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
                      {"batches", schedule.num_batches()},
                      {"slices", schedule.max_slices()},
                      {"slice_lengths", schedule.shapes()[0].slice_lengths}};
+  if (automatic != nullptr) {
+    out["auto"] = {{"lower_bound_s", to_seconds(automatic->lower_bound)},
+                   {"gap", automatic->gap()},
+                   {"found_by", automatic->found_by},
+                   {"placement", automatic->placement},
+                   {"first_makespan_s", to_seconds(automatic->first_makespan)},
+                   {"first_seconds", automatic->first_seconds},
+                   {"seconds", automatic->seconds},
+                   {"evaluations", automatic->evaluations}};
+    if (!automatic->best_family.empty()) {
+      out["auto"]["best_family"] = automatic->best_family;
+      out["auto"]["best_family_makespan_s"] = to_seconds(automatic->best_family_makespan);
+    }
+  }
   out["makespan_s"] = to_seconds(metrics.makespan);
   out["ideal_s"] = to_seconds(metrics.ideal);
   out["bubble_fraction"] = metrics.bubble_fraction;
@@ -221,7 +235,21 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
   return out.dump(2) + "\n";
 }
 
-std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies) {
+std::string automatic_line(const AutoResult& automatic) {
+  std::string out = fmt::format("auto: {}, {} placement", automatic.found_by, automatic.placement);
+  if (automatic.makespan == automatic.lower_bound) {
+    out += "; optimal: as fast as the lower bound";
+  } else {
+    out += fmt::format("; {:.2f} % over the lower bound {}", 100 * automatic.gap(), time_text(automatic.lower_bound));
+  }
+  if (!automatic.best_family.empty() && automatic.best_family != automatic.found_by) {
+    out += fmt::format("; best family {} {}", automatic.best_family, time_text(automatic.best_family_makespan));
+  }
+  return out + fmt::format("; found in {:.1f} s", automatic.seconds);
+}
+
+std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies,
+                             const AutoResult* automatic) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   std::string out;
@@ -266,6 +294,7 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction, s
   fmt::format_to(to, "\n  makespan {}    bubble {:.1f} % of the time, {:.1f} % over ideal    span {}    period {}\n",
                  time_text(metrics.makespan), 100 * metrics.bubble_fraction, 100 * metrics.bubble_over_ideal,
                  time_text(metrics.span), time_text(prediction.period));
+  if (automatic != nullptr) fmt::format_to(to, "  {}\n", automatic_line(*automatic));
   const bool bytes = setup.graph().has_bytes();
   fmt::format_to(to, "\n  rank   busy  in flight  first start    last end{}\n",
                  bytes ? "  peak GiB  weights  grads  optim.  activ.    k/v  buffers  reached" : "");

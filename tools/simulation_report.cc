@@ -12,6 +12,7 @@
 #include "model/input/json_reader.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
+#include "sim/planner/auto_setup.h"
 #include "tools/version.h"
 #include "traces/quantity_text.h"
 
@@ -132,16 +133,19 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
   if (names_file(word) || fs::is_regular_file(word, error)) {
     run.scenario = read_file(word);
     const Json other = parse_json(run.scenario, word);
-    run.setup = std::make_unique<Setup>(scenario_from_json(other, word, fs::path(word).parent_path().string()));
+    run.setup = planned_setup(scenario_from_json(other, word, fs::path(word).parent_path().string())).setup;
   } else {
     Json other = document;
     Json& schedule = other["schedule"];
     if (!schedule.is_object()) schedule = Json::object();
     schedule["name"] = word;
+    if (word != kAutomatic) {
+      for (const char* key : {"memory_cap", "placement", "time_budget_s"}) schedule.erase(key);
+    }
     run.scenario = other.dump(2) + "\n";
     const std::string source = "--compare-with " + word;
     try {
-      run.setup = std::make_unique<Setup>(scenario_from_json(other, source, fs::path(file).parent_path().string()));
+      run.setup = planned_setup(scenario_from_json(other, source, fs::path(file).parent_path().string())).setup;
     } catch (const InputError& wrong) {
       const std::string what = wrong.what();
       throw InputError(what.starts_with(source) ? what : source + ": " + what);

@@ -21,6 +21,9 @@
 namespace sluice::tools {
 namespace {
 
+// Flags of a scenario that no cut has a use for.
+constexpr std::string_view kOfAutomaticSchedules[] = {"--memory-cap", "--time-budget", "--placement"};
+
 struct Options {
   std::string file;
   std::string times;
@@ -253,7 +256,7 @@ void add_slice_command(CLI::App& app, int& exit_code) {
   command->add_option("-o,--output", options->output,
                       "write the lengths: a scenario's \"schedule\" if the name ends in .json, else a,b,c as simulate "
                       "--slice-lengths takes it");
-  options->flags = std::make_unique<ScenarioFlags>(*command);
+  options->flags = std::make_unique<ScenarioFlags>(*command, kOfAutomaticSchedules);
   command->callback([options, &exit_code] { exit_code = slice_command(*options); });
 }
 

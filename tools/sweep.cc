@@ -9,6 +9,7 @@
 
 #include "model/errors.h"
 #include "sim/parallel.h"
+#include "sim/planner/auto_setup.h"
 #include "sim/prediction.h"
 #include "tools/progress.h"
 #include "tools/scenario_flags.h"
@@ -120,8 +121,8 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       for (std::size_t a = 0; a < sweep.axes.size(); ++a) {
         ScenarioFlags::set(document, sweep.axes[a].key, point.values[a], file);
       }
-      const Setup setup(ScenarioFlags::read(document, file));
-      point.result = summary_of(predict(setup));
+      const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
+      point.result = summary_of(predict(*planned.setup));
     } catch (const InputError& error) {
       point.error = error.what();
     } catch (const ScheduleError& error) {

@@ -16,6 +16,7 @@ constexpr std::int64_t kMostNodes = 65536;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
+const std::vector<std::string> kPlacements = {"any", "linear", "looped", "v"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
 
 int whole(JsonReader& object, const std::string& key, std::int64_t low, std::int64_t high, std::int64_t fallback) {
@@ -247,6 +248,7 @@ class Reading {
     scenario_.schedule = named_schedule(schedule.string_or("name", "1f1b"));
     scenario_.group = whole(schedule, "group", 1, kMost, 0);
     scenario_.batches = whole(schedule, "batches", 1, kMost, 0);
+    read_automatic(schedule);
     const int slices = whole(schedule, "slices", 1, kMaxSlices, 0);
     if (schedule.has("slice_lengths")) {
       JsonReader lengths = schedule.at("slice_lengths");
@@ -270,6 +272,22 @@ class Reading {
     schedule.allow("slice_lengths");
     schedule.allow("slicing");
     schedule.finish();
+  }
+
+  void read_automatic(JsonReader& schedule) {
+    AutomaticChoices& choices = scenario_.automatic;
+    for (const char* key : {"memory_cap", "placement", "time_budget_s"}) {
+      if (schedule.has(key) && scenario_.schedule != kAutomatic) {
+        schedule.at(key).fail("only an automatic schedule (auto) takes it");
+      }
+      schedule.allow(key);
+    }
+    if (schedule.has("memory_cap")) {
+      const JsonReader cap = schedule.at("memory_cap");
+      choices.cap = parse_memory_cap(cap.string(), fmt::format("{}: {}", cap.source(), cap.pointer()));
+    }
+    if (schedule.has("placement")) choices.placement = schedule.at("placement").one_of(kPlacements);
+    choices.seconds = schedule.number_or("time_budget_s", 0, 1e6, choices.seconds);
   }
 
   // Slices of equal FLOPs, in multiples of what attention kernels like where the sequence is long enough, or equal

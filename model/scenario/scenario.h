@@ -8,6 +8,7 @@
 
 #include "model/cluster/cluster.h"
 #include "model/cost/uniform.h"
+#include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
 #include "model/scenario/perturbation.h"
 #include "model/schedule/schedule.h"
@@ -36,11 +37,12 @@ struct Scenario {
   int first_stage_layers = 0;
   int last_stage_layers = 0;
 
-  std::string schedule = "1f1b";  // a family, or the path of a schedule file
+  std::string schedule = "1f1b";  // a family, the path of a schedule file, or kAutomatic
   int chunks = 0;                 // the zeros: the family's default
   int group = 0;
   int batches = 0;
-  int microbatches = 0;  // of one batch and one pipeline
+  AutomaticChoices automatic;  // of kAutomatic
+  int microbatches = 0;        // of one batch and one pipeline
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
 

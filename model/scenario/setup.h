@@ -37,6 +37,8 @@ class Setup {
   const std::vector<StageContents>& stages() const { return costs_.stages(); }  // empty without a model
   const CostModel& cost() const { return costs_.cost(); }
   const OpGraph& graph() const { return graph_; }
+  // That the graph was lowered with.
+  LoweringOptions lowering_options() const { return costs_.lowering_options(schedule_.weight_policy()); }
 
  private:
   Schedule schedule_;

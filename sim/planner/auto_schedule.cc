@@ -1,0 +1,413 @@
+#include "sim/planner/auto_schedule.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include "model/schedule/family.h"
+#include "sim/parallel.h"
+#include "sim/planner/auto_bounds.h"
+#include "sim/planner/list_scheduling.h"
+#include "sim/planner/order_search.h"
+#include "sim/planner/order_stretch.h"
+#include "sim/planner/order_times.h"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+constexpr std::size_t kMostElite = 6;  // of a placement
+constexpr std::int64_t kSearches = 2;  // at once, whatever the cores, so that the answer is the same on any
+constexpr std::int64_t kFirstMoves = 2000;
+constexpr std::int64_t kMostMoves = 400'000;
+constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
+
+struct Candidate {
+  std::int64_t makespan = kNever;  // by OrderTimes
+  Orders orders;
+  std::string found_by;
+};
+
+// The rules that are always tried, in the order in which they are.
+std::vector<ListRules> grid(const PlacedProblem& problem) {
+  std::vector<ListRules> out;
+  std::vector<ListRules::Fuse> fuses = {ListRules::Fuse::never};
+  const bool pays = std::any_of(problem.times.begin(), problem.times.end(), [](const SliceTimes& of) {
+    return of.backward < of.input_gradient + of.weight_gradient;
+  });
+  const bool holds_gradients = std::any_of(problem.bytes.begin(), problem.bytes.end(),
+                                           [](const SliceBytes& of) { return of.gradients_to_weight_gradient > 0; });
+  if (problem.may_fuse && (pays || holds_gradients))
+    fuses = {ListRules::Fuse::never, ListRules::Fuse::first_stage, ListRules::Fuse::always};
+  for (const double overfill : {0.0, 1.0, 0.5}) {
+    for (const double gradient_bias : {0.0, 1e6, 2.0, -2.0}) {
+      for (const double depth_bias : {0.0, 0.5, 2.0, -0.5}) {
+        for (const double hold_back : {0.0, 0.9}) {
+          for (const ListRules::Fuse fuse : fuses) {
+            ListRules rules;
+            rules.overfill = overfill;
+            rules.gradient_bias = gradient_bias;
+            rules.depth_bias = depth_bias;
+            rules.hold_back = hold_back;
+            rules.fuse = fuse;
+            out.push_back(rules);
+          }
+        }
+      }
+    }
+  }
+  return out;
+}
+
+// One placement while it is searched.
+class Place {
+ public:
+  explicit Place(AutoPlacement placement)
+      : placement_(std::make_unique<AutoPlacement>(std::move(placement))),
+        table_(std::make_unique<OpTable>(placement_->problem)),
+        bounds_(auto_bounds(placement_->problem, *table_)),
+        least_(bounds_.makespan) {
+    if (placement_->limit_of_bound.empty()) return;
+    PlacedProblem wider = placement_->problem;
+    wider.limit = placement_->limit_of_bound;
+    least_ = auto_bounds(wider, *table_).makespan;
+  }
+
+  const PlacedProblem& problem() const { return placement_->problem; }
+  const OpTable& table() const { return *table_; }
+  const AutoBounds& bounds() const { return bounds_; }
+  std::int64_t least() const { return least_; }  // makespan that nothing of this placement beats
+  const AutoPlacement& placement() const { return *placement_; }
+  const std::vector<Candidate>& elite() const { return elite_; }
+  std::int64_t best() const { return elite_.empty() ? kNever : elite_.front().makespan; }
+  bool proven() const { return best() <= least_; }
+  std::int64_t evaluations() const { return evaluations_; }
+  void count(std::int64_t evaluations) { evaluations_ += evaluations; }
+
+  void offer(Candidate candidate) {
+    if (candidate.makespan == kNever) return;
+    if (elite_.size() == kMostElite && candidate.makespan >= elite_.back().makespan) return;
+    for (const Candidate& other : elite_) {
+      if (other.makespan == candidate.makespan && other.orders == candidate.orders) return;
+    }
+    const auto place = std::upper_bound(elite_.begin(), elite_.end(), candidate,
+                                        [](const Candidate& a, const Candidate& b) { return a.makespan < b.makespan; });
+    elite_.insert(place, std::move(candidate));
+    if (elite_.size() > kMostElite) elite_.pop_back();
+  }
+
+  void start() {
+    OrderTimes times(problem(), table());
+    offer({times.run(sequential_orders(problem())), sequential_orders(problem()), "one microbatch after the other"});
+    for (const auto& [name, schedule] : placement_->families) {
+      Orders orders = orders_of(table(), schedule);
+      if (!keeps_limits(problem(), table(), orders)) continue;
+      const std::int64_t makespan = times.run(orders);
+      offer({makespan, std::move(orders), name});
+    }
+    // Fewer rules where one takes long: the first answer is to come soon.
+    std::vector<ListRules> all = grid(problem());
+    all.resize(std::min(all.size(), std::max<std::size_t>(8, 600'000 / std::max<std::size_t>(1, table().rows.size()))));
+    for (const ListRules& rules : all) {
+      if (proven()) break;
+      list(rules, times);
+    }
+    count(times.runs());
+  }
+
+  // List scheduling with a random share, around the rules that did best.
+  void start_again(unsigned seed) {
+    OrderTimes times(problem(), table());
+    for (unsigned i = 0; i < 8 && !proven(); ++i) {
+      ListRules rules = best_rules_;
+      rules.seed = seed * 8 + i;
+      rules.noise = i % 2 == 0 ? 1.0 : 0.25;
+      list(rules, times);
+    }
+    count(times.runs());
+  }
+
+  // A placement with fewer microbatches, whose orders can be stretched to this one's; none if there are few already.
+  // A multiple of four is missing, so that short periods go into it.
+  std::optional<AutoPlacement> shortened() const {
+    const int few = problem().num_ranks + 4;
+    const int m = problem().num_microbatches;
+    if (m < few + 4) return std::nullopt;
+    AutoPlacement out{.name = placement_->name, .problem = problem()};
+    out.problem.num_microbatches = few + (m - few) % 4;
+    out.families = families_of(out.problem);
+    return out;
+  }
+
+  // Stretches the best orders of `shorter`, a place of what `shortened` gave.
+  void stretch(const Place& shorter) {
+    OrderTimes short_times(shorter.problem(), shorter.table());
+    OrderTimes times(problem(), table());
+    for (const Candidate& candidate : shorter.elite()) {
+      const std::int64_t makespan = short_times.run(candidate.orders);
+      for (const int period : {1, 2, 4}) {
+        for (std::int64_t from = 1; from < 16; ++from) {
+          Orders orders =
+              stretched(shorter.table(), table(), candidate.orders, short_times, period, makespan * from / 16);
+          if (orders.empty() || !keeps_limits(problem(), table(), orders)) continue;
+          const std::int64_t longer = times.run(orders, elite_.empty() ? kNever : elite_.back().makespan);
+          offer({longer, std::move(orders), "search"});
+        }
+      }
+    }
+    count(times.runs());
+  }
+
+ private:
+  void list(const ListRules& rules, OrderTimes& times) {
+    Orders orders = list_schedule(problem(), table(), bounds_.tail, rules);
+    if (orders.empty() || !keeps_limits(problem(), table(), orders)) return;
+    const std::int64_t makespan = times.run(orders);
+    if (makespan < best_listed_) {
+      best_listed_ = makespan;
+      best_rules_ = rules;
+    }
+    offer({makespan, std::move(orders), "list scheduling"});
+  }
+
+  std::unique_ptr<AutoPlacement> placement_;  // what others refer to stays where it is
+  std::unique_ptr<OpTable> table_;
+  AutoBounds bounds_;
+  std::int64_t least_;
+  std::vector<Candidate> elite_;  // fastest first
+  ListRules best_rules_;
+  std::int64_t best_listed_ = kNever;
+  std::int64_t evaluations_ = 0;
+};
+
+class AutoScheduler {
+ public:
+  AutoScheduler(std::vector<AutoPlacement> placements, const AutoOptions& options, const ScheduleJudge& judge)
+      : options_(options), judge_(judge), begin_(Clock::now()) {
+    std::optional<DoesNotFit> refused;
+    for (AutoPlacement& placement : placements) {
+      try {
+        check(placement.problem);
+        places_.emplace_back(std::move(placement));
+      } catch (const DoesNotFit& error) {
+        if (!refused) refused = error;
+      }
+    }
+    if (places_.empty()) {
+      if (refused) throw DoesNotFit(*refused);
+      throw InputError("automatic schedule: there is no placement to choose from");
+    }
+  }
+
+  AutoResult run() {
+    lower_bound_ = kNever;
+    for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
+    for (Place& place : places_) place.start();
+    settle();
+    if (!result_)
+      throw DoesNotFit("automatic schedule: no schedule that was found keeps within the memory of the ranks");
+    result_->first_makespan = result_->makespan;
+    result_->first_seconds = elapsed();
+    search();
+    settle();
+    result_->seconds = elapsed();
+    for (const Place& place : places_) result_->evaluations += place.evaluations();
+    return std::move(*result_);
+  }
+
+ private:
+  double elapsed() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+
+  std::int64_t best() const {
+    std::int64_t out = kNever;
+    for (const Place& place : places_) out = std::min(out, place.best());
+    return out;
+  }
+
+  std::optional<Duration> judged(const Place& place, std::size_t index, const Schedule& schedule, bool family) const {
+    if (judge_) return judge_(schedule, index);
+    if (family && !keeps_limits(place.problem(), place.table(), orders_of(place.table(), schedule)))
+      return std::nullopt;
+    return simulated_makespan(place.problem(), schedule);
+  }
+
+  // Takes the best that the judge lets pass. Families first, so that they win ties.
+  void settle() {
+    const auto take = [&](Schedule schedule, Duration makespan, const Place& place, const std::string& found_by) {
+      if (result_ && makespan >= result_->makespan) return;
+      if (!result_) {
+        result_.emplace(AutoResult{.schedule = std::move(schedule)});
+      } else {
+        result_->schedule = std::move(schedule);
+      }
+      result_->makespan = makespan;
+      result_->found_by = found_by;
+      result_->placement = place.placement().name;
+    };
+    for (std::size_t i = 0; i < places_.size() && !families_judged_; ++i) {
+      for (const auto& [name, schedule] : places_[i].placement().families) {
+        const auto makespan = judged(places_[i], i, schedule, true);
+        if (!makespan) continue;
+        if (best_family_.empty() || *makespan < best_family_makespan_) {
+          best_family_ = name;
+          best_family_makespan_ = *makespan;
+        }
+        take(schedule, *makespan, places_[i], name);
+      }
+    }
+    families_judged_ = true;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      for (const Candidate& candidate : places_[i].elite()) {
+        if (!judge_ && result_ && Duration(candidate.makespan) >= result_->makespan) break;
+        Schedule schedule = schedule_of(places_[i].problem(), candidate.orders);
+        const auto makespan = judged(places_[i], i, schedule, false);
+        if (makespan) take(std::move(schedule), *makespan, places_[i], candidate.found_by);
+        if (makespan && !judge_) break;
+      }
+    }
+    if (!result_) return;
+    result_->lower_bound = Duration(lower_bound_);
+    result_->best_family = best_family_;
+    result_->best_family_makespan = best_family_makespan_;
+  }
+
+  struct Task {
+    std::size_t place = 0;
+    std::size_t elite = 0;
+    bool shorter = false;  // of the place with few microbatches
+    double warmth = 0;
+    std::int64_t moves = 0;
+    unsigned seed = 0;
+  };
+
+  void search() {
+    std::int64_t moves_left = options_.moves;
+    std::int64_t moves = kFirstMoves;
+    unsigned generation = 0;
+    std::vector<std::optional<Place>> shorter(places_.size());
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].proven() || places_[i].least() >= best()) continue;
+      std::optional<AutoPlacement> placement = places_[i].shortened();
+      if (!placement) continue;
+      shorter[i].emplace(std::move(*placement));
+      shorter[i]->start();
+      places_[i].stretch(*shorter[i]);
+    }
+    // Small problems are searched through long before the time is up.
+    std::int64_t ops = 0;
+    for (const Place& place : places_) ops = std::max(ops, std::int64_t{place.table().cells} * 3);
+    const std::int64_t patience = 100'000 + 4'000 * ops;
+    std::int64_t in_vain = 0;  // moves since something better was found
+    std::int64_t best_so_far = best();
+    const auto stop = [this] { return elapsed() >= options_.seconds; };
+    while (moves_left > 0 && in_vain < patience && best() > lower_bound_ && !stop()) {
+      std::vector<std::size_t> open;  // placements that may still give something better, best first
+      for (std::size_t i = 0; i < places_.size(); ++i) {
+        if (!places_[i].proven() && places_[i].least() < best()) open.push_back(i);
+      }
+      if (open.empty()) break;
+      std::stable_sort(open.begin(), open.end(),
+                       [this](std::size_t a, std::size_t b) { return places_[a].best() < places_[b].best(); });
+      std::vector<Task> tasks;
+      for (std::int64_t i = 0; i < kSearches && moves_left > 0; ++i) {
+        // The best placement every other time, the rest in turn.
+        const std::size_t turn = generation / 2;
+        Task task;
+        task.place = generation % 2 == 0 ? open.front() : open[turn % open.size()];
+        // The second search is over few microbatches, where that is another problem.
+        task.shorter = i == 1 && shorter[task.place] && !shorter[task.place]->proven();
+        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
+        const std::size_t count = place.elite().size();
+        task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + at(i)) % count;
+        task.warmth = kWarmths[(generation + at(i)) % kWarmths.size()];
+        task.moves = std::min(moves, moves_left);
+        task.seed = options_.seed * 1'000'003U + generation * 16 + static_cast<unsigned>(i);
+        moves_left -= task.moves;
+        in_vain += task.moves;
+        tasks.push_back(task);
+      }
+      std::vector<Candidate> found(tasks.size());
+      std::vector<std::int64_t> evaluations(tasks.size());
+      parallel_for(std::ssize(tasks), [&](std::int64_t i) {
+        const Task& task = tasks[at(i)];
+        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
+        OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
+                           task.seed);
+        search.anneal(task.moves, task.warmth, place.least(), stop);
+        found[at(i)] = {search.best(), search.best_orders(), "search"};
+        evaluations[at(i)] = search.evaluations();
+      });
+      for (std::size_t i = 0; i < tasks.size(); ++i) {
+        Place& place = places_[tasks[i].place];
+        place.count(evaluations[i]);
+        if (!tasks[i].shorter) {
+          place.offer(std::move(found[i]));
+          continue;
+        }
+        Place& few = *shorter[tasks[i].place];
+        if (found[i].makespan >= few.best()) continue;
+        few.offer(std::move(found[i]));
+        place.stretch(few);
+      }
+      if (generation % 4 == 3 && !stop()) places_[tasks.front().place].start_again(task_seed(generation));
+      ++generation;
+      if (generation % 4 == 0) moves = std::min(2 * moves, kMostMoves);
+      if (best() < best_so_far) {
+        best_so_far = best();
+        in_vain = 0;
+      }
+      if (options_.progress) options_.progress(elapsed(), Duration(best()));
+    }
+  }
+  unsigned task_seed(unsigned generation) const { return options_.seed * 7919U + generation; }
+
+  const AutoOptions& options_;
+  const ScheduleJudge& judge_;
+  Clock::time_point begin_;
+  std::vector<Place> places_;
+  std::optional<AutoResult> result_;
+  std::int64_t lower_bound_ = kNever;
+  bool families_judged_ = false;
+  std::string best_family_;
+  Duration best_family_makespan_{};
+};
+
+}  // namespace
+
+std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& problem) {
+  std::vector<std::pair<std::string, Schedule>> out;
+  if (problem.num_stages() % problem.num_ranks != 0) return out;
+  for (const Family& family : all_families()) {
+    if (family.asynchronous || family.replicas > 1) continue;
+    try {
+      Schedule schedule = make_schedule(family, {.ranks = problem.num_ranks,
+                                                 .chunks = problem.num_stages() / problem.num_ranks,
+                                                 .microbatches = problem.num_microbatches,
+                                                 .shape = problem.shape});
+      if (schedule.num_routes() != 1 || schedule.routes()[0] != problem.rank_of) continue;
+      bool priced = true;
+      for (int rank = 0; rank < problem.num_ranks; ++rank) {
+        for (const Op& op : schedule.ops(rank)) {
+          if (op.kind == OpKind::B) priced = priced && problem.may_fuse;
+          if (op.kind == OpKind::I || op.kind == OpKind::W) priced = priced && problem.may_split;
+        }
+      }
+      if (priced) out.emplace_back(family.name, std::move(schedule));
+    } catch (const InputError&) {
+      // It cannot be had: too few microbatches, another number of chunks, slices.
+    }
+  }
+  return out;
+}
+
+AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOptions& options,
+                         const ScheduleJudge& judge) {
+  return AutoScheduler(std::move(placements), options, judge).run();
+}
+
+}  // namespace sluice

@@ -1,0 +1,370 @@
+#include "sim/planner/auto_setup.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "model/timeline/memory.h"
+#include "model/timeline/metrics.h"
+#include "sim/engine.h"
+#include "sim/perturbed.h"
+
+namespace sluice {
+namespace {
+
+std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+Prices prices_of(const Setup& setup) {
+  Prices prices = price(setup.graph(), setup.cost());
+  if (setup.scenario().perturbation.slows()) slow_down(setup.graph(), setup.scenario().perturbation, prices);
+  return prices;
+}
+
+// Bytes that a rank holds from the start.
+std::int64_t standing_bytes(const Setup& setup, int rank) {
+  std::int64_t held = 0;
+  std::int64_t scratch = 0;
+  for (const int stage : setup.schedule().stages_of(rank)) {
+    const StageBytes& bytes = setup.graph().stage_bytes(stage);
+    held += bytes.weights + bytes.gradients + bytes.optimizer;
+    scratch = std::max(scratch, bytes.scratch);
+  }
+  return held + scratch;
+}
+
+// What follows the end of a rank's last op, of a graph of one microbatch whose ops run in the order of the stages and
+// back. Where nothing is reduced behind the lists, it depends on which of its stages ends last; the least is taken.
+std::vector<Duration> times_after(const Setup& setup, const Prices& prices) {
+  const OpGraph& graph = setup.graph();
+  const Schedule& schedule = setup.schedule();
+  std::vector<Duration> out(graph.size(),
+                            Duration{});  // from its start, of what is behind the lists; by op: from its end
+  for (VertexId v = graph.size(); v-- > 0;) {
+    const VertexKind kind = graph[v].kind;
+    if (kind != VertexKind::collective && kind != VertexKind::optimizer) continue;
+    out[v] += prices.duration[v];
+    for (const VertexId need : graph.needs(v)) out[need] = std::max(out[need], out[v]);
+  }
+  std::vector<Duration> by_stage(at(schedule.num_stages()), Duration{});
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    // The last gradient of the stage.
+    if (vertex.kind == VertexKind::compute && vertex.op != OpKind::F) by_stage[at(vertex.stage)] = out[v];
+  }
+  const LoweringOptions options = setup.lowering_options();
+  const bool reduced_behind = options.data_parallel > 1 && !options.overlap_grad_reduce;
+  std::vector<Duration> after;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    const auto stages = schedule.stages_of(rank);
+    Duration least = by_stage[at(stages.front())];
+    for (const int stage : stages) {
+      if (!reduced_behind) least = std::min(least, by_stage[at(stage)]);
+    }
+    after.push_back(least);
+  }
+  return after;
+}
+
+// Reads what ops of one microbatch take and hold off a priced graph.
+void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
+  const OpGraph& graph = setup.graph();
+  const Prices prices = prices_of(setup);
+  std::vector<Duration> recompute(problem.times.size(), Duration{});
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    if (vertex.kind == VertexKind::collective || vertex.kind == VertexKind::optimizer) continue;
+    const std::size_t slice = problem.slice_index(vertex.stage, vertex.slice);
+    SliceTimes& times = problem.times[slice];
+    const Duration time = prices.duration[v];
+    if (vertex.kind == VertexKind::recompute) recompute[slice] = time;
+    if (vertex.kind == VertexKind::transfer) {
+      const bool forward = vertex.op == OpKind::F;
+      (forward ? times.send_forward : times.send_backward) = time;
+      (forward ? problem.forward_hop : problem.backward_hop)[at(vertex.stage)] = prices.lane_latency[at(vertex.lane)];
+    }
+    if (vertex.kind != VertexKind::compute) continue;
+    switch (vertex.op) {
+      case OpKind::F: times.forward = time; break;
+      // The recomputation before it has been met, and waits for the same.
+      case OpKind::B: times.backward = time + recompute[slice]; break;
+      case OpKind::I: times.input_gradient = time + recompute[slice]; break;
+      case OpKind::W: times.weight_gradient = time; break;
+    }
+  }
+  (fused ? problem.may_fuse : problem.may_split) = true;
+  problem.after = times_after(setup, prices);
+  problem.blocking = setup.lowering_options().blocking_transfers;
+  for (int stage = 0; stage < problem.num_stages(); ++stage) {
+    for (int slice = 0; slice < problem.num_slices(); ++slice) {
+      problem.bytes[problem.slice_index(stage, slice)] = graph.slice_bytes(stage, 0, slice);
+    }
+  }
+}
+
+// The least that a joint block takes, as a share of its F and its B or I.
+double joint_share(const Setup& setup, const PlacedProblem& problem) {
+  double share = 1;
+  const MicrobatchShape& shape = problem.shape;
+  for (int f = 0; f < problem.num_stages(); ++f) {
+    for (int b = 0; b < problem.num_stages(); ++b) {
+      if (problem.rank_of[at(f)] != problem.rank_of[at(b)]) continue;
+      const double apart =
+          setup.cost().compute_s(OpKind::F, f, shape, 0) + setup.cost().compute_s(OpKind::B, b, shape, 0);
+      const double joint = setup.cost().joint_s(f, shape, 0, OpKind::B, b, shape, 0);
+      // A rounding of one nanosecond is none of ours.
+      if (joint < apart - 1e-9) share = std::min(share, joint / apart);
+    }
+  }
+  return share;
+}
+
+class Planning {
+ public:
+  Planning(const Scenario& scenario, const std::function<void(double, Duration)>& progress)
+      : scenario_(scenario), progress_(progress) {}
+
+  PlannedSetup run() {
+    check_choices();
+    for (const auto& [name, rank_of] : placements()) add(name, rank_of);
+    if (placements_.empty())
+      throw InputError(refusal_.empty() ? "auto: there is no placement to choose from" : refusal_);
+    set_limits();
+    AutoResult result = search();
+    PlannedSetup out;
+    out.setup = std::make_unique<Setup>(scenario_, result.schedule);
+    out.automatic.emplace(std::move(result));
+    return out;
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& what) const { throw InputError(scenario_.source + ": " + what); }
+
+  void check_choices() const {
+    if (scenario_.training.pp == 0) refuse("/parallelism/pp: required: the number of pipeline ranks (--pp)");
+    if (scenario_.microbatches == 0) refuse("/batch: required: microbatches (--microbatches), or global_batch (--gbs)");
+    if (scenario_.group != 0) refuse("/schedule/group: an automatic schedule has none");
+    if (scenario_.batches > 1) refuse("/schedule/batches: an automatic schedule flushes after every batch");
+    if (scenario_.automatic.cap.bytes && !scenario_.model) {
+      refuse("/schedule/memory_cap: bytes need a model (--model); without one, give microbatches, as in 3mb");
+    }
+  }
+
+  std::vector<std::pair<std::string, std::vector<int>>> placements() const {
+    std::vector<std::pair<std::string, std::vector<int>>> out;
+    const std::string& wanted = scenario_.automatic.placement;
+    const int p = scenario_.training.pp;
+    std::vector<int> linear;
+    for (int rank = 0; rank < p; ++rank) linear.push_back(rank);
+    for (const int chunks : scenario_.chunks == 0 ? std::vector{1, 2} : std::vector{scenario_.chunks}) {
+      if (std::int64_t{chunks} * p > kMaxStages)
+        refuse(fmt::format("/parallelism/vpp: more than {} stages", kMaxStages));
+      std::vector<int> looped;
+      for (int stage = 0; stage < chunks * p; ++stage) looped.push_back(stage % p);
+      std::vector<int> v = linear;
+      v.insert(v.end(), linear.rbegin(), linear.rend());
+      if (chunks == 1 && (wanted == "any" || wanted == "linear")) out.emplace_back("linear", linear);
+      if (chunks > 1 && (wanted == "any" || wanted == "looped"))
+        out.emplace_back(fmt::format("looped {}", chunks), looped);
+      if (chunks == 2 && (wanted == "any" || wanted == "v")) out.emplace_back("v", v);
+    }
+    if (out.empty())
+      refuse(fmt::format("/schedule/placement: {} does not have {} chunks a rank", wanted, scenario_.chunks));
+    return out;
+  }
+
+  // Adds a placement, unless the model or its costs cannot have it.
+  void add(const std::string& name, const std::vector<int>& rank_of) {
+    AutoPlacement out{.name = name, .problem = {}, .families = {}};
+    PlacedProblem& problem = out.problem;
+    problem.num_ranks = scenario_.training.pp;
+    problem.rank_of = rank_of;
+    problem.num_microbatches = 1;
+    problem.shape = scenario_.shape;
+    const std::size_t stages = rank_of.size();
+    problem.times.resize(stages * at(problem.num_slices()));
+    problem.bytes.resize(problem.times.size());
+    problem.forward_hop.resize(stages);
+    problem.backward_hop.resize(stages);
+    problem.limit.assign(at(problem.num_ranks), kNoLimit);
+    problem.after.assign(at(problem.num_ranks), Duration{});
+    const double ops = static_cast<double>(problem.times.size()) * 3 * scenario_.microbatches;
+    if (ops > 3e6) {
+      refusal_ = fmt::format("auto: {:.0f} ops are too many to search", ops);
+      return;
+    }
+    std::vector<std::int64_t> standing;
+    problem.may_fuse = problem.may_split = false;
+    for (const bool fused : {true, false}) {
+      try {
+        PlacedProblem one = problem;
+        one.may_fuse = fused;
+        one.may_split = !fused;
+        const Setup setup(scenario_, schedule_of(one, sequential_orders(one)));
+        read_graph(setup, fused, problem);
+        standing.clear();
+        for (int rank = 0; rank < problem.num_ranks; ++rank) standing.push_back(standing_bytes(setup, rank));
+        if (fused) problem.joint_share = joint_share(setup, problem);
+      } catch (const InputError& error) {
+        // The model has not so many layers; the costs know no such stages or ops.
+        if (refusal_.empty()) refusal_ = error.what();
+      }
+    }
+    if (!problem.may_fuse && !problem.may_split) return;
+    problem.num_microbatches = scenario_.microbatches;
+    out.families = families_of(problem);
+    placements_.push_back(std::move(out));
+    standing_.push_back(std::move(standing));
+  }
+
+  void set_limits() {
+    const MemoryCap& cap = scenario_.automatic.cap;
+    if (cap.microbatches) {
+      for (AutoPlacement& placement : placements_) {
+        PlacedProblem& problem = placement.problem;
+        // In tokens of one chunk, as peak_in_flight counts.
+        for (int stage = 0; stage < problem.num_stages(); ++stage) {
+          for (int slice = 0; slice < problem.num_slices(); ++slice) {
+            problem.bytes[problem.slice_index(stage, slice)] = {.activations_to_weight_gradient =
+                                                                    problem.shape.slice_lengths[at(slice)]};
+          }
+        }
+        const double chunks = static_cast<double>(problem.num_stages()) / problem.num_ranks;
+        const double tokens = *cap.microbatches * static_cast<double>(problem.shape.tokens()) * chunks;
+        problem.limit.assign(at(problem.num_ranks), static_cast<std::int64_t>(std::min(tokens + 1e-6, 1e17)));
+      }
+      if (*cap.microbatches < 1) {
+        throw DoesNotFit(fmt::format(
+            "auto: every rank holds the activations of at least one microbatch, the cap is {}mb", *cap.microbatches));
+      }
+      return;
+    }
+    const std::optional<std::int64_t> device = cap.bytes ? cap.bytes
+                                               : scenario_.cluster && scenario_.model
+                                                   ? std::optional(scenario_.cluster->gpu.memory_bytes)
+                                                   : std::nullopt;
+    if (!device) {
+      for (AutoPlacement& placement : placements_)
+        std::fill(placement.problem.bytes.begin(), placement.problem.bytes.end(), SliceBytes{});
+      return;
+    }
+    tensors_ = *device;
+    if (scenario_.cluster) {
+      const auto& gpu = scenario_.cluster->gpu;
+      tensors_ = static_cast<std::int64_t>(static_cast<double>(*device - gpu.reserved_bytes) / (1 + gpu.fragmentation));
+    }
+    keep_what_fits(*device);
+    reserve_buffers();
+  }
+
+  // Limits without receive buffers, and only the placements that can keep them.
+  void keep_what_fits(std::int64_t device) {
+    std::string reason;
+    std::vector<AutoPlacement> kept;
+    for (std::size_t i = 0; i < placements_.size(); ++i) {
+      PlacedProblem& problem = placements_[i].problem;
+      const std::vector<std::int64_t> least = least_limits(problem);
+      bool fits = true;
+      for (std::size_t rank = 0; rank < least.size(); ++rank) {
+        problem.limit[rank] = *tensors_ - standing_[i][rank];
+        if (problem.limit[rank] >= least[rank]) continue;
+        fits = false;
+        const auto gib = [](std::int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; };
+        if (reason.empty()) {
+          reason = fmt::format(
+              "auto: no schedule fits: rank {} holds {:.1f} GiB of weights, gradients and optimizer and needs {:.1f} "
+              "GiB "
+              "for one microbatch; of {:.1f} GiB, {:.1f} are there for tensors",
+              rank, gib(standing_[i][rank]), gib(least[rank]), gib(device), gib(*tensors_));
+        }
+      }
+      if (fits) kept.push_back(std::move(placements_[i]));
+    }
+    placements_ = std::move(kept);
+    if (placements_.empty()) throw DoesNotFit(reason);
+    for (AutoPlacement& placement : placements_) {
+      placement.limit_of_bound = placement.problem.limit;
+      limits_.push_back(placement.problem.limit);
+    }
+  }
+
+  // Receive buffers depend on the times: what they come to in a first answer is kept free.
+  void reserve_buffers() {
+    for (std::size_t i = 0; i < placements_.size(); ++i) {
+      PlacedProblem& problem = placements_[i].problem;
+      std::vector<AutoPlacement> one;
+      one.push_back({.name = "", .problem = problem, .families = {}});
+      const AutoResult first =
+          auto_schedule(std::move(one), {.seconds = 0}, [](const Schedule&, std::size_t) { return Duration{1}; });
+      const Setup setup(scenario_, first.schedule);
+      const std::vector<RankMemory> memory =
+          memory_over_time(setup.graph(), simulate(setup.graph(), prices_of(setup)), false);
+      const std::vector<std::int64_t> least = least_limits(problem);
+      for (std::size_t rank = 0; rank < least.size(); ++rank) {
+        const std::int64_t over = std::max<std::int64_t>(0, memory[rank].peak_bytes - *tensors_);
+        const std::int64_t buffers =
+            std::max(over, memory[rank].at_peak[at(static_cast<int>(MemoryClass::buffers))] / 2);
+        problem.limit[rank] = std::max(least[rank], limits_[i][rank] - buffers);
+      }
+    }
+  }
+
+  std::optional<Duration> judged(const Schedule& schedule) const {
+    const Setup setup(scenario_, schedule);
+    const Timeline timeline = simulate(setup.graph(), prices_of(setup));
+    if (scenario_.automatic.cap.microbatches) {
+      for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+        if (peak_in_flight(schedule, rank) > *scenario_.automatic.cap.microbatches + 1e-9) return std::nullopt;
+      }
+    }
+    if (tensors_) {
+      for (const RankMemory& rank : memory_over_time(setup.graph(), timeline, false)) {
+        if (rank.peak_bytes > *tensors_) return std::nullopt;
+      }
+    }
+    return measure(setup.graph(), timeline).makespan;
+  }
+
+  AutoResult search() {
+    AutoOptions options{.seconds = scenario_.automatic.seconds,
+                        .seed = static_cast<unsigned>(scenario_.perturbation.seed),
+                        .progress = progress_};
+    // Each time what is kept free for buffers doubles.
+    for (int round = 0;; ++round) {
+      try {
+        return auto_schedule(placements_, options,
+                             [this](const Schedule& schedule, std::size_t) { return judged(schedule); });
+      } catch (const DoesNotFit&) {
+        if (!tensors_ || round == 3) throw;
+      }
+      for (std::size_t i = 0; i < placements_.size(); ++i) {
+        PlacedProblem& problem = placements_[i].problem;
+        const std::vector<std::int64_t> least = least_limits(problem);
+        for (std::size_t rank = 0; rank < least.size(); ++rank) {
+          problem.limit[rank] =
+              std::max(least[rank], limits_[i][rank] - 2 * (limits_[i][rank] - problem.limit[rank]) - *tensors_ / 100);
+        }
+      }
+    }
+  }
+
+  const Scenario& scenario_;
+  const std::function<void(double, Duration)>& progress_;
+  std::vector<AutoPlacement> placements_;
+  std::vector<std::vector<std::int64_t>> standing_;  // by placement and rank
+  std::vector<std::vector<std::int64_t>> limits_;    // likewise, before anything is kept free
+  std::optional<std::int64_t> tensors_;              // bytes that a rank has for tensors
+  std::string refusal_;                              // why the first placement that could not be had could not
+};
+
+}  // namespace
+
+PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress) {
+  if (scenario.schedule == kAutomatic) return Planning(scenario, progress).run();
+  PlannedSetup out;
+  out.setup = std::make_unique<Setup>(scenario);
+  return out;
+}
+
+}  // namespace sluice

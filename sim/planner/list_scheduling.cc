@@ -1,0 +1,295 @@
+#include "sim/planner/list_scheduling.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <random>
+
+namespace sluice {
+namespace {
+
+std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
+constexpr std::int32_t kNoOp = -1;
+
+class ListScheduler {
+ public:
+  ListScheduler(const PlacedProblem& problem, const OpTable& table, const std::vector<std::int64_t>& tails,
+                const ListRules& rules)
+      : problem_(problem),
+        table_(table),
+        rules_(rules),
+        stages_(at(table.stages)),
+        ranks_(at(table.ranks)),
+        arrived_(at(table.num_slots), kUnknown),
+        lane_free_(at(table.num_lanes), 0),
+        worth_(table.rows.size()) {
+    arrived_[kAlwaysThere] = 0;
+    for (int stage = 0; stage < table.stages; ++stage) ranks_[at(table.rank_of[at(stage)])].stages.push_back(stage);
+    for (Rank& rank : ranks_) rank.in_flight.assign(at(table.microbatches), {});
+    prepare_worth(tails);
+    prepare_needs();
+  }
+
+  Orders run() {
+    std::vector<Choice> next(ranks_.size());
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) next[rank] = choose(rank);
+    while (true) {
+      std::size_t rank = 0;
+      for (std::size_t r = 1; r < next.size(); ++r) {
+        if (next[r].start < next[rank].start) rank = r;
+      }
+      if (next[rank].op == kNoOp) break;
+      const int reader = place(rank, next[rank]);
+      next[rank] = choose(rank);
+      if (reader >= 0 && at(reader) != rank) next[at(reader)] = choose(at(reader));
+    }
+    Orders orders;
+    for (const Stage& stage : stages_) {
+      if (stage.forwards < table_.units || stage.gradients < table_.units || !stage.weights.empty()) return orders;
+    }
+    for (Rank& rank : ranks_) orders.push_back(std::move(rank.order));
+    return orders;
+  }
+
+ private:
+  struct Stage {
+    int forwards = 0;                  // units placed
+    int gradients = 0;                 // gradients placed: microbatches up, slices down
+    std::deque<std::int32_t> weights;  // pending Ws, oldest first
+  };
+  // What a rank holds of a microbatch, and what it still has to take for it.
+  struct InFlight {
+    std::int64_t held = 0;
+    std::int64_t to_come = 0;
+    bool begun = false;
+  };
+  struct Rank {
+    std::vector<int> stages;
+    std::int64_t clock = 0;
+    std::int64_t held = 0;
+    std::vector<InFlight> in_flight;  // by microbatch
+    int oldest = 0;                   // microbatch that may still hold or take something
+    int newest = -1;                  // begun
+    std::int64_t drain = 0;           // what finishing one microbatch takes for a moment, above what it will hold
+    std::vector<std::int32_t> order;
+  };
+  struct Choice {
+    std::int32_t op = kNoOp;
+    std::int64_t start = kUnknown;
+  };
+
+  const OpTable::Row& row(std::int32_t op) const { return table_.rows[at(op)]; }
+
+  void prepare_worth(const std::vector<std::int64_t>& tails) {
+    double mean = 0;
+    for (const SliceTimes& times : problem_.times)
+      mean += static_cast<double>((times.forward + times.backward).count());
+    mean /= 2.0 * static_cast<double>(problem_.times.size());
+    std::mt19937 random(rules_.seed);
+    std::uniform_real_distribution<double> noise(0, 1);
+    for (std::int32_t op = 0; op < std::ssize(worth_); ++op) {
+      double worth = static_cast<double>(tails[at(op)] + row(op).duration);
+      worth += mean * (rules_.depth_bias * table_.stage(op) + (table_.gradient(op) ? rules_.gradient_bias : 0));
+      if (rules_.noise > 0) worth += mean * rules_.noise * noise(random);
+      worth_[at(op)] = worth;
+    }
+  }
+
+  bool fused(int stage) const {
+    if (!problem_.may_split) return true;
+    if (!problem_.may_fuse) return false;
+    return rules_.fuse == ListRules::Fuse::always || (rules_.fuse == ListRules::Fuse::first_stage && stage == 0);
+  }
+  OpKind gradient_kind(int stage) const { return fused(stage) ? OpKind::B : OpKind::I; }
+
+  void prepare_needs() {
+    for (int stage = 0; stage < table_.stages; ++stage) {
+      Rank& rank = ranks_[at(table_.rank_of[at(stage)])];
+      for (int slice = 0; slice < table_.slices; ++slice) {
+        const std::int64_t held = row(table_.id(OpKind::F, stage, 0, slice)).keeps;
+        for (InFlight& of : rank.in_flight) of.to_come += held;
+        // Finished one after the other, each slice's W or B gives back all that it held.
+        const OpTable::Row& forward = row(table_.id(OpKind::F, stage, 0, slice));
+        std::int64_t moment = forward.takes - forward.keeps;
+        if (problem_.may_fuse) {
+          moment = std::max(moment, row(table_.id(OpKind::B, stage, 0, slice)).takes);
+        } else {
+          moment = std::max(moment, row(table_.id(OpKind::I, stage, 0, slice)).takes);
+        }
+        std::int64_t open = 0;  // accumulators that are open beside it
+        for (int i = 0; i < table_.slices; ++i)
+          open += problem_.bytes[problem_.slice_index(stage, i)].keys_values_gradient;
+        rank.drain = std::max(rank.drain, moment + (slice + 1 < table_.slices ? open : 0));
+      }
+    }
+  }
+
+  // Whether `op` can run without passing the limit now, and without getting stuck later.
+  bool allowed(std::size_t r, std::int32_t op) const {
+    const Rank& rank = ranks_[r];
+    const std::int64_t limit = problem_.limit[r];
+    if (limit >= kNoLimit) return true;
+    if (rank.held + row(op).takes > limit) return false;
+    const std::int64_t more = row(op).keeps;
+    if (more <= 0) return true;
+    const int mb = table_.microbatch(op);
+    if (mb == rank.oldest) return true;
+    // Newest first: what is held from each microbatch on, and what that one still takes.
+    std::int64_t held = 0;
+    for (int j = std::max(mb, rank.newest); j >= rank.oldest; --j) {
+      const InFlight& of = rank.in_flight[at(j)];
+      held += of.held + (j == mb ? more : 0);
+      const std::int64_t to_come = of.to_come - (j == mb && table_.kind(op) == OpKind::F ? more : 0);
+      if (held + to_come + rank.drain > limit) return false;
+    }
+    return true;
+  }
+
+  Choice choose(std::size_t r) const {
+    const Rank& rank = ranks_[r];
+    Choice best;
+    double best_worth = 0;
+    std::int64_t blocked_since = kUnknown;  // when something could start that memory keeps out
+    double blocked_worth = 0;
+    std::vector<std::pair<std::int32_t, std::int64_t>>& candidates = candidates_;
+    candidates.clear();
+    const auto consider = [&](std::int32_t op) {
+      const std::int64_t there = arrived_[at(row(op).need)];
+      if (there == kUnknown) return;
+      const std::int64_t start = std::max(rank.clock, there);
+      if (allowed(r, op)) {
+        candidates.emplace_back(op, start);
+      } else if (start < blocked_since || (start == blocked_since && worth_[at(op)] > blocked_worth)) {
+        blocked_since = start;
+        blocked_worth = worth_[at(op)];
+      }
+    };
+    for (const int stage : rank.stages) {
+      const Stage& of = stages_[at(stage)];
+      const int units = table_.units;
+      const bool full = rules_.in_flight > 0 && of.forwards - of.gradients >= rules_.in_flight * table_.slices;
+      if (of.forwards < units && !full) {
+        consider(table_.id(OpKind::F, stage, of.forwards / table_.slices, of.forwards % table_.slices));
+      }
+      if (of.gradients < units) {
+        const int mb = of.gradients / table_.slices;
+        const int slice = table_.slices - 1 - of.gradients % table_.slices;
+        if (mb * table_.slices + slice < of.forwards &&
+            (slice + 1 < table_.slices || (mb + 1) * table_.slices <= of.forwards)) {
+          consider(table_.id(gradient_kind(stage), stage, mb, slice));
+        }
+      }
+    }
+    std::int64_t first = kUnknown;
+    for (const auto& [op, start] : candidates) first = std::min(first, start);
+    for (const auto& [op, start] : candidates) {
+      const auto patience = static_cast<std::int64_t>(rules_.hold_back * static_cast<double>(row(op).duration));
+      if (start > first && start > first + patience) continue;
+      if (best.op == kNoOp || worth_[at(op)] > best_worth) {
+        best = {op, start};
+        best_worth = worth_[at(op)];
+      }
+    }
+    const std::int32_t weight = best_weight(r);
+    if (weight == kNoOp) {
+      if (best.op != kNoOp || blocked_since == kUnknown) return best;
+      return fuse_pending(r, best);
+    }
+    // Memory: what is kept out is worth more, and has come.
+    const bool makes_room =
+        blocked_since <= rank.clock && (best.op == kNoOp || best.start > rank.clock || blocked_worth > best_worth);
+    if (makes_room) return {weight, rank.clock};
+    if (best.op == kNoOp) return {weight, rank.clock};
+    const auto over = static_cast<std::int64_t>(rules_.overfill * static_cast<double>(row(weight).duration));
+    if (best.start > rank.clock && rank.clock + row(weight).duration <= best.start + over) return {weight, rank.clock};
+    return best;
+  }
+
+  // The I that memory keeps out although nothing else is left: its B takes less.
+  Choice fuse_pending(std::size_t r, Choice none) const {
+    const Rank& rank = ranks_[r];
+    if (!problem_.may_fuse) return none;
+    for (const int stage : rank.stages) {
+      const Stage& of = stages_[at(stage)];
+      const int mb = of.gradients / table_.slices;
+      const int slice = table_.slices - 1 - of.gradients % table_.slices;
+      if (of.gradients >= table_.units || (mb + 1) * table_.slices > of.forwards) continue;
+      const std::int32_t op = table_.id(OpKind::B, stage, mb, slice);
+      const std::int64_t there = arrived_[at(row(op).need)];
+      if (there == kUnknown || rank.held + row(op).takes > problem_.limit[r]) continue;
+      return {op, std::max(rank.clock, there)};
+    }
+    return none;
+  }
+
+  std::int32_t best_weight(std::size_t r) const {
+    std::int32_t best = kNoOp;
+    for (const int stage : ranks_[r].stages) {
+      const auto& weights = stages_[at(stage)].weights;
+      if (weights.empty()) continue;
+      if (best == kNoOp || table_.microbatch(weights.front()) < table_.microbatch(best)) best = weights.front();
+    }
+    return best;
+  }
+
+  // Returns who waits for what it makes, or -1.
+  int place(std::size_t r, const Choice& choice) {
+    Rank& rank = ranks_[r];
+    const std::int32_t op = choice.op;
+    const std::int64_t end = choice.start + row(op).duration;
+    rank.order.push_back(op);
+    rank.clock = end;
+    rank.held += row(op).keeps;
+    InFlight& of = rank.in_flight[at(table_.microbatch(op))];
+    of.held += row(op).keeps;
+    of.begun = true;
+    rank.newest = std::max(rank.newest, table_.microbatch(op));
+    Stage& stage = stages_[at(table_.stage(op))];
+    switch (table_.kind(op)) {
+      case OpKind::F:
+        ++stage.forwards;
+        of.to_come -= row(op).keeps;
+        break;
+      case OpKind::I:
+        stage.weights.push_back(table_.id(OpKind::W, table_.stage(op), table_.microbatch(op), table_.slice(op)));
+        ++stage.gradients;
+        break;
+      case OpKind::B: ++stage.gradients; break;
+      case OpKind::W: stage.weights.pop_front(); break;
+    }
+    while (rank.oldest + 1 < table_.microbatches && rank.in_flight[at(rank.oldest)].begun &&
+           rank.in_flight[at(rank.oldest)].held <= 0 && rank.in_flight[at(rank.oldest)].to_come <= 0) {
+      ++rank.oldest;
+    }
+    if (row(op).makes == kForNobody) return -1;
+    std::int64_t arrival = end;
+    if (row(op).lane >= 0) {
+      std::int64_t& free = lane_free_[at(row(op).lane)];
+      free = std::max(end, free) + row(op).send;
+      arrival = free + row(op).hop;
+      if (problem_.blocking) rank.clock = arrival;
+    }
+    arrived_[at(row(op).makes)] = arrival;
+    return row(op).reader;
+  }
+
+  const PlacedProblem& problem_;
+  const OpTable& table_;
+  const ListRules& rules_;
+  std::vector<Stage> stages_;
+  std::vector<Rank> ranks_;
+  std::vector<std::int64_t> arrived_;
+  std::vector<std::int64_t> lane_free_;
+  std::vector<double> worth_;
+  mutable std::vector<std::pair<std::int32_t, std::int64_t>> candidates_;
+};
+
+}  // namespace
+
+Orders list_schedule(const PlacedProblem& problem, const OpTable& table, const std::vector<std::int64_t>& tails,
+                     const ListRules& rules) {
+  return ListScheduler(problem, table, tails, rules).run();
+}
+
+}  // namespace sluice
