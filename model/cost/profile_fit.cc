@@ -16,7 +16,11 @@ namespace sluice {
 namespace {
 
 constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
-constexpr double kMostBandwidth = 1e15;  // what a cost file may hold
+// What a cost file may hold.
+constexpr double kMostBandwidth = 1e15;
+constexpr double kMostLatency_s = 10;
+constexpr double kMostTerm = 1e6;
+constexpr double kMostResidual = 1e9;
 constexpr int kLeastHeldOutCells = 4;
 
 struct Cell {
@@ -182,6 +186,12 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                                  name_of_curve(part, kind)));
   }
   FittedCurve fitted = fit_curve(cells);
+  for (const double term : fitted.curve.context) {
+    if (!(std::abs(term) <= kMostTerm)) {
+      throw InputError(fmt::format("{}: /samples: times of {} do not follow a0 + a1 i + a2 j + a3 i j: a term is {}",
+                                   profile.source, name_of_curve(part, kind), term));
+    }
+  }
   if (fitted.terms < 4) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
@@ -189,7 +199,7 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
   for (const Cell& cell : cells) sum.add(fitted.curve.at(cell.tokens, cell.context), cell.seconds);
   fit.in_sample = sum.error();
   fit.held_out = held_out_error(cells, folds);
-  fitted.curve.residual = fit.in_sample.mean;
+  fitted.curve.residual = std::min(fit.in_sample.mean, kMostResidual);
   out.table.curve(part, kind) = std::move(fitted.curve);
   out.curves.push_back(fit);
 }
