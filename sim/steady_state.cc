@@ -83,8 +83,8 @@ ShortSchedule shorten(const Family& family, const FamilyParams& params, int micr
     for (int unit = 1; unit <= largest_unit; ++unit) {
       const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
       if (blocks.empty()) continue;
-      // With latencies the times of ranks repeat once in as many microbatches as there are ranks.
-      const int cycle = params.ranks / std::gcd(params.ranks, unit);
+      // With latencies the times of ranks repeat once in as many slices as there are ranks.
+      const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
       int removed = (params.microbatches - microbatches) / unit;
       removed -= removed >= cycle ? removed % cycle : 0;
       if (removed < 1) break;

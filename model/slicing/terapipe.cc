@@ -185,7 +185,8 @@ class Sweeps {
   std::optional<Found> trace(std::int64_t layer, Nanoseconds limit) const {
     Found found;
     found.sum = static_cast<Nanoseconds>(rest_[at(layer)][0]);
-    if (found.sum >= limit) return std::nullopt;
+    // What bounds forbid altogether is far, and `limit` may be farther: the first plan found can be worse than all.
+    if (found.sum >= std::min(limit, static_cast<Nanoseconds>(kFar<T>))) return std::nullopt;
     for (std::int64_t begin = 0; begin < window_.granules();) {
       const Row& row = window_.row(begin);
       const T sum = rest_[at(layer)][at(begin)];

@@ -212,17 +212,22 @@ struct Served {
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
-BytesByClass standing_bytes(const OpGraph& graph, int rank) {
-  const Schedule& schedule = graph.schedule();
+// `bytes_of` a stage tells its StageBytes.
+template <typename BytesOf>
+BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& bytes_of) {
   BytesByClass held{};
   for (const int stage : schedule.stages_of(rank)) {
-    const StageBytes& bytes = graph.stage_bytes(stage);
+    const StageBytes& bytes = bytes_of(stage);
     held[slot(MemoryClass::weights)] += bytes.weights * num_weight_versions(schedule, rank);
     held[slot(MemoryClass::gradients)] += bytes.gradients;
     held[slot(MemoryClass::optimizer)] += bytes.optimizer;
     held[slot(MemoryClass::buffers)] = std::max(held[slot(MemoryClass::buffers)], bytes.scratch);
   }
   return held;
+}
+
+BytesByClass standing_bytes(const OpGraph& graph, int rank) {
+  return standing_on(graph.schedule(), rank, [&](int stage) -> const StageBytes& { return graph.stage_bytes(stage); });
 }
 
 }  // namespace
@@ -319,6 +324,14 @@ std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
   }
   std::vector<std::int64_t> out;
   for (const Held& of : held) out.push_back(of.peak);
+  return out;
+}
+
+std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint) {
+  std::vector<std::int64_t> out;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    out.push_back(total(standing_on(schedule, rank, [&](int stage) { return footprint.stage(stage); })));
+  }
   return out;
 }
 

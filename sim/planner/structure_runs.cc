@@ -24,7 +24,7 @@ PlanResult refused(const std::string& reason) {
 }
 
 // Microbatches that a shortened schedule keeps: enough to fill and drain, and for the times of all ranks to settle.
-int kept_microbatches(int ranks) { return ranks + ranks / 2 + 2; }
+int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
 constexpr std::size_t kWhole = 3;  // the level that nothing is taken out of
 
 }  // namespace
@@ -40,22 +40,12 @@ std::string_view name_of(PlanStatus status) {
   return "?";
 }
 
-// One configuration on the graph of one level, priced.
-struct StructureRuns::Prepared {
-  ScenarioCosts costs;
-  const ShortSchedule* brief = nullptr;
-  Lowered* lowered = nullptr;
-};
-
-StructureRuns::Lowered::Lowered(const ShortSchedule& brief, const LoweringOptions& options)
-    : graph(lower(brief.schedule, options)), steady(graph, brief) {}
-
 StructureRuns::StructureRuns(const Scenario& scenario)
     : family_(find_family(scenario.schedule)), params_(family_params(scenario)) {}
 
 StructureRuns::Level& StructureRuns::level(std::size_t index) {
   while (levels_.size() <= index) {
-    const int kept = kept_microbatches(params_.ranks) << levels_.size();
+    const int kept = kept_microbatches(params_.ranks, params_.slices()) << levels_.size();
     const bool last = levels_.size() == kWhole || family_.asynchronous;
     levels_.push_back(std::make_unique<Level>(last ? ShortSchedule{.schedule = make_schedule(family_, params_)}
                                                    : shorten(family_, params_, kept)));
@@ -63,36 +53,40 @@ StructureRuns::Level& StructureRuns::level(std::size_t index) {
   return *levels_[index];
 }
 
-StructureRuns::Prepared StructureRuns::prepare(const Scenario& scenario, std::size_t index) {
-  Level& of = level(index);
-  of.brief.schedule.resize({scenario.shape});
-  Prepared out{.costs = ScenarioCosts(scenario, of.brief.schedule), .brief = &of.brief};
-  LoweringOptions options = out.costs.lowering_options(of.brief.schedule.weight_policy());
+// The graph of a level that `costs` ask for, with their sizes.
+StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs) {
+  LoweringOptions options = costs.lowering_options(of.brief.schedule.weight_policy());
   const OptionsKey key{options.data_parallel > 1, options.overlap_grad_reduce, options.gather_parameters,
                        options.tied_embedding,    options.global_norm,         options.recompute,
                        options.blocking_transfers};
-  std::unique_ptr<Lowered>& lowered = of.graphs[key];
-  if (!lowered) {
+  std::unique_ptr<Lowered>& known = of.graphs[key];
+  if (!known) {
     options.footprint = nullptr;
-    lowered = std::make_unique<Lowered>(of.brief, options);
-    num_vertices_ += lowered->graph.size();
+    known = std::make_unique<Lowered>(Lowered{lower(of.brief.schedule, options), nullptr});
+    num_vertices_ += known->graph.size();
   }
-  lowered->graph.refill(out.costs.footprint());
-  out.lowered = lowered.get();
-  return out;
+  known->graph.refill(costs.footprint());
+  return *known;
 }
 
 PlanResult StructureRuns::assess(const Scenario& scenario) try {
-  const Prepared ready = prepare(scenario, 0);
+  Level& of = level(0);
+  of.brief.schedule.resize({scenario.shape});
+  const ScenarioCosts costs(scenario, of.brief.schedule);
   PlanResult out;
   const Gpu& gpu = scenario.cluster->gpu;
-  out.needed_bytes = needed_bytes(gpu, largest(least_peak_bytes(ready.lowered->graph), out.rank));
-  if (out.needed_bytes > gpu.memory_bytes) {
+  // What stands there for the whole run often says it, without a graph.
+  for (const bool with_activations : {false, true}) {
+    out.needed_bytes =
+        needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs).graph)
+                                                   : standing_bytes(of.brief.schedule, *costs.footprint()),
+                                  out.rank));
+    if (out.needed_bytes <= gpu.memory_bytes) continue;
     out.status = PlanStatus::over;
     return out;
   }
   if (!family_.asynchronous) {
-    out.bound = least_iteration(ready.brief->schedule, params_.microbatches, ready.costs);
+    out.bound = least_iteration(of.brief.schedule, params_.microbatches, costs);
     if (scenario.correction) {
       out.bound = from_seconds(scenario.correction->at(to_seconds(out.bound)).seconds, "calibration");
     }
@@ -108,11 +102,21 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
   if (family_.asynchronous) return run_as_predicted(scenario);
   const double sequences = static_cast<double>(params_.microbatches) * scenario.shape.sequences * scenario.training.dp;
   for (std::size_t index = 0;; ++index) {
-    const Prepared ready = prepare(scenario, index);
-    const OpGraph& graph = ready.lowered->graph;
-    const Prices prices = price(graph, ready.costs.cost());
+    Level& of = level(index);
+    of.brief.schedule.resize({scenario.shape});
+    const ScenarioCosts costs(scenario, of.brief.schedule);
+    Lowered& run = lowered(of, costs);
+    const OpGraph& graph = run.graph;
+    if (!run.steady) run.steady = std::make_unique<SteadyState>(graph, of.brief);
+    const Training& training = scenario.training;
+    const auto known = sharing_.find({training.tp, training.dp, training.pipeline_before_data});
+    const Prices prices =
+        known == sharing_.end() ? price(graph, costs.cost()) : price(graph, costs.cost(), known->second);
+    if (known == sharing_.end()) {
+      sharing_.emplace(std::tuple(training.tp, training.dp, training.pipeline_before_data), prices.sharing);
+    }
     const Timeline timeline = simulate(graph, prices);
-    const auto more = ready.lowered->steady.extension(prices, timeline);
+    const auto more = run.steady->extension(prices, timeline);
     if (!more) continue;
     PlanResult out{.status = PlanStatus::simulated};
     Duration busy{0};
@@ -127,7 +131,7 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     double seconds = to_seconds(out.makespan);
     if (scenario.correction) seconds = scenario.correction->at(seconds).seconds;
     out.iteration = scenario.correction ? from_seconds(seconds, "calibration") : out.makespan;
-    out.throughput = throughput_of(ready.costs.scenario(), ready.costs.stages(), sequences, seconds);
+    out.throughput = throughput_of(costs.scenario(), costs.stages(), sequences, seconds);
     const Fit fit = fit_of(*scenario.cluster, memory_over_time(graph, timeline, false));
     out.fits = fit.fits;
     out.rank = fit.rank;

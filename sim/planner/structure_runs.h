@@ -53,9 +53,8 @@ class StructureRuns {
  private:
   using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool>;
   struct Lowered {
-    Lowered(const ShortSchedule& brief, const LoweringOptions& options);
     OpGraph graph;
-    SteadyState steady;
+    std::unique_ptr<SteadyState> steady;  // made for the first run
   };
   // A schedule of the structure, shortened or whole, and the graphs of it.
   struct Level {
@@ -63,15 +62,15 @@ class StructureRuns {
     ShortSchedule brief;
     std::map<OptionsKey, std::unique_ptr<Lowered>> graphs;
   };
-  struct Prepared;
 
   Level& level(std::size_t index);
-  Prepared prepare(const Scenario& scenario, std::size_t index);
+  Lowered& lowered(Level& of, const ScenarioCosts& costs);
   PlanResult run_as_predicted(const Scenario& scenario) const;
 
   const Family& family_;
   FamilyParams params_;
-  std::vector<std::unique_ptr<Level>> levels_;  // of more and more microbatches, the last one whole
+  std::vector<std::unique_ptr<Level>> levels_;                 // of more and more microbatches, the last one whole
+  std::map<std::tuple<int, int, bool>, LinkSharing> sharing_;  // by tp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
 };
 

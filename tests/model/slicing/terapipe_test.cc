@@ -281,6 +281,23 @@ TEST(Algorithm1, FindsACutWhereEpsilonIsAboveAllTimes) {
   EXPECT_EQ(std::accumulate(plan.lengths.begin(), plan.lengths.end(), std::int64_t{0}), 16);
 }
 
+// All times count in units of 80 ms. Even cuts: 4 slices take 4 + 9 = 13 (1.04 s, which 32 bits hold), 2 take
+// 1.2 + 1.9 + 9 * 1.9. The least sum is that of 3 + 1 tokens, 2.3, which takes 2.3 + 9 * 1.3 = 14, 1.12 s: more than
+// 32 bits hold, and looked at first. Bounds that no plan keeps must not be taken for one that is better than it.
+TEST(BestSlices, BeginWithAPlanThatIsWorseThanTheKnownOne) {
+  const auto units = [](std::initializer_list<int> tenths) {
+    std::vector<Duration> out;
+    for (const int n : tenths) out.emplace_back(std::int64_t{8'000'000} * n);
+    return out;
+  };
+  const SlicingProblem problem{
+      .forward = tabulated_times(4, 1, {units({10, 12, 13, 40}), units({10, 19, 29}), units({10, 19}), units({10})}),
+      .num_cells = 10};
+  const SlicePlan plan = best_slices(problem);
+  EXPECT_EQ(plan.lengths, (Lengths{1, 1, 1, 1}));
+  EXPECT_EQ(plan.latency, from_seconds(1.04, "latency"));
+}
+
 template <typename Act>
 std::string error_of(Act&& act) {
   try {
