@@ -58,6 +58,7 @@ void print_json(const Profile& profile, const ProfileFit& fit) {
                                   {"ctx", fit.table.curve(curve.part, curve.kind)->context},
                                   {"in_sample", error_json(curve.in_sample)}};
     if (curve.held_out) row["held_out"] = error_json(*curve.held_out);
+    if (curve.between) row["between_lengths"] = error_json(*curve.between);
     out["curves"].push_back(std::move(row));
   }
   out["links"] = nlohmann::ordered_json::array();
@@ -83,16 +84,17 @@ void print_table(const Profile& profile, const ProfileFit& fit) {
   fmt::print("{}: {} samples, microbatches of {} sequence{}, tensor-parallel size {}\n\n", profile.source,
              profile.samples.size(), fit.table.sequences, fit.table.sequences == 1 ? "" : "s",
              fit.table.tensor_parallel);
-  fmt::print("{:<11} {:>7} {:>6}  {:>43}  {:>8}  {:>17}\n", "", "lengths", "pairs", "a0 + a1 i + a2 j + a3 i j, in s",
-             "fitted", "held out");
-  fmt::print("{:<11} {:>7} {:>6}  {:>10} {:>10} {:>10} {:>10}  {:>8}  {:>8} {:>8}\n", "", "", "", "a0", "a1", "a2",
-             "a3", "mean", "mean", "max");
+  fmt::print("{:<11} {:>7} {:>6}  {:>43}  {:>8}  {:>17}  {:>8}\n", "", "", "", "a0 + a1 i + a2 j + a3 i j, in s",
+             "fitted", "held out", "between");
+  fmt::print("{:<11} {:>7} {:>6}  {:>10} {:>10} {:>10} {:>10}  {:>8}  {:>8} {:>8}  {:>8}\n", "", "lengths", "pairs",
+             "a0", "a1", "a2", "a3", "mean", "mean", "max", "lengths");
   for (const CurveFit& curve : fit.curves) {
     const auto& context = fit.table.curve(curve.part, curve.kind)->context;
-    fmt::print("{:<9} {} {:>7} {:>6}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>8}  {:>8} {:>8}\n",
+    fmt::print("{:<9} {} {:>7} {:>6}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>8}  {:>8} {:>8}  {:>8}\n",
                to_string(curve.part), letter(curve.kind), curve.alone, curve.behind, context[0], context[1], context[2],
                context[3], percent(curve.in_sample, &RelativeError::mean),
-               percent(curve.held_out, &RelativeError::mean), percent(curve.held_out, &RelativeError::max));
+               percent(curve.held_out, &RelativeError::mean), percent(curve.held_out, &RelativeError::max),
+               percent(curve.between, &RelativeError::mean));
   }
   for (std::size_t i = 0; i < fit.links.size(); ++i) {
     const LinkTime& link = fit.table.links[i];
@@ -141,8 +143,8 @@ void add_fit_command(CLI::App& app, int& exit_code) {
       "The time of a slice of i tokens behind j others is t(i, 0), the median of what was measured at each length and "
       "linear between lengths, and a0 + a1 i + a2 j + a3 i j, fitted to the samples with context by least squares of "
       "relative errors. Where there are too few lengths and contexts to tell the four terms apart, a1 is 0, then a2, "
-      "then a0, and a warning says so. Samples are held out in turn, always the same ones, and predicted by a fit to "
-      "the others.");
+      "then a0, and a warning says so. Samples with context are held out in turn, always the same ones, and predicted "
+      "by a fit to the others; \"between lengths\" is what t(i, 0) would be off at each measured length without it.");
   const auto options = std::make_shared<Options>();
   command->add_option("profile", options->profile, "profile file (sluice.profile/1, docs/formats.md)")->required();
   command->add_option("-o,--output", options->output, "write the cost file (sluice.cost/1)");

@@ -48,7 +48,8 @@ void write_lengths(const Options& options, const std::vector<std::int64_t>& leng
 SliceCosts costs_of(const Options& options, const nlohmann::json& document, std::int64_t granularity) {
   if (options.times.empty()) return SliceCosts(document, options.file, granularity, options.backward);
   const nlohmann::json::json_pointer place("/parallelism/pp");
-  if (!document.contains(place)) throw InputError("slice: --times needs the number of cells: --pp");
+  if (!document.contains(place) || !document[place].is_number_integer())
+    throw InputError("slice: --times needs the number of cells: --pp");
   const auto cells = document[place].get<std::int64_t>();
   if (cells < 1 || cells > kMaxRanks) {
     throw InputError(fmt::format("--pp: expected 1 to {} cells, got {}", kMaxRanks, cells));
@@ -173,8 +174,7 @@ int joint(const Options& options, const nlohmann::json& document) {
 int for_schedule(const Options& options, nlohmann::json document) {
   if (!options.times.empty()) throw InputError("slice: --for simulates a scenario, not a table of times");
   const int slices = asked_slices(*options.flags);
-  drop_slices(document);
-  document["schedule"]["name"] = options.schedule;
+  name_schedule(document, options.schedule);
   SlicesRequest request{.scenario = ScenarioFlags::read(document, options.file), .slices = slices};
   request.granularity =
       options.granularity > 0 ? options.granularity : default_granularity(request.scenario.training.sequence_length);

@@ -12,18 +12,34 @@
 namespace sluice::tools {
 namespace {
 
+// A part of a scenario document that keys can be taken from and added to; nothing where the document is wrong, which
+// reading it then says.
+nlohmann::json* part_of(nlohmann::json& document, const char* key) {
+  nlohmann::json& part = document[key];
+  if (part.is_null()) part = nlohmann::json::object();
+  return part.is_object() ? &part : nullptr;
+}
+
 // One microbatch of whole sequences, each stage on a rank of its own.
 Scenario as_cells(nlohmann::json document, const std::string& file) {
-  drop_slices(document);
-  document["schedule"]["name"] = "terapipe";
-  document["schedule"].erase("group");
-  document["schedule"].erase("batches");
-  if (document.contains("parallelism")) {
-    document["parallelism"].erase("vpp");
-    document["parallelism"].erase("layers_per_virtual_stage");
+  name_schedule(document, "terapipe");
+  if (nlohmann::json* schedule = part_of(document, "schedule")) {
+    schedule->erase("group");
+    schedule->erase("batches");
   }
-  document["batch"]["microbatches"] = 1;
-  document["batch"].erase("global_batch");
+  if (nlohmann::json* parallelism = part_of(document, "parallelism")) {
+    parallelism->erase("vpp");
+    parallelism->erase("layers_per_virtual_stage");
+    // Layers of more stages than ranks are those of chunks.
+    if (parallelism->contains("stage_layers") && parallelism->contains("pp") && (*parallelism)["pp"] != nullptr &&
+        (*parallelism)["pp"] != (*parallelism)["stage_layers"].size()) {
+      parallelism->erase("stage_layers");
+    }
+  }
+  if (nlohmann::json* batch = part_of(document, "batch")) {
+    (*batch)["microbatches"] = 1;
+    batch->erase("global_batch");
+  }
   return ScenarioFlags::read(document, file);
 }
 
@@ -40,9 +56,11 @@ int asked_slices(const ScenarioFlags& flags) {
   return static_cast<int>(slices);
 }
 
-void drop_slices(nlohmann::json& document) {
-  if (!document.contains("schedule") || !document["schedule"].is_object()) return;
-  for (const char* key : {"slices", "slicing", "slice_lengths"}) document["schedule"].erase(key);
+void name_schedule(nlohmann::json& document, const std::string& name) {
+  nlohmann::json* schedule = part_of(document, "schedule");
+  if (schedule == nullptr) return;
+  for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule->erase(key);
+  (*schedule)["name"] = name;
 }
 
 std::int64_t default_granularity(std::int64_t tokens) {

@@ -49,8 +49,8 @@ class SliceCosts {
 
 // What --slices asks for; 0 if it is not given. A file's slices are what is to be replaced.
 int asked_slices(const ScenarioFlags& flags);
-// Takes all that says how the sequence is cut out of a scenario document.
-void drop_slices(nlohmann::json& document);
+// Gives a scenario document another schedule, and takes out of it all that says how the sequence is cut.
+void name_schedule(nlohmann::json& document, const std::string& name);
 
 // The default of --granularity: a power of two that leaves at most 256 granules.
 std::int64_t default_granularity(std::int64_t tokens);

@@ -16,7 +16,11 @@ namespace sluice {
 namespace {
 
 constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
-constexpr double kMostBandwidth = 1e15;  // what a cost file may hold
+// What a cost file may hold.
+constexpr double kMostBandwidth = 1e15;
+constexpr double kMostLatency_s = 10;
+constexpr double kMostTerm = 1e6;
+constexpr double kMostResidual = 1e9;
 constexpr int kLeastHeldOutCells = 4;
 
 struct Cell {
@@ -38,8 +42,8 @@ int rank_in(const std::set<T>& values, const T& value) {
   return static_cast<int>(std::distance(values.begin(), values.find(value)));
 }
 
-// By context, then tokens. A cell's fold is that of a Latin square: neither a length nor a context is ever left out as
-// a whole, where there are as many of them as folds.
+// By context, then tokens. Held out are cells with context, by a Latin square: neither a length nor a context is ever
+// left out as a whole, where there are as many of them as folds.
 std::vector<Cell> cells_of(const std::vector<ProfileSample>& samples, int folds) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<double>> grouped;
   std::set<std::int64_t> lengths, contexts;
@@ -50,11 +54,9 @@ std::vector<Cell> cells_of(const std::vector<ProfileSample>& samples, int folds)
   }
   std::vector<Cell> cells;
   for (const auto& [at, seconds] : grouped) {
-    const int fold = (rank_in(lengths, at.second) + 2 * rank_in(contexts, at.first)) % folds;
+    const int fold = at.first == 0 ? -1 : (rank_in(lengths, at.second) + 2 * rank_in(contexts, at.first)) % folds;
     cells.push_back({.tokens = at.second, .context = at.first, .seconds = median(seconds), .fold = fold});
   }
-  const auto behind = std::find_if(cells.begin(), cells.end(), [](const Cell& cell) { return cell.context > 0; });
-  if (behind != cells.begin()) cells.front().fold = (behind - 1)->fold = -1;
   return cells;
 }
 
@@ -172,6 +174,18 @@ std::optional<RelativeError> held_out_error(const std::vector<Cell>& cells, int 
   return sum.error();
 }
 
+// Each length but the outer ones, between its neighbours.
+std::optional<RelativeError> error_between(const TimeCurve& curve) {
+  if (curve.tokens.size() < 3) return std::nullopt;
+  ErrorSum sum;
+  for (std::size_t i = 1; i + 1 < curve.tokens.size(); ++i) {
+    const TimeCurve beside{.tokens = {curve.tokens[i - 1], curve.tokens[i + 1]},
+                           .seconds = {curve.seconds[i - 1], curve.seconds[i + 1]}};
+    sum.add(beside.at(curve.tokens[i], 0), curve.seconds[i]);
+  }
+  return sum.error();
+}
+
 void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std::vector<ProfileSample>& samples,
                    int folds, ProfileFit& out) {
   const std::vector<Cell> cells = cells_of(samples, folds);
@@ -182,6 +196,12 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                                  name_of_curve(part, kind)));
   }
   FittedCurve fitted = fit_curve(cells);
+  for (const double term : fitted.curve.context) {
+    if (!(std::abs(term) <= kMostTerm)) {
+      throw InputError(fmt::format("{}: /samples: times of {} do not follow a0 + a1 i + a2 j + a3 i j: a term is {}",
+                                   profile.source, name_of_curve(part, kind), term));
+    }
+  }
   if (fitted.terms < 4) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
@@ -189,7 +209,8 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
   for (const Cell& cell : cells) sum.add(fitted.curve.at(cell.tokens, cell.context), cell.seconds);
   fit.in_sample = sum.error();
   fit.held_out = held_out_error(cells, folds);
-  fitted.curve.residual = fit.in_sample.mean;
+  fit.between = error_between(fitted.curve);
+  fitted.curve.residual = std::min(fit.in_sample.mean, kMostResidual);
   out.table.curve(part, kind) = std::move(fitted.curve);
   out.curves.push_back(fit);
 }

@@ -33,7 +33,8 @@ struct CurveFit {
   int alone = 0;                          // cells without context: t(i, 0) is these
   int behind = 0;                         // cells with context, which t_ctx is fitted to
   RelativeError in_sample;                // over all cells
-  std::optional<RelativeError> held_out;  // nothing if there are too few cells
+  std::optional<RelativeError> held_out;  // cells with context; nothing if there are too few
+  std::optional<RelativeError> between;   // t(i, 0) at lengths left out, by those beside them; nothing below three
 };
 
 struct LinkTimeFit {
@@ -53,8 +54,8 @@ struct ProfileFit {
 // Fits TeraPipe's eq. 9 to each part and kind: t(i, 0) is the median of what was measured at each length; t_ctx =
 // a0 + a1 i + a2 j + a3 i j has the least squares of relative errors. Where the pairs cannot tell all four terms apart,
 // a1 goes first, then a2, then a0, with a warning. Links: latency and 1 / bandwidth, neither below 0, by the same
-// squares. Held out are cells in turn (a Latin square over lengths and contexts, so the same ones every time), but the
-// shortest and the longest without context, since nobody means a cost file to hold outside of them.
+// squares. Held out are cells with context, in turn (a Latin square over lengths and contexts, so the same ones every
+// time), with t(i, 0) as measured, as in the paper. How good that is between measured lengths is another error.
 // Throws InputError naming the profile and what it lacks: samples to choose from, samples without context, a forward or
 // a backward of a part, transfers of which longer ones take longer.
 ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice);

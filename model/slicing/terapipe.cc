@@ -123,7 +123,7 @@ class Sweeps {
     reach_.resize(static_cast<std::size_t>(granules));
   }
 
-  // Plans with a sum of `limit` or more are not wanted. Nothing if there is no other.
+  // Plans with a sum of `limit` or more, which is at most far, are not wanted. Nothing if there is no other.
   std::optional<Found> operator()(const Bounds& bounds, Nanoseconds limit) {
     ++count_;
     const auto limit_of = [](Nanoseconds most) {
@@ -185,8 +185,7 @@ class Sweeps {
   std::optional<Found> trace(std::int64_t layer, Nanoseconds limit) const {
     Found found;
     found.sum = static_cast<Nanoseconds>(rest_[at(layer)][0]);
-    // What bounds forbid altogether is far, and `limit` may be farther: the first plan found can be worse than all.
-    if (found.sum >= std::min(limit, static_cast<Nanoseconds>(kFarTime<T>))) return std::nullopt;
+    if (found.sum >= limit) return std::nullopt;
     for (std::int64_t begin = 0; begin < window_.granules();) {
       const Row& row = window_.row(begin);
       const T sum = rest_[at(layer)][at(begin)];
@@ -239,10 +238,13 @@ template <typename T>
 class Search {
  public:
   Search(const SlicingProblem& problem, Nanoseconds known, Nanoseconds longest)
-      : sweeps_(problem, longest), weight_(problem.num_cells - 1), best_(known) {
-    // No better than the known plan is still worth finding here, once: then that one need not be kept.
+      : sweeps_(problem, longest), weight_(problem.num_cells - 1), best_(known + 1) {
+    // The known plan is not kept: one as good is found here.
     const Box all{.sum = 0, .low = {-1, -1, -1}, .high = {longest, problem.backward ? longest : 0, longest}};
-    if (const auto found = sweeps_(all.high, known + 1)) take(*found, all);
+    if (const auto found = sweeps_(all.high, best_)) {
+      least_sum_ = found->sum;
+      take(*found, all);
+    }
     while (!boxes_.empty() && bound(boxes_.top().second) < best_) {
       const Box box = boxes_.top().second;
       boxes_.pop();
@@ -268,11 +270,9 @@ class Search {
   // The plan with the least sum under `box.high`: what is left of the box.
   void take(const Found& found, Box box) {
     const Nanoseconds latency = found.sum + weight_ * found.longest.both;
-    if (latency < best_ || lengths_.empty()) {
+    if (latency < best_) {
       best_ = latency;
       lengths_ = found.lengths;
-      // The first sweep was of all plans: none has a smaller sum.
-      if (least_sum_ < 0) least_sum_ = found.sum;
       if (weight_ > 0) sweeps_.forget_above(std::max<Nanoseconds>(0, (best_ - 1 - least_sum_) / weight_));
     }
     box.sum = found.sum;
@@ -320,7 +320,7 @@ class Search {
   Sweeps<T> sweeps_;
   Nanoseconds weight_;
   Nanoseconds best_;
-  Nanoseconds least_sum_ = -1;         // of all plans
+  Nanoseconds least_sum_ = 0;          // of all plans
   std::vector<std::int64_t> lengths_;  // in granules
   std::priority_queue<Entry, std::vector<Entry>, Later> boxes_;
   std::int64_t pushed_ = 0;

@@ -213,6 +213,23 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(uniform + "--joint 2 -o x"), HasSubstr("-o writes one cut"));
 }
 
+TEST_F(Slice, ErrorsOfScenariosAreThoseOfSimulate) {
+  for (const std::string text : {R"({"parallelism": 3})", R"({"batch": []})", R"({"schedule": 1})",
+                                 R"({"parallelism": {"pp": "x", "stage_layers": 2}})"}) {
+    const std::string file = write("wrong.json", text);
+    for (const std::string arguments : {"", " --for seq1f1b", " --balanced --slices 2", " --joint 2"}) {
+      EXPECT_THAT(error_of(file + arguments), HasSubstr("wrong.json: /")) << text;
+    }
+  }
+}
+
+// A file for two chunks a rank cut as cells, one stage a rank.
+TEST_F(Slice, TakesScenariosWithChunks) {
+  const json found = document(SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json --granularity 256");
+  EXPECT_EQ(found.at("cells"), 8);
+  EXPECT_EQ(found.at("tokens"), 4096);
+}
+
 TEST_F(Slice, ErrorsOfTablesNameThePlace) {
   const std::string good = write("t.json", kTable);
   EXPECT_THAT(error_of("--times " + good), HasSubstr("--times needs the number of cells: --pp"));

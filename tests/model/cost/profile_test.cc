@@ -72,10 +72,15 @@ TEST(FitProfile, FindsTheTruthWithoutNoise) {
   ASSERT_EQ(fit.curves.size(), 3U);
   EXPECT_EQ(fit.curves[0].alone, 8);
   EXPECT_EQ(fit.curves[0].behind, 40);
-  // Left out of the lengths is 192: what lies between 128 and 256 is the floor, so even a held-out length is exact but
-  // for 256, where the floor ends: between 128 and 384 lie (2e-4 + 3.84e-4) / 2 = 2.92e-4 instead of 2.56e-4.
   ASSERT_TRUE(fit.curves[0].held_out);
-  EXPECT_NEAR(fit.curves[0].held_out->max, 2.92 / 2.56 - 1, 0.05);
+  EXPECT_EQ(fit.curves[0].held_out->samples, 40);
+  EXPECT_LT(fit.curves[0].held_out->max, 1e-9);
+  // Without a length t(i, 0) is off only around the floor's end at 200 tokens: at 256, between 128 and 384, it is the
+  // mean of 2e-4 and 3.84e-4, 2.92e-4 instead of 2.56e-4; at 128, a third of the way from 64 to 256, 2e-4 + 0.56e-4 / 3
+  // instead of 2e-4. Six lengths have neighbours.
+  ASSERT_TRUE(fit.curves[0].between);
+  EXPECT_NEAR(fit.curves[0].between->max, 2.92 / 2.56 - 1, 1e-12);
+  EXPECT_NEAR(fit.curves[0].between->mean, (2.92 / 2.56 - 1 + 0.56 / 3 / 2) / 6, 1e-12);
   EXPECT_TRUE(fit.warnings.empty());
 }
 
@@ -103,6 +108,7 @@ TEST(FitProfile, TakesMediansOfRepeatedSamples) {
   const ProfileFit fit = fit_profile(profile, {});
   EXPECT_THAT(fit.table.curve(PartKind::layer, OpKind::B)->seconds, ElementsAre(2.0));
   EXPECT_FALSE(fit.curves[0].held_out);
+  EXPECT_FALSE(fit.curves[0].between);
   EXPECT_THAT(fit.warnings, ElementsAre("layer F: expected samples with context: t_ctx is 0",
                                         "layer B: expected samples with context: t_ctx is 0"));
 }

@@ -20,13 +20,14 @@ enum class Growth { both, tokens, none };
 
 // Times in whole nanoseconds, of few different values, so that ties are common. Growing with tokens and context, with
 // tokens alone, or not at all.
-SliceTimes random_times(std::int64_t tokens, std::int64_t granularity, Growth growth, std::mt19937& random) {
+SliceTimes random_times(std::int64_t tokens, std::int64_t granularity, Growth growth, std::mt19937& random,
+                        std::int64_t unit = 1) {
   const std::int64_t granules = (tokens + granularity - 1) / granularity;
   std::vector<std::vector<Duration>> table(static_cast<std::size_t>(granules));
   for (std::int64_t j = 0; j < granules; ++j) {
     auto& row = table[static_cast<std::size_t>(j)];
     for (std::int64_t n = 0; n < granules - j; ++n) {
-      const auto step = static_cast<std::int64_t>(random() % 7);
+      const std::int64_t step = unit * static_cast<std::int64_t>(random() % 7);
       std::int64_t time = step;
       if (growth != Growth::none && n > 0) time = row.back().count() + step;
       if (growth == Growth::both && j > 0) {
@@ -77,14 +78,16 @@ void expect_optimal(const SlicingProblem& problem, Duration optimum) {
 
 TEST(BestSlices, EqualBruteForceOnRandomTimes) {
   std::mt19937 random(20260);
-  for (int round = 0; round < 6000; ++round) {
+  for (int round = 0; round < 8000; ++round) {
     const auto growth = static_cast<Growth>(round % 3);
     const auto granularity = static_cast<std::int64_t>(1 + random() % 3);
     const auto tokens = granularity + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(9 * granularity));
     const std::int64_t granules = (tokens + granularity - 1) / granularity;
-    SlicingProblem problem{.forward = random_times(tokens, granularity, growth, random),
+    // Some around 2^30 ns, where 32 bits end.
+    const std::int64_t unit = round % 4 == 3 ? 8'000'000 : 1;
+    SlicingProblem problem{.forward = random_times(tokens, granularity, growth, random, unit),
                            .num_cells = static_cast<int>(1 + random() % 12)};
-    if (round / 3 % 2 == 1) problem.backward = random_times(tokens, granularity, growth, random);
+    if (round / 3 % 2 == 1) problem.backward = random_times(tokens, granularity, growth, random, unit);
     if (round / 6 % 3 == 1) {
       problem.min_slices = 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(granules));
       problem.max_slices = std::min(granules, problem.min_slices + static_cast<std::int64_t>(random() % 3));
