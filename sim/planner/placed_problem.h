@@ -50,6 +50,7 @@ struct PlacedProblem {
   bool blocking = false;               // a rank's next op waits until what its last one sent has arrived
   bool may_split = true;               // I and W have times
   bool may_fuse = true;                // B has
+  bool may_join = false;               // joint blocks of an F and a B may occur (of families: the search forms none)
   double joint_share = 1;              // the least that a joint block takes of what its F and B take apart
 
   int num_stages() const { return static_cast<int>(rank_of.size()); }
