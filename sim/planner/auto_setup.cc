@@ -218,6 +218,7 @@ class Planning {
     out.families = families_of(problem);
     problem.may_join = std::any_of(out.families.begin(), out.families.end(),
                                    [](const auto& family) { return family.second.has_joint_blocks(); });
+    if (!problem.may_join) problem.joint_share = 1;
     placements_.push_back(std::move(out));
     standing_.push_back(std::move(standing));
   }
