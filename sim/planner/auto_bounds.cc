@@ -188,7 +188,7 @@ class Bounding {
     set(gradient, first, OpKind::I);
     set(weight, both - first, OpKind::W);
     for (const std::size_t v : {forward, gradient, weight}) {
-      if (j > 0) edge(v - at(3 * table_.stages * table_.slices), v, 0);
+      if (j > 0) edge(v - at(std::int64_t{3} * table_.stages * table_.slices), v, 0);
     }
     edge(forward, gradient, 0);
     edge(gradient, weight, 0);

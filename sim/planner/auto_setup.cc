@@ -209,8 +209,9 @@ class Planning {
       } catch (const InputError& error) {
         // The model has not so many layers; the costs know no such stages or ops.
         const std::string reason = error.what();
-        if (refusal_.find(reason) == std::string::npos)
-          refusal_ += (refusal_.empty() ? "" : "; ") + name + ": " + reason;
+        if (refusal_.find(reason) == std::string::npos) {
+          refusal_ += fmt::format("{}{}: {}", refusal_.empty() ? "" : "; ", name, reason);
+        }
       }
     }
     if (!problem.may_fuse && !problem.may_split) return;

@@ -55,7 +55,9 @@ struct PlacedProblem {
 
   int num_stages() const { return static_cast<int>(rank_of.size()); }
   int num_slices() const { return shape.num_slices(); }
-  std::size_t slice_index(int stage, int slice) const { return static_cast<std::size_t>(stage * num_slices() + slice); }
+  std::size_t slice_index(int stage, int slice) const {
+    return static_cast<std::size_t>(stage) * shape.slice_lengths.size() + static_cast<std::size_t>(slice);
+  }
 };
 
 // Throws InputError for sizes that do not agree, negative times or bytes, or sums of them past 62 bits; DoesNotFit
