@@ -89,6 +89,7 @@ class Bounding {
       const std::int64_t blocks = std::min(node.blocks, tail);
       machines[at(node.rank)].push_back({head[v], node.duration + blocks, tail - blocks});
     }
+    add_blocked(head, back, machines);
     for (auto& machine : machines) bounds.makespan = std::max(bounds.makespan, preemptive_bound(std::move(machine)));
     bounds.tail.resize(table_.rows.size());
     for (std::int32_t op = 0; op < std::ssize(table_.rows); ++op) {
@@ -101,6 +102,27 @@ class Bounding {
   }
 
  private:
+  // A rank that sends a gradient runs nothing until it has arrived. Whether that is behind the I or, of a B, behind
+  // what counts as the W, the wait is not before the one's end, and what reads the gradient follows it. (Of a joint
+  // block one wait may serve two.)
+  void add_blocked(const std::vector<std::int64_t>& head, const std::vector<std::int64_t>& back,
+                   std::vector<std::vector<HeadTail>>& machines) const {
+    if (!problem_.blocking || problem_.may_join || problem_.joint_share < 1) return;
+    const std::size_t n = relaxed_.nodes.size();
+    for (int stage = 1; stage < table_.stages; ++stage) {
+      for (int slice = 0; slice < table_.slices; ++slice) {
+        const std::int64_t wait = hop(OpKind::I, stage, slice);
+        for (int j = 0; j < table_.microbatches; ++j) {
+          const std::size_t v = node(OpKind::I, stage, slice, j);
+          if (wait == 0 || relaxed_.nodes[v].blocks > 0) continue;
+          const std::size_t reader = node(OpKind::I, stage - 1, slice, j);
+          machines[at(table_.rank_of[at(stage)])].push_back(
+              {head[v] + relaxed_.nodes[v].duration, wait, relaxed_.nodes[reader].duration + back[n - 1 - reader]});
+        }
+      }
+    }
+  }
+
   // Nodes by microbatch; then forwards up the stages, gradients down with their Ws.
   std::size_t node(OpKind kind, int stage, int slice, int j) const {
     const int cells = table_.stages * table_.slices;
@@ -166,7 +188,7 @@ class Bounding {
     set(gradient, first, OpKind::I);
     set(weight, both - first, OpKind::W);
     for (const std::size_t v : {forward, gradient, weight}) {
-      if (j > 0) edge(v - at(3 * table_.stages * table_.slices), v, 0);
+      if (j > 0) edge(v - at(std::int64_t{3} * table_.stages * table_.slices), v, 0);
     }
     edge(forward, gradient, 0);
     edge(gradient, weight, 0);

@@ -43,7 +43,8 @@ std::vector<ListRules> grid(const PlacedProblem& problem) {
   const bool holds_gradients = std::any_of(problem.bytes.begin(), problem.bytes.end(),
                                            [](const SliceBytes& of) { return of.gradients_to_weight_gradient > 0; });
   if (problem.may_fuse && (pays || holds_gradients))
-    fuses = {ListRules::Fuse::never, ListRules::Fuse::first_stage, ListRules::Fuse::always};
+    fuses = {ListRules::Fuse::never, ListRules::Fuse::before_last, ListRules::Fuse::first_stage,
+             ListRules::Fuse::always};
   for (const double overfill : {0.0, 1.0, 0.5}) {
     for (const double gradient_bias : {0.0, 1e6, 2.0, -2.0}) {
       for (const double depth_bias : {0.0, 0.5, 2.0, -0.5}) {

@@ -129,7 +129,7 @@ class Planning {
     check_choices();
     for (const auto& [name, rank_of] : placements()) add(name, rank_of);
     if (placements_.empty())
-      throw InputError(refusal_.empty() ? "auto: there is no placement to choose from" : refusal_);
+      throw InputError(refusal_.empty() ? "auto: there is no placement to choose from" : "auto: " + refusal_);
     set_limits();
     AutoResult result = search();
     PlannedSetup out;
@@ -191,7 +191,7 @@ class Planning {
     problem.after.assign(at(problem.num_ranks), Duration{});
     const double ops = static_cast<double>(problem.times.size()) * 3 * scenario_.microbatches;
     if (ops > 3e6) {
-      refusal_ = fmt::format("auto: {:.0f} ops are too many to search", ops);
+      refusal_ += fmt::format("{}{}: {:.0f} ops are too many to search", refusal_.empty() ? "" : "; ", name, ops);
       return;
     }
     std::vector<std::int64_t> standing;
@@ -208,12 +208,18 @@ class Planning {
         if (fused) problem.joint_share = joint_share(setup, problem);
       } catch (const InputError& error) {
         // The model has not so many layers; the costs know no such stages or ops.
-        if (refusal_.empty()) refusal_ = error.what();
+        const std::string reason = error.what();
+        if (refusal_.find(reason) == std::string::npos) {
+          refusal_ += fmt::format("{}{}: {}", refusal_.empty() ? "" : "; ", name, reason);
+        }
       }
     }
     if (!problem.may_fuse && !problem.may_split) return;
     problem.num_microbatches = scenario_.microbatches;
     out.families = families_of(problem);
+    problem.may_join = std::any_of(out.families.begin(), out.families.end(),
+                                   [](const auto& family) { return family.second.has_joint_blocks(); });
+    if (!problem.may_join) problem.joint_share = 1;
     placements_.push_back(std::move(out));
     standing_.push_back(std::move(standing));
   }

@@ -96,12 +96,18 @@ class ListScheduler {
     }
   }
 
-  bool fused(int stage) const {
+  bool fused(int stage, int microbatch) const {
     if (!problem_.may_split) return true;
     if (!problem_.may_fuse) return false;
-    return rules_.fuse == ListRules::Fuse::always || (rules_.fuse == ListRules::Fuse::first_stage && stage == 0);
+    switch (rules_.fuse) {
+      case ListRules::Fuse::never: return false;
+      case ListRules::Fuse::first_stage: return stage == 0;
+      case ListRules::Fuse::before_last: return stage == 0 || microbatch + table_.ranks < table_.microbatches;
+      case ListRules::Fuse::always: return true;
+    }
+    return false;
   }
-  OpKind gradient_kind(int stage) const { return fused(stage) ? OpKind::B : OpKind::I; }
+  OpKind gradient_kind(int stage, int microbatch) const { return fused(stage, microbatch) ? OpKind::B : OpKind::I; }
 
   void prepare_needs() {
     for (int stage = 0; stage < table_.stages; ++stage) {
@@ -177,7 +183,7 @@ class ListScheduler {
         const int slice = table_.slices - 1 - of.gradients % table_.slices;
         if (mb * table_.slices + slice < of.forwards &&
             (slice + 1 < table_.slices || (mb + 1) * table_.slices <= of.forwards)) {
-          consider(table_.id(gradient_kind(stage), stage, mb, slice));
+          consider(table_.id(gradient_kind(stage, mb), stage, mb, slice));
         }
       }
     }

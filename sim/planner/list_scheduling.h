@@ -16,7 +16,13 @@ struct ListRules {
   double hold_back = 0;      // waits for something worth more that comes within so much of the op it would run
   double overfill = 0;       // runs a W in a gap that is too short for it by up to this share of it
   double in_flight = 0;      // forwards without their gradient that a stage may have, if above 0
-  enum class Fuse : std::uint8_t { never, first_stage, always } fuse = Fuse::never;
+  enum class Fuse : std::uint8_t {
+    never,
+    first_stage,  // for whose gradient nobody waits
+    before_last,  // all but the last microbatches, as many as there are ranks: while the pipeline drains Ws fill gaps
+    always,
+  };
+  Fuse fuse = Fuse::never;
   unsigned seed = 0;  // of the noise
 };
 

@@ -13,7 +13,7 @@ std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 // `from`; -1 if there is none.
 std::int64_t stretch_of(const OpTable& table, const std::vector<std::int32_t>& order, const OrderTimes& times,
                         std::int64_t length, int period, std::int64_t from) {
-  std::vector<int> count(at(3 * table.stages * table.slices), 0);
+  std::vector<int> count(at(std::int64_t{3} * table.stages * table.slices), 0);
   std::int64_t even = 0;  // groups that stand `period` times in the window
   const std::int64_t groups = length / period;
   const auto change = [&](std::int32_t op, int by) {

@@ -153,7 +153,7 @@ OpTable::OpTable(const PlacedProblem& problem)
   const std::int32_t forwards = 2;
   const std::int32_t backwards = forwards + cells;
   num_slots = backwards + cells;
-  rows.resize(at(4 * cells));
+  rows.resize(at(std::int64_t{4} * cells));
   for (int stage = 0; stage < stages; ++stage) {
     for (int unit = 0; unit < units; ++unit) {
       const int slice = unit % slices;
@@ -234,7 +234,7 @@ Schedule schedule_of(const PlacedProblem& problem, const Orders& orders) {
 }
 
 Orders renamed(const OpTable& table, Orders orders) {
-  std::vector<int> seen(at(3 * table.stages * table.slices), 0);
+  std::vector<int> seen(at(std::int64_t{3} * table.stages * table.slices), 0);
   // A microbatch whose backward is one op has no W: the j-th W belongs to the j-th I, whatever stands between.
   std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches that have one
   for (auto& order : orders) {

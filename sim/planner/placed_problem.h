@@ -50,11 +50,14 @@ struct PlacedProblem {
   bool blocking = false;               // a rank's next op waits until what its last one sent has arrived
   bool may_split = true;               // I and W have times
   bool may_fuse = true;                // B has
+  bool may_join = false;               // joint blocks of an F and a B may occur (of families: the search forms none)
   double joint_share = 1;              // the least that a joint block takes of what its F and B take apart
 
   int num_stages() const { return static_cast<int>(rank_of.size()); }
   int num_slices() const { return shape.num_slices(); }
-  std::size_t slice_index(int stage, int slice) const { return static_cast<std::size_t>(stage * num_slices() + slice); }
+  std::size_t slice_index(int stage, int slice) const {
+    return static_cast<std::size_t>(stage) * shape.slice_lengths.size() + static_cast<std::size_t>(slice);
+  }
 };
 
 // Throws InputError for sizes that do not agree, negative times or bytes, or sums of them past 62 bits; DoesNotFit

@@ -21,7 +21,7 @@ class Exact {
         stages_(problem.num_stages()),
         groups_(3 * stages_ * k_) {
     placed_.assign(at(groups_), 0);
-    end_.assign(at(groups_ * m_), -1);
+    end_.assign(at(std::int64_t{groups_} * m_), -1);
     clock_.assign(at(problem.num_ranks), 0);
     held_.assign(at(problem.num_ranks), 0);
     left_.assign(at(problem.num_ranks), 0);
