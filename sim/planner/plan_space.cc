@@ -229,9 +229,9 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
 }
 
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
-  std::string out = fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}",
-                                point.family->name, point.pp, point.tp, point.dp, point.micro_batch, point.chunks,
-                                point.slices);
+  std::string out =
+      fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}", point.family->name, point.pp,
+                  point.tp, point.dp, point.micro_batch, point.chunks, point.slices);
   if (point.slices > 1) out += fmt::format(" --slicing {}", space.balanced_slices ? "balanced" : "even");
   if (point.first_layers > 0) out += fmt::format(" --decoder-first-pipeline-num-layers {}", point.first_layers);
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);

@@ -28,7 +28,8 @@ json answer(const std::string& flags) {
 
 const std::string kSmall = "--pp 4 --microbatches 8 --uniform f=10,b=12,w=8,comm=1 --time-budget 0.3 ";
 const std::string kModel =
-    "--num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --max-position-embeddings 4096 "
+    "--num-layers 16 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 "
+    "--max-position-embeddings 4096 "
     "--pp 4 --gbs 16 "
     "--cluster dgx-a100-80gb ";
 
