@@ -10,6 +10,14 @@ namespace {
 
 constexpr LaneId kNoLane = -1;
 
+std::size_t index_of(int i) { return static_cast<std::size_t>(i); }
+
+// Time of a transfer's lane that it is on the wire; the rest follows.
+Duration on_wire(const SharedLink& link, Duration takes) {
+  if (link.wire_fraction >= 1) return takes;
+  return Duration{std::llround(link.wire_fraction * static_cast<double>(takes.count()))};
+}
+
 // Each lane works through its vertices as far as their needs are known, ahead of the clock; it stops at a vertex that
 // needs something unknown, to be woken by it, and at a transfer on a shared link, to go on when that ends.
 // Repetition c of a vertex needs those of repetition c of what it needs. Ranks are never two repetitions apart: the
@@ -129,9 +137,7 @@ class ContendedRun {
       }
       const Duration takes = prices_.duration[v];
       if (transfer && links_.shares(lane - first_link_)) {
-        const double fraction = prices_.sharing.links[index(lane - first_link_)].wire_fraction;
-        const Duration wire =
-            fraction < 1 ? Duration{std::llround(fraction * static_cast<double>(takes.count()))} : takes;
+        const Duration wire = on_wire(prices_.sharing.links[index(lane - first_link_)], takes);
         if (wire > Duration{0}) {
           state.off_wire = takes - wire;
           links_.add(lane - first_link_, start, wire, tie(lane, state.copy, v));
@@ -233,6 +239,62 @@ void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
     if (!more) return;
     more = run.step();
   }
+}
+
+bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) {
+  struct Passage {
+    Duration start{};
+    Duration end{};
+  };
+  const auto first_link = index_of(2 * graph.schedule().num_ranks());
+  const std::vector<SharedLink>& links = prices.sharing.links;
+  std::vector<std::size_t> transfers(links.size(), 0);
+  for (const Vertex& vertex : graph.vertices()) {
+    if (vertex.kind == VertexKind::transfer) ++transfers[index_of(vertex.lane) - first_link];
+  }
+  std::vector<std::vector<Passage>> passages(links.size());  // in their order
+  for (std::size_t link = 0; link < links.size(); ++link) passages[link].reserve(transfers[link]);
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::transfer) continue;
+    const std::size_t link = index_of(graph[v].lane) - first_link;
+    const Duration wire = links[link].uses.empty() ? Duration{0} : on_wire(links[link], prices.duration[v]);
+    if (wire > Duration{0}) passages[link].push_back({alone.start[v], alone.start[v] + wire});
+  }
+  struct Cursor {
+    std::span<const Passage> left;
+    double share = 0;
+    bool queues = false;
+    Duration until{};  // end of the last that began
+  };
+  std::vector<std::vector<Cursor>> resources(index_of(prices.sharing.num_resources));
+  for (std::size_t link = 0; link < links.size(); ++link) {
+    for (const ResourceUse& use : links[link].uses) {
+      resources[index_of(use.resource)].push_back(
+          {passages[link], use.share, links[link].policy == Sharing::queue, Duration{0}});
+    }
+  }
+  for (std::vector<Cursor>& cursors : resources) {
+    while (true) {
+      Cursor* next = nullptr;
+      for (Cursor& cursor : cursors) {
+        if (cursor.left.empty()) continue;
+        if (next == nullptr || cursor.left.front().start < next->left.front().start) next = &cursor;
+      }
+      if (next == nullptr) break;
+      const Passage passage = next->left.front();
+      next->left = next->left.subspan(1);
+      next->until = passage.end;
+      double sum = 0;
+      int moving = 0;
+      for (const Cursor& cursor : cursors) {
+        if (cursor.until <= passage.start) continue;
+        sum += cursor.share;
+        ++moving;
+      }
+      if (moving > 1 && (next->queues || sum > 1)) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace sluice

@@ -23,4 +23,8 @@ Timeline simulate_contended(const OpGraph& graph, const Prices& prices);
 void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
                       const std::function<bool(const std::vector<LaneTimes>&)>& enough);
 
+// Whether transfers get in each other's way in a timeline that was made as if nothing were shared. If not, it is what
+// `simulate_contended` answers: as long as nobody slows a transfer down, it takes what it is priced at.
+bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone);
+
 }  // namespace sluice

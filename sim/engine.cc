@@ -6,7 +6,12 @@
 namespace sluice {
 
 Timeline simulate(const OpGraph& graph, const Prices& prices) {
-  if (!prices.sharing.empty()) return simulate_contended(graph, prices);
+  Timeline timeline = simulate_unshared(graph, prices);
+  if (prices.sharing.empty() || !crowded(graph, prices, timeline)) return timeline;
+  return simulate_contended(graph, prices);
+}
+
+Timeline simulate_unshared(const OpGraph& graph, const Prices& prices) {
   Timeline timeline;
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
   sweep<true>(graph, prices, lane_free, &timeline.start, timeline.end);

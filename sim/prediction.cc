@@ -30,16 +30,20 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
   return last.period;
 }
 
-Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
-  Throughput out;
-  const Scenario& scenario = setup.scenario();
-  const Training& training = scenario.training;
+double sequences_of(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
-  const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-  if (training.sequence_length == 0 || seconds <= 0) return out;
-  double sequences = 0;  // of one batch over all replicas
+  double sequences = 0;  // of one batch and replica
   for (int mb = 0; mb < schedule.num_microbatches(); ++mb) sequences += schedule.shape(mb).sequences;
-  sequences *= training.dp;
+  return sequences * setup.scenario().training.dp;
+}
+
+}  // namespace
+
+Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
+                         double seconds) {
+  Throughput out;
+  const Training& training = scenario.training;
+  if (training.sequence_length == 0 || seconds <= 0) return out;
   out.tokens_per_s = sequences * static_cast<double>(training.sequence_length) / seconds;
   if (!scenario.model) return out;
   const double devices = static_cast<double>(training.world_size());
@@ -48,7 +52,7 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
   };
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
   double again = 0;  // share of the layers
-  for (const StageContents& stage : setup.stages()) again += recomputed_layers(training, stage).layers;
+  for (const StageContents& stage : stages) again += recomputed_layers(training, stage).layers;
   again /= scenario.model->layers;
   out.hardware_tflops_per_device = (flops(false) + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
   if (scenario.cluster) out.mfu = out.model_tflops_per_device * 1e12 / scenario.cluster->gpu.peak_flops_per_s;
@@ -58,9 +62,7 @@ Throughput throughput_of(const Setup& setup, const Prediction& prediction) {
 Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
   Fit fit{.capacity_bytes = cluster.gpu.memory_bytes};
   for (std::size_t rank = 0; rank < memory.size(); ++rank) {
-    const auto needed =
-        static_cast<std::int64_t>(static_cast<double>(memory[rank].peak_bytes) * (1 + cluster.gpu.fragmentation)) +
-        cluster.gpu.reserved_bytes;
+    const std::int64_t needed = needed_bytes(cluster.gpu, memory[rank].peak_bytes);
     if (needed <= fit.needed_bytes) continue;
     fit.needed_bytes = needed;
     fit.rank = static_cast<int>(rank);
@@ -69,7 +71,9 @@ Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory) {
   return fit;
 }
 
-}  // namespace
+std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes) {
+  return static_cast<std::int64_t>(static_cast<double>(peak_bytes) * (1 + gpu.fragmentation)) + gpu.reserved_bytes;
+}
 
 Prediction predict(const Setup& setup, const PredictOptions& options) {
   const OpGraph& graph = setup.graph();
@@ -88,7 +92,8 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   if (setup.scenario().correction) {
     prediction.corrected = setup.scenario().correction->at(to_seconds(prediction.iteration));
   }
-  prediction.throughput = throughput_of(setup, prediction);
+  const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
+  prediction.throughput = throughput_of(setup.scenario(), setup.stages(), sequences_of(setup), seconds);
   if (setup.scenario().model && setup.scenario().cluster)
     prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
   if (perturbation.trials > 0)

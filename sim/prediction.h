@@ -29,6 +29,16 @@ struct Fit {
   std::int64_t capacity_bytes = 0;
 };
 
+// Memory of a device that a rank with this peak takes.
+std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes);
+
+// Of the rank that needs most, from the peaks of all.
+Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory);
+
+// `sequences` of one batch over all replicas, in `seconds`. `training` and `stages` as the schedule has them.
+Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
+                         double seconds);
+
 // What `sluice simulate` answers for one scenario.
 struct Prediction {
   Prices prices;

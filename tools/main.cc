@@ -79,6 +79,9 @@ int run(int argc, char** argv) {
   add_schedule_command(app, exit_code);
   add_simulate_command(app, exit_code, {argv, argv + argc});
   add_calibrate_command(app, exit_code);
+  add_fit_command(app, exit_code);
+  add_slice_command(app, exit_code);
+  add_plan_command(app, exit_code);
   add_completion_command(app, exit_code);
   add_man_flag(app);
   try {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a bare machine to a first prediction: installs what the build needs, builds the sluice command, simulates an example.
+# From a bare machine to a first prediction: installs what the build needs, builds the sluice command, simulates an example,
+# and plans how to run it better.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,4 +11,5 @@ tools/install-packages.sh
 cmake --preset release
 cmake --build --preset release --target sluice
 build/release/tools/sluice simulate "$example" --gantt --trace "$trace"
+build/release/tools/sluice plan "$example" --schedule megatron --top 5
 echo "wrote $trace: open it at https://ui.perfetto.dev"

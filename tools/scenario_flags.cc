@@ -56,6 +56,8 @@ const FlagRow kRows[] = {
 
     {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ValueKind::whole, kParallelism, "tensor-parallel ranks"},
     {"--dp,--data-parallel-size", "/parallelism/dp", ValueKind::whole, kParallelism, "data-parallel replicas"},
+    {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ValueKind::yes, kParallelism,
+     "the stages of a replica on GPUs next to each other, before its next replica"},
     {"--cp,--context-parallel-size", "/parallelism/cp", ValueKind::whole, kParallelism,
      "ranks that split each sequence"},
     {"--cp-comm-type", "/parallelism/cp_comm_type", ValueKind::text, kParallelism,
@@ -234,8 +236,13 @@ struct ScenarioFlags::Values {
   CLI::Option* cost_option = nullptr;
 };
 
-ScenarioFlags::ScenarioFlags(CLI::App& command) : values_(std::make_unique<Values>()) {
+ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view> without)
+    : values_(std::make_unique<Values>()) {
+  const auto left_out = [&](std::string_view names) {
+    return std::find(without.begin(), without.end(), names.substr(0, names.find(','))) != without.end();
+  };
   for (const FlagRow& row : kRows) {
+    if (left_out(row.names)) continue;
     Values::Flag& flag = values_->flags.emplace_back();
     flag.row = &row;
     switch (row.kind) {
@@ -244,12 +251,20 @@ ScenarioFlags::ScenarioFlags(CLI::App& command) : values_(std::make_unique<Value
       case ValueKind::text:
       case ValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
       case ValueKind::whole_list:
-        flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',');
+        flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
         break;
       case ValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
     }
     flag.option->group(row.group);
   }
+  if (!left_out("--uniform")) add_uniform(command);
+  values_->cost_option =
+      command.add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
+          ->group("Cost");
+  if (!left_out("--slow-rank")) add_slow(command);
+}
+
+void ScenarioFlags::add_uniform(CLI::App& command) {
   values_->uniform_option =
       command
           .add_option(
@@ -261,10 +276,11 @@ ScenarioFlags::ScenarioFlags(CLI::App& command) : values_(std::make_unique<Value
       command
           .add_option("--stage-weights", values_->stage_weights, "relative work of each stage under --uniform: a,b,c")
           ->delimiter(',')
+          ->allow_extra_args(false)
           ->group("Cost");
-  values_->cost_option =
-      command.add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
-          ->group("Cost");
+}
+
+void ScenarioFlags::add_slow(CLI::App& command) {
   command
       .add_option("--slow-rank", values_->slow_ranks,
                   "R=1.1: what rank R computes takes 1.1 times as long; may be repeated")
@@ -310,7 +326,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     document["cost"] =
         kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", callers(values_->cost, file)}};
   }
-  if (values_->uniform_option->count() > 0) {
+  if (values_->uniform_option != nullptr && values_->uniform_option->count() > 0) {
     const UniformTimes times = parse_uniform(values_->uniform);
     Json cost = {{"kind", "uniform"},
                  {"f", times.forward},
@@ -320,7 +336,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     if (times.joint) cost["fb"] = *times.joint;
     document["cost"] = std::move(cost);
   }
-  if (values_->weights_option->count() > 0) {
+  if (values_->weights_option != nullptr && values_->weights_option->count() > 0) {
     if (!document.contains("cost")) document["cost"] = Json{{"kind", "uniform"}};
     document["cost"]["stage_weights"] = values_->stage_weights;
   }

@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "model/scenario/scenario.h"
 
@@ -11,8 +13,8 @@ namespace sluice::tools {
 // is given, key by key, so that file and flags are read and checked in one place.
 class ScenarioFlags {
  public:
-  // Adds the flags to `command`. Must outlive its parsing.
-  explicit ScenarioFlags(CLI::App& command);
+  // Adds the flags to `command`, but for those `without`, by their first names ("--pp"). Must outlive its parsing.
+  explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
   // The file, if one is given, with the flags laid over it. Throws InputError.
@@ -26,6 +28,9 @@ class ScenarioFlags {
   static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);
 
  private:
+  void add_uniform(CLI::App& command);
+  void add_slow(CLI::App& command);
+
   struct Values;
   std::unique_ptr<Values> values_;
 };

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "benchmarks/accuracy/choices.h"
 #include "benchmarks/accuracy/score.h"
 #include "model/errors.h"
 
@@ -58,7 +59,10 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
   }
   fmt::print("{:<22} {:<34} {:>5}  {:>8}  {:>8}  {:>8}  {:>10}\n", "table", "absolute error of", "rows", "mean",
              "median", "worst", "signed");
-  for (const auto& [name, score] : scores) fmt::print("{}", score_text(name, score, rows));
+  for (const auto& [name, score] : scores) {
+    fmt::print("{}", score_text(name, score, rows));
+    if (const auto choices = choices_of(score)) fmt::print("{}", choices_text(*choices));
+  }
   if (!unknown.empty()) fmt::print("not scored: {}\n", fmt::join(unknown, ", "));
   return 0;
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "model/errors.h"
 
@@ -19,7 +20,11 @@ Reach worse(const Reach& a, const Reach& b) {
 }  // namespace
 
 Placement::Placement(const Training& training, const Cluster& cluster)
-    : tp_(training.tp), dp_(training.data_ranks()), pp_(training.pp), gpus_per_node_(cluster.gpus_per_node) {
+    : tp_(training.tp),
+      dp_(training.data_ranks()),
+      pp_(training.pp),
+      together_(training.pipeline_before_data ? training.tp * training.cp : replicas()),
+      gpus_per_node_(cluster.gpus_per_node) {
   if (training.world_size() > cluster.num_gpus()) {
     const std::string context = training.cp > 1 ? fmt::format("cp {} x ", training.cp) : "";
     throw InputError(fmt::format("tp {} x {}dp {} x pp {} needs {} GPUs, but {} has {} ({} nodes of {})", tp_, context,
@@ -40,14 +45,20 @@ Placement::Placement(const Training& training, const Cluster& cluster)
 }
 
 Reach Placement::worst_group(int size, int stride) const {
+  if (size == 1) return {};
   Reach out;
   std::vector<int> ranks;
-  for (int first = 0; first < replicas() * pp_; ++first) {
-    const int replica = first % replicas();
-    if (replica / stride % size != 0) continue;  // a later member of a group
-    ranks.clear();
-    for (int i = 0; i < size; ++i) ranks.push_back(first + i * stride);
-    out = first == 0 ? reach(ranks) : worse(out, reach(ranks));
+  std::vector<char> seen(static_cast<std::size_t>(gpus_per_node_), 0);
+  for (int pipeline = 0; pipeline < pp_; ++pipeline) {
+    // The groups of a pipeline rank are those of the first, so many ranks further on.
+    char& aligned_so = seen[static_cast<std::size_t>(pipeline * std::int64_t{together_} % gpus_per_node_)];
+    if (std::exchange(aligned_so, 1) != 0) continue;
+    for (int replica = 0; replica < replicas(); ++replica) {
+      if (replica / stride % size != 0) continue;  // a later member of a group
+      ranks.clear();
+      for (int i = 0; i < size; ++i) ranks.push_back(world_rank(pipeline, replica + i * stride));
+      out = pipeline + replica == 0 ? reach(ranks) : worse(out, reach(ranks));
+    }
   }
   return out;
 }
@@ -66,25 +77,23 @@ Reach Placement::reach(std::span<const int> world_ranks) const {
 }
 
 Reach Placement::pair(int a, int b) const {
-  Reach out{.size = 2, .nodes = 1, .per_node = 2};
-  for (int data = 0; data < dp_; ++data) {
-    for (int tensor = 0; tensor < tp_; ++tensor) {
-      if (node_of(world_rank(a, data, tensor)) != node_of(world_rank(b, data, tensor))) return {2, 2, 1};
-    }
+  for (int replica = 0; replica < replicas(); ++replica) {
+    if (node_of(world_rank(a, replica)) != node_of(world_rank(b, replica)))
+      return {.size = 2, .nodes = 2, .per_node = 1};
   }
-  return out;
+  return {.size = 2, .nodes = 1, .per_node = 2};
 }
 
 int Placement::senders_per_node(int a, int b) const {
-  // Replicas follow each other in world rank, so those of one node are one run.
+  // World ranks of replicas increase, so those of one node are one run.
   int most = 1;
   int senders = 0;
   int last_node = -1;
-  for (int replica = 0; replica < dp_ * tp_; ++replica) {
-    const int node = node_of(world_rank(a, 0, replica));
+  for (int replica = 0; replica < replicas(); ++replica) {
+    const int node = node_of(world_rank(a, replica));
     if (node != last_node) senders = 0;
     last_node = node;
-    if (node != node_of(world_rank(b, 0, replica))) ++senders;
+    if (node != node_of(world_rank(b, replica))) ++senders;
     most = std::max(most, senders);
   }
   return most;

@@ -16,17 +16,20 @@ struct Reach {
   int per_node = 1;  // the fewest members on a node that it touches: how many ways out each node gives it
 };
 
-// Where world ranks are: Megatron-LM's order, tensor ranks next to each other, then context, then data, then pipeline;
-// world rank i on device i. Of the ranks that hold a stage, those of an expert-parallel group follow each other. Where
-// replicas of a group lie differently, the answer is for the worst.
+// Where world ranks are: Megatron-LM's orders, tensor ranks next to each other, then context, then data and pipeline,
+// or pipeline and data (Training::pipeline_before_data); world rank i on device i. Of the ranks that hold a stage, its
+// replicas, those of an expert-parallel group follow each other. Where replicas of a group lie differently, the answer
+// is for the worst.
 class Placement {
  public:
   // Throws InputError if tp cp dp pp GPUs are more than the cluster has.
   Placement(const Training& training, const Cluster& cluster);
 
-  // `data` counts context and data ranks, context ranks first.
-  int world_rank(int pipeline, int data, int tensor) const { return (pipeline * dp_ + data) * tp_ + tensor; }
-  int replicas() const { return dp_ * tp_; }  // of each pipeline rank, with world ranks next to each other
+  // The replicas of a pipeline rank, tensor ranks first, then context, then data: their world ranks increase.
+  int replicas() const { return dp_ * tp_; }
+  int world_rank(int pipeline, int replica) const {
+    return (replica / together_ * pp_ + pipeline) * together_ + replica % together_;
+  }
   int node_of(int world_rank) const { return world_rank / gpus_per_node_; }
 
   Reach tensor_group() const { return tensor_; }
@@ -50,6 +53,7 @@ class Placement {
   int tp_;
   int dp_;  // context and data ranks
   int pp_;
+  int together_;  // replicas of a pipeline rank with world ranks next to each other
   int gpus_per_node_;
   Reach tensor_;
   Reach context_;

@@ -28,7 +28,7 @@ class Pricing {
     joint_.resize(static_cast<std::size_t>(schedule_.num_ranks()));
   }
 
-  Prices run() {
+  Prices run(const LinkSharing* sharing) {
     Prices prices;
     prices.duration.resize(graph_.size());
     for (VertexId v = 0; v < graph_.size(); ++v) prices.duration[v] = duration(v);
@@ -39,16 +39,20 @@ class Pricing {
                              fmt::format("latency from rank {} to rank {}", lane.rank, lane.peer))
               : Duration{0});
     }
-    std::vector<LinkEnds> links;
-    for (const Lane& lane : graph_.lanes()) {
-      if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
-    }
-    prices.sharing = cost_.sharing(links);
+    prices.sharing = sharing != nullptr ? *sharing : sharing_of_links();
     check_total(graph_, prices);
     return prices;
   }
 
  private:
+  LinkSharing sharing_of_links() const {
+    std::vector<LinkEnds> links;
+    for (const Lane& lane : graph_.lanes()) {
+      if (lane.kind == LaneKind::link) links.push_back({lane.rank, lane.peer});
+    }
+    return cost_.sharing(links);
+  }
+
   // Duration of a joint block; ranks repeat the same pairing, so the last answer usually serves.
   struct Joint {
     std::size_t forward = ~std::size_t{0};
@@ -139,7 +143,11 @@ class Pricing {
 
 }  // namespace
 
-Prices price(const OpGraph& graph, const CostModel& cost) { return Pricing(graph, cost).run(); }
+Prices price(const OpGraph& graph, const CostModel& cost) { return Pricing(graph, cost).run(nullptr); }
+
+Prices price(const OpGraph& graph, const CostModel& cost, const LinkSharing& sharing) {
+  return Pricing(graph, cost).run(&sharing);
+}
 
 void check_total(const OpGraph& graph, const Prices& prices) {
   double sum = 0;  // no path can be longer

@@ -19,6 +19,9 @@ struct Prices {
 // naming the op whose time is negative, not finite, or past 1e8 s, or if all of it together could pass 126 years.
 Prices price(const OpGraph& graph, const CostModel& cost);
 
+// The same where it is known what the links share, from pricing another graph of the same links on the same cluster.
+Prices price(const OpGraph& graph, const CostModel& cost, const LinkSharing& sharing);
+
 // Throws InputError if all durations and latencies together could pass 126 years, which is what makes sums of them
 // safe. `price` has checked it; whoever makes prices longer checks again.
 void check_total(const OpGraph& graph, const Prices& prices);

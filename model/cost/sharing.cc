@@ -36,8 +36,8 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
       ++column.back().second;
     };
     for (int replica = 0; replica < placement.replicas(); ++replica) {
-      const int sender = placement.world_rank(from, 0, replica);
-      const int receiver = placement.world_rank(to, 0, replica);
+      const int sender = placement.world_rank(from, replica);
+      const int receiver = placement.world_rank(to, replica);
       if (!inside && placement.node_of(sender) == placement.node_of(receiver)) continue;
       load(sender, false);
       load(receiver, true);

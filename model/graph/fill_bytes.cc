@@ -33,12 +33,14 @@ double most_bytes(const SliceBytes& bytes) {
 
 void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::Data& data) {
   data.has_bytes = footprint != nullptr;
+  data.shape_offset.clear();
+  data.slices_per_stage = 0;
   for (const MicrobatchShape& shape : schedule.shapes()) {
     data.shape_offset.push_back(data.slices_per_stage);
     data.slices_per_stage += shape.num_slices();
   }
-  data.stage_bytes.resize(static_cast<std::size_t>(schedule.num_stages()));
-  data.slice_bytes.resize(static_cast<std::size_t>(schedule.num_stages() * data.slices_per_stage));
+  data.stage_bytes.assign(static_cast<std::size_t>(schedule.num_stages()), {});
+  data.slice_bytes.assign(static_cast<std::size_t>(schedule.num_stages() * data.slices_per_stage), {});
   if (footprint == nullptr) return;
   std::size_t at = 0;
   double all = 0;  // no rank can hold more
@@ -57,6 +59,23 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
     throw InputError(
         fmt::format("{}: up to {:.2g} bytes of memory: more than 64 bits can count", schedule.family(), all));
   }
+}
+
+std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint) {
+  switch (kind) {
+    case CollectiveKind::gradient_reduce:
+    case CollectiveKind::replica_reduce: return data.stage_bytes[static_cast<std::size_t>(stage)].reduced;
+    case CollectiveKind::parameter_gather: return data.stage_bytes[static_cast<std::size_t>(stage)].gathered;
+    case CollectiveKind::tied_embedding: return footprint == nullptr ? 0 : footprint->tied_embedding_bytes();
+    case CollectiveKind::global_norm: return 4;
+  }
+  return 0;
+}
+
+void OpGraph::refill(const Footprint* footprint) {
+  fill_bytes(*schedule_, footprint, *data_);
+  for (CollectiveRow& row : data_->collectives) row.bytes = collective_bytes(*data_, row.kind, row.stage, footprint);
+  has_bytes_ = data_->has_bytes;
 }
 
 }  // namespace sluice

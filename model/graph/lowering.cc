@@ -365,12 +365,12 @@ class Lowering {
     if (options_.data_parallel <= 1) return;
     const VertexId gradients = stage.ready[index(step)];
     const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[index(stage.rank)] : gradients;
-    stage.ready[index(step)] = collective(CollectiveKind::gradient_reduce, stage.stage, step,
-                                          data_->stage_bytes[index(stage.stage)].reduced, {stage.rank}, {after});
+    stage.ready[index(step)] = collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {after});
   }
 
-  VertexId collective(CollectiveKind kind, int stage, int step, std::int64_t bytes, const std::vector<int>& ranks,
+  VertexId collective(CollectiveKind kind, int stage, int step, const std::vector<int>& ranks,
                       const std::vector<VertexId>& after) {
+    const std::int64_t bytes = collective_bytes(*data_, kind, stage, options_.footprint);
     const auto id = static_cast<VertexId>(data_->vertices.size());
     data_->vertices.push_back({.microbatch = step,
                                .stage = static_cast<std::int16_t>(stage),
@@ -405,8 +405,7 @@ class Lowering {
                                      stage.ready[index(step)]);
     stage.steps_done = step + 1;
     if (options_.gather_parameters && options_.data_parallel > 1) {
-      collective(CollectiveKind::parameter_gather, stage.stage, step, data_->stage_bytes[index(stage.stage)].gathered,
-                 {stage.rank}, {done});
+      collective(CollectiveKind::parameter_gather, stage.stage, step, {stage.rank}, {done});
     }
   }
 
@@ -460,14 +459,10 @@ class Lowering {
     // Ranks that hold both ends share one gradient; between replicas it is summed with the rest of the stage.
     if (!apart) return;
     std::sort(ranks.begin(), ranks.end());
-    const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, tied_bytes(), ranks, after);
+    const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, ranks, after);
     for (StageState& other : states_) {
       if (other.stage == 0 || other.stage == last_stage) other.ready[index(step)] = done;
     }
-  }
-
-  std::int64_t tied_bytes() const {
-    return options_.footprint == nullptr ? 0 : options_.footprint->tied_embedding_bytes();
   }
 
   // What follows the lists: reductions that were not overlapped, sums between replicas, norm, steps.
@@ -491,7 +486,7 @@ class Lowering {
       std::vector<VertexId> after;
       for (int rank = 0; rank < schedule_.num_ranks(); ++rank) ranks.push_back(rank);
       for (const StageState& stage : states_) after.push_back(stage.ready[0]);
-      const VertexId norm = collective(CollectiveKind::global_norm, -1, 0, 4, ranks, after);
+      const VertexId norm = collective(CollectiveKind::global_norm, -1, 0, ranks, after);
       for (StageState& stage : states_) stage.ready[0] = norm;
     }
     for (StageState& stage : states_) optimizer_step(stage, 0);
@@ -508,8 +503,7 @@ class Lowering {
         after.push_back(stage.ready[0]);
       }
       if (ranks.size() < 2) continue;
-      const VertexId sum =
-          collective(CollectiveKind::replica_reduce, s, 0, data_->stage_bytes[index(s)].reduced, ranks, after);
+      const VertexId sum = collective(CollectiveKind::replica_reduce, s, 0, ranks, after);
       for (StageState& stage : states_) {
         if (stage.stage == s) stage.ready[0] = sum;
       }

@@ -87,6 +87,10 @@ class OpGraph {
   const StageBytes& stage_bytes(int stage) const;
   bool has_bytes() const { return has_bytes_; }
 
+  // Takes the sizes that the schedule has by now (Schedule::resize), and the bytes of `footprint`, or none. Ops, edges
+  // and lanes stay: one graph serves all runs that differ in sizes alone. Throws as lowering does for too many bytes.
+  void refill(const Footprint* footprint);
+
   // "F(stage 1, mb 0)", "send F(stage 1, mb 0) 1->2", "optimizer(stage 0)", "gradient reduce(stage 3)", ...
   std::string name(VertexId v) const;
 

@@ -115,6 +115,7 @@ class Reading {
     training.fused_cross_entropy = object.boolean_or("fused_cross_entropy", false);
     training.transformer_engine = object.boolean_or("transformer_engine", false);
     training.scatter_gather = object.boolean_or("scatter_gather", true);
+    training.pipeline_before_data = object.boolean_or("pipeline_before_data", false);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
     if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
@@ -235,13 +236,13 @@ class Reading {
   void read_schedule() {
     if (!root_.has("schedule")) {
       root_.allow("schedule");
-      even_slices(1);
+      cut_evenly(1);
       return;
     }
     JsonReader schedule = root_.at("schedule");
     if (schedule.json().is_string()) {
       scenario_.schedule = named_schedule(schedule.string());
-      even_slices(1);
+      cut_evenly(1);
       return;
     }
     scenario_.schedule = named_schedule(schedule.string_or("name", "1f1b"));
@@ -293,30 +294,27 @@ class Reading {
   // ones.
   void cut(JsonReader& schedule, int slices) {
     const bool balanced = schedule.has("slicing") && schedule.at("slicing").one_of(kSlicing) == "balanced";
-    if (!balanced) return even_slices(slices);
+    if (!balanced) return cut_evenly(slices);
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (!scenario_.model || sequence == 0) {
       schedule.at("slicing").fail("balanced slices need a model and a sequence length");
     }
-    if (slices > sequence) return even_slices(slices);  // which says so
+    if (slices > sequence) return cut_evenly(slices);  // which says so
     scenario_.shape.slice_lengths =
         balanced_slices(*scenario_.model, sequence, slices, balanced_multiple(sequence, slices));
   }
 
   // Equal slices; where the sequence does not divide, the first ones have a token more.
-  void even_slices(int slices) {
+  void cut_evenly(int slices) {
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (sequence == 0) {
       scenario_.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
       return;
     }
-    if (slices > sequence) {
-      throw InputError(fmt::format("{}: /schedule/slices: expected at most one slice for each of {} tokens, got {}",
-                                   scenario_.source, sequence, slices));
-    }
-    scenario_.shape.slice_lengths.clear();
-    for (int i = 0; i < slices; ++i) {
-      scenario_.shape.slice_lengths.push_back(sequence / slices + (i < sequence % slices ? 1 : 0));
+    try {
+      scenario_.shape.slice_lengths = even_slices(sequence, slices);
+    } catch (const InputError& error) {
+      throw InputError(fmt::format("{}: /schedule/slices: {}", scenario_.source, error.what()));
     }
   }
 

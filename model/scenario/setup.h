@@ -1,12 +1,12 @@
 #pragma once
 
-#include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
-#include "model/cost/cost_model.h"
 #include "model/graph/lowering.h"
+#include "model/scenario/costs.h"
 #include "model/scenario/scenario.h"
+#include "model/schedule/family.h"
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
@@ -15,6 +15,9 @@ namespace sluice {
 // The schedule that a scenario asks for: of a family, or read from a file, which the scenario's sizes must then agree
 // with. Throws InputError, or ScheduleError for an invalid file.
 Schedule make_schedule(const Scenario& scenario);
+
+// The sizes that a scenario asks of its family. Throws InputError for one that is missing.
+FamilyParams family_params(const Scenario& scenario);
 
 // Lowers a schedule that has this name or is from this file; errors name the file.
 OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name);
@@ -29,23 +32,18 @@ class Setup {
   Setup(const Setup&) = delete;
   Setup& operator=(const Setup&) = delete;
 
-  const Scenario& scenario() const { return scenario_; }
+  const Scenario& scenario() const { return costs_.scenario(); }
   const Schedule& schedule() const { return schedule_; }
-  const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
-  const CostModel& cost() const { return *cost_; }
-  const OpGraph& graph() const { return *graph_; }
-  LoweringOptions lowering_options() const;  // that the graph was lowered with
+  const std::vector<StageContents>& stages() const { return costs_.stages(); }  // empty without a model
+  const CostModel& cost() const { return costs_.cost(); }
+  const OpGraph& graph() const { return graph_; }
+  // That the graph was lowered with.
+  LoweringOptions lowering_options() const { return costs_.lowering_options(schedule_.weight_policy()); }
 
  private:
-  void split_model();
-  void make_cost();
-
-  Scenario scenario_;  // with training.pp and shape as the schedule has them
   Schedule schedule_;
-  std::vector<StageContents> stages_;
-  std::unique_ptr<Footprint> footprint_;
-  std::unique_ptr<CostModel> cost_;
-  std::optional<OpGraph> graph_;
+  ScenarioCosts costs_;
+  OpGraph graph_;
 };
 
 }  // namespace sluice

@@ -49,4 +49,7 @@ const Family& find_family(std::string_view name);
 // schedule. Throws InputError naming the parameter, the family and the reason.
 Schedule make_schedule(const Family& family, FamilyParams params);
 
+// The same without the last check: what the family says.
+ScheduleParts make_parts(const Family& family, FamilyParams params);
+
 }  // namespace sluice

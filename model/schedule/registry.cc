@@ -68,7 +68,7 @@ const Family& find_family(std::string_view name) {
                                did_you_mean(name, known)));
 }
 
-Schedule make_schedule(const Family& family, FamilyParams params) {
+ScheduleParts make_parts(const Family& family, FamilyParams params) {
   const auto refuse = [&](const std::string& reason) { throw InputError(fmt::format("{}: {}", family.name, reason)); };
   if (params.ranks < 1 || params.ranks > kMaxRanks) {
     refuse(fmt::format("ranks (--pp): expected 1 to {}, got {}", kMaxRanks, params.ranks));
@@ -118,7 +118,11 @@ Schedule make_schedule(const Family& family, FamilyParams params) {
                        static_cast<int>(stages), params.microbatches, params.batches, params.slices(),
                        family.split_backward ? "F, I, W" : "F, B", kMaxOps));
   }
-  return Schedule(family.make(params));
+  return family.make(params);
+}
+
+Schedule make_schedule(const Family& family, FamilyParams params) {
+  return Schedule(make_parts(family, std::move(params)));
 }
 
 }  // namespace sluice

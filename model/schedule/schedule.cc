@@ -8,6 +8,13 @@
 #include "model/schedule/communication_check.h"
 
 namespace sluice {
+namespace {
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw ScheduleError(message);
+}
+
+}  // namespace
 
 std::string to_string(const Op& op, bool sliced) {
   return sliced ? fmt::format("{}(stage {}, mb {}, slice {})", letter(op.kind), op.stage, op.microbatch, op.slice)
@@ -75,10 +82,21 @@ int Schedule::chunk_of(int rank, int stage) const {
   return static_cast<int>(std::find(stages.begin(), stages.end(), stage) - stages.begin());
 }
 
+void Schedule::resize(std::vector<MicrobatchShape> shapes) {
+  const auto as_many = [](const auto& a, const auto& b) { return a.num_slices() == b.num_slices(); };
+  if (!std::equal(shapes.begin(), shapes.end(), parts_.shapes.begin(), parts_.shapes.end(), as_many)) {
+    throw ScheduleError("shapes: sizes may change, but not the number of shapes or of their slices");
+  }
+  std::swap(parts_.shapes, shapes);
+  try {
+    check_shapes();
+  } catch (...) {
+    std::swap(parts_.shapes, shapes);
+    throw;
+  }
+}
+
 void Schedule::check_frame() const {
-  const auto require = [](bool ok, const std::string& message) {
-    if (!ok) throw ScheduleError(message);
-  };
   require(parts_.num_ranks >= 1 && parts_.num_ranks <= kMaxRanks,
           fmt::format("ranks: expected 1 to {}, got {}", kMaxRanks, parts_.num_ranks));
   require(parts_.num_stages >= 1 && parts_.num_stages <= kMaxStages,
@@ -86,18 +104,7 @@ void Schedule::check_frame() const {
   require(parts_.num_microbatches >= 1 && parts_.num_batches >= 1, "microbatches and batches: expected at least 1");
   const std::int64_t total = static_cast<std::int64_t>(parts_.num_microbatches) * parts_.num_batches;
   require(total <= kMaxOps, fmt::format("{} microbatches: more than {}", total, kMaxOps));
-  require(!parts_.shapes.empty(), "shapes: expected at least one");
-  for (const MicrobatchShape& shape : parts_.shapes) {
-    require(shape.sequences >= 1, "shapes: a microbatch needs at least one sequence");
-    require(shape.num_slices() >= 1 && shape.num_slices() <= kMaxSlices,
-            fmt::format("shapes: expected 1 to {} slices, got {}", kMaxSlices, shape.num_slices()));
-    std::int64_t tokens = 0;
-    for (const std::int64_t length : shape.slice_lengths) {
-      require(length >= 1 && length <= (std::int64_t{1} << 40), "shapes: a slice has 1 to 2^40 tokens");
-      tokens += length;
-    }
-    require(tokens <= (std::int64_t{1} << 40), "shapes: a sequence has at most 2^40 tokens");
-  }
+  check_shapes();
   require(
       parts_.shape_of.empty() || std::ssize(parts_.shape_of) == total,
       fmt::format("shape_of: expected one entry for each of {} microbatches, got {}", total, parts_.shape_of.size()));
@@ -136,6 +143,21 @@ void Schedule::check_frame() const {
   require(parts_.communication.empty() || std::ssize(parts_.communication) == parts_.num_ranks,
           fmt::format("communication: expected one list for each of {} ranks, got {}", parts_.num_ranks,
                       parts_.communication.size()));
+}
+
+void Schedule::check_shapes() const {
+  require(!parts_.shapes.empty(), "shapes: expected at least one");
+  for (const MicrobatchShape& shape : parts_.shapes) {
+    require(shape.sequences >= 1, "shapes: a microbatch needs at least one sequence");
+    require(shape.num_slices() >= 1 && shape.num_slices() <= kMaxSlices,
+            fmt::format("shapes: expected 1 to {} slices, got {}", kMaxSlices, shape.num_slices()));
+    std::int64_t tokens = 0;
+    for (const std::int64_t length : shape.slice_lengths) {
+      require(length >= 1 && length <= (std::int64_t{1} << 40), "shapes: a slice has 1 to 2^40 tokens");
+      tokens += length;
+    }
+    require(tokens <= (std::int64_t{1} << 40), "shapes: a sequence has at most 2^40 tokens");
+  }
 }
 
 void Schedule::check_ops() {

@@ -62,7 +62,8 @@ inline constexpr int kMaxStages = 32767;
 inline constexpr int kMaxSlices = 32767;
 
 // A placement of stages on ranks and, for each rank, the ordered list of its compute ops; nothing about time.
-// Immutable, and complete: every op occurs exactly once, on its rank. (Freedom from deadlock is found by lowering.)
+// Complete, and immutable but for the sizes of its shapes: every op occurs exactly once, on its rank. (Freedom from
+// deadlock is found by lowering.)
 class Schedule {
  public:
   // Throws ScheduleError naming the first op that is out of range, duplicate, on the wrong rank, missing, or
@@ -94,6 +95,9 @@ class Schedule {
   const std::vector<std::vector<int>>& routes() const { return parts_.routes; }
 
   std::span<const MicrobatchShape> shapes() const { return parts_.shapes; }
+  // Other sequences and slice lengths for the same ops. Throws ScheduleError for another number of shapes or slices,
+  // and as the constructor for sizes out of range.
+  void resize(std::vector<MicrobatchShape> shapes);
   int shape_index(int microbatch) const {
     return parts_.shape_of.empty() ? 0 : parts_.shape_of[static_cast<std::size_t>(microbatch)];
   }
@@ -131,6 +135,7 @@ class Schedule {
 
  private:
   void check_frame() const;
+  void check_shapes() const;
   void check_ops();
 
   ScheduleParts parts_;

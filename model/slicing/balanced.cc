@@ -36,4 +36,13 @@ std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t
   return out;
 }
 
+std::vector<std::int64_t> even_slices(std::int64_t tokens, int slices) {
+  if (slices > tokens) {
+    throw InputError(fmt::format("expected at most one slice for each of {} tokens, got {}", tokens, slices));
+  }
+  std::vector<std::int64_t> out;
+  for (int i = 0; i < slices; ++i) out.push_back(tokens / slices + (i < tokens % slices ? 1 : 0));
+  return out;
+}
+
 }  // namespace sluice

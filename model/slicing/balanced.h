@@ -13,6 +13,10 @@ namespace sluice {
 std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
                                           std::int64_t multiple);
 
+// `slices` equal lengths; where the tokens do not divide, the first ones have one more. Throws InputError for more
+// slices than tokens.
+std::vector<std::int64_t> even_slices(std::int64_t tokens, int slices);
+
 // What slices of a sequence are multiples of where nobody says: what attention kernels like, if there is enough of it.
 constexpr std::int64_t balanced_multiple(std::int64_t tokens, int slices) {
   constexpr std::int64_t kMultiple = 128;

@@ -86,10 +86,13 @@ class Account {
   RankMemory memory_;
 };
 
+enum class ReceiveBuffers : std::uint8_t { counted, left_out };
+
 // The changes of all ops, found once for each kind, stage, slice and route.
 class Changes {
  public:
-  explicit Changes(const OpGraph& graph) : graph_(graph), schedule_(graph.schedule()) {
+  explicit Changes(const OpGraph& graph, ReceiveBuffers buffers = ReceiveBuffers::counted)
+      : graph_(graph), schedule_(graph.schedule()), buffers_(buffers) {
     for (const MicrobatchShape& shape : schedule_.shapes()) {
       shape_offset_.push_back(slices_);
       slices_ += static_cast<std::size_t>(shape.num_slices());
@@ -138,7 +141,7 @@ class Changes {
   // The receive buffer that the op takes over when it starts (made part of its stored input, or read at once).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
-    if (op.op == OpKind::W) return 0;
+    if (op.op == OpKind::W || buffers_ == ReceiveBuffers::left_out) return 0;
     const int source = op.stage + (forward ? -1 : 1);
     if (source < 0 || source >= schedule_.num_stages()) return 0;
     if (schedule_.rank_of(source, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch)) return 0;
@@ -191,6 +194,7 @@ class Changes {
 
   const OpGraph& graph_;
   const Schedule& schedule_;
+  ReceiveBuffers buffers_;
   std::vector<std::size_t> shape_offset_;
   std::size_t slices_ = 0;     // over all shapes
   std::size_t per_route_ = 0;  // rows
@@ -204,22 +208,26 @@ class Changes {
 struct Served {
   Duration start{};
   Duration end{};
-  VertexId id = 0;
   std::uint32_t row = 0;  // of Changes, or kNoChange
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
-BytesByClass standing_bytes(const OpGraph& graph, int rank) {
-  const Schedule& schedule = graph.schedule();
+// `bytes_of` a stage tells its StageBytes.
+template <typename BytesOf>
+BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& bytes_of) {
   BytesByClass held{};
   for (const int stage : schedule.stages_of(rank)) {
-    const StageBytes& bytes = graph.stage_bytes(stage);
+    const StageBytes& bytes = bytes_of(stage);
     held[slot(MemoryClass::weights)] += bytes.weights * num_weight_versions(schedule, rank);
     held[slot(MemoryClass::gradients)] += bytes.gradients;
     held[slot(MemoryClass::optimizer)] += bytes.optimizer;
     held[slot(MemoryClass::buffers)] = std::max(held[slot(MemoryClass::buffers)], bytes.scratch);
   }
   return held;
+}
+
+BytesByClass standing_bytes(const OpGraph& graph, int rank) {
+  return standing_on(graph.schedule(), rank, [&](int stage) -> const StageBytes& { return graph.stage_bytes(stage); });
 }
 
 }  // namespace
@@ -252,7 +260,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         default: return kNoChange;
       }
     };
-    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], v, row()};
+    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], row()};
   }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
@@ -264,33 +272,65 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
     Account account(standing_bytes(graph, rank), keep_samples);
-    // Takes in the transfers that start before (time, v), earliest first.
-    const auto take_arrivals = [&](Duration time, VertexId v) {
+    // Takes in the transfers that start before `time`, earliest first.
+    const auto take_arrivals = [&](Duration time) {
       while (true) {
         std::span<const Served>* next = nullptr;
-        std::pair first(time, v);
+        Duration first = time;
         for (auto& link : inbound) {
-          if (link.empty()) continue;
-          const std::pair starts(link.front().start, link.front().id);
-          if (starts < first) {
-            first = starts;
-            next = &link;
-          }
+          if (link.empty() || link.front().start >= first) continue;
+          first = link.front().start;
+          next = &link;
         }
         if (next == nullptr) return;
-        account.apply(first.first, {.buffers = changes.at(next->front().row).sent});
+        account.apply(first, {.buffers = changes.at(next->front().row).sent});
         *next = next->subspan(1);
       }
     };
     for (const Served& op : served_by(static_cast<std::size_t>(graph.compute_lane(rank)))) {
       if (op.row == kNoChange) continue;
       const Change& change = changes.at(op.row);
-      take_arrivals(op.start, op.id);
+      take_arrivals(op.start + Duration{1});
       if (change.start.any()) account.apply(op.start, change.start);
-      take_arrivals(op.end, op.id);
+      take_arrivals(op.end);
       if (change.end.any()) account.apply(op.end, change.end);
     }
     out.push_back(account.take());
+  }
+  return out;
+}
+
+std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
+  struct Held {
+    std::int64_t now = 0;
+    std::int64_t peak = 0;
+  };
+  std::vector<Held> held(static_cast<std::size_t>(graph.schedule().num_ranks()));
+  if (graph.has_bytes()) {
+    for (std::size_t rank = 0; rank < held.size(); ++rank) {
+      held[rank].now = held[rank].peak = total(standing_bytes(graph, static_cast<int>(rank)));
+    }
+    Changes changes(graph, ReceiveBuffers::left_out);
+    for (const Vertex& vertex : graph.vertices()) {
+      if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
+      const Change& change =
+          changes.at(vertex.kind == VertexKind::compute ? changes.row_of(vertex)
+                                                        : changes.row_of_block(vertex, graph.joint_partner(vertex)));
+      Held& of = held[static_cast<std::size_t>(vertex.lane)];
+      of.now += change.start.sum();
+      of.peak = std::max(of.peak, of.now);
+      of.now += change.end.sum();
+    }
+  }
+  std::vector<std::int64_t> out;
+  for (const Held& of : held) out.push_back(of.peak);
+  return out;
+}
+
+std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint) {
+  std::vector<std::int64_t> out;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    out.push_back(total(standing_on(schedule, rank, [&](int stage) { return footprint.stage(stage); })));
   }
   return out;
 }

@@ -35,7 +35,13 @@ struct RankMemory {
 // Memory of every rank over time. Weights (all versions held), gradients and optimizer state are there from the
 // start; an F takes its activations, keys and values when it starts; I or B, and W, give back what ends with them
 // when they end; a transfer's buffer is held at the receiver from its start until the op that reads it starts.
-// At one instant what ends is given back before what starts takes.
+// At one instant what ends is given back before what starts takes, and what comes in is there before an op starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
+
+// The least that each rank's peak can be, from the order of its ops alone: without buffers of what comes in.
+std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
+
+// Bytes that each rank holds for the whole run, whatever its ops.
+std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint);
 
 }  // namespace sluice

@@ -46,6 +46,9 @@ struct Training {
   // weight's shape to hand to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
   ContextExchange context_exchange = ContextExchange::ring;
+  // World ranks in the order tensor, context, pipeline, data instead of tensor, context, data, pipeline, so that the
+  // stages of a replica are near each other (Megatron-LM's use-tp-pp-dp-mapping).
+  bool pipeline_before_data = false;
 
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
   // Ranks that hold the same parameters, and sum their gradients: of experts, and of everything else.

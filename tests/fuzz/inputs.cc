@@ -3,7 +3,10 @@
 #include "model/cluster/cluster.h"
 #include "model/cost/cost_table.h"
 #include "model/cost/gemm.h"
+#include "model/cost/profile_fit.h"
 #include "model/input/json_reader.h"
+#include "model/slicing/slice_times_file.h"
+#include "model/slicing/terapipe.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 #include "tests/fuzz/targets.h"
@@ -47,6 +50,33 @@ void try_cost_table(std::string_view text) {
     } catch (const InputError& error) {
       require(false, error.what());
     }
+  });
+}
+
+void try_profile(std::string_view text) {
+  accepts([&] {
+    const Profile profile = parse_profile(text, "input");
+    const std::string written = to_json_text(profile);
+    require(to_json_text(parse_profile(written, "written")) == written, "written otherwise again: " + written);
+    const std::string fitted = to_json_text(fit_profile(profile, {}).table);
+    try {
+      parse_cost_table(fitted, "fitted");
+    } catch (const InputError& error) {
+      require(false, error.what());
+    }
+  });
+}
+
+void try_slice_times(std::string_view text) {
+  accepts([&] {
+    constexpr std::int64_t kMostGranules = 64;
+    const SliceTimesTable table = parse_slice_times(text, "input");
+    if (table.forward.granules() > kMostGranules) return;
+    const SlicingProblem problem{.forward = table.forward, .backward = table.backward, .num_cells = 7};
+    const SlicePlan plan = best_slices(problem);
+    require(plan.latency == pipeline_latency(problem, plan.lengths), "a plan with another latency");
+    const auto whole = even_slices(table.forward.tokens, table.forward.granularity, 1);
+    require(plan.latency <= pipeline_latency(problem, whole), "a plan worse than no cut");
   });
 }
 

@@ -16,6 +16,8 @@ void try_schedule_json(std::string_view text);  // lowered, and written back
 void try_schedule_csv(std::string_view text);   // the same
 void try_model(std::string_view text);          // config.json or Megatron's names: parameters, FLOPs, stages
 void try_cost_table(std::string_view text);     // evaluated, and written back
+void try_profile(std::string_view text);        // fitted, and the fit written and read
+void try_slice_times(std::string_view text);    // cut, where it is small
 void try_cluster(std::string_view text);        // a cluster file, or a node's
 void try_catalogue(std::string_view text);      // a file of the catalogue: node, GPU or link
 
@@ -28,7 +30,8 @@ inline constexpr std::array kTargets = {
     Target{"scenario", try_scenario},         Target{"schedule_json", try_schedule_json},
     Target{"schedule_csv", try_schedule_csv}, Target{"model", try_model},
     Target{"cost_table", try_cost_table},     Target{"cluster", try_cluster},
-    Target{"catalogue", try_catalogue},
+    Target{"catalogue", try_catalogue},       Target{"profile", try_profile},
+    Target{"slice_times", try_slice_times},
 };
 
 // What no input may break.

@@ -206,5 +206,14 @@ TEST(ScheduleCheck, CommunicationGoesThroughFiles) {
   }
 }
 
+// A list took the scenario behind it for one of its values.
+TEST(Flags, ListsLeaveTheScenarioBehindThemAlone) {
+  const std::string scenario = SLUICE_SOURCE_DIR "/examples/gpt-2.7b-seq1f1b-a100.json";
+  const json before = answer(scenario + " --slice-lengths 16384,16384");
+  const json behind = answer("--slice-lengths 16384,16384 " + scenario);
+  EXPECT_EQ(before, behind);
+  EXPECT_EQ(behind.at("schedule").at("slice_lengths"), (json{16384, 16384}));
+}
+
 }  // namespace
 }  // namespace sluice

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <set>
 #include <string>
 
 #include "model/cluster/catalogue.h"
@@ -171,7 +172,7 @@ Training sizes(int tp, int dp, int pp) {
 TEST(PlacementTest, IsMegatronsOrder) {
   // Two nodes of eight: tensor ranks 0-3 together, then two replicas, then two pipeline ranks.
   const Placement placement(sizes(4, 2, 2), load_cluster("dgx-a100-80gb", 2));
-  EXPECT_EQ(placement.world_rank(1, 1, 2), 14);
+  EXPECT_EQ(placement.world_rank(1, 4 + 2), 14);
   EXPECT_EQ(placement.node_of(7), 0);
   EXPECT_EQ(placement.node_of(8), 1);
   EXPECT_EQ(placement.tensor_group().nodes, 1);
@@ -180,6 +181,44 @@ TEST(PlacementTest, IsMegatronsOrder) {
   EXPECT_EQ(placement.senders_per_node(0, 1), 8);
   EXPECT_EQ(placement.world_group().nodes, 2);
   EXPECT_EQ(placement.world_group().per_node, 8);
+}
+
+TEST(PlacementTest, CanPutThePipelineBeforeTheReplicas) {
+  Training training = sizes(2, 4, 4);
+  training.pipeline_before_data = true;
+  // Two tensor ranks by four pipeline ranks fill a node of eight: a replica a node.
+  const Placement placement(training, load_cluster("dgx-a100-80gb", 4));
+  EXPECT_EQ(placement.world_rank(0, 1), 1);
+  EXPECT_EQ(placement.world_rank(1, 0), 2);
+  EXPECT_EQ(placement.world_rank(3, 3), 15);  // tensor rank 1 of replica 1
+  EXPECT_EQ(placement.tensor_group().nodes, 1);
+  EXPECT_EQ(placement.pair(0, 3).nodes, 1);
+  EXPECT_EQ(placement.senders_per_node(0, 1), 1);
+  EXPECT_EQ(placement.data_group().nodes, 4);
+  EXPECT_EQ(placement.data_group().per_node, 1);
+  // Megatron's order the other way round: replicas in a node, the pipeline across nodes.
+  const Placement usual(sizes(2, 4, 4), load_cluster("dgx-a100-80gb", 4));
+  EXPECT_EQ(usual.pair(0, 1).nodes, 2);
+  EXPECT_EQ(usual.data_group().nodes, 1);
+}
+
+TEST(PlacementTest, IsABijectionInBothOrders) {
+  for (const bool pipeline_before_data : {false, true}) {
+    Training training = sizes(2, 3, 5);
+    training.cp = 2;
+    training.pipeline_before_data = pipeline_before_data;
+    const Placement placement(training, load_cluster("dgx-a100-80gb", 8));
+    std::set<int> seen;
+    for (int pipeline = 0; pipeline < 5; ++pipeline) {
+      for (int replica = 0; replica < placement.replicas(); ++replica) {
+        const int rank = placement.world_rank(pipeline, replica);
+        EXPECT_TRUE(seen.insert(rank).second);
+        if (replica == 0) continue;
+        EXPECT_GT(rank, placement.world_rank(pipeline, replica - 1));
+      }
+    }
+    EXPECT_EQ(*seen.rbegin(), 59);
+  }
 }
 
 TEST(PlacementTest, TellsTheWorstReplica) {

@@ -327,6 +327,51 @@ TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
   EXPECT_EQ(count, 6);
 }
 
+// A graph that is given other sizes is the one that would be lowered for them.
+TEST(Lowering, RefilledGraphIsTheOneOfItsNewSizes) {
+  const TellingFootprint footprint;
+  for (const auto& [family, shape] : {std::pair("seq1f1b-interleaved", test::Shape{.p = 2, .m = 4, .v = 2, .k = 2}),
+                                      {"dualpipe", {.p = 4, .m = 8}},
+                                      {"gpipe", {.p = 3, .m = 2}}}) {
+    LoweringOptions options{.footprint = &footprint,
+                            .data_parallel = 2,
+                            .gather_parameters = true,
+                            .tied_embedding = true,
+                            .global_norm = true};
+    Schedule schedule = test::make(family, shape);
+    MicrobatchShape larger = schedule.shapes()[0];
+    larger.sequences = 3;
+    larger.slice_lengths.back() = 5;
+    Schedule other = test::make(family, shape);
+    other.resize({larger});
+    const OpGraph fresh = lower(other, options);
+    options.footprint = nullptr;
+    OpGraph graph = lower(schedule, options);
+    EXPECT_FALSE(graph.has_bytes());
+    schedule.resize({larger});
+    graph.refill(&footprint);
+    EXPECT_TRUE(graph.has_bytes());
+    ASSERT_EQ(graph.size(), fresh.size());
+    int collectives = 0;
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      EXPECT_EQ(graph.name(v), fresh.name(v));
+      if (graph[v].kind == VertexKind::transfer) {
+        EXPECT_EQ(graph.transfer_bytes(graph[v]), fresh.transfer_bytes(fresh[v]));
+      }
+      if (graph[v].kind != VertexKind::collective) continue;
+      ++collectives;
+      EXPECT_GT(graph.collective(graph[v]).bytes, 0);
+      EXPECT_EQ(graph.collective(graph[v]).bytes, fresh.collective(fresh[v]).bytes);
+    }
+    EXPECT_GT(collectives, 0);
+    EXPECT_THROW(schedule.resize({larger, larger}), ScheduleError);
+    larger.slice_lengths.push_back(1);
+    EXPECT_THROW(schedule.resize({larger}), ScheduleError);
+    larger.slice_lengths.assign(static_cast<std::size_t>(shape.k), 0);
+    EXPECT_THROW(schedule.resize({larger}), ScheduleError);
+  }
+}
+
 // Found beside what the fuzzer found: a rank's memory would overflow although no slice does.
 TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
   struct Heavy : public Footprint {

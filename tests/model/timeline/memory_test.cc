@@ -43,7 +43,7 @@ class RandomFootprint : public Footprint {
 struct Change {
   Duration time;
   VertexId vertex;
-  int phase;  // 0: an op or transfer starts, 1: it ends
+  int phase;  // of one instant: 0 ops end, 1 transfers come in, 2 ops start
   std::int64_t bytes;
 };
 
@@ -53,8 +53,8 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
   std::vector<Change> changes;
   const auto op_changes = [&](const Vertex& op, VertexId v) {
     const SliceBytes& bytes = graph.slice_bytes(op.stage, op.microbatch, op.slice);
-    const auto at_start = [&](std::int64_t b) { changes.push_back({timeline.start[v], v, 0, b}); };
-    const auto at_end = [&](std::int64_t b) { changes.push_back({timeline.end[v], v, 1, b}); };
+    const auto at_start = [&](std::int64_t b) { changes.push_back({timeline.start[v], v, 2, b}); };
+    const auto at_end = [&](std::int64_t b) { changes.push_back({timeline.end[v], v, 0, b}); };
     const int from = op.stage + (op.op == OpKind::F ? -1 : 1);
     if (op.op != OpKind::W && from >= 0 && from < schedule.num_stages() &&
         schedule.rank_of(from, op.microbatch) != schedule.rank_of(op.stage, op.microbatch)) {
@@ -84,14 +84,14 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
     const Vertex& vertex = graph[v];
     const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
     if (vertex.kind == VertexKind::transfer && lane.peer == rank) {
-      changes.push_back({timeline.start[v], v, 0, graph.transfer_bytes(vertex)});
+      changes.push_back({timeline.start[v], v, 1, graph.transfer_bytes(vertex)});
     }
     if (lane.rank != rank || (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint)) continue;
     op_changes(vertex, v);
     if (vertex.kind == VertexKind::joint) op_changes(graph.joint_partner(vertex), v);
   }
   std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
-    return std::tuple(a.time, a.vertex, a.phase) < std::tuple(b.time, b.vertex, b.phase);
+    return std::tuple(a.time, a.phase, a.vertex) < std::tuple(b.time, b.phase, b.vertex);
   });
   return changes;
 }

@@ -1,0 +1,99 @@
+#include "model/cost/profile.h"
+
+#include <algorithm>
+
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
+constexpr double kMaxSeconds = 1e6;
+// Shorter than any clock ticks; relative errors need times above 0.
+constexpr double kLeastSeconds = 1e-12;
+
+const std::vector<std::string> kPartNames = {"embedding", "layer", "head"};  // as PartKind
+const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
+
+template <typename T>
+T named(const JsonReader& reader, const std::vector<std::string>& names, const std::vector<T>& values) {
+  const auto found = std::find(names.begin(), names.end(), reader.one_of(names));
+  return values[static_cast<std::size_t>(found - names.begin())];
+}
+
+ProfileSample sample_from_json(JsonReader reader) {
+  ProfileSample sample;
+  sample.part = named<PartKind>(reader.at("part"), kPartNames, {kParts.begin(), kParts.end()});
+  sample.kind = named<OpKind>(reader.at("kind"), kKindNames, {OpKind::F, OpKind::I, OpKind::W, OpKind::B});
+  sample.tokens = reader.integer("tokens", 1, kMaxTokens);
+  sample.context = reader.integer_or("context", 0, kMaxTokens, 0);
+  sample.sequences = static_cast<int>(reader.integer_or("sequences", 1, 1 << 20, 1));
+  sample.tensor_parallel = static_cast<int>(reader.integer_or("tensor_parallel", 1, 1 << 16, 1));
+  sample.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  sample.spread_s = reader.number_or("spread_s", 0, kMaxSeconds, 0);
+  reader.finish();
+  return sample;
+}
+
+ProfileTransfer transfer_from_json(JsonReader reader) {
+  ProfileTransfer transfer;
+  transfer.link = reader.string("link");
+  if (transfer.link.empty()) reader.at("link").fail("expected the name of a link");
+  transfer.bytes = reader.integer("bytes", 0, std::int64_t{1} << 50);
+  transfer.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  reader.finish();
+  return transfer;
+}
+
+Profile profile_from_json(JsonReader root) {
+  if (root.string("schema") != "sluice.profile/1") root.at("schema").fail("expected \"sluice.profile/1\"");
+  Profile profile;
+  profile.source = root.source();
+  profile.machine = root.string_or("machine", "");
+  profile.dtype = root.string_or("dtype", "");
+  profile.model = root.string_or("model", "");
+  for (const JsonReader& sample : root.at("samples").elements()) profile.samples.push_back(sample_from_json(sample));
+  root.allow("transfers");
+  if (root.has("transfers")) {
+    for (const JsonReader& transfer : root.at("transfers").elements()) {
+      profile.transfers.push_back(transfer_from_json(transfer));
+    }
+  }
+  root.finish();
+  return profile;
+}
+
+}  // namespace
+
+Profile parse_profile(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
+  return profile_from_json(JsonReader(json, source));
+}
+
+Profile read_profile(const std::string& path) { return parse_profile(read_file(path, 1 << 28), path); }
+
+std::string to_json_text(const Profile& profile) {
+  nlohmann::ordered_json root = {{"schema", "sluice.profile/1"},
+                                 {"machine", profile.machine},
+                                 {"dtype", profile.dtype},
+                                 {"model", profile.model},
+                                 {"samples", nlohmann::ordered_json::array()},
+                                 {"transfers", nlohmann::ordered_json::array()}};
+  for (const ProfileSample& sample : profile.samples) {
+    root["samples"].push_back({{"part", to_string(sample.part)},
+                               {"kind", std::string(1, letter(sample.kind))},
+                               {"tokens", sample.tokens},
+                               {"context", sample.context},
+                               {"sequences", sample.sequences},
+                               {"tensor_parallel", sample.tensor_parallel},
+                               {"seconds", sample.seconds},
+                               {"spread_s", sample.spread_s}});
+  }
+  for (const ProfileTransfer& transfer : profile.transfers) {
+    root["transfers"].push_back({{"link", transfer.link}, {"bytes", transfer.bytes}, {"seconds", transfer.seconds}});
+  }
+  return root.dump(1) + "\n";
+}
+
+}  // namespace sluice

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/cost/cost_table.h"
+
+namespace sluice {
+
+// One measurement: an op of one part of a model, on a slice of so many tokens behind so many others.
+struct ProfileSample {
+  PartKind part = PartKind::layer;
+  OpKind kind = OpKind::F;
+  std::int64_t tokens = 1;
+  std::int64_t context = 0;
+  int sequences = 1;  // of the microbatch
+  int tensor_parallel = 1;
+  double seconds = 0;  // above 0
+  double spread_s = 0;
+};
+
+// One message over a link.
+struct ProfileTransfer {
+  std::string link;
+  std::int64_t bytes = 0;
+  double seconds = 0;  // above 0
+};
+
+// A profile file (schema sluice.profile/1, docs/formats.md): what was measured, in the order of the file.
+struct Profile {
+  std::string source;  // the file
+  std::string machine;
+  std::string dtype;
+  std::string model;
+  std::vector<ProfileSample> samples;
+  std::vector<ProfileTransfer> transfers;
+};
+
+// Throws InputError naming the file and the place in it.
+Profile read_profile(const std::string& path);
+Profile parse_profile(std::string_view text, const std::string& source);
+
+// The text of a profile file; parse_profile gives the same profile back.
+std::string to_json_text(const Profile& profile);
+
+}  // namespace sluice

@@ -1,0 +1,338 @@
+#include "model/cost/profile_fit.h"
+
+#include <fmt/format.h>
+
+#include <Eigen/Dense>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+// What a cost file may hold.
+constexpr double kMostBandwidth = 1e15;
+constexpr double kMostLatency_s = 10;
+constexpr double kMostTerm = 1e6;
+constexpr double kMostResidual = 1e9;
+constexpr int kLeastHeldOutCells = 4;
+
+struct Cell {
+  std::int64_t tokens = 0;
+  std::int64_t context = 0;
+  double seconds = 0;
+  int fold = -1;  // held out in this one; -1: never
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// Place of `value` in a sorted set.
+template <typename T>
+int rank_in(const std::set<T>& values, const T& value) {
+  return static_cast<int>(std::distance(values.begin(), values.find(value)));
+}
+
+// By context, then tokens. Held out are cells with context, by a Latin square: neither a length nor a context is ever
+// left out as a whole, where there are as many of them as folds.
+std::vector<Cell> cells_of(const std::vector<ProfileSample>& samples, int folds) {
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<double>> grouped;
+  std::set<std::int64_t> lengths, contexts;
+  for (const ProfileSample& sample : samples) {
+    grouped[{sample.context, sample.tokens}].push_back(sample.seconds);
+    lengths.insert(sample.tokens);
+    contexts.insert(sample.context);
+  }
+  std::vector<Cell> cells;
+  for (const auto& [at, seconds] : grouped) {
+    const int fold = at.first == 0 ? -1 : (rank_in(lengths, at.second) + 2 * rank_in(contexts, at.first)) % folds;
+    cells.push_back({.tokens = at.second, .context = at.first, .seconds = median(seconds), .fold = fold});
+  }
+  return cells;
+}
+
+class ErrorSum {
+ public:
+  void add(double predicted, double measured) {
+    const double error = std::abs(predicted / measured - 1);
+    sum_ += error;
+    error_.max = std::max(error_.max, error);
+    ++error_.samples;
+  }
+  RelativeError error() const {
+    RelativeError out = error_;
+    out.mean = out.samples > 0 ? sum_ / out.samples : 0;
+    return out;
+  }
+
+ private:
+  double sum_ = 0;
+  RelativeError error_;
+};
+
+// 1, i, j, i j.
+std::array<double, 4> terms_of(const Cell& cell) {
+  const auto i = static_cast<double>(cell.tokens);
+  const auto j = static_cast<double>(cell.context);
+  return {1, i, j, i * j};
+}
+
+// Coefficients of `terms` with the least squares of relative errors over the cells with context, or nothing if these do
+// not tell them apart.
+std::optional<std::array<double, 4>> fit_context(const TimeCurve& alone, const std::vector<Cell>& cells,
+                                                 const std::vector<std::size_t>& terms) {
+  const auto columns = std::ssize(terms);
+  if (std::ssize(cells) < columns) return std::nullopt;
+  Eigen::MatrixXd design(std::ssize(cells), columns);
+  Eigen::VectorXd target(std::ssize(cells));
+  for (Eigen::Index row = 0; row < design.rows(); ++row) {
+    const Cell& cell = cells[static_cast<std::size_t>(row)];
+    const auto values = terms_of(cell);
+    for (Eigen::Index column = 0; column < columns; ++column) {
+      design(row, column) = values[terms[static_cast<std::size_t>(column)]] / cell.seconds;
+    }
+    target(row) = (cell.seconds - alone.at(cell.tokens, 0)) / cell.seconds;
+  }
+  const Eigen::VectorXd scale = design.colwise().norm().cwiseInverse();
+  Eigen::ColPivHouseholderQR<Eigen::MatrixXd> solver;
+  solver.setThreshold(1e-8);
+  solver.compute(design * scale.asDiagonal());
+  if (solver.rank() < columns) return std::nullopt;
+  const Eigen::VectorXd found = scale.asDiagonal() * solver.solve(target);
+  std::array<double, 4> out{};
+  for (Eigen::Index column = 0; column < columns; ++column) {
+    out[terms[static_cast<std::size_t>(column)]] = found(column);
+  }
+  return out;
+}
+
+// What is left out, and in which order, where cells are too few or all alike.
+const std::vector<std::vector<std::size_t>>& term_choices() {
+  static const std::vector<std::vector<std::size_t>> kChoices = {{0, 1, 2, 3}, {0, 2, 3}, {0, 3}, {3}};
+  return kChoices;
+}
+
+struct FittedCurve {
+  TimeCurve curve;
+  std::size_t terms = 0;  // of t_ctx that were fitted
+};
+
+// Precondition: some cell has no context.
+FittedCurve fit_curve(const std::vector<Cell>& cells) {
+  FittedCurve fit;
+  std::vector<Cell> behind;
+  for (const Cell& cell : cells) {
+    if (cell.context > 0) {
+      behind.push_back(cell);
+    } else {
+      fit.curve.tokens.push_back(cell.tokens);
+      fit.curve.seconds.push_back(cell.seconds);
+    }
+  }
+  for (const auto& terms : term_choices()) {
+    const auto found = fit_context(fit.curve, behind, terms);
+    if (!found) continue;
+    fit.curve.context = *found;
+    fit.terms = terms.size();
+    break;
+  }
+  return fit;
+}
+
+std::string name_of_curve(PartKind part, OpKind kind) { return fmt::format("{} {}", to_string(part), letter(kind)); }
+
+std::string describe_terms(std::size_t fitted) {
+  switch (fitted) {
+    case 0: return "expected samples with context: t_ctx is 0";
+    case 1: return "too few tokens and contexts for four terms: only a3 is fitted, the others are 0";
+    case 2: return "too few tokens and contexts for four terms: a1 and a2 are 0";
+    default: return "too few tokens and contexts for four terms: a1 is 0";
+  }
+}
+
+std::optional<RelativeError> held_out_error(const std::vector<Cell>& cells, int folds) {
+  if (std::count_if(cells.begin(), cells.end(), [](const Cell& cell) { return cell.fold >= 0; }) < kLeastHeldOutCells) {
+    return std::nullopt;
+  }
+  ErrorSum sum;
+  for (int fold = 0; fold < folds; ++fold) {
+    std::vector<Cell> kept, held;
+    for (const Cell& cell : cells) (cell.fold == fold ? held : kept).push_back(cell);
+    if (held.empty()) continue;
+    const TimeCurve curve = fit_curve(kept).curve;
+    for (const Cell& cell : held) sum.add(curve.at(cell.tokens, cell.context), cell.seconds);
+  }
+  return sum.error();
+}
+
+// Each length but the outer ones, between its neighbours.
+std::optional<RelativeError> error_between(const TimeCurve& curve) {
+  if (curve.tokens.size() < 3) return std::nullopt;
+  ErrorSum sum;
+  for (std::size_t i = 1; i + 1 < curve.tokens.size(); ++i) {
+    const TimeCurve beside{.tokens = {curve.tokens[i - 1], curve.tokens[i + 1]},
+                           .seconds = {curve.seconds[i - 1], curve.seconds[i + 1]}};
+    sum.add(beside.at(curve.tokens[i], 0), curve.seconds[i]);
+  }
+  return sum.error();
+}
+
+void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std::vector<ProfileSample>& samples,
+                   int folds, ProfileFit& out) {
+  const std::vector<Cell> cells = cells_of(samples, folds);
+  CurveFit fit{.part = part, .kind = kind};
+  for (const Cell& cell : cells) ++(cell.context > 0 ? fit.behind : fit.alone);
+  if (fit.alone == 0) {
+    throw InputError(fmt::format("{}: /samples: expected samples of {} without context, got none", profile.source,
+                                 name_of_curve(part, kind)));
+  }
+  FittedCurve fitted = fit_curve(cells);
+  for (const double term : fitted.curve.context) {
+    if (!(std::abs(term) <= kMostTerm)) {
+      throw InputError(fmt::format("{}: /samples: times of {} do not follow a0 + a1 i + a2 j + a3 i j: a term is {}",
+                                   profile.source, name_of_curve(part, kind), term));
+    }
+  }
+  if (fitted.terms < 4) {
+    out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
+  }
+  ErrorSum sum;
+  for (const Cell& cell : cells) sum.add(fitted.curve.at(cell.tokens, cell.context), cell.seconds);
+  fit.in_sample = sum.error();
+  fit.held_out = held_out_error(cells, folds);
+  fit.between = error_between(fitted.curve);
+  fitted.curve.residual = std::min(fit.in_sample.mean, kMostResidual);
+  out.table.curve(part, kind) = std::move(fitted.curve);
+  out.curves.push_back(fit);
+}
+
+// Messages of one link, by size.
+using Messages = std::vector<std::pair<double, double>>;
+
+LinkTime fit_messages(const Messages& messages) {
+  // 1 = latency / t + inverse x bytes / t.
+  Eigen::MatrixXd design(std::ssize(messages), 2);
+  for (Eigen::Index row = 0; row < design.rows(); ++row) {
+    const auto& [bytes, seconds] = messages[static_cast<std::size_t>(row)];
+    design(row, 0) = 1 / seconds;
+    design(row, 1) = bytes / seconds;
+  }
+  const Eigen::VectorXd ones = Eigen::VectorXd::Ones(design.rows());
+  Eigen::Vector2d found(0, 0);
+  if (messages.size() > 1) {
+    const Eigen::VectorXd scale = design.colwise().norm().cwiseInverse();
+    found = scale.asDiagonal() * (design * scale.asDiagonal()).colPivHouseholderQr().solve(ones);
+  }
+  if (messages.size() == 1 || found(0) < 0) found = {0, design.col(1).dot(ones) / design.col(1).squaredNorm()};
+  return {.latency_s = found(0), .bandwidth_bytes_per_s = found(1) > 0 ? 1 / found(1) : 0};
+}
+
+double at(const LinkTime& link, double bytes) { return link.latency_s + bytes / link.bandwidth_bytes_per_s; }
+
+void fit_link_time(const Profile& profile, const std::string& name, const Messages& messages, int folds,
+                   ProfileFit& out) {
+  LinkTime link = fit_messages(messages);
+  link.name = name;
+  if (link.bandwidth_bytes_per_s < 1 || link.bandwidth_bytes_per_s > kMostBandwidth) {
+    throw InputError(
+        fmt::format("{}: /transfers: link '{}': expected larger messages to take longer, got times of {} "
+                    "size{} that do not",
+                    profile.source, name, messages.size(), messages.size() == 1 ? "" : "s"));
+  }
+  LinkTimeFit fit{.name = name, .sizes = static_cast<int>(messages.size())};
+  if (messages.size() < 2) out.warnings.push_back(fmt::format("link {}: one size of message: the latency is 0", name));
+  ErrorSum inside, outside;
+  for (const auto& [bytes, seconds] : messages) inside.add(at(link, bytes), seconds);
+  fit.in_sample = inside.error();
+  if (std::ssize(messages) >= kLeastHeldOutCells) {
+    for (int fold = 0; fold < folds; ++fold) {
+      Messages kept, held;
+      for (std::size_t i = 0; i < messages.size(); ++i) {
+        (static_cast<int>(i) % folds == fold ? held : kept).push_back(messages[i]);
+      }
+      const LinkTime other = fit_messages(kept);
+      if (other.bandwidth_bytes_per_s < 1) continue;
+      for (const auto& [bytes, seconds] : held) outside.add(at(other, bytes), seconds);
+    }
+    fit.held_out = outside.error();
+  }
+  out.table.links.push_back(std::move(link));
+  out.links.push_back(std::move(fit));
+}
+
+void fit_links(const Profile& profile, int folds, ProfileFit& out) {
+  std::map<std::string, std::map<std::int64_t, std::vector<double>>> grouped;
+  for (const ProfileTransfer& transfer : profile.transfers) {
+    grouped[transfer.link][transfer.bytes].push_back(transfer.seconds);
+  }
+  for (const auto& [name, sizes] : grouped) {
+    Messages messages;
+    for (const auto& [bytes, seconds] : sizes) messages.emplace_back(static_cast<double>(bytes), median(seconds));
+    fit_link_time(profile, name, messages, folds, out);
+  }
+}
+
+// The one value of `of` among the samples, or the one that was asked for.
+int choose(const Profile& profile, const std::optional<int>& asked, const char* key, const char* flag, auto of) {
+  std::set<int> values;
+  for (const ProfileSample& sample : profile.samples) values.insert(of(sample));
+  if (asked && !values.contains(*asked)) {
+    throw InputError(fmt::format("{}: /samples: {}: expected one of {}, got {}", profile.source, flag,
+                                 fmt::join(values, ", "), *asked));
+  }
+  if (!asked && values.size() > 1) {
+    throw InputError(fmt::format("{}: /samples: a cost file holds for one value of {}: choose one of {} with {}",
+                                 profile.source, key, fmt::join(values, ", "), flag));
+  }
+  return asked ? *asked : *values.begin();
+}
+
+}  // namespace
+
+ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
+  if (profile.samples.empty()) throw InputError(profile.source + ": /samples: expected at least one sample");
+  if (choice.folds < 2) throw InputError(fmt::format("expected at least 2 folds, got {}", choice.folds));
+  ProfileFit out;
+  out.table.source = profile.source;
+  out.table.machine = profile.machine;
+  out.table.sequences = choose(profile, choice.sequences, "sequences", "--sequences",
+                               [](const ProfileSample& sample) { return sample.sequences; });
+  out.table.tensor_parallel = choose(profile, choice.tensor_parallel, "tensor_parallel", "--tensor-parallel",
+                                     [](const ProfileSample& sample) { return sample.tensor_parallel; });
+  std::map<std::pair<PartKind, OpKind>, std::vector<ProfileSample>> grouped;
+  for (const ProfileSample& sample : profile.samples) {
+    if (sample.sequences != out.table.sequences || sample.tensor_parallel != out.table.tensor_parallel) continue;
+    grouped[{sample.part, sample.kind}].push_back(sample);
+  }
+  if (grouped.empty()) {
+    throw InputError(fmt::format("{}: /samples: no sample has sequences {} and tensor_parallel {}", profile.source,
+                                 out.table.sequences, out.table.tensor_parallel));
+  }
+  for (const PartKind part : kParts) {
+    const auto has = [&](OpKind kind) { return grouped.contains({part, kind}); };
+    if (std::none_of(kKinds.begin(), kKinds.end(), has)) continue;
+    if (!has(OpKind::F)) {
+      throw InputError(fmt::format("{}: /samples: part {} has no forward, F", profile.source, to_string(part)));
+    }
+    if (!has(OpKind::B) && !(has(OpKind::I) && has(OpKind::W))) {
+      throw InputError(
+          fmt::format("{}: /samples: part {} has no backward, B or I and W", profile.source, to_string(part)));
+    }
+    for (const OpKind kind : kKinds) {
+      if (has(kind)) fit_part_kind(profile, part, kind, grouped.at({part, kind}), choice.folds, out);
+    }
+  }
+  fit_links(profile, choice.folds, out);
+  return out;
+}
+
+}  // namespace sluice

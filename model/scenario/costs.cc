@@ -1,0 +1,91 @@
+#include "model/scenario/costs.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "model/cost/analytic.h"
+#include "model/cost/fitted.h"
+#include "model/errors.h"
+#include "model/workload/transformer_footprint.h"
+
+namespace sluice {
+
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule) : scenario_(std::move(scenario)) {
+  scenario_.training.pp = schedule.num_ranks();
+  scenario_.microbatches = schedule.num_microbatches();
+  if (scenario_.model) split_model(schedule);
+  make_cost(schedule);
+}
+
+void ScenarioCosts::split_model(const Schedule& schedule) {
+  Training& training = scenario_.training;
+  if (training.sequence_length == 0) training.sequence_length = schedule.shapes()[0].tokens();
+  if (names_file(scenario_.schedule)) training.micro_batch = schedule.shapes()[0].sequences;
+  if (training.sequence_length <= 1) {
+    throw InputError(fmt::format("{}: /batch/sequence_length: required with a model (--seq-length)", scenario_.source));
+  }
+  if (training.cp > 1 && schedule.sliced()) {
+    throw InputError(
+        fmt::format("{}: /parallelism/cp: slices of a sequence are not modelled with context parallelism, "
+                    "got {}",
+                    scenario_.source, training.cp));
+  }
+  const int stages = schedule.num_stages();
+  stages_ = split_layers(*scenario_.model, stages, scenario_.stage_layers, scenario_.first_stage_layers,
+                         scenario_.last_stage_layers);
+  // Where every rank of the last stage has the first one too, the head reads the embedding that is there.
+  const auto together = [&](const std::vector<int>& route) {
+    const auto& ranks = schedule.stages_of(route.back());
+    return std::find(ranks.begin(), ranks.end(), 0) != ranks.end();
+  };
+  if (std::all_of(schedule.routes().begin(), schedule.routes().end(), together)) stages_.back().tied_copy = false;
+  footprint_ = std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_);
+}
+
+void ScenarioCosts::make_cost(const Schedule& schedule) {
+  const auto require = [&](bool there, const char* what) {
+    if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
+  };
+  switch (scenario_.cost) {
+    case CostKind::uniform: cost_ = std::make_unique<UniformCost>(scenario_.uniform, schedule); return;
+    case CostKind::analytic:
+      require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
+      require(scenario_.cluster.has_value(), "/cluster: required by the analytic cost (--cluster)");
+      cost_ = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+                                             scenario_.software);
+      return;
+    case CostKind::fitted: {
+      require(scenario_.model.has_value(),
+              "/model: required by the fitted cost: it tells the layers of a stage (--model)");
+      std::unique_ptr<const CostModel> rest;
+      if (scenario_.cluster) {
+        rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+                                              scenario_.software);
+      }
+      cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
+                                           std::move(rest));
+      return;
+    }
+  }
+}
+
+LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
+  const Training& training = scenario_.training;
+  LoweringOptions options{.footprint = footprint_.get()};
+  if (!scenario_.model) return options;
+  const bool experts = scenario_.model->has_experts();
+  options.data_parallel = std::max(training.data_ranks(), experts ? training.expert_data_ranks() : 1);
+  options.overlap_grad_reduce = training.overlap_grad_reduce;
+  options.gather_parameters = training.distributed_optimizer;
+  options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();
+  options.tied_embedding = scenario_.model->tied_embeddings;
+  const bool flush = policy == WeightPolicy::flush;
+  options.global_norm = scenario_.clip_gradients && flush && scenario_.cost != CostKind::uniform;
+  options.recompute = training.recompute == Training::Recompute::full ||
+                      (training.recompute == Training::Recompute::selective && !training.flash_attention);
+  return options;
+}
+
+}  // namespace sluice

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/cost/cost_model.h"
+#include "model/graph/lowering.h"
+#include "model/scenario/scenario.h"
+#include "model/schedule/schedule.h"
+#include "model/workload/training.h"
+
+namespace sluice {
+
+// What a scenario puts on the stages of a schedule, and what prices it. The schedule's own sizes count: its ranks,
+// microbatches and shapes.
+class ScenarioCosts {
+ public:
+  // Throws InputError naming the scenario's field.
+  ScenarioCosts(Scenario scenario, const Schedule& schedule);
+
+  const Scenario& scenario() const { return scenario_; }  // with training.pp and microbatches as the schedule has them
+  const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
+  const Footprint* footprint() const { return footprint_.get(); }       // null without a model
+  const CostModel& cost() const { return *cost_; }
+  LoweringOptions lowering_options(WeightPolicy policy) const;
+
+ private:
+  void split_model(const Schedule& schedule);
+  void make_cost(const Schedule& schedule);
+
+  Scenario scenario_;
+  std::vector<StageContents> stages_;
+  std::unique_ptr<Footprint> footprint_;
+  std::unique_ptr<CostModel> cost_;
+};
+
+}  // namespace sluice

@@ -1,0 +1,110 @@
+#include "model/slicing/stage_times.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/errors.h"
+#include "model/slicing/terapipe.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kMaxGranules = 4096;
+
+// The slice as part of a whole sequence: what is before it, itself, and what is behind it.
+struct Placed {
+  MicrobatchShape shape;
+  int slice = 0;
+};
+
+Placed placed(const SequenceCut& cut, std::int64_t begin, std::int64_t end) {
+  Placed out{.shape = {.sequences = cut.sequences, .slice_lengths = {}}};
+  if (begin > 0) out.shape.slice_lengths.push_back(begin);
+  out.slice = out.shape.num_slices();
+  out.shape.slice_lengths.push_back(end - begin);
+  if (end < cut.tokens) out.shape.slice_lengths.push_back(cut.tokens - end);
+  return out;
+}
+
+}  // namespace
+
+StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages,
+                       const SequenceCut& cut, const ForEach& for_each)
+    : cut_(cut) {
+  const SliceTimes frame{.tokens = cut.tokens, .granularity = cut.granularity};
+  check_problem({.forward = frame});
+  granules_ = frame.granules();
+  if (granules_ > kMaxGranules) {
+    throw InputError(fmt::format("{} tokens at granularity {}: expected at most {} granules, got {}", cut.tokens,
+                                 cut.granularity, kMaxGranules, granules_));
+  }
+  std::vector<int> first_stages;  // of each table
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const auto alike = [&](int other) {
+      if (!stages.empty()) return stages[static_cast<std::size_t>(other)] == stages[static_cast<std::size_t>(stage)];
+      return cost.alike(stage) == other;
+    };
+    const auto found = std::find_if(first_stages.begin(), first_stages.end(), alike);
+    table_of_.push_back(static_cast<std::size_t>(found - first_stages.begin()));
+    if (found == first_stages.end()) first_stages.push_back(stage);
+  }
+  tables_.assign(first_stages.size(), Table(place(granules_ - 1, 1) + 1));
+  const auto rounded = [&](OpKind kind, int stage, const Placed& at) {
+    return from_seconds(cost.compute_s(kind, stage, at.shape, at.slice), "time of a slice");
+  };
+  for_each(granules_, [&](std::int64_t begin) {
+    for (std::int64_t end = begin + 1; end <= granules_; ++end) {
+      const Placed at = placed(cut, frame.position(begin), frame.position(end));
+      for (std::size_t i = 0; i < tables_.size(); ++i) {
+        const int stage = first_stages[i];
+        Times& times = tables_[i][place(begin, end - begin)];
+        times.forward = rounded(OpKind::F, stage, at);
+        if (cut.forward_only) continue;
+        times.gradient = rounded(cut.split_backward ? OpKind::I : OpKind::B, stage, at);
+        if (cut.split_backward) times.weight = rounded(OpKind::W, stage, at);
+        times.recompute = from_seconds(cost.recompute_s(stage, at.shape, at.slice), "time of recomputation");
+      }
+    }
+  });
+}
+
+Duration StageTimes::forward(int stage, std::int64_t begin, std::int64_t granules) const {
+  return times(stage, begin, granules).forward;
+}
+Duration StageTimes::gradient(int stage, std::int64_t begin, std::int64_t granules) const {
+  return times(stage, begin, granules).gradient;
+}
+Duration StageTimes::weight(int stage, std::int64_t begin, std::int64_t granules) const {
+  return times(stage, begin, granules).weight;
+}
+Duration StageTimes::recompute(int stage, std::int64_t begin, std::int64_t granules) const {
+  return times(stage, begin, granules).recompute;
+}
+Duration StageTimes::backward(int stage, std::int64_t begin, std::int64_t granules) const {
+  return times(stage, begin, granules).backward();
+}
+
+SliceTimes StageTimes::slowest_forward() const {
+  auto row = [this](std::int64_t context, std::span<Duration> out) {
+    const std::size_t first = place(context / cut_.granularity, 1);
+    for (std::size_t n = 0; n < out.size(); ++n) {
+      out[n] = Duration{0};
+      for (const Table& table : tables_) out[n] = std::max(out[n], table[first + n].forward);
+    }
+  };
+  return {.tokens = cut_.tokens, .granularity = cut_.granularity, .row = std::move(row)};
+}
+
+SliceTimes StageTimes::slowest_backward() const {
+  auto row = [this](std::int64_t context, std::span<Duration> out) {
+    const std::size_t first = place(context / cut_.granularity, 1);
+    for (std::size_t n = 0; n < out.size(); ++n) {
+      out[n] = Duration{0};
+      for (const Table& table : tables_) out[n] = std::max(out[n], table[first + n].backward());
+    }
+  };
+  return {.tokens = cut_.tokens, .granularity = cut_.granularity, .row = std::move(row)};
+}
+
+}  // namespace sluice

@@ -1,0 +1,164 @@
+#include "sim/planner/plan.h"
+
+#include <algorithm>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "model/errors.h"
+#include "sim/parallel.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::size_t kFirstRound = 64;
+constexpr std::size_t kLargestRound = 4096;
+constexpr std::int64_t kMostVertices = 100'000;  // of a structure that is kept for the next round
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+}  // namespace
+
+Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything)
+    : base_(std::move(base)), space_(std::move(space)), keep_(std::max(1, keep)), everything_(everything) {
+  points_ = enumerate(base_, space_);
+  results_.resize(points_.size());
+  std::map<std::tuple<std::string_view, int, int, int, int>, int> known;
+  for (const PlanPoint& point : points_) {
+    const auto [found, added] = known.try_emplace(
+        {point.family->name, point.pp, point.chunks, point.microbatches, point.slices}, static_cast<int>(known.size()));
+    structure_of_.push_back(found->second);
+  }
+  structures_.resize(known.size());
+}
+
+Plan::~Plan() = default;
+
+std::vector<Plan::Work> Plan::next() {
+  std::vector<Work> work;
+  const auto add = [&](int point, bool simulate) {
+    work.push_back({.point = point, .structure = structure_of_[at(point)], .simulate = simulate});
+  };
+  if (round_size_ == 0) {
+    for (int point = 0; point < std::ssize(points_); ++point) add(point, false);
+  }
+  while (work.empty() && taken_ < queue_.size()) {
+    const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
+    for (; taken_ < end; ++taken_) {
+      PlanResult& result = results_[at(queue_[taken_])];
+      if (!everything_ && certainly_worse(result)) {
+        result.status = PlanStatus::bounded;
+      } else {
+        add(queue_[taken_], true);
+      }
+    }
+    round_size_ = std::min(kLargestRound, 2 * round_size_);
+  }
+  std::stable_sort(work.begin(), work.end(), [](const Work& a, const Work& b) { return a.structure < b.structure; });
+  return work;
+}
+
+std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::atomic<bool>* stop,
+                                       const std::function<void(std::int64_t)>& progress) {
+  std::vector<PlanResult> results(work.size());
+  std::vector<std::pair<std::size_t, std::size_t>> runs;  // of one structure
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    if (i == 0 || work[i].structure != work[i - 1].structure) runs.emplace_back(i, i);
+    runs.back().second = i + 1;
+  }
+  parallel_for(std::ssize(runs), [&](std::int64_t index) {
+    const auto [begin, end] = runs[static_cast<std::size_t>(index)];
+    std::unique_ptr<StructureRuns>& structure = structures_[at(work[begin].structure)];
+    for (std::size_t i = begin; i < end; ++i) {
+      if (stop != nullptr && *stop) return;
+      try {
+        const Scenario scenario = scenario_of(base_, space_, points_[at(work[i].point)]);
+        if (!structure) structure = std::make_unique<StructureRuns>(scenario);
+        results[i] = work[i].simulate ? structure->run(scenario) : structure->assess(scenario);
+      } catch (const InputError& error) {
+        results[i].status = PlanStatus::refused;
+        results[i].reason = error.what();
+      }
+      if (progress) progress(1);
+    }
+    if (structure && structure->num_vertices() > kMostVertices) structure.reset();
+  });
+  return results;
+}
+
+void Plan::take(std::span<const Work> work, std::span<const PlanResult> results) {
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    if (results[i].status == PlanStatus::open && work[i].simulate) continue;  // stopped before it
+    PlanResult& known = results_[at(work[i].point)];
+    const Duration bound = known.bound;
+    known = results[i];
+    if (!work[i].simulate) continue;
+    known.bound = bound;
+    note(work[i].point);
+  }
+}
+
+std::int64_t Plan::num_closed() const {
+  return std::count_if(queue_.begin(), queue_.end(),
+                       [&](int point) { return results_[at(point)].status != PlanStatus::open; });
+}
+
+// After the first round: what may fit is to be simulated, the most promising first.
+void Plan::end_round() {
+  if (round_size_ > 0) return;
+  round_size_ = kFirstRound;
+  std::vector<char> needed(structures_.size(), 0);
+  for (int point = 0; point < std::ssize(points_); ++point) {
+    if (results_[at(point)].status != PlanStatus::open) continue;
+    queue_.push_back(point);
+    needed[at(structure_of_[at(point)])] = 1;
+  }
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    if (needed[i] == 0) structures_[i].reset();
+  }
+  std::stable_sort(queue_.begin(), queue_.end(),
+                   [&](int a, int b) { return results_[at(a)].bound < results_[at(b)].bound; });
+}
+
+// Simulated: among the fastest, and on the front?
+void Plan::note(int point) {
+  const PlanResult& result = results_[at(point)];
+  if (result.status != PlanStatus::simulated || !result.fits) return;
+  fastest_.insert(std::upper_bound(fastest_.begin(), fastest_.end(), result.iteration), result.iteration);
+  if (std::ssize(fastest_) > keep_) fastest_.pop_back();
+  const std::pair here(result.iteration, result.needed_bytes);
+  const auto better = [&](const auto& other) { return other.first <= here.first && other.second <= here.second; };
+  if (std::any_of(front_.begin(), front_.end(), better)) return;
+  std::erase_if(front_, [&](const auto& other) { return other.first >= here.first && other.second >= here.second; });
+  front_.push_back(here);
+}
+
+bool Plan::certainly_worse(const PlanResult& result) const {
+  if (std::ssize(fastest_) < keep_ || fastest_.back() >= result.bound) return false;
+  return std::any_of(front_.begin(), front_.end(), [&](const auto& other) {
+    return other.first <= result.bound && other.second <= result.needed_bytes;
+  });
+}
+
+std::vector<int> Plan::ranking() const {
+  std::vector<int> out;
+  for (int point = 0; point < std::ssize(points_); ++point) {
+    if (results_[at(point)].status == PlanStatus::simulated && results_[at(point)].fits) out.push_back(point);
+  }
+  std::stable_sort(out.begin(), out.end(), [&](int a, int b) {
+    const PlanResult& x = results_[at(a)];
+    const PlanResult& y = results_[at(b)];
+    return std::tie(x.iteration, x.needed_bytes) < std::tie(y.iteration, y.needed_bytes);
+  });
+  return out;
+}
+
+std::vector<int> Plan::pareto_front() const {
+  std::vector<int> out;
+  for (const int point : ranking()) {
+    if (out.empty() || results_[at(point)].needed_bytes < results_[at(out.back())].needed_bytes) out.push_back(point);
+  }
+  return out;
+}
+
+}  // namespace sluice

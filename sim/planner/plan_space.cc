@@ -1,0 +1,249 @@
+#include "sim/planner/plan_space.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+#include "model/slicing/balanced.h"
+
+namespace sluice {
+namespace {
+
+constexpr int kMostChunks = 8;
+constexpr int kMostMicroBatch = 16;
+constexpr std::array kRecompute = {"none", "selective", "full"};
+
+std::vector<int> divisors(std::int64_t number, std::int64_t most) {
+  std::vector<int> out;
+  for (std::int64_t i = 1; i <= std::min(number, most); ++i) {
+    if (number % i == 0) out.push_back(static_cast<int>(i));
+  }
+  return out;
+}
+
+Training::Recompute recompute_of(const std::string& word) {
+  const auto found = std::find(kRecompute.begin(), kRecompute.end(), word);
+  if (found == kRecompute.end()) {
+    throw InputError(fmt::format("--recompute: expected none, selective or full{}, got '{}'",
+                                 did_you_mean(word, std::vector<std::string>(kRecompute.begin(), kRecompute.end())),
+                                 word));
+  }
+  return static_cast<Training::Recompute>(found - kRecompute.begin());
+}
+
+class Enumeration {
+ public:
+  Enumeration(const Scenario& base, const PlanSpace& space) : base_(base), space_(space), model_(*base.model) {
+    for (const std::string& name : space.families) families_.push_back(&find_family(name));
+    if (families_.empty()) {
+      for (const Family& family : all_families()) {
+        if (!family.asynchronous) families_.push_back(&family);
+      }
+    }
+    for (const std::string& word : space.recompute) recompute_.push_back(recompute_of(word));
+    if (recompute_.empty()) {
+      recompute_.push_back(Training::Recompute::none);
+      if (!base.training.flash_attention) recompute_.push_back(Training::Recompute::selective);
+      recompute_.push_back(Training::Recompute::full);
+    }
+  }
+
+  std::vector<PlanPoint> run() {
+    const std::int64_t gpus = space_.gpus;
+    const int cp = base_.training.cp;
+    for (const int tp : space_.tp.empty() ? divisors(base_.cluster->gpus_per_node, model_.heads) : space_.tp) {
+      if (space_.tp.empty() && model_.heads % tp != 0) continue;
+      if (gpus % (std::int64_t{tp} * cp) != 0) continue;
+      const std::int64_t rest = gpus / tp / cp;
+      for (const int pp : space_.pp.empty() ? divisors(rest, model_.layers) : space_.pp) {
+        if (rest % pp != 0) continue;
+        const std::int64_t dp = rest / pp;
+        if (!space_.dp.empty() && std::find(space_.dp.begin(), space_.dp.end(), dp) == space_.dp.end()) continue;
+        divides_ = true;
+        point_ = {.tp = tp, .pp = pp, .dp = static_cast<int>(dp)};
+        with_batch();
+      }
+    }
+    if (points_.empty()) throw InputError(why_none());
+    return std::move(points_);
+  }
+
+ private:
+  std::string why_none() const {
+    if (!divides_) {
+      return fmt::format("plan: no tp x pp x dp of those asked for is {} GPUs{}", space_.gpus,
+                         base_.training.cp > 1 ? fmt::format(" with cp {}", base_.training.cp) : "");
+    }
+    if (!batch_divides_) {
+      return fmt::format("plan: the global batch {} is no multiple of micro_batch x dp for any of the sizes asked for",
+                         base_.global_batch);
+    }
+    return "plan: no family of those asked for takes any of the chunks and slices asked for";
+  }
+
+  void with_batch() {
+    if (base_.global_batch % point_.dp != 0) return;
+    const std::int64_t of_replica = base_.global_batch / point_.dp;
+    std::vector<int> sizes = space_.micro_batch;
+    for (int size = 1; sizes.empty() || size <= kMostMicroBatch; size *= 2) {
+      if (!space_.micro_batch.empty()) break;
+      sizes.push_back(size);
+    }
+    for (const int size : sizes) {
+      if (of_replica % size != 0) continue;
+      batch_divides_ = true;
+      point_.micro_batch = size;
+      point_.microbatches = static_cast<int>(of_replica / size);
+      for (const Family* family : families_) {
+        // On one rank schedules differ in nothing but their slices.
+        if (point_.pp == 1 && family != families_.front()) continue;
+        with_family(*family);
+      }
+    }
+  }
+
+  void with_family(const Family& family) {
+    point_.family = &family;
+    std::vector<int> chunks = {family.fixed_chunks};
+    if (family.fixed_chunks == 0) {
+      chunks = space_.chunks;
+      if (chunks.empty()) {
+        // One chunk is the family that it is made of.
+        const std::int64_t most = point_.pp == 1 ? 1 : kMostChunks;
+        for (const int v : divisors(std::max(1, model_.layers / point_.pp), most)) {
+          if (v >= std::min(2, family.default_chunks)) chunks.push_back(v);
+        }
+      }
+    }
+    std::vector<int> slices = {1};
+    if (family.sliced) slices = space_.slices.empty() ? std::vector{2, 4, 8} : space_.slices;
+    for (const int v : chunks) {
+      if (std::int64_t{v} * point_.pp > model_.layers) continue;
+      for (const int k : slices) {
+        point_.chunks = v;
+        point_.slices = k;
+        with_outer_stages();
+      }
+    }
+  }
+
+  void with_outer_stages() {
+    const int stages = point_.pp * point_.chunks;
+    const int layers = model_.layers / stages;
+    point_.first_layers = base_.first_stage_layers;
+    point_.last_layers = base_.last_stage_layers;
+    with_training();
+    const bool asked = point_.first_layers > 0 || point_.last_layers > 0 || !base_.stage_layers.empty();
+    if (asked || !space_.uneven_outer_stages || stages < 3 || layers < 2) return;
+    point_.last_layers = layers - 1;
+    with_training();
+    point_.first_layers = layers - 1;
+    with_training();
+  }
+
+  void with_training() {
+    const bool replicas = point_.dp > 1;
+    const std::vector<bool> optimizers =
+        !replicas ? std::vector{false}
+                  : (space_.distributed_optimizer.empty() ? std::vector{false, true} : space_.distributed_optimizer);
+    // With one replica, one rank, all of them on one node, or none of two on one, both orders come to the same.
+    const int node = base_.cluster->gpus_per_node;
+    const bool one_order =
+        !replicas || point_.pp == 1 || space_.gpus <= node || point_.tp * base_.training.cp % node == 0;
+    const std::vector<bool> orders =
+        one_order ? std::vector{false}
+                  : (space_.pipeline_before_data.empty() ? std::vector{false, true} : space_.pipeline_before_data);
+    for (const Training::Recompute recompute : recompute_) {
+      for (const bool optimizer : optimizers) {
+        for (const bool order : orders) {
+          PlanPoint point = point_;
+          point.recompute = recompute;
+          point.distributed_optimizer = optimizer;
+          point.pipeline_before_data = order;
+          points_.push_back(point);
+        }
+      }
+    }
+  }
+
+  const Scenario& base_;
+  const PlanSpace& space_;
+  const Transformer& model_;
+  std::vector<const Family*> families_;
+  std::vector<Training::Recompute> recompute_;
+  PlanPoint point_;
+  std::vector<PlanPoint> points_;
+  bool divides_ = false;
+  bool batch_divides_ = false;
+};
+
+std::vector<std::int64_t> cut(const Scenario& base, const PlanSpace& space, int slices) {
+  const std::int64_t tokens = base.training.sequence_length;
+  if (space.balanced_slices && slices > 1) {
+    return balanced_slices(*base.model, tokens, slices, balanced_multiple(tokens, slices));
+  }
+  return even_slices(tokens, slices);
+}
+
+}  // namespace
+
+std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
+  const auto require = [&](bool there, const char* what) {
+    if (!there) throw InputError(fmt::format("{}: {}", base.source, what));
+  };
+  require(base.model.has_value(), "/model: required (--model)");
+  require(base.cluster.has_value(), "/cluster: required (--cluster)");
+  require(base.training.sequence_length > 0, "/batch/sequence_length: required (--seq-length)");
+  require(base.global_batch > 0, "/batch/global_batch: required (--gbs)");
+  require(!names_file(base.schedule), "/schedule: expected families, not a file");
+  PlanSpace whole = space;
+  if (whole.gpus == 0) whole.gpus = base.cluster->num_gpus();
+  if (whole.gpus > base.cluster->num_gpus()) {
+    throw InputError(fmt::format("--gpus: expected at most the {} of {}, got {}", base.cluster->num_gpus(),
+                                 base.cluster->name, whole.gpus));
+  }
+  return Enumeration(base, whole).run();
+}
+
+Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  Scenario out = base;
+  out.schedule = point.family->name;
+  out.chunks = point.chunks;
+  out.microbatches = point.microbatches;
+  out.shape = {.sequences = point.micro_batch, .slice_lengths = cut(base, space, point.slices)};
+  out.first_stage_layers = point.first_layers;
+  out.last_stage_layers = point.last_layers;
+  out.training.tp = point.tp;
+  out.training.pp = point.pp;
+  out.training.dp = point.dp;
+  out.training.micro_batch = point.micro_batch;
+  out.training.recompute = point.recompute;
+  if (point.recompute != Training::Recompute::full) out.training.recompute_layers = 0;
+  out.training.distributed_optimizer = point.distributed_optimizer;
+  out.training.pipeline_before_data = point.pipeline_before_data;
+  out.training.sequence_parallel = point.tp > 1 && space.sequence_parallel;
+  return out;
+}
+
+std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  std::string out = fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}",
+                                point.family->name, point.pp, point.tp, point.dp, point.micro_batch, point.chunks,
+                                point.slices);
+  if (point.slices > 1) out += fmt::format(" --slicing {}", space.balanced_slices ? "balanced" : "even");
+  if (point.first_layers > 0) out += fmt::format(" --decoder-first-pipeline-num-layers {}", point.first_layers);
+  if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);
+  out += fmt::format(" --recompute {}", kRecompute[static_cast<std::size_t>(point.recompute)]);
+  const auto flag = [&](const char* name, bool has, bool had) {
+    if (has != had) out += fmt::format(" {}{}", name, has ? "" : "=false");
+  };
+  const Training& training = base.training;
+  flag("--use-distributed-optimizer", point.distributed_optimizer, training.distributed_optimizer);
+  flag("--sequence-parallel", point.tp > 1 && space.sequence_parallel, training.sequence_parallel);
+  flag("--use-tp-pp-dp-mapping", point.pipeline_before_data, training.pipeline_before_data);
+  return out;
+}
+
+}  // namespace sluice

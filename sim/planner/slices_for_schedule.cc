@@ -1,0 +1,291 @@
+#include "sim/planner/slices_for_schedule.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "model/slicing/balanced.h"
+#include "model/slicing/stage_times.h"
+#include "model/slicing/terapipe.h"
+#include "sim/parallel.h"
+#include "sim/planner/slices_bound.h"
+#include "sim/planner/slices_run.h"
+
+namespace sluice {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void check_request(const SlicesRequest& request) {
+  const Scenario& scenario = request.scenario;
+  const auto fail = [&](const std::string& what) { throw InputError(fmt::format("{}: {}", scenario.source, what)); };
+  if (names_file(scenario.schedule)) {
+    fail(fmt::format("/schedule/name: expected a family, which can be made for any number of slices, got the file {}",
+                     scenario.schedule));
+  }
+  const Family& family = find_family(scenario.schedule);
+  if (!family.sliced) {
+    std::vector<std::string_view> sliced;
+    for (const Family& each : all_families()) {
+      if (each.sliced) sliced.push_back(each.name);
+    }
+    fail(fmt::format("/schedule/name: {} has no slices: expected one of {}", family.name, fmt::join(sliced, ", ")));
+  }
+  if (scenario.training.sequence_length < 1) fail("/batch/sequence_length: required to cut a sequence (--seq-length)");
+  if (scenario.perturbation.slows() || scenario.perturbation.trials > 0) {
+    fail("/perturbation: slices are cut for a run without stragglers and noise");
+  }
+  for (const auto* times :
+       {&scenario.uniform.forward, &scenario.uniform.input_gradient, &scenario.uniform.weight_gradient}) {
+    if (scenario.cost == CostKind::uniform && times->size() > 1) {
+      fail("/cost: a time for each slice holds for one cut: expected one time");
+    }
+  }
+  const std::int64_t tokens = scenario.training.sequence_length;
+  if (request.granularity < 1 || request.granularity > tokens) {
+    fail(fmt::format("granularity: expected 1 to the sequence's {} tokens, got {}", tokens, request.granularity));
+  }
+  const std::int64_t granules = (tokens + request.granularity - 1) / request.granularity;
+  if (request.slices < 0 || request.slices > granules) {
+    fail(fmt::format("slices: expected at most {} slices of {} tokens at granularity {}, got {}", granules, tokens,
+                     request.granularity, request.slices));
+  }
+  if (request.max_slices < 1) fail(fmt::format("slices: expected a limit of at least 1, got {}", request.max_slices));
+}
+
+// Powers of two and their neighbours.
+std::set<int> first_counts(const SlicesRequest& request, std::int64_t granules) {
+  if (request.slices > 0) return {request.slices};
+  const auto most = static_cast<int>(std::min<std::int64_t>(request.max_slices, granules));
+  std::set<int> counts = {most};
+  for (int power = 1; power / 2 <= most; power *= 2) {
+    for (const int count : {power - 1, power, power + 1}) {
+      if (count >= 1 && count <= most) counts.insert(count);
+    }
+  }
+  return counts;
+}
+
+std::vector<std::int64_t> in_granules(const std::vector<std::int64_t>& lengths, std::int64_t granularity) {
+  std::vector<std::int64_t> out;
+  for (const std::int64_t length : lengths) out.push_back((length + granularity - 1) / granularity);
+  return out;
+}
+
+// One number of slices: its schedule and graph, and the best cut so far.
+class Search {
+ public:
+  Search(const SlicesRequest& request, int slices) : request_(request) {
+    candidate_.slices = slices;
+    try {
+      run_ = std::make_unique<SlicesRun>(request.scenario, request.granularity, slices);
+    } catch (const InputError& error) {
+      candidate_.refused = error.what();
+    }
+  }
+
+  const SlicesCandidate& candidate() const { return candidate_; }
+  const SlicesRun& run() const { return *run_; }
+  bool refused() const { return run_ == nullptr; }
+  bool fits() const { return best_.fits(); }
+
+  void start(const StageTimes& times, const SlicesBound& bound) {
+    const std::int64_t tokens = request_.scenario.training.sequence_length;
+    const std::int64_t granularity = request_.granularity;
+    const int slices = candidate_.slices;
+    candidate_.lower_bound = bound(slices);
+    // Even first, so that it is what is kept where nothing is better.
+    std::vector<std::int64_t> even = in_granules(even_slices(tokens, granularity, slices), granularity);
+    best_ = run_->simulate(even);
+    candidate_.even = best_.makespan;
+    counts_ = std::move(even);
+    if (request_.scenario.model && tokens % granularity == 0) {
+      try_cut(in_granules(balanced_slices(*request_.scenario.model, tokens, slices, granularity), granularity));
+    }
+    SlicingProblem problem{.forward = times.slowest_forward(),
+                           .backward = times.slowest_backward(),
+                           .num_cells = run_->schedule().num_ranks(),
+                           .min_slices = slices,
+                           .max_slices = slices};
+    try_cut(in_granules(best_slices(problem).lengths, granularity));
+    problem.num_cells = kManyCells;
+    try_cut(in_granules(best_slices(problem).lengths, granularity));
+    note();
+  }
+
+  // Moves granules until none helps, or the time is over.
+  void search(Clock::time_point deadline) {
+    std::int64_t step = 1;
+    const std::int64_t mean = run_->granules() / 2 / candidate_.slices;
+    while (2 * step <= mean) step *= 2;
+    for (; step >= 1; step /= 2) {
+      while (one_pass(step, deadline)) {
+      }
+    }
+    candidate_.searched = Clock::now() < deadline;
+    note();
+  }
+
+ private:
+  static constexpr int kManyCells = 1000;  // so that the longest slice alone counts
+
+  bool try_cut(const std::vector<std::int64_t>& counts) {
+    const auto result = run_->simulate_if_better(counts, best_);
+    if (!result) return false;
+    best_ = *result;
+    counts_ = counts;
+    return true;
+  }
+
+  // Every move of `step` granules from one slice to another, neighbours first. Whether any helped.
+  bool one_pass(std::int64_t step, Clock::time_point deadline) {
+    bool helped = false;
+    const auto slices = std::ssize(counts_);
+    for (std::int64_t apart = 1; apart < slices; ++apart) {
+      for (std::int64_t a = 0; a + apart < slices; ++a) {
+        for (const auto& [from, to] : {std::pair(a, a + apart), std::pair(a + apart, a)}) {
+          while (counts_[static_cast<std::size_t>(from)] > step) {
+            if (Clock::now() >= deadline) return false;
+            std::vector<std::int64_t> moved = counts_;
+            moved[static_cast<std::size_t>(from)] -= step;
+            moved[static_cast<std::size_t>(to)] += step;
+            if (!try_cut(moved)) break;
+            helped = true;
+          }
+        }
+      }
+    }
+    return helped;
+  }
+
+  void note() {
+    candidate_.lengths = run_->lengths_of(counts_);
+    candidate_.makespan = best_.makespan;
+    candidate_.fit = best_.fit;
+    candidate_.simulations = run_->simulations();
+  }
+
+  const SlicesRequest& request_;
+  SlicesCandidate candidate_;
+  std::unique_ptr<SlicesRun> run_;
+  std::vector<std::int64_t> counts_;  // granules of each slice
+  SlicesRun::Result best_;
+};
+
+class Planner {
+ public:
+  explicit Planner(const SlicesRequest& request)
+      : request_(request),
+        deadline_(Clock::now() +
+                  std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.time_budget_s))) {}
+
+  ScheduleSlices run() {
+    const std::int64_t tokens = request_.scenario.training.sequence_length;
+    const std::int64_t granules = (tokens + request_.granularity - 1) / request_.granularity;
+    std::set<int> counts = first_counts(request_, granules);
+    while (!counts.empty()) {
+      look_at(counts);
+      counts = neighbours_of_best(granules);
+    }
+    return answer();
+  }
+
+ private:
+  // Starts all, and searches those whose bound leaves room for more than the best start.
+  void look_at(const std::set<int>& counts) {
+    const std::size_t first = searches_.size();
+    for (const int count : counts) searches_.push_back(std::make_unique<Search>(request_, count));
+    if (!times_) tabulate();
+    parallel_for(std::ssize(searches_) - static_cast<std::int64_t>(first), [&](std::int64_t i) {
+      Search& search = *searches_[first + static_cast<std::size_t>(i)];
+      if (!search.refused()) search.start(*times_, *bound_);
+    });
+    const Search* best = best_search();
+    std::vector<Search*> worth;
+    for (std::size_t i = first; i < searches_.size(); ++i) {
+      Search& search = *searches_[i];
+      if (search.refused()) continue;
+      const bool room = best == nullptr || search.candidate().lower_bound < best->candidate().makespan;
+      if (room || !search.fits()) worth.push_back(&search);
+    }
+    parallel_for(std::ssize(worth), [&](std::int64_t i) { worth[static_cast<std::size_t>(i)]->search(deadline_); });
+  }
+
+  void tabulate() {
+    for (const auto& search : searches_) {
+      if (search->refused()) continue;
+      const SlicesRun& run = search->run();
+      times_ = std::make_unique<StageTimes>(run.costs().cost(), run.schedule().num_stages(), run.costs().stages(),
+                                            SequenceCut{.tokens = request_.scenario.training.sequence_length,
+                                                        .granularity = request_.granularity,
+                                                        .sequences = run.schedule().shapes()[0].sequences,
+                                                        .split_backward = run.schedule().split_backward()},
+                                            parallel_for);
+      bound_ = std::make_unique<SlicesBound>(run.graph(), run.costs(), *times_);
+      return;
+    }
+    // Nothing of it can be made: say why of the first.
+    throw InputError(searches_.front()->candidate().refused);
+  }
+
+  const Search* best_search() const {
+    const Search* best = nullptr;
+    for (const auto& search : searches_) {
+      if (search->refused() || !search->fits()) continue;
+      const auto order = [](const Search& s) { return std::pair(s.candidate().makespan, s.candidate().slices); };
+      if (best == nullptr || order(*search) < order(*best)) best = search.get();
+    }
+    return best;
+  }
+
+  std::set<int> neighbours_of_best(std::int64_t granules) const {
+    const Search* best = best_search();
+    if (best == nullptr || request_.slices > 0 || Clock::now() >= deadline_) return {};
+    std::set<int> out;
+    for (const int count : {best->candidate().slices - 1, best->candidate().slices + 1}) {
+      const bool known = std::any_of(searches_.begin(), searches_.end(),
+                                     [&](const auto& search) { return search->candidate().slices == count; });
+      if (!known && count >= 1 && count <= std::min<std::int64_t>(request_.max_slices, granules)) out.insert(count);
+    }
+    return out;
+  }
+
+  ScheduleSlices answer() const {
+    ScheduleSlices out;
+    out.lower_bound = Duration::max();
+    for (const auto& search : searches_) out.candidates.push_back(search->candidate());
+    std::sort(out.candidates.begin(), out.candidates.end(),
+              [](const auto& a, const auto& b) { return a.slices < b.slices; });
+    const Search* best = best_search();
+    for (std::size_t i = 0; i < out.candidates.size(); ++i) {
+      const SlicesCandidate& candidate = out.candidates[i];
+      if (!candidate.refused.empty()) continue;
+      if (best != nullptr && candidate.slices == best->candidate().slices) out.best = i;
+      out.lower_bound = std::min(out.lower_bound, candidate.lower_bound);
+      out.simulations += candidate.simulations;
+    }
+    out.out_of_time = Clock::now() >= deadline_;
+    return out;
+  }
+
+  const SlicesRequest& request_;
+  Clock::time_point deadline_;
+  std::unique_ptr<StageTimes> times_;
+  std::unique_ptr<SlicesBound> bound_;
+  std::vector<std::unique_ptr<Search>> searches_;
+};
+
+}  // namespace
+
+ScheduleSlices slices_for_schedule(const SlicesRequest& request) {
+  check_request(request);
+  return Planner(request).run();
+}
+
+}  // namespace sluice

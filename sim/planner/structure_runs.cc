@@ -1,0 +1,261 @@
+#include "sim/planner/structure_runs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "model/errors.h"
+#include "sim/engine.h"
+
+namespace sluice {
+namespace {
+
+std::size_t at(int index) { return static_cast<std::size_t>(index); }
+
+std::int64_t largest(const std::vector<std::int64_t>& bytes, int& rank) {
+  const auto most = std::max_element(bytes.begin(), bytes.end());
+  rank = static_cast<int>(most - bytes.begin());
+  return *most;
+}
+
+PlanResult refused(const std::string& reason) {
+  PlanResult out{.status = PlanStatus::refused};
+  out.reason = reason;
+  return out;
+}
+
+// Microbatches that a shortened schedule keeps: enough to fill and drain, and for the times of all ranks to settle.
+int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
+constexpr std::size_t kWhole = 3;  // the level that nothing is taken out of
+
+}  // namespace
+
+std::string_view name_of(PlanStatus status) {
+  switch (status) {
+    case PlanStatus::open: return "open";
+    case PlanStatus::refused: return "refused";
+    case PlanStatus::over: return "does not fit";
+    case PlanStatus::bounded: return "bounded";
+    case PlanStatus::simulated: return "simulated";
+  }
+  return "?";
+}
+
+StructureRuns::StructureRuns(const Scenario& scenario)
+    : family_(find_family(scenario.schedule)), params_(family_params(scenario)) {}
+
+StructureRuns::Level& StructureRuns::level(std::size_t index) {
+  while (levels_.size() <= index) {
+    const int kept = kept_microbatches(params_.ranks, params_.slices()) << levels_.size();
+    const bool last = levels_.size() == kWhole || family_.asynchronous;
+    levels_.push_back(std::make_unique<Level>(last ? ShortSchedule{.schedule = make_schedule(family_, params_)}
+                                                   : shorten(family_, params_, kept)));
+  }
+  return *levels_[index];
+}
+
+// The graph of a level that `costs` ask for, with their sizes.
+StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs) {
+  LoweringOptions options = costs.lowering_options(of.brief.schedule.weight_policy());
+  const OptionsKey key{options.data_parallel > 1, options.overlap_grad_reduce, options.gather_parameters,
+                       options.tied_embedding,    options.global_norm,         options.recompute,
+                       options.blocking_transfers};
+  std::unique_ptr<Lowered>& known = of.graphs[key];
+  if (!known) {
+    options.footprint = nullptr;
+    known = std::make_unique<Lowered>(Lowered{lower(of.brief.schedule, options), nullptr});
+    num_vertices_ += known->graph.size();
+  }
+  known->graph.refill(costs.footprint());
+  return *known;
+}
+
+PlanResult StructureRuns::assess(const Scenario& scenario) try {
+  Level& of = level(0);
+  of.brief.schedule.resize({scenario.shape});
+  const ScenarioCosts costs(scenario, of.brief.schedule);
+  PlanResult out;
+  const Gpu& gpu = scenario.cluster->gpu;
+  // What stands there for the whole run often says it, without a graph.
+  for (const bool with_activations : {false, true}) {
+    out.needed_bytes =
+        needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs).graph)
+                                                   : standing_bytes(of.brief.schedule, *costs.footprint()),
+                                  out.rank));
+    if (out.needed_bytes <= gpu.memory_bytes) continue;
+    out.status = PlanStatus::over;
+    return out;
+  }
+  if (!family_.asynchronous) {
+    out.bound = least_iteration(of.brief.schedule, params_.microbatches, costs);
+    if (scenario.correction) {
+      out.bound = from_seconds(scenario.correction->at(to_seconds(out.bound)).seconds, "calibration");
+    }
+  }
+  return out;
+} catch (const InputError& error) {
+  return refused(error.what());
+} catch (const ScheduleError& error) {
+  return refused(error.what());
+}
+
+PlanResult StructureRuns::run(const Scenario& scenario) try {
+  if (family_.asynchronous) return run_as_predicted(scenario);
+  const double sequences = static_cast<double>(params_.microbatches) * scenario.shape.sequences * scenario.training.dp;
+  for (std::size_t index = 0;; ++index) {
+    Level& of = level(index);
+    of.brief.schedule.resize({scenario.shape});
+    const ScenarioCosts costs(scenario, of.brief.schedule);
+    Lowered& run = lowered(of, costs);
+    const OpGraph& graph = run.graph;
+    if (!run.steady) run.steady = std::make_unique<SteadyState>(graph, of.brief);
+    const Training& training = scenario.training;
+    const auto known = sharing_.find({training.tp, training.dp, training.pipeline_before_data});
+    const Prices prices =
+        known == sharing_.end() ? price(graph, costs.cost()) : price(graph, costs.cost(), known->second);
+    if (known == sharing_.end()) {
+      sharing_.emplace(std::tuple(training.tp, training.dp, training.pipeline_before_data), prices.sharing);
+    }
+    const Timeline timeline = simulate(graph, prices);
+    const auto more = run.steady->extension(prices, timeline);
+    if (!more) continue;
+    PlanResult out{.status = PlanStatus::simulated};
+    Duration busy{0};
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      out.makespan = std::max(out.makespan, timeline.end[v]);
+      if (graph.lanes()[at(graph[v].lane)].kind == LaneKind::compute) busy += prices.duration[v];
+    }
+    out.makespan += more->time;
+    for (const Duration of_rank : more->busy) busy += of_rank;
+    const double all = static_cast<double>(out.makespan.count()) * params_.ranks;
+    out.bubble_fraction = all > 0 ? 1.0 - static_cast<double>(busy.count()) / all : 0.0;
+    double seconds = to_seconds(out.makespan);
+    if (scenario.correction) seconds = scenario.correction->at(seconds).seconds;
+    out.iteration = scenario.correction ? from_seconds(seconds, "calibration") : out.makespan;
+    out.throughput = throughput_of(costs.scenario(), costs.stages(), sequences, seconds);
+    const Fit fit = fit_of(*scenario.cluster, memory_over_time(graph, timeline, false));
+    out.fits = fit.fits;
+    out.rank = fit.rank;
+    out.needed_bytes = fit.needed_bytes;
+    return out;
+  }
+} catch (const InputError& error) {
+  return refused(error.what());
+} catch (const ScheduleError& error) {
+  return refused(error.what());
+}
+
+PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
+  const Setup setup(scenario);
+  const Prediction prediction = predict(setup);
+  PlanResult out{.status = PlanStatus::simulated};
+  out.makespan = prediction.metrics.makespan;
+  out.iteration =
+      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
+  out.bubble_fraction = prediction.metrics.bubble_fraction;
+  out.throughput = prediction.throughput;
+  out.fits = prediction.fit->fits;
+  out.rank = prediction.fit->rank;
+  out.needed_bytes = prediction.fit->needed_bytes;
+  return out;
+}
+
+namespace {
+
+// Of all slices of one microbatch on a stage, each op rounded as it is priced.
+struct StageTimes {
+  Duration forward{};
+  Duration gradient{};  // of inputs, with recomputation; or of both where the schedule does not split them
+  Duration weight{};
+  Duration first_forward{};
+  Duration last_gradient{};  // of the first slice
+};
+
+Duration rounded(double seconds) { return from_seconds(seconds, "op"); }
+
+std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& cost, bool recompute) {
+  const MicrobatchShape& shape = schedule.shapes()[0];
+  std::vector<StageTimes> stages(at(schedule.num_stages()));
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    StageTimes& of = stages[at(stage)];
+    if (const int like = cost.alike(stage); like != stage) {
+      of = stages[at(like)];
+      continue;
+    }
+    for (int slice = 0; slice < shape.num_slices(); ++slice) {
+      const Duration forward = rounded(cost.compute_s(OpKind::F, stage, shape, slice));
+      Duration gradient = recompute ? rounded(cost.recompute_s(stage, shape, slice)) : Duration{0};
+      const Duration whole = rounded(cost.compute_s(OpKind::B, stage, shape, slice));
+      if (schedule.split_backward()) {
+        // A few backwards may be whole all the same.
+        const Duration input = rounded(cost.compute_s(OpKind::I, stage, shape, slice));
+        const Duration weight = rounded(cost.compute_s(OpKind::W, stage, shape, slice));
+        gradient += std::min(whole, input);
+        of.weight += std::max(Duration{0}, std::min(whole, input + weight) - std::min(whole, input));
+      } else {
+        gradient += whole;
+      }
+      of.forward += forward;
+      of.gradient += gradient;
+      if (slice > 0) continue;
+      of.first_forward = forward;
+      of.last_gradient = gradient;
+    }
+  }
+  return stages;
+}
+
+// The most that joint blocks of this rank's stages take less than their two halves apart.
+Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<const int> stages) {
+  Duration most{0};
+  if (!schedule.has_joint_blocks()) return most;
+  const MicrobatchShape& shape = schedule.shapes()[0];
+  for (const int forward : stages) {
+    for (const int backward : stages) {
+      for (const OpKind kind : {OpKind::B, OpKind::I}) {
+        const Duration apart =
+            rounded(cost.compute_s(OpKind::F, forward, shape, 0)) + rounded(cost.compute_s(kind, backward, shape, 0));
+        most = std::max(most, apart - rounded(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
+      }
+    }
+  }
+  return most;
+}
+
+}  // namespace
+
+Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
+  const CostModel& cost = costs.cost();
+  const LoweringOptions options = costs.lowering_options(schedule.weight_policy());
+  const std::vector<StageTimes> stages = stage_times(schedule, cost, options.recompute);
+  std::vector<Duration> there(stages.size() + 1, Duration{0});
+  std::vector<Duration> back(stages.size() + 1, Duration{0});
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
+    there[stage + 1] = there[stage] + stages[stage].first_forward;
+    back[stage + 1] = back[stage] + stages[stage].last_gradient;
+  }
+  const int of_route = microbatches / schedule.num_routes();
+  Duration least{0};
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    const auto held = schedule.stages_of(rank);
+    Duration gradients{0};
+    Duration weights{0};
+    Duration behind{0};
+    for (const int stage : held) {
+      gradients += stages[at(stage)].forward + stages[at(stage)].gradient;
+      weights += stages[at(stage)].weight;
+      behind += rounded(cost.optimizer_s(stage));
+      if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
+        behind +=
+            rounded(cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
+      }
+    }
+    gradients -= most_saved(schedule, cost, held) * std::ssize(held);
+    const Duration begin = there[at(held.front())];
+    least = std::max(least, begin + (gradients + weights) * of_route + behind);
+    // Whatever a rank does last but for weight gradients is a gradient of its first stage, on its way to stage 0.
+    least = std::max(least, begin + gradients * of_route + back[at(held.front())]);
+  }
+  return least;
+}
+
+}  // namespace sluice

@@ -1,0 +1,256 @@
+#include "sim/steady_state.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+namespace sluice {
+namespace {
+
+constexpr std::int64_t kBehind = std::numeric_limits<std::int64_t>::max();
+
+std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+
+bool same_later(const Op& early, const Op& late, int microbatches) {
+  return late.microbatch == early.microbatch + microbatches && late.stage == early.stage && late.slice == early.slice &&
+         late.kind == early.kind && late.joined == early.joined;
+}
+
+// By rank, after how many ops its list is the same with microbatches `unit` later, around its middle. Empty if any
+// rank's is not.
+std::vector<std::int64_t> blocks_in_the_middle(const ScheduleParts& parts, int unit) {
+  std::vector<std::int64_t> blocks;
+  for (const std::vector<Op>& list : parts.orders) {
+    const std::int64_t middle = std::ssize(list) / 2;
+    if (list.empty()) return {};
+    // No block has more ops than a microbatch has on all its chunks, and twice for two directions.
+    const std::int64_t most = std::min(std::ssize(list) - middle, 2 * std::ssize(list) * unit / parts.num_microbatches);
+    std::int64_t block = 1;
+    while (block < most && !same_later(list[at(middle)], list[at(middle + block)], unit)) ++block;
+    if (middle + 2 * block > std::ssize(list)) return {};
+    for (std::int64_t i = middle; i < middle + block; ++i) {
+      if (!same_later(list[at(i)], list[at(i + block)], unit)) return {};
+    }
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
+// The cut of one rank, if `few` is `many` without `removed` blocks there.
+std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<const Op> few, std::int64_t block,
+                                         int unit, int removed) {
+  const auto differ = std::mismatch(few.begin(), few.end(), many.begin(), many.end());
+  ShortSchedule::Cut cut{.block = block, .at = differ.first - few.begin()};
+  if (cut.at > 0 && few[at(cut.at - 1)].joined) --cut.at;
+  const std::int64_t taken = removed * block;
+  if (std::ssize(few) + taken != std::ssize(many)) return std::nullopt;
+  for (std::int64_t i = cut.at; i < std::ssize(few); ++i) {
+    if (!same_later(few[at(i)], many[at(i + taken)], unit * removed)) return std::nullopt;
+  }
+  // Backwards from the last op that repeats to the first.
+  cut.begin = cut.at + taken - block;
+  while (cut.begin > 0 && same_later(many[at(cut.begin - 1)], many[at(cut.begin - 1 + block)], unit)) --cut.begin;
+  // The second op of a joint block alone does not repeat.
+  if (many[at(cut.begin + block - 1)].joined) ++cut.begin;
+  return cut.begin <= cut.at - block ? std::optional(cut) : std::nullopt;
+}
+
+std::optional<ShortSchedule> taken_out(const Family& family, const FamilyParams& params, const ScheduleParts& many,
+                                       std::span<const std::int64_t> blocks, int unit, int removed) {
+  FamilyParams fewer = params;
+  fewer.microbatches -= removed * unit;
+  ShortSchedule out{.schedule = make_schedule(family, fewer), .unit = unit, .removed = removed};
+  for (int mb = 0; mb + unit < many.num_microbatches; ++mb) {
+    if (!many.route_of.empty() && many.route_of[at(mb)] != many.route_of[at(mb + unit)]) return std::nullopt;
+  }
+  for (std::size_t rank = 0; rank < many.orders.size(); ++rank) {
+    const auto few = out.schedule.ops(static_cast<int>(rank));
+    const auto cut = cut_of(many.orders[rank], few, blocks[rank], unit, removed);
+    if (!cut) return std::nullopt;
+    out.cuts.push_back(*cut);
+  }
+  return out;
+}
+
+}  // namespace
+
+ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches) {
+  // Nothing to gain below twice as many, and the whole schedule's lists are not looked at.
+  if (params.microbatches >= 2 * microbatches) {
+    const ScheduleParts many = make_parts(family, params);
+    const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
+    for (int unit = 1; unit <= largest_unit; ++unit) {
+      const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
+      if (blocks.empty()) continue;
+      // With latencies the times of ranks repeat once in as many slices as there are ranks.
+      const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
+      int removed = (params.microbatches - microbatches) / unit;
+      removed -= removed >= cycle ? removed % cycle : 0;
+      if (removed < 1) break;
+      if (auto found = taken_out(family, params, many, blocks, unit, removed)) return std::move(*found);
+      break;
+    }
+  }
+  return {.schedule = make_schedule(family, params)};
+}
+
+SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
+    : graph_(graph), removed_(schedule.removed), unit_(schedule.unit), cuts_(schedule.cuts) {
+  if (removed_ == 0) return;
+  find_positions();
+  if (!close_cuts()) return;
+  repeats_.resize(cuts_.size());
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    const std::int64_t block = blocks_back(v);
+    const auto rank = at(graph_.rank_of(v));
+    if (block > 0 && position_[v] >= cuts_[rank].begin) repeats_[rank].vertices.push_back(v);
+    if (block == 1) ++repeats_[rank].per_block;
+    if (block >= std::ssize(reach_)) reach_.resize(at(block + 1), 0);
+    for (const VertexId need : graph_.needs(v)) {
+      const bool implied = graph_[need].lane == graph_[v].lane && graph_[v].kind != VertexKind::transfer;
+      if (!implied) reach_[at(block)] = std::max(reach_[at(block)], blocks_back(need));
+    }
+  }
+  usable_ = repeat_alike();
+}
+
+// Where in its rank's list a vertex belongs: that of its op, of the op that it prepares, or whose result it sends.
+void SteadyState::find_positions() {
+  position_.assign(graph_.size(), kBehind);
+  std::vector<std::int64_t> next(cuts_.size(), 0);
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    std::int64_t& here = next[at(graph_.rank_of(v))];
+    switch (graph_[v].kind) {
+      case VertexKind::compute: position_[v] = here++; break;
+      case VertexKind::joint:
+        position_[v] = here;
+        here += 2;
+        break;
+      case VertexKind::recompute: position_[v] = here; break;
+      case VertexKind::transfer: position_[v] = position_[graph_.needs(v).front()]; break;
+      case VertexKind::collective:
+      case VertexKind::optimizer: break;
+    }
+  }
+}
+
+// Where a list repeats, its cut can be anywhere. Moves cuts to the front until nothing before one waits for what is
+// behind another. False if there is no such place.
+bool SteadyState::close_cuts() {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      if (blocks_back(v) == 0) continue;
+      const auto behind = [&](VertexId need) { return blocks_back(need) == 0; };
+      const auto needs = graph_.needs(v);
+      if (std::none_of(needs.begin(), needs.end(), behind)) continue;
+      ShortSchedule::Cut& cut = cuts_[at(graph_.rank_of(v))];
+      cut.at = position_[v];
+      if (cut.at < cut.begin) return false;
+      moved = true;
+    }
+  }
+  return true;
+}
+
+// How many blocks before its rank's cut the block is that holds a vertex; 0: behind it.
+std::int64_t SteadyState::blocks_back(VertexId v) const {
+  const ShortSchedule::Cut& cut = cuts_[at(graph_.rank_of(v))];
+  return position_[v] >= cut.at ? 0 : (cut.at - position_[v] + cut.block - 1) / cut.block;
+}
+
+// Whole blocks of vertices that are the same but for their microbatch.
+bool SteadyState::repeat_alike() {
+  for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
+    std::vector<VertexId>& vertices = repeats_[rank].vertices;
+    const std::int64_t per_block = repeats_[rank].per_block;
+    if (per_block == 0) return false;
+    vertices.erase(vertices.begin(), vertices.begin() + std::ssize(vertices) % per_block);
+    for (std::size_t i = at(per_block); i < vertices.size(); ++i) {
+      const Vertex& late = graph_[vertices[i]];
+      const Vertex& early = graph_[vertices[i - at(per_block)]];
+      if (late.kind != early.kind || late.op != early.op || late.stage != early.stage || late.slice != early.slice ||
+          late.lane != early.lane || late.microbatch != early.microbatch + unit_) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+std::optional<SteadyState::Extension> SteadyState::extension(const Prices& prices, const Timeline& timeline) const {
+  Extension out{.busy = std::vector<Duration>(at(graph_.schedule().num_ranks()), Duration{0})};
+  if (removed_ == 0) return out;
+  const auto queues = [](const SharedLink& link) { return link.policy == Sharing::queue && !link.uses.empty(); };
+  if (!usable_ || std::any_of(prices.sharing.links.begin(), prices.sharing.links.end(), queues)) return std::nullopt;
+  constexpr std::int64_t kMostBlocks = 256;  // of a cycle
+  std::int64_t depth = reach_[0];
+  for (std::int64_t cycle = 1; cycle <= std::min<std::int64_t>(kMostBlocks, removed_); ++cycle) {
+    if (cycle < std::ssize(reach_)) depth = std::max(depth, reach_[at(cycle)]);
+    depth = std::max(depth, cycle + 1);  // the order of a lane
+    const auto too_short = [&](const Repeats& of) { return std::ssize(of.vertices) < depth * of.per_block; };
+    if (std::any_of(repeats_.begin(), repeats_.end(), too_short)) return std::nullopt;
+    if (removed_ % cycle != 0) continue;
+    const std::optional<Duration> growth = growth_of(timeline, cycle, depth);
+    if (!growth) continue;
+    if (!prices.sharing.empty() && !covers_what_moves(timeline, cycle, *growth)) return std::nullopt;
+    out.time = *growth * (removed_ / cycle);
+    for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
+      const std::vector<VertexId>& vertices = repeats_[rank].vertices;
+      for (std::size_t i = vertices.size() - at(repeats_[rank].per_block); i < vertices.size(); ++i) {
+        if (graph_[vertices[i]].kind != VertexKind::transfer) out.busy[rank] += prices.duration[vertices[i]];
+      }
+      out.busy[rank] *= removed_;
+    }
+    return out;
+  }
+  return std::nullopt;
+}
+
+// By how much every vertex of the last `depth` blocks starts later than `cycle` blocks before, if that is the same.
+std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const {
+  std::optional<Duration> growth;
+  for (const auto& [vertices, per_block] : repeats_) {
+    const auto distance = at(cycle * per_block);
+    for (std::size_t i = vertices.size() - at((depth - cycle) * per_block); i < vertices.size(); ++i) {
+      const VertexId late = vertices[i];
+      const VertexId early = vertices[i - distance];
+      const Duration later = timeline.start[late] - timeline.start[early];
+      if (growth && later != *growth) return std::nullopt;
+      if (timeline.end[late] - timeline.end[early] != later) return std::nullopt;
+      growth = later;
+    }
+  }
+  return growth;
+}
+
+// Whether everything before the cuts that starts late enough to move beside the copies starts `growth` later than
+// `cycle` blocks before.
+bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+  Duration first = Duration::max();
+  Duration longest{0};
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    const std::int64_t back = blocks_back(v);
+    if (back <= cycle) first = std::min(first, timeline.start[v] + (back > 0 ? growth : Duration{0}));
+    if (graph_[v].kind == VertexKind::transfer) longest = std::max(longest, timeline.end[v] - timeline.start[v]);
+  }
+  const Duration from = first - growth - longest;
+  std::vector<char> repeats(graph_.size(), 0);
+  for (const auto& [vertices, per_block] : repeats_) {
+    const auto distance = at(cycle * per_block);
+    for (std::size_t i = vertices.size(); i-- > distance;) {
+      if (timeline.start[vertices[i]] - timeline.start[vertices[i - distance]] != growth ||
+          timeline.end[vertices[i]] - timeline.end[vertices[i - distance]] != growth) {
+        break;
+      }
+      repeats[vertices[i]] = 1;
+    }
+  }
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (repeats[v] == 0 && timeline.start[v] >= from && blocks_back(v) > 0) return false;
+  }
+  return true;
+}
+
+}  // namespace sluice

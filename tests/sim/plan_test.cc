@@ -1,0 +1,236 @@
+#include "sim/planner/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <set>
+#include <tuple>
+
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+// A small GPT, so that many microbatches cost little; `changes` are laid over it.
+Scenario base_of(const nlohmann::json& changes = nlohmann::json::object()) {
+  nlohmann::json document = nlohmann::json::parse(R"({
+    "model": {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 51200,
+              "max_position_embeddings": 2048},
+    "cluster": {"name": "dgx-a100-80gb", "nodes": 2},
+    "batch": {"global_batch": 192, "sequence_length": 2048}})");
+  document.merge_patch(changes);
+  return scenario_from_json(document, "test", "");
+}
+
+void finish(Plan& plan) {
+  for (auto work = plan.next(); !work.empty(); work = plan.next()) {
+    plan.take(work, plan.work_out(work));
+    plan.end_round();
+  }
+}
+
+TEST(PlanSpace, UsesAllGpusAndTheWholeBatch) {
+  const Scenario base = base_of();
+  const std::vector<PlanPoint> points = enumerate(base, {});
+  std::set<std::string_view> families;
+  std::set<std::string> flags;
+  for (const PlanPoint& point : points) {
+    EXPECT_EQ(point.tp * point.pp * point.dp, 16);
+    EXPECT_EQ(std::int64_t{point.micro_batch} * point.microbatches * point.dp, 192);
+    EXPECT_LE(point.pp * point.chunks, 24);
+    EXPECT_FALSE(point.family->asynchronous);
+    families.insert(point.family->name);
+    EXPECT_TRUE(flags.insert(flags_of(base, {}, point)).second) << flags_of(base, {}, point);
+  }
+  EXPECT_EQ(families.size(), 21U);  // of 23, two do not flush
+}
+
+TEST(PlanSpace, SaysWhyThereIsNothing) {
+  const auto error = [](const PlanSpace& space, const nlohmann::json& changes = nlohmann::json::object()) {
+    try {
+      enumerate(base_of(changes), space);
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error({.tp = {3}}), "plan: no tp x pp x dp of those asked for is 16 GPUs");
+  EXPECT_EQ(error({.gpus = 32}), "--gpus: expected at most the 16 of DGX A100 80GB, got 32");
+  EXPECT_EQ(error({.tp = {1}, .pp = {1}, .micro_batch = {7}}),
+            "plan: the global batch 192 is no multiple of micro_batch x dp for any of the sizes asked for");
+  EXPECT_EQ(error({.families = {"1f1c"}}),
+            "there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
+  EXPECT_EQ(error({.recompute = {"ful"}}),
+            "--recompute: expected none, selective or full; did you mean 'full'?, got 'ful'");
+  EXPECT_EQ(error({}, {{"batch", {{"global_batch", nullptr}}}}), "test: /batch/global_batch: required (--gbs)");
+  EXPECT_EQ(error({}, {{"model", nullptr}}), "test: /model: required (--model)");
+}
+
+// A run on a shared graph, with its steady state taken out, is what `predict` says: to the nanosecond and the byte.
+// And nothing is faster, or smaller, than what is said of it without simulating.
+TEST(StructureRuns, AreWhatPredictSays) {
+  int simulated = 0;
+  int refused = 0;
+  std::mt19937 random(7);
+  for (const nlohmann::json& changes :
+       {nlohmann::json::object(),
+        nlohmann::json{{"cluster", {{"name", "p3.16xlarge"}, {"nodes", 2}}}, {"batch", {{"sequence_length", 1024}}}},
+        nlohmann::json{{"parallelism", {{"overlap_transfers", true}, {"overlap_grad_reduce", true}}},
+                       {"model", {{"num_layers", 26}}}}}) {
+    const Scenario base = base_of(changes);
+    PlanSpace space;
+    for (const Family& family : all_families()) space.families.emplace_back(family.name);
+    std::vector<PlanPoint> points = enumerate(base, space);
+    std::shuffle(points.begin(), points.end(), random);
+    points.resize(220);
+    // Those of a structure one after the other, so that they share graphs.
+    const auto structure = [](const PlanPoint& p) {
+      return std::tuple(p.family->name, p.pp, p.chunks, p.microbatches, p.slices);
+    };
+    std::stable_sort(points.begin(), points.end(),
+                     [&](const PlanPoint& a, const PlanPoint& b) { return structure(a) < structure(b); });
+    std::optional<StructureRuns> runs;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const Scenario scenario = scenario_of(base, space, points[i]);
+      SCOPED_TRACE(flags_of(base, space, points[i]));
+      if (i == 0 || structure(points[i]) != structure(points[i - 1])) runs.emplace(scenario);
+      const PlanResult assessed = runs->assess(scenario);
+      const PlanResult result = runs->run(scenario);
+      try {
+        const sluice::Setup setup(scenario);
+        const Prediction expected = predict(setup);
+        ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
+        ++simulated;
+        EXPECT_EQ(result.makespan, expected.metrics.makespan);
+        EXPECT_EQ(result.iteration, expected.iteration);
+        EXPECT_EQ(result.needed_bytes, expected.fit->needed_bytes);
+        EXPECT_EQ(result.rank, expected.fit->rank);
+        EXPECT_EQ(result.fits, expected.fit->fits);
+        EXPECT_NEAR(result.bubble_fraction, expected.metrics.bubble_fraction, 1e-12);
+        EXPECT_DOUBLE_EQ(result.throughput.mfu, expected.throughput.mfu);
+        EXPECT_LE(assessed.needed_bytes, expected.fit->needed_bytes);
+        EXPECT_LE(assessed.bound, expected.iteration);
+        EXPECT_TRUE(assessed.status != PlanStatus::over || !expected.fit->fits);
+      } catch (const InputError& error) {
+        EXPECT_EQ(result.status, PlanStatus::refused);
+        EXPECT_EQ(result.reason, error.what());
+        ++refused;
+      }
+      if (HasFailure()) return;
+    }
+  }
+  EXPECT_GT(simulated, 400);
+  EXPECT_GT(refused, 20);
+}
+
+TEST(Plan, LeavesOutOnlyWhatIsWorse) {
+  for (const char* memory : {"80", "24"}) {
+    const Scenario base =
+        base_of({{"cluster",
+                  {{"name", nullptr},
+                   {"node",
+                    {{"name", "node"},
+                     {"gpu",
+                      {{"name", "a"},
+                       {"peak_flops_per_s", 312e12},
+                       {"memory_bytes", std::stoll(memory) << 30},
+                       {"memory_bandwidth_bytes_per_s", 2e12},
+                       {"sms", 108},
+                       {"gemm",
+                        {{"peak_fraction", 0.8},
+                         {"operand_edge", 0},
+                         {"exposed_write", 0},
+                         {"memory_efficiency", 0.9},
+                         {"launch_s", 3e-6},
+                         {"group_s", 0},
+                         {"source", "made up"}}},
+                       {"attention_forward",
+                        {{"peak_fraction", 0.5}, {"tail_rows", 0}, {"softmax_size", 0}, {"source", "made up"}}},
+                       {"attention_backward",
+                        {{"peak_fraction", 0.4}, {"tail_rows", 0}, {"softmax_size", 0}, {"source", "made up"}}},
+                       {"memory_efficiency", 0.9},
+                       {"kernel_s", 3e-6}}},
+                     {"gpus", 8},
+                     {"intra_node", "nvlink3"},
+                     {"inter_node", {{"name", "slow"}, {"latency_s", 1e-5}, {"bandwidth_bytes_per_s", 25e9}}}}}}}});
+    PlanSpace space;
+    space.families = {"1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "seq1f1b", "dualpipe-v"};
+    space.slices = {2};
+    constexpr int kKeep = 8;
+    Plan all(base, space, kKeep, true);
+    Plan some(base, space, kKeep);
+    finish(all);
+    finish(some);
+    int bounded = 0;
+    for (std::size_t i = 0; i < all.points().size(); ++i) {
+      const PlanResult& mine = some.results()[i];
+      const PlanResult& whole = all.results()[i];
+      if (mine.status == PlanStatus::bounded) {
+        ++bounded;
+        EXPECT_EQ(whole.status, PlanStatus::simulated);
+      } else {
+        EXPECT_EQ(mine.status, whole.status);
+        EXPECT_EQ(mine.iteration, whole.iteration);
+      }
+    }
+    EXPECT_GT(bounded, 100);
+    const std::vector<int> ranking = all.ranking();
+    ASSERT_GE(ranking.size(), 8U);
+    EXPECT_EQ(std::vector(ranking.begin(), ranking.begin() + kKeep), [&] {
+      const auto r = some.ranking();
+      return std::vector(r.begin(), r.begin() + kKeep);
+    }());
+    // Of equals either may stand for both, so times and bytes are compared.
+    const auto figures = [](const Plan& plan) {
+      std::vector<std::pair<Duration, std::int64_t>> out;
+      for (const int point : plan.pareto_front()) {
+        const PlanResult& result = plan.results()[static_cast<std::size_t>(point)];
+        out.emplace_back(result.iteration, result.needed_bytes);
+      }
+      return out;
+    };
+    EXPECT_EQ(figures(all), figures(some));
+    for (const auto& [time, bytes] : figures(all)) {
+      for (const PlanResult& other : all.results()) {
+        if (other.status != PlanStatus::simulated || !other.fits) continue;
+        EXPECT_FALSE(other.iteration < time && other.needed_bytes < bytes);
+      }
+    }
+  }
+}
+
+TEST(Plan, IsTheSameHoweverItIsDealtOut) {
+  const Scenario base = base_of();
+  PlanSpace space;
+  space.families = {"1f1b", "interleaved-1f1b", "zb-h1"};
+  Plan whole(base, space, 5);
+  finish(whole);
+  Plan dealt(base, space, 5);
+  for (auto work = dealt.next(); !work.empty(); work = dealt.next()) {
+    // Backwards, one by one, on a plan of its own.
+    Plan other(base, space, 5);
+    for (auto item = work.rbegin(); item != work.rend(); ++item) {
+      const std::span one(&*item, 1);
+      dealt.take(one, other.work_out(one));
+    }
+    dealt.end_round();
+  }
+  EXPECT_EQ(whole.ranking(), dealt.ranking());
+  for (std::size_t i = 0; i < whole.results().size(); ++i) {
+    EXPECT_EQ(whole.results()[i].status, dealt.results()[i].status);
+    EXPECT_EQ(whole.results()[i].iteration, dealt.results()[i].iteration);
+  }
+}
+
+TEST(Plan, StopsWhenAsked) {
+  Plan plan(base_of(), {}, 5);
+  const std::atomic<bool> stop = true;
+  const auto work = plan.next();
+  ASSERT_FALSE(work.empty());
+  for (const PlanResult& result : plan.work_out(work, &stop)) EXPECT_EQ(result.status, PlanStatus::open);
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,158 @@
+#include "sim/steady_state.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <random>
+#include <string>
+
+#include "model/errors.h"
+#include "model/graph/lowering.h"
+#include "model/timeline/memory.h"
+#include "model/timeline/metrics.h"
+#include "sim/engine.h"
+
+namespace sluice {
+namespace {
+
+// Integer nanoseconds that differ by stage and kind, drawn once; sends take time and arrive later.
+class DrawnCost : public CostModel {
+ public:
+  DrawnCost(std::mt19937& random, int stages, bool even, bool latency) {
+    std::uniform_int_distribution<int> time(1, 12);
+    const double f = time(random), b = time(random), w = time(random);
+    for (int stage = 0; stage < stages; ++stage) {
+      times_.push_back(even ? std::array{f, b, w}
+                            : std::array<double, 3>{1.0 * time(random), 1.0 * time(random), 1.0 * time(random)});
+    }
+    if (latency) send_ = {.occupied_s = time(random) * 1e-9, .latency_s = time(random) * 1e-9};
+  }
+  double compute_s(OpKind kind, int stage, const MicrobatchShape& /*shape*/, int slice) const override {
+    const auto& [f, b, w] = times_[static_cast<std::size_t>(stage)];
+    const double time = kind == OpKind::F ? f : kind == OpKind::I ? b : kind == OpKind::W ? w : b + w;
+    return (time + slice) * 1e-9;
+  }
+  double recompute_s(int stage, const MicrobatchShape& /*shape*/, int /*slice*/) const override {
+    return times_[static_cast<std::size_t>(stage)][0] * 1e-9;
+  }
+  TransferTime transfer(int /*from*/, int /*to*/, std::int64_t /*bytes*/) const override { return send_; }
+  double collective_s(CollectiveKind /*kind*/, int stage, std::int64_t /*bytes*/) const override {
+    return (5 + stage) * 1e-9;
+  }
+  double optimizer_s(int stage) const override { return (3 + stage) * 1e-9; }
+
+ private:
+  std::vector<std::array<double, 3>> times_;
+  TransferTime send_;
+};
+
+struct Bytes : public Footprint {
+  StageBytes stage(int stage) const override { return {.weights = 1000 + stage, .reduced = 1}; }
+  SliceBytes slice(int stage, const MicrobatchShape& /*shape*/, int slice) const override {
+    return {.activations_to_input_gradient = 100 + stage,
+            .activations_to_weight_gradient = 50 + slice,
+            .gradients_to_weight_gradient = 7,
+            .keys_values = 3,
+            .keys_values_gradient = 3,
+            .forward_workspace = 20,
+            .backward_workspace = 30,
+            .transfer_forward = 11,
+            .transfer_backward = 13};
+  }
+};
+
+struct Count {
+  int runs = 0;
+  int shortened = 0;
+  int proven = 0;
+};
+
+// Every family, over many shapes, costs and ways to lower: where the short schedule's run says what the long one's is,
+// that is so, to the nanosecond and the byte.
+Count compare(const Family& family, bool even, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  Count count;
+  const Bytes bytes;
+  for (const int ranks : {1, 2, 3, 4, 6}) {
+    for (const int chunks : {1, 2, 3}) {
+      if (family.fixed_chunks != 0 ? chunks != 1 : family.default_chunks == chunks && chunks == 1) continue;
+      for (const int slices : {1, 2, 4}) {
+        if (slices > 1 && !family.sliced) continue;
+        for (const int microbatches : {ranks * 24, ranks * 36, 97}) {
+          FamilyParams params{
+              .ranks = ranks, .chunks = family.fixed_chunks != 0 ? 0 : chunks, .microbatches = microbatches};
+          params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+          std::optional<ShortSchedule> found;
+          try {
+            found.emplace(shorten(family, params, 6 * ranks));
+          } catch (const InputError&) {
+            continue;  // the family has no such shape
+          }
+          const ShortSchedule& brief = *found;
+          ++count.runs;
+          if (brief.removed == 0) continue;
+          ++count.shortened;
+          EXPECT_EQ(brief.schedule.num_microbatches() + brief.removed * brief.unit, microbatches);
+          const Schedule whole = make_schedule(family, params);
+          for (int option = 0; option < 4; ++option) {
+            const LoweringOptions options{.footprint = &bytes,
+                                          .data_parallel = 1 + option % 2,
+                                          .overlap_grad_reduce = option == 3,
+                                          .global_norm = option > 1,
+                                          .recompute = option == 2,
+                                          .blocking_transfers = option % 2 == 1};
+            const DrawnCost cost(random, whole.num_stages(), even, option > 0);
+            const OpGraph graph = lower(brief.schedule, options);
+            const Prices prices = price(graph, cost);
+            const Timeline timeline = simulate(graph, prices);
+            const auto extension = SteadyState(graph, brief).extension(prices, timeline);
+            if (!extension) continue;
+            ++count.proven;
+            const OpGraph long_graph = lower(whole, options);
+            const Timeline long_timeline = simulate(long_graph, price(long_graph, cost));
+            const Metrics metrics = measure(graph, timeline);
+            const Metrics long_metrics = measure(long_graph, long_timeline);
+            const std::string what = std::string(family.name) + " p " + std::to_string(ranks) + " v " +
+                                     std::to_string(chunks) + " m " + std::to_string(microbatches) + " k " +
+                                     std::to_string(slices) + " option " + std::to_string(option);
+            EXPECT_EQ(metrics.makespan + extension->time, long_metrics.makespan) << what;
+            EXPECT_EQ(metrics.span + extension->time, long_metrics.span) << what;
+            const auto memory = memory_over_time(graph, timeline, false);
+            const auto long_memory = memory_over_time(long_graph, long_timeline, false);
+            for (int rank = 0; rank < ranks; ++rank) {
+              const auto r = static_cast<std::size_t>(rank);
+              EXPECT_EQ(metrics.ranks[r].busy + extension->busy[r], long_metrics.ranks[r].busy) << what;
+              EXPECT_EQ(memory[r].peak_bytes, long_memory[r].peak_bytes) << what;
+            }
+            if (testing::Test::HasFailure()) return count;
+          }
+        }
+      }
+    }
+  }
+  return count;
+}
+
+TEST(SteadyState, SaysWhatTheLongRunDoes) {
+  int shortened_families = 0;
+  for (const Family& family : all_families()) {
+    if (family.asynchronous) continue;
+    Count sum;
+    for (const bool even : {true, false}) {
+      const Count count = compare(family, even, even ? 1 : 2);
+      ASSERT_FALSE(HasFailure());
+      sum.runs += count.runs;
+      sum.shortened += count.shortened;
+      sum.proven += count.proven;
+    }
+    shortened_families += sum.proven > 0 ? 1 : 0;
+    RecordProperty(std::string(family.name), std::to_string(sum.proven));
+    std::printf("%-20s %d of %d shapes shortened, %d of %d runs proven\n", std::string(family.name).c_str(),
+                sum.shortened, sum.runs, sum.proven, 4 * sum.shortened);
+  }
+  EXPECT_EQ(shortened_families, 16);  // all but gpipe, looped-bfs and terapipe (phases), dualpipe and hanayo
+}
+
+}  // namespace
+}  // namespace sluice

@@ -1,0 +1,175 @@
+// `sluice plan` as a user runs it.
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+
+const std::string kExamples = SLUICE_SOURCE_DIR "/examples/";
+const std::string kLlama =
+    "plan --model " + kExamples + "models/llama3-8b/config.json --cluster dgx-h100 --gbs 64 --seq-length 8192 ";
+
+json without_seconds(const CommandResult& result) {
+  json document = json::parse(result.out);
+  document.erase("seconds");
+  return document;
+}
+
+TEST(PlanCommand, RanksWhatFits) {
+  const TemporaryFolder folder;
+  const CommandResult result =
+      run_sluice(words(kLlama + "--schedule 1f1b,zb-v,seq1f1b --json --csv " + folder.path("all.csv")));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document.at("schema"), "sluice.plan/1");
+  const json& ranking = document.at("ranking");
+  ASSERT_GT(ranking.size(), 10U);
+  for (std::size_t i = 0; i < ranking.size(); ++i) {
+    const json& row = ranking[i];
+    EXPECT_EQ(row.at("tp").get<int>() * row.at("pp").get<int>() * row.at("dp").get<int>(), 8);
+    EXPECT_LE(row.at("needed_memory_bytes"), document.at("capacity_bytes"));
+    EXPECT_GE(row.at("iteration_s"), ranking[i > 0 ? i - 1 : 0].at("iteration_s"));
+  }
+  EXPECT_EQ(document.at("pareto").front(), 0);
+  EXPECT_TRUE(ranking[0].at("within_model_error").get<bool>());
+  const json& counts = document.at("counts");
+  const int sum = counts.at("refused").get<int>() + counts.at("do_not_fit").get<int>() +
+                  counts.at("certainly_worse").get<int>() + counts.at("simulated").get<int>();
+  // What was simulated and did not fit is counted in both.
+  EXPECT_GE(sum, counts.at("evaluated").get<int>());
+  // The table has a row for every one, and its header as many cells.
+  std::istringstream table(read_file(folder.path("all.csv")));
+  std::string line;
+  int rows = -1;
+  while (std::getline(table, line)) ++rows;
+  EXPECT_EQ(rows, counts.at("evaluated").get<int>());
+}
+
+// What is printed for the best is what `simulate` makes of the flags that are printed beside it.
+TEST(PlanCommand, IsWhatSimulateSaysOfItsFlags) {
+  const std::string base =
+      "--model " + kExamples + "models/llama3-8b/config.json --cluster dgx-h100 --gbs 64 --seq-length 8192 ";
+  const json ranking = json::parse(run_sluice(words("plan --json " + base)).out).at("ranking");
+  for (const std::size_t place : {std::size_t{0}, ranking.size() / 2, ranking.size() - 1}) {
+    const json& row = ranking.at(place);
+    const CommandResult result = run_sluice(words("simulate --json " + base + row.at("flags").get<std::string>()));
+    ASSERT_EQ(result.exit_code, 0) << result.err << row;
+    const json simulated = json::parse(result.out);
+    EXPECT_EQ(simulated.at("makespan_s"), row.at("makespan_s"));
+    EXPECT_EQ(simulated.at("memory").at("needed_bytes"), row.at("needed_memory_bytes"));
+    EXPECT_EQ(simulated.at("throughput").at("mfu"), row.at("mfu"));
+  }
+}
+
+// A scenario's own sizes and schedule do not hold a plan back, and its flags still give the plan's configuration.
+TEST(PlanCommand, TakesAScenarioWithoutItsChoices) {
+  const std::string file = kExamples + "gpt3-175b-a100.json";
+  const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + file)).out);
+  const json& best = document.at("ranking").at(0);
+  const CommandResult result = run_sluice(words("simulate --json " + file + " " + best.at("flags").get<std::string>()));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(json::parse(result.out).at("makespan_s"), best.at("makespan_s"));
+  const std::string arguments = document.at("megatron").at("arguments");
+  EXPECT_NE(arguments.find("--tensor-model-parallel-size 8 "), std::string::npos) << arguments;
+  EXPECT_NE(arguments.find("--global-batch-size 1536 "), std::string::npos);
+  EXPECT_NE(arguments.find("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 "), std::string::npos);
+}
+
+TEST(PlanCommand, PipeDreams2bwPlannerIsOneSettingOfIt) {
+  const CommandResult result = run_sluice(
+      words("plan --num-layers 48 --hidden-size 1920 --num-attention-heads 20 --vocab-size 30522 "
+            "--max-position-embeddings 512 --cluster p3.16xlarge --gbs 512 --seq-length 512 --schedule pipedream-2bw "
+            "--tp 1 --use-distributed-optimizer no --even-stages --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json best = json::parse(result.out).at("ranking").at(0);
+  EXPECT_EQ(best.at("schedule"), "pipedream-2bw");
+  EXPECT_EQ(best.at("pp").get<int>() * best.at("dp").get<int>(), 8);
+}
+
+TEST(PlanCommand, SaysWhatItCannotDo) {
+  const auto error = [](const std::string& flags, int code) {
+    const CommandResult result = run_sluice(words(flags));
+    EXPECT_EQ(result.exit_code, code) << flags << result.err;
+    return result.err;
+  };
+  EXPECT_EQ(error("plan --model " + kExamples + "models/llama3-8b/config.json --gbs 8 --seq-length 8192", 2),
+            "sluice: command line: /cluster: required (--cluster)\n");
+  EXPECT_EQ(error(kLlama + "--tp 3", 2), "sluice: plan: no tp x pp x dp of those asked for is 8 GPUs\n");
+  EXPECT_EQ(error(kLlama + "--schedule auto", 2),
+            "sluice: plan: --schedule auto is for one configuration: 'sluice simulate --schedule auto'\n");
+  EXPECT_EQ(error(kLlama + "--use-distributed-optimizer maybe", 2),
+            "sluice: --use-distributed-optimizer: expected yes or no, got 'maybe'\n");
+  EXPECT_EQ(error(kLlama + "--schedul 1f1b", 2),
+            "sluice: plan: there is no flag '--schedul'; did you mean '--schedule'?\n");
+  EXPECT_EQ(error("plan " + kExamples + "gpt3-175b-a100.json --microbatches 8", 2),
+            "sluice: plan: there is no flag '--microbatches'; did you mean '--micro-batch-size'?\n");
+  // More slices than tokens: every configuration is refused.
+  const std::string sliced = error(kLlama + "--schedule seq1f1b --slices 9000 --tp 8 --mbs 1", 3);
+  EXPECT_NE(sliced.find("plan: every configuration is refused; the first: expected at most"), std::string::npos)
+      << sliced;
+}
+
+TEST(PlanCommand, SaysHowFarFromFittingItIs) {
+  // 1T parameters on eight GPUs.
+  const CommandResult result =
+      run_sluice(words("plan --num-layers 128 --hidden-size 25600 --num-attention-heads 160 --vocab-size 51200 "
+                       "--max-position-embeddings 2048 --cluster dgx-a100-80gb --gbs 8 --seq-length 2048"));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.err.find("sluice: plan: no configuration fits: the closest takes at least "), 0U) << result.err;
+  EXPECT_NE(result.out.find(" · simulated 0 · "), std::string::npos) << result.out;
+}
+
+TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
+  const TemporaryFolder folder;
+  const pid_t child = fork();
+  if (child == 0) {
+    if (std::freopen(folder.path("out").c_str(), "w", stdout) == nullptr) _exit(9);
+    const std::string file = kExamples + "gpt3-175b-a100.json";
+    execl(SLUICE_COMMAND, "sluice", "plan", file.c_str(), "--all", nullptr);
+    _exit(9);
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  kill(child, SIGINT);
+  int status = 0;
+  waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 130);
+  EXPECT_NE(read_file(folder.path("out")).find("interrupted: the best so far"), std::string::npos);
+}
+
+TEST(PlanCommand, IsTheSameOverMpi) {
+  if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  const std::string plan = kLlama + "--schedule 1f1b,interleaved-1f1b,zb-h1 --json";
+  const json alone = without_seconds(run_sluice(words(plan)));
+  for (const char* ranks : {"2", "3"}) {
+    std::vector<std::string> arguments = {"-n", ranks, SLUICE_COMMAND};
+    for (const std::string& word : words(plan)) arguments.push_back(word);
+    const CommandResult result =
+        test::run_program(SLUICE_MPIEXEC, arguments,
+                          {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+                           "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_base_warn_component_unused=0"});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(without_seconds(result), alone);
+  }
+}
+
+}  // namespace
+}  // namespace sluice

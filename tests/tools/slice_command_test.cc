@@ -1,0 +1,253 @@
+// `sluice slice` as a user runs it, and its cuts handed on to `simulate`.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kModel =
+    "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 "
+    "--cluster dgx-a100-80gb --pp 4 --seq-length 16384 ";
+
+class Slice : public testing::Test {
+ protected:
+  CommandResult run(const std::string& arguments) const { return run_sluice(words("slice " + arguments)); }
+  json document(const std::string& arguments) const {
+    const CommandResult result = run("--json " + arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    return json::parse(result.out);
+  }
+  std::string error_of(const std::string& arguments, int code = 2) const {
+    const CommandResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, code) << result.out;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    return result.err;
+  }
+  std::string write(const std::string& name, const std::string& text) const {
+    write_file_whole(folder_.path(name), text);
+    return folder_.path(name);
+  }
+
+  TemporaryFolder folder_;
+};
+
+// t(i, j) = 1 + i + j granules, in ms, of 4 granules of 8 tokens, on 3 cells: sum + 2 max.
+//   1+1+1+1: 2 + 3 + 4 + 5 + 2 x 5 = 24   2+2: 3 + 5 + 2 x 5 = 18   4: 5 + 2 x 5 = 15   3+1: 4 + 5 + 10 = 19
+constexpr const char* kTable = R"({"schema": "sluice.slice_times/1", "granularity": 8,
+  "forward": [[2e-3, 3e-3, 4e-3, 5e-3], [3e-3, 4e-3, 5e-3], [4e-3, 5e-3], [5e-3]]})";
+
+// t(i, j) = 1 + 4 i, whatever the context: 4 slices take 20 + 2 x 5 = 30, 2 slices 18 + 2 x 9 = 36, one 17 + 2 x 17
+// = 51.
+constexpr const char* kSteep = R"({"schema": "sluice.slice_times/1", "granularity": 8,
+  "forward": [[5e-3, 9e-3, 13e-3, 17e-3], [5e-3, 9e-3, 13e-3], [5e-3, 9e-3], [5e-3]],
+  "backward": [[10e-3, 18e-3, 26e-3, 34e-3], [10e-3, 18e-3, 26e-3], [10e-3, 18e-3], [10e-3]]})";
+
+TEST_F(Slice, SolvesATable) {
+  const std::string file = write("t.json", kTable);
+  const CommandResult result = run("--times " + file + " --pp 3");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out,
+            "terapipe: 32 tokens in multiples of 8, 3 cells, 1 sequence at once, forward only\n"
+            "  1 slice: 32\n"
+            "  time 15 ms    lower bound 15 ms: optimal\n"
+            "  even, 1 slice                     15 ms  +0.0 %\n"
+            "  best even, 1 slice                15 ms  +0.0 %\n"
+            "  no slicing                        15 ms  +0.0 %\n");
+  const std::string steep = write("s.json", kSteep);
+  json found = document("--times " + steep + " --pp 3");
+  EXPECT_EQ(found.at("slice_lengths"), json({8, 8, 8, 8}));
+  EXPECT_DOUBLE_EQ(found.at("time_s").get<double>(), 30e-3);
+  EXPECT_EQ(found.at("gap"), 0);
+  EXPECT_DOUBLE_EQ(found.at("unsliced_s").get<double>(), 51e-3);
+  found = document("--times " + steep + " --pp 3 --backward");
+  EXPECT_DOUBLE_EQ(found.at("time_s").get<double>(), 90e-3);
+  found = document("--times " + steep + " --pp 3 --max-slices 2");
+  EXPECT_EQ(found.at("slice_lengths"), json({16, 16}));
+  EXPECT_DOUBLE_EQ(found.at("time_s").get<double>(), 36e-3);
+  EXPECT_DOUBLE_EQ(found.at("even_s").get<double>(), 36e-3);
+  EXPECT_EQ(document("--times " + steep + " --pp 3 --slices 1").at("slices"), 1);
+}
+
+TEST_F(Slice, Algorithm1IsNoBetterAndSaysHowFarItCanBeOff) {
+  const std::string steep = write("s.json", kSteep);
+  const json exact = document("--times " + steep + " --pp 3 --algorithm1 0");
+  EXPECT_DOUBLE_EQ(exact.at("time_s").get<double>(), 30e-3);
+  const json coarse = document("--algorithm1 5 --granularity 512 " + kModel);
+  const json best = document("--granularity 512 " + kModel);
+  EXPECT_EQ(coarse.at("method"), "algorithm1");
+  EXPECT_GE(coarse.at("time_s"), best.at("time_s"));
+  EXPECT_LE(coarse.at("lower_bound_s"), best.at("time_s"));
+}
+
+// One microbatch, forward and backward, on equal cells: what `slice` predicts is what `simulate` says of the sweeps but
+// for the hops, which it reports apart. Uniform costs: F 1 s and B 2 s, of each slice its share: even slices are best.
+TEST_F(Slice, PredictsWhatSimulateSays) {
+  const std::string uniform = "--uniform f=1,b=1,w=1,comm=0.25 --pp 4 --seq-length 64 ";
+  const json found = document(uniform + "--backward --granularity 8 --slices 4");
+  EXPECT_EQ(found.at("slice_lengths"), json({16, 16, 16, 16}));
+  // Sum 3 s, and 3 more of a quarter of it.
+  EXPECT_DOUBLE_EQ(found.at("time_s").get<double>(), 3 + 3 * 0.75);
+  EXPECT_DOUBLE_EQ(found.at("hop_latency_s").get<double>(), 6 * 0.25);
+  const CommandResult simulated =
+      run_sluice(words("simulate --json --schedule terapipe --slice-lengths 16,16,16,16 --microbatches 1 " + uniform));
+  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_DOUBLE_EQ(json::parse(simulated.out).at("makespan_s").get<double>(), 5.25 + 1.5);
+}
+
+TEST_F(Slice, JointBeatsBothSimpleWays) {
+  const json found = document("--joint 5 --granularity 1024 " + kModel);
+  EXPECT_EQ(found.at("method"), "joint");
+  int sequences = 0;
+  double sum = 0;
+  for (const json& part : found.at("parts")) {
+    sequences += part.at("sequences").get<int>();
+    sum += part.at("time_s").get<double>();
+  }
+  EXPECT_EQ(sequences, 5);
+  EXPECT_NEAR(found.at("time_s").get<double>(), sum, 1e-9);
+  EXPECT_LE(found.at("time_s"), found.at("together_s"));
+  EXPECT_LE(found.at("time_s"), found.at("apart_s"));
+  EXPECT_THAT(run("--joint 2 --granularity 1024 " + kModel).out, HasSubstr("one sequence at a time"));
+}
+
+TEST_F(Slice, BalancedSaysByHowMuchItsSlicesDiffer) {
+  const json found = document("--balanced --slices 4 " + kModel);
+  EXPECT_EQ(found.at("granularity"), 128);
+  EXPECT_EQ(found.at("slices"), 4);
+  EXPECT_GT(found.at("flops_spread"), 0);
+  EXPECT_LT(found.at("flops_spread"), 0.1);
+  EXPECT_GE(found.at("time_s"), found.at("lower_bound_s"));
+  const json fine = document(
+      "--balanced --slices 4 --granularity 1 --seq-length 1024 --num-layers 8 --hidden-size 1024 "
+      "--num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 --cluster "
+      "dgx-a100-80gb --pp 4");
+  EXPECT_LT(fine.at("flops_spread"), 0.02);
+}
+
+TEST_F(Slice, CutsForASchedule) {
+  const std::string output = folder_.path("cut.json");
+  const std::string flags = kModel + "--gbs 4 --granularity 512 --max-slices 6 ";
+  const json found = document("--for seq1f1b -o " + output + " " + flags);
+  EXPECT_EQ(found.at("method"), "schedule");
+  EXPECT_TRUE(found.at("fits"));
+  EXPECT_GE(found.at("time_s"), found.at("lower_bound_s"));
+  EXPECT_LT(found.at("time_s"), found.at("even_s"));
+  // The file lays over a scenario of the same flags and comes to the same time.
+  const json fragment = json::parse(read_file(output));
+  EXPECT_EQ(fragment.at("schedule").at("name"), "seq1f1b");
+  const std::string lengths = fragment.at("schedule").at("slice_lengths").dump();
+  const CommandResult simulated = run_sluice(words("simulate --json --schedule seq1f1b --slice-lengths " +
+                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kModel));
+  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), found.at("time_s"));
+  // The plain form.
+  const std::string plain = folder_.path("cut.txt");
+  ASSERT_EQ(run("--for seq1f1b --slices 3 -o " + plain + " " + flags).exit_code, 0);
+  const std::string text = read_file(plain);
+  EXPECT_EQ(std::count(text.begin(), text.end(), ','), 2);
+  EXPECT_EQ(run_sluice(words("simulate --schedule seq1f1b --slice-lengths " + text.substr(0, text.size() - 1) +
+                             " --gbs 4 " + kModel))
+                .exit_code,
+            0);
+}
+
+TEST_F(Slice, ScenarioSlicesAreReplacedAndFlagsAreNot) {
+  const std::string file = write("scenario.json", R"({"model": {"num_layers": 8, "hidden_size": 1024,
+      "num_attention_heads": 8, "vocab_size": 32000, "max_position_embeddings": 32768}, "cluster": "dgx-a100-80gb",
+      "parallelism": {"pp": 4}, "batch": {"microbatches": 2, "sequence_length": 16384},
+      "schedule": {"name": "seq1f1b", "slices": 2}})");
+  EXPECT_GT(document(file + " --granularity 512").at("slices"), 2);
+  EXPECT_EQ(document(file + " --granularity 512 --slices 3").at("slices"), 3);
+  EXPECT_EQ(document(file + " --granularity 1024 --for seq1f1b --slices 3").at("candidates").size(), 1U);
+  EXPECT_GT(document(file + " --granularity 1024 --for seq1f1b").at("candidates").size(), 1U);
+}
+
+TEST_F(Slice, AnswersNoWhereNothingFits) {
+  // 40 layers of width 8192 on four GPUs: 18 bytes a parameter are past 80 GiB each, however the sequence is cut.
+  const CommandResult result =
+      run("--for seq1f1b --max-slices 2 --granularity 2048 --gbs 1 --num-layers 40 --hidden-size 8192 "
+          "--num-attention-heads 64 --vocab-size 32000 --max-position-embeddings 32768 --cluster dgx-a100-80gb --pp 4 "
+          "--seq-length 4096");
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("nothing fits"));
+}
+
+TEST_F(Slice, ErrorsAreOneLine) {
+  const std::string uniform = "--pp 4 --seq-length 64 ";
+  EXPECT_EQ(error_of(uniform + "--granularity 65"),
+            "sluice: forward times: expected a granularity between 1 and the sequence's 64 tokens, got 65\n");
+  EXPECT_EQ(error_of(uniform + "--granularity 16 --slices 5"),
+            "sluice: expected between 1 and 4 slices of 64 tokens at granularity 16, got 5\n");
+  EXPECT_EQ(error_of(uniform + "--microbatches 2 --for 1f1b"),
+            "sluice: command line: /schedule/name: 1f1b has no slices: expected one of terapipe, seq1f1b, "
+            "eager-seq1f1b, seq1f1b-interleaved, seq1f1b-zb1p, seq1f1b-zb2p\n");
+  EXPECT_THAT(error_of(uniform + "--microbatches 2 --for sec1f1b"), HasSubstr("did you mean 'seq1f1b'?"));
+  EXPECT_EQ(error_of(uniform + "--microbatches 2 --for seq1f1b --granularity 16 --slices 5"),
+            "sluice: command line: slices: expected at most 4 slices of 64 tokens at granularity 16, got 5\n");
+  EXPECT_THAT(error_of("--pp 4"), HasSubstr("/batch/sequence_length: required to cut a sequence (--seq-length)"));
+  EXPECT_THAT(error_of("--seq-length 64"), HasSubstr("/parallelism/pp"));
+  EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("are different questions: give one"));
+  EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs the number of slices: --slices"));
+  EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
+  EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("leave out --slices"));
+  EXPECT_THAT(error_of(uniform + "--algorithm1 -1"), HasSubstr("--algorithm1"));
+  EXPECT_THAT(error_of(uniform + "--granularity 0"), HasSubstr("--granularity"));
+  EXPECT_THAT(error_of(uniform + "--joint 2 -o x"), HasSubstr("-o writes one cut"));
+}
+
+TEST_F(Slice, ErrorsOfScenariosAreThoseOfSimulate) {
+  for (const std::string text : {R"({"parallelism": 3})", R"({"batch": []})", R"({"schedule": 1})",
+                                 R"({"parallelism": {"pp": "x", "stage_layers": 2}})"}) {
+    const std::string file = write("wrong.json", text);
+    for (const std::string arguments : {"", " --for seq1f1b", " --balanced --slices 2", " --joint 2"}) {
+      EXPECT_THAT(error_of(file + arguments), HasSubstr("wrong.json: /")) << text;
+    }
+  }
+}
+
+// A file for two chunks a rank cut as cells, one stage a rank.
+TEST_F(Slice, TakesScenariosWithChunks) {
+  const json found = document(SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json --granularity 256");
+  EXPECT_EQ(found.at("cells"), 8);
+  EXPECT_EQ(found.at("tokens"), 4096);
+}
+
+TEST_F(Slice, ErrorsOfTablesNameThePlace) {
+  const std::string good = write("t.json", kTable);
+  EXPECT_THAT(error_of("--times " + good), HasSubstr("--times needs the number of cells: --pp"));
+  EXPECT_EQ(error_of("--times " + good + " --pp 2 --backward"),
+            "sluice: " + good + ": /backward: required key is missing (--backward)\n");
+  EXPECT_THAT(error_of("--times " + good + " --pp 2 --granularity 8"), HasSubstr("granularity of its own"));
+  EXPECT_THAT(error_of("--times " + good + " --pp 2 --joint 2"), HasSubstr("one number of sequences"));
+  EXPECT_THAT(error_of("--times " + good + " --pp 0"), HasSubstr("--pp: expected 1 to"));
+  const auto table = [&](const std::string& text) { return error_of("--times " + write("b.json", text) + " --pp 2"); };
+  EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": []})"),
+              HasSubstr("b.json: /forward: expected at least one row"));
+  EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[1, 2], []]})"),
+              HasSubstr("b.json: /forward/1: expected 1 times, of 1 to 1 granules behind 1 tokens"));
+  EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "tokens": 1, "forward": [[1, 2], [1]]})"),
+              HasSubstr("b.json: /forward: expected 1 rows"));
+  EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[-1]]})"), HasSubstr("/forward/0/0"));
+  EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[1]], "rows": 1})"), HasSubstr("/rows"));
+}
+
+}  // namespace
+}  // namespace sluice
