@@ -245,12 +245,12 @@ TEST(AutoSchedule, ReachesExactOptimaOfLinearPipelines) {
 TEST(AutoSchedule, ReachesExactOptimaOfTwoChunks) {
   Rng random{std::mt19937(2)};
   Tally tally;
-  const int cases = test::small_scope() ? 30 : 600;
+  const int cases = test::small_scope() ? 100 : 600;
   for (int i = 0; i < cases && !HasFatalFailure(); ++i) {
     SCOPED_TRACE(i);
     const int p = random(1, 3);
     compare_with_exact(random, random(0, 1) == 0 ? v_shape(p) : looped(p, 2), random(1, p == 3 ? 3 : 4), 1, tally,
-                       20'000);
+                       50'000);
   }
   expect_mostly_optimal("two chunks", tally);
 }
@@ -258,10 +258,10 @@ TEST(AutoSchedule, ReachesExactOptimaOfTwoChunks) {
 TEST(AutoSchedule, ReachesExactOptimaOfSlicedPipelines) {
   Rng random{std::mt19937(3)};
   Tally tally;
-  const int cases = test::small_scope() ? 30 : 600;
+  const int cases = test::small_scope() ? 100 : 600;
   for (int i = 0; i < cases && !HasFatalFailure(); ++i) {
     SCOPED_TRACE(i);
-    compare_with_exact(random, linear(random(1, 3)), random(1, 3), random(2, 3), tally, 20'000);
+    compare_with_exact(random, linear(random(1, 3)), random(1, 3), random(2, 3), tally, 50'000);
   }
   expect_mostly_optimal("sliced", tally);
 }
