@@ -138,8 +138,7 @@ std::vector<Plan::Work> share_of(const std::vector<Plan::Work>& work, const MpiR
 }
 
 // False: it was interrupted.
-bool search(Plan& plan, const MpiRanks& ranks) {
-  const Interrupt interrupt;
+bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
   std::optional<Progress> progress;
   std::int64_t base = 0;
   bool simulating = false;
@@ -170,10 +169,11 @@ bool search(Plan& plan, const MpiRanks& ranks) {
 
 int plan_command(const Options& options) {
   const MpiRanks ranks;
+  const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
     Plan plan(base_scenario(options), space_of(options), options.top, options.everything);
-    const bool finished = search(plan, ranks);
+    const bool finished = search(plan, ranks, interrupt);
     if (!ranks.first()) return kDone;
     PlanReport report{.plan = &plan, .top = options.top, .model_error = options.model_error};
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

@@ -32,6 +32,20 @@ json without_seconds(const CommandResult& result) {
   return document;
 }
 
+// Waits until a process has a handler for SIGINT. False: it never had one.
+bool catches_interrupts(pid_t process) {
+  for (int i = 0; i < 3000; ++i) {
+    std::istringstream status(read_file("/proc/" + std::to_string(process) + "/status"));
+    std::string line;
+    while (std::getline(status, line)) {
+      if (!line.starts_with("SigCgt:")) continue;
+      if ((std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1U) != 0) return true;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return false;
+}
+
 TEST(PlanCommand, RanksWhatFits) {
   const TemporaryFolder folder;
   const CommandResult result =
@@ -146,7 +160,8 @@ TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
     execl(SLUICE_COMMAND, "sluice", "plan", file.c_str(), "--all", nullptr);
     _exit(9);
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  ASSERT_TRUE(catches_interrupts(child));
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
   kill(child, SIGINT);
   int status = 0;
   waitpid(child, &status, 0);
@@ -162,10 +177,10 @@ TEST(PlanCommand, IsTheSameOverMpi) {
   for (const char* ranks : {"2", "3"}) {
     std::vector<std::string> arguments = {"-n", ranks, SLUICE_COMMAND};
     for (const std::string& word : words(plan)) arguments.push_back(word);
-    const CommandResult result =
-        test::run_program(SLUICE_MPIEXEC, arguments,
-                          {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
-                           "OMPI_MCA_rmaps_base_oversubscribe=1", "OMPI_MCA_btl_base_warn_component_unused=0"});
+    const CommandResult result = test::run_program(
+        SLUICE_MPIEXEC, arguments,
+        {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+         "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"});
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(without_seconds(result), alone);
   }
