@@ -65,10 +65,11 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
 
 int run(int argc, char** argv) {
   CLI::App app{
-      "Sluice predicts what a pipeline-parallel training iteration costs.\n\n"
+      "Sluice predicts what a pipeline-parallel training iteration costs, and finds a better way to run it.\n\n"
       "Examples:\n"
       "  sluice simulate examples/gpt3-175b-a100.json --gantt --trace timeline.json.gz\n"
       "  sluice simulate --schedule zb-h1 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1 --json\n"
+      "  sluice plan examples/gpt3-175b-a100.json --schedule megatron\n"
       "  sluice schedules"};
   app.name("sluice");
   app.set_version_flag("--version", std::string("sluice ") + kVersion);

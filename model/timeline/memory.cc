@@ -226,7 +226,7 @@ BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& byte
   return held;
 }
 
-BytesByClass standing_bytes(const OpGraph& graph, int rank) {
+BytesByClass standing_by_class(const OpGraph& graph, int rank) {
   return standing_on(graph.schedule(), rank, [&](int stage) -> const StageBytes& { return graph.stage_bytes(stage); });
 }
 
@@ -271,7 +271,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
-    Account account(standing_bytes(graph, rank), keep_samples);
+    Account account(standing_by_class(graph, rank), keep_samples);
     // Takes in the transfers that start before `time`, earliest first.
     const auto take_arrivals = [&](Duration time) {
       while (true) {
@@ -308,7 +308,7 @@ std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
   std::vector<Held> held(static_cast<std::size_t>(graph.schedule().num_ranks()));
   if (graph.has_bytes()) {
     for (std::size_t rank = 0; rank < held.size(); ++rank) {
-      held[rank].now = held[rank].peak = total(standing_bytes(graph, static_cast<int>(rank)));
+      held[rank].now = held[rank].peak = standing_bytes(graph, static_cast<int>(rank));
     }
     Changes changes(graph, ReceiveBuffers::left_out);
     for (const Vertex& vertex : graph.vertices()) {
@@ -326,6 +326,8 @@ std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
   for (const Held& of : held) out.push_back(of.peak);
   return out;
 }
+
+std::int64_t standing_bytes(const OpGraph& graph, int rank) { return total(standing_by_class(graph, rank)); }
 
 std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint) {
   std::vector<std::int64_t> out;

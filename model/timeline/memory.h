@@ -41,7 +41,8 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
 // The least that each rank's peak can be, from the order of its ops alone: without buffers of what comes in.
 std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
 
-// Bytes that each rank holds for the whole run, whatever its ops.
+// Bytes that a rank holds for the whole run, whatever its ops; of every rank, before there is a graph.
+std::int64_t standing_bytes(const OpGraph& graph, int rank);
 std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint);
 
 }  // namespace sluice

@@ -22,18 +22,6 @@ Prices prices_of(const Setup& setup) {
   return prices;
 }
 
-// Bytes that a rank holds from the start.
-std::int64_t standing_bytes(const Setup& setup, int rank) {
-  std::int64_t held = 0;
-  std::int64_t scratch = 0;
-  for (const int stage : setup.schedule().stages_of(rank)) {
-    const StageBytes& bytes = setup.graph().stage_bytes(stage);
-    held += bytes.weights + bytes.gradients + bytes.optimizer;
-    scratch = std::max(scratch, bytes.scratch);
-  }
-  return held + scratch;
-}
-
 // What follows the end of a rank's last op, of a graph of one microbatch whose ops run in the order of the stages and
 // back. Where nothing is reduced behind the lists, it depends on which of its stages ends last; the least is taken.
 std::vector<Duration> times_after(const Setup& setup, const Prices& prices) {
@@ -204,7 +192,7 @@ class Planning {
         const Setup setup(scenario_, schedule_of(one, sequential_orders(one)));
         read_graph(setup, fused, problem);
         standing.clear();
-        for (int rank = 0; rank < problem.num_ranks; ++rank) standing.push_back(standing_bytes(setup, rank));
+        for (int rank = 0; rank < problem.num_ranks; ++rank) standing.push_back(standing_bytes(setup.graph(), rank));
         if (fused) problem.joint_share = joint_share(setup, problem);
       } catch (const InputError& error) {
         // The model has not so many layers; the costs know no such stages or ops.
