@@ -9,27 +9,11 @@
 
 #include "benchmarks/accuracy/choices.h"
 #include "benchmarks/accuracy/score.h"
+#include "benchmarks/files_in.h"
 #include "model/errors.h"
 
 namespace sluice::accuracy {
 namespace {
-
-std::vector<std::string> tables_in(const std::vector<std::string>& paths) {
-  std::vector<std::string> files;
-  for (const std::string& path : paths) {
-    if (!std::filesystem::is_directory(path)) {
-      files.push_back(path);
-      continue;
-    }
-    std::vector<std::string> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path().extension() == ".csv") inside.push_back(entry.path().string());
-    }
-    std::sort(inside.begin(), inside.end());
-    files.insert(files.end(), inside.begin(), inside.end());
-  }
-  return files;
-}
 
 const TableKind* kind_of(const CsvTable& table) {
   for (const TableKind& kind : table_kinds()) {
@@ -43,7 +27,7 @@ const TableKind* kind_of(const CsvTable& table) {
 int run(const std::vector<std::string>& paths, bool rows, bool json) {
   std::vector<std::pair<std::string, TableScore>> scores;
   std::vector<std::string> unknown;
-  for (const std::string& file : tables_in(paths)) {
+  for (const std::string& file : files_in(paths, ".csv")) {
     const CsvTable table = read_csv(file);
     const TableKind* kind = kind_of(table);
     if (kind == nullptr) {

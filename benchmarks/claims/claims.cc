@@ -5,36 +5,17 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-#include <filesystem>
 
 #include "benchmarks/claims/output.h"
+#include "benchmarks/files_in.h"
 #include "model/errors.h"
 
 namespace sluice::claims {
 namespace {
 
-std::vector<std::string> files_in(const std::vector<std::string>& paths) {
-  std::vector<std::string> files;
-  for (const std::string& path : paths) {
-    if (!std::filesystem::is_directory(path)) {
-      files.push_back(path);
-      continue;
-    }
-    std::vector<std::string> inside;
-    for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path().extension() == ".json") inside.push_back(entry.path().string());
-    }
-    if (inside.empty()) throw InputError(path + ": no claims (files ending in .json) in this folder");
-    std::sort(inside.begin(), inside.end());
-    files.insert(files.end(), inside.begin(), inside.end());
-  }
-  return files;
-}
-
 int run(const std::vector<std::string>& paths, bool explain, bool json, const std::string& folder) {
   std::vector<Claim> claims;
-  for (const std::string& file : files_in(paths)) claims.push_back(read_claim(file));
+  for (const std::string& file : files_in(paths, ".json")) claims.push_back(read_claim(file));
   std::vector<std::vector<Ran>> runs = run_all(claims);
   std::vector<Answered> answered;
   for (std::size_t c = 0; c < claims.size(); ++c) {

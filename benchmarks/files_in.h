@@ -1,0 +1,13 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sluice {
+
+// The files among `paths` as they are, and of each folder those that end in `extension`, sorted. Throws InputError for
+// a folder that has none.
+std::vector<std::string> files_in(const std::vector<std::string>& paths, std::string_view extension);
+
+}  // namespace sluice
