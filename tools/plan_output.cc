@@ -136,9 +136,7 @@ std::string megatron_text(const PlanReport& report, const std::vector<int>& rank
                      runs - ranking.begin() + 1, 100 * slower, arguments);
 }
 
-OrderedJson point_json(const Plan& plan, int index) {
-  const PlanPoint& point = plan.points()[at(index)];
-  const PlanResult& result = plan.results()[at(index)];
+OrderedJson sizes_json(const Plan& plan, const PlanPoint& point) {
   return {{"schedule", point.family->name},
           {"tp", point.tp},
           {"cp", plan.base().training.cp},
@@ -152,16 +150,40 @@ OrderedJson point_json(const Plan& plan, int index) {
           {"distributed_optimizer", point.distributed_optimizer},
           {"pipeline_before_data", point.pipeline_before_data},
           {"first_stage_layers", point.first_layers},
-          {"last_stage_layers", point.last_layers},
-          {"iteration_s", to_seconds(result.iteration)},
-          {"makespan_s", to_seconds(result.makespan)},
-          {"bubble_fraction", result.bubble_fraction},
-          {"tokens_per_s_per_device", tokens_per_device(plan, point, result)},
-          {"model_tflops_per_device", result.throughput.model_tflops_per_device},
-          {"mfu", result.throughput.mfu},
-          {"needed_memory_bytes", result.needed_bytes},
-          {"rank", result.rank},
-          {"flags", flags_of(plan.base(), plan.space(), point)}};
+          {"last_stage_layers", point.last_layers}};
+}
+
+OrderedJson ranked_json(const Plan& plan, int index) {
+  const PlanPoint& point = plan.points()[at(index)];
+  const PlanResult& result = plan.results()[at(index)];
+  OrderedJson out = sizes_json(plan, point);
+  out["iteration_s"] = to_seconds(result.iteration);
+  out["makespan_s"] = to_seconds(result.makespan);
+  out["bubble_fraction"] = result.bubble_fraction;
+  out["tokens_per_s_per_device"] = tokens_per_device(plan, point, result);
+  out["model_tflops_per_device"] = result.throughput.model_tflops_per_device;
+  out["mfu"] = result.throughput.mfu;
+  out["needed_memory_bytes"] = result.needed_bytes;
+  out["rank"] = result.rank;
+  out["flags"] = flags_of(plan.base(), plan.space(), point);
+  return out;
+}
+
+// What was simulated and does not fit is told as what was not.
+std::string_view status_of(const PlanResult& result) {
+  return result.status == PlanStatus::simulated && !result.fits ? name_of(PlanStatus::over) : name_of(result.status);
+}
+
+// What is not in the ranking, and why.
+OrderedJson unranked_json(const Plan& plan, int index) {
+  const PlanResult& result = plan.results()[at(index)];
+  OrderedJson out = sizes_json(plan, plan.points()[at(index)]);
+  out["status"] = status_of(result);
+  if (result.bound > Duration{0}) out["least_iteration_s"] = to_seconds(result.bound);
+  if (result.status == PlanStatus::simulated) out["iteration_s"] = to_seconds(result.iteration);
+  if (result.needed_bytes > 0) out["needed_memory_bytes"] = result.needed_bytes;
+  if (!result.reason.empty()) out["reason"] = result.reason;
+  return out;
 }
 
 }  // namespace
@@ -205,7 +227,7 @@ std::string plan_json(const PlanReport& report) {
   out["ranking"] = OrderedJson::array();
   const int close = ranking.empty() ? 0 : within_error(plan, ranking, report.model_error);
   for (std::size_t i = 0; i < ranking.size(); ++i) {
-    OrderedJson row = point_json(plan, ranking[i]);
+    OrderedJson row = ranked_json(plan, ranking[i]);
     row["within_model_error"] = static_cast<int>(i) < close;
     out["ranking"].push_back(std::move(row));
   }
@@ -220,12 +242,10 @@ std::string plan_json(const PlanReport& report) {
     out["megatron"] = {{"place", i}, {"arguments", megatron_arguments(plan.base(), plan.space(), point)}};
     break;
   }
-  std::map<std::string, int> reasons;
-  for (const PlanResult& result : plan.results()) {
-    if (result.status == PlanStatus::refused) ++reasons[result.reason];
+  out["others"] = OrderedJson::array();
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
   }
-  out["refusals"] = OrderedJson::array();
-  for (const auto& [reason, count] : reasons) out["refusals"].push_back({{"reason", reason}, {"count", count}});
   return out.dump(2) + "\n";
 }
 
@@ -245,7 +265,6 @@ std::string plan_csv(const Plan& plan) {
     const PlanPoint& point = plan.points()[at(order[i])];
     const PlanResult& result = plan.results()[at(order[i])];
     const bool simulated = result.status == PlanStatus::simulated;
-    const std::string_view status = simulated && !result.fits ? name_of(PlanStatus::over) : name_of(result.status);
     std::string reason = result.reason;
     for (std::size_t quote = reason.find('"'); quote != std::string::npos; quote = reason.find('"', quote + 2)) {
       reason.insert(quote, 1, '"');
@@ -253,13 +272,13 @@ std::string plan_csv(const Plan& plan) {
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
         std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-        i < ranked ? std::to_string(i + 1) : "", status, point.family->name, point.tp, plan.base().training.cp,
-        point.pp, point.dp, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
-        point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
-        figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
-        figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(plan, point, result)),
-        figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
-        reason.empty() ? "" : '"' + reason + '"');
+        i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp,
+        plan.base().training.cp, point.pp, point.dp, point.chunks, point.micro_batch, point.microbatches, point.slices,
+        recompute_of(point), point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0,
+        point.first_layers, point.last_layers, figure(simulated, to_seconds(result.iteration)),
+        figure(result.bound > Duration{0}, to_seconds(result.bound)), figure(simulated, result.bubble_fraction),
+        figure(simulated, tokens_per_device(plan, point, result)), figure(simulated, result.throughput.mfu),
+        result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "", reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
 }

@@ -17,7 +17,7 @@ struct PlanReport {
 
 // The terminal's: what became of how many, the ranking, the Pareto front, and how Megatron-LM is started on the best.
 std::string plan_table(const PlanReport& report);
-// Schema sluice.plan/1: the ranking of all that was simulated and fits, and counts of the others.
+// Schema sluice.plan/1: the ranking of all that was simulated and fits, and what became of all others.
 std::string plan_json(const PlanReport& report);
 // A row for every configuration, ranked ones first.
 std::string plan_csv(const Plan& plan);

@@ -69,6 +69,11 @@ TEST(PlanCommand, RanksWhatFits) {
                   counts.at("certainly_worse").get<int>() + counts.at("simulated").get<int>();
   // What was simulated and did not fit is counted in both.
   EXPECT_GE(sum, counts.at("evaluated").get<int>());
+  EXPECT_EQ(ranking.size() + document.at("others").size(), counts.at("evaluated").get<std::size_t>());
+  for (const json& other : document.at("others")) {
+    EXPECT_NE(other.at("status"), "simulated");
+    EXPECT_EQ(other.contains("reason"), other.at("status") == "refused");
+  }
   // The table has a row for every one, and its header as many cells.
   std::istringstream table(read_file(folder.path("all.csv")));
   std::string line;
@@ -133,6 +138,8 @@ TEST(PlanCommand, SaysWhatItCannotDo) {
             "sluice: --use-distributed-optimizer: expected yes or no, got 'maybe'\n");
   EXPECT_EQ(error(kLlama + "--schedul 1f1b", 2),
             "sluice: plan: there is no flag '--schedul'; did you mean '--schedule'?\n");
+  // It was taken and had no effect.
+  EXPECT_EQ(error(kLlama + "--recompute full --recompute-num-layers 2", 2).find("sluice: plan: there is no flag"), 0U);
   EXPECT_EQ(error("plan " + kExamples + "gpt3-175b-a100.json --microbatches 8", 2),
             "sluice: plan: there is no flag '--microbatches'; did you mean '--micro-batch-size'?\n");
   // More slices than tokens: every configuration is refused.
