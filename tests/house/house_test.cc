@@ -26,7 +26,7 @@ constexpr int kMaxLines = 700;
 const std::map<std::string, std::vector<std::string>, std::less<>> kMayInclude = {
     {"model", {"model/"}},
     {"sim", {"sim/", "model/"}},
-    {"kernels", {"kernels/", "model/workload/"}},
+    {"kernels", {"kernels/", "model/workload/", "model/errors.h"}},
     {"exec", {"exec/", "kernels/", "model/"}},
     {"traces", {"traces/", "model/"}},
     {"tools", {"tools/", "traces/", "exec/", "kernels/", "sim/", "model/"}},

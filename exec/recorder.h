@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/graph/op_graph.h"
+
+namespace sluice {
+
+// What a thread of a worker is doing. Each worker has two: one for its compute lane and its transfers, one for its
+// collective lane.
+enum class Activity : std::uint8_t {
+  starting,
+  working,     // inside `vertex`
+  waiting,     // for `waits_for`, before `vertex` can start
+  summing,     // inside `vertex`, waiting for tensor-parallel peers
+  exchanging,  // inside the collective `vertex`, waiting for the ranks that share it
+  between,     // nothing of a step: loading data, writing a checkpoint, waiting for the next step
+  finished,
+  failed,
+};
+enum class WorkerThread : std::uint8_t { compute, collective };
+
+struct Doing {
+  Activity activity = Activity::starting;
+  std::int32_t step = 0;
+  VertexId vertex = 0;        // of the graph that all ranks run; meaningless when starting, between and finished
+  VertexId waits_for = 0;     // of `waiting`
+  std::int64_t since_ns = 0;  // std::chrono::steady_clock
+};
+
+// Who writes a recorder file.
+struct RecorderOwner {
+  int world_rank = 0;
+  int pipeline_rank = 0;
+  int data_rank = 0;
+  int tensor_rank = 0;
+  int world_size = 1;
+  std::int64_t process = 0;  // id, on `host`
+  std::string host;
+};
+
+// The flight recorder of one worker: what its two threads are doing, and a ring of the last `kEvents` things that they
+// did, in a memory-mapped file, so that it can be read by others while the worker runs and after it was killed. Writing
+// takes no lock and no system call.
+class Recorder {
+ public:
+  static constexpr int kEvents = 4096;
+
+  // Writes to `path`, made anew. Throws InputError naming it. `graph` (which outlives this) gives the vertices' names
+  // in the ring: what is recorded can be read without it.
+  Recorder(const std::string& path, const RecorderOwner& owner, const OpGraph& graph);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  // Each thread calls it for itself alone.
+  void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
+
+ private:
+  struct File;
+  File* file_ = nullptr;
+  const OpGraph& graph_;
+};
+
+}  // namespace sluice

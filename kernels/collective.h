@@ -1,0 +1,21 @@
+#pragma once
+
+#include <cstdint>
+
+namespace sluice {
+
+// What a kernel may call inside an op: sums over the tensor-parallel ranks of one stage. Every rank of the group makes
+// the same calls in the same order; each gets the same bits, summed in the order of the ranks. Throws what ends the
+// run if another rank has failed.
+class TensorGroup {
+ public:
+  virtual ~TensorGroup() = default;
+  virtual int size() const = 0;
+  virtual int rank() const = 0;
+  virtual void sum(float* data, std::int64_t count) = 0;
+  virtual void sum(double* data, std::int64_t count) = 0;
+  virtual void maximum(float* data, std::int64_t count) = 0;
+  virtual void maximum(double* data, std::int64_t count) = 0;
+};
+
+}  // namespace sluice
