@@ -20,7 +20,9 @@ Transformer small_llama(int layers);
 // Whole parameters by name, in double.
 using Weights = std::map<std::string, std::vector<double>>;
 
-// The largest |a - b| over the largest |b| of each parameter, and of all parameters the largest. Names must agree.
+// The largest |a - b| over the largest |b| of each parameter, and of all parameters the largest. Names must agree. A
+// bias of all keys moves no probability of the softmax, so that its gradient is 0 but for rounding: it is held against
+// the bias of the queries.
 double relative_difference(const Weights& a, const Weights& b);
 
 // The blocks that a stage holds, added to `all`; and the other way round. `Scalar` is that of the stage.
