@@ -10,7 +10,6 @@
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
-#include "sim/planner/placed_problem.h"
 #include "tools/command.h"
 #include "tools/command_tree.h"
 #include "tools/version.h"
