@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <random>
+#include <thread>
 
 #include "model/errors.h"
 #include "tests/kernels/naive_model.h"
@@ -331,6 +333,49 @@ TEST(Refused, IsASliceBehindTheLastPosition) {
   training.slices = {40, 25};
   const Matrices weights = random_matrices(training.model, 3);
   EXPECT_THROW(run(training, weights), InputError);
+}
+
+// Ranks of a run are threads of one process, each with its own stage.
+TEST(Threads, AtWorkOnDifferentStagesChangeNoBits) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    std::vector<TrainingCase> cases = both_models(precision);
+    for (const TrainingCase& training : both_models(precision)) {
+      cases.push_back(training);
+      cases.back().model.positions = training.model.positions > 0 ? 400 : 0;
+      cases.back().slices = {150, 160};
+    }
+    std::vector<TrainingResult> alone;
+    for (const TrainingCase& training : cases) alone.push_back(run(training, random_matrices(training.model, 3)));
+    std::vector<TrainingResult> together(cases.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      threads.emplace_back([&, i] { together[i] = run(cases[i], random_matrices(cases[i].model, 3)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t i = 0; i < cases.size(); ++i) expect_same_bits(together[i], alone[i]);
+  }
+}
+
+TEST(Precision, OfFloatIsNearDouble) {
+  for (TrainingCase training : both_models()) {
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    training.precision = Precision::float32;
+    expect_close(run(training, weights), reference, 2e-4);
+  }
+}
+
+TEST(NotANumber, ReachesTheLossAndEveryGradient) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    for (TrainingCase training : both_models(precision)) {
+      Matrices weights = random_matrices(training.model, 3);
+      weights.at("layers.0.attention.query.weight")[5] = std::numeric_limits<double>::quiet_NaN();
+      const TrainingResult result = run(training, weights);
+      EXPECT_TRUE(std::isnan(result.loss));
+      EXPECT_TRUE(std::isnan(result.squared_norm));
+      EXPECT_TRUE(std::isnan(result.gradients.at("layers.1.mlp.down.weight").front()));
+    }
+  }
 }
 
 // Any small shape: cut into slices, stages, ranks and halves, it computes what the plain loops do.
