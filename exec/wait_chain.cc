@@ -49,7 +49,7 @@ class Words {
       case Activity::waiting:
         if (waits_.sends(node, doing.waits_for)) return fmt::format("sends {} to {}", sent(doing.waits_for), whom);
         return fmt::format("waits for {} from {}", awaited(doing), whom);
-      default: return fmt::format("waits for step {} from {}", doing.step, whom);
+      default: return fmt::format("waits for a step to begin from {}", whom);
     }
   }
 
@@ -66,7 +66,7 @@ class Words {
     }
     switch (doing.activity) {
       case Activity::starting: return "is starting" + since;
-      case Activity::between: return fmt::format("has not begun step {}{}", doing.step, since);
+      case Activity::between: return fmt::format("is between steps, behind step {},{}", doing.step, since);
       case Activity::finished: return "has finished";
       case Activity::failed: return "failed " + place(node);
       case Activity::working:
@@ -123,7 +123,7 @@ class Words {
     const Doing& doing = waits_.doing(node);
     switch (doing.activity) {
       case Activity::starting: return "while it started";
-      case Activity::between: return fmt::format("before step {}", doing.step);
+      case Activity::between: return fmt::format("behind step {}", doing.step);
       case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
       default: return op(node).empty() ? "" : fmt::format("in step {}, inside {}", doing.step, op(node));
     }

@@ -7,10 +7,10 @@ namespace {
 
 bool is_idle(Activity activity) { return activity == Activity::starting || activity == Activity::between; }
 
-// A vertex of the graph, as far as what it does can say.
+// Whether what it says it does is in the graph.
 bool makes_sense(const Doing& doing, const OpGraph& graph) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
-  if (doing.vertex >= graph.size()) return doing.activity == Activity::failed;
+  if (doing.vertex >= graph.size()) return false;
   return doing.activity != Activity::waiting || doing.waits_for < graph.size();
 }
 
@@ -23,9 +23,10 @@ bool same_wait(const Doing& a, const Doing& b) {
 
 std::vector<VertexId> transfer_readers(const OpGraph& graph) {
   std::vector<VertexId> readers(graph.size(), graph.size());
-  for (VertexId v = graph.size(); v-- > 0;) {
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind == VertexKind::transfer) continue;
     for (const VertexId need : graph.needs(v)) {
-      if (graph[need].kind != VertexKind::transfer || graph[v].kind == VertexKind::transfer) continue;
+      if (graph[need].kind != VertexKind::transfer) continue;
       if (graph.rank_of(v) == graph.lanes()[static_cast<std::size_t>(graph[need].lane)].peer) readers[need] = v;
     }
   }
@@ -39,13 +40,16 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
       readers_(readers),
       owners_(owners),
       limits_(limits),
-      workers_(workers),
+      workers_(workers.begin(), workers.end()),
       now_ns_(now_ns),
       memory_(memory),
       nodes_(2 * workers.size()),
       remembered_(2 * workers.size(), 0) {
   memory_.trouble.resize(workers.size());
   memory_.done.resize(2 * workers.size());
+  for (WorkerView& worker : workers_) {
+    if (!makes_sense(worker.compute, graph) || !makes_sense(worker.collective, graph)) worker = {};
+  }
   for (std::size_t i = 0; i < workers.size(); ++i) {
     WaitMemory::Trouble& trouble = memory_.trouble[i];
     if (trouble.state != workers[i].process) trouble = {workers[i].process, now_ns};
@@ -54,10 +58,15 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (remembered_[i] == 0) memory_.done[i].reset();
   }
-  // To be idle is a fault only where somebody waits for it.
+  // To be idle is to wait, or a fault, only where somebody waits for it.
   std::vector<char> awaited(nodes_.size(), 0);
-  for (const WaitNode& node : nodes_) {
-    for (const int other : node.waits_for) awaited[static_cast<std::size_t>(other)] = 1;
+  for (const bool idle : {false, true}) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+      WaitNode& node = nodes_[i];
+      if (node.idle != idle) continue;
+      if (idle && awaited[i] == 0) node.waits_for.clear();
+      for (const int other : node.waits_for) awaited[static_cast<std::size_t>(other)] = 1;
+    }
   }
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     WaitNode& node = nodes_[i];
@@ -91,7 +100,7 @@ bool WaitGraph::ended(int node) const {
 bool WaitGraph::is_past(const Doing& doing, int step, VertexId v) const {
   switch (doing.activity) {
     case Activity::starting: return false;
-    case Activity::between: return doing.step > step;
+    case Activity::between: return doing.step >= step;
     case Activity::finished: return true;
     default: return doing.step > step || (doing.step == step && doing.vertex > v);
   }
@@ -108,7 +117,7 @@ void WaitGraph::look_at(int node) {
   const Doing& doing = this->doing(node);
   WaitNode& here = at(node);
   here.since_ns = doing.since_ns;
-  if (!worker.seen || !makes_sense(doing, graph_) || doing.activity == Activity::finished) return;
+  if (!worker.seen || doing.activity == Activity::finished) return;
   if (ended(node)) {
     const bool dead = worker.process == ProcessState::dead;
     here.cause = dead ? RootCause::dead : RootCause::failed;

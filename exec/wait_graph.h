@@ -36,7 +36,7 @@ struct WaitNode {
   bool idle = false;
 };
 
-// By transfer: the first vertex of its receiver that reads it. Of other vertices: graph.size().
+// By transfer: the op of its receiver that reads it (not the recomputation before it). Of other vertices: graph.size().
 std::vector<VertexId> transfer_readers(const OpGraph& graph);
 
 // Who waits for whom at one moment.
@@ -75,7 +75,7 @@ class WaitGraph {
   std::span<const VertexId> readers_;
   const std::vector<RecorderOwner>& owners_;
   const WaitLimits& limits_;
-  const std::vector<WorkerView>& workers_;
+  std::vector<WorkerView> workers_;
   std::int64_t now_ns_;
   WaitMemory& memory_;
   std::vector<WaitNode> nodes_;
