@@ -125,7 +125,9 @@ class Words {
       case Activity::starting: return "while it started";
       case Activity::between: return fmt::format("behind step {}", doing.step);
       case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
-      default: return op(node).empty() ? "" : fmt::format("in step {}, inside {}", doing.step, op(node));
+      default:
+        return op(node).empty() ? fmt::format("in step {}", doing.step)
+                                : fmt::format("in step {}, inside {}", doing.step, op(node));
     }
   }
 

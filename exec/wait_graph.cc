@@ -10,7 +10,7 @@ bool is_idle(Activity activity) { return activity == Activity::starting || activ
 // Whether what it says it does is in the graph.
 bool makes_sense(const Doing& doing, const OpGraph& graph) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
-  if (doing.vertex >= graph.size()) return false;
+  if (doing.vertex >= graph.size()) return doing.activity == Activity::failed && doing.vertex == Doing::no_vertex;
   return doing.activity != Activity::waiting || doing.waits_for < graph.size();
 }
 

@@ -286,6 +286,24 @@ TEST_F(WatchdogTest, SignalsLeadToTheReport) {
   }
 }
 
+TEST_F(WatchdogTest, GoesOnWatchingAfterASignal) {
+  const HeldSignals held;
+  const auto workers = recorders();
+  works(*workers[0], "F(stage 0, mb 0)");
+  options_.take_signals = true;
+  Ear ear;
+  const Watchdog watchdog(graph_, owners_, options_, ear.listen());
+  ::kill(::getpid(), SIGINT);
+  auto alarm = ear.wait(300ms);
+  ASSERT_TRUE(alarm);
+  EXPECT_EQ(alarm->signal, SIGINT);
+  std::this_thread::sleep_for(kTooLate);
+  alarm = ear.wait(0ms);
+  EXPECT_EQ(ear.count(), 2);
+  EXPECT_EQ(alarm->signal, 0);
+  EXPECT_EQ(alarm->report.cause, RootCause::slow);
+}
+
 TEST_F(WatchdogTest, ASignalBecauseAnotherDiedNamesTheDead) {
   const HeldSignals held;
   const pid_t child = start_worker(1, "F(stage 1, mb 2)");
