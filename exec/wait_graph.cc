@@ -119,7 +119,9 @@ void WaitGraph::look_at(int node) {
   here.since_ns = doing.since_ns;
   if (!worker.seen || doing.activity == Activity::finished) return;
   if (ended(node)) {
-    const bool dead = worker.process == ProcessState::dead;
+    // Who said that it failed did not die of something else, though its process may have ended by now.
+    const bool dead = worker.process == ProcessState::dead && worker.compute.activity != Activity::failed &&
+                      doing.activity != Activity::failed;
     here.cause = dead ? RootCause::dead : RootCause::failed;
     if (dead) here.since_ns = memory_.trouble[static_cast<std::size_t>(node / 2)].since_ns;
     here.broken = now_ns_ - here.since_ns >= limits_.grace_ns;
