@@ -180,7 +180,8 @@ int tier(const WaitGraph& waits, int node) {
     case RootCause::dead:
       // Killed in the middle of something: the others were ended because of it.
       return activity == Activity::working || activity == Activity::summing ? 0 : 1;
-    case RootCause::failed: return 2;
+    // It is the compute thread that tells what came first.
+    case RootCause::failed: return activity == Activity::failed ? 2 : 3;
     case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
     case RootCause::slow: return 5;
     case RootCause::lost: return here.broken ? 6 : kPerhaps;

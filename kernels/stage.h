@@ -64,7 +64,7 @@ inline constexpr const char* kWordEmbedding = "embedding.word.weight";
 struct StageMemory {
   std::int64_t weights = 0;  // one version
   std::int64_t gradients = 0;
-  std::int64_t moments = 0;  // of the optimizer: two of Adam
+  std::int64_t moments = 0;  // of the optimizer: the first moments of all weights, as they lie, then the second
 };
 
 // Bytes of one slice, by how long they live; as SliceBytes of model/graph/footprint.h.

@@ -11,7 +11,7 @@ namespace sluice {
 
 struct TraceReadOptions {
   // Which iteration, where there are several: of Kineto the number of its ProfilerStep, or without such ranges, and of
-  // our own traces, its place from 0. None: the last whole one.
+  // our own traces, its place from 0. None: the last whole one. A trace of ours with one iteration has no choice.
   std::optional<std::int64_t> step;
 };
 
@@ -32,7 +32,7 @@ bool is_trace_file(const std::string& path);
 // (Kineto) wrote, a file for each rank of one pipeline.
 //
 // Of ours: ranks are processes in the order of their pids. Idle time by cause is known where the trace has it
-// (--trace-idle) and one iteration, memory where it has counters.
+// (--trace-idle) and one iteration, memory where it has counters: its peak without what was there for an instant alone.
 //
 // Of Kineto: `PP:` ranges of torch.distributed.pipelining, PP:2F0, PP:1I3, PP:0W2, PP:3B1, PP:(0F1;3B0)OVERLAP_F_B,
 // those of the GPU (gpu_user_annotation) on the stream that has most of them, else those of the CPU (user_annotation).
