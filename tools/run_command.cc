@@ -346,6 +346,16 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"threads", "mpi", "auto"}))
       ->group(kRun);
   command
+      ->add_option("--checkpoint", options->checkpoint,
+                   "write weights and optimizer here (safetensors), whole or not at all, at the end")
+      ->group(kRun);
+  command->add_option("--checkpoint-every", options->checkpoint_every, "and every so many steps")
+      ->check(CLI::Range(1, 100000000))
+      ->group(kRun);
+  command
+      ->add_option("--resume", options->resume, "go on from a checkpoint, for --steps more; other sizes may be given")
+      ->group(kRun);
+  command
       ->add_option("--trace", options->trace, "write the last step's measured timeline as a Chrome trace (.json, .gz)")
       ->group(kRun);
   command->add_flag("--json", options->json, "one JSON document (sluice.run/1) on standard output")->group(kRun);
