@@ -62,6 +62,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
       const StageMemory memory = of.memory();
       const std::byte* const moments = at + memory.weights;
       for (const Parameter& parameter : of.parameters()) {
+        if (parameter.size() == 0) continue;  // padding alone
         const Precision precision = plan.spec().precision;
         writer.add(parameter, "", precision, at + parameter.offset * element);
         if (!has_moments(plan)) continue;
@@ -87,6 +88,7 @@ void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& che
     std::memset(weights, 0, index(memory.weights));
     std::memset(moments, 0, index(memory.moments));
     for (const Parameter& parameter : stage.parameters()) {
+      if (parameter.size() == 0) continue;
       const std::int64_t at = parameter.offset * element;
       checkpoint.read(parameter, "", precision, weights + at);
       if (!has_moments(plan)) continue;

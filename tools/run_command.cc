@@ -179,6 +179,19 @@ void write_trace(const Options& options, const RunPlan& plan, const TrainingRepo
   write_trace_file(options.trace, plan.graph(), timeline, memory);
 }
 
+// Whether a file can be put there is known before the run, not behind it.
+void check_folder(const char* flag, const std::string& file) {
+  if (file.empty()) return;
+  std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  if (folder.empty()) folder = ".";
+  if (!std::filesystem::is_directory(folder)) {
+    throw InputError(fmt::format("{}: {}: there is no folder {}", flag, file, folder.string()));
+  }
+  if (::access(folder.c_str(), W_OK) != 0) {
+    throw InputError(fmt::format("{}: {}: cannot write into {}", flag, file, folder.string()));
+  }
+}
+
 // Runs of the graph for so many steps, each of `batches`.
 int runs_for(int steps, const RunPlan& plan) {
   if (steps % plan.batches() == 0) return steps / plan.batches();
@@ -258,6 +271,8 @@ int run_command(const Options& options) {
   const MpiRanks ranks;
   const bool processes = options.transport == "mpi" || (options.transport == "auto" && ranks.size() > 1);
   try {
+    check_folder("--checkpoint", options.checkpoint);
+    check_folder("--trace", options.trace);
     const Scenario scenario = options.flags->scenario();
     const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, batches_between(options)));
     const TokenSource tokens = options.flags->tokens(plan);
