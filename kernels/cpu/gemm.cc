@@ -91,6 +91,7 @@ void use_one_thread() {
 #endif
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
   template void multiply_transposed(std::int64_t, std::int64_t, std::int64_t, T, const T*, std::int64_t, const T*,    \
                                     std::int64_t, Into, T*, std::int64_t);                                            \
@@ -101,5 +102,6 @@ void use_one_thread() {
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace sluice::cpu
