@@ -87,7 +87,8 @@ void add_product_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, c
 
 void use_one_thread() {
 #if SLUICE_OPENBLAS
-  openblas_set_num_threads(1);
+  static const bool done = (openblas_set_num_threads(1), true);  // not to be called by several threads at once
+  static_cast<void>(done);
 #endif
 }
 
