@@ -338,7 +338,7 @@ TEST_F(WatchdogTest, APauseOfTheWholeProcessIsNobodysFault) {
     for (RecorderOwner& each : owners_) each.process = ::getpid();
     const auto workers = recorders();
     Ear ear;
-    const Watchdog watchdog(graph_, owners_, options_, ear.listen());
+    auto watchdog = std::make_unique<Watchdog>(graph_, owners_, options_, ear.listen());
     std::this_thread::sleep_for(100ms);
     works(*workers[0], "F(stage 0, mb 0)");
     [[maybe_unused]] const auto written = ::write(ready[1], "x", 1);
@@ -346,7 +346,9 @@ TEST_F(WatchdogTest, APauseOfTheWholeProcessIsNobodysFault) {
     for (int i = 0; i < 30; ++i) std::this_thread::sleep_for(10ms);
     const bool first = ear.count() > 0;
     std::this_thread::sleep_for(900ms);
-    ::_exit((first ? 1 : 0) + (ear.count() > 0 ? 2 : 0));
+    const bool second = ear.count() > 0;
+    watchdog.reset();
+    ::_exit((first ? 1 : 0) + (second ? 2 : 0));
   }
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
