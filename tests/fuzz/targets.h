@@ -20,6 +20,7 @@ void try_profile(std::string_view text);        // fitted, and the fit written a
 void try_slice_times(std::string_view text);    // cut, where it is small
 void try_cluster(std::string_view text);        // a cluster file, or a node's
 void try_catalogue(std::string_view text);      // a file of the catalogue: node, GPU or link
+void try_trace(std::string_view text);          // ours or Kineto's: compared with itself, and drawn beside itself
 
 struct Target {
   std::string_view name;
@@ -31,7 +32,7 @@ inline constexpr std::array kTargets = {
     Target{"schedule_csv", try_schedule_csv}, Target{"model", try_model},
     Target{"cost_table", try_cost_table},     Target{"cluster", try_cluster},
     Target{"catalogue", try_catalogue},       Target{"profile", try_profile},
-    Target{"slice_times", try_slice_times},
+    Target{"slice_times", try_slice_times},   Target{"trace", try_trace},
 };
 
 // What no input may break.

@@ -220,7 +220,7 @@ TEST_F(ReadTrace, WhatIsWrongIsNamed) {
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"dur\":-1.000", "EVENT: F0: dur: expected 0 or more"},
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"length\":1.000", "EVENT: F0: expected ts and dur"},
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":5e15,\"dur\":1.000",
-       "EVENT: ts: expected microseconds between -4e+15 and 4e+15"},
+       "EVENT: ts: expected microseconds between -1e+14 and 4e+15"},
       {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":9,\"tid\":1,\"ts\"",
        "EVENT: expected a pid that process_name has named before, got 9"},
       {"\"pid\":2,\"name\":\"process_name\"", "\"pid\":1,\"name\":\"process_name\"",
