@@ -25,9 +25,12 @@ enum class Activity : std::uint8_t {
 enum class WorkerThread : std::uint8_t { compute, collective };
 
 struct Doing {
+  static constexpr VertexId no_vertex = ~VertexId{0};  // of `failed`: in none
+
   Activity activity = Activity::starting;
-  std::int32_t step = 0;
-  VertexId vertex = 0;        // of the graph that all ranks run; meaningless when starting, between and finished
+  std::int32_t step = 0;      // of `between`: the one that has ended; before the first: `starting`
+  VertexId vertex = 0;        // of the graph that all ranks run, or no_vertex; meaningless when starting, between and
+                              // finished
   VertexId waits_for = 0;     // of `waiting`
   std::int64_t since_ns = 0;  // std::chrono::steady_clock
 };
@@ -43,26 +46,28 @@ struct RecorderOwner {
   std::string host;
 };
 
-// The flight recorder of one worker: what its two threads are doing, and a ring of the last `kEvents` things that they
-// did, in a memory-mapped file, so that it can be read by others while the worker runs and after it was killed. Writing
-// takes no lock and no system call.
+struct RecorderLayout;
+
+// The flight recorder of one worker: a ring for each of its two threads of the last `kEvents` things that it did, the
+// newest being what it is doing, in a memory-mapped file, so that it can be read by others (exec/recorder_file.h) while
+// the worker runs and after it was killed. Writing takes no lock and no system call.
 class Recorder {
  public:
   static constexpr int kEvents = 4096;
 
-  // Writes to `path`, made anew. Throws InputError naming it. `graph` (which outlives this) gives the vertices' names
-  // in the ring: what is recorded can be read without it.
+  // Writes to `path`, made anew: it appears whole, both threads starting. Throws InputError naming it. `graph` (which
+  // outlives this) gives the vertices' names in the ring: what is recorded can be read without it.
   Recorder(const std::string& path, const RecorderOwner& owner, const OpGraph& graph);
   ~Recorder();
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Each thread calls it for itself alone.
+  // Each thread calls it for itself alone, or another one once it has ended. Of `failed`, step and vertex are those of
+  // what the thread did before, whatever is given.
   void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
 
  private:
-  struct File;
-  File* file_ = nullptr;
+  RecorderLayout* file_ = nullptr;
   const OpGraph& graph_;
 };
 

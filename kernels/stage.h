@@ -57,6 +57,9 @@ struct Parameter {
   std::int64_t size() const { return rows * columns; }
 };
 
+// The name of the word embedding, [V, h]; of a tied copy, too.
+inline constexpr const char* kWordEmbedding = "embedding.word.weight";
+
 // Bytes for the whole run.
 struct StageMemory {
   std::int64_t weights = 0;  // one version

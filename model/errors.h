@@ -11,6 +11,12 @@ class InputError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// It does not keep within the memory: the answer is no, not a mistake in the question. Exit 3.
+class DoesNotFit : public InputError {
+ public:
+  using InputError::InputError;
+};
+
 // A schedule that parses but is invalid: a duplicate, missing or misplaced op, or a deadlock. Exit 4.
 class ScheduleError : public std::runtime_error {
  public:

@@ -10,7 +10,6 @@
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
-#include "sim/planner/placed_problem.h"
 #include "tools/command.h"
 #include "tools/command_tree.h"
 #include "tools/version.h"
@@ -83,6 +82,7 @@ int run(int argc, char** argv) {
   add_fit_command(app, exit_code);
   add_slice_command(app, exit_code);
   add_plan_command(app, exit_code);
+  add_run_command(app, exit_code);
   add_compare_command(app, exit_code);
   add_completion_command(app, exit_code);
   add_man_flag(app);

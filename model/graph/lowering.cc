@@ -357,8 +357,31 @@ class Lowering {
     const int step = step_of(op.microbatch);
     if (--stage.gradients_left[index(step)] > 0) return;
     stage.ready[index(step)] = id;
+    StageState* const head = head_of(stage);
+    const bool waits = head != nullptr && head->ready[index(step)] == kNone;
+    StageState* const embedding = embedding_of(stage);
+    const bool ends_wait = embedding != nullptr && embedding->ready[index(step)] != kNone;
+    if (ends_wait) embedding->ready[index(step)] = id;
     if (flush() && !options_.overlap_grad_reduce) return;  // reduced when the rank's list has ended
-    reduce(stage, step);
+    if (!waits) reduce(stage, step);
+    if (ends_wait) reduce(*embedding, step);
+  }
+
+  // The stage of the same rank whose head adds to the gradient of the embedding that `stage` holds, and the other way
+  // round; null if there is none.
+  StageState* head_of(const StageState& stage) {
+    const int last = schedule_.num_stages() - 1;
+    return stage.stage == 0 ? sharing_with(stage, last) : nullptr;
+  }
+  StageState* embedding_of(const StageState& stage) {
+    const int last = schedule_.num_stages() - 1;
+    return stage.stage == last ? sharing_with(stage, 0) : nullptr;
+  }
+  StageState* sharing_with(const StageState& stage, int other) {
+    if (!options_.tied_embedding || other == stage.stage) return nullptr;
+    const auto held = schedule_.stages_of(stage.rank);
+    if (std::find(held.begin(), held.end(), other) == held.end()) return nullptr;
+    return &states_[first_state_[index(stage.rank)] + index(schedule_.chunk_of(stage.rank, other))];
   }
 
   void reduce(StageState& stage, int step) {

@@ -12,6 +12,18 @@
 
 namespace sluice {
 
+std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
+                                        std::span<const int> explicit_layers, int first_layers, int last_layers) {
+  std::vector<StageContents> stages =
+      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers);
+  const auto together = [&](const std::vector<int>& route) {
+    const auto& held = schedule.stages_of(route.back());
+    return std::find(held.begin(), held.end(), 0) != held.end();
+  };
+  if (std::all_of(schedule.routes().begin(), schedule.routes().end(), together)) stages.back().tied_copy = false;
+  return stages;
+}
+
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule) : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
   scenario_.microbatches = schedule.num_microbatches();
@@ -32,15 +44,8 @@ void ScenarioCosts::split_model(const Schedule& schedule) {
                     "got {}",
                     scenario_.source, training.cp));
   }
-  const int stages = schedule.num_stages();
-  stages_ = split_layers(*scenario_.model, stages, scenario_.stage_layers, scenario_.first_stage_layers,
+  stages_ = split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
                          scenario_.last_stage_layers);
-  // Where every rank of the last stage has the first one too, the head reads the embedding that is there.
-  const auto together = [&](const std::vector<int>& route) {
-    const auto& ranks = schedule.stages_of(route.back());
-    return std::find(ranks.begin(), ranks.end(), 0) != ranks.end();
-  };
-  if (std::all_of(schedule.routes().begin(), schedule.routes().end(), together)) stages_.back().tied_copy = false;
   footprint_ = std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_);
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "model/cost/cost_model.h"
@@ -10,6 +11,11 @@
 #include "model/workload/training.h"
 
 namespace sluice {
+
+// The stages that a model is cut into for a schedule (split_layers). Where every rank of the last stage has the first
+// one too, the head reads the embedding that is there, and has no copy. Throws InputError.
+std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
+                                        std::span<const int> explicit_layers, int first_layers, int last_layers);
 
 // What a scenario puts on the stages of a schedule, and what prices it. The schedule's own sizes count: its ranks,
 // microbatches and shapes.

@@ -14,12 +14,6 @@
 
 namespace sluice {
 
-// No schedule keeps within the memory: the answer is no, not a mistake in the question.
-class DoesNotFit : public InputError {
- public:
-  using InputError::InputError;
-};
-
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max() / 4;
 
 // What the ops on one slice of one stage take, recomputation included, and how long what F and I or B hand on occupies

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/graph/op_graph.h"
+#include "model/timeline/timeline.h"
+
+namespace sluice {
+
+// When one worker began and ended its vertices, steady_clock; 0 where it had no part in one or did not come to it.
+struct WorkerClock {
+  std::vector<std::int64_t> starts;
+  std::vector<std::int64_t> ends;
+};
+
+// The timeline of one pipeline, put together of what its workers (by pipeline rank) noted in one run of the graph. A
+// transfer starts when its sender hands it over, or when the one before it has left the lane, and ends when the
+// receiver has it; a collective starts when its last rank has come, and ends when the first has its result.
+Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> workers);
+
+}  // namespace sluice

@@ -1,0 +1,143 @@
+#include "exec/transport/mpi.h"
+
+#include <fmt/format.h>
+#include <mpi.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace sluice {
+namespace {
+
+// MPI counts in int: longer messages go in pieces of the same tag, which arrive in their order.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
+
+void check(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  std::array<char, MPI_MAX_ERROR_STRING> text{};
+  int length = 0;
+  MPI_Error_string(code, text.data(), &length);
+  throw std::runtime_error(fmt::format("{}: {}", what, std::string(text.data(), static_cast<std::size_t>(length))));
+}
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport() {
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    for (MPI_Comm& comm : comms_) {
+      check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+      MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    }
+    int* bound = nullptr;
+    int found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &bound, &found);
+    if (found != 0) tag_bound_ = *bound;
+  }
+  ~MpiTransport() override {
+    // After a stop others may have left; freeing would wait for them.
+    if (stopped()) return;
+    for (MPI_Comm& comm : comms_) MPI_Comm_free(&comm);
+  }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void post_send(Message& message) override { post(message, true); }
+  void post_receive(Message& message) override { post(message, false); }
+
+  bool poll(Message& message) override {
+    if (message.done.load(std::memory_order_acquire)) return true;
+    throw_if_stopped();
+    MPI_Request request = request_of(message);
+    int done = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    }
+    keep(message, request);
+    if (done != 0) finish(message);
+    return done != 0;
+  }
+
+  std::uint32_t changes(Channel channel) const override { return counts_[static_cast<std::size_t>(channel)].load(); }
+  void sleep(Channel channel, std::uint32_t seen) override {
+    // Another thread of this process wakes by the count; messages are only found by looking.
+    if (channel == Channel::collective && idle_collectives_.load()) {
+      counts_[static_cast<std::size_t>(channel)].wait(seen);
+    } else {
+      std::this_thread::yield();
+    }
+  }
+  void wake(Channel channel) override {
+    counts_[static_cast<std::size_t>(channel)].fetch_add(1);
+    counts_[static_cast<std::size_t>(channel)].notify_all();
+  }
+  void stop() override {
+    stopped_.store(true);
+    for (int channel = 0; channel < kNumChannels; ++channel) wake(static_cast<Channel>(channel));
+  }
+  bool stopped() const override { return stopped_.load(); }
+
+ protected:
+  void quiesce() override {}  // the process ends
+
+ private:
+  static MPI_Request request_of(const Message& message) {
+    MPI_Request request;
+    static_assert(sizeof request <= sizeof message.native);
+    std::memcpy(&request, message.native, sizeof request);
+    return request;
+  }
+  static void keep(Message& message, MPI_Request request) { std::memcpy(message.native, &request, sizeof request); }
+
+  void finish(Message& message) {
+    message.done_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+    if (message.channel == Channel::collective) count_collective(-1);
+    message.done.store(true, std::memory_order_release);
+  }
+
+  void count_collective(int by) {
+    collectives_under_way_ += by;
+    idle_collectives_.store(collectives_under_way_ == 0);
+  }
+
+  void post(Message& message, bool sends) {
+    message.done.store(false, std::memory_order_relaxed);
+    if (message.channel == Channel::collective) count_collective(1);
+    MPI_Comm comm = comms_[static_cast<std::size_t>(message.channel)];
+    const int tag = static_cast<int>(message.id % (std::int64_t{tag_bound_} + 1));
+    if (message.bytes > kMostBytes) throw std::runtime_error("a message of more than 1 GiB");
+    const int count = static_cast<int>(message.bytes);
+    MPI_Request request = MPI_REQUEST_NULL;
+    const std::lock_guard lock(mutex_);
+    if (sends) {
+      // Synchronous: a message is done when it has been received, as with all transports.
+      check(MPI_Issend(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Issend");
+    } else {
+      check(MPI_Irecv(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Irecv");
+    }
+    keep(message, request);
+  }
+
+  int rank_ = 0;
+  int size_ = 1;
+  int tag_bound_ = 32767;
+  std::array<MPI_Comm, kNumChannels> comms_{};
+  std::mutex mutex_;
+  std::array<std::atomic<std::uint32_t>, kNumChannels> counts_{};
+  int collectives_under_way_ = 0;  // of the collective channel's thread alone
+  std::atomic<bool> idle_collectives_{true};
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_mpi_transport() { return std::make_unique<MpiTransport>(); }
+
+}  // namespace sluice

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "exec/transport/transport.h"
+
+namespace sluice {
+
+// Workers that are threads of one process: whoever comes second to a message copies it. Stopping one stops all.
+class ThreadFabric {
+ public:
+  explicit ThreadFabric(int workers);
+  ~ThreadFabric();
+  ThreadFabric(const ThreadFabric&) = delete;
+  ThreadFabric& operator=(const ThreadFabric&) = delete;
+
+  Transport& worker(int rank);
+
+ private:
+  struct Shared;
+  class Worker;
+  std::unique_ptr<Shared> shared_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+};
+
+}  // namespace sluice

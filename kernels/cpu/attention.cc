@@ -1,0 +1,151 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/gemm.h"
+
+namespace sluice::cpu {
+namespace {
+
+// Two tiles of float stay in a second-level cache of 512 KiB, beside the queries and keys that make them.
+constexpr std::int64_t kQueryTile = 128;
+constexpr std::int64_t kKeyTile = 256;
+
+// The tiles that one head of one sequence needs for `rows` queries from token `first` of the slice: calls
+// visit(keys of the slice, first row in them, tile) for each, earliest keys first.
+template <class T, class Visit>
+void for_each_tile(const AttentionShape& shape, const KeysValues<T>& keys_values, std::int64_t sequence,
+                   std::int64_t first, std::int64_t rows, T* scores, const Visit& visit) {
+  for (std::size_t i = 0; i <= keys_values.earlier(); ++i) {
+    const KeyRows<T> keys = keys_values.slice(i);
+    const bool own = i == keys_values.earlier();
+    const std::int64_t seen = own ? std::min(first + rows, shape.tokens) : keys.tokens;
+    for (std::int64_t key = 0; key < seen; key += kKeyTile) {
+      const std::int64_t columns = std::min(kKeyTile, seen - key);
+      const SoftmaxTile<T> tile{
+          .scores = scores, .stride = columns, .rows = rows, .columns = columns, .limit = own ? first - key : columns};
+      visit(keys, sequence * keys.tokens + key, tile);
+    }
+  }
+}
+
+}  // namespace
+
+template <class T>
+KeyRows<T> KeysValues<T>::in_block(std::size_t i, std::int64_t slice_tokens) const {
+  const std::int64_t elements = rows_elements(sequences * slice_tokens, width);
+  KeyRows<T> out{.stride = width, .gradient_stride = width, .tokens = slice_tokens};
+  if (i < blocks.size() && blocks[i] != nullptr) {
+    out.keys = reinterpret_cast<T*>(blocks[i]) + 2 * layer * elements;
+    out.values = out.keys + elements;
+  }
+  if (i < gradient_blocks.size() && gradient_blocks[i] != nullptr) {
+    out.keys_gradient = reinterpret_cast<T*>(gradient_blocks[i]) + 2 * layer * elements;
+    out.values_gradient = out.keys_gradient + elements;
+  }
+  return out;
+}
+
+template <class T>
+KeyRows<T> KeysValues<T>::slice(std::size_t i) const {
+  return i == earlier() ? own : in_block(i, tokens[i]);
+}
+
+template <class T>
+AttentionScratch<T>::AttentionScratch(Carver<T>& carver)
+    : scores(carver.take(kQueryTile * kKeyTile)),
+      gradient(carver.take(kQueryTile * kKeyTile)),
+      maximum(carver.take(kQueryTile)),
+      sum(carver.take(kQueryTile)) {}
+
+template <class T>
+void attention(const AttentionShape& shape, const T* queries, const KeysValues<T>& keys_values,
+               const AttentionScratch<T>& scratch, T* out, T* log_sums) {
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t stride = shape.heads * d;
+  const std::int64_t all_rows = shape.sequences * shape.tokens;
+  const T scale = T(1) / std::sqrt(static_cast<T>(d));
+  for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      const std::int64_t key_head = head / (shape.heads / shape.kv_heads);
+      for (std::int64_t first = 0; first < shape.tokens; first += kQueryTile) {
+        const std::int64_t rows = std::min(kQueryTile, shape.tokens - first);
+        const std::int64_t row = sequence * shape.tokens + first;
+        const T* const q = queries + row * stride + head * d;
+        T* const o = out + row * stride + head * d;
+        bool begun = false;
+        for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
+                      [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
+                        const std::int64_t at = key_row * keys.stride + key_head * d;
+                        multiply_transposed<T>(rows, tile.columns, d, scale, q, stride, keys.keys + at, keys.stride,
+                                               Into::set, tile.scores, tile.stride);
+                        softmax_tile<T>(tile, !begun, scratch.maximum, scratch.sum, o, stride, d);
+                        multiply<T>(rows, d, tile.columns, tile.scores, tile.stride, keys.values + at, keys.stride,
+                                    begun ? Into::add : Into::set, o, stride);
+                        begun = true;
+                      });
+        finish_softmax<T>(rows, scratch.maximum, scratch.sum, o, stride, d, log_sums + head * all_rows + row);
+      }
+    }
+  }
+}
+
+template <class T>
+void attention_gradient(const AttentionShape& shape, const T* queries, const KeysValues<T>& keys_values, const T* out,
+                        const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
+                        std::int64_t gradient_stride) {
+  const std::int64_t d = shape.head_dim;
+  const std::int64_t stride = shape.heads * d;
+  const std::int64_t all_rows = shape.sequences * shape.tokens;
+  const T scale = T(1) / std::sqrt(static_cast<T>(d));
+  for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
+    for (std::int64_t head = 0; head < shape.heads; ++head) {
+      const std::int64_t key_head = head / (shape.heads / shape.kv_heads);
+      for (std::int64_t first = 0; first < shape.tokens; first += kQueryTile) {
+        const std::int64_t rows = std::min(kQueryTile, shape.tokens - first);
+        const std::int64_t row = sequence * shape.tokens + first;
+        const std::int64_t begin = row * stride + head * d;
+        const T* const q = queries + begin;
+        const T* const d_out = gradient + begin;
+        const T* const log_sum = log_sums + head * all_rows + row;
+        T* const dq = queries_gradient + row * gradient_stride + head * d;
+        row_products<T>(rows, d, out + begin, stride, d_out, stride, scratch.sum);
+        bool begun = false;
+        for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
+                      [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
+                        const std::int64_t at = key_row * keys.stride + key_head * d;
+                        const std::int64_t gradient_at = key_row * keys.gradient_stride + key_head * d;
+                        const std::int64_t columns = tile.columns;
+                        T* const probabilities = tile.scores;
+                        T* const d_scores = scratch.gradient;
+                        multiply_transposed<T>(rows, columns, d, scale, q, stride, keys.keys + at, keys.stride,
+                                               Into::set, tile.scores, columns);
+                        multiply_transposed<T>(rows, columns, d, T{1}, d_out, stride, keys.values + at, keys.stride,
+                                               Into::set, d_scores, columns);
+                        softmax_tile_gradient<T>(tile, log_sum, scratch.sum, scale, d_scores);
+                        add_product_of_transposed<T>(columns, d, rows, probabilities, columns, d_out, stride,
+                                                     keys.values_gradient + gradient_at, keys.gradient_stride);
+                        add_product_of_transposed<T>(columns, d, rows, d_scores, columns, q, stride,
+                                                     keys.keys_gradient + gradient_at, keys.gradient_stride);
+                        multiply<T>(rows, d, columns, d_scores, columns, keys.keys + at, keys.stride,
+                                    begun ? Into::add : Into::set, dq, gradient_stride);
+                        begun = true;
+                      });
+      }
+    }
+  }
+}
+
+#define SLUICE_INSTANTIATE(T)                                                                                         \
+  template struct KeysValues<T>;                                                                                      \
+  template struct AttentionScratch<T>;                                                                                \
+  template void attention(const AttentionShape&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*); \
+  template void attention_gradient(const AttentionShape&, const T*, const KeysValues<T>&, const T*, const T*,         \
+                                   const T*, const AttentionScratch<T>&, T*, std::int64_t);
+SLUICE_INSTANTIATE(float)
+SLUICE_INSTANTIATE(double)
+#undef SLUICE_INSTANTIATE
+
+}  // namespace sluice::cpu

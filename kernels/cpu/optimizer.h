@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/weights.h"
+
+namespace sluice::cpu {
+
+// Writes the initial weights of a stage, padding included.
+template <class T>
+void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
+
+// Sum of squares of the gradients of parameters that are counted.
+template <class T>
+double squared_norm(const WeightOffsets& offsets, const T* gradients);
+
+// Stage::step. `moments` are the first moments of all weights, then the second; not used by SGD.
+template <class T>
+void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, const T* weights, T* new_weights,
+                    T* moments, const T* gradients);
+
+}  // namespace sluice::cpu

@@ -1,0 +1,189 @@
+#include "kernels/cpu/weights.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "kernels/cpu/carver.h"
+#include "model/errors.h"
+
+namespace sluice::cpu {
+namespace {
+
+void check_divides(const Transformer& model, const char* what, std::int64_t value, int tensor_parallel) {
+  if (value % tensor_parallel == 0) return;
+  throw InputError(fmt::format("{}: {} ({}) must be a multiple of the tensor-parallel size ({})", model.name, what,
+                               value, tensor_parallel));
+}
+
+// Lists parameters as it goes through a stage.
+class Lister {
+ public:
+  Lister(const StageSpec& spec, WeightOffsets& out) : spec_(spec), out_(out) {}
+
+  // The next parameter begins on a new sub-buffer.
+  void align() { out_.elements = padded(out_.elements); }
+
+  std::int64_t replicated(std::string name, std::int64_t rows, std::int64_t columns = 1) {
+    align();
+    return add({.name = std::move(name),
+                .all_rows = rows,
+                .all_columns = columns,
+                .rows = rows,
+                .columns = columns,
+                .decays = columns > 1,
+                .counted = spec_.tensor_rank == 0});
+  }
+  // `rows` of each rank. Begins where the last parameter ended.
+  std::int64_t rows(std::string name, std::int64_t rows, std::int64_t columns = 1) {
+    return add({.name = std::move(name),
+                .all_rows = rows * spec_.tensor_parallel,
+                .all_columns = columns,
+                .first_row = rows * spec_.tensor_rank,
+                .rows = rows,
+                .columns = columns,
+                .decays = columns > 1});
+  }
+  std::int64_t columns(std::string name, std::int64_t rows, std::int64_t columns) {
+    align();
+    return add({.name = std::move(name),
+                .all_rows = rows,
+                .all_columns = columns * spec_.tensor_parallel,
+                .first_column = columns * spec_.tensor_rank,
+                .rows = rows,
+                .columns = columns,
+                .decays = true});
+  }
+  // Rows for all of the padded vocabulary; those past its end are no parameters, and stay zero.
+  std::int64_t vocabulary(std::string name, const RankSizes& sizes, bool counted) {
+    align();
+    const std::int64_t offset = add({.name = std::move(name),
+                                     .all_rows = spec_.model.vocab,
+                                     .all_columns = sizes.hidden,
+                                     .first_row = sizes.first_token,
+                                     .rows = sizes.vocab_rows,
+                                     .columns = sizes.hidden,
+                                     .decays = true,
+                                     .counted = counted});
+    out_.elements = offset + sizes.vocab_columns * sizes.hidden;
+    return offset;
+  }
+
+ private:
+  std::int64_t add(Parameter parameter) {
+    parameter.offset = out_.elements;
+    out_.elements += parameter.size();
+    out_.parameters.push_back(std::move(parameter));
+    return out_.parameters.back().offset;
+  }
+
+  const StageSpec& spec_;
+  WeightOffsets& out_;
+};
+
+LayerOffsets list_layer(const StageSpec& spec, const RankSizes& sizes, int layer, Lister& list) {
+  const Transformer& model = spec.model;
+  const std::int64_t h = sizes.hidden;
+  const std::string prefix = fmt::format("layers.{}.", layer);
+  LayerOffsets at;
+  at.norm1_gain = list.replicated(prefix + "norm1.weight", h);
+  if (!model.rms_norm) at.norm1_bias = list.replicated(prefix + "norm1.bias", h);
+
+  list.align();
+  at.qkv = list.rows(prefix + "attention.query.weight", sizes.query_width, h);
+  list.rows(prefix + "attention.key.weight", sizes.key_width, h);
+  list.rows(prefix + "attention.value.weight", sizes.key_width, h);
+  if (model.qkv_bias) {
+    list.align();
+    at.qkv_bias = list.rows(prefix + "attention.query.bias", sizes.query_width);
+    list.rows(prefix + "attention.key.bias", sizes.key_width);
+    list.rows(prefix + "attention.value.bias", sizes.key_width);
+  }
+  at.output = list.columns(prefix + "attention.output.weight", h, sizes.query_width);
+  if (model.projection_bias) at.output_bias = list.replicated(prefix + "attention.output.bias", h);
+
+  at.norm2_gain = list.replicated(prefix + "norm2.weight", h);
+  if (!model.rms_norm) at.norm2_bias = list.replicated(prefix + "norm2.bias", h);
+  list.align();
+  if (model.gated) {
+    at.up = list.rows(prefix + "mlp.gate.weight", sizes.ffn, h);
+    list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
+  } else {
+    at.up = list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
+  }
+  if (model.mlp_bias) {
+    list.align();
+    if (model.gated) {
+      at.up_bias = list.rows(prefix + "mlp.gate.bias", sizes.ffn);
+      list.rows(prefix + "mlp.up.bias", sizes.ffn);
+    } else {
+      at.up_bias = list.rows(prefix + "mlp.up.bias", sizes.ffn);
+    }
+  }
+  at.down = list.columns(prefix + "mlp.down.weight", h, sizes.ffn);
+  if (model.mlp_bias) at.down_bias = list.replicated(prefix + "mlp.down.bias", h);
+  return at;
+}
+
+}  // namespace
+
+RankSizes rank_sizes(const StageSpec& spec) {
+  const Transformer& model = spec.model;
+  const int t = spec.tensor_parallel;
+  const auto refuse = [&](const char* what) {
+    throw InputError(fmt::format("{}: the CPU kernels do not compute {}", model.name, what));
+  };
+  if (model.has_experts()) refuse("a mixture of experts");
+  if (model.has_latent_attention()) refuse("latent attention");
+  if (model.qk_norm) refuse("norms of queries and keys");
+  if (model.positions == 0 && model.head_dim % 2 != 0) refuse("rotary positions in heads of odd size");
+  check_divides(model, "attention heads", model.heads, t);
+  check_divides(model, "key/value heads", model.kv_heads, t);
+  check_divides(model, "feed-forward size", model.ffn_hidden, t);
+
+  RankSizes sizes;
+  sizes.hidden = model.hidden;
+  sizes.heads = model.heads / t;
+  sizes.kv_heads = model.kv_heads / t;
+  sizes.head_dim = model.head_dim;
+  sizes.query_width = sizes.heads * sizes.head_dim;
+  sizes.key_width = sizes.kv_heads * sizes.head_dim;
+  sizes.qkv_width = sizes.query_width + 2 * sizes.key_width;
+  sizes.ffn = model.ffn_hidden / t;
+  sizes.up_width = sizes.ffn * model.mlp_inputs();
+  sizes.vocab_columns = padded_vocab(model, t) / t;
+  const std::int64_t first = sizes.vocab_columns * spec.tensor_rank;
+  sizes.first_token = std::min(first, model.vocab);
+  sizes.vocab_rows = std::min(model.vocab, first + sizes.vocab_columns) - sizes.first_token;
+  return sizes;
+}
+
+WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {
+  const Transformer& model = spec.model;
+  WeightOffsets out;
+  Lister list(spec, out);
+  if (spec.contents.embedding) {
+    out.word = list.vocabulary("embedding.word.weight", sizes, true);
+    if (model.positions > 0) {
+      out.position = list.replicated("embedding.position.weight", model.positions, sizes.hidden);
+    }
+  }
+  for (int i = 0; i < spec.contents.layers; ++i) {
+    out.layers.push_back(list_layer(spec, sizes, spec.first_layer + i, list));
+  }
+  if (spec.contents.head) {
+    out.final_gain = list.replicated("final_norm.weight", sizes.hidden);
+    if (!model.rms_norm) out.final_bias = list.replicated("final_norm.bias", sizes.hidden);
+    if (!model.tied_embeddings) {
+      out.head = list.vocabulary("head.weight", sizes, true);
+    } else if (spec.contents.tied_copy) {
+      out.head = list.vocabulary("embedding.word.weight", sizes, false);
+    }
+  }
+  list.align();
+  return out;
+}
+
+}  // namespace sluice::cpu

@@ -1,0 +1,62 @@
+// The kernels against a model of plain loops and its finite differences.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "tests/kernels/naive_model.h"
+#include "tests/kernels/training_run.h"
+
+namespace sluice::test {
+namespace {
+
+StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
+
+double loss_with(const TrainingCase& training, Matrices weights, const std::string& name, std::size_t i,
+                 double change) {
+  weights.at(name)[i] += change;
+  return naive_loss(training.model, weights, training.batch());
+}
+
+// Fourth-order central difference: its error is change^4 f'''''/30, and rounding adds some 1e-16 loss / change.
+double difference(const TrainingCase& training, const Matrices& weights, const std::string& name, std::size_t i) {
+  constexpr double kChange = 1e-3;
+  const auto loss = [&](double change) { return loss_with(training, weights, name, i, change); };
+  return (8 * (loss(kChange) - loss(-kChange)) - (loss(2 * kChange) - loss(-2 * kChange))) / (12 * kChange);
+}
+
+void expect_naive(const TrainingCase& training) {
+  const Matrices weights = random_matrices(training.model, 3);
+  const TrainingResult result = run(training, weights);
+  const double loss = naive_loss(training.model, weights, training.batch());
+  EXPECT_NEAR(result.loss, loss, 1e-12 * loss);
+  EXPECT_TRUE(result.intact);
+  ASSERT_EQ(result.gradients.size(), weights.size());
+  std::mt19937_64 random(11);
+  for (const auto& [name, gradient] : result.gradients) {
+    double largest = 0;
+    for (const double g : gradient) largest = std::max(largest, std::abs(g));
+    // The keys' bias alone moves nothing: it adds the same to all scores of a query. (Turned, it does.)
+    const bool vanishes = training.model.positions > 0 && name.ends_with("key.bias");
+    if (!vanishes) {
+      EXPECT_GT(largest, 1e-3) << name;
+    }
+    for (int sample = 0; sample < 4; ++sample) {
+      const std::size_t i = random() % gradient.size();
+      EXPECT_NEAR(gradient[i], training.loss_scale * difference(training, weights, name, i), 1e-6 * (1 + largest))
+          << training.model.name << ", " << name << "[" << i << "]";
+    }
+  }
+}
+
+TEST(Gradients, GptIsThatOfPlainLoops) {
+  expect_naive({.model = small_gpt(), .stages = {whole(small_gpt())}, .slices = {9}, .sequences = 2});
+}
+
+TEST(Gradients, LlamaIsThatOfPlainLoops) {
+  expect_naive({.model = small_llama(), .stages = {whole(small_llama())}, .slices = {9}, .sequences = 2});
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,369 @@
+#include "tests/kernels/training_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "tests/kernels/thread_group.h"
+#include "tests/support/count_allocations.h"
+
+namespace sluice::test {
+namespace {
+
+constexpr std::size_t kGuard = 192;
+constexpr std::byte kGuardByte{0xA5};
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// The buffers of one slice of one microbatch on one stage.
+struct SliceBuffers {
+  SliceBuffers(const SliceMemory& memory)
+      : to_input(memory.to_input_gradient),
+        to_weight(memory.to_weight_gradient),
+        output_gradients(memory.output_gradients),
+        keys_values(memory.keys_values),
+        keys_values_gradient(memory.keys_values_gradient),
+        output(memory.boundary),
+        input_gradient(memory.boundary) {
+    keys_values_gradient.zero();
+  }
+  bool intact() const {
+    return to_input.intact() && to_weight.intact() && output_gradients.intact() && keys_values.intact() &&
+           keys_values_gradient.intact() && output.intact() && input_gradient.intact();
+  }
+  GuardedBuffer to_input;
+  GuardedBuffer to_weight;
+  GuardedBuffer output_gradients;
+  GuardedBuffer keys_values;
+  GuardedBuffer keys_values_gradient;
+  GuardedBuffer output;
+  GuardedBuffer input_gradient;
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> targets;
+};
+
+struct StageState {
+  std::unique_ptr<Stage> stage;
+  std::unique_ptr<GuardedBuffer> weights;
+  std::unique_ptr<GuardedBuffer> gradients;
+  std::unique_ptr<GuardedBuffer> scratch;
+  std::vector<std::vector<std::unique_ptr<SliceBuffers>>> slices;  // [microbatch][slice]
+};
+
+// One tensor-parallel rank with all stages.
+class Rank {
+ public:
+  Rank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group)
+      : training_(training), group_(group), batch_(training.batch()) {
+    int first_layer = 0;
+    for (const StageContents& contents : training.stages) {
+      StageSpec spec{.model = training.model,
+                     .contents = contents,
+                     .first_layer = first_layer,
+                     .tensor_parallel = training.tensor_parallel,
+                     .tensor_rank = tensor_rank,
+                     .recompute = training.recompute,
+                     .sliced = training.slices.size() > 1};
+      if (training.head_shares_embedding) spec.contents.tied_copy = false;
+      first_layer += contents.layers;
+      make_stage(spec, weights);
+    }
+  }
+
+  void train() {
+    const bool late = training_.backward == TrainingCase::Backward::late ||
+                      training_.backward == TrainingCase::Backward::late_reversed;
+    for (int m = 0; m < training_.microbatches; ++m) {
+      for (std::size_t k = 0; k < training_.slices.size(); ++k) forward(m, k);
+      for (std::size_t k = training_.slices.size(); k-- > 0;) backward(m, k);
+    }
+    for (int i = 0; late && i < training_.microbatches; ++i) {
+      const int m = training_.backward == TrainingCase::Backward::late ? i : training_.microbatches - 1 - i;
+      for (std::size_t k = training_.slices.size(); k-- > 0;) {
+        for (std::size_t s = states_.size(); s-- > 0;) weight(s, m, k);
+      }
+    }
+  }
+
+  // Adds this rank's part.
+  void collect(TrainingResult& result) const {
+    if (group_ == nullptr || group_->rank() == 0) result.loss = loss_;
+    result.allocations += allocations_;
+    result.recompute_ns += recompute_ns_;
+    for (const StageState& state : states_) {
+      collect_gradients(state, result.gradients);
+      result.squared_norm += state.stage->squared_norm(state.gradients->data());
+      result.intact = result.intact && state.weights->intact() && state.gradients->intact() && state.scratch->intact();
+      for (const auto& microbatch : state.slices) {
+        for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
+      }
+    }
+  }
+
+ private:
+  void make_stage(const StageSpec& spec, const Matrices& weights) {
+    StageState state;
+    state.stage = make_cpu_stage(spec, training_.precision);
+    state.weights = std::make_unique<GuardedBuffer>(state.stage->memory().weights);
+    state.gradients = std::make_unique<GuardedBuffer>(state.stage->memory().gradients);
+    state.weights->zero();
+    state.gradients->zero();
+    for (const Parameter& p : state.stage->parameters()) {
+      const std::vector<double>& matrix = weights.at(p.name);
+      for (std::int64_t row = 0; row < p.rows; ++row) {
+        for (std::int64_t column = 0; column < p.columns; ++column) {
+          set_element(training_.precision, state.weights->data(), p.offset + row * p.columns + column,
+                      matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)]);
+        }
+      }
+    }
+    std::int64_t scratch = 0;
+    for (int m = 0; m < training_.microbatches; ++m) {
+      auto& slices = state.slices.emplace_back();
+      std::int64_t context = 0;
+      for (const std::int64_t tokens : training_.slices) {
+        const SliceShape shape{.sequences = training_.sequences, .tokens = tokens, .context = context};
+        auto& slice = slices.emplace_back(std::make_unique<SliceBuffers>(state.stage->slice_memory(shape)));
+        for (int sequence = 0; sequence < training_.sequences; ++sequence) {
+          const Sequence& from = batch_[index(m * training_.sequences + sequence)];
+          for (std::int64_t i = context; i < context + tokens; ++i) {
+            slice->tokens.push_back(from.tokens[index(i)]);
+            slice->targets.push_back(from.targets[index(i)]);
+          }
+        }
+        scratch = std::max(scratch, state.stage->scratch_bytes(shape));
+        context += tokens;
+      }
+    }
+    state.scratch = std::make_unique<GuardedBuffer>(scratch);
+    states_.push_back(std::move(state));
+  }
+
+  // A call of stage s, with the lists that it refers to.
+  struct Call {
+    SliceCall call;
+    std::vector<std::byte*> keys_values;
+    std::vector<std::byte*> keys_values_gradient;
+  };
+  void fill(Call& out, std::size_t s, int m, std::size_t k) {
+    StageState& state = states_[s];
+    auto& microbatch = state.slices[index(m)];
+    SliceBuffers& slice = *microbatch[k];
+    SliceCall& call = out.call;
+    call.shape = {
+        .sequences = training_.sequences,
+        .tokens = training_.slices[k],
+        .context = std::accumulate(training_.slices.begin(), training_.slices.begin() + static_cast<std::ptrdiff_t>(k),
+                                   std::int64_t{0})};
+    call.tensor = group_;
+    call.weights = state.weights->data();
+    call.gradients = state.gradients->data();
+    if (state.stage->spec().head_is_embedding()) {
+      const StageState& first = states_.front();
+      for (const Parameter& p : first.stage->parameters()) {
+        if (p.name != "embedding.word.weight") continue;
+        call.embedding = first.weights->data() + p.offset * first.stage->element_bytes();
+        call.embedding_gradient = first.gradients->data() + p.offset * first.stage->element_bytes();
+      }
+    }
+    // Nothing may depend on what scratch holds.
+    std::memset(state.scratch->data(), 0xFF, index(state.scratch->size()));
+    call.scratch = state.scratch->data();
+    call.to_input_gradient = slice.to_input.data();
+    call.to_weight_gradient = slice.to_weight.data();
+    if (training_.backward != TrainingCase::Backward::whole) call.output_gradients = slice.output_gradients.data();
+    for (std::size_t i = 0; i <= k; ++i) {
+      out.keys_values.push_back(microbatch[i]->keys_values.data());
+      out.keys_values_gradient.push_back(microbatch[i]->keys_values_gradient.data());
+    }
+    call.keys_values = out.keys_values;
+    call.keys_values_gradient = out.keys_values_gradient;
+    call.slice_tokens = std::span(training_.slices).first(k + 1);
+    if (s > 0) call.input = states_[s - 1].slices[index(m)][k]->output.data();
+    call.output = slice.output.data();
+    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[index(m)][k]->input_gradient.data();
+    call.input_gradient = slice.input_gradient.data();
+    call.tokens = slice.tokens.data();
+    call.targets = slice.targets.data();
+    call.loss_scale = training_.loss_scale;
+  }
+
+  template <class Op>
+  void counted(std::size_t s, int m, std::size_t k, const Op& op) {
+    Call call;
+    fill(call, s, m, k);
+    const std::int64_t before = allocations();
+    op(*states_[s].stage, call.call);
+    allocations_ += allocations() - before;
+    loss_ += call.call.loss;
+    recompute_ns_ += call.call.recompute_ns;
+  }
+  void forward(int m, std::size_t k) {
+    for (std::size_t s = 0; s < states_.size(); ++s) {
+      counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.forward(call); });
+    }
+  }
+  void backward(int m, std::size_t k) {
+    for (std::size_t s = states_.size(); s-- > 0;) {
+      if (training_.backward == TrainingCase::Backward::whole) {
+        counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
+      } else {
+        counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
+        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
+      }
+    }
+  }
+  void weight(std::size_t s, int m, std::size_t k) {
+    // What lived until the input gradient is gone by now.
+    SliceBuffers& slice = *states_[s].slices[index(m)][k];
+    std::memset(slice.to_input.data(), 0xFF, index(slice.to_input.size()));
+    if (k + 1 == training_.slices.size()) {
+      std::memset(slice.keys_values.data(), 0xFF, index(slice.keys_values.size()));
+    }
+    counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
+  }
+
+  void collect_gradients(const StageState& state, Matrices& gradients) const {
+    for (const Parameter& p : state.stage->parameters()) {
+      std::vector<double>& matrix = gradients[p.name];
+      matrix.resize(index(p.all_rows * p.all_columns));
+      // Of what all ranks have whole, the first one's.
+      if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
+      for (std::int64_t row = 0; row < p.rows; ++row) {
+        for (std::int64_t column = 0; column < p.columns; ++column) {
+          matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)] +=
+              element(training_.precision, state.gradients->data(), p.offset + row * p.columns + column);
+        }
+      }
+    }
+  }
+
+  const TrainingCase& training_;
+  TensorGroup* group_;
+  std::vector<Sequence> batch_;
+  std::vector<StageState> states_;
+  double loss_ = 0;
+  std::int64_t allocations_ = 0;
+  std::int64_t recompute_ns_ = 0;
+};
+
+}  // namespace
+
+GuardedBuffer::GuardedBuffer(std::int64_t bytes)
+    : memory_(index(bytes) + 2 * kGuard + kBufferAlignment, kGuardByte), size_(bytes) {
+  void* begin = memory_.data() + kGuard;
+  std::size_t space = index(bytes) + kGuard + kBufferAlignment;
+  data_ = static_cast<std::byte*>(std::align(kBufferAlignment, index(bytes), begin, space));
+  std::memset(data_, 0xFF, index(bytes));
+}
+
+void GuardedBuffer::zero() { std::memset(data_, 0, index(size_)); }
+
+bool GuardedBuffer::intact() const {
+  const auto is_guard = [](std::byte b) { return b == kGuardByte; };
+  return std::all_of(memory_.data(), static_cast<const std::byte*>(data_), is_guard) &&
+         std::all_of(static_cast<const std::byte*>(data_) + size_, memory_.data() + memory_.size(), is_guard);
+}
+
+std::int64_t TrainingCase::tokens() const { return std::accumulate(slices.begin(), slices.end(), std::int64_t{0}); }
+
+std::vector<Sequence> TrainingCase::batch() const {
+  std::mt19937_64 random(7);
+  std::vector<Sequence> out(index(std::int64_t{sequences} * microbatches));
+  for (Sequence& sequence : out) {
+    for (std::int64_t i = 0; i <= tokens(); ++i) {
+      const auto token = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(model.vocab));
+      if (i < tokens()) sequence.tokens.push_back(token);
+      if (i > 0) sequence.targets.push_back(token);
+    }
+  }
+  return out;
+}
+
+Matrices random_matrices(const Transformer& model, std::uint64_t seed) {
+  const StageSpec whole{.model = model, .contents = {.layers = model.layers, .embedding = true, .head = true}};
+  std::mt19937_64 random(seed);
+  Matrices out;
+  const std::unique_ptr<Stage> stage = make_cpu_stage(whole, Precision::float64);
+  for (const Parameter& p : stage->parameters()) {
+    const bool gain = p.name.find("norm") != std::string::npos && p.name.ends_with("weight");
+    std::normal_distribution<double> normal(gain ? 1.0 : 0.0, p.all_columns > 1 ? 0.3 : 0.2);
+    std::vector<double>& matrix = out[p.name];
+    // Of float's precision, so that both precisions begin alike.
+    for (std::int64_t i = 0; i < p.all_rows * p.all_columns; ++i) {
+      matrix.push_back(static_cast<double>(static_cast<float>(normal(random))));
+    }
+  }
+  return out;
+}
+
+TrainingResult run(const TrainingCase& training, const Matrices& weights) {
+  TrainingResult result;
+  if (training.tensor_parallel == 1) {
+    Rank rank(training, weights, 0, nullptr);
+    rank.train();
+    rank.collect(result);
+    return result;
+  }
+  ThreadGroupBoard board(training.tensor_parallel);
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < training.tensor_parallel; ++t) {
+    threads.emplace_back([&, t] {
+      ThreadGroup group(board, t);
+      Rank rank(training, weights, t, &group);
+      rank.train();
+      const std::lock_guard lock(mutex);
+      rank.collect(result);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+double element(Precision precision, const std::byte* buffer, std::int64_t i) {
+  if (precision == Precision::float64) return reinterpret_cast<const double*>(buffer)[i];
+  return static_cast<double>(reinterpret_cast<const float*>(buffer)[i]);
+}
+
+void set_element(Precision precision, std::byte* buffer, std::int64_t i, double value) {
+  if (precision == Precision::float64) {
+    reinterpret_cast<double*>(buffer)[i] = value;
+  } else {
+    reinterpret_cast<float*>(buffer)[i] = static_cast<float>(value);
+  }
+}
+
+Transformer small_gpt() {
+  return {.name = "small GPT",
+          .layers = 2,
+          .hidden = 24,
+          .heads = 4,
+          .kv_heads = 4,
+          .head_dim = 6,
+          .ffn_hidden = 40,
+          .vocab = 50,
+          .positions = 64};
+}
+
+Transformer small_llama() {
+  return {.name = "small Llama",
+          .layers = 2,
+          .hidden = 24,
+          .heads = 4,
+          .kv_heads = 2,
+          .head_dim = 6,
+          .ffn_hidden = 40,
+          .gated = true,
+          .vocab = 50,
+          .tied_embeddings = false,
+          .rms_norm = true,
+          .qkv_bias = false,
+          .projection_bias = false,
+          .mlp_bias = false};
+}
+
+}  // namespace sluice::test

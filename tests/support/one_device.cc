@@ -1,0 +1,205 @@
+#include "tests/support/one_device.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace sluice::test {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+Transformer small(int layers) {
+  Transformer model;
+  model.layers = layers;
+  model.hidden = 16;
+  model.heads = 4;
+  model.kv_heads = 4;
+  model.head_dim = 4;
+  model.ffn_hidden = 24;
+  model.vocab = 37;
+  model.dropout = false;
+  return model;
+}
+
+// A buffer as the executor aligns it.
+class Buffer {
+ public:
+  explicit Buffer(std::int64_t bytes) : store_(index(bytes) + 2 * kBufferAlignment) {}
+  std::byte* data() {
+    void* at = store_.data();
+    std::size_t space = store_.size();
+    return static_cast<std::byte*>(std::align(kBufferAlignment, 1, at, space));
+  }
+
+ private:
+  std::vector<std::byte> store_;
+};
+
+// Calls `visit(place in the whole matrix, place in the stage's buffer)` for every element of a block.
+template <typename Visit>
+void for_elements(const Parameter& parameter, Visit&& visit) {
+  for (std::int64_t row = 0; row < parameter.rows; ++row) {
+    for (std::int64_t column = 0; column < parameter.columns; ++column) {
+      visit(index((parameter.first_row + row) * parameter.all_columns + parameter.first_column + column),
+            index(parameter.offset + row * parameter.columns + column));
+    }
+  }
+}
+
+template <typename Scalar>
+void add_blocks_of(const Stage& stage, const std::byte* data, Weights& all) {
+  const auto* from = reinterpret_cast<const Scalar*>(data);
+  for (const Parameter& parameter : stage.parameters()) {
+    auto& whole = all[parameter.name];
+    if (whole.empty()) whole.assign(index(parameter.all_rows * parameter.all_columns), std::nan(""));
+    for_elements(parameter, [&](std::size_t to, std::size_t at) {
+      const auto value = static_cast<double>(from[at]);
+      if (!std::isnan(whole[to])) {
+        EXPECT_EQ(whole[to], value) << parameter.name << " differs between its holders";
+      }
+      whole[to] = value;
+    });
+  }
+}
+
+}  // namespace
+
+Transformer small_gpt(int layers, bool tied) {
+  Transformer model = small(layers);
+  model.name = "small-gpt";
+  model.positions = 64;
+  model.tied_embeddings = tied;
+  return model;
+}
+
+Transformer small_llama(int layers) {
+  Transformer model = small(layers);
+  model.name = "small-llama";
+  model.kv_heads = 2;
+  model.gated = true;
+  model.tied_embeddings = false;
+  model.rms_norm = true;
+  model.qkv_bias = model.projection_bias = model.mlp_bias = false;
+  return model;
+}
+
+double relative_difference(const Weights& a, const Weights& b) {
+  double worst = a.size() == b.size() ? 0 : INFINITY;
+  for (const auto& [name, values] : b) {
+    const auto found = a.find(name);
+    if (found == a.end() || found->second.size() != values.size()) return INFINITY;
+    std::string scale = name;
+    if (const auto at = scale.find("attention.key.bias"); at != std::string::npos) {
+      scale.replace(at, std::string::npos, "attention.query.bias");
+    }
+    double most = 0;
+    double apart = 0;
+    for (const double value : b.at(scale)) most = std::max(most, std::abs(value));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double difference = std::abs(found->second[i] - values[i]);
+      apart = std::isnan(difference) ? INFINITY : std::max(apart, difference);
+    }
+    if (apart > 0) worst = std::max(worst, apart / most);
+  }
+  return worst;
+}
+
+void add_blocks(const Stage& stage, const std::byte* data, Weights& all) {
+  stage.element_bytes() == 8 ? add_blocks_of<double>(stage, data, all) : add_blocks_of<float>(stage, data, all);
+}
+
+void set_blocks(const Stage& stage, const Weights& all, std::byte* data) {
+  ASSERT_EQ(stage.element_bytes(), 8);
+  auto* to = reinterpret_cast<double*>(data);
+  for (const Parameter& parameter : stage.parameters()) {
+    const auto& whole = all.at(parameter.name);
+    for_elements(parameter, [&](std::size_t from, std::size_t at) { to[at] = whole[from]; });
+  }
+}
+
+OneDevice::OneDevice(const Transformer& model) {
+  StageSpec spec{.model = model};
+  spec.contents = {.layers = model.layers, .embedding = true, .head = true};
+  stage_ = make_cpu_stage(spec, Precision::float64);
+}
+
+Weights OneDevice::initial(std::uint64_t seed) const {
+  Buffer weights(stage_->memory().weights);
+  std::memset(weights.data(), 0, index(stage_->memory().weights));
+  stage_->initialise(weights.data(), seed);
+  Weights all;
+  add_blocks(*stage_, weights.data(), all);
+  return all;
+}
+
+OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step,
+                                      int first_sequence, int sequences, double loss_scale) const {
+  const SliceShape shape{.sequences = 1, .tokens = tokens.sequence_length()};
+  const SliceMemory memory = stage_->slice_memory(shape);
+  Buffer held(stage_->memory().weights);
+  Buffer gradients(stage_->memory().gradients);
+  Buffer scratch(stage_->scratch_bytes(shape));
+  Buffer to_input(memory.to_input_gradient);
+  Buffer to_weight(memory.to_weight_gradient);
+  Buffer keys(memory.keys_values);
+  Buffer keys_gradient(memory.keys_values_gradient);
+  std::memset(held.data(), 0, index(stage_->memory().weights));
+  set_blocks(*stage_, weights, held.data());
+  std::memset(gradients.data(), 0, index(stage_->memory().gradients));
+  std::vector<std::int32_t> ids(index(shape.rows()));
+  std::vector<std::int32_t> targets(index(shape.rows()));
+  std::byte* const key_block = keys.data();
+  std::byte* const key_gradient_block = keys_gradient.data();
+  Result result;
+  for (int sequence = 0; sequence < sequences; ++sequence) {
+    tokens.fill(step, first_sequence + sequence, 1, 0, shape.tokens, ids, targets);
+    SliceCall call;
+    call.shape = shape;
+    call.weights = held.data();
+    call.gradients = gradients.data();
+    if (stage_->spec().head_is_embedding()) {
+      std::int64_t at = 0;
+      for (const Parameter& parameter : stage_->parameters()) {
+        if (parameter.name == kWordEmbedding) at = parameter.offset * stage_->element_bytes();
+      }
+      call.embedding = held.data() + at;
+      call.embedding_gradient = gradients.data() + at;
+    }
+    call.scratch = scratch.data();
+    call.to_input_gradient = to_input.data();
+    call.to_weight_gradient = to_weight.data();
+    std::memset(keys_gradient.data(), 0, index(memory.keys_values_gradient));
+    call.keys_values = {&key_block, 1};
+    call.keys_values_gradient = {&key_gradient_block, 1};
+    call.slice_tokens = {&shape.tokens, 1};
+    call.tokens = ids.data();
+    call.targets = targets.data();
+    call.loss_scale = loss_scale;
+    stage_->forward(call);
+    result.loss += call.loss;
+    stage_->backward(call);
+  }
+  add_blocks(*stage_, gradients.data(), result.gradients);
+  return result;
+}
+
+Trained train(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options) {
+  Trained trained;
+  std::mutex mutex;
+  const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
+    if (steps_done < options.first_step + static_cast<std::int64_t>(options.runs) * plan.batches()) return;
+    const std::lock_guard lock(mutex);
+    const auto chunks = plan.schedule().stages_of(worker.pipeline_rank()).size();
+    for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+      const int at = static_cast<int>(chunk);
+      add_blocks(worker.stage_of(at), worker.newest_weights(at), trained.weights);
+    }
+  }};
+  train_with_threads(plan, tokens, options, trained.report, hooks);
+  return trained;
+}
+
+}  // namespace sluice::test
