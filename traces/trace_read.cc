@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "traces/kineto.h"
 #include "traces/own_trace.h"
+#include "traces/row_causes.h"
 #include "traces/trace_events.h"
 
 namespace sluice {
@@ -76,6 +77,12 @@ void check_sums(const RunRows& run, const std::string& source) {
   if (sum > kMostNanoseconds) throw InputError(source + ": all times together pass 126 years");
 }
 
+TraceRun with_causes(TraceRun run, const std::string& source) {
+  check_sums(run.run, source);
+  if (run.run.idle.empty()) run.run.idle = idle_of_rows(run.run);
+  return run;
+}
+
 // `read` hands the events of a file to a function and returns its head.
 template <typename Read>
 TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& options, Read&& read) {
@@ -92,15 +99,12 @@ TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& o
             fmt::format("{}: a trace of ours holds all ranks: expected it alone, got {} files", path, paths.size()));
       }
       TraceRun run = std::move(own).finish(head, options);
-      check_sums(run.run, path);
-      return run;
+      return with_causes(std::move(run), path);
     }
     kineto.finish(head);
     ranks.push_back(std::move(kineto));
   }
-  TraceRun run = kineto_run(std::move(ranks), options);
-  check_sums(run.run, paths.front());
-  return run;
+  return with_causes(kineto_run(std::move(ranks), options), paths.front());
 }
 
 }  // namespace

@@ -85,6 +85,7 @@ TEST_F(Kineto, EveryRangeComesBackExactly) {
     // Bytes are not in these files.
     EXPECT_EQ(found, expected);
     EXPECT_EQ(first_difference(rows, read.run), "");
+    EXPECT_EQ(read.run.idle, rows.idle);
     EXPECT_EQ(read.notes[0], "4 ranks, numbered by distributedInfo; ranges of the GPU (gpu_user_annotation)");
     EXPECT_EQ(read.notes[1], "ProfilerStep 2 of 1 that are whole on all ranks");
   }
@@ -96,6 +97,8 @@ TEST_F(Kineto, WithoutAGpuTheRangesOfTheCpuCount) {
   const TraceRun read = read_style(rows, {.gpu = false});
   EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, false)));
   EXPECT_THAT(read.notes[0], HasSubstr("ranges of the CPU (user_annotation): with a GPU these are the launches"));
+  // Without transfers too: here ops start as soon as what they need has come.
+  EXPECT_EQ(read.run.idle, rows.idle);
 }
 
 // World ranks 0, 8, 16, 24; files in the wrong order, or without ranks in their own.
