@@ -14,6 +14,8 @@
 namespace sluice {
 namespace {
 
+constexpr Duration kMostIdle{1'000'000'000'000'000'000};
+
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 // "F3" of the front of a name: its kind, and R for recomputation.
@@ -165,7 +167,9 @@ void OwnTraceReader::add_idle(const TraceEvent& event) {
   if (cause == kIdleCauseNames.end()) fail(event, fmt::format("there is no cause '{}'", event.cause));
   Process& process = process_of(event);
   process.has_idle = true;
-  process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())] += row.end - row.start;
+  Duration& sum = process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())];
+  sum += row.end - row.start;
+  if (sum > kMostIdle) fail(event, "idle times together pass 31 years");
 }
 
 void OwnTraceReader::add_memory(const TraceEvent& event) {

@@ -66,6 +66,9 @@ RowIdentity identity_of(const OpRow& row);
 // 0)", "gradient reduce(stage 3, step 0)", as OpGraph::name has it.
 std::string name_of(const OpRow& row, bool sliced);
 
+// What a vertex is, without its times, need and bytes; of a collective, the row of its first rank.
+OpRow row_of(const OpGraph& graph, VertexId v);
+
 // One run as comparisons see it. Times count from its first start, which is 0.
 struct RunRows {
   int num_ranks = 0;

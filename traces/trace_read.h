@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "traces/run_rows.h"
@@ -43,5 +44,8 @@ bool is_trace_file(const std::string& path);
 // Throws InputError "file: event N: ..." for what is no such trace, or where ranks or stages are missing or there
 // twice.
 TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options = {});
+
+// The same of the text of one file; `source` names it in errors.
+TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options = {});
 
 }  // namespace sluice
