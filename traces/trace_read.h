@@ -32,8 +32,8 @@ bool is_trace_file(const std::string& path);
 // Reads the run of one trace of ours (sluice.trace/1), simulated or measured; or of traces that PyTorch's profiler
 // (Kineto) wrote, a file for each rank of one pipeline.
 //
-// Of ours: ranks are processes in the order of their pids. Idle time by cause is known where the trace has it
-// (--trace-idle) and one iteration, memory where it has counters: its peak without what was there for an instant alone.
+// Of ours: ranks are processes in the order of the file. Memory is known where it has counters, its peak without what was
+// there for an instant alone.
 //
 // Of Kineto: `PP:` ranges of torch.distributed.pipelining, PP:2F0, PP:1I3, PP:0W2, PP:3B1, PP:(0F1;3B0)OVERLAP_F_B,
 // those of the GPU (gpu_user_annotation) on the stream that has most of them, else those of the CPU (user_annotation).
