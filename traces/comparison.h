@@ -64,7 +64,7 @@ struct RowPair {
 
 struct Unpaired {
   std::int64_t count = 0;
-  std::vector<std::string> names;  // of the first of them, by kind, stage, microbatch and slice
+  std::vector<std::string> names;  // of the first of them, by kind, microbatch, stage and slice
 };
 
 struct ComparisonOptions {

@@ -1,11 +1,11 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "model/graph/op_graph.h"
@@ -30,7 +30,10 @@ struct RowOp {
   std::int16_t slice = 0;
   OpKind kind = OpKind::F;
 
-  friend auto operator<=>(const RowOp&, const RowOp&) = default;
+  friend bool operator==(const RowOp&, const RowOp&) = default;
+  friend bool operator<(const RowOp& a, const RowOp& b) {
+    return std::tie(a.microbatch, a.stage, a.slice, a.kind) < std::tie(b.microbatch, b.stage, b.slice, b.kind);
+  }
 };
 
 inline constexpr std::int32_t kNoRow = -1;
@@ -58,7 +61,11 @@ struct RowIdentity {
   RowOp op;               // of a joint block its F
   RowOp partner;
 
-  friend auto operator<=>(const RowIdentity&, const RowIdentity&) = default;
+  friend bool operator==(const RowIdentity&, const RowIdentity&) = default;
+  friend bool operator<(const RowIdentity& a, const RowIdentity& b) {
+    return std::tie(a.kind, a.collective, a.rank, a.op, a.partner) <
+           std::tie(b.kind, b.collective, b.rank, b.op, b.partner);
+  }
 };
 RowIdentity identity_of(const OpRow& row);
 
