@@ -82,6 +82,9 @@ void Worker::make_groups() {
   if (layout.tensor > 1) {
     tensor_ =
         std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
+    tensor_->tell_of_calls([this](bool begins) {
+      doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
+    });
   }
   std::vector<int> data;
   for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));

@@ -22,6 +22,7 @@ void try_cluster(std::string_view text);        // a cluster file, or a node's
 void try_catalogue(std::string_view text);      // a file of the catalogue: node, GPU or link
 void try_checkpoint(std::string_view text);     // and its tensors read
 void try_fault(std::string_view text);          // of the flag
+void try_trace(std::string_view text);          // ours or Kineto's: compared with itself, and drawn beside itself
 
 struct Target {
   std::string_view name;
@@ -40,6 +41,7 @@ inline constexpr std::array kTargets = {
     Target{"slice_times", try_slice_times},
     Target{"checkpoint", try_checkpoint},
     Target{"fault", try_fault},
+    Target{"trace", try_trace},
 };
 
 // What no input may break.
