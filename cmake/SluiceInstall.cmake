@@ -122,5 +122,5 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 # For the libraries; the command alone needs none of them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
+  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libopenblas-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
 include(CPack)

@@ -11,7 +11,7 @@ enum class FailureKind : std::uint8_t {
   non_finite,  // an op, the loss or the norm of the gradients is not a number, or infinite
   stuck,       // an op is past its deadline, or everyone waits for what will not come
   lost,        // a worker's process has died
-  error,       // anything else that a worker threw
+  elsewhere,   // another process says that its worker failed; that one knows more
 };
 
 // The first failure of a run: what happened, on which rank and in which op.

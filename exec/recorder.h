@@ -26,7 +26,7 @@ enum class WorkerThread : std::uint8_t { compute, collective };
 
 struct Doing {
   Activity activity = Activity::starting;
-  std::int32_t step = 0;      // of `between`: the one that comes next, all before it are done
+  std::int32_t step = 0;      // of `between`: the one that has ended; before the first: `starting`
   VertexId vertex = 0;        // of the graph that all ranks run; meaningless when starting, between and finished
   VertexId waits_for = 0;     // of `waiting`
   std::int64_t since_ns = 0;  // std::chrono::steady_clock

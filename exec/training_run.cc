@@ -1,21 +1,30 @@
 #include "exec/training_run.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
-#include <mutex>
+#include <numeric>
 #include <thread>
 
-#include "exec/failure.h"
 #include "exec/host_memory.h"
+#include "exec/process_state.h"
+#include "exec/supervisor.h"
 #include "exec/transport/threads.h"
+#include "model/errors.h"
 
 namespace sluice {
 namespace {
 
+constexpr int kRoot = 0;
+
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::int64_t own_process() { return static_cast<std::int64_t>(::getpid()); }
 
 // What a worker tells the root of a run of the graph, as bytes.
 class Note {
@@ -112,6 +121,25 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
   return report;
 }
 
+// Puts each worker's process and host into `owners`, on every worker.
+void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
+  struct Known {
+    std::int64_t process = 0;
+    std::array<char, 256> host{};
+  };
+  const RecorderOwner& own = owners[index(transport.rank())];
+  Known mine{.process = own.process};
+  std::copy_n(own.host.begin(), std::min(own.host.size(), mine.host.size() - 1), mine.host.begin());
+  const auto all = transport.gather(std::as_bytes(std::span(&mine, 1)));
+  std::vector<Known> known(owners.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&known[rank], all[rank].data(), sizeof(Known));
+  transport.broadcast(std::as_writable_bytes(std::span(known)));
+  for (std::size_t rank = 0; rank < owners.size(); ++rank) {
+    owners[rank].process = known[rank].process;
+    owners[rank].host = known[rank].host.data();
+  }
+}
+
 }  // namespace
 
 double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step) {
@@ -120,11 +148,13 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
   return whole * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
 }
 
-TrainingReport train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
-                     const WorkerHooks& hooks, const RunObserver& observer) {
-  const bool root = transport.rank() == 0;
-  TrainingReport report;
-  report.workers.resize(index(root ? transport.size() : 0));
+namespace {
+
+// The part of one worker: all of them call it, each with its own transport. The report is the root's.
+void train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
+           Supervisor& supervisor, TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
+  const bool root = transport.rank() == kRoot;
+  if (root) report.workers.resize(index(transport.size()));
   if (hooks.begin) {
     hooks.begin(worker, transport);
   } else {
@@ -138,63 +168,115 @@ TrainingReport train(Worker& worker, Transport& transport, const RunPlan& plan, 
       const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
       rates[i] = learning_rate_of(plan, options, step + batch);
     }
-    transport.barrier();
+    // All begin together, or end together.
+    transport.gather({});
+    auto go = std::byte{1};
+    if (root && (supervisor.stop_asked() || (options.stop != nullptr && options.stop->load()))) go = std::byte{0};
+    transport.broadcast({&go, 1});
+    if (go == std::byte{0}) {
+      if (root) report.interrupted = true;
+      return;
+    }
     worker.run(step, rates);
-    const bool keep = options.keep_timelines && of_first_replica(plan.layout(), transport.rank());
+    const bool keep = options.keep_times != KeepTimes::none && of_first_replica(plan.layout(), transport.rank());
+    if (of_first_replica(plan.layout(), transport.rank())) supervisor.expect(worker);
     auto all = transport.gather(note_of(worker, keep).bytes());
     step += plan.batches();
     if (root) {
-      RunReport of_run = read_notes(std::move(all), plan, options.keep_timelines, report.workers);
+      RunReport of_run = read_notes(std::move(all), plan, options.keep_times != KeepTimes::none, report.workers);
       of_run.first_step = step - plan.batches();
       if (observer) observer(of_run);
+      if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
       report.runs.push_back(std::move(of_run));
     }
     if (hooks.after_run) hooks.after_run(worker, transport, step);
   }
-  return report;
 }
 
-TrainingReport train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
-                                  const WorkerHooks& hooks, const RunObserver& observer) {
+// Makes a worker and trains it; what goes wrong is the supervisor's.
+void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& transport, const TokenSource& tokens,
+          const FaultPlan& faults, const TrainingOptions& options, Supervisor& supervisor, TrainingReport& report,
+          const WorkerHooks& hooks, const RunObserver& observer) {
+  const int rank = transport.rank();
+  try {
+    const WorkerServices services{.tokens = &tokens, .recorder = supervisor.recorder(rank), .faults = &faults};
+    // Made by the thread that uses it, so that its memory is near.
+    worker = std::make_unique<Worker>(plan, rank, transport, services);
+    train(*worker, transport, plan, options, supervisor, report, hooks, observer);
+  } catch (const Stopped&) {
+    try {
+      if (worker) worker->rethrow_collective_error();
+    } catch (const Stopped&) {
+    } catch (...) {
+      supervisor.fail(rank, std::current_exception());
+    }
+  } catch (...) {
+    supervisor.fail(rank, std::current_exception());
+  }
+  if (Recorder* recorder = supervisor.recorder(rank)) {
+    if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);
+  }
+}
+
+// Steps of the run over which faults may come: those that it counts from, up to its last.
+FaultPlan faults_of(const RunPlan& plan, const std::vector<RecorderOwner>& owners, const TrainingOptions& options) {
+  const std::int64_t steps = options.first_step + std::int64_t{options.runs} * plan.batches();
+  return FaultPlan(plan.graph(), owners, static_cast<int>(steps), options.faults);
+}
+
+}  // namespace
+
+void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
+                        TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const RunLayout& layout = plan.layout();
   const std::vector<int> workers_here(index(layout.pipeline), layout.data * layout.tensor);
   check_memory(plan, workers_here, available_memory_bytes());
+  const std::vector<RecorderOwner> owners = owners_of(layout, own_process(), host_name());
+  const FaultPlan faults = faults_of(plan, owners, options);
   ThreadFabric fabric(layout.size());
+  // Workers outlive all threads: whoever ends early leaves its buffers to those that still look at them.
   std::vector<std::unique_ptr<Worker>> workers(index(layout.size()));
-  TrainingReport report;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto fail = [&](std::exception_ptr error) {
-    const std::lock_guard lock(mutex);
-    if (!failure) failure = std::move(error);
-  };
-  const auto body = [&](int rank) {
-    Transport& transport = fabric.worker(rank);
-    try {
-      // Made by the thread that uses it, so that its memory is near.
-      workers[index(rank)] = std::make_unique<Worker>(plan, rank, transport, WorkerServices{.tokens = &tokens});
-      TrainingReport own = train(*workers[index(rank)], transport, plan, options, hooks, observer);
-      if (rank == 0) report = std::move(own);
-    } catch (const Stopped&) {
-      try {
-        if (workers[index(rank)]) workers[index(rank)]->rethrow_collective_error();
-      } catch (const Stopped&) {
-      } catch (...) {
-        fail(std::current_exception());
-      }
-    } catch (...) {
-      fail(std::current_exception());
-      transport.stop();
-    }
-  };
+  std::vector<int> here(index(layout.size()));
+  std::iota(here.begin(), here.end(), 0);
+  Supervisor supervisor(plan, options, owners, here, [&] { fabric.worker(kRoot).stop(); });
+  supervisor.watch();
   {
     std::vector<std::jthread> threads;
-    for (int rank = 0; rank < layout.size(); ++rank) threads.emplace_back(body, rank);
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        live(workers[index(rank)], plan, fabric.worker(rank), tokens, faults, options, supervisor, report, hooks,
+             observer);
+      });
+    }
   }
-  // Collective threads end with their workers; the fabric outlives them.
   workers.clear();
-  if (failure) std::rethrow_exception(failure);
-  return report;
+  supervisor.end();
+}
+
+void train_as_process(const RunPlan& plan, Transport& transport, const TokenSource& tokens,
+                      const TrainingOptions& options, TrainingReport& report, const WorkerHooks& hooks,
+                      const RunObserver& observer) {
+  const RunLayout& layout = plan.layout();
+  if (transport.size() != layout.size()) {
+    throw InputError(fmt::format("{} processes for {} workers ({} pipeline x {} data x {} tensor ranks)",
+                                 transport.size(), layout.size(), layout.pipeline, layout.data, layout.tensor));
+  }
+  // Everybody learns who the others are, and which of them share this host.
+  std::vector<RecorderOwner> owners = owners_of(layout, own_process(), host_name());
+  exchange_owners(transport, owners);
+  std::vector<int> workers_here(index(layout.pipeline), 0);
+  for (const RecorderOwner& owner : owners) {
+    if (owner.host == host_name()) ++workers_here[index(owner.pipeline_rank)];
+  }
+  check_memory(plan, workers_here, available_memory_bytes());
+  const FaultPlan faults = faults_of(plan, owners, options);
+  std::unique_ptr<Worker> worker;
+  Supervisor supervisor(plan, options, owners, {transport.rank()}, [&] { transport.stop(); });
+  transport.barrier();
+  supervisor.watch();
+  live(worker, plan, transport, tokens, faults, options, supervisor, report, hooks, observer);
+  worker.reset();
+  supervisor.end();
 }
 
 }  // namespace sluice

@@ -1,27 +1,45 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "exec/failure.h"
 #include "exec/faults.h"
 #include "exec/measured_timeline.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
 #include "exec/transport/transport.h"
+#include "exec/wait_chain.h"
 #include "exec/worker.h"
 #include "model/timeline/timeline.h"
 
 namespace sluice {
 
+enum class KeepTimes : std::uint8_t { none, last, all };
+
+// Who watches over a run, and what happens when it is stuck.
+struct Supervision {
+  std::string folder;    // for the flight recorders, there and shared by the processes of a host; empty: nobody watches
+  WaitLimits limits;     // expected_ns is the run's own: what each op took last time
+  bool signals = false;  // SIGTERM and SIGINT, held by HeldSignals: the first ends the run with a report of who waits
+                         // for whom (a launcher sends it when another process has died), the second asks it to stop
+  std::chrono::milliseconds patience{4000};  // for workers to end once the run is stopped
+  // Called when some do not: ends the process.
+  std::function<void(const RunFailure&)> give_up;
+};
+
 struct TrainingOptions {
   std::int64_t first_step = 0;    // steps that were done before, in another run
   int runs = 1;                   // of the graph: steps, or for schedules without a flush as many times its batches
   std::int64_t warmup_steps = 0;  // over which the learning rate rises to its value
-  bool keep_timelines = false;    // of every run of the graph
-  std::string recorders;          // a folder for the flight recorders; empty: none
+  KeepTimes keep_times = KeepTimes::none;
   std::vector<Fault> faults;
+  Supervision supervision;
+  const std::atomic<bool>* stop = nullptr;  // ends training after the run of the graph that is under way
 };
 
 // One run of the graph, as the root worker sees it.
@@ -43,6 +61,7 @@ struct WorkerReport {
 struct TrainingReport {
   std::vector<RunReport> runs;
   std::vector<WorkerReport> workers;  // by world rank
+  bool interrupted = false;           // it was asked to stop
 };
 
 // Told of each run of the graph, on the root worker alone.
@@ -55,13 +74,16 @@ struct WorkerHooks {
   std::function<void(Worker&, Transport&, std::int64_t steps_done)> after_run;
 };
 
-// The part of one worker: all of them call it, each with its own transport. The report is the root's.
-TrainingReport train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
-                     const WorkerHooks& hooks, const RunObserver& observer);
+// Trains with a thread for each worker. `report` is filled as it goes. Throws DoesNotFit if the arenas are more than
+// the host's memory, and the first failure (RunFailure), after all have stopped.
+void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
+                        TrainingReport& report, const WorkerHooks& hooks = {}, const RunObserver& observer = {});
 
-// Trains with a thread for each worker. Throws the first failure (RunFailure), after all have stopped.
-TrainingReport train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
-                                  const WorkerHooks& hooks = {}, const RunObserver& observer = {});
+// The part of one process of many, over its transport: the report is filled at rank 0. Throws as above; other processes
+// are then in whatever state they are, and this one should end without more communication.
+void train_as_process(const RunPlan& plan, Transport& transport, const TokenSource& tokens,
+                      const TrainingOptions& options, TrainingReport& report, const WorkerHooks& hooks = {},
+                      const RunObserver& observer = {});
 
 double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step);
 

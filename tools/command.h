@@ -14,6 +14,10 @@ enum ExitCode : int {
   kAnswerIsNo = 3,
   kInvalidSchedule = 4,
   kOutsideTolerance = 5,
+  kWorkerLost = 6,        // the process of a worker died
+  kRunStuck = 7,          // an op is past its deadline, or ranks wait for what will not come
+  kNotFinite = 8,         // an op made a number that is not finite
+  kStoppedByAnother = 9,  // another process's worker failed, which says why
   kInterrupted = 130,
 };
 
@@ -26,6 +30,7 @@ void add_calibrate_command(CLI::App& app, int& exit_code);
 void add_fit_command(CLI::App& app, int& exit_code);
 void add_slice_command(CLI::App& app, int& exit_code);
 void add_plan_command(CLI::App& app, int& exit_code);
+void add_run_command(CLI::App& app, int& exit_code);
 void add_completion_command(CLI::App& app, int& exit_code);
 
 }  // namespace sluice::tools

@@ -258,9 +258,12 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
     flag.option->group(row.group);
   }
   if (!left_out("--uniform")) add_uniform(command);
-  values_->cost_option =
-      command.add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
-          ->group("Cost");
+  if (!left_out("--cost")) {
+    values_->cost_option =
+        command
+            .add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
+            ->group("Cost");
+  }
   if (!left_out("--slow-rank")) add_slow(command);
 }
 
@@ -321,7 +324,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     }
     if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
   }
-  if (values_->cost_option->count() > 0) {
+  if (values_->cost_option != nullptr && values_->cost_option->count() > 0) {
     const bool kind = values_->cost == "uniform" || values_->cost == "analytic";
     document["cost"] =
         kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", callers(values_->cost, file)}};

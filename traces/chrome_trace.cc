@@ -3,68 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <string_view>
 
 #include "model/timeline/causes.h"
+#include "traces/event_text.h"
 #include "traces/gzip.h"
+#include "traces/memory_events.h"
 #include "traces/trace_tracks.h"
 
 namespace sluice {
 namespace {
 
 constexpr std::int64_t kWarnAbove = 1'000'000;
-constexpr std::size_t kFlushAt = std::size_t{1} << 20;
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
-// Text in a buffer that a sink drains.
-class Text {
- public:
-  explicit Text(const ByteSink& sink) : sink_(sink) { buffer_.reserve(kFlushAt + (std::size_t{1} << 16)); }
-
-  Text& operator<<(std::string_view text) {
-    buffer_.append(text);
-    return *this;
-  }
-  Text& operator<<(std::int64_t number) {
-    char digits[20];
-    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    buffer_.append(digits, end);
-    return *this;
-  }
-  Text& operator<<(int number) { return *this << std::int64_t{number}; }
-
-  // Microseconds with three decimals.
-  Text& operator<<(Duration time) {
-    const std::int64_t ns = time.count();
-    *this << ns / 1000;
-    const auto rest = static_cast<int>(ns % 1000);
-    const char decimals[] = {'.', static_cast<char>('0' + rest / 100), static_cast<char>('0' + rest / 10 % 10),
-                             static_cast<char>('0' + rest % 10)};
-    buffer_.append(decimals, sizeof decimals);
-    return *this;
-  }
-
-  void flush() {
-    sink_(buffer_);
-    buffer_.clear();
-  }
-  void flush_if_full() {
-    if (buffer_.size() >= kFlushAt) flush();
-  }
-
- private:
-  const ByteSink& sink_;
-  std::string buffer_;
-};
-
 std::string_view op_letter(OpKind kind) { return std::string_view("FBIW").substr(static_cast<std::size_t>(kind), 1); }
-
-// Whether the sample differs from the one before it.
-bool changes(const RankMemory& memory, std::size_t sample) {
-  return sample == 0 || memory.samples[sample].bytes != memory.samples[sample - 1].bytes;
-}
 
 std::int64_t num_changes(const RankMemory& memory) {
   std::int64_t count = 0;
@@ -75,7 +29,7 @@ std::int64_t num_changes(const RankMemory& memory) {
 class TraceWriter {
  public:
   TraceWriter(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline, const TraceOptions& options)
-      : graph_(graph), timeline_(timeline), tracks_(graph, options), text_(sink) {
+      : graph_(graph), timeline_(timeline), tracks_(graph, options), text_(sink), transfers_(graph, timeline) {
     text_ << R"({"sluice":{"schema":"sluice.trace/1","version":")" << SLUICE_VERSION << R"(","scenario":)"
           << (options.scenario.empty() ? std::string_view("null") : std::string_view(options.scenario));
     if (!options.ranks.empty()) {
@@ -95,7 +49,6 @@ class TraceWriter {
     for (int rank = 0; rank < graph_.schedule().num_ranks(); ++rank) {
       if (tracks_.shown(rank)) write_names(rank);
     }
-    drawn_until_.assign(2 * graph_.lanes().size(), Duration::zero());
     for (VertexId v = 0; v < graph_.size(); ++v) {
       switch (graph_[v].kind) {
         case VertexKind::transfer: write_transfer(v); break;
@@ -111,7 +64,8 @@ class TraceWriter {
       }
     }
     for (int rank = 0; rank < std::ssize(memory); ++rank) {
-      if (tracks_.shown(rank)) write_memory(rank, memory[index(rank)]);
+      if (!tracks_.shown(rank)) continue;
+      write_memory_events(text_, tracks_.pid(rank), memory[index(rank)], [this] { next_event(); });
     }
     text_ << "\n]}\n";
     text_.flush();
@@ -221,13 +175,7 @@ class TraceWriter {
     const bool recv_shown = tracks_.shown(link.peer);
     if (!send_shown && !recv_shown) return;
 
-    // Between two ranks a link serves two tracks at each end, one for each direction.
-    const bool gradient_track = graph_.schedule().num_ranks() == 2 && op.op != OpKind::F;
-    Duration& drawn_until = drawn_until_[2 * index(op.lane) + (gradient_track ? 1 : 0)];
-    const Duration start = std::max(timeline_.start[v], drawn_until);
-    const Duration end = std::max(timeline_.end[v], start + Duration{1});
-    drawn_until = end;
-    const Duration arrives = start + timeline_.lane_latency[index(op.lane)];
+    const auto [start, end, arrives] = transfers_.draw(v);
     const bool flow = send_shown && recv_shown;
     if (flow) ++flows_;
     if (send_shown) {
@@ -268,35 +216,11 @@ class TraceWriter {
     text_ << "}}";
   }
 
-  void write_memory(int rank, const RankMemory& memory) {
-    std::array<bool, kNumMemoryClasses> occurs{};
-    for (const MemorySample& sample : memory.samples) {
-      for (std::size_t c = 0; c < occurs.size(); ++c) occurs[c] = occurs[c] || sample.bytes[c] != 0;
-    }
-    // Classes that never occur would only add empty tracks; one series must stand.
-    if (std::none_of(occurs.begin(), occurs.end(), [](bool o) { return o; })) occurs[0] = true;
-    for (std::size_t i = 0; i < memory.samples.size(); ++i) {
-      if (!changes(memory, i)) continue;
-      const MemorySample& sample = memory.samples[i];
-      next_event();
-      text_ << R"({"ph":"C","pid":)" << tracks_.pid(rank) << R"(,"ts":)" << sample.time
-            << R"(,"name":"memory","args":{)";
-      bool first = true;
-      for (std::size_t c = 0; c < occurs.size(); ++c) {
-        if (!occurs[c]) continue;
-        text_ << (first ? "\"" : ",\"") << kMemoryClassNames[c] << "\":" << sample.bytes[c];
-        first = false;
-      }
-      text_ << "}}";
-      text_.flush_if_full();
-    }
-  }
-
   const OpGraph& graph_;
   const Timeline& timeline_;
   TraceTracks tracks_;
-  Text text_;
-  std::vector<Duration> drawn_until_;  // by link, and track among its two between two ranks
+  EventText text_;
+  TransferDrawing transfers_;
   std::int64_t events_ = 0;
   std::int64_t flows_ = 0;
 };
@@ -311,16 +235,8 @@ std::int64_t write_chrome_trace(const ByteSink& sink, const OpGraph& graph, cons
 std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, const Timeline& timeline,
                               std::span<const RankMemory> memory, const TraceOptions& options) {
   std::int64_t events = 0;
-  write_file_whole(path, [&](const ByteSink& sink) {
-    if (!path.ends_with(".gz")) {
-      events = write_chrome_trace(sink, graph, timeline, memory, options);
-      return;
-    }
-    GzipStream gzip(sink);
-    events =
-        write_chrome_trace([&gzip](std::string_view bytes) { gzip.write(bytes); }, graph, timeline, memory, options);
-    gzip.finish();
-  });
+  write_maybe_zipped(
+      path, [&](const ByteSink& sink) { events = write_chrome_trace(sink, graph, timeline, memory, options); });
   return events;
 }
 

@@ -51,4 +51,13 @@ void GzipStream::drain(int flush) {
   } while (stream.avail_out == 0);
 }
 
+void write_maybe_zipped(const std::string& path, const std::function<void(const ByteSink&)>& produce) {
+  write_file_whole(path, [&](const ByteSink& sink) {
+    if (!path.ends_with(".gz")) return produce(sink);
+    GzipStream gzip(sink);
+    produce([&gzip](std::string_view bytes) { gzip.write(bytes); });
+    gzip.finish();
+  });
+}
+
 }  // namespace sluice

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "model/input/files.h"
@@ -23,5 +25,9 @@ class GzipStream {
   const ByteSink& sink_;
   std::unique_ptr<State> state_;
 };
+
+// Writes what `produce` makes into a file, gzipped where its name ends in ".gz": afterwards it holds all of it, or what
+// it held before. Throws InputError naming `path`.
+void write_maybe_zipped(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
 }  // namespace sluice

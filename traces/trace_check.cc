@@ -31,6 +31,9 @@ class EventReader : public nlohmann::json_sax<json> {
   json root;
   std::string error;
 
+  // What the top level holds before the events.
+  const json& head() const { return open_.front().value; }
+
   bool null() override { return add(nullptr); }
   bool boolean(bool value) override { return add(value); }
   bool number_integer(number_integer_t value) override { return add(value); }
@@ -164,7 +167,12 @@ bool receives_on(std::int64_t tid) {
 class Checker {
  public:
   std::vector<std::string> check(std::string_view text) {
-    EventReader reader([this](const json& event) { check_event(event); });
+    const EventReader* head = nullptr;
+    EventReader reader([&](const json& event) {
+      if (num_events_ == 0) read_sides(head->head());
+      check_event(event);
+    });
+    head = &reader;
     if (!json::sax_parse(text, &reader)) {
       breach("file", reader.error);
       return std::move(breaches_);
@@ -191,6 +199,39 @@ class Checker {
     for (const auto& [key, value] : root.items()) {
       if (key != "sluice" && key != "traceEvents") breach("file", "unknown key " + key);
     }
+  }
+
+  // A trace of two runs.
+  void read_sides(const json& head) {
+    if (!head.contains("sluice") || !head["sluice"].is_object() || !head["sluice"].contains("sides")) return;
+    const json& sides = head["sluice"]["sides"];
+    if (!sides.is_array() || sides.size() != 2) return breach("sluice", "sides is not a list of two");
+    std::int64_t pid = 1;
+    for (const json& side : sides) {
+      if (!side.is_object() || side.size() != 2 || !side.contains("name") || !side["name"].is_string() ||
+          !side.contains("ranks") || !side["ranks"].is_number_unsigned()) {
+        return breach("sluice", "sides: expected name and ranks");
+      }
+      sides_.push_back({side["name"].get<std::string>(), pid, pid + side["ranks"].get<std::int64_t>()});
+      pid = sides_.back().end_pid;
+    }
+    if (sides_[0].name == sides_[1].name) breach("sluice", "sides of one name");
+  }
+
+  std::size_t side_of(std::int64_t pid) const {
+    std::size_t side = 0;
+    while (side + 1 < sides_.size() && pid >= sides_[side].end_pid) ++side;
+    return side;
+  }
+  std::string process_name(std::int64_t pid) const {
+    if (sides_.empty()) return fmt::format("rank {}", pid - 1);
+    const Side& side = sides_[side_of(pid)];
+    return fmt::format("{} rank {}", side.name, pid - side.first_pid);
+  }
+  std::int64_t process_sort_index(std::int64_t pid) const {
+    if (sides_.empty()) return pid - 1;
+    const std::size_t side = side_of(pid);
+    return (pid - sides_[side].first_pid) * std::ssize(sides_) + static_cast<std::int64_t>(side);
   }
 
   // --- fields -------------------------------------------------------------------------------------------------
@@ -272,7 +313,7 @@ class Checker {
     if (phase == "C") return check_counter(event, process, *name);
     TrackState& track = tracks_[{*pid, *tid}];
     if (track.first_use.empty()) track.first_use = label_;
-    if (phase == "X") return check_slice(event, track, *tid, *name);
+    if (phase == "X") return check_slice(event, track, *pid, *tid, *name);
     check_flow_end(event, {*pid, *tid}, track, *name, phase);
   }
 
@@ -280,13 +321,14 @@ class Checker {
     const bool of_process = name == "process_name" || name == "process_sort_index";
     const bool of_thread = name == "thread_name" || name == "thread_sort_index";
     if (!of_process && !of_thread) return breach(label_, "unknown metadata " + name);
+    if (of_process && !sides_.empty() && pid >= sides_.back().end_pid) breach(label_, "a pid of neither side");
     if (of_thread != event.contains("tid")) return breach(label_, name + (of_thread ? " without tid" : " with tid"));
     if (!event["args"].is_object()) return breach(label_, "args is not an object");
     std::set<std::string>& described = of_process ? processes_[pid].described : tracks_[{pid, tid}].described;
     if (!described.insert(name).second) return breach(label_, "second " + name);
     const json& args = event["args"];
     if (name.ends_with("sort_index")) {
-      const std::int64_t expected = of_process ? pid - 1 : tid;
+      const std::int64_t expected = of_process ? process_sort_index(pid) : tid;
       if (args != json{{"sort_index", expected}}) breach(label_, fmt::format("sort_index is not {}", expected));
       return;
     }
@@ -294,10 +336,10 @@ class Checker {
     if (given && (args.size() != 1 || !fits(*given, of_process, pid, tid))) breach(label_, "wrong name " + *given);
   }
 
-  static bool fits(std::string_view name, bool of_process, std::int64_t pid, std::int64_t tid) {
+  bool fits(std::string_view name, bool of_process, std::int64_t pid, std::int64_t tid) const {
     static constexpr std::array<std::string_view, 7> kNames = {
         "compute", "send next", "send previous", "recv previous", "recv next", "collective", "optimizer"};
-    if (of_process) return name == fmt::format("rank {}", pid - 1);
+    if (of_process) return name == process_name(pid);
     if (tid < kFirstPeerTrack) return name == kNames[static_cast<std::size_t>(tid - 1)];
     return eat(name, tid % 2 == 0 ? "send to rank " : "recv from rank ") && eat_number(name) && name.empty();
   }
@@ -322,7 +364,7 @@ class Checker {
     process.counted_at = time.value_or(process.counted_at);
   }
 
-  void check_slice(const json& event, TrackState& track, std::int64_t tid, const std::string& name) {
+  void check_slice(const json& event, TrackState& track, std::int64_t pid, std::int64_t tid, const std::string& name) {
     const auto start = nanoseconds(event, "ts");
     const auto duration = nanoseconds(event, "dur");
     const auto category = text(event, "cat");
@@ -345,7 +387,8 @@ class Checker {
     } else {
       breach(label_, "unknown cat " + *category);
     }
-    first_start_ = first_start_ ? std::min(*first_start_, *start) : *start;
+    std::optional<std::int64_t>& first_start = first_start_[side_of(pid)];
+    first_start = first_start ? std::min(*first_start, *start) : *start;
     track.slices.push_back({*start, *start + *duration, name, label_, transfer, *category == "idle", 0});
   }
 
@@ -417,7 +460,9 @@ class Checker {
   // --- what takes the whole file --------------------------------------------------------------------------------
 
   void check_tracks() {
-    if (first_start_ && *first_start_ != 0 && !filtered_) breach("file", "the first slice does not start at 0");
+    for (const auto& first_start : first_start_) {
+      if (first_start && *first_start != 0 && !filtered_) breach("file", "the first slice does not start at 0");
+    }
     for (const auto& [pid, process] : processes_) {
       if (process.described.size() != 2) breach(fmt::format("pid {}", pid), "no process_name or process_sort_index");
     }
@@ -482,7 +527,13 @@ class Checker {
   std::string label_;
   std::int64_t num_events_ = 0;
   bool filtered_ = false;
-  std::optional<std::int64_t> first_start_;
+  struct Side {
+    std::string name;
+    std::int64_t first_pid = 0;
+    std::int64_t end_pid = 0;
+  };
+  std::vector<Side> sides_;                                 // empty: one run
+  std::array<std::optional<std::int64_t>, 2> first_start_;  // by side
   std::map<std::int64_t, Process> processes_;
   std::map<Track, TrackState> tracks_;
   std::map<std::int64_t, std::pair<std::optional<FlowEnd>, std::optional<FlowEnd>>> flows_;

@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <set>
 
 #include "model/errors.h"
+#include "traces/run_rows.h"
 
 namespace sluice {
 namespace {
@@ -14,6 +16,14 @@ namespace {
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 }  // namespace
+
+// Transfers of one link differ in their track only by direction, so two marks a link tell which tracks are in use.
+struct TraceTracks::Use {
+  explicit Use(int num_ranks) : tracks(index(num_ranks)) {}
+
+  std::map<std::pair<int, int>, std::array<bool, 2>> links;  // (sender, receiver): activations, gradients
+  std::vector<std::set<int>> tracks;                         // by rank: but for those of links
+};
 
 TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
     : num_ranks_(graph.schedule().num_ranks()), world_ranks_(options.world_ranks), shown_(index(num_ranks_), 0) {
@@ -32,46 +42,82 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
     shown_[index(rank)] = 1;
   }
 
+  Use use(num_ranks_);
+  for (const Lane& lane : graph.lanes()) {
+    if (lane.kind == LaneKind::link) use.links[{lane.rank, lane.peer}] = {};
+  }
+  for (const Vertex& vertex : graph.vertices()) {
+    const Lane& lane = graph.lanes()[index(vertex.lane)];
+    switch (vertex.kind) {
+      case VertexKind::transfer: use.links[{lane.rank, lane.peer}][vertex.op == OpKind::F ? 0 : 1] = true; break;
+      case VertexKind::collective:
+        for (const int rank : graph.collective(vertex).ranks) use.tracks[index(rank)].insert(kCollectiveTrack);
+        break;
+      case VertexKind::optimizer: use.tracks[index(lane.rank)].insert(kOptimizerTrack); break;
+      default: use.tracks[index(lane.rank)].insert(kComputeTrack);
+    }
+  }
+  if (options.idle) {
+    for (auto& tracks : use.tracks) tracks.insert(kComputeTrack);
+  }
+  name_tracks(use);
+}
+
+TraceTracks::TraceTracks(int num_ranks, std::span<const OpRow> rows)
+    : num_ranks_(num_ranks), world_ranks_(index(num_ranks)), shown_(index(num_ranks), 1) {
+  std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
+  Use use(num_ranks_);
+  for (const OpRow& row : rows) {
+    switch (row.kind) {
+      case RowKind::transfer: use.links[{row.rank, row.peer}][row.op.kind == OpKind::F ? 0 : 1] = true; break;
+      case RowKind::collective: use.tracks[index(row.rank)].insert(kCollectiveTrack); break;
+      case RowKind::optimizer: use.tracks[index(row.rank)].insert(kOptimizerTrack); break;
+      default: use.tracks[index(row.rank)].insert(kComputeTrack);
+    }
+  }
+  name_tracks(use);
+}
+
+void TraceTracks::find_far_peers(const Use& use) {
   far_peers_.resize(index(num_ranks_));
-  const auto add_far_peer = [this](int rank, int peer) {
+  const auto add = [this](int rank, int peer) {
     if (peer == (rank + 1) % num_ranks_ || rank == (peer + 1) % num_ranks_) return;
     far_peers_[index(rank)].push_back(peer);
   };
-  for (const Lane& lane : graph.lanes()) {
-    if (lane.kind != LaneKind::link) continue;
-    add_far_peer(lane.rank, lane.peer);
-    add_far_peer(lane.peer, lane.rank);
+  for (const auto& [link, carries] : use.links) {
+    add(link.first, link.second);
+    add(link.second, link.first);
   }
   for (std::vector<int>& peers : far_peers_) {
     std::sort(peers.begin(), peers.end());
     peers.erase(std::unique(peers.begin(), peers.end()), peers.end());
   }
+}
 
-  // Transfers of one lane differ in their track only by direction, so two marks a lane tell which tracks are in use.
-  std::vector<std::set<int>> used(index(num_ranks_));
-  std::vector<char> carries(2 * graph.lanes().size(), 0);
-  for (const Vertex& vertex : graph.vertices()) {
-    switch (vertex.kind) {
-      case VertexKind::transfer: carries[2 * index(vertex.lane) + (vertex.op == OpKind::F ? 0 : 1)] = 1; break;
-      case VertexKind::collective:
-        for (const int rank : graph.collective(vertex).ranks) used[index(rank)].insert(kCollectiveTrack);
-        break;
-      case VertexKind::optimizer: used[index(graph.lanes()[index(vertex.lane)].rank)].insert(kOptimizerTrack); break;
-      default: used[index(graph.lanes()[index(vertex.lane)].rank)].insert(kComputeTrack);
+void TraceTracks::name_tracks(Use& use) {
+  find_far_peers(use);
+  for (const auto& [link, carries] : use.links) {
+    const Lane lane{.kind = LaneKind::link, .rank = link.first, .peer = link.second};
+    for (const OpKind op : {OpKind::F, OpKind::B}) {
+      if (!carries[op == OpKind::F ? 0 : 1]) continue;
+      use.tracks[index(lane.rank)].insert(send_track(lane, op));
+      use.tracks[index(lane.peer)].insert(recv_track(lane, op));
     }
-  }
-  for (std::size_t mark = 0; mark < carries.size(); ++mark) {
-    if (carries[mark] == 0) continue;
-    const Lane& link = graph.lanes()[mark / 2];
-    const OpKind op = mark % 2 == 0 ? OpKind::F : OpKind::B;
-    used[index(link.rank)].insert(send_track(link, op));
-    used[index(link.peer)].insert(recv_track(link, op));
   }
   named_.resize(index(num_ranks_));
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    if (options.idle) used[index(rank)].insert(kComputeTrack);
-    for (const int track : used[index(rank)]) named_[index(rank)].emplace_back(track, track_name(rank, track));
+    for (const int track : use.tracks[index(rank)]) named_[index(rank)].emplace_back(track, track_name(rank, track));
   }
+}
+
+TransferDrawing::Drawn TransferDrawing::draw(VertexId transfer) {
+  const Vertex& op = graph_[transfer];
+  // Between two ranks a link serves two tracks at each end, one for each direction.
+  const bool gradient_track = graph_.schedule().num_ranks() == 2 && op.op != OpKind::F;
+  Duration& drawn_until = drawn_until_[2 * index(op.lane) + (gradient_track ? 1 : 0)];
+  const Duration start = std::max(timeline_.start[transfer], drawn_until);
+  drawn_until = std::max(timeline_.end[transfer], start + Duration{1});
+  return {start, drawn_until, start + timeline_.lane_latency[index(op.lane)]};
 }
 
 int TraceTracks::link_track(int rank, int peer, OpKind op, bool send) const {

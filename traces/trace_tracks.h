@@ -1,19 +1,25 @@
 #pragma once
 
 #include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "model/graph/op_graph.h"
+#include "model/timeline/timeline.h"
 #include "traces/chrome_trace.h"
 
 namespace sluice {
+
+struct OpRow;
 
 // Which ranks a trace shows, and the tracks that their processes have.
 class TraceTracks {
  public:
   TraceTracks(const OpGraph& graph, const TraceOptions& options);
+  // Of rows; all ranks are shown.
+  TraceTracks(int num_ranks, std::span<const OpRow> rows);
 
   bool shown(int rank) const { return shown_[static_cast<std::size_t>(rank)] != 0; }
   int pid(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)] + 1; }
@@ -28,6 +34,10 @@ class TraceTracks {
   }
 
  private:
+  struct Use;  // what stands on the tracks
+
+  void find_far_peers(const Use& use);
+  void name_tracks(Use& use);
   int link_track(int rank, int peer, OpKind op, bool send) const;
   std::string track_name(int rank, int track) const;
 
@@ -36,6 +46,27 @@ class TraceTracks {
   std::vector<char> shown_;
   std::vector<std::vector<int>> far_peers_;  // by rank, ascending
   std::vector<std::vector<std::pair<int, std::string>>> named_;
+};
+
+// Where traces draw the transfers of a graph: one shorter than 1 ns as 1 ns, and those that would then overlap on a
+// lane one after the other, both ends alike.
+class TransferDrawing {
+ public:
+  TransferDrawing(const OpGraph& graph, const Timeline& timeline)
+      : graph_(graph), timeline_(timeline), drawn_until_(2 * graph.lanes().size(), Duration::zero()) {}
+
+  struct Drawn {
+    Duration start{};    // at the sender
+    Duration end{};      // at the sender
+    Duration arrives{};  // start at the receiver; it is as long there
+  };
+  // To be called once for each transfer, in the order of their ids.
+  Drawn draw(VertexId transfer);
+
+ private:
+  const OpGraph& graph_;
+  const Timeline& timeline_;
+  std::vector<Duration> drawn_until_;  // by link, and track among its two between two ranks
 };
 
 }  // namespace sluice

@@ -19,9 +19,14 @@ template <class Loop, class... Arguments>
 [[gnu::target("avx2,fma")]] void run_avx2(Arguments... arguments) {
   Loop::run(arguments...);
 }
+// GCC takes half of the width unless told; Clang is not told so.
+#if defined(__clang__)
+#define SLUICE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma"
+#else
+#define SLUICE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512"
+#endif
 template <class Loop, class... Arguments>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")]] void run_avx512(
-    Arguments... arguments) {
+[[gnu::target(SLUICE_AVX512)]] void run_avx512(Arguments... arguments) {
   Loop::run(arguments...);
 }
 #endif

@@ -198,7 +198,7 @@ Trained train(const RunPlan& plan, const TokenSource& tokens, const TrainingOpti
       add_blocks(worker.stage_of(at), worker.newest_weights(at), trained.weights);
     }
   }};
-  trained.report = train_with_threads(plan, tokens, options, hooks);
+  train_with_threads(plan, tokens, options, trained.report, hooks);
   return trained;
 }
 

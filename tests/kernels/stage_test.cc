@@ -1,0 +1,425 @@
+// One computation cut in every way, against itself in one piece; memory plans; what is refused.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <thread>
+
+#include "model/errors.h"
+#include "tests/kernels/naive_model.h"
+#include "tests/kernels/training_run.h"
+#include "tests/support/count_allocations.h"
+
+namespace sluice::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
+
+double largest(const std::vector<double>& values) {
+  double out = 0;
+  for (const double value : values) out = std::max(out, std::abs(value));
+  return out;
+}
+
+// Every gradient within `relative` of the largest of its matrix; of those that vanish (a GPT's key biases), of a
+// thousandth of the largest of all.
+void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
+  EXPECT_TRUE(result.intact);
+  EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
+  EXPECT_NEAR(result.squared_norm, reference.squared_norm, 2 * relative * reference.squared_norm);
+  double all = 0;
+  for (const auto& [name, gradient] : reference.gradients) all = std::max(all, largest(gradient));
+  ASSERT_EQ(result.gradients.size(), reference.gradients.size());
+  for (const auto& [name, gradient] : reference.gradients) {
+    const std::vector<double>& other = result.gradients.at(name);
+    ASSERT_EQ(other.size(), gradient.size()) << name;
+    const double tolerance = relative * std::max(largest(gradient), 1e-3 * all);
+    for (std::size_t i = 0; i < gradient.size(); ++i) {
+      ASSERT_NEAR(other[i], gradient[i], tolerance) << name << "[" << i << "]";
+    }
+  }
+}
+
+void expect_same_bits(const TrainingResult& result, const TrainingResult& reference) {
+  EXPECT_TRUE(result.intact);
+  EXPECT_EQ(result.loss, reference.loss);
+  EXPECT_EQ(result.squared_norm, reference.squared_norm);
+  EXPECT_EQ(result.gradients, reference.gradients);
+}
+
+std::vector<TrainingCase> both_models(Precision precision = Precision::float64) {
+  std::vector<TrainingCase> out;
+  for (const Transformer& model : {small_gpt(), small_llama()}) {
+    out.push_back({.model = model,
+                   .stages = {whole(model)},
+                   .precision = precision,
+                   .slices = {13},
+                   .sequences = 2,
+                   .microbatches = 2,
+                   .loss_scale = 0.25});
+  }
+  return out;
+}
+
+TEST(Slices, OfAnyLengthsAddUpToTheWhole) {
+  for (TrainingCase training : both_models()) {
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    for (const std::vector<std::int64_t>& cut :
+         {std::vector<std::int64_t>{5, 8}, {1, 1, 11}, {9, 3, 1}, {4, 3, 3, 3}}) {
+      training.slices = cut;
+      expect_close(run(training, weights), reference, 1e-12);
+    }
+  }
+}
+
+// More tokens than a tile of attention has rows or columns.
+TEST(Slices, LongSequencesGoThroughTiles) {
+  for (TrainingCase training : both_models()) {
+    training.model.positions = training.model.positions > 0 ? 700 : 0;
+    training.microbatches = 1;
+    training.slices = {601};
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    const double loss = naive_loss(training.model, weights, training.batch());
+    EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
+    training.slices = {290, 60, 140, 111};
+    expect_close(run(training, weights), reference, 1e-11);
+  }
+}
+
+TEST(Backward, InHalvesGivesTheSameBits) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    for (TrainingCase training : both_models(precision)) {
+      for (const bool recompute : {false, true}) {
+        for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
+          training.recompute = recompute;
+          training.slices = cut;
+          const Matrices weights = random_matrices(training.model, 3);
+          training.backward = TrainingCase::Backward::whole;
+          const TrainingResult reference = run(training, weights);
+          training.backward = TrainingCase::Backward::split;
+          expect_same_bits(run(training, weights), reference);
+        }
+      }
+    }
+  }
+}
+
+TEST(Backward, WeightGradientsMayComeMuchLater) {
+  for (TrainingCase training : both_models()) {
+    training.microbatches = 4;
+    training.slices = {5, 8};
+    // A tied embedding's gradient comes from both halves, so it is added up in another order.
+    training.model.tied_embeddings = false;
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    training.backward = TrainingCase::Backward::late;
+    expect_same_bits(run(training, weights), reference);
+    training.backward = TrainingCase::Backward::late_reversed;
+    expect_close(run(training, weights), reference, 1e-12);
+  }
+}
+
+TEST(Recompute, GivesTheSameBits) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    for (TrainingCase training : both_models(precision)) {
+      for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
+        training.slices = cut;
+        training.recompute = false;
+        const Matrices weights = random_matrices(training.model, 3);
+        const TrainingResult reference = run(training, weights);
+        EXPECT_EQ(reference.recompute_ns, 0);
+        training.recompute = true;
+        const TrainingResult again = run(training, weights);
+        expect_same_bits(again, reference);
+        EXPECT_GT(again.recompute_ns, 0);
+      }
+    }
+  }
+}
+
+TEST(Stages, OfAnyLayersAddUpToTheWhole) {
+  for (TrainingCase training : both_models()) {
+    training.slices = {6, 7};
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    // Also a stage without layers at either end.
+    for (const std::vector<int>& layers : {std::vector<int>{1, 1}, {2, 0}, {0, 2}, {0, 1, 1, 0}, {1, 0, 1}}) {
+      training.stages.clear();
+      for (const int count : layers) training.stages.push_back({.layers = count});
+      training.stages.front().embedding = true;
+      training.stages.back().head = true;
+      training.stages.back().tied_copy = training.model.tied_embeddings;
+      for (const bool recompute : {false, true}) {
+        for (const TrainingCase::Backward backward : {TrainingCase::Backward::whole, TrainingCase::Backward::late}) {
+          training.recompute = recompute;
+          training.backward = backward;
+          for (const bool shares : {false, true}) {
+            training.head_shares_embedding = shares;
+            TrainingResult result = run(training, weights);
+            // The tied copy's gradient is not yet summed with the original's, so the norm is another.
+            if (training.model.tied_embeddings && !shares) result.squared_norm = reference.squared_norm;
+            expect_close(result, reference, 1e-12);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(TensorParallel, RanksComputeWhatOneDoes) {
+  for (const Precision precision : {Precision::float64, Precision::float32}) {
+    for (TrainingCase training : both_models(precision)) {
+      training.model.kv_heads = 4;
+      if (training.model.gated) training.model.heads = 8;
+      training.slices = {6, 7};
+      const Matrices weights = random_matrices(training.model, 3);
+      const TrainingResult reference = run(training, weights);
+      for (const int t : {2, 4}) {
+        for (const bool recompute : {false, true}) {
+          for (const TrainingCase::Backward backward : {TrainingCase::Backward::whole, TrainingCase::Backward::split}) {
+            training.tensor_parallel = t;
+            training.recompute = recompute;
+            training.backward = backward;
+            expect_close(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+          }
+        }
+      }
+      training.tensor_parallel = 1;
+    }
+  }
+}
+
+// Over two ranks with one slice each of the vocabulary: 300 tokens pad to 512, so that both hold some, and padding.
+TEST(TensorParallel, AVocabularyOverSeveralRanks) {
+  for (TrainingCase training : both_models()) {
+    training.model.vocab = 300;
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    const double loss = naive_loss(training.model, weights, training.batch());
+    EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
+    training.tensor_parallel = 2;
+    expect_close(run(training, weights), reference, 1e-12);
+  }
+}
+
+TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
+  for (Transformer model : {small_gpt(), small_llama()}) {
+    model.kv_heads = 4;
+    model.vocab = 300;
+    for (const int t : {1, 2, 4}) {
+      std::map<std::string, std::vector<int>> covered;  // times
+      std::map<std::string, int> counted;               // ranks that count it
+      std::vector<std::unique_ptr<Stage>> stages;
+      for (int rank = 0; rank < t; ++rank) {
+        const StageSpec spec{.model = model, .contents = whole(model), .tensor_parallel = t, .tensor_rank = rank};
+        stages.push_back(make_cpu_stage(spec, Precision::float32));
+        std::int64_t end = 0;
+        for (const Parameter& p : stages.back()->parameters()) {
+          EXPECT_GE(p.offset, end) << p.name;
+          end = p.offset + p.size();
+          std::vector<int>& times = covered[p.name];
+          times.resize(static_cast<std::size_t>(p.all_rows * p.all_columns));
+          for (std::int64_t row = p.first_row; row < p.first_row + p.rows; ++row) {
+            for (std::int64_t column = p.first_column; column < p.first_column + p.columns; ++column) {
+              ++times[static_cast<std::size_t>(row * p.all_columns + column)];
+            }
+          }
+          EXPECT_EQ(p.decays, p.all_columns > 1) << p.name;
+          if (p.counted) ++counted[p.name];
+        }
+        EXPECT_LE(end * 4, stages.back()->memory().weights);
+      }
+      std::int64_t elements = 0;
+      for (const auto& [name, times] : covered) {
+        elements += static_cast<std::int64_t>(times.size());
+        // Whole on every rank and counted by one, or a part of it on each and counted by all.
+        const bool replicated = times.front() == t;
+        for (const int count : times) ASSERT_EQ(count, replicated ? t : 1) << name;
+        EXPECT_EQ(counted[name], replicated ? 1 : t) << name;
+      }
+      EXPECT_EQ(elements, parameters(model));
+    }
+  }
+}
+
+TEST(Memory, NothingIsAllocatedInAnOp) {
+  ASSERT_GT(allocations(), 0) << "they are not counted";
+  for (TrainingCase training : both_models()) {
+    training.stages = {{.layers = 1, .embedding = true}, {.layers = 1, .head = true, .tied_copy = true}};
+    training.slices = {5, 8};
+    for (const bool recompute : {false, true}) {
+      for (const TrainingCase::Backward backward : {TrainingCase::Backward::whole, TrainingCase::Backward::late}) {
+        training.recompute = recompute;
+        training.backward = backward;
+        const TrainingResult result = run(training, random_matrices(training.model, 3));
+        EXPECT_EQ(result.allocations, 0);
+        EXPECT_TRUE(result.intact);
+      }
+    }
+  }
+}
+
+// Elements of a buffer are padded to multiples of 16; sizes here are such multiples.
+TEST(Memory, IsWhatTheSpecificationSays) {
+  Transformer model = small_gpt();
+  model.hidden = 32;
+  model.head_dim = 8;
+  model.ffn_hidden = 64;
+  const SliceShape shape{.sequences = 2, .tokens = 8};
+  constexpr std::int64_t n = 16, h = 32, a = 4, f = 64, v = 128, layers = 2;  // 50 tokens pad to 128
+  StageSpec spec{.model = model, .contents = {.layers = layers, .head = true, .tied_copy = true}, .sliced = true};
+  const auto elements = [&] { return make_cpu_stage(spec, Precision::float32)->slice_memory(shape); };
+  SliceMemory memory = elements();
+  // Input, queries, second residual, pre-activation, two norms' mean and deviation, one log-sum for each head; and the
+  // final norm's.
+  EXPECT_EQ(memory.to_input_gradient, 4 * (layers * n * (3 * h + f + 2 * 2 + a) + n * (h + 2)));
+  // The products' inputs; the head's, and the gradient of its output.
+  EXPECT_EQ(memory.to_weight_gradient, 4 * (layers * n * (3 * h + f) + n * (h + v)));
+  EXPECT_EQ(memory.output_gradients, 4 * layers * n * (3 * h + h + f + h));
+  EXPECT_EQ(memory.keys_values, 4 * layers * n * 2 * h);
+  EXPECT_EQ(memory.keys_values_gradient, memory.keys_values);
+  EXPECT_EQ(memory.boundary, 4 * n * h);
+  const std::int64_t whole_scratch = make_cpu_stage(spec, Precision::float32)->scratch_bytes(shape);
+
+  spec.recompute = true;
+  memory = elements();
+  EXPECT_EQ(memory.to_input_gradient, 4 * (layers * n * h + n * (h + 2)));
+  EXPECT_EQ(memory.to_weight_gradient, 4 * n * (h + v));
+  EXPECT_EQ(memory.output_gradients, 4 * layers * n * (5 * h + f + 3 * h + f));
+  EXPECT_EQ(memory.keys_values, 4 * layers * n * 2 * h);
+  // One layer's activations again, but for its input.
+  EXPECT_EQ(make_cpu_stage(spec, Precision::float32)->scratch_bytes(shape),
+            whole_scratch + 4 * n * (2 * h + f + 2 * 2 + a + 3 * h + f));
+
+  spec.sliced = false;
+  EXPECT_EQ(elements().keys_values, 0);
+  EXPECT_EQ(elements().keys_values_gradient, 0);
+  spec.recompute = false;
+  EXPECT_EQ(elements().keys_values, 4 * layers * n * 2 * h);
+  EXPECT_EQ(elements().keys_values_gradient, 0);
+}
+
+TEST(Refused, IsWhatTheKernelsCannotCompute) {
+  const auto refusal = [](const std::function<void(StageSpec&)>& change) -> std::string {
+    StageSpec spec{.model = small_llama(), .contents = whole(small_llama())};
+    change(spec);
+    try {
+      make_cpu_stage(spec, Precision::float32);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_EQ(refusal([](StageSpec&) {}), "nothing");
+  EXPECT_EQ(refusal([](StageSpec& spec) { spec.model.experts.count = 4; }),
+            "small Llama: the CPU kernels do not compute a mixture of experts");
+  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.latent.key_value_rank = 4; }), HasSubstr("latent attention"));
+  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.qk_norm = true; }), HasSubstr("norms of queries and keys"));
+  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.head_dim = 5; }), HasSubstr("odd size"));
+  EXPECT_EQ(refusal([](StageSpec& spec) { spec.tensor_parallel = 4; }),
+            "small Llama: key/value heads (2) must be a multiple of the tensor-parallel size (4)");
+}
+
+TEST(Refused, IsASliceBehindTheLastPosition) {
+  TrainingCase training = both_models().front();
+  training.slices = {40, 25};
+  const Matrices weights = random_matrices(training.model, 3);
+  EXPECT_THROW(run(training, weights), InputError);
+}
+
+// Ranks of a run are threads of one process, each with its own stage.
+TEST(Threads, AtWorkOnDifferentStagesChangeNoBits) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    std::vector<TrainingCase> cases = both_models(precision);
+    for (const TrainingCase& training : both_models(precision)) {
+      cases.push_back(training);
+      cases.back().model.positions = training.model.positions > 0 ? 400 : 0;
+      cases.back().slices = {150, 160};
+    }
+    std::vector<TrainingResult> alone;
+    for (const TrainingCase& training : cases) alone.push_back(run(training, random_matrices(training.model, 3)));
+    std::vector<TrainingResult> together(cases.size());
+    std::vector<std::thread> threads;
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      threads.emplace_back([&, i] { together[i] = run(cases[i], random_matrices(cases[i].model, 3)); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (std::size_t i = 0; i < cases.size(); ++i) expect_same_bits(together[i], alone[i]);
+  }
+}
+
+TEST(Precision, OfFloatIsNearDouble) {
+  for (TrainingCase training : both_models()) {
+    const Matrices weights = random_matrices(training.model, 3);
+    const TrainingResult reference = run(training, weights);
+    training.precision = Precision::float32;
+    expect_close(run(training, weights), reference, 2e-4);
+  }
+}
+
+TEST(NotANumber, ReachesTheLossAndEveryGradient) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    for (TrainingCase training : both_models(precision)) {
+      Matrices weights = random_matrices(training.model, 3);
+      weights.at("layers.0.attention.query.weight")[5] = std::numeric_limits<double>::quiet_NaN();
+      const TrainingResult result = run(training, weights);
+      EXPECT_TRUE(std::isnan(result.loss));
+      EXPECT_TRUE(std::isnan(result.squared_norm));
+      EXPECT_TRUE(std::isnan(result.gradients.at("layers.1.mlp.down.weight").front()));
+    }
+  }
+}
+
+// Any small shape: cut into slices, stages, ranks and halves, it computes what the plain loops do.
+TEST(Property, RandomShapes) {
+  std::mt19937_64 random(20);
+  const auto between = [&](int low, int high) {
+    return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1));
+  };
+  for (int trial = 0; trial < 60; ++trial) {
+    const int t = 1 << between(0, 2);
+    Transformer model{.name = "random", .layers = between(1, 3), .hidden = between(1, 40)};
+    model.kv_heads = t * between(1, 2);
+    model.heads = model.kv_heads * between(1, 3);
+    model.head_dim = 2 * between(1, 5);
+    model.ffn_hidden = t * between(1, 20);
+    model.gated = between(0, 1) == 1;
+    model.vocab = between(2, 600);
+    model.positions = between(0, 1) == 1 ? 40 : 0;
+    model.tied_embeddings = between(0, 1) == 1;
+    model.rms_norm = between(0, 1) == 1;
+    model.qkv_bias = between(0, 1) == 1;
+    model.projection_bias = between(0, 1) == 1;
+    model.mlp_bias = between(0, 1) == 1;
+
+    TrainingCase training{.model = model, .stages = {whole(model)}, .sequences = between(1, 2), .microbatches = 2};
+    const int slices = between(1, 4);
+    for (int i = 0; i < slices; ++i) training.slices.push_back(between(1, 9));
+    TrainingCase unsliced = training;
+    unsliced.slices = {training.tokens()};
+    training.tensor_parallel = t;
+    training.recompute = between(0, 1) == 1;
+    training.backward = static_cast<TrainingCase::Backward>(between(0, 3));
+    if (between(0, 1) == 1) {
+      training.stages = {{.layers = 1, .embedding = true}, {.layers = model.layers - 1, .head = true}};
+      training.head_shares_embedding = true;
+    }
+    SCOPED_TRACE(testing::Message() << "trial " << trial << ", t " << t << ", " << slices << " slices");
+    const Matrices weights = random_matrices(model, static_cast<std::uint64_t>(trial));
+    const TrainingResult result = run(training, weights);
+    const double loss = naive_loss(model, weights, training.batch());
+    EXPECT_NEAR(result.loss, loss, 1e-11 * loss);
+    expect_close(result, run(unsliced, weights), 1e-10);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,314 @@
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "exec/training_run.h"
+#include "exec/watchdog.h"
+#include "model/errors.h"
+#include "model/timeline/memory.h"
+#include "tools/command.h"
+#include "tools/mpi_ranks.h"
+#include "tools/run_flags.h"
+#include "traces/chrome_trace.h"
+#ifdef SLUICE_HAVE_MPI
+#include "exec/transport/mpi.h"
+#endif
+
+namespace sluice::tools {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+struct Options {
+  std::unique_ptr<RunFlags> flags;
+  int steps = 10;
+  int warmup = 0;
+  int log_every = 1;
+  std::string transport = "auto";
+  std::string trace;
+  std::string recorders;
+  double deadline = 30;
+  std::vector<std::string> faults;
+  bool json = false;
+};
+
+// A folder that goes with the run, if it ends well.
+class RecorderFolder {
+ public:
+  RecorderFolder(const std::string& wished, const MpiRanks& ranks) : path_(wished), first_(ranks.first()) {
+    std::string made;
+    if (ranks.first()) {
+      if (path_.empty()) {
+        std::string name = (std::filesystem::temp_directory_path() / "sluice-run-XXXXXX").string();
+        if (::mkdtemp(name.data()) == nullptr) throw InputError(name + ": cannot make a folder for the recorders");
+        made = name;
+      } else {
+        std::error_code error;
+        std::filesystem::create_directories(path_, error);
+        if (error) throw InputError(fmt::format("--recorder: {}: {}", path_, error.message()));
+        made = path_;
+      }
+    }
+    own_ = wished.empty();
+    path_ = ranks.all_gather(made).front();
+  }
+  ~RecorderFolder() {
+    std::error_code ignored;
+    if (own_ && first_ && !keep_) std::filesystem::remove_all(path_, ignored);
+  }
+  RecorderFolder(const RecorderFolder&) = delete;
+  RecorderFolder& operator=(const RecorderFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  void keep() { keep_ = true; }
+
+ private:
+  std::string path_;
+  bool first_ = true;
+  bool own_ = false;
+  bool keep_ = false;
+};
+
+int exit_code_of(FailureKind kind) {
+  switch (kind) {
+    case FailureKind::lost: return kWorkerLost;
+    case FailureKind::stuck: return kRunStuck;
+    case FailureKind::non_finite: return kNotFinite;
+    case FailureKind::elsewhere: return kStoppedByAnother;
+  }
+  return kOurFault;
+}
+
+std::string of_steps(const RunReport& run, std::size_t batch, const RunPlan& plan) {
+  const double seconds = run.seconds / static_cast<double>(run.losses.size());
+  std::string line =
+      fmt::format("step {:>5}  loss {:.4f}", run.first_step + static_cast<std::int64_t>(batch) + 1, run.losses[batch]);
+  if (run.gradient_norm > 0) line += fmt::format("  norm {:.3f}", run.gradient_norm);
+  return line + fmt::format("  {:.1f} ms  {:.0f} tokens/s", 1e3 * seconds, plan.tokens_per_batch() / seconds);
+}
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Of one step, over the runs of the graph; the first ones of several are left out: they touch everything first.
+double step_seconds(const TrainingReport& report) {
+  std::vector<double> seconds;
+  const std::size_t from = report.runs.size() > 2 ? 1 : 0;
+  for (std::size_t i = from; i < report.runs.size(); ++i) {
+    seconds.push_back(report.runs[i].seconds / static_cast<double>(report.runs[i].losses.size()));
+  }
+  return median(std::move(seconds));
+}
+
+OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const std::string& transport) {
+  const Schedule& schedule = plan.schedule();
+  OrderedJson out = {{"schema", "sluice.run/1"},
+                     {"model", plan.spec().model.name},
+                     {"precision", plan.spec().precision == Precision::float64 ? "float64" : "float32"},
+                     {"schedule",
+                      {{"family", schedule.family()},
+                       {"ranks", schedule.num_ranks()},
+                       {"chunks", schedule.num_chunks()},
+                       {"microbatches", schedule.num_microbatches()},
+                       {"slices", schedule.max_slices()}}},
+                     {"transport", transport},
+                     {"data_parallel", plan.layout().data},
+                     {"tensor_parallel", plan.layout().tensor},
+                     {"tokens_per_step", plan.tokens_per_batch()}};
+  const double seconds = step_seconds(report);
+  out["step_s"] = seconds;
+  out["tokens_per_s"] = seconds > 0 ? plan.tokens_per_batch() / seconds : 0;
+  out["interrupted"] = report.interrupted;
+  out["steps"] = OrderedJson::array();
+  for (const RunReport& run : report.runs) {
+    for (std::size_t batch = 0; batch < run.losses.size(); ++batch) {
+      OrderedJson row = {{"step", run.first_step + static_cast<std::int64_t>(batch) + 1},
+                         {"loss", run.losses[batch]},
+                         {"seconds", run.seconds / static_cast<double>(run.losses.size())}};
+      if (run.gradient_norm > 0) row["gradient_norm"] = run.gradient_norm;
+      out["steps"].push_back(std::move(row));
+    }
+  }
+  out["workers"] = OrderedJson::array();
+  for (std::size_t rank = 0; rank < report.workers.size(); ++rank) {
+    const WorkerReport& worker = report.workers[rank];
+    out["workers"].push_back({{"rank", rank},
+                              {"held_bytes", worker.held_bytes},
+                              {"arena_bytes", worker.arena_bytes},
+                              {"kernels_s", static_cast<double>(worker.times.kernels) / 1e9},
+                              {"waiting_s", static_cast<double>(worker.times.waiting) / 1e9},
+                              {"overhead_s", static_cast<double>(worker.times.overhead()) / 1e9}});
+  }
+  return out;
+}
+
+void print_summary(const RunPlan& plan, const TrainingReport& report) {
+  const double seconds = step_seconds(report);
+  if (seconds <= 0) return;
+  std::int64_t held = 0;
+  for (const WorkerReport& worker : report.workers) held = std::max(held, worker.held_bytes);
+  fmt::print("{} steps, {:.1f} ms a step in the median, {:.0f} tokens/s, {:.1f} MiB held by a rank at most\n",
+             report.runs.size() * static_cast<std::size_t>(plan.batches()), 1e3 * seconds,
+             plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
+}
+
+void write_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+  if (options.trace.empty() || report.runs.empty() || report.runs.back().clocks.empty()) return;
+  const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
+  const auto memory = memory_over_time(plan.graph(), timeline, true);
+  write_trace_file(options.trace, plan.graph(), timeline, memory);
+}
+
+// Runs of the graph for so many steps, each of `batches`.
+int runs_for(int steps, const RunPlan& plan) {
+  if (steps % plan.batches() == 0) return steps / plan.batches();
+  throw InputError(
+      fmt::format("--steps: expected a multiple of the schedule's {} batches, got {}", plan.batches(), steps));
+}
+
+TrainingOptions training_options(const Options& options, const RunPlan& plan, const std::string& recorders,
+                                 bool print_failure) {
+  TrainingOptions training;
+  training.runs = runs_for(options.steps, plan);
+  training.warmup_steps = options.warmup;
+  if (!options.trace.empty()) training.keep_times = KeepTimes::last;
+  for (const std::string& fault : options.faults) training.faults.push_back(parse_fault(fault));
+  training.supervision.folder = recorders;
+  training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
+  training.supervision.signals = true;
+  training.supervision.give_up = [print_failure](const RunFailure& failure) {
+    if (print_failure) fmt::print(stderr, "sluice: {}\n", failure.what());
+    std::fflush(nullptr);
+    std::_Exit(exit_code_of(failure.kind()));
+  };
+  return training;
+}
+
+int run_command(const Options& options) {
+  const HeldSignals held;
+  const MpiRanks ranks;
+  const bool processes = options.transport == "mpi" || (options.transport == "auto" && ranks.size() > 1);
+  try {
+    const Scenario scenario = options.flags->scenario();
+    const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, options.steps));
+    const TokenSource tokens = options.flags->tokens(plan);
+    if (!processes && ranks.size() > 1) {
+      throw InputError("--transport threads: this is one of several processes that a launcher started");
+    }
+    RecorderFolder recorders(options.recorders, ranks);
+    const TrainingOptions training = training_options(options, plan, recorders.path(), true);
+    TrainingReport report;
+    const RunObserver observer = [&](const RunReport& run) {
+      if (options.json) return;
+      for (std::size_t batch = 0; batch < run.losses.size(); ++batch) {
+        const std::int64_t step = run.first_step + static_cast<std::int64_t>(batch) + 1;
+        if (step % options.log_every == 0) fmt::print("{}\n", of_steps(run, batch, plan));
+      }
+      std::fflush(stdout);
+    };
+    try {
+      if (processes) {
+#ifdef SLUICE_HAVE_MPI
+        const auto transport = make_mpi_transport();
+        train_as_process(plan, *transport, tokens, training, report, {}, observer);
+#else
+        throw InputError("--transport mpi: this sluice was built without MPI");
+#endif
+      } else {
+        train_with_threads(plan, tokens, training, report, {}, observer);
+      }
+    } catch (const RunFailure& failure) {
+      recorders.keep();
+      write_trace(options, plan, report);
+      fmt::print(stderr, "sluice: {}\nsluice: what each rank did last is in {} (sluice run --post-mortem {})\n",
+                 failure.what(), recorders.path(), recorders.path());
+      std::fflush(nullptr);
+      // Other processes are in whatever state they are: nothing more is said to them.
+      if (processes) std::_Exit(exit_code_of(failure.kind()));
+      return exit_code_of(failure.kind());
+    }
+    if (!ranks.first()) return kDone;
+    write_trace(options, plan, report);
+    if (options.json) {
+      fmt::print("{}\n", report_json(plan, report, processes ? "mpi" : "threads").dump(2));
+    } else {
+      print_summary(plan, report);
+    }
+    return report.interrupted ? kInterrupted : kDone;
+  } catch (...) {
+    if (ranks.first()) throw;
+    return kWrongInput;  // the first rank says what is wrong
+  }
+}
+
+}  // namespace
+
+void add_run_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand(
+      "run",
+      "Really trains a model on this machine, by any schedule.\n\n"
+      "Examples:\n"
+      "  sluice run\n"
+      "  sluice run --data /usr/share/common-licenses/GPL-3 --steps 200 --schedule zb-h1 --trace run.json.gz\n"
+      "  sluice run --schedule seq1f1b --pp 4 --slices 4 --steps 5 --json\n"
+      "  mpirun -n 4 sluice run --schedule 1f1b --pp 2 --dp 2 --steps 20\n"
+      "  sluice run --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 --seq-length 256 --pp 4 "
+      "--microbatches 8\n\n"
+      "Ranks are threads of this process, or, started by mpirun or srun, processes. What is not given is a small "
+      "built-in GPT, two ranks, 1F1B and synthetic tokens. Dropout is not applied.\n\n"
+      "Exit codes: 0 done, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker's process died, 7 an op "
+      "is past its deadline or ranks wait for what will not come, 8 a number is not finite, 9 another process "
+      "failed, 130 interrupted");
+  const auto options = std::make_shared<Options>();
+  options->flags = std::make_unique<RunFlags>(*command);
+  const char* kRun = "Run";
+  command->add_option("--steps", options->steps, "optimizer steps (default 10)")
+      ->check(CLI::Range(1, 100000000))
+      ->group(kRun);
+  command->add_option("--lr-warmup-steps", options->warmup, "over which the learning rate rises")
+      ->check(CLI::Range(0, 100000000))
+      ->group("Training");
+  command->add_option("--log-every", options->log_every, "print every so many steps (default 1)")
+      ->check(CLI::Range(1, 100000000))
+      ->group(kRun);
+  command->add_option("--transport", options->transport, "threads, mpi, or auto (default: mpi under a launcher)")
+      ->check(CLI::IsMember({"threads", "mpi", "auto"}))
+      ->group(kRun);
+  command
+      ->add_option("--trace", options->trace, "write the last step's measured timeline as a Chrome trace (.json, .gz)")
+      ->group(kRun);
+  command->add_flag("--json", options->json, "one JSON document (sluice.run/1) on standard output")->group(kRun);
+  const char* kFaults = "When things break";
+  command->add_option("--recorder", options->recorders, "folder for the flight recorders (default: a temporary one)")
+      ->group(kFaults);
+  command
+      ->add_option("--deadline", options->deadline,
+                   "seconds that any op may take (default 30), or 20 times what it took before")
+      ->check(CLI::Range(0.01, 1e6))
+      ->group(kFaults);
+  command
+      ->add_option(
+          "--fault", options->faults,
+          "break something: delay, drop, kill, stop or nan, as in delay:rank=1,op=F,mb=2,step=3,seconds=2; may "
+          "be repeated")
+      ->expected(1)
+      ->take_all()
+      ->group(kFaults);
+  command->callback([options, &exit_code] { exit_code = run_command(*options); });
+}
+
+}  // namespace sluice::tools

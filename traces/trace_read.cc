@@ -1,0 +1,109 @@
+#include "traces/trace_read.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+
+#include "model/errors.h"
+#include "traces/kineto.h"
+#include "traces/own_trace.h"
+#include "traces/trace_events.h"
+
+namespace sluice {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "rank10" behind "rank9": runs of digits compare as numbers.
+bool natural_less(const std::string& a, const std::string& b) {
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  const auto number = [&](const std::string& text, std::size_t& at) {
+    const std::size_t begin = std::min(text.find_first_not_of('0', at), text.size());
+    std::size_t end = std::max(begin, at);
+    while (end < text.size() && digit(text[end])) ++end;
+    at = end;
+    return std::string_view(text).substr(std::min(begin, end), end - std::min(begin, end));
+  };
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() && j < b.size()) {
+    if (digit(a[i]) && digit(b[j])) {
+      const std::string_view x = number(a, i);
+      const std::string_view y = number(b, j);
+      if (x.size() != y.size()) return x.size() < y.size();
+      if (x != y) return x < y;
+    } else if (a[i] != b[j]) {
+      return a[i] < b[j];
+    } else {
+      ++i;
+      ++j;
+    }
+  }
+  return a.size() - i < b.size() - j;
+}
+
+bool is_trace_name(const std::string& name) { return name.ends_with(".json") || name.ends_with(".json.gz"); }
+
+std::vector<std::string> files_of(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (is_trace_name(entry.path().filename().string()) && entry.is_regular_file(error)) {
+      files.push_back(entry.path().string());
+    }
+  }
+  if (error) throw InputError(fmt::format("{}: {}", folder, error.message()));
+  if (files.empty()) throw InputError(folder + ": expected files that end in .json or .json.gz, got none");
+  std::sort(files.begin(), files.end(), natural_less);
+  return files;
+}
+
+// Ends the reading of a file once it is known what it is.
+struct EnoughSeen {};
+
+}  // namespace
+
+std::vector<std::string> trace_files(const std::string& word) {
+  std::error_code error;
+  if (fs::is_directory(word, error)) return files_of(word);
+  if (fs::exists(word, error) || word.find(',') == std::string::npos) return {word};
+  std::vector<std::string> files;
+  for (std::size_t begin = 0; begin <= word.size();) {
+    const std::size_t end = std::min(word.find(',', begin), word.size());
+    files.push_back(word.substr(begin, end - begin));
+    if (!fs::exists(files.back(), error)) throw InputError(fmt::format("{}: there is no '{}'", word, files.back()));
+    begin = end + 1;
+  }
+  return files;
+}
+
+bool is_trace_file(const std::string& path) {
+  try {
+    return read_trace_events(path, [](TraceEvent&, const TraceHead&) { throw EnoughSeen{}; }).is_trace;
+  } catch (const EnoughSeen&) {
+    return true;
+  }
+}
+
+TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options) {
+  std::vector<KinetoRank> ranks;
+  for (const std::string& path : paths) {
+    KinetoRank kineto(path);
+    OwnTraceReader own(path);
+    const TraceHead head = read_trace_events(
+        path, [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_ours ? own.add(event) : kineto.add(event); });
+    if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents");
+    if (head.is_ours) {
+      if (paths.size() == 1) return std::move(own).finish(head, options);
+      throw InputError(
+          fmt::format("{}: a trace of ours holds all ranks: expected it alone, got {} files", path, paths.size()));
+    }
+    kineto.finish(head);
+    ranks.push_back(std::move(kineto));
+  }
+  return kineto_run(std::move(ranks), options);
+}
+
+}  // namespace sluice
