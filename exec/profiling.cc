@@ -35,6 +35,7 @@ constexpr int kTensorGroup = 1;
 constexpr int kFirstSumGroup = 16;
 // How long a receiver has been waiting when its message is sent: long enough to be asleep, as in a run.
 constexpr std::int64_t kWaitBeforeMessage_ns = 100'000;
+constexpr std::int64_t kLargeMessage = 1 << 20;
 constexpr int kMessages = 4;              // of each size, there and back, in a round
 constexpr int kOverheadMicrobatches = 4;  // of the runs that measure what the executor takes
 constexpr std::int64_t kMostOverheadVocabulary = 256;
@@ -54,6 +55,14 @@ double quantile(std::vector<double>& values, double q) {
   const auto at = static_cast<std::size_t>(q * static_cast<double>(values.size() - 1));
   std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
   return values[at];
+}
+
+// The mean without the longest hundredth: times of many ops add up in a run, which medians do not, while what happens
+// less than once in a run does not show in the median of several.
+double typical(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  const auto kept = static_cast<std::ptrdiff_t>(values.size() - values.size() / 100);
+  return std::accumulate(values.begin(), values.begin() + kept, 0.0) / static_cast<double>(kept);
 }
 
 // Runs of the executor with one small layer a rank, for what it takes itself: an op of so many tokens.
@@ -86,7 +95,7 @@ struct Profiler::Impl {
   }
   std::size_t op_point(PartKind part, OpKind kind, const ProfileCell& cell) const;
   void measure_ops();
-  void measure_passes();
+  void measure_pass(PartKind part, PassKind pass);
   void measure_overhead();
   void measure_messages();
   void measure_sums();
@@ -96,8 +105,13 @@ struct Profiler::Impl {
   std::unique_ptr<GroupSum> tensor;
   std::vector<std::unique_ptr<GroupSum>> groups;
   std::unique_ptr<PartBench> bench;
-  std::vector<std::pair<PartKind, ProfileCell>> calls;  // of the bench, in a round
-  std::vector<Point> points;                            // the same ones on every worker
+  struct Call {
+    PartKind part = PartKind::layer;
+    ProfileCell cell;
+    std::optional<PassKind> pass;  // else the ops of the cell
+  };
+  std::vector<Call> calls;    // of the bench, in a round
+  std::vector<Point> points;  // the same ones on every worker
   std::vector<OverheadRun> overhead_runs;
   std::vector<std::byte> array;  // that is summed, or sent
   std::int64_t messages = 0;
@@ -167,12 +181,12 @@ void Profiler::Impl::make_points() {
   };
   for (const ProfileCell& cell : spec.cells) {
     add_ops(PartKind::layer, cell);
-    calls.emplace_back(PartKind::layer, cell);
+    calls.push_back({.part = PartKind::layer, .cell = cell});
   }
   for (const PartKind part : {PartKind::embedding, PartKind::head}) {
     for (const std::int64_t tokens : lengths) {
       add_ops(part, {.tokens = tokens});
-      calls.emplace_back(part, ProfileCell{.tokens = tokens});
+      calls.push_back({.part = part, .cell = {.tokens = tokens}});
     }
   }
   for (const std::int64_t tokens : lengths) {
@@ -182,22 +196,25 @@ void Profiler::Impl::make_points() {
   for (const PassKind pass : kPasses) {
     for (const PartKind part : kModelParts) {
       add({.what = Point::What::pass, .pass = {.pass = pass, .parameters = bench->parameters(part)}});
+      calls.push_back({.part = part, .pass = pass});
     }
   }
   const std::int64_t most = bench->boundary_bytes(spec.sequence_length);
+  // So large that it takes longer than a small one however the machine's other work gets in between.
+  const std::int64_t largest = std::max(4 * most, kLargeMessage);
   if (transport.size() > 1) {
-    for (const std::int64_t bytes : std::set<std::int64_t>{64, most / 16, most / 4, most}) {
+    for (const std::int64_t bytes : std::set<std::int64_t>{64, most / 4, most, largest}) {
       if (bytes > 0) add({.what = Point::What::transfer, .transfer = {.link = spec.link, .bytes = bytes}});
     }
   }
   const std::int64_t parameter_bytes =
-      bench->parameters(PartKind::layer) / spec.layers * spec.layers * (spec.precision == Precision::float64 ? 8 : 4);
+      std::max(kLargeMessage, bench->parameters(PartKind::layer) * (spec.precision == Precision::float64 ? 8 : 4));
   for (const auto& group : groups) {
-    for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 16, parameter_bytes}) {
+    for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 8, parameter_bytes}) {
       add({.what = Point::What::sum, .sum = {.ranks = group->size(), .bytes = bytes / 8 * 8}});
     }
   }
-  array.resize(index(std::max(most, parameter_bytes)));
+  array.resize(index(std::max(largest, parameter_bytes)));
 }
 
 std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCell& cell) const {
@@ -237,25 +254,25 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
 
 void Profiler::Impl::measure_ops() {
   std::shuffle(calls.begin(), calls.end(), random);
-  for (const auto& [part, cell] : calls) {
-    for (const PartBench::OpTime& time : bench->run(part, cell, tensor.get())) {
-      const int layers = part == PartKind::layer ? spec.layers : 1;
-      note(op_point(part, time.kind, cell), in_seconds(time.nanoseconds) / layers);
+  for (const Call& call : calls) {
+    if (call.pass) {
+      measure_pass(call.part, *call.pass);
+      continue;
+    }
+    for (const PartBench::OpTime& time : bench->run(call.part, call.cell, tensor.get())) {
+      const int layers = call.part == PartKind::layer ? spec.layers : 1;
+      note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);
     }
   }
 }
 
-void Profiler::Impl::measure_passes() {
-  for (const PassKind pass : {PassKind::norm, PassKind::optimizer}) {
-    for (const PartKind part : kModelParts) {
-      const double seconds = in_seconds(bench->run_pass(part, pass));
-      const auto found = std::find_if(points.begin(), points.end(), [&](const Point& point) {
-        return point.what == Point::What::pass && point.pass.pass == pass &&
-               point.pass.parameters == bench->parameters(part);
-      });
-      note(static_cast<std::size_t>(found - points.begin()), seconds);
-    }
-  }
+void Profiler::Impl::measure_pass(PartKind part, PassKind pass) {
+  const double seconds = in_seconds(bench->run_pass(part, pass));
+  const auto found = std::find_if(points.begin(), points.end(), [&](const Point& point) {
+    return point.what == Point::What::pass && point.pass.pass == pass &&
+           point.pass.parameters == bench->parameters(part);
+  });
+  note(static_cast<std::size_t>(found - points.begin()), seconds);
 }
 
 void Profiler::Impl::measure_overhead() {
@@ -327,7 +344,6 @@ void Profiler::Impl::measure_sums() {
 void Profiler::Impl::round() {
   transport.barrier();
   measure_ops();
-  measure_passes();
   measure_overhead();
   if (transport.size() > 1) {
     measure_messages();
@@ -372,7 +388,7 @@ Profile Profiler::Impl::gather() {
     switch (point.what) {
       case Point::What::op: {
         ProfileSample sample = point.sample;
-        sample.seconds = middle;
+        sample.seconds = sample.part == PartKind::stage ? middle : typical(seconds);
         sample.spread_s = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / 2;
         profile.samples.push_back(sample);
         break;

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <deque>
 #include <memory>
@@ -9,6 +10,8 @@
 #include "exec/training_run.h"
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
+#include "model/scenario/scenario.h"
+#include "model/schedule/family.h"
 #include "model/timeline/memory.h"
 #include "tools/command.h"
 #include "tools/mpi_ranks.h"
@@ -41,8 +44,8 @@ struct Options {
 
 // One schedule that is validated. Not movable, as its plan.
 struct Case {
-  Case(const RunFlags& flags, const std::string& schedule)
-      : scenario(flags.scenario(schedule)), plan(flags.spec(scenario), flags.schedule(scenario, kBatches)) {}
+  Case(const RunFlags& flags, const std::string& schedule, bool unsliced)
+      : scenario(flags.scenario(schedule, unsliced)), plan(flags.spec(scenario), flags.schedule(scenario, kBatches)) {}
 
   static constexpr int kBatches = 8;  // of schedules without a flush, where nothing is said
 
@@ -50,6 +53,8 @@ struct Case {
   RunPlan plan;
   TrainingReport report;
 };
+
+bool is_sliced(const std::string& schedule) { return names_file(schedule) || find_family(schedule).sliced; }
 
 CostTable table_of(const Profile& profile, const RunPlan& plan) {
   ProfileChoice choice;
@@ -105,8 +110,12 @@ int validate_command(const Options& options) {
   try {
     const RunTransport transport(options.transport, ranks);
     std::deque<Case> cases;
-    if (options.schedules.empty()) cases.emplace_back(*options.flags, "");
-    for (const std::string& schedule : options.schedules) cases.emplace_back(*options.flags, schedule);
+    if (options.schedules.empty()) cases.emplace_back(*options.flags, "", false);
+    // Of several schedules, slices are for those that can have them; of none that can, they are wrong.
+    const bool any_sliced = std::any_of(options.schedules.begin(), options.schedules.end(), is_sliced);
+    for (const std::string& schedule : options.schedules) {
+      cases.emplace_back(*options.flags, schedule, any_sliced && !is_sliced(schedule));
+    }
     for (const Case& each : cases) transport.check(each.plan.layout());
     const CostTable table = cost_table(options, cases, transport.get(), ranks.first());
     std::vector<Validation> validations;
@@ -152,7 +161,7 @@ void add_validate_command(CLI::App& app, int& exit_code) {
       "Measures, predicts, really runs, and compares.\n\n"
       "Examples:\n"
       "  sluice validate\n"
-      "  sluice validate --schedule gpipe,1f1b,seq1f1b,zb-h1 --microbatches 8\n"
+      "  sluice validate --schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 4\n"
       "  sluice validate --schedule zb-h1 --trace both.json.gz --json\n"
       "  sluice validate --cost cost.json --tolerance 15\n"
       "  mpirun -n 2 sluice validate --schedule 1f1b\n\n"
@@ -166,8 +175,10 @@ void add_validate_command(CLI::App& app, int& exit_code) {
   options->flags = std::make_unique<RunFlags>(*command, true);
   const char* kValidation = "Validation";
   command
-      ->add_option("--schedule", options->schedules,
-                   "families or files, comma-separated (default 1f1b): each is validated, with one profile")
+      ->add_option(
+          "--schedule", options->schedules,
+          "families or files, comma-separated (default 1f1b): each is validated, with one profile; --slices is "
+          "for those that cut sequences")
       ->delimiter(',')
       ->group(kValidation);
   command->add_option("--steps", options->steps, "runs of each that count (default 10)")

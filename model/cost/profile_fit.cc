@@ -202,7 +202,8 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                                    profile.source, name_of_curve(part, kind), term));
     }
   }
-  if (fitted.terms < 4) {
+  // Only attention looks at what is before a slice.
+  if (fitted.terms < 4 && (part == PartKind::layer || fit.behind > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;
