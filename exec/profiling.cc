@@ -5,20 +5,17 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <exception>
-#include <mutex>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <set>
-#include <thread>
 #include <utility>
 
 #include "exec/group_sum.h"
 #include "exec/host_memory.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
-#include "exec/transport/threads.h"
+#include "exec/transport/on_threads.h"
 #include "exec/worker.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
@@ -227,10 +224,10 @@ std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCe
 
 void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   RunSpec run{.model = spec.model, .precision = spec.precision};
-  run.data_parallel = spec.data_parallel;
   run.tensor_parallel = spec.tensor_parallel;
+  run.model.tied_embeddings = false;  // no collectives, whose threads would be woken by those of other runs
   run.optimizer.learning_rate = 1e-9;
-  const int ranks = transport.size() / (run.data_parallel * run.tensor_parallel);
+  const int ranks = transport.size() / run.tensor_parallel;
   run.model.layers = ranks;
   if (run.model.vocab % run.tensor_parallel == 0 && kMostOverheadVocabulary % run.tensor_parallel == 0) {
     run.model.vocab = std::min(run.model.vocab, kMostOverheadVocabulary);
@@ -437,26 +434,11 @@ Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const P
 }
 
 Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer) {
-  ThreadFabric fabric(workers);
   Profile profile;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto body = [&](int rank) {
-    try {
-      Profile own = measure_profile(spec, fabric.worker(rank), observer);
-      if (rank == 0) profile = std::move(own);
-    } catch (const Stopped&) {  // by the one that failed
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-      fabric.worker(rank).stop();
-    }
-  };
-  {
-    std::vector<std::jthread> threads;
-    for (int rank = 0; rank < workers; ++rank) threads.emplace_back(body, rank);
-  }
-  if (failure) std::rethrow_exception(failure);
+  on_threads(workers, [&](Transport& transport) {
+    Profile own = measure_profile(spec, transport, observer);
+    if (transport.rank() == 0) profile = std::move(own);
+  });
   return profile;
 }
 

@@ -75,7 +75,7 @@ int profile_command(const Options& options) {
     const Scenario scenario = options.flags->scenario();
     const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, 1));
     const RunPlan* const plans[] = {&plan};
-    const ProfilingSpec spec = profiling_spec(plans, options.profiling);
+    const ProfilingSpec spec = profiling_spec(plans, options.profiling, transport.get());
     transport.check(plan.layout());
     const Profile profile = measured_profile(spec, plan.layout(), transport.get());
     if (!ranks.first()) return kDone;

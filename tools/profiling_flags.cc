@@ -57,7 +57,8 @@ void ProfilingFlags::add_to(CLI::App& command) {
       ->group(kProfile);
 }
 
-ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags) {
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
+                             const Transport* transport) {
   const RunPlan& first = *plans.front();
   ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision};
   spec.recompute = first.spec().recompute;
@@ -67,6 +68,7 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.data_parallel = first.layout().data;
   spec.seed = first.spec().seed;
   spec.budget_s = flags.time_budget_s;
+  spec.link = transport == nullptr ? "threads" : "mpi";
   spec.cells = asked_cells(flags, spec.sequence_length);
   for (const RunPlan* plan : plans) {
     for (const StageContents& contents : plan->contents()) spec.layers = std::max(spec.layers, contents.layers);
@@ -86,12 +88,10 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
 }
 
 Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, Transport* transport) {
-  ProfilingSpec of = spec;
-  of.link = transport == nullptr ? "threads" : "mpi";
   Progress progress("seconds of measuring", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
   const auto told = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
   Profile profile =
-      transport == nullptr ? profile_with_threads(of, layout.size(), told) : measure_profile(of, *transport, told);
+      transport == nullptr ? profile_with_threads(spec, layout.size(), told) : measure_profile(spec, *transport, told);
   profile.source = "measured";
   profile.machine = machine_name(layout.size());
   return profile;

@@ -4,10 +4,12 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "exec/training_run.h"
+#include "exec/trial.h"
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 #include "model/scenario/scenario.h"
@@ -26,8 +28,6 @@
 namespace sluice::tools {
 namespace {
 
-constexpr int kWarmUp = 1;  // runs that touch everything first, and do not count
-
 struct Options {
   std::unique_ptr<RunFlags> flags;
   std::vector<std::string> schedules;
@@ -45,13 +45,15 @@ struct Options {
 // One schedule that is validated. Not movable, as its plan.
 struct Case {
   Case(const RunFlags& flags, const std::string& schedule, bool unsliced)
-      : scenario(flags.scenario(schedule, unsliced)), plan(flags.spec(scenario), flags.schedule(scenario, kBatches)) {}
+      : scenario(flags.scenario(schedule, unsliced)),
+        plan(flags.spec(scenario), flags.schedule(scenario, kBatches)),
+        tokens(flags.tokens(plan)) {}
 
   static constexpr int kBatches = 8;  // of schedules without a flush, where nothing is said
 
   Scenario scenario;
   RunPlan plan;
-  TrainingReport report;
+  TokenSource tokens;
 };
 
 bool is_sliced(const std::string& schedule) { return names_file(schedule) || find_family(schedule).sliced; }
@@ -64,29 +66,31 @@ CostTable table_of(const Profile& profile, const RunPlan& plan) {
   return std::move(fit.table);
 }
 
-// Of a file or of measuring; under a launcher the first process's counts.
-CostTable cost_table(const Options& options, const std::deque<Case>& cases, Transport* transport, bool first) {
+// Of the files that were given; nothing if a profile is to be measured.
+std::optional<CostTable> given_table(const Options& options, const RunPlan& plan) {
   if (!options.cost.empty()) return read_cost_table(options.cost);
-  const RunPlan& plan = cases.front().plan;
   if (!options.profile.empty()) return table_of(read_profile(options.profile), plan);
-  std::vector<const RunPlan*> plans;
-  for (const Case& each : cases) plans.push_back(&each.plan);
-  const Profile profile = measured_profile(profiling_spec(plans, options.profiling), plan.layout(), transport);
-  return first ? table_of(profile, plan) : CostTable{};
+  return std::nullopt;
 }
 
-void run(Case& each, const Options& options, Transport* transport) {
-  const TokenSource tokens = options.flags->tokens(each.plan);
-  TrainingOptions training;
-  training.runs = kWarmUp + options.steps;
-  training.keep_times = KeepTimes::all;
-  Progress progress("runs of " + each.plan.schedule().family(), training.runs);
-  const auto observer = [&](const RunReport&) { progress.done(std::ssize(each.report.runs) + 1); };
-  if (transport != nullptr) {
-    train_as_process(each.plan, *transport, tokens, training, each.report, {}, observer);
-  } else {
-    train_with_threads(each.plan, tokens, training, each.report, {}, observer);
+TrialReport run(const std::deque<Case>& cases, const Options& options, Transport* transport, bool measures) {
+  TrialSpec spec{.runs = options.steps};
+  for (const Case& each : cases) {
+    spec.plans.push_back(&each.plan);
+    spec.tokens.push_back(&each.tokens);
   }
+  ProfilingSpec profiling;
+  if (measures) {
+    profiling = profiling_spec(spec.plans, options.profiling, transport);
+    spec.profiling = &profiling;
+  }
+  Progress progress("runs", options.steps * std::ssize(cases));
+  const auto observer = [&](int done) { progress.done(done); };
+  TrialReport report =
+      transport == nullptr ? run_trials_with_threads(spec, observer) : run_trials(spec, *transport, observer);
+  report.profile.source = "measured";
+  report.profile.machine = machine_name(cases.front().plan.layout().size());
+  return report;
 }
 
 void write_trace(const std::string& path, const Case& each, const Validation& validation) {
@@ -117,23 +121,23 @@ int validate_command(const Options& options) {
       cases.emplace_back(*options.flags, schedule, any_sliced && !is_sliced(schedule));
     }
     for (const Case& each : cases) transport.check(each.plan.layout());
-    const CostTable table = cost_table(options, cases, transport.get(), ranks.first());
-    std::vector<Validation> validations;
-    const Tolerances tolerances{options.tolerance / 100, options.memory_tolerance / 100};
-    bool holds = true;
-    // What is wrong with the costs is said before anything runs.
-    if (ranks.first()) {
-      for (const Case& each : cases) static_cast<void>(predict(each.plan, table));
+    const RunPlan& plan = cases.front().plan;
+    std::optional<CostTable> table = given_table(options, plan);
+    // What is wrong with a file is said before anything runs.
+    for (const Case& each : cases) {
+      if (table) static_cast<void>(predict(each.plan, *table));
     }
-    for (Case& each : cases) {
-      run(each, options, transport.get());
-      if (!ranks.first()) continue;
-      validations.push_back(validate(each.plan, table, each.report, kWarmUp));
+    const TrialReport trials = run(cases, options, transport.get(), !table);
+    if (!ranks.first()) return kDone;
+    if (!table) table = table_of(trials.profile, plan);
+    const Tolerances tolerances{options.tolerance / 100, options.memory_tolerance / 100};
+    std::vector<Validation> validations;
+    bool holds = true;
+    for (std::size_t i = 0; i < cases.size(); ++i) {
+      validations.push_back(validate(cases[i].plan, *table, trials.plans[i]));
       holds = holds && tolerances.holds(validations.back());
     }
-    if (!ranks.first()) return kDone;
     if (!options.trace.empty()) write_trace(options.trace, cases.front(), validations.front());
-    const RunPlan& plan = cases.front().plan;
     const ValidationHeading heading{.machine = machine_name(plan.layout().size()),
                                     .model = plan.spec().model.name,
                                     .precision = plan.spec().precision == Precision::float64 ? "float64" : "float32",

@@ -87,7 +87,7 @@ std::vector<KindValidation> validate_kinds(const OpGraph& graph, const Timeline&
 }
 
 std::vector<RankValidation> validate_ranks(const RunPlan& plan, const Timeline& predicted, const Metrics& expected,
-                                           const std::vector<Metrics>& measured, const TrainingReport& report) {
+                                           const std::vector<Metrics>& measured, const PlanTrials& trials) {
   const std::vector<RankMemory> memory = memory_over_time(plan.graph(), predicted, false);
   const auto bubble = [](const Metrics& metrics, std::size_t rank) {
     return 1 - in_seconds(metrics.ranks[rank].busy) / in_seconds(metrics.makespan);
@@ -103,9 +103,8 @@ std::vector<RankValidation> validate_ranks(const RunPlan& plan, const Timeline& 
     of.busy_s = {in_seconds(expected.ranks[rank].busy), median(busy)};
     of.bubble_fraction = {bubble(expected, rank), median(bubbles)};
     of.predicted_peak_bytes = memory[rank].peak_bytes;
-    const auto worker = static_cast<std::size_t>(plan.layout().world_rank(static_cast<int>(rank), 0, 0));
-    of.held_bytes = report.workers[worker].held_bytes;
-    of.arena_bytes = report.workers[worker].arena_bytes;
+    of.held_bytes = trials.held_bytes[rank];
+    of.arena_bytes = trials.arena_bytes[rank];
     out.push_back(of);
   }
   return out;
@@ -134,14 +133,14 @@ Timeline predict(const RunPlan& plan, const CostTable& table) {
   return simulate(plan.graph(), price(plan.graph(), cost));
 }
 
-Validation validate(const RunPlan& plan, const CostTable& table, const TrainingReport& report, int warm_up) {
+Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials) {
   Validation out{.schedule = plan.schedule().family(), .predicted = predict(plan, table)};
   const Metrics expected = measure(plan.graph(), out.predicted);
   std::vector<Timeline> timelines;
   std::vector<Metrics> metrics;
   std::vector<double> bubbles;
-  for (std::size_t run = static_cast<std::size_t>(warm_up); run < report.runs.size(); ++run) {
-    timelines.push_back(measured_timeline(plan.graph(), report.runs[run].clocks));
+  for (const std::vector<WorkerClock>& clocks : trials.clocks) {
+    timelines.push_back(measured_timeline(plan.graph(), clocks));
     metrics.push_back(measure(plan.graph(), timelines.back()));
     out.measured_s.push_back(in_seconds(metrics.back().makespan));
     bubbles.push_back(metrics.back().bubble_fraction);
@@ -149,7 +148,7 @@ Validation validate(const RunPlan& plan, const CostTable& table, const TrainingR
   out.predicted_s = in_seconds(expected.makespan);
   out.bubble_fraction = {expected.bubble_fraction, median(bubbles)};
   out.kinds = validate_kinds(plan.graph(), out.predicted, timelines);
-  out.ranks = validate_ranks(plan, out.predicted, expected, metrics, report);
+  out.ranks = validate_ranks(plan, out.predicted, expected, metrics, trials);
   const double middle = out.median_s();
   const auto nearest = std::min_element(out.measured_s.begin(), out.measured_s.end(), [&](double a, double b) {
     return std::abs(a - middle) < std::abs(b - middle);

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "exec/run_plan.h"
-#include "exec/training_run.h"
+#include "exec/trial.h"
 #include "model/cost/cost_table.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
@@ -56,7 +56,7 @@ struct Validation {
 // The time that the table says `plan` takes. The table must be of its tensor-parallel size and microbatches.
 Timeline predict(const RunPlan& plan, const CostTable& table);
 
-// Precondition: `report` has times of all runs after the first `warm_up` ones, which do not count.
-Validation validate(const RunPlan& plan, const CostTable& table, const TrainingReport& report, int warm_up);
+// Precondition: there is at least one run.
+Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials);
 
 }  // namespace sluice::tools
