@@ -27,6 +27,8 @@ void add_schedule_command(CLI::App& app, int& exit_code);
 // `arguments` are the command's words, for a report to show.
 void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments);
 void add_calibrate_command(CLI::App& app, int& exit_code);
+void add_profile_command(CLI::App& app, int& exit_code);
+void add_validate_command(CLI::App& app, int& exit_code);
 void add_fit_command(CLI::App& app, int& exit_code);
 void add_slice_command(CLI::App& app, int& exit_code);
 void add_plan_command(CLI::App& app, int& exit_code);

@@ -41,6 +41,10 @@ std::optional<RelativeError> overall(const ProfileFit& fit) {
   return all;
 }
 
+const PassTime& time_of(const ProfileFit& fit, const LinkTimeFit& pass) {
+  return *fit.table.pass(pass.name == to_string(PassKind::norm) ? PassKind::norm : PassKind::optimizer);
+}
+
 void print_json(const Profile& profile, const ProfileFit& fit) {
   nlohmann::ordered_json out = {{"schema", "sluice.fit/1"},
                                 {"profile", profile.source},
@@ -72,6 +76,22 @@ void print_json(const Profile& profile, const ProfileFit& fit) {
     if (fit.links[i].held_out) row["held_out"] = error_json(*fit.links[i].held_out);
     out["links"].push_back(std::move(row));
   }
+  for (const LinkTimeFit& pass : fit.passes) {
+    const PassTime& time = time_of(fit, pass);
+    out["passes"].push_back({{"pass", pass.name},
+                             {"sizes", pass.sizes},
+                             {"fixed_s", time.fixed_s},
+                             {"parameters_per_s", time.elements_per_s},
+                             {"in_sample", error_json(pass.in_sample)}});
+  }
+  for (std::size_t i = 0; i < fit.sums.size(); ++i) {
+    const SumTime& sum = fit.table.sums[i];
+    out["sums"].push_back({{"ranks", sum.ranks},
+                           {"sizes", fit.sums[i].sizes},
+                           {"latency_s", sum.latency_s},
+                           {"bandwidth_bytes_per_s", sum.bandwidth_bytes_per_s},
+                           {"in_sample", error_json(fit.sums[i].in_sample)}});
+  }
   out["warnings"] = fit.warnings;
   fmt::print("{}\n", out.dump(2));
 }
@@ -102,6 +122,18 @@ void print_table(const Profile& profile, const ProfileFit& fit) {
                fit.links[i].sizes, 1e6 * link.latency_s, link.bandwidth_bytes_per_s / 1e9,
                percent(fit.links[i].held_out, &RelativeError::mean),
                percent(fit.links[i].held_out, &RelativeError::max));
+  }
+  for (const LinkTimeFit& pass : fit.passes) {
+    const PassTime& time = time_of(fit, pass);
+    fmt::print("{}: {} sizes, {:.3g} us and {:.4g} billion parameters/s, fitted {} in the mean\n", pass.name,
+               pass.sizes, 1e6 * time.fixed_s, time.elements_per_s / 1e9,
+               percent(pass.in_sample, &RelativeError::mean));
+  }
+  for (std::size_t i = 0; i < fit.sums.size(); ++i) {
+    const SumTime& sum = fit.table.sums[i];
+    fmt::print("{}: {} sizes, latency {:.3g} us, {:.4g} GB/s, fitted {} in the mean\n", fit.sums[i].name,
+               fit.sums[i].sizes, 1e6 * sum.latency_s, sum.bandwidth_bytes_per_s / 1e9,
+               percent(fit.sums[i].in_sample, &RelativeError::mean));
   }
   if (const auto all = overall(fit)) {
     fmt::print(

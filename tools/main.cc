@@ -79,6 +79,8 @@ int run(int argc, char** argv) {
   add_schedule_command(app, exit_code);
   add_simulate_command(app, exit_code, {argv, argv + argc});
   add_calibrate_command(app, exit_code);
+  add_profile_command(app, exit_code);
+  add_validate_command(app, exit_code);
   add_fit_command(app, exit_code);
   add_slice_command(app, exit_code);
   add_plan_command(app, exit_code);

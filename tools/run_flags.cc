@@ -119,9 +119,12 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
 
 RunFlags::~RunFlags() = default;
 
-Scenario RunFlags::scenario(const std::string& schedule) const {
+Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   Json document = values_->scenario->document(values_->file);
   if (!schedule.empty()) document[Json::json_pointer("/schedule/name")] = schedule;
+  if (unsliced && document.contains("schedule") && document.at("schedule").is_object()) {
+    for (const char* key : {"slices", "slice_lengths", "slicing"}) document["schedule"].erase(key);
+  }
   if (!has(document, "/model")) {
     document["model"] = built_in_model();
     set_default(document, "/batch/sequence_length", 128);

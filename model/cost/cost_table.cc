@@ -75,6 +75,31 @@ CostTable table_from_json(JsonReader root) {
       link.finish();
     }
   }
+  root.allow("passes");
+  if (root.has("passes")) {
+    JsonReader passes = root.at("passes");
+    for (const PassKind kind : kPasses) {
+      passes.allow(to_string(kind));
+      if (!passes.has(to_string(kind))) continue;
+      JsonReader pass = passes.at(to_string(kind));
+      table.pass(kind) = {.fixed_s = pass.number("fixed_s", 0, kMaxSeconds),
+                          .elements_per_s = pass.number("parameters_per_s", 1, 1e15)};
+      pass.finish();
+    }
+    passes.finish();
+  }
+  root.allow("sums");
+  if (root.has("sums")) {
+    for (JsonReader sum : root.at("sums").elements()) {
+      table.sums.push_back({.ranks = static_cast<int>(sum.integer("ranks", 2, 1 << 24)),
+                            .latency_s = sum.number("latency_s", 0, 10),
+                            .bandwidth_bytes_per_s = sum.number("bandwidth_bytes_per_s", 1, 1e15)});
+      if (table.sums.size() > 1 && table.sums.back().ranks <= table.sums[table.sums.size() - 2].ranks) {
+        sum.at("ranks").fail("expected numbers of ranks that increase");
+      }
+      sum.finish();
+    }
+  }
   root.finish();
   return table;
 }
@@ -86,9 +111,12 @@ std::string to_string(PartKind part) {
     case PartKind::embedding: return "embedding";
     case PartKind::layer: return "layer";
     case PartKind::head: return "head";
+    case PartKind::stage: return "stage";
   }
   return "";
 }
+
+std::string to_string(PassKind pass) { return pass == PassKind::optimizer ? "optimizer" : "norm"; }
 
 double TimeCurve::at(std::int64_t slice_tokens, std::int64_t context_tokens) const {
   const auto i = static_cast<double>(slice_tokens);
@@ -137,6 +165,15 @@ std::string to_json_text(const CostTable& table) {
   }
   for (const LinkTime& link : table.links) {
     root["links"][link.name] = {{"latency_s", link.latency_s}, {"bandwidth_bytes_per_s", link.bandwidth_bytes_per_s}};
+  }
+  for (const PassKind kind : kPasses) {
+    const std::optional<PassTime>& pass = table.pass(kind);
+    if (!pass) continue;
+    root["passes"][to_string(kind)] = {{"fixed_s", pass->fixed_s}, {"parameters_per_s", pass->elements_per_s}};
+  }
+  for (const SumTime& sum : table.sums) {
+    root["sums"].push_back(
+        {{"ranks", sum.ranks}, {"latency_s", sum.latency_s}, {"bandwidth_bytes_per_s", sum.bandwidth_bytes_per_s}});
   }
   return root.dump(2) + "\n";
 }

@@ -10,9 +10,10 @@
 
 namespace sluice {
 
-// The parts of a model whose times are measured.
-enum class PartKind : std::uint8_t { embedding, layer, head };
-inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer, PartKind::head};
+// The parts of a model whose times are measured. `stage` is what an op of a whole stage takes beside its parts: what
+// the program that runs it does around the kernels.
+enum class PartKind : std::uint8_t { embedding, layer, head, stage };
+inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer, PartKind::head, PartKind::stage};
 std::string to_string(PartKind part);
 
 // Time of one kind of op of one part by the tokens of a slice, i, and of its context, j (Li et al. 2021, TeraPipe,
@@ -35,15 +36,42 @@ struct LinkTime {
   double bandwidth_bytes_per_s = 0;
 };
 
+// Time of a pass over so many elements: a fixed part, and the rest in proportion.
+struct PassTime {
+  double fixed_s = 0;
+  double elements_per_s = 0;
+
+  double at(double elements) const { return fixed_s + elements / elements_per_s; }
+};
+
+// What passes over all parameters of a stage or rank are for.
+enum class PassKind : std::uint8_t {
+  optimizer,  // its step
+  norm,       // the sum of squares of the gradients
+};
+inline constexpr std::array kPasses = {PassKind::optimizer, PassKind::norm};
+std::string to_string(PassKind pass);
+
+// A sum of arrays over so many ranks, all of which have the result.
+struct SumTime {
+  int ranks = 2;
+  double latency_s = 0;
+  double bandwidth_bytes_per_s = 0;
+};
+
 // A cost file (schema sluice.cost/1, docs/formats.md).
 struct CostTable {
   std::string source;  // the file
   std::string machine;
   int sequences = 1;  // that were measured together
   int tensor_parallel = 1;
-  std::array<std::array<std::optional<TimeCurve>, 4>, 3> curves;  // by PartKind and OpKind
+  std::array<std::array<std::optional<TimeCurve>, 4>, 4> curves;  // by PartKind and OpKind
   std::vector<LinkTime> links;
+  std::array<std::optional<PassTime>, 2> passes;  // by PassKind; elements are parameters
+  std::vector<SumTime> sums;                      // by rising ranks
 
+  const std::optional<PassTime>& pass(PassKind kind) const { return passes[static_cast<std::size_t>(kind)]; }
+  std::optional<PassTime>& pass(PassKind kind) { return passes[static_cast<std::size_t>(kind)]; }
   const std::optional<TimeCurve>& curve(PartKind part, OpKind kind) const {
     return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)];
   }

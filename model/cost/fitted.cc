@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "model/errors.h"
@@ -9,8 +10,12 @@
 namespace sluice {
 
 FittedCost::FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
-                       std::unique_ptr<const CostModel> rest)
-    : table_(std::move(table)), training_(training), stages_(std::move(stages)), rest_(std::move(rest)) {
+                       std::unique_ptr<const CostModel> rest, ParameterCounts parameters)
+    : table_(std::move(table)),
+      training_(training),
+      stages_(std::move(stages)),
+      rest_(std::move(rest)),
+      parameters_(std::move(parameters)) {
   if (table_.tensor_parallel != training_.tp) {
     throw InputError(fmt::format("{}: /tensor_parallel: times hold for tensor-parallel size {}, got {}", table_.source,
                                  table_.tensor_parallel, training_.tp));
@@ -61,6 +66,7 @@ double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shap
   if (held.layers > 0) seconds += held.layers * part_s(PartKind::layer, kind, shape, slice);
   if (held.embedding) seconds += part_s(PartKind::embedding, kind, shape, slice);
   if (held.head) seconds += part_s(PartKind::head, kind, shape, slice);
+  if (table_.curve(PartKind::stage, OpKind::F)) seconds += part_s(PartKind::stage, kind, shape, slice);
   return seconds;
 }
 
@@ -83,10 +89,31 @@ LinkSharing FittedCost::sharing(std::span<const LinkEnds> links) const {
   return rest_ && table_.links.size() != 1 ? rest_->sharing(links) : LinkSharing{};
 }
 
-double FittedCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
-  return rest_ ? rest_->collective_s(kind, stage, bytes) : 0;
+const SumTime* FittedCost::sum_over(int ranks) const {
+  if (table_.sums.empty()) return nullptr;
+  const auto found =
+      std::find_if(table_.sums.begin(), table_.sums.end(), [ranks](const SumTime& sum) { return sum.ranks >= ranks; });
+  return found == table_.sums.end() ? &table_.sums.back() : &*found;
 }
 
-double FittedCost::optimizer_s(int stage) const { return rest_ ? rest_->optimizer_s(stage) : 0; }
+double FittedCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
+  const int ranks = kind == CollectiveKind::gradient_reduce ? training_.dp
+                    : kind == CollectiveKind::global_norm   ? training_.pp * training_.tp
+                                                            : 2;
+  const SumTime* const sum = kind == CollectiveKind::parameter_gather ? nullptr : sum_over(ranks);
+  if (sum == nullptr) return rest_ ? rest_->collective_s(kind, stage, bytes) : 0;
+  double seconds = ranks > 1 ? sum->latency_s + static_cast<double>(bytes) / sum->bandwidth_bytes_per_s : 0;
+  const auto& norm = table_.pass(PassKind::norm);
+  if (kind == CollectiveKind::global_norm && norm) seconds += norm->at(static_cast<double>(parameters_.most_on_a_rank));
+  return seconds;
+}
+
+double FittedCost::optimizer_s(int stage) const {
+  const auto& pass = table_.pass(PassKind::optimizer);
+  if (pass && !parameters_.of_stage.empty()) {
+    return pass->at(static_cast<double>(parameters_.of_stage[static_cast<std::size_t>(stage)]));
+  }
+  return rest_ ? rest_->optimizer_s(stage) : 0;
+}
 
 }  // namespace sluice

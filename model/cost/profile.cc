@@ -13,7 +13,8 @@ constexpr double kMaxSeconds = 1e6;
 // Shorter than any clock ticks; relative errors need times above 0.
 constexpr double kLeastSeconds = 1e-12;
 
-const std::vector<std::string> kPartNames = {"embedding", "layer", "head"};  // as PartKind
+const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage"};  // as PartKind
+const std::vector<std::string> kPassNames = {"optimizer", "norm"};                    // as PassKind
 const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
 
 template <typename T>
@@ -46,6 +47,24 @@ ProfileTransfer transfer_from_json(JsonReader reader) {
   return transfer;
 }
 
+ProfilePass pass_from_json(JsonReader reader) {
+  ProfilePass pass;
+  pass.pass = named<PassKind>(reader.at("pass"), kPassNames, {kPasses.begin(), kPasses.end()});
+  pass.parameters = reader.integer("parameters", 1, std::int64_t{1} << 50);
+  pass.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  reader.finish();
+  return pass;
+}
+
+ProfileSum sum_from_json(JsonReader reader) {
+  ProfileSum sum;
+  sum.ranks = static_cast<int>(reader.integer("ranks", 2, 1 << 24));
+  sum.bytes = reader.integer("bytes", 0, std::int64_t{1} << 50);
+  sum.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  reader.finish();
+  return sum;
+}
+
 Profile profile_from_json(JsonReader root) {
   if (root.string("schema") != "sluice.profile/1") root.at("schema").fail("expected \"sluice.profile/1\"");
   Profile profile;
@@ -59,6 +78,14 @@ Profile profile_from_json(JsonReader root) {
     for (const JsonReader& transfer : root.at("transfers").elements()) {
       profile.transfers.push_back(transfer_from_json(transfer));
     }
+  }
+  root.allow("passes");
+  if (root.has("passes")) {
+    for (const JsonReader& pass : root.at("passes").elements()) profile.passes.push_back(pass_from_json(pass));
+  }
+  root.allow("sums");
+  if (root.has("sums")) {
+    for (const JsonReader& sum : root.at("sums").elements()) profile.sums.push_back(sum_from_json(sum));
   }
   root.finish();
   return profile;
@@ -92,6 +119,13 @@ std::string to_json_text(const Profile& profile) {
   }
   for (const ProfileTransfer& transfer : profile.transfers) {
     root["transfers"].push_back({{"link", transfer.link}, {"bytes", transfer.bytes}, {"seconds", transfer.seconds}});
+  }
+  for (const ProfilePass& pass : profile.passes) {
+    root["passes"].push_back(
+        {{"pass", to_string(pass.pass)}, {"parameters", pass.parameters}, {"seconds", pass.seconds}});
+  }
+  for (const ProfileSum& sum : profile.sums) {
+    root["sums"].push_back({{"ranks", sum.ranks}, {"bytes", sum.bytes}, {"seconds", sum.seconds}});
   }
   return root.dump(1) + "\n";
 }

@@ -28,6 +28,20 @@ struct ProfileTransfer {
   double seconds = 0;  // above 0
 };
 
+// One pass over all parameters that a stage or rank holds.
+struct ProfilePass {
+  PassKind pass = PassKind::optimizer;
+  std::int64_t parameters = 1;
+  double seconds = 0;  // above 0
+};
+
+// One sum of an array over so many ranks.
+struct ProfileSum {
+  int ranks = 2;
+  std::int64_t bytes = 0;
+  double seconds = 0;  // above 0
+};
+
 // A profile file (schema sluice.profile/1, docs/formats.md): what was measured, in the order of the file.
 struct Profile {
   std::string source;  // the file
@@ -36,6 +50,8 @@ struct Profile {
   std::string model;
   std::vector<ProfileSample> samples;
   std::vector<ProfileTransfer> transfers;
+  std::vector<ProfilePass> passes;
+  std::vector<ProfileSum> sums;
 };
 
 // Throws InputError naming the file and the place in it.

@@ -202,7 +202,8 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                                    profile.source, name_of_curve(part, kind), term));
     }
   }
-  if (fitted.terms < 4) {
+  // Only attention looks at what is before a slice.
+  if (fitted.terms < 4 && (part == PartKind::layer || fit.behind > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;
@@ -238,18 +239,24 @@ LinkTime fit_messages(const Messages& messages) {
 
 double at(const LinkTime& link, double bytes) { return link.latency_s + bytes / link.bandwidth_bytes_per_s; }
 
-void fit_link_time(const Profile& profile, const std::string& name, const Messages& messages, int folds,
-                   ProfileFit& out) {
-  LinkTime link = fit_messages(messages);
-  link.name = name;
+// What is fitted, for errors and warnings: "/transfers", "link 'ib'", "message".
+struct Named {
+  const char* key;
+  std::string name;
+  const char* thing;
+};
+
+LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& messages, int folds,
+                   std::vector<LinkTimeFit>& fits, ProfileFit& out) {
+  const LinkTime link = fit_messages(messages);
   if (link.bandwidth_bytes_per_s < 1 || link.bandwidth_bytes_per_s > kMostBandwidth) {
-    throw InputError(
-        fmt::format("{}: /transfers: link '{}': expected larger messages to take longer, got times of {} "
-                    "size{} that do not",
-                    profile.source, name, messages.size(), messages.size() == 1 ? "" : "s"));
+    throw InputError(fmt::format("{}: {}: {}: expected larger {}s to take longer, got times of {} size{} that do not",
+                                 profile.source, what.key, what.name, what.thing, messages.size(),
+                                 messages.size() == 1 ? "" : "s"));
   }
-  LinkTimeFit fit{.name = name, .sizes = static_cast<int>(messages.size())};
-  if (messages.size() < 2) out.warnings.push_back(fmt::format("link {}: one size of message: the latency is 0", name));
+  LinkTimeFit fit{.name = what.name, .sizes = static_cast<int>(messages.size())};
+  if (messages.size() < 2)
+    out.warnings.push_back(fmt::format("{}: one size of {}: the latency is 0", what.name, what.thing));
   ErrorSum inside, outside;
   for (const auto& [bytes, seconds] : messages) inside.add(at(link, bytes), seconds);
   fit.in_sample = inside.error();
@@ -265,19 +272,50 @@ void fit_link_time(const Profile& profile, const std::string& name, const Messag
     }
     fit.held_out = outside.error();
   }
-  out.table.links.push_back(std::move(link));
-  out.links.push_back(std::move(fit));
+  fits.push_back(std::move(fit));
+  return link;
+}
+
+// What was measured, by size.
+using Sizes = std::map<std::int64_t, std::vector<double>>;
+
+Messages medians(const Sizes& sizes) {
+  Messages messages;
+  for (const auto& [bytes, seconds] : sizes) messages.emplace_back(static_cast<double>(bytes), median(seconds));
+  return messages;
 }
 
 void fit_links(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<std::string, std::map<std::int64_t, std::vector<double>>> grouped;
+  std::map<std::string, Sizes> grouped;
   for (const ProfileTransfer& transfer : profile.transfers) {
     grouped[transfer.link][transfer.bytes].push_back(transfer.seconds);
   }
   for (const auto& [name, sizes] : grouped) {
-    Messages messages;
-    for (const auto& [bytes, seconds] : sizes) messages.emplace_back(static_cast<double>(bytes), median(seconds));
-    fit_link_time(profile, name, messages, folds, out);
+    LinkTime link = fit_sizes(profile, {"/transfers", fmt::format("link '{}'", name), "message"}, medians(sizes), folds,
+                              out.links, out);
+    link.name = out.links.back().name = name;
+    out.table.links.push_back(std::move(link));
+  }
+}
+
+void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
+  std::map<PassKind, Sizes> grouped;
+  for (const ProfilePass& pass : profile.passes) grouped[pass.pass][pass.parameters].push_back(pass.seconds);
+  for (const auto& [kind, sizes] : grouped) {
+    const LinkTime line =
+        fit_sizes(profile, {"/passes", to_string(kind), "stage"}, medians(sizes), folds, out.passes, out);
+    out.table.pass(kind) = {.fixed_s = line.latency_s, .elements_per_s = line.bandwidth_bytes_per_s};
+  }
+}
+
+void fit_sums(const Profile& profile, int folds, ProfileFit& out) {
+  std::map<int, Sizes> grouped;
+  for (const ProfileSum& sum : profile.sums) grouped[sum.ranks][sum.bytes].push_back(sum.seconds);
+  for (const auto& [ranks, sizes] : grouped) {
+    const LinkTime line = fit_sizes(profile, {"/sums", fmt::format("sum over {} ranks", ranks), "array"},
+                                    medians(sizes), folds, out.sums, out);
+    out.table.sums.push_back(
+        {.ranks = ranks, .latency_s = line.latency_s, .bandwidth_bytes_per_s = line.bandwidth_bytes_per_s});
   }
 }
 
@@ -332,6 +370,8 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
     }
   }
   fit_links(profile, choice.folds, out);
+  fit_passes(profile, choice.folds, out);
+  fit_sums(profile, choice.folds, out);
   return out;
 }
 

@@ -37,6 +37,7 @@ struct CurveFit {
   std::optional<RelativeError> between;   // t(i, 0) at lengths left out, by those beside them; nothing below three
 };
 
+// A fixed time and one in proportion to a size: a link, a pass over parameters or a sum over ranks.
 struct LinkTimeFit {
   std::string name;
   int sizes = 0;
@@ -46,18 +47,20 @@ struct LinkTimeFit {
 
 struct ProfileFit {
   CostTable table;
-  std::vector<CurveFit> curves;  // in the order of parts, kinds F, B, I, W
-  std::vector<LinkTimeFit> links;
+  std::vector<CurveFit> curves;     // in the order of parts, kinds F, B, I, W
+  std::vector<LinkTimeFit> links;   // as table.links
+  std::vector<LinkTimeFit> passes;  // those there are, in the order of PassKind
+  std::vector<LinkTimeFit> sums;    // as table.sums
   std::vector<std::string> warnings;
 };
 
 // Fits TeraPipe's eq. 9 to each part and kind: t(i, 0) is the median of what was measured at each length; t_ctx =
 // a0 + a1 i + a2 j + a3 i j has the least squares of relative errors. Where the pairs cannot tell all four terms apart,
 // a1 goes first, then a2, then a0, with a warning. Links: latency and 1 / bandwidth, neither below 0, by the same
-// squares. Held out are cells with context, in turn (a Latin square over lengths and contexts, so the same ones every
-// time), with t(i, 0) as measured, as in the paper. How good that is between measured lengths is another error.
-// Throws InputError naming the profile and what it lacks: samples to choose from, samples without context, a forward or
-// a backward of a part, transfers of which longer ones take longer.
+// squares; passes over parameters and sums over ranks likewise. Held out are cells with context, in turn (a Latin
+// square over lengths and contexts, so the same ones every time), with t(i, 0) as measured, as in the paper. How good
+// that is between measured lengths is another error. Throws InputError naming the profile and what it lacks: samples to
+// choose from, samples without context, a forward or a backward of a part, transfers of which longer ones take longer.
 ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice);
 
 }  // namespace sluice

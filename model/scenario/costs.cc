@@ -70,10 +70,23 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
                                               scenario_.software);
       }
       cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
-                                           std::move(rest));
+                                           std::move(rest), count_parameters(schedule));
       return;
     }
   }
+}
+
+ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const {
+  ParameterCounts counts;
+  for (const StageContents& stage : stages_) {
+    counts.of_stage.push_back(stage_parameters_per_device(*scenario_.model, scenario_.training.tp, stage));
+  }
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    std::int64_t on_rank = 0;
+    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[static_cast<std::size_t>(stage)];
+    counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
+  }
+  return counts;
 }
 
 LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {

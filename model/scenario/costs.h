@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/cost/cost_model.h"
+#include "model/cost/fitted.h"
 #include "model/graph/lowering.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
@@ -33,6 +34,7 @@ class ScenarioCosts {
  private:
   void split_model(const Schedule& schedule);
   void make_cost(const Schedule& schedule);
+  ParameterCounts count_parameters(const Schedule& schedule) const;
 
   Scenario scenario_;
   std::vector<StageContents> stages_;

@@ -148,7 +148,7 @@ TEST(FitProfile, FitsLinks) {
   EXPECT_EQ(fit.table.links[2].latency_s, 0);
   EXPECT_NEAR(fit.table.links[2].bandwidth_bytes_per_s, 1e10, 1);
   EXPECT_LT(fit.links[0].held_out->max, 1e-6);
-  EXPECT_THAT(fit.warnings, ElementsAre("link one: one size of message: the latency is 0"));
+  EXPECT_THAT(fit.warnings, ElementsAre("link 'one': one size of message: the latency is 0"));
   // 0 bytes alone say nothing about a bandwidth.
   profile.transfers = {{"x", 0, 1.0}};
   EXPECT_EQ(error_of(profile),

@@ -1,0 +1,13 @@
+#pragma once
+
+#include <functional>
+
+#include "exec/transport/transport.h"
+
+namespace sluice {
+
+// Calls `work` on a thread for each of `workers`, with its transport. Throws what the first one threw that failed,
+// after all have ended; the others are stopped.
+void on_threads(int workers, const std::function<void(Transport&)>& work);
+
+}  // namespace sluice
