@@ -252,6 +252,8 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
 void Profiler::Impl::measure_ops() {
   std::shuffle(calls.begin(), calls.end(), random);
   for (const Call& call : calls) {
+    // All begin together, and who is first waits for the others, as ranks do: schedulers favour who has slept.
+    transport.barrier();
     if (call.pass) {
       measure_pass(call.part, *call.pass);
       continue;
