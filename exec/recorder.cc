@@ -102,15 +102,23 @@ Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const Op
 Recorder::~Recorder() { ::munmap(file_, sizeof(RecorderLayout)); }
 
 void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId vertex, VertexId waits_for) {
-  RecordedEntry entry{.time_ns = now_ns(),
-                      .step = step,
-                      .activity = static_cast<std::uint32_t>(activity),
-                      .vertex = vertex,
-                      .waits_for = waits_for};
-  const bool idle = activity == Activity::starting || activity == Activity::between || activity == Activity::finished;
-  if (!idle && vertex < graph_.size()) entry.op = recorded(graph_, vertex);
+  RecorderRing& ring = file_->rings[static_cast<std::size_t>(thread)];
+  RecordedEntry entry;
+  if (activity == Activity::failed) {
+    ring.read(ring.count.load(std::memory_order_relaxed) - 1, entry);
+    if (entry.op.kind == RecordedVertex::kNone) entry.vertex = Doing::no_vertex;
+    entry.awaited = {};
+  } else {
+    entry.step = step;
+    entry.vertex = vertex;
+    const bool idle = activity == Activity::starting || activity == Activity::between || activity == Activity::finished;
+    if (!idle && vertex < graph_.size()) entry.op = recorded(graph_, vertex);
+  }
+  entry.time_ns = now_ns();
+  entry.activity = static_cast<std::uint32_t>(activity);
+  entry.waits_for = waits_for;
   if (activity == Activity::waiting && waits_for < graph_.size()) entry.awaited = recorded(graph_, waits_for);
-  file_->rings[static_cast<std::size_t>(thread)].append(entry);
+  ring.append(entry);
 }
 
 }  // namespace sluice

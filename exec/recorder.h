@@ -25,9 +25,12 @@ enum class Activity : std::uint8_t {
 enum class WorkerThread : std::uint8_t { compute, collective };
 
 struct Doing {
+  static constexpr VertexId no_vertex = ~VertexId{0};  // of `failed`: in none
+
   Activity activity = Activity::starting;
   std::int32_t step = 0;      // of `between`: the one that has ended; before the first: `starting`
-  VertexId vertex = 0;        // of the graph that all ranks run; meaningless when starting, between and finished
+  VertexId vertex = 0;        // of the graph that all ranks run, or no_vertex; meaningless when starting, between and
+                              // finished
   VertexId waits_for = 0;     // of `waiting`
   std::int64_t since_ns = 0;  // std::chrono::steady_clock
 };
@@ -59,7 +62,8 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Each thread calls it for itself alone.
+  // Each thread calls it for itself alone, or another one once it has ended. Of `failed`, step and vertex are those of
+  // what the thread did before, whatever is given.
   void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
 
  private:

@@ -30,7 +30,7 @@ constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 
 // The name that OpGraph::name gives it.
 std::string name_of(const RecordedVertex& vertex, bool sliced) {
-  const auto op = to_string(Op{.microbatch = vertex.microbatch,
+  std::string op = to_string(Op{.microbatch = vertex.microbatch,
                                .stage = vertex.stage,
                                .slice = vertex.slice,
                                .kind = static_cast<OpKind>(vertex.op)},

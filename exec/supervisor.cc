@@ -87,12 +87,11 @@ void Supervisor::expect(const Worker& worker) {
   }
 }
 
-void Supervisor::fail(int world_rank, std::exception_ptr error) {
+void Supervisor::fail(std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = std::move(error);
   }
-  if (Recorder* own = recorder(world_rank)) own->doing(WorkerThread::compute, Activity::failed, 0);
   stop_();
 }
 

@@ -33,7 +33,7 @@ class Supervisor {
   bool stop_asked() const { return stop_asked_.load(); }
 
   // A worker has ended because of `error`: the first one is the run's. Others are told.
-  void fail(int world_rank, std::exception_ptr error);
+  void fail(std::exception_ptr error);
   // All workers of this process have ended. Throws the run's failure, if there was one.
   void end();
 

@@ -208,10 +208,10 @@ void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& trans
       if (worker) worker->rethrow_collective_error();
     } catch (const Stopped&) {
     } catch (...) {
-      supervisor.fail(rank, std::current_exception());
+      supervisor.fail(std::current_exception());
     }
   } catch (...) {
-    supervisor.fail(rank, std::current_exception());
+    supervisor.fail(std::current_exception());
   }
   if (Recorder* recorder = supervisor.recorder(rank)) {
     if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);

@@ -125,7 +125,9 @@ class Words {
       case Activity::starting: return "while it started";
       case Activity::between: return fmt::format("behind step {}", doing.step);
       case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
-      default: return op(node).empty() ? "" : fmt::format("in step {}, inside {}", doing.step, op(node));
+      default:
+        return op(node).empty() ? fmt::format("in step {}", doing.step)
+                                : fmt::format("in step {}, inside {}", doing.step, op(node));
     }
   }
 
@@ -177,8 +179,9 @@ int tier(const WaitGraph& waits, int node) {
   switch (here.cause) {
     case RootCause::dead:
       // Killed in the middle of something: the others were ended because of it.
-      return activity == Activity::working || activity == Activity::summing ? 0 : activity == Activity::failed ? 2 : 1;
-    case RootCause::failed: return 3;
+      return activity == Activity::working || activity == Activity::summing ? 0 : 1;
+    // It is the compute thread that tells what came first.
+    case RootCause::failed: return activity == Activity::failed ? 2 : 3;
     case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
     case RootCause::slow: return 5;
     case RootCause::lost: return here.broken ? 6 : kPerhaps;
@@ -269,6 +272,8 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
   const auto farthest = std::max_element(found.distance.begin(), found.distance.end());
   int node = static_cast<int>(farthest - found.distance.begin());
   if (*farthest == 0) node = root;
+  // That a worker's collectives wait for its ops says nothing new.
+  if (node % 2 == 1 && *farthest > 1 && found.next[static_cast<std::size_t>(node)] == node - 1) node -= 1;
   const std::string first = words.subject(node);
   const auto add = [&](int who, std::string text) {
     report.links.push_back({who / 2, static_cast<WorkerThread>(who % 2), std::move(text)});

@@ -10,7 +10,7 @@ bool is_idle(Activity activity) { return activity == Activity::starting || activ
 // Whether what it says it does is in the graph.
 bool makes_sense(const Doing& doing, const OpGraph& graph) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
-  if (doing.vertex >= graph.size()) return false;
+  if (doing.vertex >= graph.size()) return doing.activity == Activity::failed && doing.vertex == Doing::no_vertex;
   return doing.activity != Activity::waiting || doing.waits_for < graph.size();
 }
 
@@ -119,7 +119,9 @@ void WaitGraph::look_at(int node) {
   here.since_ns = doing.since_ns;
   if (!worker.seen || doing.activity == Activity::finished) return;
   if (ended(node)) {
-    const bool dead = worker.process == ProcessState::dead;
+    // Who said that it failed did not die of something else, though its process may have ended by now.
+    const bool dead = worker.process == ProcessState::dead && worker.compute.activity != Activity::failed &&
+                      doing.activity != Activity::failed;
     here.cause = dead ? RootCause::dead : RootCause::failed;
     if (dead) here.since_ns = memory_.trouble[static_cast<std::size_t>(node / 2)].since_ns;
     here.broken = now_ns_ - here.since_ns >= limits_.grace_ns;

@@ -180,7 +180,7 @@ struct Watchdog::Impl {
       }
       if (!alarm.report.broken && alarm.signal == 0) continue;
       on_alarm(alarm);
-      return;
+      if (alarm.report.broken) return;
     }
   }
 

@@ -40,9 +40,10 @@ struct Alarm {
   int signal = 0;  // SIGTERM or SIGINT; the report then is what there is to say, at fault or not
 };
 
-// A thread that looks at what all workers whose recorders it can read do, and calls `on_alarm` once, when one of them
-// is at fault for longer than the limits allow, or a signal has come. It makes no call of MPI or of a device, so it
-// goes on when those hang. Workers on other hosts are not seen: each host has its own watchdogs.
+// A thread that looks at what all workers whose recorders it can read do, and calls `on_alarm` when one of them is at
+// fault for longer than the limits allow, once and for all, and whenever a signal comes before that. It makes no call
+// of MPI or of a device, so it goes on when those hang. Workers on other hosts are not seen: each host has its own
+// watchdogs.
 //
 // While the whole process was stopped, or got no time, nothing is late: waits count from when it goes on.
 class Watchdog {

@@ -82,6 +82,9 @@ void Worker::make_groups() {
   if (layout.tensor > 1) {
     tensor_ =
         std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
+    tensor_->tell_of_calls([this](bool begins) {
+      doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
+    });
   }
   std::vector<int> data;
   for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));
@@ -144,6 +147,15 @@ void Worker::doing(WorkerThread thread, Activity activity, VertexId vertex, Vert
 // --- the compute thread --------------------------------------------------------------------------------------------
 
 void Worker::run(std::int64_t first_step, std::span<const double> learning_rates) {
+  try {
+    run_steps(first_step, learning_rates);
+  } catch (...) {
+    doing(WorkerThread::compute, Activity::failed, running_);
+    throw;
+  }
+}
+
+void Worker::run_steps(std::int64_t first_step, std::span<const double> learning_rates) {
   first_step_ = first_step;
   learning_rates_ = learning_rates;
   version_base_ = steps_done_;
@@ -162,6 +174,7 @@ void Worker::run(std::int64_t first_step, std::span<const double> learning_rates
   for (const int receive : rank_.first_posts) post_receive(receive);
   for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
     const PlannedStep& step = rank_.steps[i];
+    running_ = step.vertex;
     await(step);
     count_held(i);
     switch (step.kind) {
@@ -263,7 +276,6 @@ void Worker::suffer(const FaultAction& action) {
 }
 
 void Worker::run_ops(const PlannedStep& step) {
-  running_ = step.vertex;
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
   FaultAction action;

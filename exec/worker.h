@@ -89,6 +89,7 @@ class Worker {
   template <typename Condition>
   void wait_for(VertexId vertex, VertexId waits_for, Condition&& condition);
   void run_ops(const PlannedStep& step);
+  void run_steps(std::int64_t first_step, std::span<const double> learning_rates);
   SliceCall slice_call(const OpPlan& op);
   void run_send(const PlannedStep& step);
   void run_optimizer(const PlannedStep& step);
@@ -123,7 +124,7 @@ class Worker {
   std::vector<std::byte*> keys_values_;  // of the slices of one microbatch
   std::vector<std::byte*> keys_values_gradients_;
 
-  VertexId running_ = 0;
+  VertexId running_ = 0;  // or about to
   std::int64_t run_number_ = 0;
   std::int64_t first_step_ = 0;
   std::int64_t steps_done_ = 0;

@@ -41,7 +41,8 @@ struct SliceShape {
 };
 
 // A block of one parameter that this rank holds: rows x columns of a matrix (vectors have one column), row-major,
-// `offset` elements into the stage's weights, and likewise into its gradients and moments.
+// `offset` elements into the stage's weights, and likewise into its gradients and either half of its moments. A rank
+// that holds nothing but padding of the vocabulary has a block of no rows.
 struct Parameter {
   std::string name;           // "layers.3.attention.query.weight": the same however the model is cut
   std::int64_t all_rows = 0;  // of the whole matrix
@@ -64,17 +65,19 @@ inline constexpr const char* kWordEmbedding = "embedding.word.weight";
 struct StageMemory {
   std::int64_t weights = 0;  // one version
   std::int64_t gradients = 0;
-  std::int64_t moments = 0;  // of the optimizer: two of Adam
+  std::int64_t moments = 0;  // of the optimizer: Adam's first of all weights, then its second; not used by SGD
 };
 
 // Bytes of one slice, by how long they live; as SliceBytes of model/graph/footprint.h.
 struct SliceMemory {
-  std::int64_t to_input_gradient = 0;     // from F until B or I ends
-  std::int64_t to_weight_gradient = 0;    // from F until B or W ends
-  std::int64_t output_gradients = 0;      // from I until W ends; not needed by B
-  std::int64_t keys_values = 0;           // from F until B or I ends; read by F and B or I of later slices
-  std::int64_t keys_values_gradient = 0;  // from the last slice's B or I until the first's ends, for every slice
-  std::int64_t boundary = 0;              // input or output of a stage: n h elements
+  std::int64_t to_input_gradient = 0;   // from F until B or I ends
+  std::int64_t to_weight_gradient = 0;  // from F until B or W ends
+  std::int64_t output_gradients = 0;    // from I until W ends; not needed by B
+  // From F until B or I ends; read by F and B or I of later slices. None with recompute in one slice.
+  std::int64_t keys_values = 0;
+  // From the last slice's B or I until the first's ends, for every slice. None in one slice.
+  std::int64_t keys_values_gradient = 0;
+  std::int64_t boundary = 0;  // input or output of a stage: n h elements
 };
 
 // What one op works on. Buffers are the caller's, aligned to kBufferAlignment, of the sizes that the stage's memory
@@ -147,6 +150,7 @@ class Stage {
   virtual void initialise(std::byte* weights, std::uint64_t seed) const = 0;
 
   // F. Needs: weights, scratch, to_*, keys_values, input or tokens, output or targets; with a head sets loss.
+  // Throws InputError for a slice that ends behind the learned positions.
   virtual void forward(SliceCall& call) const = 0;
   // I. Needs besides: gradients, output_gradients, keys_values_gradient, output_gradient unless there is a head,
   // input_gradient unless there is an embedding. Adds the gradients of biases, norms and the embedding.

@@ -94,13 +94,16 @@ class Table {
   void write_kinds() {
     out_ += '\n';
     heads("total time of");
-    out_ += "   pairs   op by op: median     mean\n";
+    out_ += comparison_.by_kind ? "   number\n" : "   pairs   op by op: median     mean\n";
     for (const KindComparison& kind : comparison_.kinds) {
       fmt::format_to(to(), "  {:<12}", kRowKindNames[static_cast<std::size_t>(kind.kind)]);
       times(kind.total);
-      fmt::format_to(to(), "  {:>6}  {:>17}  {:>7}", kind.pairs, percent(kind.median_error), percent(kind.mean_error));
-      if (kind.count.first != kind.count.second) {
-        fmt::format_to(to(), "   {} and {} of them", kind.count.first, kind.count.second);
+      if (!comparison_.by_kind) {
+        fmt::format_to(to(), "  {:>6}  {:>17}  {:>7}", kind.pairs, percent(kind.median_error),
+                       percent(kind.mean_error));
+      }
+      if (comparison_.by_kind || kind.count.first != kind.count.second) {
+        fmt::format_to(to(), "   {} and {}", kind.count.first, kind.count.second);
       }
       out_ += '\n';
     }
@@ -181,6 +184,7 @@ class Table {
         out_ += '\n';
       }
     }
+    if (comparison_.by_kind) return;
     out_ += '\n';
     if (const auto& behind = comparison_.falls_behind) {
       fmt::format_to(to(), "{} falls behind first at {} on rank {}: it starts at {}, {} after {}\n", comparison_.second,
@@ -297,6 +301,7 @@ OrderedJson comparison_document(const Comparison& comparison) {
   OrderedJson out = {{"schema", "sluice.comparison/1"},
                      {"first", comparison.first},
                      {"second", comparison.second},
+                     {"by_kind", comparison.by_kind},
                      {"makespan_s", seconds_json({first.makespan, second.makespan})},
                      {"span_s", seconds_json({first.span, second.span})},
                      {"busy_s", seconds_json({first.busy, second.busy})},

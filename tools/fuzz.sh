@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 total=${1:-60}
 jobs=${SLUICE_JOBS:-$(nproc)}
 build=build/fuzz
-read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times}"
+read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault trace}"
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 
@@ -28,6 +28,7 @@ run_one() {  # run_one SECONDS TARGET
     cluster) seeds=(model/cluster/catalogue/nodes) ;;
     catalogue) seeds=(model/cluster/catalogue) ;;
     schedule_csv) dictionary=tests/fuzz/csv.dict ;;
+    trace) dictionary=tests/fuzz/trace.dict ;;
   esac
   for folder in tests/fuzz/corpus/$name tests/fuzz/found/$name; do
     if [ -d "$folder" ]; then seeds+=("$folder"); fi

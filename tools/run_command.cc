@@ -12,6 +12,8 @@
 #include <string>
 #include <vector>
 
+#include "exec/recorder_file.h"
+#include "exec/saved_state.h"
 #include "exec/training_run.h"
 #include "exec/watchdog.h"
 #include "model/errors.h"
@@ -36,6 +38,10 @@ struct Options {
   int log_every = 1;
   std::string transport = "auto";
   std::string trace;
+  std::string checkpoint;
+  int checkpoint_every = 0;
+  std::string resume;
+  std::string post_mortem;
   std::string recorders;
   double deadline = 30;
   std::vector<std::string> faults;
@@ -173,6 +179,19 @@ void write_trace(const Options& options, const RunPlan& plan, const TrainingRepo
   write_trace_file(options.trace, plan.graph(), timeline, memory);
 }
 
+// Whether a file can be put there is known before the run, not behind it.
+void check_folder(const char* flag, const std::string& file) {
+  if (file.empty()) return;
+  std::filesystem::path folder = std::filesystem::path(file).parent_path();
+  if (folder.empty()) folder = ".";
+  if (!std::filesystem::is_directory(folder)) {
+    throw InputError(fmt::format("{}: {}: there is no folder {}", flag, file, folder.string()));
+  }
+  if (::access(folder.c_str(), W_OK) != 0) {
+    throw InputError(fmt::format("{}: {}: cannot write into {}", flag, file, folder.string()));
+  }
+}
+
 // Runs of the graph for so many steps, each of `batches`.
 int runs_for(int steps, const RunPlan& plan) {
   if (steps % plan.batches() == 0) return steps / plan.batches();
@@ -198,19 +217,71 @@ TrainingOptions training_options(const Options& options, const RunPlan& plan, co
   return training;
 }
 
+// Batches of one run of the graph, for schedules without a flush: the pipeline drains where a checkpoint is written.
+int batches_between(const Options& options) {
+  return options.checkpoint_every > 0 ? std::min(options.checkpoint_every, options.steps) : options.steps;
+}
+
+// Loads what is resumed, and writes checkpoints.
+WorkerHooks hooks_of(const Options& options, const RunPlan& plan, TrainingOptions& training) {
+  WorkerHooks hooks;
+  const std::string data = options.flags->data_name();
+  if (!options.resume.empty()) {
+    const auto checkpoint = std::make_shared<CheckpointReader>(options.resume);
+    check_resumes(*checkpoint, plan, data);
+    training.first_step = checkpoint->step();
+    hooks.begin = [checkpoint, &plan](Worker& worker, Transport&) { load_state(worker, plan, *checkpoint); };
+  }
+  if (options.checkpoint.empty()) {
+    if (options.checkpoint_every > 0) throw InputError("--checkpoint-every: needs --checkpoint, the file to write");
+    return hooks;
+  }
+  const std::int64_t last = training.first_step + std::int64_t{training.runs} * plan.batches();
+  const std::int64_t every = options.checkpoint_every;
+  hooks.after_run = [&options, &plan, data, last, every](Worker& worker, Transport& transport, std::int64_t step) {
+    if (step != last && (every == 0 || step % every != 0)) return;
+    save_state(worker, transport, plan, options.checkpoint, step, data);
+  };
+  return hooks;
+}
+
+// What the recorders of a run say, which may still run or have ended in whatever way.
+int post_mortem(const std::string& folder) {
+  constexpr std::size_t kShown = 12;
+  for (const RecorderFile& file : open_recorders(folder)) {
+    const RecorderOwner& owner = file.owner();
+    const auto process = file.process();
+    const bool alive = process && *process != ProcessState::dead;
+    fmt::print("rank {} (pipeline {}, data {}, tensor {}), process {} on {}{}\n", owner.world_rank, owner.pipeline_rank,
+               owner.data_rank, owner.tensor_rank, owner.process, owner.host,
+               process ? (alive ? ", running" : ", ended") : "");
+    const std::vector<RecordedEvent> events = file.events();
+    const std::size_t first = events.size() > kShown ? events.size() - kShown : 0;
+    for (std::size_t i = first; i < events.size(); ++i) {
+      const double before = static_cast<double>(events.back().doing.since_ns - events[i].doing.since_ns) / 1e6;
+      fmt::print("  {:>10.3f} ms before the end  {}\n", before, to_string(events[i]));
+    }
+  }
+  return kDone;
+}
+
 int run_command(const Options& options) {
+  if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
   const HeldSignals held;
   const MpiRanks ranks;
   const bool processes = options.transport == "mpi" || (options.transport == "auto" && ranks.size() > 1);
   try {
+    check_folder("--checkpoint", options.checkpoint);
+    check_folder("--trace", options.trace);
     const Scenario scenario = options.flags->scenario();
-    const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, options.steps));
+    const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, batches_between(options)));
     const TokenSource tokens = options.flags->tokens(plan);
     if (!processes && ranks.size() > 1) {
       throw InputError("--transport threads: this is one of several processes that a launcher started");
     }
     RecorderFolder recorders(options.recorders, ranks);
-    const TrainingOptions training = training_options(options, plan, recorders.path(), true);
+    TrainingOptions training = training_options(options, plan, recorders.path(), true);
+    const WorkerHooks hooks = hooks_of(options, plan, training);
     TrainingReport report;
     const RunObserver observer = [&](const RunReport& run) {
       if (options.json) return;
@@ -224,12 +295,12 @@ int run_command(const Options& options) {
       if (processes) {
 #ifdef SLUICE_HAVE_MPI
         const auto transport = make_mpi_transport();
-        train_as_process(plan, *transport, tokens, training, report, {}, observer);
+        train_as_process(plan, *transport, tokens, training, report, hooks, observer);
 #else
         throw InputError("--transport mpi: this sluice was built without MPI");
 #endif
       } else {
-        train_with_threads(plan, tokens, training, report, {}, observer);
+        train_with_threads(plan, tokens, training, report, hooks, observer);
       }
     } catch (const RunFailure& failure) {
       recorders.keep();
@@ -265,6 +336,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "  sluice run\n"
       "  sluice run --data /usr/share/common-licenses/GPL-3 --steps 200 --schedule zb-h1 --trace run.json.gz\n"
       "  sluice run --schedule seq1f1b --pp 4 --slices 4 --steps 5 --json\n"
+      "  sluice run --steps 100 --checkpoint a.safetensors && sluice run --resume a.safetensors --steps 100 --pp 4\n"
       "  mpirun -n 4 sluice run --schedule 1f1b --pp 2 --dp 2 --steps 20\n"
       "  sluice run --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 --seq-length 256 --pp 4 "
       "--microbatches 8\n\n"
@@ -289,10 +361,23 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"threads", "mpi", "auto"}))
       ->group(kRun);
   command
+      ->add_option("--checkpoint", options->checkpoint,
+                   "write weights and optimizer here (safetensors), whole or not at all, at the end")
+      ->group(kRun);
+  command->add_option("--checkpoint-every", options->checkpoint_every, "and every so many steps")
+      ->check(CLI::Range(1, 100000000))
+      ->group(kRun);
+  command
+      ->add_option("--resume", options->resume, "go on from a checkpoint, for --steps more; other sizes may be given")
+      ->group(kRun);
+  command
       ->add_option("--trace", options->trace, "write the last step's measured timeline as a Chrome trace (.json, .gz)")
       ->group(kRun);
   command->add_flag("--json", options->json, "one JSON document (sluice.run/1) on standard output")->group(kRun);
   const char* kFaults = "When things break";
+  command
+      ->add_option("--post-mortem", options->post_mortem, "say what the recorders of another run hold, and run nothing")
+      ->group(kFaults);
   command->add_option("--recorder", options->recorders, "folder for the flight recorders (default: a temporary one)")
       ->group(kFaults);
   command

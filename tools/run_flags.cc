@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -191,7 +192,8 @@ TokenSource RunFlags::tokens(const RunPlan& plan) const {
   return TokenSource::of_text(values_->data, vocabulary, plan.sequence_length(), values_->seed);
 }
 
-bool RunFlags::text() const { return !values_->data.empty(); }
-std::uint64_t RunFlags::seed() const { return values_->seed; }
+std::string RunFlags::data_name() const {
+  return values_->data.empty() ? "synthetic" : std::filesystem::path(values_->data).filename().string();
+}
 
 }  // namespace sluice::tools

@@ -31,8 +31,8 @@ class RunFlags {
   // --data, or synthetic tokens.
   TokenSource tokens(const RunPlan& plan) const;
 
-  bool text() const;  // --data was given
-  std::uint64_t seed() const;
+  // What was trained on, for a checkpoint to remember: the name of the text's file, or "synthetic".
+  std::string data_name() const;
 
  private:
   struct Values;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "model/errors.h"
@@ -163,45 +164,23 @@ RowPair pair_of(const Sorted& first, std::size_t i, const OpRow& second) {
           .duration = {row.end - row.start, second.end - second.start}};
 }
 
-}  // namespace
+using Kinds = std::array<KindComparison, kNumRowKinds>;
 
-std::optional<double> relative_difference(double first, double second) {
-  if (first == second) return 0.0;
-  if (first == 0) return std::nullopt;
-  return (second - first) / first;
+void count_rows(const RunRows& run, std::int64_t Both<std::int64_t>::*count, Duration Both<Duration>::*total,
+                Kinds& kinds) {
+  for (const OpRow& row : run.rows) {
+    KindComparison& kind = kinds[static_cast<std::size_t>(row.kind)];
+    ++(kind.count.*count);
+    kind.total.*total += row.end - row.start;
+  }
 }
 
-std::optional<double> relative_difference(const Both<Duration>& both) {
-  return relative_difference(static_cast<double>(both.first.count()), static_cast<double>(both.second.count()));
-}
-
-std::optional<double> Comparison::makespan_difference() const {
-  return relative_difference(Both<Duration>{runs.first.makespan, runs.second.makespan});
-}
-
-Comparison compare(const RunRows& first, const RunRows& second, const ComparisonOptions& options) {
-  Comparison out{.first = options.first, .second = options.second, .falls_behind_at = options.falls_behind_at};
-  const int num_ranks = std::max(first.num_ranks, second.num_ranks);
-  out.runs = {summary_of(first, num_ranks), summary_of(second, num_ranks)};
-
-  std::array<KindComparison, kNumRowKinds> kinds;
-  std::array<KindErrors, kNumRowKinds> errors;
-  const auto count = [&](const RunRows& run, auto member) {
-    for (const OpRow& row : run.rows) {
-      KindComparison& kind = kinds[static_cast<std::size_t>(row.kind)];
-      ++(kind.count.*(member.count));
-      kind.total.*(member.total) += row.end - row.start;
-    }
-  };
-  struct Members {
-    std::int64_t Both<std::int64_t>::*count;
-    Duration Both<Duration>::*total;
-  };
-  count(first, Members{&Both<std::int64_t>::first, &Both<Duration>::first});
-  count(second, Members{&Both<std::int64_t>::second, &Both<Duration>::second});
-
+// Everything that is said of pairs, and of rows without a partner.
+void pair_rows(const RunRows& first, const RunRows& second, const ComparisonOptions& options, Kinds& kinds,
+               Comparison& out) {
   const Sorted a(first, options.first);
   const Sorted b(second, options.second);
+  std::array<KindErrors, kNumRowKinds> errors;
   Differing differing(options.top);
   const auto late = Duration{
       static_cast<std::int64_t>(options.falls_behind_at * static_cast<double>(out.runs.first.makespan.count()))};
@@ -228,16 +207,43 @@ Comparison compare(const RunRows& first, const RunRows& second, const Comparison
       [&](std::size_t i) { return alone(out.unpaired.first, a, i); },
       [&](std::size_t j) { return alone(out.unpaired.second, b, j); });
 
-  for (std::size_t kind = 0; kind < kinds.size(); ++kind) {
-    kinds[kind].kind = static_cast<RowKind>(kind);
-    if (kinds[kind].count.first + kinds[kind].count.second == 0) continue;
-    errors[kind].finish(kinds[kind]);
-    out.kinds.push_back(kinds[kind]);
-  }
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) errors[kind].finish(kinds[kind]);
   for (const auto& entry : std::move(differing).take()) {
     out.differing.push_back(pair_of(a, entry.first, b.row(entry.second)));
   }
   if (behind) out.falls_behind = pair_of(a, behind->first, b.row(behind->second));
+}
+
+}  // namespace
+
+std::optional<double> relative_difference(double first, double second) {
+  if (first == second) return 0.0;
+  if (first == 0) return std::nullopt;
+  return (second - first) / first;
+}
+
+std::optional<double> relative_difference(const Both<Duration>& both) {
+  return relative_difference(static_cast<double>(both.first.count()), static_cast<double>(both.second.count()));
+}
+
+std::optional<double> Comparison::makespan_difference() const {
+  return relative_difference(Both<Duration>{runs.first.makespan, runs.second.makespan});
+}
+
+Comparison compare(const RunRows& first, const RunRows& second, const ComparisonOptions& options) {
+  Comparison out{.first = options.first,
+                 .second = options.second,
+                 .by_kind = options.by_kind,
+                 .falls_behind_at = options.falls_behind_at};
+  const int num_ranks = std::max(first.num_ranks, second.num_ranks);
+  out.runs = {summary_of(first, num_ranks), summary_of(second, num_ranks)};
+  Kinds kinds;
+  for (std::size_t kind = 0; kind < kinds.size(); ++kind) kinds[kind].kind = static_cast<RowKind>(kind);
+  count_rows(first, &Both<std::int64_t>::first, &Both<Duration>::first, kinds);
+  count_rows(second, &Both<std::int64_t>::second, &Both<Duration>::second, kinds);
+  if (!options.by_kind) pair_rows(first, second, options, kinds, out);
+  std::copy_if(kinds.begin(), kinds.end(), std::back_inserter(out.kinds),
+               [](const KindComparison& kind) { return kind.count.first + kind.count.second > 0; });
   return out;
 }
 

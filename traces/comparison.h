@@ -64,7 +64,7 @@ struct RowPair {
 
 struct Unpaired {
   std::int64_t count = 0;
-  std::vector<std::string> names;  // of the first of them, by kind, stage, microbatch and slice
+  std::vector<std::string> names;  // of the first of them, by kind, microbatch, stage and slice
 };
 
 struct ComparisonOptions {
@@ -72,11 +72,13 @@ struct ComparisonOptions {
   double falls_behind_at = 0.05;  // of the first run's makespan
   std::string first = "first";    // what the runs are called
   std::string second = "second";
+  bool by_kind = false;  // pair no rows: for runs of different schedules
 };
 
 struct Comparison {
   std::string first;
   std::string second;
+  bool by_kind = false;  // no rows are paired: what is said of pairs is empty
   Both<RunSummary> runs;
   std::vector<KindComparison> kinds;  // those that occur, in the order of RowKind
   std::int64_t pairs = 0;

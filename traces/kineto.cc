@@ -22,10 +22,8 @@ constexpr std::int64_t kMostBaseTime = 4'000'000'000'000'000'000;  // year 2096
 RowOp row_op(const Op& op) { return {op.microbatch, op.stage, op.slice, op.kind}; }
 
 // What is there once in an iteration.
-std::pair<RowOp, RowOp> identity(const PipelineAction& action) {
-  return action.kind == PipelineAction::Kind::joint ? std::pair(action.op, action.partner)
-                                                    : std::pair(action.op, RowOp{});
-}
+using Identity = std::tuple<PipelineAction::Kind, RowOp, RowOp>;
+Identity identity(const PipelineAction& action) { return {action.kind, action.op, action.partner}; }
 
 }  // namespace
 
@@ -139,8 +137,8 @@ void KinetoRank::finish(const TraceHead& head) {
 
 // An op has a range on every stream that it launched kernels on: the stream that is busy with ops longest is taken.
 void KinetoRank::keep_one_stream(Ranges& ranges) {
-  std::map<std::pair<std::int64_t, std::int64_t>, Duration> busy;
-  for (const Range& range : ranges.ops) busy[{range.pid, range.tid}] += range.end - range.start;
+  std::map<std::pair<std::int64_t, std::int64_t>, double> busy;
+  for (const Range& range : ranges.ops) busy[{range.pid, range.tid}] += to_seconds(range.end - range.start);
   const auto most =
       std::max_element(busy.begin(), busy.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
   const auto elsewhere = [&](const auto& range) { return std::pair(range.pid, range.tid) != most->first; };
@@ -156,8 +154,8 @@ void KinetoRank::split_by_steps(const std::vector<Step>& steps) {
     }
     iterations_.push_back({.number = step.number, .start = step.start, .end = step.end});
   }
-  std::set<std::pair<RowOp, RowOp>> all;
-  std::vector<std::set<std::pair<RowOp, RowOp>>> had(iterations_.size());
+  std::set<Identity> all;
+  std::vector<std::set<Identity>> had(iterations_.size());
   std::vector<char> twice(iterations_.size(), 0);
   for (Range& op : ops_) {
     all.insert(identity(op.action));
@@ -177,7 +175,7 @@ void KinetoRank::split_by_steps(const std::vector<Step>& steps) {
 // Without ProfilerStep: the ops of a rank repeat themselves. An iteration begins where nothing is in flight, and of
 // such places in the first repetition at the least microbatch.
 void KinetoRank::split_by_repetition() {
-  std::set<std::pair<RowOp, RowOp>> all;
+  std::set<Identity> all;
   for (const Range& op : ops_) all.insert(identity(op.action));
   const std::size_t period = all.size();
   using Forward = std::tuple<int, int, int>;
@@ -185,7 +183,7 @@ void KinetoRank::split_by_repetition() {
   // Whether each op occurs once from `begin` on, and each backward behind its forward.
   const auto whole = [&](std::size_t begin) {
     if (begin + period > ops_.size()) return false;
-    std::set<std::pair<RowOp, RowOp>> had;
+    std::set<Identity> had;
     std::set<Forward> forwards;
     for (std::size_t i = begin; i < begin + period; ++i) {
       const PipelineAction& action = ops_[i].action;

@@ -35,6 +35,7 @@ class Pipeline {
     }
     order_ranks();
     check_stages();
+    check_clocks();
     choose_iteration();
     for (int rank = 0; rank < num_ranks_; ++rank) add_ops(rank);
     add_transfers();
@@ -88,6 +89,24 @@ class Pipeline {
         throw InputError(fmt::format("{}: no file has stage {}: is that of a rank missing?", name_, expected));
       }
       ++expected;
+    }
+  }
+
+  // Clocks may be far apart, but not so far that sums of their differences over all ranks would not fit.
+  void check_clocks() const {
+    constexpr Duration kMostApart = std::chrono::hours(24 * 100);
+    Duration first = Duration::max();
+    Duration last = Duration::min();
+    for (const KinetoRank& file : files_) {
+      for (const auto* list : {&file.ops(), &file.transfers(), &file.others()}) {
+        for (const Range& range : *list) {
+          first = std::min(first, range.start);
+          last = std::max(last, range.end);
+        }
+      }
+    }
+    if (last - first > kMostApart) {
+      throw InputError(name_ + ": expected ranges within 100 days of each other, on the clocks of all ranks");
     }
   }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <set>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
@@ -12,6 +13,8 @@
 
 namespace sluice {
 namespace {
+
+constexpr Duration kMostIdle{1'000'000'000'000'000'000};
 
 std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
@@ -164,14 +167,15 @@ void OwnTraceReader::add_idle(const TraceEvent& event) {
   if (cause == kIdleCauseNames.end()) fail(event, fmt::format("there is no cause '{}'", event.cause));
   Process& process = process_of(event);
   process.has_idle = true;
-  process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())] += row.end - row.start;
+  Duration& sum = process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())];
+  sum += row.end - row.start;
+  if (sum > kMostIdle) fail(event, "idle times together pass 31 years");
 }
 
 void OwnTraceReader::add_memory(const TraceEvent& event) {
   if (event.name != "memory") return;
   if (!event.start) fail(event, "memory: expected ts");
   Process& process = process_of(event);
-  process.has_memory = true;
   MemorySample sample{.time = *event.start};
   for (const auto& [name, bytes] : event.values) {
     const auto found = std::find(kMemoryClassNames.begin(), kMemoryClassNames.end(), name);
@@ -234,11 +238,9 @@ std::string OwnTraceReader::take_iteration(const TraceReadOptions& options, Dura
     whole = std::min(whole, iteration[i] + 1);
     most = std::max(most, iteration[i] + 1);
   }
-  const std::int64_t step = options.step.value_or(whole - 1);
+  const std::int64_t step = most == 1 ? 0 : options.step.value_or(whole - 1);
   if (step < 0 || step >= whole) {
-    throw InputError(fmt::format("{}: --step: expected {}, got {}", source_,
-                                 whole == 1 ? "0, the only iteration" : fmt::format("one of 0 to {}", whole - 1),
-                                 step));
+    throw InputError(fmt::format("{}: --step: expected 0 to {}, got {}", source_, whole - 1, step));
   }
   std::size_t kept = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -258,9 +260,14 @@ std::string OwnTraceReader::take_iteration(const TraceReadOptions& options, Dura
   return most == 1 ? "" : fmt::format(", iteration {} of 0 to {}", step, whole - 1);
 }
 
-// Memory within the iteration: what a rank holds when it begins, and each change.
+// Memory within the iteration: what a rank holds when it begins, and each change. A run without bytes counts nothing
+// but zeros: its memory is not known.
 void OwnTraceReader::set_memory(Duration begin, Duration end) {
-  if (!std::all_of(processes_.begin(), processes_.end(), [](const auto& p) { return p.second.has_memory; })) return;
+  const auto holds = [](const MemorySample& sample) { return total(sample.bytes) > 0; };
+  const auto knows = [](const auto& p) { return !p.second.samples.empty(); };
+  const auto held = [&](const auto& p) { return std::any_of(p.second.samples.begin(), p.second.samples.end(), holds); };
+  if (!std::all_of(processes_.begin(), processes_.end(), knows)) return;
+  if (std::none_of(processes_.begin(), processes_.end(), held)) return;
   run_.memory.resize(processes_.size());
   for (auto& [pid, process] : processes_) {
     RankMemory& memory = run_.memory[index(process.rank)];
@@ -284,6 +291,22 @@ void OwnTraceReader::set_memory(Duration begin, Duration end) {
   }
 }
 
+// A trace does not say whether activations are made again for a B or for an I: for what there is.
+void OwnTraceReader::name_recomputation() {
+  std::set<RowOp> input_gradients;
+  for (const OpRow& row : run_.rows) {
+    for (const RowOp& op : {row.op, row.partner}) {
+      if (op.kind == OpKind::I && row.kind != RowKind::transfer) input_gradients.insert(op);
+    }
+  }
+  for (OpRow& row : run_.rows) {
+    if (row.kind != RowKind::recompute) continue;
+    RowOp input_gradient = row.op;
+    input_gradient.kind = OpKind::I;
+    if (input_gradients.contains(input_gradient)) row.op = input_gradient;
+  }
+}
+
 TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& options) && {
   if (head.schema != "sluice.trace/1") {
     throw InputError(fmt::format("{}: /sluice/schema: expected sluice.trace/1, got '{}'", source_, head.schema));
@@ -296,6 +319,7 @@ TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& o
   Duration end{};
   const std::string which = take_iteration(options, begin, end);
   set_memory(begin, end);
+  name_recomputation();
   for (const OpRow& row : run_.rows) run_.sliced |= row.op.slice > 0 || row.partner.slice > 0;
   const bool has_idle = which.empty() && std::any_of(processes_.begin(), processes_.end(),
                                                      [](const auto& p) { return p.second.has_idle; });

@@ -24,7 +24,6 @@ class OwnTraceReader {
   struct Process {
     int rank = 0;
     bool has_idle = false;
-    bool has_memory = false;
     IdleByCause idle{};
     std::vector<MemorySample> samples;
   };
@@ -49,6 +48,7 @@ class OwnTraceReader {
   std::int64_t join_transfers();
   std::string take_iteration(const TraceReadOptions& options, Duration& begin, Duration& end);
   void set_memory(Duration begin, Duration end);
+  void name_recomputation();
 
   std::string source_;
   RunRows run_;

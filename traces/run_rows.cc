@@ -63,6 +63,26 @@ std::string name_of(const OpRow& row, bool sliced) {
   }
 }
 
+OpRow row_of(const OpGraph& graph, VertexId v) {
+  const Vertex& vertex = graph[v];
+  OpRow row{.kind = kind_of(vertex), .rank = static_cast<std::int16_t>(graph.rank_of(v)), .op = op_of(vertex)};
+  switch (vertex.kind) {
+    case VertexKind::joint: row.partner = op_of(graph.joint_partner(vertex)); break;
+    case VertexKind::transfer:
+      row.peer = static_cast<std::int16_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
+      break;
+    case VertexKind::collective: {
+      const Collective collective = graph.collective(vertex);
+      row.collective = collective.kind;
+      row.op.stage = static_cast<std::int16_t>(collective.stage);
+      row.rank = static_cast<std::int16_t>(collective.ranks.front());
+      break;
+    }
+    default: break;
+  }
+  return row;
+}
+
 RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory) {
   RunRows run{.num_ranks = graph.schedule().num_ranks(), .sliced = graph.schedule().sliced()};
   run.memory.assign(memory.begin(), memory.end());
@@ -71,37 +91,25 @@ RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const 
   TransferDrawing transfers(graph, timeline);
   std::vector<std::int32_t> first_row(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
-    const Vertex& vertex = graph[v];
     first_row[v] = static_cast<std::int32_t>(run.rows.size());
-    OpRow row{.kind = kind_of(vertex),
-              .rank = static_cast<std::int16_t>(graph.rank_of(v)),
-              .op = op_of(vertex),
-              .start = timeline.start[v],
-              .end = timeline.end[v]};
+    OpRow row = row_of(graph, v);
+    row.start = timeline.start[v];
+    row.end = timeline.end[v];
     if (const VertexId need = last_need(graph, timeline, v).vertex; need != kNoVertex) row.need = first_row[need];
-    switch (vertex.kind) {
-      case VertexKind::joint: row.partner = op_of(graph.joint_partner(vertex)); break;
-      case VertexKind::transfer: {
-        const auto [start, end, arrives] = transfers.draw(v);
-        row.peer = static_cast<std::int16_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
-        row.start = start;
-        row.end = end;
-        row.latency = arrives - start;
-        row.bytes = graph.transfer_bytes(vertex);
-        break;
+    if (row.kind == RowKind::transfer) {
+      const auto [start, end, arrives] = transfers.draw(v);
+      row.start = start;
+      row.end = end;
+      row.latency = arrives - start;
+      row.bytes = graph.transfer_bytes(graph[v]);
+    } else if (row.kind == RowKind::collective) {
+      const Collective collective = graph.collective(graph[v]);
+      row.bytes = collective.bytes;
+      for (const int rank : collective.ranks) {
+        row.rank = static_cast<std::int16_t>(rank);
+        run.rows.push_back(row);
       }
-      case VertexKind::collective: {
-        const Collective collective = graph.collective(vertex);
-        row.collective = collective.kind;
-        row.op.stage = static_cast<std::int16_t>(collective.stage);
-        row.bytes = collective.bytes;
-        for (const int rank : collective.ranks) {
-          row.rank = static_cast<std::int16_t>(rank);
-          run.rows.push_back(row);
-        }
-        continue;
-      }
-      default: break;
+      continue;
     }
     run.rows.push_back(row);
   }

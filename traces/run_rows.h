@@ -1,11 +1,11 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "model/graph/op_graph.h"
@@ -30,7 +30,10 @@ struct RowOp {
   std::int16_t slice = 0;
   OpKind kind = OpKind::F;
 
-  friend auto operator<=>(const RowOp&, const RowOp&) = default;
+  friend bool operator==(const RowOp&, const RowOp&) = default;
+  friend bool operator<(const RowOp& a, const RowOp& b) {
+    return std::tie(a.microbatch, a.stage, a.slice, a.kind) < std::tie(b.microbatch, b.stage, b.slice, b.kind);
+  }
 };
 
 inline constexpr std::int32_t kNoRow = -1;
@@ -58,13 +61,20 @@ struct RowIdentity {
   RowOp op;               // of a joint block its F
   RowOp partner;
 
-  friend auto operator<=>(const RowIdentity&, const RowIdentity&) = default;
+  friend bool operator==(const RowIdentity&, const RowIdentity&) = default;
+  friend bool operator<(const RowIdentity& a, const RowIdentity& b) {
+    return std::tie(a.kind, a.collective, a.rank, a.op, a.partner) <
+           std::tie(b.kind, b.collective, b.rank, b.op, b.partner);
+  }
 };
 RowIdentity identity_of(const OpRow& row);
 
 // "F(stage 1, mb 0)", with `sliced` "F(stage 1, mb 0, slice 2)"; "send F(stage 1, mb 0) 1->2", "optimizer(stage 0, step
 // 0)", "gradient reduce(stage 3, step 0)", as OpGraph::name has it.
 std::string name_of(const OpRow& row, bool sliced);
+
+// What a vertex is, without its times, need and bytes; of a collective, the row of its first rank.
+OpRow row_of(const OpGraph& graph, VertexId v);
 
 // One run as comparisons see it. Times count from its first start, which is 0.
 struct RunRows {

@@ -20,7 +20,10 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 100;
-constexpr std::int64_t kMostMicroseconds = 4'000'000'000'000'000;  // 126 years
+// From 3 years before to 126 years behind the clock's 0; and so long at most. What readers add up of these fits.
+constexpr std::int64_t kLeastMicroseconds = -100'000'000'000'000;
+constexpr std::int64_t kMostMicroseconds = 4'000'000'000'000'000;
+constexpr std::int64_t kLongestMicroseconds = 100'000'000'000'000;
 
 // Microseconds in decimal, exactly to the nanosecond (halves away from zero); nothing if out of range.
 std::optional<Duration> decimal_microseconds(std::string_view text) {
@@ -66,8 +69,7 @@ class EventSax : public nlohmann::json_sax<json> {
     if (place() != Place::event || (key_ != "ts" && key_ != "dur")) return true;
     std::optional<Duration> time = decimal_microseconds(text);
     if (!time && std::abs(value) < static_cast<double>(kMostMicroseconds)) time = Duration{std::llround(value * 1000)};
-    if (!time) out_of_range();
-    (key_ == "ts" ? event_.start : event_.duration) = time;
+    set_time(time);
     return true;
   }
   bool string(string_t& value) override {
@@ -161,10 +163,15 @@ class EventSax : public nlohmann::json_sax<json> {
     return true;
   }
 
-  [[noreturn]] void out_of_range() const {
-    throw InputError(fmt::format("{}: event {}: {}: expected microseconds between -{:g} and {:g}", source_,
-                                 event_.number, key_, static_cast<double>(kMostMicroseconds),
-                                 static_cast<double>(kMostMicroseconds)));
+  void set_time(std::optional<Duration> time) {
+    const bool start = key_ == "ts";
+    const std::int64_t most = start ? kMostMicroseconds : kLongestMicroseconds;
+    if (!time || *time < Duration{kLeastMicroseconds * 1000} || *time > Duration{most * 1000}) {
+      throw InputError(fmt::format("{}: event {}: {}: expected microseconds between {:g} and {:g}", source_,
+                                   event_.number, key_, static_cast<double>(kLeastMicroseconds),
+                                   static_cast<double>(most)));
+    }
+    (start ? event_.start : event_.duration) = time;
   }
 
   void whole(std::int64_t value) {
@@ -189,8 +196,8 @@ class EventSax : public nlohmann::json_sax<json> {
     if (key_ == "pid") event_.pid = value;
     if (key_ == "tid") event_.tid = value;
     if (key_ != "ts" && key_ != "dur") return;
-    if (value > kMostMicroseconds || value < -kMostMicroseconds) out_of_range();
-    (key_ == "ts" ? event_.start : event_.duration) = Duration{value * 1000};
+    const bool fits = value <= kMostMicroseconds && value >= kLeastMicroseconds;
+    set_time(fits ? std::optional(Duration{value * 1000}) : std::nullopt);
   }
 
   void op_whole(EventOp& op, std::int64_t value) const {

@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "traces/kineto.h"
 #include "traces/own_trace.h"
+#include "traces/row_causes.h"
 #include "traces/trace_events.h"
 
 namespace sluice {
@@ -63,6 +64,49 @@ std::vector<std::string> files_of(const std::string& folder) {
 // Ends the reading of a file once it is known what it is.
 struct EnoughSeen {};
 
+// Sums of times fit where all of them together do.
+void check_sums(const RunRows& run, const std::string& source) {
+  constexpr double kMostNanoseconds = 4e18;
+  double sum = 0;
+  for (const OpRow& row : run.rows) {
+    sum += static_cast<double>((row.end - row.start).count()) + static_cast<double>(row.latency.count());
+  }
+  for (const IdleByCause& idle : run.idle) {
+    for (const Duration time : idle) sum += static_cast<double>(time.count());
+  }
+  if (sum > kMostNanoseconds) throw InputError(source + ": all times together pass 126 years");
+}
+
+TraceRun with_causes(TraceRun run, const std::string& source) {
+  check_sums(run.run, source);
+  if (run.run.idle.empty()) run.run.idle = idle_of_rows(run.run);
+  return run;
+}
+
+// `read` hands the events of a file to a function and returns its head.
+template <typename Read>
+TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& options, Read&& read) {
+  std::vector<KinetoRank> ranks;
+  for (const std::string& path : paths) {
+    KinetoRank kineto(path);
+    OwnTraceReader own(path);
+    const TraceHead head = read(
+        path, [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_ours ? own.add(event) : kineto.add(event); });
+    if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents");
+    if (head.is_ours) {
+      if (paths.size() != 1) {
+        throw InputError(
+            fmt::format("{}: a trace of ours holds all ranks: expected it alone, got {} files", path, paths.size()));
+      }
+      TraceRun run = std::move(own).finish(head, options);
+      return with_causes(std::move(run), path);
+    }
+    kineto.finish(head);
+    ranks.push_back(std::move(kineto));
+  }
+  return with_causes(kineto_run(std::move(ranks), options), paths.front());
+}
+
 }  // namespace
 
 std::vector<std::string> trace_files(const std::string& word) {
@@ -88,22 +132,13 @@ bool is_trace_file(const std::string& path) {
 }
 
 TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options) {
-  std::vector<KinetoRank> ranks;
-  for (const std::string& path : paths) {
-    KinetoRank kineto(path);
-    OwnTraceReader own(path);
-    const TraceHead head = read_trace_events(
-        path, [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_ours ? own.add(event) : kineto.add(event); });
-    if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents");
-    if (head.is_ours) {
-      if (paths.size() == 1) return std::move(own).finish(head, options);
-      throw InputError(
-          fmt::format("{}: a trace of ours holds all ranks: expected it alone, got {} files", path, paths.size()));
-    }
-    kineto.finish(head);
-    ranks.push_back(std::move(kineto));
-  }
-  return kineto_run(std::move(ranks), options);
+  return run_of(paths, options, read_trace_events);
+}
+
+TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options) {
+  return run_of({source}, options, [text](const std::string& name, const auto& on_event) {
+    return read_trace_text(text, name, on_event);
+  });
 }
 
 }  // namespace sluice

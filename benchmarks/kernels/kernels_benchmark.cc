@@ -64,7 +64,7 @@ class Products {
       : model_(model),
         n_(tokens),
         keys_(context + tokens),
-        wide_(4 * tokens * (model.query_width() + model.key_value_width() + model.ffn_hidden * model.mlp_inputs())),
+        wide_(4 * tokens * (model.query_width() + model.key_value_width() + up_width(model))),
         narrow_(4 * tokens * std::max<std::int64_t>(model.hidden, model.ffn_hidden)),
         key_values_(4 * keys_ * model.key_value_width()),
         scores_(4 * tokens * keys_),
@@ -94,7 +94,7 @@ class Products {
     };
     linear(model_.query_width() + model_.key_value_width(), h);
     linear(h, model_.query_width());
-    linear(model_.ffn_hidden * model_.mlp_inputs(), h);
+    linear(up_width(model_), h);
     linear(h, model_.ffn_hidden);
     if (half != Half::weight) attention(half == Half::forward ? 1 : 2);
   }
@@ -105,11 +105,13 @@ class Products {
   }
 
  private:
+  static std::int64_t up_width(const Transformer& model) { return std::int64_t{model.ffn_hidden} * model.mlp_inputs(); }
+
   void attention(int times) const {
     const std::int64_t d = model_.head_dim;
     const std::int64_t q = model_.query_width();
     const std::int64_t w = std::int64_t{model_.kv_heads} * d;
-    for (std::int64_t head = 0; head < times * model_.heads; ++head) {
+    for (int head = 0; head < times * model_.heads; ++head) {
       const std::int64_t at = head % model_.heads * d;
       const std::int64_t key_at = at / d / (model_.heads / model_.kv_heads) * d;
       cpu::multiply_transposed<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w,

@@ -138,6 +138,7 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
   }
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
   template struct KeysValues<T>;                                                                                      \
   template struct AttentionScratch<T>;                                                                                \
@@ -147,5 +148,6 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace sluice::cpu

@@ -51,6 +51,12 @@ template <class T>
   return T(1) / (T(1) + exponential(-x));
 }
 
+// Of a vector that may be missing. The compiler takes the question out of the loop.
+template <class T>
+[[gnu::always_inline]] inline T at(const T* vector, std::int64_t i) {
+  return vector == nullptr ? T(0) : vector[i];
+}
+
 struct Norm {
   template <class T>
   [[gnu::always_inline]] static void run(const T* x, const T* gain, const T* bias, bool rms, std::int64_t rows,
@@ -68,13 +74,8 @@ struct Norm {
       const T inverse = T(1) / std::sqrt(squares / static_cast<T>(width) + static_cast<T>(kNormEpsilon));
       statistics[kNormStatistics * r] = mean;
       statistics[kNormStatistics * r + 1] = inverse;
-      if (bias != nullptr) {
 #pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) out[c] = (x[c] - mean) * inverse * gain[c] + bias[c];
-      } else {
-#pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) out[c] = (x[c] - mean) * inverse * gain[c];
-      }
+      for (std::int64_t c = 0; c < width; ++c) out[c] = (x[c] - mean) * inverse * gain[c] + at(bias, c);
     }
   }
 };
@@ -104,20 +105,12 @@ struct NormGradient {
       }
       sum = rms ? T(0) : sum / static_cast<T>(width);
       products /= static_cast<T>(width);
-      if (residual != nullptr) {
 #pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) {
-          const T normal = (x[c] - mean) * inverse;
-          dx[c] = residual[c] + inverse * (gradient[c] * gain[c] - sum - normal * products);
-        }
-        residual += width;
-      } else {
-#pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) {
-          const T normal = (x[c] - mean) * inverse;
-          dx[c] = inverse * (gradient[c] * gain[c] - sum - normal * products);
-        }
+      for (std::int64_t c = 0; c < width; ++c) {
+        const T normal = (x[c] - mean) * inverse;
+        dx[c] = at(residual, c) + inverse * (gradient[c] * gain[c] - sum - normal * products);
       }
+      if (residual != nullptr) residual += width;
       gradient += width;
       x += width;
       dx += width;
@@ -192,13 +185,8 @@ struct AddBiasResidual {
   template <class T>
   [[gnu::always_inline]] static void run(const T* bias, const T* x, std::int64_t rows, std::int64_t width, T* y) {
     for (std::int64_t r = 0; r < rows; ++r, x += width, y += width) {
-      if (bias != nullptr) {
 #pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) y[c] = y[c] + bias[c] + x[c];
-      } else {
-#pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) y[c] += x[c];
-      }
+      for (std::int64_t c = 0; c < width; ++c) y[c] = y[c] + at(bias, c) + x[c];
     }
   }
 };
@@ -246,8 +234,8 @@ struct Turn {
         const T* const added = bias == nullptr ? nullptr : bias + head * shape->head_dim;
 #pragma omp simd
         for (std::int64_t i = 0; i < half; ++i) {
-          const T a = added == nullptr ? in[i] : in[i] + added[i];
-          const T b = added == nullptr ? in[half + i] : in[half + i] + added[half + i];
+          const T a = in[i] + at(added, i);
+          const T b = in[half + i] + at(added, half + i);
           to[i] = a * cosine[i] - direction * b * sine[i];
           to[half + i] = b * cosine[i] + direction * a * sine[i];
         }
@@ -261,13 +249,8 @@ struct CopyRows {
   [[gnu::always_inline]] static void run(const T* x, std::int64_t stride, const T* bias, std::int64_t rows,
                                          std::int64_t width, T* out, std::int64_t out_stride) {
     for (std::int64_t r = 0; r < rows; ++r, x += stride, out += out_stride) {
-      if (bias != nullptr) {
 #pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) out[c] = x[c] + bias[c];
-      } else {
-#pragma omp simd
-        for (std::int64_t c = 0; c < width; ++c) out[c] = x[c];
-      }
+      for (std::int64_t c = 0; c < width; ++c) out[c] = x[c] + at(bias, c);
     }
   }
 };
@@ -522,6 +505,7 @@ void scale_rows(T* matrix, std::int64_t stride, std::int64_t rows, std::int64_t 
   run_vectorised<ScaleRows>(matrix, stride, rows, columns, sums, scale);
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
   template void norm(const T*, const T*, const T*, bool, std::int64_t, std::int64_t, T*, T*);                         \
   template void norm_gradient(const T*, const T*, const T*, const T*, const T*, bool, std::int64_t, std::int64_t, T*, \
@@ -545,5 +529,6 @@ void scale_rows(T* matrix, std::int64_t stride, std::int64_t rows, std::int64_t 
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace sluice::cpu

@@ -87,10 +87,12 @@ void add_product_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, c
 
 void use_one_thread() {
 #if SLUICE_OPENBLAS
-  openblas_set_num_threads(1);
+  static const bool done = (openblas_set_num_threads(1), true);  // not to be called by several threads at once
+  static_cast<void>(done);
 #endif
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
   template void multiply_transposed(std::int64_t, std::int64_t, std::int64_t, T, const T*, std::int64_t, const T*,    \
                                     std::int64_t, Into, T*, std::int64_t);                                            \
@@ -101,5 +103,6 @@ void use_one_thread() {
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace sluice::cpu

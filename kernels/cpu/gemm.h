@@ -5,7 +5,7 @@
 namespace sluice::cpu {
 
 // Products of row-major matrices, each given with the distance between its rows. Single-threaded, and safe to call from
-// several threads. Any size may be zero.
+// several threads. Any size may be zero. The BLAS packs in buffers of its own; Eigen takes them from malloc.
 
 enum class Into : bool { set, add };
 

@@ -2,38 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numbers>
-#include <string_view>
 
 #include "kernels/cpu/vectors.h"
 
 namespace sluice::cpu {
 namespace {
-
-// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
-std::uint64_t mixed(std::uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
-// FNV-1a.
-std::uint64_t hash_of(std::string_view text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-// In (0, 1].
-double unit(std::uint64_t bits) { return static_cast<double>((bits >> 11) + 1) * 0x1p-53; }
-
-// Box and Muller 1958.
-double normal(std::uint64_t key, std::int64_t index) {
-  const std::uint64_t first = mixed(key ^ mixed(2 * static_cast<std::uint64_t>(index)));
-  const std::uint64_t second = mixed(key ^ mixed(2 * static_cast<std::uint64_t>(index) + 1));
-  return std::sqrt(-2 * std::log(unit(first))) * std::cos(2 * std::numbers::pi * unit(second));
-}
 
 struct SumOfSquares {
   template <class T>
@@ -85,38 +58,7 @@ struct Sgd {
   }
 };
 
-// Vectors that are called weights.
-bool is_gain(const Parameter& parameter) { return parameter.all_columns == 1 && parameter.name.ends_with(".weight"); }
-bool is_bias(const Parameter& parameter) { return parameter.name.ends_with(".bias"); }
-bool into_residual(const Parameter& parameter) {
-  return parameter.name.ends_with("attention.output.weight") || parameter.name.ends_with("mlp.down.weight");
-}
-
 }  // namespace
-
-template <class T>
-void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights) {
-  constexpr double kDeviation = 0.02;
-  std::fill_n(weights, offsets.elements, T{0});
-  for (const Parameter& parameter : offsets.parameters) {
-    T* const block = weights + parameter.offset;
-    if (is_bias(parameter)) continue;
-    if (is_gain(parameter)) {
-      std::fill_n(block, parameter.size(), T{1});
-      continue;
-    }
-    const double deviation =
-        into_residual(parameter) ? kDeviation / std::sqrt(2.0 * static_cast<double>(spec.model.layers)) : kDeviation;
-    const std::uint64_t key = mixed(seed ^ hash_of(parameter.name));
-    for (std::int64_t row = 0; row < parameter.rows; ++row) {
-      for (std::int64_t column = 0; column < parameter.columns; ++column) {
-        const std::int64_t index =
-            (parameter.first_row + row) * parameter.all_columns + parameter.first_column + column;
-        block[row * parameter.columns + column] = static_cast<T>(deviation * normal(key, index));
-      }
-    }
-  }
-}
 
 template <class T>
 double squared_norm(const WeightOffsets& offsets, const T* gradients) {
@@ -160,12 +102,13 @@ void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, con
   if (new_weights != weights) std::copy(weights + end, weights + offsets.elements, new_weights + end);
 }
 
-#define SLUICE_INSTANTIATE(T)                                                                  \
-  template void initialise_weights(const StageSpec&, const WeightOffsets&, std::uint64_t, T*); \
-  template double squared_norm(const WeightOffsets&, const T*);                                \
+// NOLINTBEGIN(bugprone-macro-parentheses): types
+#define SLUICE_INSTANTIATE(T)                                   \
+  template double squared_norm(const WeightOffsets&, const T*); \
   template void optimizer_step(const WeightOffsets&, const OptimizerStep&, const T*, T*, T*, const T*);
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
+// NOLINTEND(bugprone-macro-parentheses)
 
 }  // namespace sluice::cpu

@@ -6,10 +6,6 @@
 
 namespace sluice::cpu {
 
-// Writes the initial weights of a stage, padding included.
-template <class T>
-void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
-
 // Sum of squares of the gradients of parameters that are counted.
 template <class T>
 double squared_norm(const WeightOffsets& offsets, const T* gradients);

@@ -11,6 +11,7 @@
 #include "kernels/cpu/carver.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/initial_weights.h"
 #include "kernels/cpu/layer.h"
 #include "kernels/cpu/optimizer.h"
 #include "kernels/cpu/weights.h"

@@ -97,6 +97,22 @@ TEST_F(RecorderTest, TellsWhoWritesAndWhatBothThreadsDo) {
             "compute, step 7: waiting for send F(stage 0, mb 2) 0->1 before F(stage 1, mb 2)");
 }
 
+TEST_F(RecorderTest, AFailureIsInWhatTheThreadDidLast) {
+  Recorder recorder(path(), owner(), graph_);
+  const RecorderFile file(path());
+  recorder.doing(WorkerThread::compute, Activity::failed, 0);
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 0: failed");
+  const VertexId op = vertex("F(stage 1, mb 2)");
+  recorder.doing(WorkerThread::compute, Activity::waiting, 7, op, vertex("send F(stage 0, mb 2) 0->1"));
+  recorder.doing(WorkerThread::compute, Activity::failed, 0);
+  EXPECT_EQ(file.doing(WorkerThread::compute).step, 7);
+  EXPECT_EQ(file.doing(WorkerThread::compute).vertex, op);
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 7: failed in F(stage 1, mb 2)");
+  recorder.doing(WorkerThread::compute, Activity::between, 8);
+  recorder.doing(WorkerThread::compute, Activity::failed, 0);
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 8: failed");
+}
+
 TEST_F(RecorderTest, NamesEveryVertexAsItsGraphDoes) {
   // All kinds of vertices: joint blocks and replicas in dualpipe, slices, collectives, recomputation.
   const auto check = [&](const std::string& family, FamilyParams params, LoweringOptions options) {
@@ -301,6 +317,7 @@ TEST_F(RecorderTest, DamagedFilesAreReadOrRefusedAndNeverCrash) {
   int refused = 0;
   const auto look = [&](const std::string& content) {
     const std::string file = folder_.path("damaged.rec");
+    std::filesystem::remove(file);  // some file systems flush a file that is written over
     std::ofstream(file, std::ios::binary) << content;
     const std::string error = error_of(file);
     if (error == "none") return;

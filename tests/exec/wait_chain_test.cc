@@ -288,6 +288,9 @@ TEST(WaitChain, AFailedWorkerIsTheRoot) {
   EXPECT_EQ(report.cause, RootCause::failed);
   EXPECT_EQ(report.root, "rank 0 failed in step 3, inside F(stage 0, mb 2)");
   EXPECT_THAT(report.waiting, ElementsAre(1));
+  scene.worker(0).compute.vertex = Doing::no_vertex;
+  EXPECT_EQ(scene.examine().root, "rank 0 failed in step 3");
+  EXPECT_EQ(scene.examine().vertex, std::nullopt);
 }
 
 TEST(WaitChain, CollectivesLeadToTheRankThatHasNotCome) {

@@ -20,6 +20,9 @@ void try_profile(std::string_view text);        // fitted, and the fit written a
 void try_slice_times(std::string_view text);    // cut, where it is small
 void try_cluster(std::string_view text);        // a cluster file, or a node's
 void try_catalogue(std::string_view text);      // a file of the catalogue: node, GPU or link
+void try_checkpoint(std::string_view text);     // and its tensors read
+void try_fault(std::string_view text);          // of the flag
+void try_trace(std::string_view text);          // ours or Kineto's: compared with itself, and drawn beside itself
 
 struct Target {
   std::string_view name;
@@ -27,11 +30,18 @@ struct Target {
 };
 
 inline constexpr std::array kTargets = {
-    Target{"scenario", try_scenario},         Target{"schedule_json", try_schedule_json},
-    Target{"schedule_csv", try_schedule_csv}, Target{"model", try_model},
-    Target{"cost_table", try_cost_table},     Target{"cluster", try_cluster},
-    Target{"catalogue", try_catalogue},       Target{"profile", try_profile},
+    Target{"scenario", try_scenario},
+    Target{"schedule_json", try_schedule_json},
+    Target{"schedule_csv", try_schedule_csv},
+    Target{"model", try_model},
+    Target{"cost_table", try_cost_table},
+    Target{"cluster", try_cluster},
+    Target{"catalogue", try_catalogue},
+    Target{"profile", try_profile},
     Target{"slice_times", try_slice_times},
+    Target{"checkpoint", try_checkpoint},
+    Target{"fault", try_fault},
+    Target{"trace", try_trace},
 };
 
 // What no input may break.

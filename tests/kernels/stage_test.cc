@@ -274,13 +274,14 @@ TEST(Memory, IsWhatTheSpecificationSays) {
   model.head_dim = 8;
   model.ffn_hidden = 64;
   const SliceShape shape{.sequences = 2, .tokens = 8};
-  constexpr std::int64_t n = 16, h = 32, a = 4, f = 64, v = 128, layers = 2;  // 50 tokens pad to 128
-  StageSpec spec{.model = model, .contents = {.layers = layers, .head = true, .tied_copy = true}, .sliced = true};
+  constexpr std::int64_t n = 16, h = 32, a = 4, f = 64, v = 128;  // 50 tokens pad to 128
+  constexpr std::int64_t layers = 2;
+  StageSpec spec{.model = model, .contents = {.layers = 2, .head = true, .tied_copy = true}, .sliced = true};
   const auto elements = [&] { return make_cpu_stage(spec, Precision::float32)->slice_memory(shape); };
   SliceMemory memory = elements();
   // Input, queries, second residual, pre-activation, two norms' mean and deviation, one log-sum for each head; and the
   // final norm's.
-  EXPECT_EQ(memory.to_input_gradient, 4 * (layers * n * (3 * h + f + 2 * 2 + a) + n * (h + 2)));
+  EXPECT_EQ(memory.to_input_gradient, 4 * (layers * n * (3 * h + f + 4 + a) + n * (h + 2)));
   // The products' inputs; the head's, and the gradient of its output.
   EXPECT_EQ(memory.to_weight_gradient, 4 * (layers * n * (3 * h + f) + n * (h + v)));
   EXPECT_EQ(memory.output_gradients, 4 * layers * n * (3 * h + h + f + h));
@@ -297,7 +298,7 @@ TEST(Memory, IsWhatTheSpecificationSays) {
   EXPECT_EQ(memory.keys_values, 4 * layers * n * 2 * h);
   // One layer's activations again, but for its input.
   EXPECT_EQ(make_cpu_stage(spec, Precision::float32)->scratch_bytes(shape),
-            whole_scratch + 4 * n * (2 * h + f + 2 * 2 + a + 3 * h + f));
+            whole_scratch + 4 * n * (2 * h + f + 4 + a + 3 * h + f));
 
   spec.sliced = false;
   EXPECT_EQ(elements().keys_values, 0);
@@ -367,7 +368,7 @@ TEST(Precision, OfFloatIsNearDouble) {
 
 TEST(NotANumber, ReachesTheLossAndEveryGradient) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
-    for (TrainingCase training : both_models(precision)) {
+    for (const TrainingCase& training : both_models(precision)) {
       Matrices weights = random_matrices(training.model, 3);
       weights.at("layers.0.attention.query.weight")[5] = std::numeric_limits<double>::quiet_NaN();
       const TrainingResult result = run(training, weights);

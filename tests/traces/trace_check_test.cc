@@ -5,6 +5,7 @@
 
 #include "tests/support/simulated.h"
 #include "tests/support/trace_text.h"
+#include "traces/side_by_side.h"
 
 namespace sluice {
 namespace {
@@ -151,6 +152,35 @@ TEST(TraceCheck, RulesOfIdleTimesBite) {
   const std::string good = good_trace({.idle = true});
   EXPECT_THAT(check_trace(good), IsEmpty());
   for (const Mutation& mutation : kIdleMutations) {
+    SCOPED_TRACE(std::string(mutation.from) + " -> " + mutation.to);
+    std::string bad = good;
+    const std::size_t at = bad.find(mutation.from);
+    ASSERT_NE(at, std::string::npos);
+    bad.replace(at, std::string_view(mutation.from).size(), mutation.to);
+    EXPECT_THAT(check_trace(bad), Contains(HasSubstr(mutation.breach)));
+  }
+}
+
+// Two sides of two ranks each: pids 1 to 4.
+const Mutation kSideMutations[] = {
+    {"\"sides\":[", "\"sides\":[1,", "sides is not a list of two"},
+    {"\"ranks\":2", "\"ranks\":-2", "sides: expected name and ranks"},
+    {"\"name\":\"b\"", "\"name\":\"a\"", "sides of one name"},
+    {"\"ranks\":2}]", "\"ranks\":1}]", "a pid of neither side"},
+    {"\"sides\"", "\"side\"", "wrong name a rank 0"},
+    {"\"name\":\"a rank 0\"", "\"name\":\"rank 0\"", "wrong name rank 0"},
+    {"\"name\":\"b rank 1\"", "\"name\":\"b rank 3\"", "wrong name b rank 3"},
+    {"\"sort_index\":3", "\"sort_index\":1", "sort_index is not 3"},
+    {"\"pid\":3,\"tid\":1,\"ts\":0.000", "\"pid\":3,\"tid\":1,\"ts\":0.001", "the first slice does not start at 0"},
+};
+
+TEST(TraceCheck, RulesOfTwoSidesBite) {
+  const test::Simulated run = test::simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25");
+  const RunRows rows = rows_of(run.graph, run.timeline);
+  std::string good;
+  write_side_by_side([&](std::string_view bytes) { good += bytes; }, {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
+  EXPECT_THAT(check_trace(good), IsEmpty());
+  for (const Mutation& mutation : kSideMutations) {
     SCOPED_TRACE(std::string(mutation.from) + " -> " + mutation.to);
     std::string bad = good;
     const std::size_t at = bad.find(mutation.from);

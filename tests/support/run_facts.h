@@ -1,0 +1,37 @@
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "model/errors.h"
+#include "traces/run_rows.h"
+
+namespace sluice::test {
+
+// What an InputError that `call` throws says.
+inline std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// Rows in the order of identities, as what is known of each: nothing may differ.
+inline std::vector<std::string> facts_of(const RunRows& run) {
+  std::vector<std::string> facts;
+  for (const OpRow& row : run.rows) {
+    std::string text = name_of(row, true) + " on " + std::to_string(row.rank) + " " +
+                       std::to_string(row.start.count()) + " to " + std::to_string(row.end.count());
+    if (row.kind == RowKind::transfer) text += " later " + std::to_string(row.latency.count());
+    if (row.kind == RowKind::transfer || row.kind == RowKind::collective) text += " of " + std::to_string(row.bytes);
+    facts.push_back(text);
+  }
+  std::sort(facts.begin(), facts.end());
+  return facts;
+}
+
+}  // namespace sluice::test
