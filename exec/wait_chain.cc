@@ -182,13 +182,11 @@ int tier(const WaitGraph& waits, int node) {
     case RootCause::dead:
       // Killed in the middle of something: the others were ended because of it.
       return activity == Activity::working || activity == Activity::summing ? 0 : 1;
-    // It is the compute thread that tells what came first.
     case RootCause::failed:
-      // Who was stopped explains nothing: what it was stopped for comes first.
-      if (activity == Activity::stopped || waits.doing(node ^ 1).activity == Activity::stopped) {
-        return here.broken ? 7 : kPerhaps;
-      }
-      return activity == Activity::failed ? 2 : 3;
+      // Who was stopped explains nothing: what it was stopped for comes first. A collective thread that ended with its
+      // worker says less than its compute thread.
+      if (activity == Activity::stopped) return here.broken ? 7 : kPerhaps;
+      return activity == Activity::failed ? 2 : kNoTrouble;
     case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
     case RootCause::slow: return 5;
     case RootCause::lost: return here.broken ? 6 : kPerhaps;

@@ -314,6 +314,10 @@ TEST(WaitChain, WhoWasStoppedComesBehindWhatItWasStoppedFor) {
   scene.worker(0).compute.since_ns = Scene::ago(1);
   scene.worker(0).process = ProcessState::dead;
   EXPECT_EQ(scene.examine().cause, RootCause::failed);
+  // Nor does its other thread, which said nothing, explain it.
+  scene.worker(0).collective = {Activity::waiting, 3, scene.vertex("optimizer(stage 0, step 0)"),
+                                scene.vertex("B(stage 0, mb 3)"), Scene::ago(20)};
+  EXPECT_EQ(scene.examine().root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
 }
 
 TEST(WaitChain, CollectivesLeadToTheRankThatHasNotCome) {
