@@ -1,5 +1,6 @@
 #include "model/cost/fitted.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -90,6 +91,31 @@ class Rest : public CostModel {
   LinkSharing sharing(std::span<const LinkEnds>) const override { return {.num_resources = 3}; }
 };
 
+// Beside the parts of a stage, once an op; passes over parameters; sums over the ranks that a collective has.
+TEST(FittedCostTest, AddsWhatThereIsAroundTheParts) {
+  CostTable around = table();
+  around.curve(PartKind::stage, OpKind::F) = TimeCurve{.tokens = {64, 128}, .seconds = {0.25, 0.5}};
+  around.curve(PartKind::stage, OpKind::B) = TimeCurve{.tokens = {128}, .seconds = {0.125}};
+  around.pass(PassKind::optimizer) = PassTime{.fixed_s = 1, .elements_per_s = 100};
+  around.pass(PassKind::norm) = PassTime{.fixed_s = 2, .elements_per_s = 1000};
+  around.sums = {{.ranks = 2, .latency_s = 0.5, .bandwidth_bytes_per_s = 10},
+                 {.ranks = 4, .latency_s = 1.5, .bandwidth_bytes_per_s = 10}};
+  Training training;
+  training.dp = 3;
+  training.pp = 2;
+  const ParameterCounts parameters{.of_stage = {500, 700}, .most_on_a_rank = 1200};
+  const FittedCost cost(around, training, kStages, std::make_unique<Rest>(), parameters);
+  EXPECT_EQ(cost.compute_s(OpKind::F, 0, {2, {128}}, 0), 2 * 2 + 0.5 + 0.5);
+  EXPECT_EQ(cost.compute_s(OpKind::B, 1, {2, {128}}, 0), 3 * 4.5 + 8 + 0.125);
+  EXPECT_EQ(cost.optimizer_s(1), 1 + 7);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::tied_embedding, 0, 20), 0.5 + 2);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 20), 1.5 + 2);  // of 3 ranks: as over 4
+  EXPECT_EQ(cost.collective_s(CollectiveKind::global_norm, -1, 4), 0.5 + 0.4 + 2 + 1.2);
+  EXPECT_EQ(cost.collective_s(CollectiveKind::parameter_gather, 0, 20), 5);
+  // Nobody says how many parameters: the other model's optimizer.
+  EXPECT_EQ(FittedCost(around, training, kStages, std::make_unique<Rest>()).optimizer_s(1), 6);
+}
+
 TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
   CostTable without = table();
   without.links.clear();
@@ -133,6 +159,22 @@ TEST(CostFile, ComesBackAsWritten) {
   EXPECT_EQ(second.curve(PartKind::layer, OpKind::F)->at(320, 77),
             first.curve(PartKind::layer, OpKind::F)->at(320, 77));
   EXPECT_EQ(second.links[0].name, "wire");
+}
+
+TEST(CostFile, HoldsPassesAndSumsAndWhatAStageTakes) {
+  CostTable first = table();
+  first.curve(PartKind::stage, OpKind::F) = first.curve(PartKind::stage, OpKind::B) =
+      TimeCurve{.tokens = {8}, .seconds = {1e-6}};
+  first.pass(PassKind::norm) = PassTime{.fixed_s = 2, .elements_per_s = 1000};
+  first.sums = {{.ranks = 2, .latency_s = 0.5, .bandwidth_bytes_per_s = 10}};
+  const CostTable second = parse_cost_table(to_json_text(first), "again");
+  EXPECT_EQ(to_json_text(second), to_json_text(first));
+  EXPECT_EQ(second.pass(PassKind::norm)->at(500), 2.5);
+  EXPECT_FALSE(second.pass(PassKind::optimizer));
+  EXPECT_EQ(second.sums.at(0).ranks, 2);
+  std::string text = to_json_text(first);
+  text.replace(text.find("\"ranks\": 2"), 10, "\"ranks\": 1");
+  EXPECT_THAT(error_of([&] { parse_cost_table(text, "cost.json"); }), testing::HasSubstr("/sums/0/ranks"));
 }
 
 TEST(CostFile, ErrorsNameFileAndPlace) {

@@ -155,6 +155,41 @@ TEST(FitProfile, FitsLinks) {
             "p.json: /transfers: link 'x': expected larger messages to take longer, got times of 1 size that do not");
 }
 
+// Passes over parameters: 1 us and 2 billion a second. Sums: 5 us and 4 GB/s over two ranks, twice as long over four.
+TEST(FitProfile, FitsPassesAndSums) {
+  Profile profile = layer_profile({}, 0);
+  for (const std::int64_t size : {1000, 100'000, 10'000'000}) {
+    const auto elements = static_cast<double>(size);
+    profile.passes.push_back({PassKind::norm, size, 1e-6 + elements / 2e9});
+    profile.sums.push_back({4, size, 2 * (5e-6 + elements / 4e9)});
+    profile.sums.push_back({2, size, 5e-6 + elements / 4e9});
+  }
+  const ProfileFit fit = fit_profile(profile, {});
+  EXPECT_FALSE(fit.table.pass(PassKind::optimizer));
+  ASSERT_TRUE(fit.table.pass(PassKind::norm));
+  EXPECT_NEAR(fit.table.pass(PassKind::norm)->at(5e6), 1e-6 + 2.5e-3, 1e-10);
+  ASSERT_EQ(fit.table.sums.size(), 2U);
+  EXPECT_EQ(fit.table.sums[0].ranks, 2);
+  EXPECT_NEAR(fit.table.sums[0].latency_s, 5e-6, 1e-11);
+  EXPECT_NEAR(fit.table.sums[1].bandwidth_bytes_per_s, 2e9, 1e3);
+  EXPECT_EQ(fit.sums[1].name, "sum over 4 ranks");
+  EXPECT_EQ(to_json_text(parse_cost_table(to_json_text(fit.table), "again")), to_json_text(fit.table));
+  profile.passes = {{PassKind::optimizer, 100, 2.0}, {PassKind::optimizer, 1'000'000'000, 1e-9}};
+  profile.sums.clear();
+  EXPECT_THAT(error_of(profile), HasSubstr("p.json: /passes: optimizer: expected larger stages to take longer"));
+}
+
+// Only attention looks at what is before a slice: of other parts nobody needs to hear that they have no context.
+TEST(FitProfile, WarnsOfMissingContextInLayersAlone) {
+  Profile profile = layer_profile({}, 0);
+  for (const PartKind part : {PartKind::head, PartKind::stage}) {
+    for (const OpKind kind : {OpKind::F, OpKind::B}) {
+      profile.samples.push_back({.part = part, .kind = kind, .tokens = 8, .seconds = 1});
+    }
+  }
+  EXPECT_THAT(fit_profile(profile, {}).warnings, ElementsAre());
+}
+
 TEST(FitProfile, ChoosesSequencesAndTensorParallelSize) {
   Profile profile = layer_profile({}, 0);
   Profile twice = layer_profile({.floor_s = 1e-4, .token_s = 5e-7}, 0);
@@ -190,6 +225,9 @@ TEST(FitProfile, SaysWhatIsMissing) {
 TEST(Profile, RoundTripsThroughItsText) {
   Profile profile = layer_profile({}, 0.1);
   profile.transfers.push_back({"ib", 1000, 1e-5});
+  profile.passes.push_back({PassKind::optimizer, 1000, 2e-5});
+  profile.sums.push_back({4, 1000, 3e-5});
+  profile.samples.push_back({.part = PartKind::stage, .kind = OpKind::W, .tokens = 3, .seconds = 4e-5});
   const Profile again = parse_profile(to_json_text(profile), "p.json");
   EXPECT_EQ(to_json_text(again), to_json_text(profile));
   EXPECT_EQ(again.samples.size(), profile.samples.size());

@@ -1,0 +1,199 @@
+// `sluice profile` and `sluice validate` as a user runs them. Nothing here asks how fast or how even this machine is.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+#include "traces/trace_check.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+using testing::HasSubstr;
+
+const std::string kTiny =
+    " --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 32 --max-position-embeddings 64 "
+    "--seq-length 16 --mbs 1 --microbatches 2";
+
+class Validate : public testing::Test {
+ protected:
+  CommandResult run(const std::string& arguments) const { return run_sluice(words(arguments)); }
+  json validated(const std::string& arguments, int exit_code) const {
+    const CommandResult result = run("validate --json" + kTiny + " " + arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << result.err;
+    return json::parse(result.out);
+  }
+  std::string error_of(const std::string& arguments, int exit_code = 2) const {
+    const CommandResult result = run(arguments);
+    EXPECT_EQ(result.exit_code, exit_code) << result.out;
+    EXPECT_EQ(result.out, "");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    return result.err;
+  }
+  // A layer takes a second forward and two backward, nothing else takes any time: no run is near.
+  std::string made_up_costs() const {
+    const json none = {{"tokens", {16}}, {"seconds", {0}}};
+    const json nothing = {{"F", none}, {"I", none}, {"W", none}};
+    const json second = {{"tokens", {16}}, {"seconds", {1}}};
+    const json costs = {
+        {"schema", "sluice.cost/1"},
+        {"parts",
+         {{"embedding", nothing}, {"head", nothing}, {"layer", {{"F", second}, {"I", second}, {"W", second}}}}}};
+    write_file_whole(folder_.path("cost.json"), costs.dump());
+    return folder_.path("cost.json");
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Validate, PredictsWhatACostFileSays) {
+  const json document = validated("--schedule gpipe,zb-h1 --steps 3 --tolerance 1000 --cost " + made_up_costs(), 0);
+  EXPECT_EQ(document.at("schema"), "sluice.validation/1");
+  EXPECT_EQ(document.at("costs"), folder_.path("cost.json"));
+  ASSERT_EQ(document.at("validations").size(), 2U);
+  const json& gpipe = document.at("validations").at(0);
+  EXPECT_EQ(gpipe.at("schedule"), "gpipe");
+  // Two layers a stage, two microbatches on two ranks: (2 + 2 - 1)(2 s + 4 s).
+  EXPECT_EQ(gpipe.at("makespan").at("predicted_s"), 18.0);
+  EXPECT_EQ(gpipe.at("makespan").at("runs_s").size(), 3U);
+  EXPECT_DOUBLE_EQ(gpipe.at("makespan").at("difference"),
+                   gpipe.at("makespan").at("measured_s").get<double>() / 18.0 - 1);
+  EXPECT_DOUBLE_EQ(gpipe.at("bubble_fraction").at("predicted"), 1 - 24.0 / 36.0);
+  ASSERT_EQ(gpipe.at("kinds").at(0).at("kind"), "F");
+  EXPECT_EQ(gpipe.at("kinds").at(0).at("count"), 4);
+  EXPECT_EQ(gpipe.at("kinds").at(0).at("predicted_s"), 8.0);
+  EXPECT_GT(gpipe.at("kinds").at(0).at("measured_s"), 0.0);
+  EXPECT_GT(gpipe.at("kinds").at(0).at("op_error"), 0.9);  // a run of this takes milliseconds
+  ASSERT_EQ(gpipe.at("ranks").size(), 2U);
+  EXPECT_EQ(gpipe.at("ranks").at(0).at("busy_s").at("predicted"), 12.0);
+  // I and W of 2 s a stage: rank 0 runs F F I W I W, and waits for its first I for rank 1's F and I after its own first
+  // F: 2 + 2 + 2; then I W I W: 6 + 8.
+  EXPECT_EQ(document.at("validations").at(1).at("makespan").at("predicted_s"), 14.0);
+}
+
+// What is held is standing bytes, blocks and what has come and was not read; only the last depends on times. Two
+// microbatches can be underway to a rank, each 16 x 16 floats.
+TEST_F(Validate, PredictsWhatTheArenaHolds) {
+  const json document = validated(
+      "--schedule gpipe,1f1b,zb-h1,seq1f1b --slices 2 --steps 2 --tolerance 1000 --cost " + made_up_costs(), 0);
+  for (const json& validation : document.at("validations")) {
+    for (const json& rank : validation.at("ranks")) {
+      const auto predicted = rank.at("predicted_peak_bytes").get<std::int64_t>();
+      const auto held = rank.at("held_bytes").get<std::int64_t>();
+      EXPECT_LE(std::abs(predicted - held), 2 * 16 * 16 * 4) << validation.at("schedule");
+      EXPECT_LE(held, rank.at("arena_bytes").get<std::int64_t>());
+      EXPECT_LE(predicted, rank.at("arena_bytes").get<std::int64_t>());
+    }
+  }
+}
+
+TEST_F(Validate, ExitsWithFiveOutsideItsTolerance) {
+  const std::string costs = "--steps 1 --cost " + made_up_costs();
+  EXPECT_FALSE(validated(costs + " --tolerance 0", 5).at("validations").at(0).at("within_tolerance").get<bool>());
+  EXPECT_TRUE(validated(costs + " --tolerance 1000", 0).at("validations").at(0).at("within_tolerance").get<bool>());
+  // No run takes 18 s less 1 %, nor is it off by more than all of that.
+  validated(costs + " --tolerance 99", 5);
+  validated(costs + " --tolerance 100", 0);
+}
+
+TEST_F(Validate, GoesTheWholeCircle) {
+  const json document =
+      validated("--schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 2 --steps 2 --time-budget 0 --tolerance 100000", 0);
+  EXPECT_EQ(document.at("costs"), "measured");
+  EXPECT_EQ(document.at("transport"), "threads");
+  ASSERT_EQ(document.at("validations").size(), 4U);
+  for (const json& validation : document.at("validations")) {
+    EXPECT_GT(validation.at("makespan").at("predicted_s"), 0.0);
+    EXPECT_GT(validation.at("makespan").at("measured_s"), 0.0);
+    for (const json& kind : validation.at("kinds")) {
+      if (kind.at("kind") != "transfer") {
+        EXPECT_GT(kind.at("predicted_s"), 0.0) << kind;
+      }
+    }
+  }
+  // 2 x 2 x 2 of each kind; a microbatch of two slices is two ops.
+  EXPECT_EQ(document.at("validations").at(0).at("kinds").at(0).at("count"), 4);
+  EXPECT_EQ(document.at("validations").at(2).at("kinds").at(0).at("count"), 8);
+}
+
+TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
+  const std::string trace = folder_.path("both.json");
+  const CommandResult result =
+      run("validate" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " + "100000 --trace " + trace);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));
+  EXPECT_THAT(result.out, HasSubstr("\nzb-h1  "));
+  EXPECT_THAT(result.out, HasSubstr("\n  W  "));
+  EXPECT_THAT(result.out, HasSubstr("\n  rank 1"));
+  const std::string text = read_file(trace, 1 << 26);
+  EXPECT_THAT(check_trace(text), testing::IsEmpty());
+  EXPECT_THAT(text, HasSubstr("predicted rank 0"));
+  EXPECT_THAT(text, HasSubstr("measured rank 1"));
+}
+
+TEST_F(Validate, TakesAMeasuredProfile) {
+  const std::string profile = folder_.path("profile.json");
+  const std::string cost = folder_.path("cost.json");
+  const CommandResult measured = run("profile" + kTiny + " --time-budget 0 -o " + profile);
+  EXPECT_EQ(measured.exit_code, 0) << measured.err;
+  EXPECT_THAT(measured.out, HasSubstr("\nlayer "));
+  EXPECT_THAT(measured.out, HasSubstr("\noptimizer "));
+  const CommandResult fit = run("fit " + profile + " -o " + cost);
+  EXPECT_EQ(fit.exit_code, 0) << fit.err;
+  EXPECT_THAT(fit.out, HasSubstr("link threads: 4 sizes"));
+  EXPECT_THAT(fit.out, HasSubstr("sum over 2 ranks: 3 sizes"));
+  const json by_profile = validated("--steps 1 --tolerance 100000 --profile " + profile, 0);
+  const json by_cost = validated("--steps 1 --tolerance 100000 --cost " + cost, 0);
+  const auto predicted = [](const json& of) {
+    return of.at("validations").at(0).at("makespan").at("predicted_s").get<double>();
+  };
+  EXPECT_EQ(predicted(by_profile), predicted(by_cost));
+  const CommandResult simulated = run("simulate --json --schedule 1f1b --pp 2 --cost " + cost + kTiny);
+  EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
+}
+
+TEST_F(Validate, MeasuresTheSlicesThatAreAskedFor) {
+  const CommandResult result = run("profile --json" + kTiny +
+                                   " --time-budget 0 --tokens 16,5 --contexts 3,11 --schedule seq1f1b "
+                                   "--slice-lengths 9,7");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json profile = json::parse(result.out);
+  EXPECT_EQ(profile.at("schema"), "sluice.profile/1");
+  std::vector<std::pair<int, int>> cells;
+  for (const json& sample : profile.at("samples")) {
+    if (sample.at("part") == "layer" && sample.at("kind") == "W") {
+      cells.emplace_back(sample.at("tokens"), sample.at("context"));
+    }
+  }
+  using Cell = std::pair<int, int>;
+  EXPECT_THAT(cells, testing::ElementsAre(Cell{16, 0}, Cell{5, 0}, Cell{5, 3}, Cell{5, 11}, Cell{9, 0}, Cell{7, 0},
+                                          Cell{7, 9}));
+}
+
+TEST_F(Validate, ErrorsAreOneLine) {
+  const std::string cost = made_up_costs();
+  const std::string tiny = "validate" + kTiny;
+  EXPECT_THAT(error_of(tiny + " --cost " + cost + " --profile p.json"), HasSubstr("--profile and --cost"));
+  EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --trace t.json"), HasSubstr("--trace"));
+  EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1c"), HasSubstr("1f1b"));
+  EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --slices 2"), HasSubstr("does not cut sequences"));
+  EXPECT_THAT(error_of(tiny + " --profile " + folder_.path("none.json")), HasSubstr("none.json"));
+  EXPECT_THAT(error_of("validate --steps 1 --cost " + cost), HasSubstr("times hold for microbatches of 1 sequences"));
+  EXPECT_THAT(error_of(tiny + " --tolerance -1"), HasSubstr("--tolerance"));
+  EXPECT_THAT(error_of(tiny + " --tolerence 1"), HasSubstr("did you mean '--tolerance'?"));
+  EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most the 16 tokens"));
+  EXPECT_THAT(error_of("profile" + kTiny + " --tp 3"), HasSubstr("3"));
+}
+
+}  // namespace
+}  // namespace sluice
