@@ -30,9 +30,10 @@ RunSpec adam(const Transformer& model) {
 
 TEST(Bits, AreThoseOfOneThreadForEveryFamily) {
   int tried = 0;
+  const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
   test::for_each_schedule({.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 4}, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush) return;
-    if (made.num_microbatches() % 4 != 0 && std::getenv("SLUICE_TEST_SCOPE") != nullptr) return;
+    if (small && (made.num_microbatches() != 4 || made.num_ranks() == 3)) return;
     SCOPED_TRACE(test::describe(made));
     Schedule schedule = made;
     schedule.resize({uneven(made.max_slices())});
@@ -42,7 +43,7 @@ TEST(Bits, AreThoseOfOneThreadForEveryFamily) {
     expect_same_bits(spec, schedule);
     ++tried;
   });
-  EXPECT_GT(tried, 100);
+  EXPECT_GT(tried, small ? 50 : 100);
 }
 
 }  // namespace

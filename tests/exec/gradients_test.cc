@@ -68,7 +68,7 @@ TEST(Gradients, AreThoseOfOneDevice) {
   const test::Sizes sizes{.ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4};
   test::for_each_schedule(sizes, [&](const Schedule& made) {
     if (made.weight_policy() != WeightPolicy::flush) return;
-    if (small_scope() && (made.num_ranks() == 3 || made.num_microbatches() == 3)) return;
+    if (small_scope() && (made.num_ranks() == 3 || made.num_microbatches() % 4 != 0)) return;
     SCOPED_TRACE(test::describe(made));
     Schedule schedule = made;
     schedule.resize({uneven(made.max_slices())});
@@ -77,7 +77,7 @@ TEST(Gradients, AreThoseOfOneDevice) {
     expect_gradients(descent(test::small_llama(layers)), schedule);
     ++tried;
   });
-  EXPECT_GT(tried, small_scope() ? 300 : 1000);
+  EXPECT_GT(tried, small_scope() ? 90 : 1000);
 }
 
 // Families that differ in what they ask of the executor: replicas, V and looped placements, split backwards.
