@@ -72,6 +72,10 @@ TEST(FittedCostTest, AddsUpWhatAStageHolds) {
   Training full;
   full.recompute = Training::Recompute::full;
   EXPECT_EQ(FittedCost(table(), full, kStages).recompute_s(0, shape, 0), 4);
+  CostTable measured = table();
+  measured.curve(PartKind::recompute, OpKind::F) = TimeCurve{.tokens = {128}, .seconds = {0.75}};
+  EXPECT_EQ(FittedCost(measured, full, kStages).recompute_s(0, shape, 0), 1.5);
+  EXPECT_EQ(to_json_text(parse_cost_table(to_json_text(measured), "again")), to_json_text(measured));
 }
 
 TEST(FittedCostTest, TakesItsOneLinkForEveryHop) {
