@@ -104,7 +104,7 @@ Recorder::~Recorder() { ::munmap(file_, sizeof(RecorderLayout)); }
 void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId vertex, VertexId waits_for) {
   RecorderRing& ring = file_->rings[static_cast<std::size_t>(thread)];
   RecordedEntry entry;
-  if (activity == Activity::failed) {
+  if (activity == Activity::failed || activity == Activity::stopped) {
     ring.read(ring.count.load(std::memory_order_relaxed) - 1, entry);
     if (entry.op.kind == RecordedVertex::kNone) entry.vertex = Doing::no_vertex;
     entry.awaited = {};

@@ -21,11 +21,12 @@ enum class Activity : std::uint8_t {
   between,     // nothing of a step: loading data, writing a checkpoint, waiting for the next step
   finished,
   failed,
+  stopped,  // ended because of what another worker met, or because the run was told to end
 };
 enum class WorkerThread : std::uint8_t { compute, collective };
 
 struct Doing {
-  static constexpr VertexId no_vertex = ~VertexId{0};  // of `failed`: in none
+  static constexpr VertexId no_vertex = ~VertexId{0};  // of `failed` and `stopped`: in none
 
   Activity activity = Activity::starting;
   std::int32_t step = 0;      // of `between`: the one that has ended; before the first: `starting`
@@ -62,8 +63,8 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // Each thread calls it for itself alone, or another one once it has ended. Of `failed`, step and vertex are those of
-  // what the thread did before, whatever is given.
+  // Each thread calls it for itself alone, or another one once it has ended. Of `failed` and `stopped`, step and vertex
+  // are those of what the thread did before, whatever is given.
   void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
 
  private:

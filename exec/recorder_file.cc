@@ -68,7 +68,7 @@ void check_vertex(const RecordedVertex& vertex, const std::string& path) {
 }
 
 void check_entry(const RecordedEntry& entry, const std::string& path) {
-  if (entry.activity > static_cast<std::uint32_t>(Activity::failed)) damaged(path, "an activity of no known kind");
+  if (entry.activity > static_cast<std::uint32_t>(Activity::stopped)) damaged(path, "an activity of no known kind");
   check_vertex(entry.op, path);
   check_vertex(entry.awaited, path);
 }
@@ -130,6 +130,7 @@ std::string_view name_of(Activity activity) {
     case Activity::between: return "between";
     case Activity::finished: return "finished";
     case Activity::failed: return "failed";
+    case Activity::stopped: return "stopped";
   }
   return "?";
 }

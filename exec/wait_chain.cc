@@ -60,7 +60,8 @@ class Words {
     const std::string since = " since " + seconds(now_ns_ - here.since_ns);
     if (!waits_.worker(node).seen) return "cannot be seen from here";
     if (here.cause == RootCause::dead) return "died " + place(node);
-    if (here.cause == RootCause::failed) return "failed " + place(node);
+    const bool stopped = doing.activity == Activity::stopped;
+    if (here.cause == RootCause::failed) return (stopped ? "was stopped " : "failed ") + place(node);
     if (waits_.worker(node).process == ProcessState::suspended) {
       return fmt::format("is suspended {}{}", place(node), since);
     }
@@ -68,11 +69,12 @@ class Words {
       case Activity::starting: return "is starting" + since;
       case Activity::between: return fmt::format("is between steps, behind step {},{}", doing.step, since);
       case Activity::finished: return "has finished";
-      case Activity::failed: return "failed " + place(node);
       case Activity::working:
       case Activity::summing:
       case Activity::exchanging:
-      case Activity::waiting: break;
+      case Activity::waiting:
+      case Activity::failed:
+      case Activity::stopped: break;
     }
     if (here.all_there) {
       return fmt::format("is in {}, to which all have come{}: a message of it is lost", op(node), since);
@@ -180,8 +182,11 @@ int tier(const WaitGraph& waits, int node) {
     case RootCause::dead:
       // Killed in the middle of something: the others were ended because of it.
       return activity == Activity::working || activity == Activity::summing ? 0 : 1;
-    // It is the compute thread that tells what came first.
-    case RootCause::failed: return activity == Activity::failed ? 2 : 3;
+    case RootCause::failed:
+      // Who was stopped explains nothing: what it was stopped for comes first. A collective thread that ended with its
+      // worker says less than its compute thread.
+      if (activity == Activity::stopped) return here.broken ? 7 : kPerhaps;
+      return activity == Activity::failed ? 2 : kNoTrouble;
     case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
     case RootCause::slow: return 5;
     case RootCause::lost: return here.broken ? 6 : kPerhaps;

@@ -36,7 +36,7 @@ enum class RootCause : std::uint8_t {
   none,     // it does: whoever waits for it has to
   slow,     // inside an op past its deadline
   dead,     // its process has ended
-  failed,   // it says so itself
+  failed,   // it says so itself, or that it was stopped
   lost,     // what it sent, or a part of a collective, does not arrive
   stopped,  // suspended, idle past the limit, or does not see that what it waits for is done
   ring,     // a ring of waits

@@ -7,10 +7,13 @@ namespace {
 
 bool is_idle(Activity activity) { return activity == Activity::starting || activity == Activity::between; }
 
+// Of a worker that says itself that it goes on no more.
+bool has_left(Activity activity) { return activity == Activity::failed || activity == Activity::stopped; }
+
 // Whether what it says it does is in the graph.
 bool makes_sense(const Doing& doing, const OpGraph& graph) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
-  if (doing.vertex >= graph.size()) return doing.activity == Activity::failed && doing.vertex == Doing::no_vertex;
+  if (doing.vertex >= graph.size()) return has_left(doing.activity) && doing.vertex == Doing::no_vertex;
   return doing.activity != Activity::waiting || doing.waits_for < graph.size();
 }
 
@@ -91,7 +94,7 @@ int WaitGraph::world_rank(int pipeline_rank, int like_node) const {
 bool WaitGraph::ended(int node) const {
   const WorkerView& worker = this->worker(node);
   if (!worker.seen) return false;
-  if (doing(node).activity == Activity::failed) return true;
+  if (has_left(doing(node).activity)) return true;
   const bool done = worker.compute.activity == Activity::finished &&
                     (is_idle(worker.collective.activity) || worker.collective.activity == Activity::finished);
   return worker.process == ProcessState::dead && !done;
@@ -119,9 +122,9 @@ void WaitGraph::look_at(int node) {
   here.since_ns = doing.since_ns;
   if (!worker.seen || doing.activity == Activity::finished) return;
   if (ended(node)) {
-    // Who said that it failed did not die of something else, though its process may have ended by now.
-    const bool dead = worker.process == ProcessState::dead && worker.compute.activity != Activity::failed &&
-                      doing.activity != Activity::failed;
+    // Who said that it left did not die of something else, though its process may have ended by now.
+    const bool dead =
+        worker.process == ProcessState::dead && !has_left(worker.compute.activity) && !has_left(doing.activity);
     here.cause = dead ? RootCause::dead : RootCause::failed;
     if (dead) here.since_ns = memory_.trouble[static_cast<std::size_t>(node / 2)].since_ns;
     here.broken = now_ns_ - here.since_ns >= limits_.grace_ns;
@@ -157,7 +160,8 @@ void WaitGraph::look_at(int node) {
       }
       return;
     case Activity::finished:
-    case Activity::failed: return;
+    case Activity::failed:
+    case Activity::stopped: return;
   }
 }
 

@@ -66,7 +66,7 @@ class WaitGraph {
   void wait_or_lose(int node, int other, VertexId awaited, RootCause cause);
   void set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause);
   bool is_past(const Doing& doing, int step, VertexId v) const;
-  bool ended(int node) const;  // dead or failed
+  bool ended(int node) const;  // dead, failed or stopped
   int world_rank(int pipeline_rank, int like_node) const;
   const RecorderOwner& owner(int node) const { return owners_[static_cast<std::size_t>(node / 2)]; }
   WaitNode& at(int node) { return nodes_[static_cast<std::size_t>(node)]; }

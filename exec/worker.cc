@@ -149,6 +149,9 @@ void Worker::doing(WorkerThread thread, Activity activity, VertexId vertex, Vert
 void Worker::run(std::int64_t first_step, std::span<const double> learning_rates) {
   try {
     run_steps(first_step, learning_rates);
+  } catch (const Stopped&) {
+    doing(WorkerThread::compute, Activity::stopped, running_);
+    throw;
   } catch (...) {
     doing(WorkerThread::compute, Activity::failed, running_);
     throw;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -83,7 +84,7 @@ class KinetoRank {
   std::optional<std::int64_t> rank_;
   bool on_gpu_ = false;
   bool has_steps_ = false;
-  Ranges seen_[2];
+  std::array<Ranges, 2> seen_;
   std::vector<Range> ops_;
   std::vector<Range> transfers_;
   std::vector<Range> others_;

@@ -111,6 +111,9 @@ TEST_F(RecorderTest, AFailureIsInWhatTheThreadDidLast) {
   recorder.doing(WorkerThread::compute, Activity::between, 8);
   recorder.doing(WorkerThread::compute, Activity::failed, 0);
   EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 8: failed");
+  recorder.doing(WorkerThread::compute, Activity::working, 9, op);
+  recorder.doing(WorkerThread::compute, Activity::stopped, 0);
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 9: stopped in F(stage 1, mb 2)");
 }
 
 TEST_F(RecorderTest, NamesEveryVertexAsItsGraphDoes) {

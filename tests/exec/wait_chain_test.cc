@@ -293,6 +293,33 @@ TEST(WaitChain, AFailedWorkerIsTheRoot) {
   EXPECT_EQ(scene.examine().vertex, std::nullopt);
 }
 
+TEST(WaitChain, WhoWasStoppedComesBehindWhatItWasStoppedFor) {
+  Scene scene("1f1b", 3, 4);
+  // Rank 0's process has found the lost message first, and ended its worker.
+  scene.waiting(2, "F(stage 2, mb 1)", "send F(stage 1, mb 1) 1->2", 9);
+  scene.waiting(1, "B(stage 1, mb 1)", "send B(stage 2, mb 1) 2->1", 8);
+  scene.worker(0).compute = {Activity::stopped, 3, scene.vertex("B(stage 0, mb 1)"), 0, Scene::ago(1)};
+  WaitReport report = scene.examine();
+  EXPECT_EQ(report.cause, RootCause::lost);
+  EXPECT_EQ(report.world_rank, 1);
+  // Nothing else is wrong; the rest ends too, after the grace.
+  scene.worker(1).compute = scene.worker(2).compute = {Activity::between, 2, 0, 0, kNow};
+  report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.cause, RootCause::failed);
+  EXPECT_EQ(report.root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
+  scene.worker(0).compute.since_ns = Scene::ago(0.1);
+  EXPECT_FALSE(scene.examine().broken);
+  // Its process may be gone by then.
+  scene.worker(0).compute.since_ns = Scene::ago(1);
+  scene.worker(0).process = ProcessState::dead;
+  EXPECT_EQ(scene.examine().cause, RootCause::failed);
+  // Nor does its other thread, which said nothing, explain it.
+  scene.worker(0).collective = {Activity::waiting, 3, scene.vertex("optimizer(stage 0, step 0)"),
+                                scene.vertex("B(stage 0, mb 3)"), Scene::ago(20)};
+  EXPECT_EQ(scene.examine().root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
+}
+
 TEST(WaitChain, CollectivesLeadToTheRankThatHasNotCome) {
   Scene scene("1f1b", 2, 4, {}, 2);
   // World ranks: (pipeline, data) = (0,0) (0,1) (1,0) (1,1). Stage 0 is reduced between ranks 0 and 1.

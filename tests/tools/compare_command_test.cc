@@ -171,8 +171,10 @@ TEST_F(Compare, OtherSchedulesAreRefusedUnlessByKind) {
             "sluice: compare: expected two runs of the same stages, microbatches and slices: scenario.json has F(stage "
             "0, mb 2) on rank 0, a.json does not; --by-kind compares kinds of ops alone\n");
   EXPECT_EQ(refused.out, "");
-  const CommandResult by_kind = run_sluice({"compare", a, more, "--by-kind", "--json"});
+  const std::string both = folder_.path("both.json");
+  const CommandResult by_kind = run_sluice({"compare", a, more, "--by-kind", "--json", "--trace", both});
   EXPECT_EQ(by_kind.exit_code, 0) << by_kind.err;
+  EXPECT_THAT(check_trace(read_file(both)), IsEmpty());
   const json document = json::parse(by_kind.out);
   EXPECT_EQ(document.at("by_kind"), true);
   EXPECT_EQ(document.at("pairs"), 0);
