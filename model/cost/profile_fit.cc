@@ -248,7 +248,7 @@ struct Named {
 
 LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& messages, int folds,
                    std::vector<LinkTimeFit>& fits, ProfileFit& out) {
-  const LinkTime link = fit_messages(messages);
+  LinkTime link = fit_messages(messages);
   if (link.bandwidth_bytes_per_s < 1 || link.bandwidth_bytes_per_s > kMostBandwidth) {
     throw InputError(fmt::format("{}: {}: {}: expected larger {}s to take longer, got times of {} size{} that do not",
                                  profile.source, what.key, what.name, what.thing, messages.size(),
