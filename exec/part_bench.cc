@@ -221,7 +221,7 @@ PartBench::OpTime PartBench::call(OpKind kind, const Part& part, const ProfileCe
     case OpKind::W: stage.weight_gradient(call); break;
     case OpKind::B: stage.backward(call); break;
   }
-  return {kind, now_ns() - began - call.recompute_ns};
+  return {kind, now_ns() - began - call.recompute_ns, call.recompute_ns};
 }
 
 std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell& cell, TensorGroup* tensor) {

@@ -49,10 +49,11 @@ class PartBench {
   static std::int64_t bytes_of(const PartBenchSpec& spec);
 
   // Of F, F of another microbatch, B of the first, I and W of the other, in this order; microbatches take turns from
-  // call to call. Of layers, and without what the kernels say was recomputation. Nanoseconds.
+  // call to call. Of all layers.
   struct OpTime {
     OpKind kind = OpKind::F;
-    std::int64_t nanoseconds = 0;
+    std::int64_t nanoseconds = 0;  // without recomputation
+    std::int64_t recompute_ns = 0;
   };
   std::array<OpTime, 5> run(PartKind part, const ProfileCell& cell, TensorGroup* tensor);
 

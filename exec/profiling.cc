@@ -167,6 +167,7 @@ void Profiler::Impl::make_points() {
   for (const ProfileCell& cell : spec.cells) lengths.insert(cell.tokens);
   const auto add_ops = [&](PartKind part, const ProfileCell& cell) {
     for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+      if (part == PartKind::recompute && kind != OpKind::F) continue;
       add({.what = Point::What::op,
            .sample = {.part = part,
                       .kind = kind,
@@ -178,6 +179,7 @@ void Profiler::Impl::make_points() {
   };
   for (const ProfileCell& cell : spec.cells) {
     add_ops(PartKind::layer, cell);
+    if (spec.recompute) add_ops(PartKind::recompute, cell);
     calls.push_back({.part = PartKind::layer, .cell = cell});
   }
   for (const PartKind part : {PartKind::embedding, PartKind::head}) {
@@ -263,6 +265,9 @@ void Profiler::Impl::measure_ops() {
     for (const PartBench::OpTime& time : bench->run(call.part, call.cell, tensor.get())) {
       const int layers = call.part == PartKind::layer ? spec.layers : 1;
       note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);
+      if (time.recompute_ns > 0) {
+        note(op_point(PartKind::recompute, OpKind::F, call.cell), in_seconds(time.recompute_ns) / layers);
+      }
     }
   }
 }
@@ -369,21 +374,31 @@ Profile Profiler::Impl::gather() {
     auto& note = notes.emplace_back(bytes.size() / sizeof(double));
     std::memcpy(note.data(), bytes.data(), bytes.size());
   }
+  std::vector<std::vector<double>> times(points.size());
   std::vector<std::size_t> at(notes.size(), 0);
-  for (const Point& point : points) {
-    std::vector<double> seconds;
+  std::vector<double> late;
+  for (std::size_t i = 0; i < points.size(); ++i) {
     for (std::size_t worker = 0; worker < notes.size(); ++worker) {
       const auto count = static_cast<std::size_t>(notes[worker][at[worker]++]);
-      for (std::size_t i = 0; i < count; ++i) {
+      for (std::size_t repetition = 0; repetition < count; ++repetition) {
         const double value = notes[worker][at[worker]++];
         // A sum begins when its last rank has come: that of a repetition is the shortest that a rank saw.
-        if (point.what == Point::What::sum && worker > 0) {
-          seconds[i] = std::min(seconds[i], value);
+        if (points[i].what == Point::What::sum && worker > 0) {
+          times[i][repetition] = std::min(times[i][repetition], value);
         } else {
-          seconds.push_back(value);
+          times[i].push_back(value);
         }
       }
     }
+    if (points[i].what != Point::What::transfer || times[i].empty()) continue;
+    const double middle = quantile(times[i], 0.5);
+    for (const double value : times[i]) late.push_back(value - middle);
+  }
+  // Whoever waits for a message wakes late where others are at work; that has nothing to do with its size.
+  const double lateness = late.empty() ? 0 : std::max(0.0, typical(late));
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const Point& point = points[i];
+    std::vector<double>& seconds = times[i];
     if (seconds.empty()) continue;
     const double middle = quantile(seconds, 0.5);
     switch (point.what) {
@@ -396,7 +411,7 @@ Profile Profiler::Impl::gather() {
       }
       case Point::What::pass: profile.passes.push_back({point.pass.pass, point.pass.parameters, middle}); break;
       case Point::What::transfer:
-        profile.transfers.push_back({point.transfer.link, point.transfer.bytes, middle});
+        profile.transfers.push_back({point.transfer.link, point.transfer.bytes, middle + lateness});
         break;
       case Point::What::sum: profile.sums.push_back({point.sum.ranks, point.sum.bytes, middle}); break;
     }

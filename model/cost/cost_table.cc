@@ -47,7 +47,8 @@ void read_part(JsonReader reader, PartKind part, CostTable& table) {
   reader.finish();
   if (!table.curve(part, OpKind::F)) reader.fail("expected a forward time, \"F\"");
   const bool split = table.curve(part, OpKind::I) && table.curve(part, OpKind::W);
-  if (!split && !table.curve(part, OpKind::B)) reader.fail("expected backward times, \"I\" and \"W\" or \"B\"");
+  if (part != PartKind::recompute && !split && !table.curve(part, OpKind::B))
+    reader.fail("expected backward times, \"I\" and \"W\" or \"B\"");
 }
 
 CostTable table_from_json(JsonReader root) {
@@ -112,6 +113,7 @@ std::string to_string(PartKind part) {
     case PartKind::layer: return "layer";
     case PartKind::head: return "head";
     case PartKind::stage: return "stage";
+    case PartKind::recompute: return "recompute";
   }
   return "";
 }

@@ -11,9 +11,11 @@
 namespace sluice {
 
 // The parts of a model whose times are measured. `stage` is what an op of a whole stage takes beside its parts: what
-// the program that runs it does around the kernels.
-enum class PartKind : std::uint8_t { embedding, layer, head, stage };
-inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer, PartKind::head, PartKind::stage};
+// the program that runs it does around the kernels. `recompute`, of which there is F alone, is a layer made again
+// before its backward: less than its F where what is not read is not made.
+enum class PartKind : std::uint8_t { embedding, layer, head, stage, recompute };
+inline constexpr std::array kParts = {PartKind::embedding, PartKind::layer, PartKind::head, PartKind::stage,
+                                      PartKind::recompute};
 std::string to_string(PartKind part);
 
 // Time of one kind of op of one part by the tokens of a slice, i, and of its context, j (Li et al. 2021, TeraPipe,
@@ -65,7 +67,7 @@ struct CostTable {
   std::string machine;
   int sequences = 1;  // that were measured together
   int tensor_parallel = 1;
-  std::array<std::array<std::optional<TimeCurve>, 4>, 4> curves;  // by PartKind and OpKind
+  std::array<std::array<std::optional<TimeCurve>, 4>, 5> curves;  // by PartKind and OpKind
   std::vector<LinkTime> links;
   std::array<std::optional<PassTime>, 2> passes;  // by PassKind; elements are parameters
   std::vector<SumTime> sums;                      // by rising ranks

@@ -73,7 +73,8 @@ double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shap
 double FittedCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
   const int layers = stages_[static_cast<std::size_t>(stage)].layers;
   if (training_.recompute != Training::Recompute::full || layers == 0) return 0;
-  return layers * part_s(PartKind::layer, OpKind::F, shape, slice);
+  const PartKind part = table_.curve(PartKind::recompute, OpKind::F) ? PartKind::recompute : PartKind::layer;
+  return layers * part_s(part, OpKind::F, shape, slice);
 }
 
 TransferTime FittedCost::transfer(int from, int to, std::int64_t bytes) const {

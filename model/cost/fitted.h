@@ -29,7 +29,7 @@ class FittedCost : public CostModel {
 
   // Throws InputError if `shape` has another number of sequences than was measured, or the kind is not in the table.
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
-  // Full: another forward of the layers. Selective: none, what was measured holds.
+  // Full: what was measured of it, else another forward of the layers. Selective: none, what was measured holds.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   LinkSharing sharing(std::span<const LinkEnds> links) const override;

@@ -13,8 +13,8 @@ constexpr double kMaxSeconds = 1e6;
 // Shorter than any clock ticks; relative errors need times above 0.
 constexpr double kLeastSeconds = 1e-12;
 
-const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage"};  // as PartKind
-const std::vector<std::string> kPassNames = {"optimizer", "norm"};                    // as PassKind
+const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage", "recompute"};  // as PartKind
+const std::vector<std::string> kPassNames = {"optimizer", "norm"};                                 // as PassKind
 const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
 
 template <typename T>

@@ -203,7 +203,7 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
     }
   }
   // Only attention looks at what is before a slice.
-  if (fitted.terms < 4 && (part == PartKind::layer || fit.behind > 0)) {
+  if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.behind > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;
@@ -248,7 +248,7 @@ struct Named {
 
 LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& messages, int folds,
                    std::vector<LinkTimeFit>& fits, ProfileFit& out) {
-  const LinkTime link = fit_messages(messages);
+  LinkTime link = fit_messages(messages);
   if (link.bandwidth_bytes_per_s < 1 || link.bandwidth_bytes_per_s > kMostBandwidth) {
     throw InputError(fmt::format("{}: {}: {}: expected larger {}s to take longer, got times of {} size{} that do not",
                                  profile.source, what.key, what.name, what.thing, messages.size(),
@@ -361,7 +361,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
     if (!has(OpKind::F)) {
       throw InputError(fmt::format("{}: /samples: part {} has no forward, F", profile.source, to_string(part)));
     }
-    if (!has(OpKind::B) && !(has(OpKind::I) && has(OpKind::W))) {
+    if (part != PartKind::recompute && !has(OpKind::B) && !(has(OpKind::I) && has(OpKind::W))) {
       throw InputError(
           fmt::format("{}: /samples: part {} has no backward, B or I and W", profile.source, to_string(part)));
     }

@@ -101,6 +101,10 @@ TEST(Profiling, WorksWithDataAndTensorRanksAndBothPrecisions) {
     ASSERT_FALSE(profile.samples.empty());
     EXPECT_EQ(profile.samples.front().tensor_parallel, 2);
     EXPECT_EQ(profile.samples.front().sequences, 2);
+    // At the three slices.
+    EXPECT_EQ(std::count_if(profile.samples.begin(), profile.samples.end(),
+                            [](const ProfileSample& sample) { return sample.part == PartKind::recompute; }),
+              3);
     EXPECT_EQ(profile.dtype, precision == Precision::float64 ? "float64" : "float32");
     for (const ProfileSum& sum : profile.sums) EXPECT_EQ(sum.ranks, 2);  // replicas, tied stages, and ranks of a norm
   }

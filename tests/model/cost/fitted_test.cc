@@ -72,6 +72,10 @@ TEST(FittedCostTest, AddsUpWhatAStageHolds) {
   Training full;
   full.recompute = Training::Recompute::full;
   EXPECT_EQ(FittedCost(table(), full, kStages).recompute_s(0, shape, 0), 4);
+  CostTable measured = table();
+  measured.curve(PartKind::recompute, OpKind::F) = TimeCurve{.tokens = {128}, .seconds = {0.75}};
+  EXPECT_EQ(FittedCost(measured, full, kStages).recompute_s(0, shape, 0), 1.5);
+  EXPECT_EQ(to_json_text(parse_cost_table(to_json_text(measured), "again")), to_json_text(measured));
 }
 
 TEST(FittedCostTest, TakesItsOneLinkForEveryHop) {
@@ -110,7 +114,7 @@ TEST(FittedCostTest, AddsWhatThereIsAroundTheParts) {
   EXPECT_EQ(cost.optimizer_s(1), 1 + 7);
   EXPECT_EQ(cost.collective_s(CollectiveKind::tied_embedding, 0, 20), 0.5 + 2);
   EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 20), 1.5 + 2);  // of 3 ranks: as over 4
-  EXPECT_EQ(cost.collective_s(CollectiveKind::global_norm, -1, 4), 0.5 + 0.4 + 2 + 1.2);
+  EXPECT_DOUBLE_EQ(cost.collective_s(CollectiveKind::global_norm, -1, 4), 0.5 + 0.4 + 2 + 1.2);
   EXPECT_EQ(cost.collective_s(CollectiveKind::parameter_gather, 0, 20), 5);
   // Nobody says how many parameters: the other model's optimizer.
   EXPECT_EQ(FittedCost(around, training, kStages, std::make_unique<Rest>()).optimizer_s(1), 6);
