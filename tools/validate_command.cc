@@ -129,7 +129,7 @@ int validate_command(const Options& options) {
       if (table) static_cast<void>(predict(each.plan, *table));
     }
     const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    if (transport.get() == nullptr && plan.layout().size() > cores) {
+    if (transport.get() == nullptr && cores > 0 && plan.layout().size() > cores) {
       fmt::print(stderr,
                  "sluice: {} workers share {} core{}: ops take less when other ranks wait, which no prediction knows\n",
                  plan.layout().size(), cores, cores == 1 ? "" : "s");
