@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -126,6 +127,12 @@ int validate_command(const Options& options) {
     // What is wrong with a file is said before anything runs.
     for (const Case& each : cases) {
       if (table) static_cast<void>(predict(each.plan, *table));
+    }
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    if (transport.get() == nullptr && cores > 0 && plan.layout().size() > cores) {
+      fmt::print(stderr,
+                 "sluice: {} workers share {} core{}: ops take less when other ranks wait, which no prediction knows\n",
+                 plan.layout().size(), cores, cores == 1 ? "" : "s");
     }
     const TrialReport trials = run(cases, options, transport.get(), !table);
     if (!ranks.first()) return kDone;

@@ -130,7 +130,6 @@ TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   const CommandResult result =
       run("validate" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " + "100000 --trace " + trace);
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.err, "");
   EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));
   EXPECT_THAT(result.out, HasSubstr("\nzb-h1  "));
   EXPECT_THAT(result.out, HasSubstr("\n  W  "));
