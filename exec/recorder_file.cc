@@ -31,10 +31,10 @@ constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 // The name that OpGraph::name gives it.
 std::string name_of(const RecordedVertex& vertex, bool sliced) {
   std::string op = to_string(Op{.microbatch = vertex.microbatch,
-                               .stage = vertex.stage,
-                               .slice = vertex.slice,
-                               .kind = static_cast<OpKind>(vertex.op)},
-                            sliced);
+                                .stage = vertex.stage,
+                                .slice = vertex.slice,
+                                .kind = static_cast<OpKind>(vertex.op)},
+                             sliced);
   switch (static_cast<VertexKind>(vertex.kind)) {
     case VertexKind::compute: return op;
     case VertexKind::joint:
