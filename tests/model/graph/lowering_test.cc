@@ -257,6 +257,29 @@ TEST(Lowering, ATiedEmbeddingIsSummedBetweenTheEndsOnlyIfTheyAreApart) {
   EXPECT_THROW(tied("pipedream", {.p = 2, .m = 4, .batches = 3}), InputError);
 }
 
+// Embedding and head of one rank add to one gradient: what sums the first stage's waits for the head's last W too.
+TEST(Lowering, SumsOfAnEmbeddingWaitForTheHeadOfItsRank) {
+  ScheduleParts parts{.family = "custom", .num_stages = 2, .routes = {{0, 0}}};
+  parts.orders = {{{.stage = 0, .kind = OpKind::F},
+                   {.stage = 1, .kind = OpKind::F},
+                   {.stage = 1, .kind = OpKind::I},
+                   {.stage = 0, .kind = OpKind::I},
+                   {.stage = 0, .kind = OpKind::W},
+                   {.stage = 1, .kind = OpKind::W}}};
+  const Schedule schedule(parts);
+  for (const bool tied : {true, false}) {
+    const OpGraph graph = lower(schedule, {.data_parallel = 2, .overlap_grad_reduce = true, .tied_embedding = tied});
+    const Ops ops(graph);
+    int sums = 0;
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      if (graph[v].kind != VertexKind::collective || graph[v].stage != 0) continue;
+      ++sums;
+      EXPECT_TRUE(needs(graph, v, ops.at(OpKind::W, tied ? 1 : 0, 0, 0)));
+    }
+    EXPECT_EQ(sums, 1);
+  }
+}
+
 TEST(Lowering, ReplicasOfAStageSumTheirGradients) {
   const Schedule schedule = test::make("dualpipe", {.p = 4, .m = 8});
   const OpGraph graph = lower(schedule);
