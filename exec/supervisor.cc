@@ -44,7 +44,7 @@ std::vector<RecorderOwner> owners_of(const RunLayout& layout, std::int64_t proce
 }
 
 Supervisor::Supervisor(const RunPlan& plan, const TrainingOptions& options, std::vector<RecorderOwner> owners,
-                       std::vector<int> here, std::function<void()> stop)
+                       const std::vector<int>& here, std::function<void()> stop)
     : plan_(plan),
       supervision_(options.supervision),
       owners_(std::move(owners)),

@@ -20,7 +20,7 @@ class Supervisor {
   // `owners` of all workers by world rank, of which those of this process are `here`. `stop` ends all waiting of the
   // workers here; `stop_asked` is set by an interrupt.
   Supervisor(const RunPlan& plan, const TrainingOptions& options, std::vector<RecorderOwner> owners,
-             std::vector<int> here, std::function<void()> stop);
+             const std::vector<int>& here, std::function<void()> stop);
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;

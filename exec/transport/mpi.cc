@@ -16,6 +16,7 @@ namespace {
 
 // MPI counts in int: longer messages go in pieces of the same tag, which arrive in their order.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
+constexpr std::size_t kRequestBytes = sizeof(MPI_Request);  // a number or a pointer, by the library
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -90,11 +91,11 @@ class MpiTransport : public Transport {
  private:
   static MPI_Request request_of(const Message& message) {
     MPI_Request request;
-    static_assert(sizeof request <= sizeof message.native);
-    std::memcpy(&request, message.native, sizeof request);
+    static_assert(kRequestBytes <= sizeof message.native);
+    std::memcpy(&request, message.native, kRequestBytes);
     return request;
   }
-  static void keep(Message& message, MPI_Request request) { std::memcpy(message.native, &request, sizeof request); }
+  static void keep(Message& message, MPI_Request request) { std::memcpy(message.native, &request, kRequestBytes); }
 
   void finish(Message& message) {
     message.done_ns = std::chrono::steady_clock::now().time_since_epoch().count();
