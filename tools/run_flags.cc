@@ -125,7 +125,8 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   if (unsliced && document.contains("schedule") && document.at("schedule").is_object()) {
     for (const char* key : {"slices", "slice_lengths", "slicing"}) document["schedule"].erase(key);
   }
-  if (!has(document, "/model")) {
+  const bool built_in = !has(document, "/model");
+  if (built_in) {
     document["model"] = built_in_model();
     set_default(document, "/batch/sequence_length", 128);
     set_default(document, "/batch/micro_batch", 2);
@@ -155,7 +156,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   refuse(training.recompute_layers > 0, "recomputation of some layers (/parallelism/recompute_layers)");
   refuse(scenario.schedule == kAutomatic, "an automatic schedule: let 'sluice simulate --schedule auto' write it");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
-  if (scenario.model->name.empty()) scenario.model->name = kBuiltInModel;
+  if (built_in) scenario.model->name = kBuiltInModel;
   return scenario;
 }
 
