@@ -26,7 +26,7 @@ Times times_of(const OpGraph& graph, std::span<const WorkerClock> workers, Verte
   Times times{0, std::numeric_limits<std::int64_t>::max()};
   for (const int rank : graph.collective(vertex).ranks) {
     times.start = std::max(times.start, workers[index(rank)].starts[v]);
-    times.end = std::min(times.end, workers[index(rank)].ends[v]);
+    times.end = std::min(times.end, workers[index(rank)].ends[v]);  // 0 if one has no result
   }
   return times;
 }
@@ -42,6 +42,7 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   for (VertexId v = 0; v < graph.size(); ++v) {
     Times times = times_of(graph, workers, v);
+    if (times.start == 0 || times.end == 0) continue;
     std::int64_t& free = lane_free[index(graph[v].lane)];
     if (graph[v].kind == VertexKind::transfer) {
       times.end = std::max(times.end, free);
@@ -53,10 +54,20 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
     first = std::min(first, times.start);
   }
   for (VertexId v = 0; v < graph.size(); ++v) {
+    if (timeline.end[v] == Duration{0}) continue;
     timeline.start[v] -= Duration(first);
     timeline.end[v] -= Duration(first);
   }
   return timeline;
+}
+
+std::vector<char> ended_vertices(const OpGraph& graph, std::span<const WorkerClock> workers) {
+  std::vector<char> ended(graph.size(), 0);
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Times times = times_of(graph, workers, v);
+    ended[v] = times.start > 0 && times.end > 0 ? 1 : 0;
+  }
+  return ended;
 }
 
 }  // namespace sluice

@@ -249,8 +249,15 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
       });
     }
   }
+  for (int rank = 0; rank < layout.size(); ++rank) {
+    const Worker* const worker = workers[index(rank)].get();
+    if (options.keep_times == KeepTimes::none || !of_first_replica(layout, rank) || worker == nullptr) continue;
+    report.broken.push_back(
+        {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
+  }
   workers.clear();
   supervisor.end();
+  report.broken.clear();
 }
 
 void train_as_process(const RunPlan& plan, Transport& transport, const TokenSource& tokens,

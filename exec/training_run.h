@@ -62,6 +62,7 @@ struct TrainingReport {
   std::vector<RunReport> runs;
   std::vector<WorkerReport> workers;  // by world rank
   bool interrupted = false;           // it was asked to stop
+  std::vector<WorkerClock> broken;    // of a run of the graph that failed, as RunReport::clocks; threads only
 };
 
 // Told of each run of the graph, on the root worker alone.

@@ -166,6 +166,8 @@ void Worker::run_steps(std::int64_t first_step, std::span<const double> learning
   most_held_ = 0;
   std::fill(unit_losses_.begin(), unit_losses_.end(), 0.0);
   std::fill(consumed_.begin(), consumed_.end(), 0);
+  std::fill(starts_.begin(), starts_.end(), 0);
+  std::fill(ends_.begin(), ends_.end(), 0);
   awaiting_.clear();
   for (Message& send : sends_) send.done.store(true, std::memory_order_relaxed);
   if (!rank_.collectives.empty()) {

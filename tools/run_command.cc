@@ -179,6 +179,15 @@ void write_trace(const Options& options, const RunPlan& plan, const TrainingRepo
   write_trace_file(options.trace, plan.graph(), timeline, memory);
 }
 
+// Of a run that failed: what had ended of the step that broke, or, of processes, the last whole step.
+void write_broken_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+  if (std::ssize(report.broken) != plan.layout().pipeline) return write_trace(options, plan, report);
+  TraceOptions trace{.ended = ended_vertices(plan.graph(), report.broken)};
+  const bool any = std::any_of(trace.ended.begin(), trace.ended.end(), [](char ended) { return ended != 0; });
+  if (options.trace.empty() || !any) return write_trace(options, plan, report);
+  write_trace_file(options.trace, plan.graph(), measured_timeline(plan.graph(), report.broken), {}, trace);
+}
+
 // Whether a file can be put there is known before the run, not behind it.
 void check_folder(const char* flag, const std::string& file) {
   if (file.empty()) return;
@@ -304,7 +313,7 @@ int run_command(const Options& options) {
       }
     } catch (const RunFailure& failure) {
       recorders.keep();
-      write_trace(options, plan, report);
+      write_broken_trace(options, plan, report);
       fmt::print(stderr, "sluice: {}\nsluice: what each rank did last is in {} (sluice run --post-mortem {})\n",
                  failure.what(), recorders.path(), recorders.path());
       std::fflush(nullptr);

@@ -45,11 +45,12 @@ class TraceWriter {
     text_ << "},\n\"traceEvents\":[";
   }
 
-  std::int64_t write(std::span<const RankMemory> memory, bool idle) {
+  std::int64_t write(std::span<const RankMemory> memory, const TraceOptions& options) {
     for (int rank = 0; rank < graph_.schedule().num_ranks(); ++rank) {
       if (tracks_.shown(rank)) write_names(rank);
     }
     for (VertexId v = 0; v < graph_.size(); ++v) {
+      if (!options.ended.empty() && options.ended[v] == 0) continue;
       switch (graph_[v].kind) {
         case VertexKind::transfer: write_transfer(v); break;
         case VertexKind::collective: write_collective(v); break;
@@ -57,7 +58,7 @@ class TraceWriter {
       }
       text_.flush_if_full();
     }
-    if (idle) {
+    if (options.idle) {
       for (const IdleInterval& interval : idle_intervals(graph_, timeline_)) {
         if (tracks_.shown(interval.rank)) write_idle(interval);
         text_.flush_if_full();
@@ -229,7 +230,7 @@ class TraceWriter {
 
 std::int64_t write_chrome_trace(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline,
                                 std::span<const RankMemory> memory, const TraceOptions& options) {
-  return TraceWriter(sink, graph, timeline, options).write(memory, options.idle);
+  return TraceWriter(sink, graph, timeline, options).write(memory, options);
 }
 
 std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, const Timeline& timeline,
@@ -252,7 +253,9 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
   if (options.idle) {
     for (const IdleInterval& interval : idle_intervals(graph, timeline)) events += tracks.shown(interval.rank) ? 1 : 0;
   }
-  for (const Vertex& vertex : graph.vertices()) {
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (!options.ended.empty() && options.ended[v] == 0) continue;
+    const Vertex& vertex = graph[v];
     const Lane& lane = graph.lanes()[index(vertex.lane)];
     if (vertex.kind == VertexKind::collective) {
       const auto ranks = graph.collective(vertex).ranks;

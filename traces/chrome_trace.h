@@ -16,6 +16,7 @@ struct TraceOptions {
   std::vector<int> ranks;        // pipeline ranks to write; empty: all
   std::vector<int> world_ranks;  // by pipeline rank, distinct; empty: the pipeline rank itself
   std::string scenario;          // a JSON value that says what was traced, copied as it stands; empty: null
+  std::vector<char> ended;       // by vertex, of a run that broke: the others are left out; empty: all ended
   bool idle = false;             // also a slice for every idle stretch of a compute lane, with its cause
 };
 

@@ -271,6 +271,21 @@ TEST(BrokenRun, NamesWhoWaits) {
   EXPECT_THAT(result.err, HasSubstr("waiting for it: ranks 0, 1, 3"));
 }
 
+// On one rank the ops run in the order of its list, so it is known what has ended: F0 B0 F1 B1 before F2.
+TEST(BrokenRun, KeepsThePartOfTheTraceThatItHas) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("part.json");
+  EXPECT_EQ(run(kTiny + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
+  const std::string trace = read_file(path);
+  EXPECT_THAT(check_trace(trace), IsEmpty());
+  std::vector<std::string> ops;
+  const json document = json::parse(trace);
+  for (const json& event : document.at("traceEvents")) {
+    if (event.value("cat", "") == "compute") ops.push_back(event.at("name"));
+  }
+  EXPECT_THAT(ops, ::testing::ElementsAre("F0", "B0", "F1", "B1"));
+}
+
 TEST(BrokenRun, LeavesRecordersBehindWhenItIsKilled) {
   const TemporaryFolder folder;
   const CommandResult result =
