@@ -366,7 +366,6 @@ class RankPlanner {
       for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[index(i)], packing);
       plan_.held_after_start.push_back(packing.held());
       for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[index(i)], packing);
-      plan_.held_after_end.push_back(packing.held());
     }
     plan_.blocks_bytes = packing.size();
     plan_.most_held_bytes = packing.most_held();

@@ -91,7 +91,6 @@ struct RankPlan {
   std::int64_t blocks_bytes = 0;               // what that part must hold
   std::int64_t most_held_bytes = 0;            // the most that ops hold of it at once
   std::vector<std::int64_t> held_after_start;  // by step: bytes held once it has taken what it takes
-  std::vector<std::int64_t> held_after_end;
 
   const UnitBlocks& blocks_of(int chunk, std::int64_t unit, std::int64_t num_units) const {
     return blocks[static_cast<std::size_t>(chunk * num_units + unit)];

@@ -1,12 +1,13 @@
 #include "exec/watchdog.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <mutex>
 #include <optional>
@@ -26,12 +27,23 @@ std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
 }
 
-sigset_t end_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGTERM);
-  sigaddset(&signals, SIGINT);
-  return signals;
+// Of HeldSignals: its handler writes a byte for each signal, the watchdog reads it. -1: there is none.
+std::atomic<int> held_in{-1};
+std::atomic<int> held_out{-1};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+extern "C" void hold_signal(int signal) {
+  const int before = errno;
+  const auto byte = static_cast<unsigned char>(signal);
+  // Fails only if thousands wait to be read.
+  [[maybe_unused]] const ssize_t written = ::write(held_in.load(), &byte, 1);
+  errno = before;
+}
+
+// 0 if there was none.
+int next_held_signal() {
+  unsigned char signal = 0;
+  return ::read(held_out.load(), &signal, 1) == 1 ? signal : 0;
 }
 
 class Descriptor {
@@ -114,11 +126,26 @@ class Recorders {
 }  // namespace
 
 HeldSignals::HeldSignals() {
-  const sigset_t signals = end_signals();
-  ::pthread_sigmask(SIG_BLOCK, &signals, &before_);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
+    throw std::system_error(errno, std::generic_category(), "the pipe for signals");
+  }
+  held_out.store(ends[0]);
+  held_in.store(ends[1]);
+  struct sigaction hold {};
+  hold.sa_handler = hold_signal;
+  hold.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &hold, &terminate_before_);
+  ::sigaction(SIGINT, &hold, &interrupt_before_);
 }
 
-HeldSignals::~HeldSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+HeldSignals::~HeldSignals() {
+  ::sigaction(SIGTERM, &terminate_before_, nullptr);
+  ::sigaction(SIGINT, &interrupt_before_, nullptr);
+  while (const int signal = next_held_signal()) ::raise(signal);
+  ::close(held_in.exchange(-1));
+  ::close(held_out.exchange(-1));
+}
 
 struct Watchdog::Impl {
   Impl(const OpGraph& graph, std::vector<RecorderOwner> given, WatchdogOptions asked,
@@ -129,10 +156,6 @@ struct Watchdog::Impl {
         chains(graph, owners, options.limits),
         recorders(options.folder, owners),
         ended(::eventfd(0, EFD_CLOEXEC)) {
-    if (options.take_signals) {
-      const sigset_t set = end_signals();
-      signals.emplace(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    }
     last_look_ns = now_ns();
     thread = std::thread([this] { run(); });
   }
@@ -160,16 +183,9 @@ struct Watchdog::Impl {
     return chains.examine(views, now);
   }
 
-  // 0 if there was none.
-  int next_signal() const {
-    signalfd_siginfo info{};
-    if (!signals || ::read(signals->get(), &info, sizeof info) != sizeof info) return 0;
-    return static_cast<int>(info.ssi_signo);
-  }
-
   void run() {
     while (!wait(options.period)) {
-      Alarm alarm{.signal = next_signal()};
+      Alarm alarm{.signal = options.take_signals ? next_held_signal() : 0};
       alarm.report = look();
       if (alarm.signal != 0) {
         // Launchers end the others because one has ended: that it has may take a moment to show.
@@ -187,8 +203,8 @@ struct Watchdog::Impl {
   // True if the watchdog is to end; false after `time`, or earlier if a signal has come.
   bool wait(std::chrono::milliseconds time, bool wake_for_signals = true) const {
     std::array<pollfd, 2> sources = {pollfd{.fd = ended.get(), .events = POLLIN},
-                                     pollfd{.fd = signals ? signals->get() : -1, .events = POLLIN}};
-    ::poll(sources.data(), wake_for_signals ? 2 : 1, static_cast<int>(time.count()));
+                                     pollfd{.fd = held_out.load(), .events = POLLIN}};
+    ::poll(sources.data(), options.take_signals && wake_for_signals ? 2 : 1, static_cast<int>(time.count()));
     return sources[0].revents != 0;
   }
 
@@ -201,7 +217,6 @@ struct Watchdog::Impl {
   std::int64_t last_look_ns = 0;
   std::int64_t resumed_ns = 0;
   Descriptor ended;
-  std::optional<Descriptor> signals;
   std::thread thread;
 };
 

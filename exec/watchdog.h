@@ -14,17 +14,20 @@
 
 namespace sluice {
 
-// Keeps SIGTERM and SIGINT from ending the process as long as it lives, so that a Watchdog can take them. The threads
-// that this one starts inherit that: to be made first thing, before MPI and any other that starts threads.
+// Keeps SIGTERM and SIGINT from ending the process as long as it lives, so that a Watchdog can take them, whichever
+// thread they reach (the BLAS has threads of its own before main begins). What no watchdog has taken comes once it
+// ends. One at a time.
 class HeldSignals {
  public:
+  // Throws std::system_error if there is no descriptor left for it.
   HeldSignals();
   ~HeldSignals();
   HeldSignals(const HeldSignals&) = delete;
   HeldSignals& operator=(const HeldSignals&) = delete;
 
  private:
-  sigset_t before_;
+  struct sigaction terminate_before_ {};
+  struct sigaction interrupt_before_ {};
 };
 
 struct WatchdogOptions {

@@ -26,18 +26,6 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-RowKind kind_of(const Vertex& vertex) {
-  switch (vertex.kind) {
-    case VertexKind::compute: return row_kind(vertex.op);
-    case VertexKind::joint: return RowKind::joint;
-    case VertexKind::recompute: return RowKind::recompute;
-    case VertexKind::transfer: return RowKind::transfer;
-    case VertexKind::collective: return RowKind::collective;
-    case VertexKind::optimizer: return RowKind::optimizer;
-  }
-  return RowKind::F;
-}
-
 Duration duration_of(const Timeline& timeline, VertexId v) { return timeline.end[v] - timeline.start[v]; }
 
 // What a rank's optimizer steps and norms go over.

@@ -15,6 +15,8 @@ std::string text_of(const RowOp& op, bool sliced) {
   return to_string(Op{.microbatch = op.microbatch, .stage = op.stage, .slice = op.slice, .kind = op.kind}, sliced);
 }
 
+}  // namespace
+
 RowKind kind_of(const Vertex& vertex) {
   switch (vertex.kind) {
     case VertexKind::compute: return row_kind(vertex.op);
@@ -26,8 +28,6 @@ RowKind kind_of(const Vertex& vertex) {
   }
   return RowKind::F;
 }
-
-}  // namespace
 
 RowIdentity identity_of(const OpRow& row) {
   RowIdentity identity{.kind = row.kind, .op = row.op};

@@ -23,6 +23,8 @@ inline constexpr std::array<std::string_view, kNumRowKinds> kRowKindNames = {
 // Whether rows of this kind keep their rank busy; the others run beside them.
 constexpr bool occupies_rank(RowKind kind) { return kind != RowKind::transfer && kind != RowKind::collective; }
 constexpr RowKind row_kind(OpKind kind) { return static_cast<RowKind>(kind); }
+// What a vertex of a graph is as a row.
+RowKind kind_of(const Vertex& vertex);
 
 struct RowOp {
   std::int32_t microbatch = 0;  // over all batches; of a collective or an optimizer step: the step, from 0

@@ -296,6 +296,16 @@ TEST(BrokenRun, LeavesRecordersBehindWhenItIsKilled) {
   EXPECT_THAT(said.out, HasSubstr("compute, step 1: working in B(stage 1, mb 2)"));
 }
 
+// The BLAS may have threads that were there before main: the signal must not end the process through one of those.
+TEST(BrokenRun, SaysThatItWasToldToEnd) {
+  std::vector<std::string> arguments = {"--preserve-status", "--signal=TERM", "1.5", SLUICE_COMMAND};
+  for (const std::string& word : words(kTiny + "--pp 2 --steps 10000000 --log-every 10000000"))
+    arguments.push_back(word);
+  const CommandResult result = test::run_program("/usr/bin/timeout", arguments);
+  EXPECT_EQ(result.exit_code, 6) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("the launcher ends the run (signal 15)"));
+}
+
 TEST(BrokenRun, IsStoppedAndExplainedOverMpi) {
   if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   for (const Breakage& breakage : kBreakages) {
