@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "kernels/device.h"
+
 namespace sluice {
 
 // What a kernel may call inside an op: sums over the tensor-parallel ranks of one stage. Every rank of the group makes
@@ -16,6 +18,17 @@ class TensorGroup {
   virtual void sum(double* data, std::int64_t count) = 0;
   virtual void maximum(float* data, std::int64_t count) = 0;
   virtual void maximum(double* data, std::int64_t count) = 0;
+};
+
+// The same on a device: calls are put on a stream, whose later work sees the sums. Every rank of the group gets the
+// same bits.
+class StreamGroup {
+ public:
+  virtual ~StreamGroup() = default;
+  virtual int size() const = 0;
+  virtual int rank() const = 0;
+  virtual void sum(void* data, std::int64_t count, Element element, Stream& stream) = 0;
+  virtual void maximum(float* data, std::int64_t count, Stream& stream) = 0;
 };
 
 }  // namespace sluice

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/collective.h"
+#include "kernels/device.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
@@ -65,7 +66,9 @@ inline constexpr const char* kWordEmbedding = "embedding.word.weight";
 struct StageMemory {
   std::int64_t weights = 0;  // one version
   std::int64_t gradients = 0;
-  std::int64_t moments = 0;  // of the optimizer: Adam's first of all weights, then its second; not used by SGD
+  // Of the optimizer: Adam's first of all weights, then its second; not used by SGD. On a device the master weights
+  // come before them; all are float32.
+  std::int64_t moments = 0;
 };
 
 // Bytes of one slice, by how long they live; as SliceBytes of model/graph/footprint.h.
@@ -111,6 +114,13 @@ struct SliceCall {
   double loss = 0;                        // out, of F with a head: the sum over rows of -ln p(target); same on all
                                           // tensor ranks
   std::int64_t recompute_ns = 0;          // out, of B and I: how much of their time made activations again
+
+  // Of a stage on a device: what the op is put on. All buffers, tokens and targets too, are then the device's, and
+  // `loss` and `recompute_ns` stay as they are.
+  Stream* stream = nullptr;
+  Device* device = nullptr;
+  StreamGroup* stream_group = nullptr;  // in the place of `tensor`
+  float* loss_on_device = nullptr;      // [1], out, in the place of `loss`
 };
 
 inline constexpr std::size_t kBufferAlignment = 64;
@@ -126,11 +136,17 @@ struct OptimizerStep {
   double weight_decay = 0;    // decoupled: w -= learning_rate * weight_decay * w (Loshchilov and Hutter 2019, alg. 2)
   double gradient_scale = 1;  // from clipping
   std::int64_t number = 1;    // of this step, from 1: for Adam's bias corrections
+
+  // Of a stage on a device: what the step is put on, and [1], multiplied with gradient_scale; where that is not a
+  // number the step changes nothing (an overflow of float16).
+  Stream* stream = nullptr;
+  const float* scale_on_device = nullptr;
 };
 
 // One stage of a model on one tensor-parallel rank: the three calls of the IR, and its memory plan. Holds sizes, no
 // weights and no state, and allocates nothing in its ops: one Stage may serve many microbatches and weight versions, by
-// one thread at a time. Results depend on what the buffers hold alone, to the last bit.
+// one thread at a time. Results depend on what the buffers hold alone, on a CPU to the last bit. On a device (see
+// DeviceKernels) ops return when they stand in SliceCall::stream.
 class Stage {
  public:
   virtual ~Stage() = default;
@@ -162,12 +178,19 @@ class Stage {
 
   // Sum of squares of the gradients that this rank counts.
   virtual double squared_norm(const std::byte* gradients) const = 0;
+  // The same on a device: adds it to *squares.
+  virtual void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const;
+  // On a device, where `initialise` and checkpoints have float32 weights on the host: puts those (copied to the device)
+  // into master weights and 16-bit weights.
+  virtual void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* moments,
+                           Stream& stream) const;
   // new_weights may be weights. Moments are updated in place.
   virtual void step(const std::byte* weights, std::byte* new_weights, std::byte* moments, const std::byte* gradients,
                     const OptimizerStep& step) const = 0;
 };
 
-enum class Precision : std::uint8_t { float32, float64 };
+// Of weights and activations: the first two on the CPU, the others on devices.
+enum class Precision : std::uint8_t { float32, float64, float16, bfloat16 };
 
 // A stage on the CPU, with the products of the BLAS that the project was built with, else Eigen's.
 // Throws InputError for a model that it cannot compute (experts, latent attention, query and key norms), or sizes that

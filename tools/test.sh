@@ -14,7 +14,7 @@ step "packages"
 tools/install-packages.sh clang-format clang-tidy libsimgrid-dev clang libclang-rt-dev zsh fish mandoc file dpkg-dev
 
 step "clang-format"
-git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror
+git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cu' '*.cuh' | xargs -0 -n 16 -P "$jobs" clang-format --dry-run --Werror
 
 step "browser"
 tests/browser/install.sh

@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device.h"
+
+namespace sluice::cuda {
+
+// What DeviceKernels says of them.
+void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into);
+void maximum(Stream& stream, const float* from, std::int64_t count, float* into);
+void flag_not_finite(Stream& stream, Element element, const void* data, std::int64_t count, std::int32_t* flag);
+void fill_not_a_number(Stream& stream, Element element, void* data, std::int64_t count);
+void gradient_scale(Stream& stream, const float* squares, float clip, float loss_scale, float* scale, float* norm);
+
+}  // namespace sluice::cuda

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "kernels/device.h"
+
+namespace sluice::cuda {
+
+// Throws DeviceError naming the call, the device and what the runtime says.
+inline void check(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return;
+  int ordinal = -1;
+  const bool known = cudaGetDevice(&ordinal) == cudaSuccess;
+  throw DeviceError(std::string(call) + (known ? " on GPU " + std::to_string(ordinal) : std::string()) + ": " +
+                    cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+}  // namespace sluice::cuda
+
+#define SLUICE_CUDA_CHECK(call) ::sluice::cuda::check((call), #call)

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/cuda/launch.h"
+
+namespace sluice::cuda {
+
+// For kernels that go over the elements of a buffer: each thread takes every so manyth.
+inline constexpr int kElementThreads = 256;
+
+template <class Visit>
+SLUICE_DEVICE void for_each_element(std::int64_t count, const Visit& visit) {
+  const std::int64_t step = static_cast<std::int64_t>(blocks_x()) * threads();
+  for (std::int64_t i = static_cast<std::int64_t>(block_x()) * threads() + thread(); i < count; i += step) visit(i);
+}
+
+// Enough blocks to fill any GPU, each with a few elements a thread where there are many.
+inline Grid element_grid(std::int64_t count) {
+  constexpr std::int64_t kMostBlocks = 2048;
+  const std::int64_t blocks = (count + kElementThreads - 1) / kElementThreads;
+  return {.blocks_x = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kMostBlocks)), .threads = kElementThreads};
+}
+
+template <class T>
+struct Type {};
+
+// Calls visit(Type<T>()) with the type that `element` names.
+template <class Visit>
+void with_type(Element element, const Visit& visit) {
+  switch (element) {
+    case Element::float16: visit(Type<float16>()); break;
+    case Element::bfloat16: visit(Type<bfloat16>()); break;
+    case Element::float32: visit(Type<float>()); break;
+  }
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,214 @@
+// The emulation of devices itself: what kernels are proven on.
+
+#include <gtest/gtest.h>
+
+#include <Eigen/Core>
+#include <array>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "kernels/cuda/buffers.h"
+#include "kernels/cuda/launch.h"
+#include "model/errors.h"
+
+namespace sluice {
+namespace {
+
+using namespace cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+
+class Emulation : public ::testing::Test {
+ protected:
+  template <class Kernel>
+  void run(const Grid& grid, const Kernel& kernel) {
+    launch(*stream_, grid, kernel);
+    device_->synchronize(*stream_);
+  }
+  std::unique_ptr<Device> device_ = emulation::make_device({});
+  std::unique_ptr<Stream> stream_ = device_->make_stream(StreamPriority::normal);
+};
+
+TEST_F(Emulation, ConvertsEveryHalfAsEigenDoes) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    const float16 half{static_cast<std::uint16_t>(bits)};
+    const float expected = static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(static_cast<std::uint16_t>(bits)));
+    const float value = to_float(half);
+    if (std::isnan(expected)) {
+      EXPECT_TRUE(std::isnan(value)) << bits;
+      continue;
+    }
+    EXPECT_EQ(value, expected) << bits;
+    EXPECT_EQ(from_float<float16>(value).bits, half.bits) << bits;
+  }
+}
+
+TEST_F(Emulation, RoundsAsEigenDoes) {
+  std::mt19937 random(1);
+  for (int i = 0; i < 200000; ++i) {
+    const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
+    if (std::isnan(value)) continue;
+    EXPECT_EQ(from_float<float16>(value).bits, Eigen::numext::bit_cast<std::uint16_t>(Eigen::half(value))) << value;
+    EXPECT_EQ(from_float<bfloat16>(value).bits, Eigen::numext::bit_cast<std::uint16_t>(Eigen::bfloat16(value)))
+        << value;
+  }
+}
+
+struct SumOfBlock {
+  static constexpr int kThreads = 96;
+  const float* in;
+  float* out;
+  SLUICE_DEVICE void operator()() const {
+    auto* const sums = reinterpret_cast<float*>(shared_memory());
+    const float sum = warp_sum(in[block_x() * threads() + thread()]);
+    if (lane() == 0) sums[warp()] = sum;
+    sync_block();
+    if (thread() != 0) return;
+    float all = 0;
+    for (int i = 0; i < threads() / kWarp; ++i) all += sums[i];
+    out[block_x()] = all;
+  }
+};
+
+TEST_F(Emulation, ThreadsOfABlockWorkTogether) {
+  std::vector<float> in(2 * 96);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i);
+  std::array<float, 2> out{};
+  run({.blocks_x = 2, .threads = 96, .shared_bytes = 12}, SumOfBlock{in.data(), out.data()});
+  EXPECT_EQ(out[0], 95 * 96 / 2);
+  EXPECT_EQ(out[1], 191 * 192 / 2 - 95 * 96 / 2);
+}
+
+struct SomeNeverCome {
+  static constexpr int kThreads = 64;
+  SLUICE_DEVICE void operator()() const {
+    if (thread() == 5) return;
+    sync_block();
+  }
+};
+
+TEST_F(Emulation, SaysThatAKernelWouldHang) { EXPECT_THROW(run({.threads = 64}, SomeNeverCome{}), DeviceError); }
+
+// D = A B for A [16, 16], B [16, 8] in shared memory, through the loads that kernels use.
+template <class T>
+struct OneProduct {
+  static constexpr int kThreads = 32;
+  const T* a;  // [16, 16]
+  const T* b;  // [16, 8], or its transposed [8, 16]
+  bool b_transposed;
+  float* d;  // [16, 8]
+  SLUICE_DEVICE void operator()() const {
+    T* const rows = reinterpret_cast<T*>(shared_memory());
+    T* const b_rows = rows + 256;
+    // 32 pieces of A, 16 of B, of 8 numbers each.
+    copy_async_16(rows + lane() * 8, a + lane() * 8, true);
+    copy_async_16(b_rows + lane() % 16 * 8, b + lane() % 16 * 8, true);
+    copy_async_commit();
+    copy_async_wait<0>();
+    sync_warp();
+    std::uint32_t a_part[4];
+    std::uint32_t b_part[4];
+    load_matrices<false>(a_part, rows + lane() % 16 * 16 + lane() / 16 * 8);
+    if (b_transposed) {
+      // Matrices 0 and 1: columns 0 to 7 of B in inner 0 to 7 and 8 to 15.
+      load_matrices<false>(b_part, b_rows + lane() % 8 * 16 + lane() / 8 % 2 * 8);
+    } else {
+      load_matrices<true>(b_part, b_rows + lane() % 16 * 8);
+    }
+    float sums[4] = {0, 0, 0, 0};
+    const std::uint32_t b_used[2] = {b_part[0], b_part[1]};
+    multiply_add<T>(sums, a_part, b_used);
+    for (int i = 0; i < 4; ++i) d[(lane() / 4 + i / 2 * 8) * 8 + lane() % 4 * 2 + i % 2] = sums[i];
+  }
+};
+
+TEST_F(Emulation, MultipliesAsTheMatrixUnitsDo) {
+  std::array<bfloat16, 256> a{};
+  std::array<bfloat16, 128> b{};
+  std::array<bfloat16, 128> b_transposed{};
+  for (int i = 0; i < 256; ++i) a[static_cast<std::size_t>(i)] = from_float<bfloat16>(static_cast<float>(i * 7 % 13));
+  for (int i = 0; i < 16; ++i) {
+    for (int j = 0; j < 8; ++j) {
+      const auto value = from_float<bfloat16>(static_cast<float>((i * 8 + j) * 5 % 11));
+      b[static_cast<std::size_t>(i * 8 + j)] = value;
+      b_transposed[static_cast<std::size_t>(j * 16 + i)] = value;
+    }
+  }
+  for (const bool transposed : {false, true}) {
+    std::array<float, 128> d{};
+    alignas(16) auto own_a = a;
+    alignas(16) auto own_b = transposed ? b_transposed : b;
+    run({.threads = 32, .shared_bytes = 768}, OneProduct<bfloat16>{own_a.data(), own_b.data(), transposed, d.data()});
+    for (std::size_t i = 0; i < 16; ++i) {
+      for (std::size_t j = 0; j < 8; ++j) {
+        float expected = 0;  // of small whole numbers: exact
+        for (std::size_t k = 0; k < 16; ++k) expected += to_float(a[i * 16 + k]) * to_float(b[k * 8 + j]);
+        EXPECT_EQ(d[i * 8 + j], expected) << i << ' ' << j << ' ' << transposed;
+      }
+    }
+  }
+}
+
+TEST_F(Emulation, StreamsWaitForEventsOnly) {
+  const auto other = device_->make_stream(StreamPriority::high);
+  const auto event = device_->make_event();
+  const auto last = device_->make_event();
+  std::vector<int> order;
+  emulation::put(*stream_, [] { std::this_thread::sleep_for(std::chrono::milliseconds(20)); });
+  emulation::put(*stream_, [&] { order.push_back(1); });
+  device_->record(*event, *stream_);
+  device_->wait(*other, *event);
+  emulation::put(*other, [&] { order.push_back(2); });
+  device_->record(*last, *other);
+  EXPECT_FALSE(device_->done(*last));
+  device_->synchronize(*last);
+  EXPECT_EQ(order, (std::vector<int>{1, 2}));
+  EXPECT_GE(device_->nanoseconds_between(*event, *last), 0);
+}
+
+TEST_F(Emulation, HasAsMuchMemoryAsItSays) {
+  const auto small = emulation::make_device({.memory_bytes = 1000});
+  std::byte* const first = small->allocate(600);
+  EXPECT_EQ(small->free_bytes(), 400);
+  EXPECT_THROW(small->allocate(401), DoesNotFit);
+  small->release(first);
+  EXPECT_NO_THROW(small->allocate(1000));
+}
+
+TEST_F(Emulation, ScalesGradients) {
+  // Squares of gradients at a loss scale of 8: their norm is 40, without the scale 5.
+  const float squares = 1600;
+  float scale = 0;
+  float norm = 0;
+  gradient_scale(*stream_, &squares, 0, 8, &scale, &norm);
+  device_->synchronize(*stream_);
+  EXPECT_EQ(norm, 5);
+  EXPECT_EQ(scale, 1.0F / 8);
+  gradient_scale(*stream_, &squares, 2.5F, 8, &scale, &norm);
+  device_->synchronize(*stream_);
+  EXPECT_EQ(scale, 2.5F / 40);
+  const float infinite = std::numeric_limits<float>::infinity();
+  gradient_scale(*stream_, &infinite, 2.5F, 8, &scale, &norm);
+  device_->synchronize(*stream_);
+  EXPECT_TRUE(std::isnan(scale));
+}
+
+TEST_F(Emulation, FindsWhatIsNotFinite) {
+  std::vector<bfloat16> data(5000, from_float<bfloat16>(1.5F));
+  std::int32_t flag = 0;
+  flag_not_finite(*stream_, Element::bfloat16, data.data(), 5000, &flag);
+  device_->synchronize(*stream_);
+  EXPECT_EQ(flag, 0);
+  fill_not_a_number(*stream_, Element::bfloat16, data.data() + 4999, 1);
+  flag_not_finite(*stream_, Element::bfloat16, data.data(), 5000, &flag);
+  device_->synchronize(*stream_);
+  EXPECT_EQ(flag, 1);
+}
+
+}  // namespace
+}  // namespace sluice
