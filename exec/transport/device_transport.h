@@ -13,7 +13,7 @@ namespace sluice {
 
 // Who talks to whom, by world rank; the same on every worker, in the same order.
 struct DeviceLinks {
-  std::vector<std::pair<int, int>> edges;  // sender, receiver
+  std::vector<std::pair<int, int>> edges;  // sender, receiver; some more than once: see DeviceMessage::edge
   std::vector<std::vector<int>> groups;    // ascending; those of one place may follow each other on one stream
 
   friend bool operator==(const DeviceLinks&, const DeviceLinks&) = default;
