@@ -98,8 +98,7 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialO
     for (std::size_t i = 0; i < spec.plans.size(); ++i) {
       const RunPlan& plan = *spec.plans[i];
       const std::vector<double> rates(index(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
-      const std::unique_ptr<Worker> worker =
-          make_worker(plan, transport.rank(), transport, {.tokens = spec.tokens[i]});
+      const std::unique_ptr<Worker> worker = make_worker(plan, transport.rank(), transport, {.tokens = spec.tokens[i]});
       worker->initialise();
       const int runs = spec.runs * (visit + 1) / visits - spec.runs * visit / visits;
       for (int run = 0; run <= runs; ++run) {
