@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/carver.h"
 #include "kernels/device.h"
 
 namespace sluice::cuda {
@@ -24,9 +25,7 @@ struct AttentionShape {
 
 // Elements from the first key of a segment to its first value: keys are [sequences * tokens, key_width], dense, values
 // follow them, each padded to 16 elements (kernels/carver.h). Their gradients lie the same way, in float32.
-constexpr std::int64_t values_after(std::int64_t rows, std::int64_t key_width) {
-  return (rows * key_width + 15) / 16 * 16;
-}
+constexpr std::int64_t values_after(std::int64_t rows, std::int64_t key_width) { return padded(rows * key_width); }
 
 // Keys and values by slice, the earliest first; the last is the one at work, with shape.tokens. Held by value: a kernel
 // takes all of them as an argument (2568 bytes; see lanes.h for how large that may be).
