@@ -422,14 +422,4 @@ void row_products(const AttentionShape& shape, Element element, const void* out,
   });
 }
 
-std::int64_t attention_scratch_bytes(const AttentionShape& shape) { return gemm_attention_scratch_bytes(shape); }
-
-void attention_forward(const AttentionForward& call, Device& device, Stream& stream) {
-  gemm_attention_forward(call, device, stream);
-}
-
-void attention_backward(const AttentionBackward& call, Device& device, Stream& stream) {
-  gemm_attention_backward(call, device, stream);
-}
-
 }  // namespace sluice::cuda
