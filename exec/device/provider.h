@@ -77,6 +77,9 @@ const DeviceProvider* device_provider();
 // something can.
 std::string why_no_devices();
 
+// Throws InputError, in terms of what to ask for instead, if the device has no products of bfloat16 in hardware.
+void require_bfloat16(const Device& device);
+
 // The GPU of a process that is the `local_rank`th on its host, of `visible`: launchers may show each process its own
 // GPU alone, or all of them to all.
 int ordinal_of(int local_rank, int visible);

@@ -49,6 +49,12 @@ std::string to_string(const DeviceRequest& request) {
   return text;
 }
 
+void require_bfloat16(const Device& device) {
+  if (device.has_bfloat16()) return;
+  throw InputError(fmt::format("{} is sm_{}: bfloat16 needs sm_80 or later; float16 with a loss scale runs there",
+                               device.name(), device.compute_capability()));
+}
+
 int ordinal_of(int local_rank, int visible) { return visible > 0 ? local_rank % visible : 0; }
 
 }  // namespace sluice
