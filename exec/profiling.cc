@@ -241,8 +241,7 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   out.plan = std::make_unique<RunPlan>(run, make_schedule(find_family("1f1b"), params));
   out.tokens =
       std::make_unique<TokenSource>(TokenSource::synthetic(static_cast<int>(run.model.vocab), tokens, spec.seed));
-  out.worker =
-      std::make_unique<Worker>(*out.plan, transport.rank(), transport, WorkerServices{.tokens = out.tokens.get()});
+  out.worker = make_worker(*out.plan, transport.rank(), transport, {.tokens = out.tokens.get()});
   out.worker->initialise();
   for (const PlannedStep& step : out.worker->rank_plan().steps) out.ops += step.kind == PlannedStep::Kind::op ? 1 : 0;
   for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {

@@ -201,11 +201,11 @@ void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& trans
   try {
     const WorkerServices services{.tokens = &tokens, .recorder = supervisor.recorder(rank), .faults = &faults};
     // Made by the thread that uses it, so that its memory is near.
-    worker = std::make_unique<Worker>(plan, rank, transport, services);
+    worker = make_worker(plan, rank, transport, services);
     train(*worker, transport, plan, options, supervisor, report, hooks, observer);
   } catch (const Stopped&) {
     try {
-      if (worker) worker->rethrow_collective_error();
+      if (worker) worker->rethrow_own_error();
     } catch (const Stopped&) {
     } catch (...) {
       supervisor.fail(std::current_exception());

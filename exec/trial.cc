@@ -98,18 +98,19 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialO
     for (std::size_t i = 0; i < spec.plans.size(); ++i) {
       const RunPlan& plan = *spec.plans[i];
       const std::vector<double> rates(index(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
-      Worker worker(plan, transport.rank(), transport, {.tokens = spec.tokens[i]});
-      worker.initialise();
+      const std::unique_ptr<Worker> worker =
+          make_worker(plan, transport.rank(), transport, {.tokens = spec.tokens[i]});
+      worker->initialise();
       const int runs = spec.runs * (visit + 1) / visits - spec.runs * visit / visits;
       for (int run = 0; run <= runs; ++run) {
         transport.barrier();
         try {
-          worker.run(std::int64_t{run} * plan.batches(), rates);
+          worker->run(std::int64_t{run} * plan.batches(), rates);
         } catch (const Stopped&) {
-          worker.rethrow_collective_error();
+          worker->rethrow_own_error();
           throw;
         }
-        gather_run(plan, worker, transport, run > 0, report.plans[i]);
+        gather_run(plan, *worker, transport, run > 0, report.plans[i]);
         if (run == 0) continue;
         ++done;
         if (transport.rank() == 0 && observer) observer(done);
