@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
+#include <boost/context/stack_context.hpp>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -25,6 +26,31 @@ namespace context = boost::context;
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::align_val_t kSharedAlignment{128};
+
+// Stacks of fibers that have ended, kept by the thread for the next block's.
+class PooledStacks {
+ public:
+  static context::stack_context allocate() {
+    std::vector<context::stack_context>& free = pool().free;
+    if (free.empty()) return context::fixedsize_stack(kStackBytes).allocate();
+    const context::stack_context stack = free.back();
+    free.pop_back();
+    return stack;
+  }
+  static void deallocate(context::stack_context& stack) { pool().free.push_back(stack); }
+
+ private:
+  struct Pool {
+    ~Pool() {
+      for (context::stack_context& stack : free) context::fixedsize_stack(kStackBytes).deallocate(stack);
+    }
+    std::vector<context::stack_context> free;
+  };
+  static Pool& pool() {
+    thread_local Pool pool;
+    return pool;
+  }
+};
 
 struct Copy {
   void* to;
@@ -171,22 +197,21 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
 #if defined(__SANITIZE_THREAD__)
     thread.sanitizer_fiber = __tsan_create_fiber(0);
 #endif
-    thread.fiber = context::fiber(std::allocator_arg, context::fixedsize_stack(kStackBytes),
-                                  [&block, &body](context::fiber&& scheduler) {
-                                    block.scheduler = std::move(scheduler);
-                                    try {
-                                      body();
-                                    } catch (const context::detail::forced_unwind&) {
-                                      throw;
-                                    } catch (...) {
-                                      block.error = std::current_exception();
-                                    }
-                                    block.threads[static_cast<std::size_t>(block.running)].at = At::end;
+    thread.fiber = context::fiber(std::allocator_arg, PooledStacks(), [&block, &body](context::fiber&& scheduler) {
+      block.scheduler = std::move(scheduler);
+      try {
+        body();
+      } catch (const context::detail::forced_unwind&) {
+        throw;
+      } catch (...) {
+        block.error = std::current_exception();
+      }
+      block.threads[static_cast<std::size_t>(block.running)].at = At::end;
 #if defined(__SANITIZE_THREAD__)
-                                    __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
+      __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
 #endif
-                                    return std::move(block.scheduler);
-                                  });
+      return std::move(block.scheduler);
+    });
   }
   bool stuck = false;
   int warp = -1;
