@@ -45,7 +45,7 @@ struct DeviceFabric::Session {
 };
 
 struct DeviceFabric::Shared {
-  std::vector<Transport*> threads;
+  std::size_t workers;
   const DeviceKernels& kernels;
   std::mutex mutex;                                  // of what follows
   std::vector<std::unique_ptr<Session>> sessions{};  // in the order in which each worker makes them
@@ -124,8 +124,8 @@ class DeviceFabric::Group : public StreamGroup {
 
 class DeviceFabric::Connection : public DeviceConnection {
  public:
-  Connection(Shared& shared, Session& session, int rank, Device& device)
-      : shared_(shared), session_(session), rank_(rank), device_(device) {
+  Connection(Shared& shared, Session& session, const Transport& host, Device& device)
+      : shared_(shared), session_(session), host_(host), rank_(host.rank()), device_(device) {
     const DeviceLinks& links = session.links;
     for (std::size_t edge = 0; edge < links.edges.size(); ++edge) {
       if (links.edges[edge].second == rank_) lanes_.push_back({edge, device.make_stream(StreamPriority::high), {}});
@@ -160,7 +160,7 @@ class DeviceFabric::Connection : public DeviceConnection {
     throw std::logic_error("a receive of an edge that does not end here");
   }
   void progress() override {
-    if (shared_.threads[index(rank_)]->stopped()) throw Stopped("stopped");
+    if (host_.stopped()) throw Stopped("stopped");
     for (Lane& lane : lanes_) place(lane);
   }
   StreamGroup* group(std::size_t at) override { return groups_[at].get(); }
@@ -211,6 +211,7 @@ class DeviceFabric::Connection : public DeviceConnection {
 
   Shared& shared_;
   Session& session_;
+  const Transport& host_;
   int rank_;
   Device& device_;
   std::vector<Lane> lanes_;  // that end here
@@ -219,7 +220,8 @@ class DeviceFabric::Connection : public DeviceConnection {
 
 class DeviceFabric::Worker : public DeviceTransport {
  public:
-  Worker(Shared& shared, int rank) : shared_(shared), rank_(rank) {}
+  explicit Worker(Shared& shared) : shared_(shared) {}
+  void set_host(const Transport& host) { host_ = &host; }
 
   std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override {
     Session* session = nullptr;
@@ -230,18 +232,18 @@ class DeviceFabric::Worker : public DeviceTransport {
         fresh->links = links;
         for (std::size_t i = 0; i < links.edges.size(); ++i) fresh->mailboxes.push_back(std::make_unique<Mailbox>());
         for (const auto& group : links.groups) fresh->meetings.push_back(std::make_unique<Meeting>(group.size()));
-        fresh->connections.resize(shared_.threads.size());
+        fresh->connections.resize(shared_.workers);
         shared_.sessions.push_back(std::move(fresh));
       }
       session = shared_.sessions[connections_++].get();
     }
     if (session->links != links) throw std::logic_error("workers connect for different runs");
-    return std::make_unique<Connection>(shared_, *session, rank_, device);
+    return std::make_unique<Connection>(shared_, *session, *host_, device);
   }
 
  private:
   Shared& shared_;
-  int rank_;
+  const Transport* host_ = nullptr;
   std::size_t connections_ = 0;
 };
 
@@ -260,16 +262,18 @@ const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, 
   return round;
 }
 
-DeviceFabric::DeviceFabric(std::vector<Transport*> threads, const DeviceKernels& kernels)
-    : shared_(new Shared{.threads = std::move(threads), .kernels = kernels}) {
-  for (std::size_t rank = 0; rank < shared_->threads.size(); ++rank) {
-    workers_.push_back(std::make_unique<Worker>(*shared_, static_cast<int>(rank)));
-  }
+DeviceFabric::DeviceFabric(int workers, const DeviceKernels& kernels)
+    : shared_(new Shared{.workers = index(workers), .kernels = kernels}) {
+  for (int rank = 0; rank < workers; ++rank) workers_.push_back(std::make_unique<Worker>(*shared_));
 }
 
 DeviceFabric::~DeviceFabric() = default;
 
-DeviceTransport& DeviceFabric::worker(int rank) { return *workers_[index(rank)]; }
+DeviceTransport& DeviceFabric::worker(const Transport& host) {
+  Worker& worker = *workers_[index(host.rank())];
+  worker.set_host(host);
+  return worker;
+}
 
 void DeviceFabric::drain() {
   for (const auto& session : shared_->sessions) {

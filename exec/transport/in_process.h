@@ -14,13 +14,13 @@ namespace sluice {
 // for another.
 class DeviceFabric {
  public:
-  // `threads[rank]` is how the same workers reach each other on the host; they outlive this.
-  DeviceFabric(std::vector<Transport*> threads, const DeviceKernels& kernels);
+  DeviceFabric(int workers, const DeviceKernels& kernels);
   ~DeviceFabric();
   DeviceFabric(const DeviceFabric&) = delete;
   DeviceFabric& operator=(const DeviceFabric&) = delete;
 
-  DeviceTransport& worker(int rank);
+  // Of the worker that reaches the others by `host` on the host, which says when the run has been stopped.
+  DeviceTransport& worker(const Transport& host);
   // Waits for all copies that stand on a stream. To be called, when all workers' threads have ended, before any of
   // their memory goes.
   void drain();
