@@ -123,8 +123,6 @@ struct FlashForward {
     }
   }
 
-  SLUICE_DEVICE static float larger(float a, float b) { return a > b ? a : b; }
-
   // Writes what a warp has, through its rows of the queries in shared memory, which nobody else reads.
   SLUICE_DEVICE void finish(const Tile<kHeadDim>& tile, const Work& of, const float (&maximum)[kM][2],
                             float (&sum)[kM][2], const float (&sums)[kM][kN][4]) const {
