@@ -13,6 +13,7 @@ namespace {
 template <class T, int kHeadDim>
 struct FlashForward {
   static constexpr int kThreads = 128;
+  static constexpr int kBlocks = kHeadDim == 64 ? 3 : 2;
   static constexpr int kQueries = 128;
   static constexpr int kKeys = 64;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kHeadDim * static_cast<int>(sizeof(T));

@@ -36,6 +36,7 @@ struct QueryGradient {
 template <class T, int kHeadDim>
 struct FlashBackward {
   static constexpr int kThreads = 128;
+  static constexpr int kBlocks = 2;
   static constexpr int kM = kHeadDim == 64 ? 2 : 1;  // registers allow no more
   static constexpr int kN = kHeadDim / 8;
   static constexpr int kKeys = 64 * kM;

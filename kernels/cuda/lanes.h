@@ -3,6 +3,7 @@
 // What kernels are written in. A kernel is a struct that holds its arguments (at most 4 KiB) and has
 //
 //   static constexpr int kThreads = ...;        // most threads of a block that it is launched with
+//   static constexpr int kBlocks = ...;         // optional: blocks that a multiprocessor is to hold at once
 //   SLUICE_DEVICE void operator()() const;      // what one thread does
 //
 // and is put on a stream by `launch` (kernels/cuda/launch.h). The names below mean the same on a GPU and in the
