@@ -62,7 +62,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   options.data_parallel = layout_.data;
   options.overlap_grad_reduce = spec_.overlap_grad_reduce;
   options.tied_embedding = spec_.model.tied_embeddings;
-  options.global_norm = spec_.clip_gradients > 0;
+  options.global_norm = spec_.clip_gradients > 0 || spec_.precision == Precision::float16;
   options.recompute = spec_.recompute;
   graph_ = std::make_unique<OpGraph>(lower(schedule_, options));
   ranks_ = plan_ranks(*graph_);
@@ -96,7 +96,8 @@ void RunPlan::make_stages() {
                            .tensor_rank = tensor,
                            .recompute = spec_.recompute,
                            .sliced = schedule_.sliced()};
-      stages.push_back(make_cpu_stage(spec, spec_.precision));
+      stages.push_back(on_devices() ? spec_.kernels->make_stage(spec, spec_.precision)
+                                    : make_cpu_stage(spec, spec_.precision));
       first_layer += contents.layers;
     }
   }
@@ -125,6 +126,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
     }
   }
   plan.scratch = places.next(scratch);
+  if (on_devices()) rows = sequences_per_replica_ * sequence_length_ * batches();
   plan.tokens = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
   plan.targets = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
   plan.buffers.resize(rank.buffer_bytes.size());

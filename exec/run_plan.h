@@ -7,6 +7,7 @@
 #include "exec/layout.h"
 #include "exec/rank_plan.h"
 #include "exec/stage_footprint.h"
+#include "kernels/device_kernels.h"
 #include "kernels/stage.h"
 #include "model/graph/op_graph.h"
 #include "model/schedule/schedule.h"
@@ -19,6 +20,7 @@ namespace sluice {
 struct RunSpec {
   Transformer model;
   Precision precision = Precision::float32;
+  const DeviceKernels* kernels = nullptr;  // of a run on devices, in 16 bit; null: on the CPU
   int data_parallel = 1;
   int tensor_parallel = 1;
   std::vector<int> stage_layers;  // explicit, or empty; see split_layers
@@ -37,7 +39,7 @@ struct ArenaPlan {
   std::vector<std::vector<std::int64_t>> gradients;  // by chunk and gradient buffer
   std::vector<std::int64_t> moments;                 // by chunk
   std::int64_t scratch = 0;
-  std::int64_t tokens = 0;  // of one slice
+  std::int64_t tokens = 0;  // of one slice; on a device of all units, one behind the other
   std::int64_t targets = 0;
   std::vector<std::int64_t> buffers;  // by boundary buffer
   std::int64_t blocks = 0;            // where RankPlan::blocks begin
@@ -51,7 +53,7 @@ struct ArenaPlan {
 class RunPlan {
  public:
   // Throws InputError for what the kernels or the schedule cannot do, ScheduleError for a schedule that deadlocks.
-  // Slice lengths of the schedule are tokens.
+  // Slice lengths of the schedule are tokens. In float16 there is a global norm in any case: it shows overflows.
   RunPlan(RunSpec spec, Schedule schedule);
   RunPlan(const RunPlan&) = delete;
   RunPlan& operator=(const RunPlan&) = delete;
@@ -67,7 +69,12 @@ class RunPlan {
   const Stage& stage(int tensor_rank, int stage) const {
     return *stages_[static_cast<std::size_t>(tensor_rank)][static_cast<std::size_t>(stage)];
   }
-  int element_bytes() const { return spec_.precision == Precision::float64 ? 8 : 4; }
+  bool on_devices() const { return spec_.kernels != nullptr; }
+  // Of weights and of what goes between stages; of gradients and moments.
+  int element_bytes() const { return on_devices() ? 2 : gradient_element_bytes(); }
+  int gradient_element_bytes() const { return spec_.precision == Precision::float64 ? 8 : 4; }
+  // On devices the master weights are what a checkpoint has, so that it resumes on either.
+  Precision checkpoint_precision() const { return on_devices() ? Precision::float32 : spec_.precision; }
 
   // Batches (optimizer steps) of one run of the graph, and of one batch over all replicas: sequences and tokens.
   int batches() const { return schedule_.num_batches(); }

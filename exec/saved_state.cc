@@ -24,11 +24,9 @@ std::vector<std::byte> state_of(Worker& worker, const RunPlan& plan) {
   std::vector<std::byte> state;
   const auto chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
   for (int chunk = 0; chunk < chunks; ++chunk) {
-    const StageMemory memory = worker.stage_of(chunk).memory();
-    const std::byte* const weights = worker.newest_weights(chunk);
-    const std::byte* const moments = worker.moments(chunk);
-    state.insert(state.end(), weights, weights + memory.weights);
-    state.insert(state.end(), moments, moments + memory.moments);
+    const ChunkState of = worker.state(chunk);
+    state.insert(state.end(), of.weights.begin(), of.weights.end());
+    state.insert(state.end(), of.moments.begin(), of.moments.end());
   }
   return state;
 }
@@ -53,48 +51,46 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
   CheckpointMetadata metadata = run_metadata(plan, data);
   metadata[kOptimizerSteps] = std::to_string(worker.steps_done());
   CheckpointWriter writer(plan.spec().model.name, step, std::move(metadata));
-  const int element = plan.element_bytes();
+  const Precision precision = plan.checkpoint_precision();
+  const std::int64_t element = precision == Precision::float64 ? 8 : 4;
   for (int rank = 0; rank < layout.size(); ++rank) {
     if (layout.data_rank(rank) != 0) continue;
     const std::byte* at = all[index(rank)].data();
     for (const int stage : plan.schedule().stages_of(layout.pipeline_rank(rank))) {
       const Stage& of = plan.stage(layout.tensor_rank(rank), stage);
-      const StageMemory memory = of.memory();
-      const std::byte* const moments = at + memory.weights;
+      const std::int64_t bytes = of.memory().weights / plan.element_bytes() * element;
+      const std::byte* const moments = at + bytes;
       for (const Parameter& parameter : of.parameters()) {
         if (parameter.size() == 0) continue;  // padding alone
-        const Precision precision = plan.spec().precision;
         writer.add(parameter, "", precision, at + parameter.offset * element);
         if (!has_moments(plan)) continue;
         writer.add(parameter, kFirstMoment, precision, moments + parameter.offset * element);
-        writer.add(parameter, kSecondMoment, precision, moments + memory.moments / 2 + parameter.offset * element);
+        writer.add(parameter, kSecondMoment, precision, moments + bytes + parameter.offset * element);
       }
-      at += memory.weights + memory.moments;
+      at += 3 * bytes;
     }
   }
   writer.write(path);
 }
 
 void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& checkpoint) {
-  const int element = plan.element_bytes();
-  const Precision precision = plan.spec().precision;
+  const Precision precision = plan.checkpoint_precision();
+  const std::int64_t element = precision == Precision::float64 ? 8 : 4;
   worker.set_steps_done(std::stoll(checkpoint.metadata().at(kOptimizerSteps)));
   const auto chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const Stage& stage = worker.stage_of(chunk);
-    const StageMemory memory = stage.memory();
-    std::byte* const weights = worker.newest_weights(chunk);
-    std::byte* const moments = worker.moments(chunk);
-    std::memset(weights, 0, index(memory.weights));
-    std::memset(moments, 0, index(memory.moments));
+    const std::int64_t bytes = stage.memory().weights / plan.element_bytes() * element;
+    ChunkState state{std::vector<std::byte>(index(bytes)), std::vector<std::byte>(index(2 * bytes))};
     for (const Parameter& parameter : stage.parameters()) {
       if (parameter.size() == 0) continue;
       const std::int64_t at = parameter.offset * element;
-      checkpoint.read(parameter, "", precision, weights + at);
+      checkpoint.read(parameter, "", precision, state.weights.data() + at);
       if (!has_moments(plan)) continue;
-      checkpoint.read(parameter, kFirstMoment, precision, moments + at);
-      checkpoint.read(parameter, kSecondMoment, precision, moments + memory.moments / 2 + at);
+      checkpoint.read(parameter, kFirstMoment, precision, state.moments.data() + at);
+      checkpoint.read(parameter, kSecondMoment, precision, state.moments.data() + bytes + at);
     }
+    worker.set_state(chunk, state);
   }
 }
 

@@ -3,14 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
+#include <chrono>
 #include <limits>
-#include <map>
-#include <new>
-#include <utility>
+#include <thread>
 
+#include "exec/device_worker.h"
 #include "exec/failure.h"
+#include "exec/host_worker.h"
 #include "exec/op_outcome.h"
 
 namespace sluice {
@@ -19,13 +18,9 @@ namespace {
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
-constexpr int kTensorGroup = 1;
-constexpr int kDataGroup = 1;
-constexpr int kFirstSharedGroup = 2;
-
 }  // namespace
 
-Worker::Worker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services)
+Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& services)
     : plan_(plan),
       world_rank_(world_rank),
       pipeline_rank_(plan.layout().pipeline_rank(world_rank)),
@@ -33,90 +28,13 @@ Worker::Worker(const RunPlan& plan, int world_rank, Transport& transport, const 
       tensor_rank_(plan.layout().tensor_rank(world_rank)),
       rank_(plan.rank(pipeline_rank_)),
       arena_plan_(plan.arena(pipeline_rank_)),
-      transport_(transport),
       services_(services),
-      sends_(rank_.sends.size()),
-      receives_(rank_.receives.size()),
-      consumed_(rank_.receives.size(), 0),
-      wakes_collectives_(rank_.steps.size(), 0),
-      keys_values_(index(plan.schedule().max_slices())),
-      keys_values_gradients_(index(plan.schedule().max_slices())),
       unit_losses_(index(plan.schedule().num_units()), 0.0),
       losses_(index(plan.batches()), 0.0),
       starts_(plan.graph().size(), 0),
-      ends_(plan.graph().size(), 0) {
-  awaiting_.reserve(rank_.receives.size());
-  for (const PlannedCollective& collective : rank_.collectives) {
-    if (!collective.after_any) continue;
-    for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
-      if (rank_.steps[i].vertex == collective.after) wakes_collectives_[i] = 1;
-    }
-  }
-  make_groups();
-  // Touched at once, so that there is memory for it before the first op runs.
-  const std::size_t bytes = std::max<std::size_t>(index(arena_plan_.total_bytes), kBufferAlignment);
-  arena_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
-  std::memset(arena_, 0, bytes);
-  if (!rank_.collectives.empty()) collective_thread_ = std::thread([this] { collective_loop(); });
-}
-
-Worker::~Worker() {
-  leaving_.store(true);
-  transport_.wake(Channel::collective);
-  if (collective_thread_.joinable()) collective_thread_.join();
-  ::operator delete (arena_, std::align_val_t{kBufferAlignment});
-}
-
-// Every worker numbers the groups in the order of the graph, so that messages of one are told from those of another.
-void Worker::make_groups() {
-  const RunLayout& layout = plan_.layout();
-  const auto members_over = [&](const std::vector<int>& pipeline, bool all_tensor_ranks) {
-    std::vector<int> members;
-    for (const int rank : pipeline) {
-      for (int t = 0; t < layout.tensor; ++t) {
-        if (all_tensor_ranks || t == tensor_rank_) members.push_back(layout.world_rank(rank, data_rank_, t));
-      }
-    }
-    return members;
-  };
-  if (layout.tensor > 1) {
-    tensor_ =
-        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
-    tensor_->tell_of_calls([this](bool begins) {
-      doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
-    });
-  }
-  std::vector<int> data;
-  for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));
-  groups_.push_back(std::make_unique<GroupSum>(transport_, Channel::collective, std::move(data), kDataGroup));
-  GroupSum* const data_group = groups_.back().get();
-
-  std::map<std::pair<bool, std::vector<int>>, int> numbers;
-  std::map<std::pair<bool, std::vector<int>>, GroupSum*> known;
-  std::size_t mine = 0;
-  const OpGraph& graph = plan_.graph();
-  for (VertexId v = 0; v < graph.size(); ++v) {
-    if (graph[v].kind != VertexKind::collective) continue;
-    const Collective collective = graph.collective(graph[v]);
-    const bool ours = mine < rank_.collectives.size() && rank_.collectives[mine].vertex == v;
-    mine += ours ? 1 : 0;
-    if (collective.kind == CollectiveKind::gradient_reduce) {
-      if (ours) group_of_.push_back(data_group);
-      continue;
-    }
-    const std::pair<bool, std::vector<int>> key{collective.kind == CollectiveKind::global_norm,
-                                                {collective.ranks.begin(), collective.ranks.end()}};
-    const auto number = numbers.try_emplace(key, kFirstSharedGroup + static_cast<int>(numbers.size())).first->second;
-    if (!ours) continue;
-    GroupSum*& group = known[key];
-    if (group == nullptr) {
-      groups_.push_back(
-          std::make_unique<GroupSum>(transport_, Channel::collective, members_over(key.second, key.first), number));
-      group = groups_.back().get();
-    }
-    group_of_.push_back(group);
-  }
-}
+      ends_(plan.graph().size(), 0),
+      keys_values_(index(plan.schedule().max_slices())),
+      keys_values_gradients_(index(plan.schedule().max_slices())) {}
 
 const Stage& Worker::stage_of(int chunk) const {
   return plan_.stage(tensor_rank_, plan_.schedule().stages_of(pipeline_rank_)[index(chunk)]);
@@ -127,194 +45,9 @@ std::byte* Worker::weights(int chunk, std::int64_t version) const {
   const auto count = static_cast<std::int64_t>(buffers.size());
   return arena_ + buffers[index((version % count + count) % count)];
 }
+
 std::byte* Worker::gradients(int chunk, int buffer) const {
   return arena_ + arena_plan_.gradients[index(chunk)][index(buffer)];
-}
-std::byte* Worker::buffer(int i) const { return arena_ + arena_plan_.buffers[index(i)]; }
-
-void Worker::initialise() {
-  for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
-    stage_of(chunk).initialise(newest_weights(chunk), plan_.spec().seed);
-    std::memset(moments(chunk), 0, index(stage_of(chunk).memory().moments));
-  }
-}
-
-void Worker::doing(WorkerThread thread, Activity activity, VertexId vertex, VertexId waits_for) {
-  if (services_.recorder == nullptr) return;
-  services_.recorder->doing(thread, activity, static_cast<int>(first_step_), vertex, waits_for);
-}
-
-// --- the compute thread --------------------------------------------------------------------------------------------
-
-void Worker::run(std::int64_t first_step, std::span<const double> learning_rates) {
-  try {
-    run_steps(first_step, learning_rates);
-  } catch (const Stopped&) {
-    doing(WorkerThread::compute, Activity::stopped, running_);
-    throw;
-  } catch (...) {
-    doing(WorkerThread::compute, Activity::failed, running_);
-    throw;
-  }
-}
-
-void Worker::run_steps(std::int64_t first_step, std::span<const double> learning_rates) {
-  first_step_ = first_step;
-  learning_rates_ = learning_rates;
-  version_base_ = steps_done_;
-  times_ = {};
-  most_held_ = 0;
-  std::fill(unit_losses_.begin(), unit_losses_.end(), 0.0);
-  std::fill(consumed_.begin(), consumed_.end(), 0);
-  std::fill(starts_.begin(), starts_.end(), 0);
-  std::fill(ends_.begin(), ends_.end(), 0);
-  awaiting_.clear();
-  for (Message& send : sends_) send.done.store(true, std::memory_order_relaxed);
-  if (!rank_.collectives.empty()) {
-    runs_begun_.store(run_number_ + 1);
-    transport_.wake(Channel::collective);
-  }
-  const std::int64_t began = now_ns();
-  const auto size = static_cast<std::int64_t>(plan_.graph().size());
-  for (const int receive : rank_.first_posts) post_receive(receive);
-  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
-    const PlannedStep& step = rank_.steps[i];
-    running_ = step.vertex;
-    await(step);
-    count_held(i);
-    switch (step.kind) {
-      case PlannedStep::Kind::op: run_ops(step); break;
-      case PlannedStep::Kind::send: run_send(step); break;
-      case PlannedStep::Kind::optimizer: run_optimizer(step); break;
-    }
-    progress_.store(run_number_ * size + step.vertex + 1);
-    if (wakes_collectives_[i] != 0) transport_.wake(Channel::collective);
-    for (const int receive : step.posts) post_receive(receive);
-  }
-  // What was sent must have arrived before its buffer may be used again, and collectives must be over.
-  const std::int64_t all_collectives = (run_number_ + 1) * std::ssize(rank_.collectives);
-  const VertexId last = rank_.steps.empty() ? 0 : rank_.steps.back().vertex;
-  for (std::size_t i = 0; i < sends_.size(); ++i) {
-    wait_for(last, rank_.sends[i].vertex, [&] { return transport_.poll(sends_[i]); });
-  }
-  if (!rank_.collectives.empty()) {
-    wait_for(last, rank_.collectives.back().vertex, [&] { return collectives_done_.load() >= all_collectives; });
-  }
-  times_.total = now_ns() - began;
-  const int microbatches = plan_.schedule().num_microbatches();
-  std::fill(losses_.begin(), losses_.end(), 0.0);
-  for (int mb = 0; mb < plan_.schedule().total_microbatches(); ++mb) {
-    for (int slice = 0; slice < plan_.schedule().num_slices(mb); ++slice) {
-      losses_[index(mb / microbatches)] += unit_losses_[index(plan_.schedule().first_unit(mb) + slice)];
-    }
-  }
-  steps_done_ += std::ssize(learning_rates);
-  ++run_number_;
-  doing(WorkerThread::compute, Activity::between);
-}
-
-void Worker::post_receive(int receive) {
-  const PlannedMessage& planned = rank_.receives[index(receive)];
-  Message& message = receives_[index(receive)];
-  message.data = buffer(planned.buffer);
-  message.bytes = planned.bytes;
-  message.peer = plan_.layout().world_rank(planned.peer, data_rank_, tensor_rank_);
-  message.channel = Channel::transfer;
-  message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
-  awaiting_.push_back(receive);
-  transport_.post_receive(message);
-}
-
-// Waits, if it must, and says so to the recorder.
-template <typename Condition>
-void Worker::wait_for(VertexId vertex, VertexId waits_for, Condition&& condition) {
-  if (condition()) return;
-  const std::int64_t began = now_ns();
-  doing(WorkerThread::compute, Activity::waiting, vertex, waits_for);
-  transport_.wait_until(Channel::transfer, condition);
-  times_.waiting += now_ns() - began;
-}
-
-void Worker::await(const PlannedStep& step) {
-  const std::int64_t collectives = run_number_ * std::ssize(rank_.collectives);
-  for (const int collective : step.waits_for) {
-    wait_for(step.vertex, rank_.collectives[index(collective)].vertex,
-             [&] { return collectives_done_.load() > collectives + collective; });
-  }
-  for (const int send : step.waits_for_sent) {
-    wait_for(step.vertex, rank_.sends[index(send)].vertex, [&] { return transport_.poll(sends_[index(send)]); });
-  }
-  for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
-    const OpPlan& op = step.ops[index(i)];
-    if (op.receive != kNone) {
-      const VertexId transfer = rank_.receives[index(op.receive)].vertex;
-      wait_for(step.vertex, transfer, [&] { return transport_.poll(receives_[index(op.receive)]); });
-      ends_[transfer] = receives_[index(op.receive)].done_ns;
-    }
-    if (op.busy_send != kNone) {
-      wait_for(step.vertex, rank_.sends[index(op.busy_send)].vertex,
-               [&] { return transport_.poll(sends_[index(op.busy_send)]); });
-    }
-  }
-}
-
-// What is held while the step runs: its blocks, and the buffers of what has come and was not read.
-void Worker::count_held(std::size_t step) {
-  std::int64_t held = arena_plan_.standing_bytes + rank_.held_after_start[step];
-  std::size_t kept = 0;
-  for (const int receive : awaiting_) {
-    if (consumed_[index(receive)] != 0) continue;
-    awaiting_[kept++] = receive;
-    if (receives_[index(receive)].done.load(std::memory_order_acquire)) held += rank_.receives[index(receive)].bytes;
-  }
-  awaiting_.resize(kept);
-  most_held_ = std::max(most_held_, held);
-}
-
-void Worker::suffer(const FaultAction& action) {
-  if (action.kill) kill_own_process();
-  const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
-  while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
-    if (transport_.stopped()) throw Stopped("stopped");
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-}
-
-void Worker::run_ops(const PlannedStep& step) {
-  doing(WorkerThread::compute, Activity::working, step.vertex);
-  const std::int64_t began = now_ns();
-  FaultAction action;
-  if (services_.faults != nullptr && !services_.faults->empty()) {
-    action = services_.faults->at(world_rank_, static_cast<int>(first_step_), step.vertex);
-    suffer(action);
-  }
-  std::int64_t recompute_ns = 0;
-  for (int i = 0; i < step.num_ops; ++i) {
-    const OpPlan& op = step.ops[index(i)];
-    SliceCall call = slice_call(op);
-    const std::int64_t start = now_ns();
-    const Stage& stage = stage_of(op.chunk);
-    switch (op.op.op) {
-      case OpKind::F: stage.forward(call); break;
-      case OpKind::I: stage.input_gradient(call); break;
-      case OpKind::W: stage.weight_gradient(call); break;
-      case OpKind::B: stage.backward(call); break;
-    }
-    times_.kernels += now_ns() - start;
-    recompute_ns += call.recompute_ns;
-    if (op.op.op == OpKind::F) unit_losses_[index(op.unit)] = call.loss;
-    if (action.poison) poison(stage, call);
-    check_finite(stage, op, step.vertex, call);
-    if (op.receive != kNone) consumed_[index(op.receive)] = 1;
-  }
-  const std::int64_t end = now_ns();
-  starts_[step.vertex] = began;
-  ends_[step.vertex] = end;
-  if (step.recomputes) {
-    // It ran layer by layer inside the backward, and is shown before it.
-    starts_[step.recompute] = began;
-    starts_[step.vertex] = ends_[step.recompute] = began + recompute_ns;
-  }
 }
 
 SliceCall Worker::slice_call(const OpPlan& op) {
@@ -324,15 +57,17 @@ SliceCall Worker::slice_call(const OpPlan& op) {
   const bool forward = op.op.op == OpKind::F;
   SliceCall call;
   call.shape = slice_shape(shape, op.op.slice);
-  call.tensor = tensor_.get();
   const std::int64_t version = version_base_ + op.weight_version;
   call.weights = weights(op.chunk, version);
   call.gradients = forward ? nullptr : gradients(op.chunk, op.gradient_buffer);
   if (stage.spec().head_is_embedding()) {
     // Chunk 0 has the embedding: stages are listed in model order.
-    const std::int64_t at = word_embedding_offset(stage_of(0)) * plan_.element_bytes();
-    call.embedding = weights(0, version) + at;
-    if (!forward) call.embedding_gradient = gradients(0, op.chunk == 0 ? op.gradient_buffer : 0) + at;
+    const std::int64_t element = word_embedding_offset(stage_of(0));
+    call.embedding = weights(0, version) + element * plan_.element_bytes();
+    if (!forward) {
+      call.embedding_gradient =
+          gradients(0, op.chunk == 0 ? op.gradient_buffer : 0) + element * plan_.gradient_element_bytes();
+    }
   }
   call.scratch = arena_ + arena_plan_.scratch;
 
@@ -353,186 +88,85 @@ SliceCall Worker::slice_call(const OpPlan& op) {
   call.slice_tokens = {shape.slice_lengths.data(), index(slices)};
   if (op.op.op == OpKind::B || op.op.op == OpKind::I) {
     call.keys_values_gradient = {keys_values_gradients_.data(), index(slices)};
-    if (slices == shape.num_slices()) {
-      for (int slice = 0; slice < slices; ++slice) {
-        const SliceMemory memory = stage.slice_memory(slice_shape(shape, slice));
-        std::memset(keys_values_gradients_[index(slice)], 0, index(memory.keys_values_gradient));
-      }
-    }
   }
-
   const std::byte* const in = op.input_buffer == kNone ? nullptr : buffer(op.input_buffer);
   std::byte* const out = op.output_buffer == kNone ? nullptr : buffer(op.output_buffer);
   (forward ? call.input : call.output_gradient) = in;
   (forward ? call.output : call.input_gradient) = out;
-
-  const StageContents& contents = stage.spec().contents;
-  if (op.op.op != OpKind::W && (contents.embedding || (contents.head && forward))) {
-    auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens);
-    auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets);
-    const auto rows = index(call.shape.rows());
-    services_.tokens->fill(first_step_ + op.op.microbatch / schedule.num_microbatches(),
-                           plan_.first_sequence(op.op.microbatch, data_rank_), call.shape.sequences, call.shape.context,
-                           call.shape.tokens, {tokens, rows}, {targets, rows});
-    call.tokens = tokens;
-    call.targets = targets;
-  }
   call.loss_scale = 1.0 / plan_.tokens_per_step(op.op.microbatch);
   return call;
 }
 
-void Worker::check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const {
-  const std::byte* const made = op.op.op == OpKind::F ? call.output : call.input_gradient;
-  const std::int64_t elements = call.shape.rows() * stage.spec().model.hidden;
-  const bool fine = (made == nullptr || op.op.op == OpKind::W || all_finite(made, elements, plan_.spec().precision)) &&
-                    std::isfinite(call.loss);
-  if (fine) return;
+bool Worker::begins_backward(const OpPlan& op) const {
+  return (op.op.op == OpKind::B || op.op.op == OpKind::I) &&
+         op.op.slice + 1 == plan_.schedule().shape(op.op.microbatch).num_slices();
+}
+
+bool Worker::needs_tokens(const OpPlan& op) const {
+  const StageContents& contents = stage_of(op.chunk).spec().contents;
+  return op.op.op != OpKind::W && (contents.embedding || (contents.head && op.op.op == OpKind::F));
+}
+
+OptimizerStep Worker::update_of(const PlannedStep& step, std::span<const double> learning_rates) const {
+  OptimizerStep update = plan_.spec().optimizer;
+  update.learning_rate = learning_rates[index(step.step)];
+  update.number = version_base_ + step.step + 1;
+  return update;
+}
+
+void Worker::doing(WorkerThread thread, Activity activity, VertexId vertex, VertexId waits_for) {
+  if (services_.recorder == nullptr) return;
+  services_.recorder->doing(thread, activity, static_cast<int>(first_step_), vertex, waits_for);
+}
+
+FaultAction Worker::fault_at(VertexId vertex) const {
+  if (services_.faults == nullptr || services_.faults->empty()) return {};
+  return services_.faults->at(world_rank_, static_cast<int>(first_step_), vertex);
+}
+
+void Worker::suffer(const FaultAction& action, const Transport& transport) const {
+  if (action.kill) kill_own_process();
+  const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
+  while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
+    if (transport.stopped()) throw Stopped("stopped");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
   throw RunFailure(FailureKind::non_finite, world_rank_,
                    fmt::format("{} of step {} on rank {} made a number that is not finite", plan_.graph().name(vertex),
-                               first_step_ + op.op.microbatch / plan_.schedule().num_microbatches(), world_rank_));
+                               first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
 }
 
-void Worker::poison(const Stage& stage, SliceCall& call) const {
-  std::byte* const made = call.output != nullptr ? call.output : call.input_gradient;
-  if (made != nullptr) {
-    fill_not_a_number(made, stage.spec().model.hidden, plan_.spec().precision);
-  } else if (call.gradients != nullptr) {
-    fill_not_a_number(call.gradients, 1, plan_.spec().precision);
-  } else {
-    call.loss = std::numeric_limits<double>::quiet_NaN();
-  }
-}
-
-void Worker::run_send(const PlannedStep& step) {
-  const PlannedMessage& planned = rank_.sends[index(step.send)];
-  Message& message = sends_[index(step.send)];
-  message.data = buffer(planned.buffer);
-  message.bytes = planned.bytes;
-  message.peer = plan_.layout().world_rank(planned.peer, data_rank_, tensor_rank_);
-  message.channel = Channel::transfer;
-  message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
-  starts_[step.vertex] = now_ns();
-  if (services_.faults != nullptr && !services_.faults->empty() &&
-      services_.faults->at(world_rank_, static_cast<int>(first_step_), step.vertex).drop) {
-    return;  // it stays done
-  }
-  transport_.post_send(message);
-}
-
-void Worker::run_optimizer(const PlannedStep& step) {
-  doing(WorkerThread::compute, Activity::working, step.vertex);
-  const std::int64_t began = now_ns();
-  if (services_.faults != nullptr && !services_.faults->empty()) {
-    suffer(services_.faults->at(world_rank_, static_cast<int>(first_step_), step.vertex));
-  }
-  const Stage& stage = stage_of(step.chunk);
-  OptimizerStep update = plan_.spec().optimizer;
-  update.learning_rate = learning_rates_[index(step.step)];
-  update.number = version_base_ + step.step + 1;
-  update.gradient_scale = gradient_scale_;
-  std::byte* const read = gradients(step.chunk, step.gradient_buffer);
-  const std::int64_t version = version_base_ + step.step;
-  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
-  std::memset(read, 0, index(stage.memory().gradients));
-  const std::int64_t end = now_ns();
-  starts_[step.vertex] = began;
-  ends_[step.vertex] = end;
-  times_.kernels += end - began;
-}
-
-// --- the collective thread -------------------------------------------------------------------------------------------
-
-void Worker::collective_loop() {
-  try {
-    for (std::int64_t run = 0;; ++run) {
-      const auto begun = [&] { return leaving_.load() || runs_begun_.load() > run; };
-      transport_.wait_until(Channel::collective, begun);
-      if (runs_begun_.load() <= run) return;
-      const auto size = static_cast<std::int64_t>(plan_.graph().size());
-      for (std::size_t i = 0; i < rank_.collectives.size(); ++i) {
-        const PlannedCollective& collective = rank_.collectives[i];
-        if (collective.after_any) {
-          const std::int64_t until = run * size + collective.after + 1;
-          if (progress_.load() < until) {
-            doing(WorkerThread::collective, Activity::waiting, collective.vertex, collective.after);
-            transport_.wait_until(Channel::collective, [&] { return progress_.load() >= until; });
-          }
-        }
-        run_collective(collective, *group_of_[i]);
-        if (i + 1 == rank_.collectives.size()) doing(WorkerThread::collective, Activity::between);
-        collectives_done_.store(run * std::ssize(rank_.collectives) + static_cast<std::int64_t>(i) + 1);
-        transport_.wake(Channel::transfer);
-      }
-    }
-  } catch (...) {
-    collective_error_ = std::current_exception();
-    transport_.stop();
-  }
-}
-
-void Worker::rethrow_collective_error() {
-  if (!collective_thread_.joinable()) return;
-  leaving_.store(true);
-  transport_.wake(Channel::collective);
-  collective_thread_.join();
-  if (collective_error_) std::rethrow_exception(collective_error_);
-}
-
-void Worker::run_collective(const PlannedCollective& collective, GroupSum& group) {
-  doing(WorkerThread::collective, Activity::exchanging, collective.vertex);
-  starts_[collective.vertex] = now_ns();
-  if (services_.faults != nullptr && !services_.faults->empty()) {
-    suffer(services_.faults->at(world_rank_, static_cast<int>(first_step_), collective.vertex));
-  }
+bool Worker::counts_in_norm(int chunk) const {
   const Schedule& schedule = plan_.schedule();
-  const auto held = schedule.stages_of(pipeline_rank_);
-  const auto sum = [&](std::byte* data, std::int64_t elements) {
-    if (plan_.spec().precision == Precision::float64) {
-      group.sum(reinterpret_cast<double*>(data), elements);
-    } else {
-      group.sum(reinterpret_cast<float*>(data), elements);
+  const int stage = schedule.stages_of(pipeline_rank_)[index(chunk)];
+  int first = schedule.num_ranks();
+  for (const auto& route : schedule.routes()) first = std::min(first, route[index(stage)]);
+  return first == pipeline_rank_;
+}
+
+int Worker::embedding_chunk() const {
+  // Of a rank with the first stage, that of its embedding; of one with the last, that of its copy.
+  const auto held = plan_.schedule().stages_of(pipeline_rank_);
+  return held.front() == 0 ? 0 : static_cast<int>(held.size()) - 1;
+}
+
+void Worker::add_up_losses() {
+  const Schedule& schedule = plan_.schedule();
+  std::fill(losses_.begin(), losses_.end(), 0.0);
+  for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
+      losses_[index(mb / schedule.num_microbatches())] += unit_losses_[index(schedule.first_unit(mb) + slice)];
     }
-  };
-  switch (collective.kind) {
-    case CollectiveKind::gradient_reduce:
-    case CollectiveKind::replica_reduce: {
-      const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
-      sum(gradients(chunk, collective.gradient_buffers[index(chunk)]),
-          stage_of(chunk).memory().gradients / plan_.element_bytes());
-      break;
-    }
-    case CollectiveKind::tied_embedding: {
-      // Of a rank with the first stage, that of its embedding; of one with the last, that of its copy.
-      const int chunk = held.front() == 0 ? 0 : static_cast<int>(held.size()) - 1;
-      const Stage& stage = stage_of(chunk);
-      const Parameter& word = word_embedding(stage);
-      sum(gradients(chunk, collective.gradient_buffers[index(chunk)]) + word.offset * plan_.element_bytes(),
-          word.size());
-      break;
-    }
-    case CollectiveKind::global_norm: {
-      double squares = 0;
-      for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
-        // Replicas hold the same sums: one of them counts.
-        int first = schedule.num_ranks();
-        for (const auto& route : schedule.routes()) first = std::min(first, route[index(held[chunk])]);
-        if (first != pipeline_rank_) continue;
-        const int at = static_cast<int>(chunk);
-        squares += stage_of(at).squared_norm(gradients(at, collective.gradient_buffers[chunk]));
-      }
-      group.sum(&squares, 1);
-      norm_ = std::sqrt(squares);
-      if (!std::isfinite(norm_)) {
-        throw RunFailure(FailureKind::non_finite, world_rank_,
-                         fmt::format("the norm of the gradients of step {} is not finite", first_step_));
-      }
-      const double most = plan_.spec().clip_gradients;
-      gradient_scale_ = norm_ > most ? most / norm_ : 1;
-      break;
-    }
-    case CollectiveKind::parameter_gather: break;  // no plan has it
   }
-  ends_[collective.vertex] = now_ns();
+}
+
+std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
+                                    const WorkerServices& services) {
+  if (plan.on_devices()) return std::make_unique<DeviceWorker>(plan, world_rank, transport, services);
+  return std::make_unique<HostWorker>(plan, world_rank, transport, services);
 }
 
 }  // namespace sluice

@@ -1,22 +1,18 @@
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "exec/faults.h"
-#include "exec/group_sum.h"
 #include "exec/recorder.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
+#include "exec/transport/device_transport.h"
 #include "exec/transport/transport.h"
+#include "kernels/device.h"
 
 namespace sluice {
 
@@ -25,9 +21,13 @@ struct WorkerServices {
   const TokenSource* tokens = nullptr;
   Recorder* recorder = nullptr;       // may be null
   const FaultPlan* faults = nullptr;  // may be null
+  // Of a run on devices (RunSpec::kernels): this worker's own, and how it reaches the others.
+  Device* device = nullptr;
+  DeviceTransport* device_transport = nullptr;
 };
 
-// Where a worker's time went in one run of the graph; nanoseconds of its compute thread.
+// Where a worker's time went in one run of the graph; nanoseconds of its compute thread, or of its device's compute
+// stream.
 struct WorkerTimes {
   std::int64_t total = 0;    // from its first step's beginning to the end of its last
   std::int64_t kernels = 0;  // inside the stage's calls, with what they wait for tensor-parallel peers
@@ -36,28 +36,43 @@ struct WorkerTimes {
   std::int64_t overhead() const { return total - kernels - waiting; }
 };
 
+// What a checkpoint has of one chunk, in host memory: weights, and the optimizer's first and second moments, each in
+// the order of the stage's parameters, float64 where the run computes in that, else float32.
+struct ChunkState {
+  std::vector<std::byte> weights;
+  std::vector<std::byte> moments;
+};
+
 // One worker of a run: a rank of the pipeline, of one data-parallel replica and one tensor-parallel share. Its arena is
 // allocated once; a run of the graph allocates nothing.
 class Worker {
  public:
-  // Throws std::bad_alloc if there is no memory for the arena.
-  Worker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services);
-  ~Worker();
+  Worker(const RunPlan& plan, int world_rank, const WorkerServices& services);
+  virtual ~Worker() = default;
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
   int world_rank() const { return world_rank_; }
   int pipeline_rank() const { return pipeline_rank_; }
   const RankPlan& rank_plan() const { return rank_; }
+  // Of chunk `chunk`.
+  const Stage& stage_of(int chunk) const;
 
   // Fresh weights from the seed, moments zero.
-  void initialise();
+  virtual void initialise() = 0;
   // Runs the graph once. `first_step` is the training step of its first batch, from 0; learning_rates has one for each
   // batch. Throws RunFailure for its own failure, Stopped if another worker's ended the run.
-  void run(std::int64_t first_step, std::span<const double> learning_rates);
+  virtual void run(std::int64_t first_step, std::span<const double> learning_rates) = 0;
+  // After `run` has thrown Stopped: throws what a thread of this worker's own threw, if it was that which ended the
+  // run.
+  virtual void rethrow_own_error() {}
 
-  // After `run` has thrown Stopped: throws what the collective thread threw, if it was that which ended the run.
-  void rethrow_collective_error();
+  // The newest weights and the moments, between two runs.
+  virtual ChunkState state(int chunk) = 0;
+  virtual void set_state(int chunk, const ChunkState& state) = 0;
+  // Optimizer steps behind the newest weights; set before the state is.
+  std::int64_t steps_done() const { return steps_done_; }
+  void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
 
   // Of the last run. Sums over the slices that this worker's head has seen, by batch; zeros without a head.
   std::span<const double> losses() const { return losses_; }
@@ -70,37 +85,33 @@ class Worker {
   std::int64_t held_bytes() const { return most_held_; }
   std::int64_t arena_bytes() const { return arena_plan_.total_bytes; }
 
-  // Of chunk `chunk`: its stage, and where its newest weights, the ones before (2BW's; else the same) and moments lie.
-  const Stage& stage_of(int chunk) const;
-  std::byte* newest_weights(int chunk) { return weights(chunk, steps_done_); }
-  std::byte* older_weights(int chunk, int steps_before) { return weights(chunk, steps_done_ - steps_before); }
-  std::byte* moments(int chunk) { return arena_ + arena_plan_.moments[static_cast<std::size_t>(chunk)]; }
-  // Optimizer steps behind the newest weights; set when they are loaded.
-  std::int64_t steps_done() const { return steps_done_; }
-  void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
-
- private:
+ protected:
+  int world_rank_of(int pipeline_rank) const {
+    return plan_.layout().world_rank(pipeline_rank, data_rank_, tensor_rank_);
+  }
+  // In the arena: of chunk `chunk` the weights with so many steps behind them, and so on; boundary buffer i.
   std::byte* weights(int chunk, std::int64_t version) const;
   std::byte* gradients(int chunk, int buffer) const;
-  std::byte* buffer(int i) const;
-
-  void post_receive(int receive);
-  void await(const PlannedStep& step);
-  template <typename Condition>
-  void wait_for(VertexId vertex, VertexId waits_for, Condition&& condition);
-  void run_ops(const PlannedStep& step);
-  void run_steps(std::int64_t first_step, std::span<const double> learning_rates);
+  std::byte* moments(int chunk) const { return arena_ + arena_plan_.moments[static_cast<std::size_t>(chunk)]; }
+  std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[static_cast<std::size_t>(i)]; }
+  // What an op works on, without tokens and targets.
   SliceCall slice_call(const OpPlan& op);
-  void run_send(const PlannedStep& step);
-  void run_optimizer(const PlannedStep& step);
-  void check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const;
-  void poison(const Stage& stage, SliceCall& call) const;
-  void suffer(const FaultAction& action);
-  void count_held(std::size_t step);
-  void collective_loop();
-  void run_collective(const PlannedCollective& collective, GroupSum& group);
-  void make_groups();
+  // Whether it is the first backward of its microbatch, before which the gradients of all keys and values are zeroed.
+  bool begins_backward(const OpPlan& op) const;
+  bool needs_tokens(const OpPlan& op) const;
+  // The update of an optimizer step, without what it is put on.
+  OptimizerStep update_of(const PlannedStep& step, std::span<const double> learning_rates) const;
   void doing(WorkerThread thread, Activity activity, VertexId vertex = 0, VertexId waits_for = 0);
+  FaultAction fault_at(VertexId vertex) const;
+  // Sleeps through a delay, and for ever where the worker is to stop; kills the process. Throws Stopped.
+  void suffer(const FaultAction& action, const Transport& transport) const;
+  [[noreturn]] void fail_not_finite(VertexId vertex, int microbatch) const;
+  // Whether this worker counts the gradients of a chunk in the global norm: one of a stage's replicas does.
+  bool counts_in_norm(int chunk) const;
+  // Where a tied embedding's sum takes place: its chunk, and its parameter.
+  int embedding_chunk() const;
+  // By batch, from what each unit's head has seen.
+  void add_up_losses();
 
   const RunPlan& plan_;
   int world_rank_;
@@ -109,43 +120,29 @@ class Worker {
   int tensor_rank_;
   const RankPlan& rank_;
   const ArenaPlan& arena_plan_;
-  Transport& transport_;
   WorkerServices services_;
-  std::byte* arena_ = nullptr;
+  std::byte* arena_ = nullptr;  // the host's, or the device's
 
-  std::unique_ptr<GroupSum> tensor_;  // null where the stage is not split
-  std::vector<std::unique_ptr<GroupSum>> groups_;
-  std::vector<GroupSum*> group_of_;  // by RankPlan::collectives
-  std::vector<Message> sends_;
-  std::vector<Message> receives_;
-  std::vector<char> consumed_;           // by receive, in this run: its buffer was read
-  std::vector<int> awaiting_;            // receives posted and not read
-  std::vector<char> wakes_collectives_;  // by step: a collective begins after it
-  std::vector<std::byte*> keys_values_;  // of the slices of one microbatch
-  std::vector<std::byte*> keys_values_gradients_;
-
-  VertexId running_ = 0;  // or about to
   std::int64_t run_number_ = 0;
   std::int64_t first_step_ = 0;
   std::int64_t steps_done_ = 0;
-  std::int64_t version_base_ = 0;
-  std::span<const double> learning_rates_;
-  std::vector<double> unit_losses_;  // by unit
-  std::vector<double> losses_;       // by batch
+  std::int64_t version_base_ = 0;  // steps_done_ when the run began
   double norm_ = 0;
-  double gradient_scale_ = 1;
+  std::int64_t most_held_ = 0;
+  std::vector<double> unit_losses_;
+  std::vector<double> losses_;
   std::vector<std::int64_t> starts_;
   std::vector<std::int64_t> ends_;
   WorkerTimes times_;
-  std::int64_t most_held_ = 0;
 
-  // Between the two threads. Numbers grow over all runs, so that nothing is reset.
-  std::atomic<std::int64_t> progress_{0};          // run * size + vertex + 1 of the last that compute has done
-  std::atomic<std::int64_t> collectives_done_{0};  // run * collectives + done
-  std::atomic<std::int64_t> runs_begun_{0};
-  std::atomic<bool> leaving_{false};
-  std::exception_ptr collective_error_;  // read once the thread has been joined
-  std::thread collective_thread_;
+ private:
+  std::vector<std::byte*> keys_values_;  // of the slices of one microbatch
+  std::vector<std::byte*> keys_values_gradients_;
 };
+
+// On the CPU, or on services.device where the plan is for devices. Throws std::bad_alloc or DoesNotFit if there is no
+// memory for the arena.
+std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
+                                    const WorkerServices& services);
 
 }  // namespace sluice

@@ -62,22 +62,15 @@ struct AttentionBackward {
   std::byte* scratch = nullptr;
 };
 
-// Of either call, whichever of the two implementations below runs it.
+// Of either call, whichever of the two implementations runs it.
 std::int64_t attention_scratch_bytes(const AttentionShape& shape);
 
-// By flash attention where that fits the device and the shape, else by products (gemm_attention.h).
+// By one kernel where that fits the device and the shape (flash_attention.h), else by products (gemm_attention.h).
 void attention_forward(const AttentionForward& call, Device& device, Stream& stream);
 void attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
 // For AttentionBackward.
 void row_products(const AttentionShape& shape, Element element, const void* out, const void* out_gradient,
                   float* products, Stream& stream);
-
-// What flash_attention.h, the other implementation, declares:
-//
-//   bool flash_fits(const AttentionShape& shape, int compute_capability);   // >= 80, head_dim 64 or 128
-//   std::int64_t flash_scratch_bytes(const AttentionShape& shape);          // of either call; 0 where it does not fit
-//   void flash_attention_forward(const AttentionForward& call, Device& device, Stream& stream);
-//   void flash_attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
 }  // namespace sluice::cuda

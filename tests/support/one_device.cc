@@ -195,7 +195,7 @@ Trained train(const RunPlan& plan, const TokenSource& tokens, const TrainingOpti
     const auto chunks = plan.schedule().stages_of(worker.pipeline_rank()).size();
     for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
       const int at = static_cast<int>(chunk);
-      add_blocks(worker.stage_of(at), worker.newest_weights(at), trained.weights);
+      add_blocks(worker.stage_of(at), worker.state(at).weights.data(), trained.weights);
     }
   }};
   train_with_threads(plan, tokens, options, trained.report, hooks);

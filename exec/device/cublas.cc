@@ -1,0 +1,68 @@
+#include "exec/device/cublas.h"
+
+#include <fmt/format.h>
+
+#include <array>
+#include <limits>
+
+#include "exec/device/dynamic_library.h"
+
+namespace sluice {
+namespace {
+
+// The library of the toolkit's own major version first.
+#if CUBLAS_VER_MAJOR >= 13
+constexpr std::array<const char*, 2> kNames = {"libcublas.so.13", "libcublas.so.12"};
+#else
+constexpr std::array<const char*, 2> kNames = {"libcublas.so.12", "libcublas.so.13"};
+#endif
+
+Cublas load() {
+  const DynamicLibrary library("cuBLAS", kNames, cuda_library_folders());
+  Cublas found{};
+  library.find(found.create, "cublasCreate_v2");
+  library.find(found.destroy, "cublasDestroy_v2");
+  library.find(found.set_stream, "cublasSetStream_v2");
+  library.find(found.set_workspace, "cublasSetWorkspace_v2");
+  library.find(found.set_math_mode, "cublasSetMathMode");
+  library.find(found.set_multiprocessors, "cublasSetSmCountTarget");
+  library.find(found.get_property, "cublasGetProperty");
+  library.find(found.status_text, "cublasGetStatusString");
+  library.find(found.gemm, "cublasGemmEx");
+  library.find(found.gemm_batched, "cublasGemmStridedBatchedEx");
+  std::array<int, 3> version{};
+  found.get_property(MAJOR_VERSION, &version[0]);
+  found.get_property(MINOR_VERSION, &version[1]);
+  found.get_property(PATCH_LEVEL, &version[2]);
+  found.version = fmt::format("{}.{}.{}", version[0], version[1], version[2]);
+  found.path = library.path();
+  return found;
+}
+
+int as_int(std::int64_t value, const char* what) {
+  if (value < 0 || value > std::numeric_limits<int>::max()) {
+    throw DeviceError(fmt::format("a matrix product with {} of {}: cuBLAS counts to 2^31", what, value));
+  }
+  return static_cast<int>(value);
+}
+
+}  // namespace
+
+const Cublas& cublas() {
+  static const Cublas table = load();  // tried again at the next call if it throws
+  return table;
+}
+
+ColumnMajorProduct column_major(const MatrixProduct& product) {
+  return {.first_operation = product.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+          .second_operation = product.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+          .m = as_int(product.columns, "columns"),
+          .n = as_int(product.rows, "rows"),
+          .k = as_int(product.inner, "an inner size"),
+          .first_stride = as_int(product.b_stride, "a stride"),
+          .second_stride = as_int(product.a_stride, "a stride"),
+          .out_stride = as_int(product.c_stride, "a stride"),
+          .batch = as_int(product.batch, "a batch")};
+}
+
+}  // namespace sluice

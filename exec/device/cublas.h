@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cublas_v2.h>
+
+#include <string>
+
+#include "kernels/device.h"
+
+namespace sluice {
+
+// cuBLAS, loaded when it is first asked for. Of its interface, what products need.
+struct Cublas {
+  cublasStatus_t (*create)(cublasHandle_t*);
+  cublasStatus_t (*destroy)(cublasHandle_t);
+  cublasStatus_t (*set_stream)(cublasHandle_t, cudaStream_t);
+  cublasStatus_t (*set_workspace)(cublasHandle_t, void*, std::size_t);
+  cublasStatus_t (*set_math_mode)(cublasHandle_t, cublasMath_t);
+  cublasStatus_t (*set_multiprocessors)(cublasHandle_t, int);
+  cublasStatus_t (*get_property)(libraryPropertyType, int*);
+  const char* (*status_text)(cublasStatus_t);
+  cublasStatus_t (*gemm)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*, const void*,
+                         cudaDataType, int, const void*, cudaDataType, int, const void*, void*, cudaDataType, int,
+                         cublasComputeType_t, cublasGemmAlgo_t);
+  cublasStatus_t (*gemm_batched)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void*,
+                                 const void*, cudaDataType, int, long long, const void*, cudaDataType, int, long long,
+                                 const void*, void*, cudaDataType, int, long long, int, cublasComputeType_t,
+                                 cublasGemmAlgo_t);
+  std::string version;  // "13.0.2"
+  std::string path;
+};
+
+// Throws DeviceError, each time, if it is not found.
+const Cublas& cublas();
+
+// A product as cuBLAS takes it: column-major, where what is stored in rows is the transpose. So C' = op(B)' op(A)'.
+struct ColumnMajorProduct {
+  cublasOperation_t first_operation;   // on B
+  cublasOperation_t second_operation;  // on A
+  int m;                               // columns of C
+  int n;                               // rows of C
+  int k;
+  int first_stride;
+  int second_stride;
+  int out_stride;
+  int batch;
+};
+// Throws DeviceError if a size is past what cuBLAS counts with.
+ColumnMajorProduct column_major(const MatrixProduct& product);
+
+}  // namespace sluice

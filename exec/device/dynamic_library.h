@@ -1,0 +1,40 @@
+#pragma once
+
+#include <span>
+#include <string>
+
+namespace sluice {
+
+// A shared library that is looked for when it is first needed, so that a program starts without it. It stays loaded.
+class DynamicLibrary {
+ public:
+  // Tries `names` in their order: where the loader looks, then in `folders`. Throws DeviceError if none is found,
+  // naming `what` it is ("cuBLAS") and what the loader said of each.
+  DynamicLibrary(std::string what, std::span<const char* const> names, std::span<const std::string> folders);
+
+  // Throws DeviceError if it is not there: the library is too old, or another one.
+  template <class Function>
+  void find(Function*& function, const char* symbol) const {
+    function = reinterpret_cast<Function*>(address(symbol));
+  }
+  // Null if it is not there.
+  template <class Function>
+  void find_if_there(Function*& function, const char* symbol) const {
+    function = reinterpret_cast<Function*>(address_if_there(symbol));
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  void* address(const char* symbol) const;
+  void* address_if_there(const char* symbol) const;
+
+  std::string what_;
+  std::string path_;
+  void* handle_ = nullptr;
+};
+
+// Where toolkits put their libraries, besides where the loader looks: CUDA_HOME, CUDA_PATH, the one this was built
+// with.
+std::span<const std::string> cuda_library_folders();
+
+}  // namespace sluice
