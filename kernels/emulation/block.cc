@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
-#include <boost/context/stack_context.hpp>
+#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -25,32 +25,13 @@ namespace context = boost::context;
 
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = 64 * 1024;
+// Stacks are used again by the thread that had them; but not with a sanitizer, which must see that they are new.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+using Stacks = context::fixedsize_stack;
+#else
+using Stacks = context::pooled_fixedsize_stack;
+#endif
 constexpr std::align_val_t kSharedAlignment{128};
-
-// Stacks of fibers that have ended, kept by the thread for the next block's.
-class PooledStacks {
- public:
-  static context::stack_context allocate() {
-    std::vector<context::stack_context>& free = pool().free;
-    if (free.empty()) return context::fixedsize_stack(kStackBytes).allocate();
-    const context::stack_context stack = free.back();
-    free.pop_back();
-    return stack;
-  }
-  static void deallocate(context::stack_context& stack) { pool().free.push_back(stack); }
-
- private:
-  struct Pool {
-    ~Pool() {
-      for (context::stack_context& stack : free) context::fixedsize_stack(kStackBytes).deallocate(stack);
-    }
-    std::vector<context::stack_context> free;
-  };
-  static Pool& pool() {
-    thread_local Pool pool;
-    return pool;
-  }
-};
 
 struct Copy {
   void* to;
@@ -85,6 +66,7 @@ struct Block {
 };
 
 thread_local Block* current = nullptr;
+thread_local Stacks stacks(kStackBytes);
 thread_local Schedule schedule;
 thread_local std::minstd_rand numbers;
 
@@ -197,7 +179,7 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
 #if defined(__SANITIZE_THREAD__)
     thread.sanitizer_fiber = __tsan_create_fiber(0);
 #endif
-    thread.fiber = context::fiber(std::allocator_arg, PooledStacks(), [&block, &body](context::fiber&& scheduler) {
+    thread.fiber = context::fiber(std::allocator_arg, stacks, [&block, &body](context::fiber&& scheduler) {
       block.scheduler = std::move(scheduler);
       try {
         body();
