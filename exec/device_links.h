@@ -31,7 +31,7 @@ class RunLinks {
 
   const RunPlan& plan_;
   DeviceLinks links_;
-  std::vector<Purpose> purposes_;       // by group
+  std::vector<Purpose> purposes_;        // by group
   std::vector<std::size_t> lane_edges_;  // by lane: its first edge
 };
 

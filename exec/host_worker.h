@@ -29,7 +29,6 @@ class HostWorker final : public Worker {
   void set_state(int chunk, const ChunkState& state) override;
 
  private:
-
   void post_receive(int receive);
   void await(const PlannedStep& step);
   template <typename Condition>

@@ -1,6 +1,7 @@
 #include "exec/part_bench.h"
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <new>
@@ -14,6 +15,16 @@ namespace {
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+// Nearest below; too small ones are zero.
+std::uint16_t bits_of(float value, Element element) {
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  if (element == Element::bfloat16) return static_cast<std::uint16_t>(bits >> 16);
+  const std::uint32_t exponent = bits >> 23 & 0xffU;
+  const std::uint32_t sign = bits >> 16 & 0x8000U;
+  if (exponent < 113) return static_cast<std::uint16_t>(sign);
+  return static_cast<std::uint16_t>(sign | (exponent - 112U) << 10 | (bits >> 13 & 0x3ffU));
+}
 
 constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
 
@@ -54,9 +65,13 @@ std::array<PartBench::Part, 3> PartBench::make_parts(const PartBenchSpec& spec) 
     of.contents.head = kind == PartKind::head;
     of.contents.tied_copy = of.contents.head && spec.model.tied_embeddings;
     Part& part = parts[static_cast<std::size_t>(kind)];
-    part.stage = make_cpu_stage(of, spec.precision);
+    const auto make = [&] {
+      return spec.kernels != nullptr ? spec.kernels->make_stage(of, spec.precision)
+                                     : make_cpu_stage(of, spec.precision);
+    };
+    part.stage = make();
     of.sliced = true;
-    if (kind == PartKind::layer && slices) part.sliced = make_cpu_stage(of, spec.precision);
+    if (kind == PartKind::layer && slices) part.sliced = make();
   }
   return parts;
 }
@@ -110,11 +125,19 @@ std::int64_t PartBench::bytes_of(const PartBenchSpec& spec) {
   return allocated_bytes(parts, sizes_of(spec, parts));
 }
 
-PartBench::PartBench(const PartBenchSpec& spec) : spec_(spec), parts_(make_parts(spec)) {
+PartBench::PartBench(const PartBenchSpec& spec, Device* device)
+    : spec_(spec), device_(spec.kernels != nullptr ? device : nullptr), parts_(make_parts(spec)) {
   const Sizes sizes = sizes_of(spec_, parts_);
-  const auto bytes = index(allocated_bytes(parts_, sizes));
-  memory_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
-  std::memset(memory_, 0, bytes);
+  const std::int64_t bytes = allocated_bytes(parts_, sizes);
+  if (device_ != nullptr) {
+    device_->make_current();
+    stream_ = device_->make_stream(StreamPriority::normal);
+    for (auto& event : events_) event = device_->make_event();
+    memory_ = device_->allocate(bytes);
+  } else {
+    memory_ = static_cast<std::byte*>(::operator new (index(bytes), std::align_val_t{kBufferAlignment}));
+    std::memset(memory_, 0, index(bytes));
+  }
   place(sizes);
   std::int64_t most_tokens = 0;
   std::int64_t most_slices = 0;
@@ -129,9 +152,58 @@ PartBench::PartBench(const PartBenchSpec& spec) : spec_(spec), parts_(make_parts
     tokens_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
     targets_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
   }
+  load_tokens();
 }
 
-PartBench::~PartBench() { ::operator delete (memory_, std::align_val_t{kBufferAlignment}); }
+PartBench::~PartBench() {
+  if (device_ == nullptr) {
+    ::operator delete (memory_, std::align_val_t{kBufferAlignment});
+    return;
+  }
+  try {
+    device_->make_current();
+    device_->synchronize(*stream_);
+  } catch (const DeviceError&) {
+    // Whoever ran it knows.
+  }
+  device_->release(memory_);
+  device_->release(small_);
+}
+
+void PartBench::load_tokens() {
+  if (device_ == nullptr) return;
+  const auto bytes = static_cast<std::int64_t>(tokens_.size() * sizeof(std::int32_t));
+  small_ = device_->allocate(2 * aligned(bytes) + static_cast<std::int64_t>(sizeof(float)));
+  device_->copy(small_, tokens_.data(), bytes, *stream_);
+  device_->copy(small_ + aligned(bytes), targets_.data(), bytes, *stream_);
+  device_->synchronize(*stream_);
+}
+
+Element PartBench::element() const {
+  return spec_.precision == Precision::float16 ? Element::float16 : Element::bfloat16;
+}
+
+void PartBench::mark(std::size_t at) {
+  if (device_ != nullptr) {
+    device_->record(*events_[at], *stream_);
+  } else {
+    marks_[at] = now_ns();
+  }
+}
+
+std::int64_t PartBench::between(std::size_t first, std::size_t second) {
+  if (device_ == nullptr) return marks_[second] - marks_[first];
+  device_->synchronize(*events_[second]);
+  return device_->nanoseconds_between(*events_[first], *events_[second]);
+}
+
+void PartBench::zero(std::byte* data, std::int64_t bytes) {
+  if (device_ == nullptr) {
+    std::memset(data, 0, index(bytes));
+  } else if (bytes > 0) {
+    device_->zero(data, bytes, *stream_);
+  }
+}
 
 void PartBench::place(const Sizes& sizes) {
   std::byte* at = memory_;
@@ -145,7 +217,7 @@ void PartBench::place(const Sizes& sizes) {
     part.weights = next(memory.weights);
     part.gradients = next(memory.gradients);
     part.moments = next(memory.moments);
-    part.stage->initialise(part.weights, spec_.seed);
+    fill_weights(part);
   }
   scratch_ = next(sizes.scratch);
   const SliceMemory& most = sizes.most;
@@ -159,16 +231,26 @@ void PartBench::place(const Sizes& sizes) {
     of.output = next(most.boundary);
     of.output_gradient = next(most.boundary);
     of.input_gradient = next(most.boundary);
-    fill_with_random(of.keys_values, most.keys_values, 1);
-    fill_with_random(of.input, most.boundary, 1);
-    fill_with_random(of.output_gradient, most.boundary, 1e-3);
+    fill_with_random(of.keys_values, most.keys_values, 1, element());
+    fill_with_random(of.input, most.boundary, 1, element());
+    fill_with_random(of.output_gradient, most.boundary, 1e-3, element());
   }
 }
 
-void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double scale) {
+void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double scale, Element element) {
   std::minstd_rand random(static_cast<std::minstd_rand::result_type>(spec_.seed));
   const auto next = [&] { return scale * (2 * std::generate_canonical<double, 30>(random) - 1); };
-  if (spec_.precision == Precision::float64) {
+  if (device_ != nullptr) {
+    std::vector<std::byte> host(index(bytes));
+    if (element == Element::float32) {
+      std::generate_n(reinterpret_cast<float*>(host.data()), bytes / 4, [&] { return static_cast<float>(next()); });
+    } else {
+      std::generate_n(reinterpret_cast<std::uint16_t*>(host.data()), bytes / 2,
+                      [&] { return bits_of(static_cast<float>(next()), element); });
+    }
+    device_->copy(data, host.data(), bytes, *stream_);
+    device_->synchronize(*stream_);
+  } else if (spec_.precision == Precision::float64) {
     auto* const to = reinterpret_cast<double*>(data);
     std::generate_n(to, bytes / 8, next);
   } else {
@@ -177,8 +259,23 @@ void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double sca
   }
 }
 
-PartBench::OpTime PartBench::call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
-                                  TensorGroup* tensor) {
+// On a device the initial weights come through the gradients' buffer, as in a run.
+void PartBench::fill_weights(Part& part) {
+  if (device_ == nullptr) {
+    part.stage->initialise(part.weights, spec_.seed);
+    return;
+  }
+  const StageMemory memory = part.stage->memory();
+  std::vector<std::byte> host(index(memory.gradients));
+  part.stage->initialise(host.data(), spec_.seed);
+  device_->copy(part.gradients, host.data(), memory.gradients, *stream_);
+  part.stage->set_weights(part.gradients, part.weights, part.moments, *stream_);
+  device_->zero(part.gradients, memory.gradients, *stream_);
+  device_->synchronize(*stream_);
+}
+
+std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers,
+                             TensorGroup* tensor, StreamGroup* stream_group) {
   const Stage& stage = stage_of(part, cell);
   SliceCall call;
   call.shape = shape_of(spec_, cell.tokens, cell.context);
@@ -208,12 +305,20 @@ PartBench::OpTime PartBench::call(OpKind kind, const Part& part, const ProfileCe
   call.input_gradient = buffers.input_gradient;
   call.tokens = tokens_.data();
   call.targets = targets_.data();
+  if (device_ != nullptr) {
+    const std::int64_t bytes = aligned(static_cast<std::int64_t>(tokens_.size() * sizeof(std::int32_t)));
+    call.tokens = reinterpret_cast<const std::int32_t*>(small_);
+    call.targets = reinterpret_cast<const std::int32_t*>(small_ + bytes);
+    call.loss_on_device = reinterpret_cast<float*>(small_ + 2 * bytes);
+    call.stream = stream_.get();
+    call.device = device_;
+    call.stream_group = stream_group;
+  }
   call.loss_scale = 1 / static_cast<double>(spec_.sequences * spec_.sequence_length);
 
-  const std::int64_t began = now_ns();
   // As the executor does before the backward of a sequence's last slice.
   if ((kind == OpKind::B || kind == OpKind::I) && cell.context + cell.tokens == spec_.sequence_length) {
-    std::memset(buffers.keys_values_gradient, 0, index(keys_values_gradient - buffers.keys_values_gradient));
+    zero(buffers.keys_values_gradient, keys_values_gradient - buffers.keys_values_gradient);
   }
   switch (kind) {
     case OpKind::F: stage.forward(call); break;
@@ -221,33 +326,45 @@ PartBench::OpTime PartBench::call(OpKind kind, const Part& part, const ProfileCe
     case OpKind::W: stage.weight_gradient(call); break;
     case OpKind::B: stage.backward(call); break;
   }
-  return {kind, now_ns() - began - call.recompute_ns, call.recompute_ns};
+  return call.recompute_ns;
 }
 
-std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell& cell, TensorGroup* tensor) {
+std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell& cell, TensorGroup* tensor,
+                                                StreamGroup* stream_group) {
+  constexpr std::array kKinds = {OpKind::F, OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+  constexpr std::array kOfSecond = {false, true, false, true, true};
   const Part& of = parts_[static_cast<std::size_t>(part)];
   Buffers& first = buffers_[index(calls_ % kMicrobatches)];
   Buffers& second = buffers_[index((calls_ + 1) % kMicrobatches)];
   calls_ += 2;
-  // Braces keep the order.
-  return {call(OpKind::F, of, cell, first, tensor), call(OpKind::F, of, cell, second, tensor),
-          call(OpKind::B, of, cell, first, tensor), call(OpKind::I, of, cell, second, tensor),
-          call(OpKind::W, of, cell, second, tensor)};
+  std::array<OpTime, 5> times;
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    mark(i);
+    times[i] = {.kind = kKinds[i],
+                .recompute_ns = call(kKinds[i], of, cell, kOfSecond[i] ? second : first, tensor, stream_group)};
+  }
+  mark(kKinds.size());
+  for (std::size_t i = kKinds.size(); i-- > 0;) times[i].nanoseconds = between(i, i + 1) - times[i].recompute_ns;
+  return times;
 }
 
 std::int64_t PartBench::run_pass(PartKind part, PassKind pass) {
   const Part& of = parts_[static_cast<std::size_t>(part)];
-  const std::int64_t began = now_ns();
+  mark(0);
   if (pass == PassKind::norm) {
-    // Read, so that it is not left out.
-    if (of.stage->squared_norm(of.gradients) < 0) return 0;
-    return now_ns() - began;
+    if (device_ != nullptr) {
+      of.stage->add_squared_norm(of.gradients, reinterpret_cast<float*>(scratch_), *stream_);
+    } else if (of.stage->squared_norm(of.gradients) < 0) {  // read, so that it is not left out
+      return 0;
+    }
+  } else {
+    // So small a rate that the weights stay as random as they are.
+    const OptimizerStep step{.learning_rate = 1e-9, .number = ++steps_, .stream = stream_.get()};
+    of.stage->step(of.weights, of.weights, of.moments, of.gradients, step);
+    zero(of.gradients, of.stage->memory().gradients);
   }
-  // So small a rate that the weights stay as random as they are.
-  const OptimizerStep step{.learning_rate = 1e-9, .number = ++steps_};
-  of.stage->step(of.weights, of.weights, of.moments, of.gradients, step);
-  std::memset(of.gradients, 0, index(of.stage->memory().gradients));
-  return now_ns() - began;
+  mark(1);
+  return between(0, 1);
 }
 
 std::int64_t PartBench::parameters(PartKind part) const {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "kernels/collective.h"
+#include "kernels/device.h"
+#include "kernels/device_kernels.h"
 #include "kernels/stage.h"
 #include "model/cost/cost_table.h"
 #include "model/workload/transformer.h"
@@ -26,6 +28,7 @@ struct ProfileCell {
 struct PartBenchSpec {
   Transformer model;
   Precision precision = Precision::float32;
+  const DeviceKernels* kernels = nullptr;  // of a device; null: the CPU
   bool recompute = false;
   int sequences = 1;
   std::int64_t sequence_length = 0;
@@ -37,10 +40,12 @@ struct PartBenchSpec {
 };
 
 // The parts of a model, embedding, `layers` layers and head, with weights and the buffers of several microbatches:
-// calls their ops one by one and tells what each took. What ops read is random. Allocated at once.
+// calls their ops one by one and tells what each took. What ops read is random. Allocated at once. On a device ops
+// stand one behind the other on a stream, as in a run, and events tell their times.
 class PartBench {
  public:
-  explicit PartBench(const PartBenchSpec& spec);
+  // `device` where the spec has kernels.
+  explicit PartBench(const PartBenchSpec& spec, Device* device = nullptr);
   ~PartBench();
   PartBench(const PartBench&) = delete;
   PartBench& operator=(const PartBench&) = delete;
@@ -55,7 +60,8 @@ class PartBench {
     std::int64_t nanoseconds = 0;  // without recomputation
     std::int64_t recompute_ns = 0;
   };
-  std::array<OpTime, 5> run(PartKind part, const ProfileCell& cell, TensorGroup* tensor);
+  std::array<OpTime, 5> run(PartKind part, const ProfileCell& cell, TensorGroup* tensor,
+                            StreamGroup* stream_group = nullptr);
 
   // A pass over a part's parameters; the step leaves the gradients zero, as in a run.
   std::int64_t run_pass(PartKind part, PassKind pass);
@@ -96,11 +102,26 @@ class PartBench {
   static std::int64_t allocated_bytes(const std::array<Part, 3>& parts, const Sizes& sizes);
   const Stage& stage_of(const Part& part, const ProfileCell& cell) const;
   void place(const Sizes& sizes);
-  void fill_with_random(std::byte* data, std::int64_t bytes, double scale);
-  OpTime call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers, TensorGroup* tensor);
+  void load_tokens();
+  // `element`: of a device.
+  void fill_with_random(std::byte* data, std::int64_t bytes, double scale, Element element);
+  void fill_weights(Part& part);
+  // Returns how much of it recomputed.
+  std::int64_t call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers, TensorGroup* tensor,
+                    StreamGroup* stream_group);
+  Element element() const;
+  // Notes the time, on the device in its stream.
+  void mark(std::size_t at);
+  std::int64_t between(std::size_t first, std::size_t second);
+  void zero(std::byte* data, std::int64_t bytes);
 
   PartBenchSpec spec_;
-  std::array<Part, 3> parts_;  // by PartKind
+  Device* device_ = nullptr;
+  std::unique_ptr<Stream> stream_;
+  std::array<std::unique_ptr<Event>, 6> events_;
+  std::array<std::int64_t, 6> marks_{};
+  std::byte* small_ = nullptr;  // of a device: tokens, targets, a loss
+  std::array<Part, 3> parts_;   // by PartKind
   std::byte* memory_ = nullptr;
   std::byte* scratch_ = nullptr;
   std::array<Buffers, kMicrobatches> buffers_;

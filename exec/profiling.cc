@@ -11,11 +11,10 @@
 #include <set>
 #include <utility>
 
-#include "exec/group_sum.h"
 #include "exec/host_memory.h"
+#include "exec/link_bench.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
-#include "exec/transport/on_threads.h"
 #include "exec/worker.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
@@ -23,17 +22,11 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
 constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
-constexpr int kTensorGroup = 1;
-constexpr int kFirstSumGroup = 16;
-// How long a receiver has been waiting when its message is sent: long enough to be asleep, as in a run.
-constexpr std::int64_t kWaitBeforeMessage_ns = 100'000;
 constexpr std::int64_t kLargeMessage = 1 << 20;
-constexpr int kMessages = 4;              // of each size, there and back, in a round
 constexpr int kOverheadMicrobatches = 4;  // of the runs that measure what the executor takes
 constexpr std::int64_t kMostOverheadVocabulary = 256;
 
@@ -75,7 +68,7 @@ struct OverheadRun {
 }  // namespace
 
 struct Profiler::Impl {
-  Impl(const ProfilingSpec& given, Transport& to);
+  Impl(const ProfilingSpec& given, Transport& to, const WorkerDevice& on);
 
   void round();
   Profile gather();
@@ -94,13 +87,13 @@ struct Profiler::Impl {
   void measure_ops();
   void measure_pass(PartKind part, PassKind pass);
   void measure_overhead();
-  void measure_messages();
-  void measure_sums();
+  void measure_links();
 
   ProfilingSpec spec;
   Transport& transport;
-  std::unique_ptr<GroupSum> tensor;
-  std::vector<std::unique_ptr<GroupSum>> groups;
+  WorkerDevice device;
+  std::vector<int> group_sizes;
+  std::unique_ptr<LinkBench> links;
   std::unique_ptr<PartBench> bench;
   struct Call {
     PartKind part = PartKind::layer;
@@ -110,36 +103,25 @@ struct Profiler::Impl {
   std::vector<Call> calls;    // of the bench, in a round
   std::vector<Point> points;  // the same ones on every worker
   std::vector<OverheadRun> overhead_runs;
-  std::vector<std::byte> array;  // that is summed, or sent
-  std::int64_t messages = 0;
   std::mt19937_64 random;  // the same on every worker
   int rounds = -1;         // that count
 };
 
-Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to) : spec(given), transport(to), random(given.seed) {
+Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevice& on)
+    : spec(given), transport(to), device(on), random(given.seed) {
   const int workers = transport.size();
   if (workers % spec.tensor_parallel != 0) {
     throw InputError(fmt::format("expected a tensor-parallel size that divides the {} workers, got {}", workers,
                                  spec.tensor_parallel));
   }
   const int me = transport.rank();
-  const auto block_of = [me](int size) {
-    std::vector<int> members(index(size));
-    std::iota(members.begin(), members.end(), me / size * size);
-    return members;
-  };
-  if (spec.tensor_parallel > 1) {
-    tensor = std::make_unique<GroupSum>(transport, Channel::tensor, block_of(spec.tensor_parallel), kTensorGroup);
-  }
   // Two ranks share a tied embedding or a replicated stage, replicas a stage's gradients, all a norm.
-  std::set<int> sizes = {2, spec.data_parallel, workers / spec.data_parallel};
-  for (const int size : sizes) {
-    if (size < 2 || workers % size != 0) continue;
-    groups.push_back(std::make_unique<GroupSum>(transport, Channel::collective, block_of(size),
-                                                kFirstSumGroup + static_cast<int>(groups.size())));
+  for (const int size : std::set<int>{2, spec.data_parallel, workers / spec.data_parallel}) {
+    if (size >= 2 && workers % size == 0) group_sizes.push_back(size);
   }
   const PartBenchSpec of_bench{.model = spec.model,
                                .precision = spec.precision,
+                               .kernels = spec.kernels,
                                .recompute = spec.recompute,
                                .sequences = spec.sequences,
                                .sequence_length = spec.sequence_length,
@@ -149,11 +131,12 @@ Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to) : spec(given), t
                                .cells = spec.cells,
                                .seed = spec.seed};
   check_memory_for(of_bench);
-  bench = std::make_unique<PartBench>(of_bench);
+  bench = std::make_unique<PartBench>(of_bench, device.device);
   make_points();
 }
 
 void Profiler::Impl::check_memory_for(const PartBenchSpec& of_bench) {
+  if (spec.kernels != nullptr) return;  // the device says so itself
   const double needed = static_cast<double>(PartBench::bytes_of(of_bench)) * transport.size();
   const auto available = static_cast<double>(available_memory_bytes());
   if (needed <= available) return;
@@ -208,12 +191,15 @@ void Profiler::Impl::make_points() {
   }
   const std::int64_t parameter_bytes =
       std::max(kLargeMessage, bench->parameters(PartKind::layer) * (spec.precision == Precision::float64 ? 8 : 4));
-  for (const auto& group : groups) {
+  for (const int size : group_sizes) {
     for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 8, parameter_bytes}) {
-      add({.what = Point::What::sum, .sum = {.ranks = group->size(), .bytes = bytes / 8 * 8}});
+      add({.what = Point::What::sum, .sum = {.ranks = size, .bytes = bytes / 8 * 8}});
     }
   }
-  array.resize(index(std::max(largest, parameter_bytes)));
+  links = make_link_bench({.tensor_parallel = spec.tensor_parallel,
+                           .group_sizes = group_sizes,
+                           .most_bytes = std::max(largest, parameter_bytes)},
+                          transport, device);
 }
 
 std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCell& cell) const {
@@ -225,7 +211,7 @@ std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCe
 }
 
 void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
-  RunSpec run{.model = spec.model, .precision = spec.precision};
+  RunSpec run{.model = spec.model, .precision = spec.precision, .kernels = spec.kernels};
   run.tensor_parallel = spec.tensor_parallel;
   run.model.tied_embeddings = false;  // no collectives, whose threads would be woken by those of other runs
   run.optimizer.learning_rate = 1e-9;
@@ -241,7 +227,8 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   out.plan = std::make_unique<RunPlan>(run, make_schedule(find_family("1f1b"), params));
   out.tokens =
       std::make_unique<TokenSource>(TokenSource::synthetic(static_cast<int>(run.model.vocab), tokens, spec.seed));
-  out.worker = make_worker(*out.plan, transport.rank(), transport, {.tokens = out.tokens.get()});
+  out.worker = make_worker(*out.plan, transport.rank(), transport,
+                           {.tokens = out.tokens.get(), .device = device.device, .device_transport = device.transport});
   out.worker->initialise();
   for (const PlannedStep& step : out.worker->rank_plan().steps) out.ops += step.kind == PlannedStep::Kind::op ? 1 : 0;
   for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
@@ -260,8 +247,8 @@ void Profiler::Impl::measure_ops() {
       continue;
     }
     // In a run the op before was of the same part, so that its weights were near.
-    bench->run(call.part, call.cell, tensor.get());
-    for (const PartBench::OpTime& time : bench->run(call.part, call.cell, tensor.get())) {
+    bench->run(call.part, call.cell, links->tensor(), links->stream_tensor());
+    for (const PartBench::OpTime& time : bench->run(call.part, call.cell, links->tensor(), links->stream_tensor())) {
       const int layers = call.part == PartKind::layer ? spec.layers : 1;
       note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);
       if (time.recompute_ns > 0) {
@@ -290,58 +277,13 @@ void Profiler::Impl::measure_overhead() {
   }
 }
 
-// Between workers 2i and 2i + 1. The answer makes it a time of one clock.
-void Profiler::Impl::measure_messages() {
-  const int me = transport.rank();
-  const int peer = me ^ 1;
-  const auto spin = [](std::int64_t nanoseconds) {
-    const std::int64_t until = now_ns() + nanoseconds;
-    while (now_ns() < until) {
-    }
-  };
+void Profiler::Impl::measure_links() {
   for (std::size_t i = 0; i < points.size(); ++i) {
-    if (points[i].what != Point::What::transfer) continue;
-    const std::int64_t bytes = points[i].transfer.bytes;
-    transport.barrier();
-    if (peer >= transport.size()) continue;
-    for (int repeat = 0; repeat < kMessages; ++repeat) {
-      const std::int64_t id = messages++;
-      Message there;
-      Message back;
-      there.data = back.data = array.data();
-      there.bytes = back.bytes = bytes;
-      there.peer = back.peer = peer;
-      there.id = 2 * id;
-      back.id = 2 * id + 1;
-      if (me < peer) {
-        transport.post_receive(back);
-        spin(kWaitBeforeMessage_ns);
-        const std::int64_t began = now_ns();
-        transport.post_send(there);
-        transport.wait(back);
-        note(i, in_seconds(now_ns() - began - kWaitBeforeMessage_ns) / 2);
-        transport.wait(there);
-      } else {
-        transport.post_receive(there);
-        transport.wait(there);
-        spin(kWaitBeforeMessage_ns);
-        transport.post_send(back);
-        transport.wait(back);
-      }
-    }
-  }
-}
-
-void Profiler::Impl::measure_sums() {
-  std::memset(array.data(), 0, array.size());
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    if (points[i].what != Point::What::sum) continue;
-    for (const auto& group : groups) {
-      if (group->size() != points[i].sum.ranks) continue;
+    if (points[i].what == Point::What::transfer) {
       transport.barrier();
-      const std::int64_t began = now_ns();
-      group->sum(reinterpret_cast<float*>(array.data()), points[i].sum.bytes / 4);
-      note(i, in_seconds(now_ns() - began));
+      for (const double seconds : links->time_messages(points[i].transfer.bytes)) note(i, seconds);
+    } else if (points[i].what == Point::What::sum) {
+      note(i, links->time_sum(points[i].sum.ranks, points[i].sum.bytes));
     }
   }
 }
@@ -350,10 +292,7 @@ void Profiler::Impl::round() {
   transport.barrier();
   measure_ops();
   measure_overhead();
-  if (transport.size() > 1) {
-    measure_messages();
-    measure_sums();
-  }
+  if (transport.size() > 1) measure_links();
   ++rounds;
 }
 
@@ -366,7 +305,7 @@ Profile Profiler::Impl::gather() {
   const auto all = transport.gather(std::as_bytes(std::span(mine)));
   Profile profile;
   if (transport.rank() != 0) return profile;
-  profile.dtype = spec.precision == Precision::float64 ? "float64" : "float32";
+  profile.dtype = to_string(spec.precision);
   profile.model = spec.model.name;
   std::vector<std::vector<double>> notes;
   for (const auto& bytes : all) {
@@ -418,7 +357,8 @@ Profile Profiler::Impl::gather() {
   return profile;
 }
 
-Profiler::Profiler(const ProfilingSpec& spec, Transport& transport) : impl_(std::make_unique<Impl>(spec, transport)) {}
+Profiler::Profiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device)
+    : impl_(std::make_unique<Impl>(spec, transport, device)) {}
 Profiler::~Profiler() = default;
 void Profiler::round() { impl_->round(); }
 Profile Profiler::gather() { return impl_->gather(); }
@@ -435,9 +375,10 @@ std::vector<ProfileCell> profile_grid(std::int64_t sequence_length) {
   return cells;
 }
 
-Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer) {
+Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
+                        const WorkerDevice& device) {
   const std::int64_t began = now_ns();
-  Profiler profiler(spec, transport);
+  Profiler profiler(spec, transport, device);
   profiler.round();
   for (int done = 0;;) {
     profiler.round();
@@ -451,10 +392,11 @@ Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const P
   return profiler.gather();
 }
 
-Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer) {
+Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer,
+                             const RunDevices& devices) {
   Profile profile;
-  on_threads(workers, [&](Transport& transport) {
-    Profile own = measure_profile(spec, transport, observer);
+  on_device_threads(workers, devices, [&](Transport& transport, const WorkerDevice& device) {
+    Profile own = measure_profile(spec, transport, observer, device);
     if (transport.rank() == 0) profile = std::move(own);
   });
   return profile;

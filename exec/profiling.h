@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exec/part_bench.h"
+#include "exec/run_devices.h"
 #include "exec/transport/transport.h"
 #include "kernels/stage.h"
 #include "model/cost/profile.h"
@@ -19,6 +20,7 @@ namespace sluice {
 struct ProfilingSpec {
   Transformer model;
   Precision precision = Precision::float32;
+  const DeviceKernels* kernels = nullptr;  // of devices; null: the CPU
   bool recompute = false;
   int sequences = 1;  // of a microbatch
   std::int64_t sequence_length = 0;
@@ -47,7 +49,7 @@ std::vector<ProfileCell> profile_grid(std::int64_t sequence_length);
 class Profiler {
  public:
   // Allocates everything. Throws InputError for a model that the kernels cannot compute.
-  Profiler(const ProfilingSpec& spec, Transport& transport);
+  Profiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device = {});
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
@@ -66,9 +68,11 @@ class Profiler {
 using ProfilingObserver = std::function<void(double seconds)>;
 
 // Rounds until the budget is spent. The profile is rank 0's; elsewhere it is empty.
-Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer);
+Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
+                        const WorkerDevice& device = {});
 
 // With a thread for each of `workers`. Throws what the first failing one threw.
-Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer = {});
+Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer = {},
+                             const RunDevices& devices = {});
 
 }  // namespace sluice

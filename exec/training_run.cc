@@ -15,6 +15,7 @@
 #include "exec/host_memory.h"
 #include "exec/process_state.h"
 #include "exec/supervisor.h"
+#include "exec/transport/in_process.h"
 #include "exec/transport/threads.h"
 #include "model/errors.h"
 
@@ -194,12 +195,16 @@ void train(Worker& worker, Transport& transport, const RunPlan& plan, const Trai
 }
 
 // Makes a worker and trains it; what goes wrong is the supervisor's.
-void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& transport, const TokenSource& tokens,
-          const FaultPlan& faults, const TrainingOptions& options, Supervisor& supervisor, TrainingReport& report,
-          const WorkerHooks& hooks, const RunObserver& observer) {
+void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& transport, const WorkerDevice& device,
+          const TokenSource& tokens, const FaultPlan& faults, const TrainingOptions& options, Supervisor& supervisor,
+          TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const int rank = transport.rank();
   try {
-    const WorkerServices services{.tokens = &tokens, .recorder = supervisor.recorder(rank), .faults = &faults};
+    const WorkerServices services{.tokens = &tokens,
+                                  .recorder = supervisor.recorder(rank),
+                                  .faults = &faults,
+                                  .device = device.device,
+                                  .device_transport = device.transport};
     // Made by the thread that uses it, so that its memory is near.
     worker = make_worker(plan, rank, transport, services);
     train(*worker, transport, plan, options, supervisor, report, hooks, observer);
@@ -230,7 +235,13 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
                         TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const RunLayout& layout = plan.layout();
   const std::vector<int> workers_here(index(layout.pipeline), layout.data * layout.tensor);
-  check_memory(plan, workers_here, available_memory_bytes());
+  std::unique_ptr<DeviceFabric> device_fabric;
+  if (plan.on_devices()) {
+    check_device_memory(plan, *options.devices);
+    device_fabric = std::make_unique<DeviceFabric>(layout.size(), *options.devices->kernels);
+  } else {
+    check_memory(plan, workers_here, available_memory_bytes());
+  }
   const std::vector<RecorderOwner> owners = owners_of(layout, own_process(), host_name());
   const FaultPlan faults = faults_of(plan, owners, options);
   ThreadFabric fabric(layout.size());
@@ -244,8 +255,12 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < layout.size(); ++rank) {
       threads.emplace_back([&, rank] {
-        live(workers[index(rank)], plan, fabric.worker(rank), tokens, faults, options, supervisor, report, hooks,
-             observer);
+        WorkerDevice device;
+        if (device_fabric) {
+          device = {options.devices->devices[index(rank)], &device_fabric->worker(fabric.worker(rank))};
+        }
+        live(workers[index(rank)], plan, fabric.worker(rank), device, tokens, faults, options, supervisor, report,
+             hooks, observer);
       });
     }
   }
@@ -255,6 +270,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
     report.broken.push_back(
         {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
   }
+  if (device_fabric) device_fabric->drain();
   workers.clear();
   supervisor.end();
   report.broken.clear();
@@ -275,13 +291,19 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   for (const RecorderOwner& owner : owners) {
     if (owner.host == host_name()) ++workers_here[index(owner.pipeline_rank)];
   }
-  check_memory(plan, workers_here, available_memory_bytes());
+  WorkerDevice device;
+  if (plan.on_devices()) {
+    check_device_memory(plan, *options.devices);
+    device = {options.devices->devices[index(transport.rank())], options.devices->transport};
+  } else {
+    check_memory(plan, workers_here, available_memory_bytes());
+  }
   const FaultPlan faults = faults_of(plan, owners, options);
   std::unique_ptr<Worker> worker;
   Supervisor supervisor(plan, options, owners, {transport.rank()}, [&] { transport.stop(); });
   transport.barrier();
   supervisor.watch();
-  live(worker, plan, transport, tokens, faults, options, supervisor, report, hooks, observer);
+  live(worker, plan, transport, device, tokens, faults, options, supervisor, report, hooks, observer);
   worker.reset();
   supervisor.end();
 }

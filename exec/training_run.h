@@ -10,6 +10,7 @@
 #include "exec/failure.h"
 #include "exec/faults.h"
 #include "exec/measured_timeline.h"
+#include "exec/run_devices.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
 #include "exec/transport/transport.h"
@@ -39,6 +40,7 @@ struct TrainingOptions {
   KeepTimes keep_times = KeepTimes::none;
   std::vector<Fault> faults;
   Supervision supervision;
+  const RunDevices* devices = nullptr;      // of a plan for devices
   const std::atomic<bool>* stop = nullptr;  // ends training after the run of the graph that is under way
 };
 
@@ -76,7 +78,7 @@ struct WorkerHooks {
 };
 
 // Trains with a thread for each worker. `report` is filled as it goes. Throws DoesNotFit if the arenas are more than
-// the host's memory, and the first failure (RunFailure), after all have stopped.
+// the host's memory, or a device's, and the first failure (RunFailure), after all have stopped.
 void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
                         TrainingReport& report, const WorkerHooks& hooks = {}, const RunObserver& observer = {});
 

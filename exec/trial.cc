@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "exec/host_memory.h"
-#include "exec/transport/on_threads.h"
 #include "exec/worker.h"
 
 namespace sluice {
@@ -22,8 +21,8 @@ constexpr int kVisits = 5;  // of each plan
 // The rounds of a profile, dealt out over the runs.
 class SharedOut {
  public:
-  SharedOut(const ProfilingSpec& spec, Transport& transport, int total_runs)
-      : spec_(spec), transport_(transport), profiler_(spec, transport), total_runs_(total_runs) {
+  SharedOut(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device, int total_runs)
+      : spec_(spec), transport_(transport), profiler_(spec, transport, device), total_runs_(total_runs) {
     profiler_.round();
   }
 
@@ -86,12 +85,13 @@ void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport,
 
 }  // namespace
 
-TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialObserver& observer) {
+TrialReport run_trials(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
+                       const TrialObserver& observer) {
   TrialReport report;
   report.plans.resize(spec.plans.size());
   const int total = spec.runs * static_cast<int>(spec.plans.size());
   std::unique_ptr<SharedOut> profile;
-  if (spec.profiling != nullptr) profile = std::make_unique<SharedOut>(*spec.profiling, transport, total);
+  if (spec.profiling != nullptr) profile = std::make_unique<SharedOut>(*spec.profiling, transport, device, total);
   const int visits = std::min(spec.runs, kVisits);
   int done = 0;
   for (int visit = 0; visit < visits; ++visit) {
@@ -99,7 +99,8 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialO
       const RunPlan& plan = *spec.plans[i];
       const std::vector<double> rates(index(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
       const std::unique_ptr<Worker> worker =
-          make_worker(plan, transport.rank(), transport, {.tokens = spec.tokens[i]});
+          make_worker(plan, transport.rank(), transport,
+                      {.tokens = spec.tokens[i], .device = device.device, .device_transport = device.transport});
       worker->initialise();
       const int runs = spec.runs * (visit + 1) / visits - spec.runs * visit / visits;
       for (int run = 0; run <= runs; ++run) {
@@ -125,12 +126,17 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialO
 TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer) {
   const RunLayout& layout = spec.plans.front()->layout();
   const std::vector<int> workers_here(index(layout.pipeline), layout.data * layout.tensor);
-  for (const RunPlan* plan : spec.plans) check_memory(*plan, workers_here, available_memory_bytes());
+  for (const RunPlan* plan : spec.plans) {
+    plan->on_devices() ? check_device_memory(*plan, *spec.devices)
+                       : check_memory(*plan, workers_here, available_memory_bytes());
+  }
   TrialReport report;
-  on_threads(layout.size(), [&](Transport& transport) {
-    TrialReport own = run_trials(spec, transport, observer);
-    if (transport.rank() == 0) report = std::move(own);
-  });
+  const RunDevices cpu;
+  on_device_threads(layout.size(), spec.devices != nullptr ? *spec.devices : cpu,
+                    [&](Transport& transport, const WorkerDevice& device) {
+                      TrialReport own = run_trials(spec, transport, device, observer);
+                      if (transport.rank() == 0) report = std::move(own);
+                    });
   return report;
 }
 

@@ -7,6 +7,7 @@
 
 #include "exec/measured_timeline.h"
 #include "exec/profiling.h"
+#include "exec/run_devices.h"
 #include "exec/run_plan.h"
 #include "exec/token_source.h"
 #include "exec/transport/transport.h"
@@ -20,6 +21,7 @@ struct TrialSpec {
   std::vector<const TokenSource*> tokens;
   int runs = 10;                             // of each plan that count
   const ProfilingSpec* profiling = nullptr;  // null: nothing is measured beside
+  const RunDevices* devices = nullptr;       // of plans for devices
 };
 
 // The runs of one plan, of the first replica.
@@ -43,7 +45,8 @@ using TrialObserver = std::function<void(int runs_done)>;
 // starts with fresh weights.
 //
 // The part of one worker: all call it; the report is rank 0's. Throws RunFailure and what Profiler throws.
-TrialReport run_trials(const TrialSpec& spec, Transport& transport, const TrialObserver& observer);
+TrialReport run_trials(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
+                       const TrialObserver& observer);
 
 // With a thread for each worker. Throws the first failure, and DoesNotFit if there is not enough memory.
 TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer = {});

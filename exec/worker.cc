@@ -7,6 +7,7 @@
 #include <limits>
 #include <thread>
 
+#include "exec/device_worker.h"
 #include "exec/failure.h"
 #include "exec/host_worker.h"
 #include "exec/op_outcome.h"
@@ -164,6 +165,7 @@ void Worker::add_up_losses() {
 
 std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
                                     const WorkerServices& services) {
+  if (plan.on_devices()) return std::make_unique<DeviceWorker>(plan, world_rank, transport, services);
   return std::make_unique<HostWorker>(plan, world_rank, transport, services);
 }
 

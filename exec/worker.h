@@ -36,8 +36,8 @@ struct WorkerTimes {
   std::int64_t overhead() const { return total - kernels - waiting; }
 };
 
-// What a checkpoint has of one chunk, in host memory: weights, and the optimizer's first and second moments, each in the
-// order of the stage's parameters, float64 where the run computes in that, else float32.
+// What a checkpoint has of one chunk, in host memory: weights, and the optimizer's first and second moments, each in
+// the order of the stage's parameters, float64 where the run computes in that, else float32.
 struct ChunkState {
   std::vector<std::byte> weights;
   std::vector<std::byte> moments;
@@ -63,7 +63,8 @@ class Worker {
   // Runs the graph once. `first_step` is the training step of its first batch, from 0; learning_rates has one for each
   // batch. Throws RunFailure for its own failure, Stopped if another worker's ended the run.
   virtual void run(std::int64_t first_step, std::span<const double> learning_rates) = 0;
-  // After `run` has thrown Stopped: throws what a thread of this worker's own threw, if it was that which ended the run.
+  // After `run` has thrown Stopped: throws what a thread of this worker's own threw, if it was that which ended the
+  // run.
   virtual void rethrow_own_error() {}
 
   // The newest weights and the moments, between two runs.

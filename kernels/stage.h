@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -191,6 +192,10 @@ class Stage {
 
 // Of weights and activations: the first two on the CPU, the others on devices.
 enum class Precision : std::uint8_t { float32, float64, float16, bfloat16 };
+constexpr const char* to_string(Precision precision) {
+  constexpr std::array kNames = {"float32", "float64", "float16", "bfloat16"};
+  return kNames[static_cast<std::size_t>(precision)];
+}
 
 // A stage on the CPU, with the products of the BLAS that the project was built with, else Eigen's.
 // Throws InputError for a model that it cannot compute (experts, latent attention, query and key norms), or sizes that

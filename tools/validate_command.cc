@@ -88,7 +88,7 @@ TrialReport run(const std::deque<Case>& cases, const Options& options, Transport
   Progress progress("runs", options.steps * std::ssize(cases));
   const auto observer = [&](int done) { progress.done(done); };
   TrialReport report =
-      transport == nullptr ? run_trials_with_threads(spec, observer) : run_trials(spec, *transport, observer);
+      transport == nullptr ? run_trials_with_threads(spec, observer) : run_trials(spec, *transport, {}, observer);
   report.profile.source = "measured";
   report.profile.machine = machine_name(cases.front().plan.layout().size());
   return report;

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "kernels/cpu/carver.h"
+#include "kernels/carver.h"
 
 namespace sluice::cpu {
 

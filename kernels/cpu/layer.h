@@ -2,11 +2,11 @@
 
 #include <cstdint>
 
+#include "kernels/carver.h"
 #include "kernels/collective.h"
 #include "kernels/cpu/attention.h"
-#include "kernels/cpu/carver.h"
 #include "kernels/cpu/elementwise.h"
-#include "kernels/cpu/weights.h"
+#include "kernels/weights.h"
 
 namespace sluice::cpu {
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/weights.h"
+#include "kernels/weights.h"
 
 namespace sluice::cpu {
 

@@ -8,13 +8,13 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/cpu/carver.h"
+#include "kernels/carver.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
-#include "kernels/cpu/initial_weights.h"
 #include "kernels/cpu/layer.h"
 #include "kernels/cpu/optimizer.h"
-#include "kernels/cpu/weights.h"
+#include "kernels/initial_weights.h"
+#include "kernels/weights.h"
 #include "model/errors.h"
 
 namespace sluice {

@@ -15,7 +15,9 @@
 //   shuffle(value, from_lane), shuffle_xor(value, mask)    of all 32 lanes of a warp; 4-byte values
 //   shared_memory()                       the block's, 128-byte aligned; holds anything at first
 //   atomic_add(float*, float), atomic_or(std::int32_t*, std::int32_t)
+//   atomic_add_4(float*, float[4])        one instruction from sm_90 (kHasWideAtomics), else four; 16-byte aligned
 //   exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x)
+//   SLUICE_UNROLL                         before a loop whose body indexes arrays that are to stay in registers
 //   load_vector<T, N>(p), store_vector(p, v)               N elements at once, p aligned to all of them
 //   From sm_80, and only there (kHasMatrixUnits says whether this compilation is for that):
 //   copy_async_16(shared, global, valid)  16 bytes, zeros if not valid; then copy_async_commit(), copy_async_wait<N>()

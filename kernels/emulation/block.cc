@@ -7,7 +7,7 @@
 #include <deque>
 #include <exception>
 #include <new>
-#include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -59,6 +59,10 @@ struct Block {
 };
 
 thread_local Block* current = nullptr;
+thread_local Schedule schedule;
+thread_local std::minstd_rand numbers;
+
+std::uint32_t any_number() { return static_cast<std::uint32_t>(numbers() >> 8); }
 
 void wait(At at) {
   Block& block = *current;
@@ -78,24 +82,60 @@ void resume(Block& block, int index) {
   thread.fiber = std::move(thread.fiber).resume();
 }
 
-// Lets those go on who wait where all others of their block, or warp, wait too or have ended. False: there are none.
-bool release(Block& block) {
-  const int count = block.place->threads;
-  bool any = false;
-  for (int first = 0; first < count; first += kWarpLanes) {
-    const int last = std::min(first + kWarpLanes, count);
-    int waiting = 0;
-    for (int i = first; i < last; ++i) waiting += block.threads[static_cast<std::size_t>(i)].at == At::warp ? 1 : 0;
-    if (waiting != last - first) continue;
-    for (int i = first; i < last; ++i) block.threads[static_cast<std::size_t>(i)].at = At::work;
-    any = true;
+// Lets a warp go on whose lanes all wait for it.
+void release_warp(Block& block, int warp) {
+  const int first = warp * kWarpLanes;
+  const int last = std::min(first + kWarpLanes, block.place->threads);
+  for (int i = first; i < last; ++i) {
+    if (block.threads[static_cast<std::size_t>(i)].at != At::warp) return;
   }
-  if (any) return true;
-  int waiting = 0;
-  for (const Thread& thread : block.threads) waiting += thread.at == At::block ? 1 : 0;
-  if (waiting != count) return false;
+  for (int i = first; i < last; ++i) block.threads[static_cast<std::size_t>(i)].at = At::work;
+}
+
+// Lets the block go on if all its threads wait for it. False: they do not.
+bool release_block(Block& block) {
+  for (const Thread& thread : block.threads) {
+    if (thread.at != At::block) return false;
+  }
   for (Thread& thread : block.threads) thread.at = At::work;
   return true;
+}
+
+// A warp that can go on; -1: there is none.
+int choose_warp(const Block& block, int before) {
+  const int warps = (block.place->threads + kWarpLanes - 1) / kWarpLanes;
+  const bool backwards = schedule.warps == Schedule::Warps::last_ahead;
+  int begin = 0;
+  if (schedule.warps == Schedule::Warps::in_turn) begin = before + 1;
+  if (schedule.warps == Schedule::Warps::random) begin = static_cast<int>(any_number() % 64);
+  for (int i = 0; i < warps; ++i) {
+    const int warp = backwards ? warps - 1 - i : (begin + i) % warps;
+    const int last = std::min((warp + 1) * kWarpLanes, block.place->threads);
+    for (int j = warp * kWarpLanes; j < last; ++j) {
+      if (block.threads[static_cast<std::size_t>(j)].at == At::work) return warp;
+    }
+  }
+  return -1;
+}
+
+// Each lane of a warp that can, to its next wait or its end.
+void advance(Block& block, int warp) {
+  const int first = warp * kWarpLanes;
+  const int last = std::min(first + kWarpLanes, block.place->threads);
+  const bool backwards = schedule.warps == Schedule::Warps::last_ahead;
+  for (int i = first; i < last; ++i) {
+    const int index = backwards ? last - 1 - (i - first) : i;
+    if (block.threads[static_cast<std::size_t>(index)].at == At::work) resume(block, index);
+  }
+  release_warp(block, warp);
+}
+
+void do_copy(const Copy& copy) {
+  if (copy.from == nullptr) {
+    std::memset(copy.to, 0, copy.bytes);
+  } else {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  }
 }
 
 struct SharedMemory {
@@ -110,6 +150,11 @@ struct SharedMemory {
 };
 
 }  // namespace
+
+void set_schedule(const Schedule& of_blocks) {
+  schedule = of_blocks;
+  numbers.seed(of_blocks.seed);
+}
 
 void run_block(const BlockPlace& place, const std::function<void()>& body) {
   const SharedMemory shared(static_cast<std::size_t>(std::max(place.shared_bytes, 1)));
@@ -144,18 +189,18 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
                                   });
   }
   bool stuck = false;
-  while (true) {
-    int ended = 0;
-    for (int i = 0; i < place.threads; ++i) {
-      const At& at = block.threads[static_cast<std::size_t>(i)].at;
-      if (at == At::work) resume(block, i);
-      ended += at == At::end ? 1 : 0;
+  int warp = -1;
+  while (!block.error) {
+    warp = choose_warp(block, warp);
+    if (warp >= 0) {
+      advance(block, warp);
+      continue;
     }
-    if (ended == place.threads || block.error) break;
-    if (!release(block)) {
-      stuck = true;
-      break;
-    }
+    const auto ended = [](const Thread& thread) { return thread.at == At::end; };
+    if (std::all_of(block.threads.begin(), block.threads.end(), ended)) break;
+    if (release_block(block)) continue;
+    stuck = true;
+    break;
   }
 #if defined(__SANITIZE_THREAD__)
   for (Thread& thread : block.threads) __tsan_destroy_fiber(thread.sanitizer_fiber);
@@ -183,7 +228,11 @@ const Slot* gather_over_warp(const Slot& mine) {
 }
 
 void copy_later(void* to, const void* from, std::size_t bytes) {
-  current->threads[static_cast<std::size_t>(current->running)].open_group.push_back({to, from, bytes});
+  const Copy copy{to, from, bytes};
+  const bool at_once = schedule.copies == Schedule::Copies::at_once ||
+                       (schedule.copies == Schedule::Copies::random && any_number() % 2 == 0);
+  if (at_once) return do_copy(copy);
+  current->threads[static_cast<std::size_t>(current->running)].open_group.push_back(copy);
 }
 void end_copy_group() {
   Thread& thread = current->threads[static_cast<std::size_t>(current->running)];
@@ -192,13 +241,7 @@ void end_copy_group() {
 void finish_copies(std::size_t all_but) {
   Thread& thread = current->threads[static_cast<std::size_t>(current->running)];
   while (thread.groups.size() > all_but) {
-    for (const Copy& copy : thread.groups.front()) {
-      if (copy.from == nullptr) {
-        std::memset(copy.to, 0, copy.bytes);
-      } else {
-        std::memcpy(copy.to, copy.from, copy.bytes);
-      }
-    }
+    for (const Copy& copy : thread.groups.front()) do_copy(copy);
     thread.groups.pop_front();
   }
 }

@@ -83,8 +83,11 @@ class EmulatedEvent final : public Event {
 
 class EmulatedStream final : public Stream {
  public:
-  explicit EmulatedStream(std::shared_ptr<Failure> failure)
-      : failure_(std::move(failure)), thread_([this] { serve(); }) {}
+  EmulatedStream(std::shared_ptr<Failure> failure, const Schedule& schedule)
+      : failure_(std::move(failure)), thread_([this, schedule] {
+          set_schedule(schedule);
+          serve();
+        }) {}
   ~EmulatedStream() override {
     {
       const std::lock_guard lock(mutex_);
@@ -213,7 +216,9 @@ class EmulatedDevice final : public Device {
     return spec_.memory_bytes - held;
   }
 
-  std::unique_ptr<Stream> make_stream(StreamPriority) override { return std::make_unique<EmulatedStream>(failure_); }
+  std::unique_ptr<Stream> make_stream(StreamPriority) override {
+    return std::make_unique<EmulatedStream>(failure_, spec_.schedule);
+  }
   std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(); }
 
   void record(Event& event, Stream& stream) override {

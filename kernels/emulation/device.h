@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/device.h"
+#include "kernels/emulation/block.h"
 
 namespace sluice::emulation {
 
@@ -17,6 +18,7 @@ struct EmulatedDeviceSpec {
   int multiprocessors = 4;
   int compute_capability = 80;
   std::int64_t memory_bytes = std::int64_t{1} << 30;
+  Schedule schedule;
 };
 std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec);
 

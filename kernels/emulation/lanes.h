@@ -13,6 +13,7 @@
 #include "kernels/emulation/block.h"
 
 #define SLUICE_DEVICE inline
+#define SLUICE_UNROLL
 
 namespace sluice::cuda {
 
@@ -98,6 +99,11 @@ T shuffle_xor(T value, int mask) {
 }
 
 inline void atomic_add(float* to, float value) { std::atomic_ref<float>(*to).fetch_add(value); }
+inline constexpr bool kHasWideAtomics = true;
+inline void atomic_add_4(float* to, const float (&values)[4]) {
+  check_aligned(to, 16);
+  for (int i = 0; i < 4; ++i) atomic_add(to + i, values[i]);
+}
 inline void atomic_or(std::int32_t* to, std::int32_t value) { std::atomic_ref<std::int32_t>(*to).fetch_or(value); }
 
 inline float exponential(float x) { return std::exp(x); }

@@ -321,7 +321,7 @@ TEST(Refused, IsWhatTheKernelsCannotCompute) {
   };
   EXPECT_EQ(refusal([](StageSpec&) {}), "nothing");
   EXPECT_EQ(refusal([](StageSpec& spec) { spec.model.experts.count = 4; }),
-            "small Llama: the CPU kernels do not compute a mixture of experts");
+            "small Llama: the kernels do not compute a mixture of experts");
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.latent.key_value_rank = 4; }), HasSubstr("latent attention"));
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.qk_norm = true; }), HasSubstr("norms of queries and keys"));
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.head_dim = 5; }), HasSubstr("odd size"));

@@ -1,4 +1,4 @@
-#include "kernels/cpu/weights.h"
+#include "kernels/weights.h"
 
 #include <fmt/format.h>
 
@@ -6,10 +6,10 @@
 #include <string>
 #include <utility>
 
-#include "kernels/cpu/carver.h"
+#include "kernels/carver.h"
 #include "model/errors.h"
 
-namespace sluice::cpu {
+namespace sluice {
 namespace {
 
 void check_divides(const Transformer& model, const char* what, std::int64_t value, int tensor_parallel) {
@@ -133,7 +133,7 @@ RankSizes rank_sizes(const StageSpec& spec) {
   const Transformer& model = spec.model;
   const int t = spec.tensor_parallel;
   const auto refuse = [&](const char* what) {
-    throw InputError(fmt::format("{}: the CPU kernels do not compute {}", model.name, what));
+    throw InputError(fmt::format("{}: the kernels do not compute {}", model.name, what));
   };
   if (model.has_experts()) refuse("a mixture of experts");
   if (model.has_latent_attention()) refuse("latent attention");
@@ -186,4 +186,4 @@ WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {
   return out;
 }
 
-}  // namespace sluice::cpu
+}  // namespace sluice

@@ -2,12 +2,12 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/weights.h"
+#include "kernels/weights.h"
 
-namespace sluice::cpu {
+namespace sluice {
 
 // Stage::initialise. Padding becomes zero.
 template <class T>
 void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
 
-}  // namespace sluice::cpu
+}  // namespace sluice

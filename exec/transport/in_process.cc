@@ -1,0 +1,286 @@
+#include "exec/transport/in_process.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace sluice {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Sends of an edge that the receiver has not taken.
+struct Mailbox {
+  std::mutex mutex;
+  std::vector<DeviceMessage*> sends;
+};
+
+// Members of a group that come to the same point of their program, again and again, each with something for the others.
+struct Meeting {
+  struct Brought {
+    std::byte* data = nullptr;
+    Event* event = nullptr;
+  };
+  explicit Meeting(std::size_t size) : members(size) {
+    for (auto& round : brought) round.resize(size);
+  }
+  std::size_t members;
+  std::atomic<std::int64_t> arrivals{0};
+  std::array<std::vector<Brought>, 2> brought;  // of every second round: nobody is two rounds ahead
+};
+
+}  // namespace
+
+// What the connections of one plan share.
+struct DeviceFabric::Session {
+  DeviceLinks links;
+  std::vector<std::unique_ptr<Mailbox>> mailboxes;  // by edge
+  std::vector<std::unique_ptr<Meeting>> meetings;   // by group
+  std::vector<Connection*> connections;             // by world rank; those there are
+};
+
+struct DeviceFabric::Shared {
+  std::size_t workers;
+  const DeviceKernels& kernels;
+  std::mutex mutex;                                  // of what follows
+  std::vector<std::unique_ptr<Session>> sessions{};  // in the order in which each worker makes them
+};
+
+class DeviceFabric::Group : public StreamGroup {
+ public:
+  Group(Connection& connection, const DeviceKernels& kernels, Meeting& meeting, int rank, Device& device)
+      : connection_(connection),
+        kernels_(kernels),
+        meeting_(meeting),
+        rank_(rank),
+        device_(device),
+        ready_(device.make_event()),
+        reduced_(device.make_event()),
+        copied_(device.make_event()) {}
+
+  int size() const override { return static_cast<int>(meeting_.members); }
+  int rank() const override { return rank_; }
+  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+    reduce(static_cast<std::byte*>(data), count, element, stream,
+           [&](const std::byte* from, std::int64_t elements, std::byte* into) {
+             kernels_.add(stream, element, from, elements, into);
+           });
+  }
+  void maximum(float* data, std::int64_t count, Stream& stream) override {
+    reduce(reinterpret_cast<std::byte*>(data), count, Element::float32, stream,
+           [&](const std::byte* from, std::int64_t elements, std::byte* into) {
+             kernels_.maximum(stream, reinterpret_cast<const float*>(from), elements, reinterpret_cast<float*>(into));
+           });
+  }
+
+ private:
+  // What all have brought; the stream's later work comes after their events.
+  const std::vector<Meeting::Brought>& meet(std::byte* data, Event& event, Stream& stream);
+
+  // Each member reduces its share of everybody's data into its own, in place; then all take the others' shares.
+  template <typename Combine>
+  void reduce(std::byte* data, std::int64_t count, Element element, Stream& stream, const Combine& combine) {
+    constexpr std::int64_t kRound = 64;  // elements: shares begin where vectors may
+    const std::int64_t members = size();
+    const std::int64_t share = (count + members - 1) / members;
+    const std::int64_t step = (share + kRound - 1) / kRound * kRound;
+    const auto first = [&](std::int64_t member) { return std::min(count, member * step); };
+    const auto length = [&](std::int64_t member) { return first(member + 1) - first(member); };
+    const std::int64_t bytes = bytes_of(element);
+    device_.record(*ready_, stream);
+    const auto& all = meet(data, *ready_, stream);
+    for (std::int64_t i = 1; i < members && length(rank_) > 0; ++i) {
+      const std::byte* const from = all[index((rank_ + i) % members)].data;
+      combine(from + first(rank_) * bytes, length(rank_), data + first(rank_) * bytes);
+    }
+    device_.record(*reduced_, stream);
+    const auto& shares = meet(data, *reduced_, stream);
+    for (std::int64_t i = 1; i < members; ++i) {
+      const std::int64_t member = (rank_ + i) % members;
+      if (length(member) == 0) continue;
+      device_.copy(data + first(member) * bytes, shares[index(member)].data + first(member) * bytes,
+                   length(member) * bytes, stream);
+    }
+    // Nobody writes to what others still read.
+    device_.record(*copied_, stream);
+    meet(data, *copied_, stream);
+  }
+
+  Connection& connection_;
+  const DeviceKernels& kernels_;
+  Meeting& meeting_;
+  int rank_;
+  Device& device_;
+  std::unique_ptr<Event> ready_;
+  std::unique_ptr<Event> reduced_;
+  std::unique_ptr<Event> copied_;
+  std::int64_t rounds_ = 0;
+};
+
+class DeviceFabric::Connection : public DeviceConnection {
+ public:
+  Connection(Shared& shared, Session& session, const Transport& host, Device& device)
+      : shared_(shared), session_(session), host_(host), rank_(host.rank()), device_(device) {
+    const DeviceLinks& links = session.links;
+    for (std::size_t edge = 0; edge < links.edges.size(); ++edge) {
+      if (links.edges[edge].second == rank_) lanes_.push_back({edge, device.make_stream(StreamPriority::high), {}});
+    }
+    for (std::size_t i = 0; i < links.groups.size(); ++i) {
+      const auto& members = links.groups[i];
+      const auto me = std::find(members.begin(), members.end(), rank_);
+      groups_.push_back(me == members.end() ? nullptr
+                                            : std::make_unique<Group>(*this, shared.kernels, *session.meetings[i],
+                                                                      static_cast<int>(me - members.begin()), device));
+    }
+    const std::lock_guard lock(shared_.mutex);
+    session_.connections[index(rank_)] = this;
+  }
+  ~Connection() override {
+    drain();
+    const std::lock_guard lock(shared_.mutex);
+    session_.connections[index(rank_)] = nullptr;
+  }
+
+  void send(DeviceMessage& message) override {
+    Mailbox& box = *session_.mailboxes[message.edge];
+    const std::lock_guard lock(box.mutex);
+    box.sends.push_back(&message);
+  }
+  void receive(DeviceMessage& message) override {
+    for (Lane& lane : lanes_) {
+      if (lane.edge != message.edge) continue;
+      lane.receives.push_back(&message);
+      return place(lane);
+    }
+    throw std::logic_error("a receive of an edge that does not end here");
+  }
+  void progress() override {
+    if (host_.stopped()) throw Stopped("stopped");
+    for (Lane& lane : lanes_) place(lane);
+  }
+  StreamGroup* group(std::size_t at) override { return groups_[at].get(); }
+
+  void drain() {
+    device_.make_current();
+    for (Lane& lane : lanes_) {
+      try {
+        device_.synchronize(*lane.stream);
+      } catch (const DeviceError&) {
+        // Whoever ran it knows.
+      }
+    }
+  }
+
+ private:
+  struct Lane {
+    std::size_t edge;
+    std::unique_ptr<Stream> stream;
+    std::vector<DeviceMessage*> receives;  // not yet placed
+  };
+
+  // Puts on the lane's stream what both ends have asked for.
+  void place(Lane& lane) {
+    while (!lane.receives.empty()) {
+      DeviceMessage* from = nullptr;
+      {
+        Mailbox& box = *session_.mailboxes[lane.edge];
+        const std::lock_guard lock(box.mutex);
+        if (box.sends.empty()) return;
+        from = box.sends.front();
+        box.sends.erase(box.sends.begin());
+      }
+      DeviceMessage& to = *lane.receives.front();
+      lane.receives.erase(lane.receives.begin());
+      if (from->id != to.id || from->bytes != to.bytes) throw std::logic_error("a message and its receive differ");
+      if (from->ready != nullptr) device_.wait(*lane.stream, *from->ready);
+      if (to.ready != nullptr) device_.wait(*lane.stream, *to.ready);
+      device_.record(*to.started, *lane.stream);
+      device_.copy(to.data, from->data, to.bytes, *lane.stream);
+      device_.record(*to.done, *lane.stream);
+      to.placed.store(true, std::memory_order_release);
+      from->started = nullptr;
+      from->done = to.done;
+      from->placed.store(true, std::memory_order_release);
+    }
+  }
+
+  Shared& shared_;
+  Session& session_;
+  const Transport& host_;
+  int rank_;
+  Device& device_;
+  std::vector<Lane> lanes_;  // that end here
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+class DeviceFabric::Worker : public DeviceTransport {
+ public:
+  explicit Worker(Shared& shared) : shared_(shared) {}
+  void set_host(const Transport& host) { host_ = &host; }
+
+  std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override {
+    Session* session = nullptr;
+    {
+      const std::lock_guard lock(shared_.mutex);
+      if (connections_ == shared_.sessions.size()) {
+        auto fresh = std::make_unique<Session>();
+        fresh->links = links;
+        for (std::size_t i = 0; i < links.edges.size(); ++i) fresh->mailboxes.push_back(std::make_unique<Mailbox>());
+        for (const auto& group : links.groups) fresh->meetings.push_back(std::make_unique<Meeting>(group.size()));
+        fresh->connections.resize(shared_.workers);
+        shared_.sessions.push_back(std::move(fresh));
+      }
+      session = shared_.sessions[connections_++].get();
+    }
+    if (session->links != links) throw std::logic_error("workers connect for different runs");
+    return std::make_unique<Connection>(shared_, *session, *host_, device);
+  }
+
+ private:
+  Shared& shared_;
+  const Transport* host_ = nullptr;
+  std::size_t connections_ = 0;
+};
+
+const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, Event& event, Stream& stream) {
+  auto& round = meeting_.brought[index(rounds_ % 2)];
+  round[index(rank_)] = {data, &event};
+  meeting_.arrivals.fetch_add(1);
+  const std::int64_t all = ++rounds_ * size();
+  while (meeting_.arrivals.load() < all) {
+    connection_.progress();
+    std::this_thread::yield();
+  }
+  for (int member = 0; member < size(); ++member) {
+    if (member != rank_) device_.wait(stream, *round[index(member)].event);
+  }
+  return round;
+}
+
+DeviceFabric::DeviceFabric(int workers, const DeviceKernels& kernels)
+    : shared_(new Shared{.workers = index(workers), .kernels = kernels}) {
+  for (int rank = 0; rank < workers; ++rank) workers_.push_back(std::make_unique<Worker>(*shared_));
+}
+
+DeviceFabric::~DeviceFabric() = default;
+
+DeviceTransport& DeviceFabric::worker(const Transport& host) {
+  Worker& worker = *workers_[index(host.rank())];
+  worker.set_host(host);
+  return worker;
+}
+
+void DeviceFabric::drain() {
+  for (const auto& session : shared_->sessions) {
+    for (Connection* const connection : session->connections) {
+      if (connection != nullptr) connection->drain();
+    }
+  }
+}
+
+}  // namespace sluice

@@ -1,0 +1,375 @@
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/rows.h"
+
+namespace sluice::cuda {
+namespace {
+
+SLUICE_DEVICE float sigmoid(float x) { return 1.0F / (1.0F + exponential(-x)); }
+
+// gelu(x) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+constexpr float kGeluLinear = 2 * 0.79788456F;
+constexpr float kGeluCubic = kGeluLinear * 0.044715F;
+SLUICE_DEVICE float gelu_sigmoid(float x) { return sigmoid(x * (kGeluLinear + kGeluCubic * x * x)); }
+
+template <class T>
+struct Activate {
+  static constexpr int kThreads = kRowThreads;
+  bool gated;
+  T* pre;
+  const T* bias;
+  int width;
+  bool whole;
+  T* out;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t row = block_x();
+    T* const left = pre + row * width * (gated ? 2 : 1);
+    for_each_chunk(width, [&](int column) {
+      float numbers[kChunk];
+      with_bias(left, bias, column, numbers);
+      if (gated) {
+        float ups[kChunk];
+        with_bias(left + width, bias == nullptr ? bias : bias + width, column, ups);
+        for (int i = 0; i < kChunk; ++i) numbers[i] *= sigmoid(numbers[i]) * ups[i];
+      } else {
+        for (float& number : numbers) number *= gelu_sigmoid(number);
+      }
+      store_chunk(out + row * width, column, width, whole, numbers);
+    });
+  }
+  // Adds the bias to what lies in `at`, too.
+  SLUICE_DEVICE void with_bias(T* at, const T* of, int column, float (&numbers)[kChunk]) const {
+    load_chunk(at, column, width, whole, numbers);
+    if (of == nullptr) return;
+    float biases[kChunk];
+    load_chunk(of, column, width, whole, biases);
+    for (int i = 0; i < kChunk; ++i) numbers[i] = to_float(from_float<T>(numbers[i] + biases[i]));
+    store_chunk(at, column, width, whole, numbers);
+  }
+};
+
+template <class T>
+struct ActivateGradient {
+  static constexpr int kThreads = kRowThreads;
+  bool gated;
+  const T* pre;
+  int width;
+  bool whole;
+  T* gradient;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t at = static_cast<std::int64_t>(block_x()) * width * (gated ? 2 : 1);
+    for_each_chunk(width, [&](int column) {
+      float numbers[kChunk];
+      float gradients[kChunk];
+      load_chunk(pre + at, column, width, whole, numbers);
+      if (gated) {
+        float ups[kChunk];
+        load_chunk(pre + at + width, column, width, whole, ups);
+        load_chunk(gradient + at + width, column, width, whole, gradients);
+        for (int i = 0; i < kChunk; ++i) {
+          const float gate = numbers[i];
+          const float s = sigmoid(gate);
+          numbers[i] = gradients[i] * ups[i] * (s + gate * s * (1.0F - s));
+          gradients[i] *= gate * s;
+        }
+        store_chunk(gradient + at, column, width, whole, numbers);
+        store_chunk(gradient + at + width, column, width, whole, gradients);
+      } else {
+        load_chunk(gradient + at, column, width, whole, gradients);
+        for (int i = 0; i < kChunk; ++i) {
+          const float x = numbers[i];
+          const float s = gelu_sigmoid(x);
+          gradients[i] *= s + x * s * (1.0F - s) * (kGeluLinear + 3.0F * kGeluCubic * x * x);
+        }
+        store_chunk(gradient + at, column, width, whole, gradients);
+      }
+    });
+  }
+};
+
+struct RotaryAngles {
+  static constexpr int kThreads = kRowThreads;
+  static constexpr int kTokens = 16;  // of a block
+  std::int64_t context;
+  std::int64_t tokens;
+  int half;
+  float* cosines;
+  float* sines;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t first = static_cast<std::int64_t>(block_x()) * kTokens;
+    for (int i = thread(); i < half; i += threads()) {
+      const double frequency = ::pow(10000.0, -static_cast<double>(i) / half);
+      for (std::int64_t token = first; token < first + kTokens && token < tokens; ++token) {
+        const double angle = static_cast<double>(context + token) * frequency;
+        cosines[token * half + i] = static_cast<float>(::cos(angle));
+        sines[token * half + i] = static_cast<float>(::sin(angle));
+      }
+    }
+  }
+};
+
+// The halves of a head: they are turned into each other. Of heads of odd size, never turned, the second is shorter.
+struct Halves {
+  int first;
+  int second;
+  int chunks;  // of a head
+  bool whole;
+  explicit Halves(int head_dim)
+      : first((head_dim + 1) / 2),
+        second(head_dim / 2),
+        chunks((first + kChunk - 1) / kChunk),
+        whole(in_whole_chunks({first, second})) {}
+};
+
+// Goes over the chunks of a row's heads: visit(head, column in its halves).
+template <class Visit>
+SLUICE_DEVICE void for_each_head_chunk(int heads, int chunks, const Visit& visit) {
+  for (int i = thread(); i < heads * chunks; i += threads()) visit(i / chunks, i % chunks * kChunk);
+}
+
+SLUICE_DEVICE void turn(const float* cosines, const float* sines, bool back, float (&a)[kChunk], float (&b)[kChunk]) {
+  for (int i = 0; i < kChunk; ++i) {
+    const float sine = back ? -sines[i] : sines[i];
+    const float before = a[i];
+    a[i] = before * cosines[i] - b[i] * sine;
+    b[i] = b[i] * cosines[i] + before * sine;
+  }
+}
+
+template <class T>
+struct TurnApart {
+  static constexpr int kThreads = kRowThreads;
+  TurnShape shape;
+  Halves halves;
+  const T* qkv;
+  const T* bias;
+  T* queries;
+  T* keys;
+  T* values;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t row = block_x();
+    const int d = shape.head_dim;
+    const int turned = shape.heads + shape.kv_heads;
+    const T* const from = qkv + row * (turned + shape.kv_heads) * d;
+    const std::int64_t angles = row % shape.tokens * halves.first;
+    for_each_head_chunk(turned + shape.kv_heads, halves.chunks, [&](int head, int column) {
+      float a[kChunk];
+      float b[kChunk];
+      part(from, head, column, a, b);
+      if (shape.cosines != nullptr && head < turned) {
+        float cosines[kChunk];
+        float sines[kChunk];
+        load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
+        load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
+        turn(cosines, sines, false, a, b);
+      }
+      T* to = queries + (row * shape.heads + head) * d;
+      if (head >= shape.heads) to = keys + (row * shape.kv_heads + head - shape.heads) * d;
+      if (head >= turned) to = values + (row * shape.kv_heads + head - turned) * d;
+      store_chunk(to, column, halves.first, halves.whole, a);
+      store_chunk(to + halves.first, column, halves.second, halves.whole, b);
+    });
+  }
+  SLUICE_DEVICE void part(const T* from, int head, int column, float (&a)[kChunk], float (&b)[kChunk]) const {
+    const int at = head * shape.head_dim;
+    load_chunk(from + at, column, halves.first, halves.whole, a);
+    load_chunk(from + at + halves.first, column, halves.second, halves.whole, b);
+    if (bias == nullptr) return;
+    float of_a[kChunk];
+    float of_b[kChunk];
+    load_chunk(bias + at, column, halves.first, halves.whole, of_a);
+    load_chunk(bias + at + halves.first, column, halves.second, halves.whole, of_b);
+    for (int i = 0; i < kChunk; ++i) {
+      a[i] += of_a[i];
+      b[i] += of_b[i];
+    }
+  }
+};
+
+template <class T>
+struct TurnTogether {
+  static constexpr int kThreads = kRowThreads;
+  TurnShape shape;
+  Halves halves;
+  const float* keys;
+  const float* values;
+  T* qkv;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t row = block_x();
+    const int d = shape.head_dim;
+    const int turned = shape.heads + shape.kv_heads;
+    const bool turns = shape.cosines != nullptr;
+    const std::int64_t angles = row % shape.tokens * halves.first;
+    // Queries that are not turned stay as they are.
+    const int skipped = turns ? 0 : shape.heads;
+    for_each_head_chunk(turned + shape.kv_heads - skipped, halves.chunks, [&](int index, int column) {
+      const int head = index + skipped;
+      T* const to = qkv + (row * (turned + shape.kv_heads) + head) * d;
+      float a[kChunk];
+      float b[kChunk];
+      if (head < shape.heads) {
+        load_chunk(to, column, halves.first, halves.whole, a);
+        load_chunk(to + halves.first, column, halves.second, halves.whole, b);
+      } else {
+        const float* const from = head < turned ? keys + (row * shape.kv_heads + head - shape.heads) * d
+                                                : values + (row * shape.kv_heads + head - turned) * d;
+        load_chunk(from, column, halves.first, halves.whole, a);
+        load_chunk(from + halves.first, column, halves.second, halves.whole, b);
+      }
+      if (turns && head < turned) {
+        float cosines[kChunk];
+        float sines[kChunk];
+        load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
+        load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
+        turn(cosines, sines, true, a, b);
+      }
+      store_chunk(to, column, halves.first, halves.whole, a);
+      store_chunk(to + halves.first, column, halves.second, halves.whole, b);
+    });
+  }
+};
+
+template <class T>
+struct Embed {
+  static constexpr int kThreads = kRowThreads;
+  EmbeddingShape shape;
+  bool whole;
+  const std::int32_t* tokens;
+  const T* words;
+  const T* positions;
+  T* out;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t row = block_x();
+    const auto width = static_cast<int>(shape.hidden);
+    const std::int64_t word = tokens[row] - shape.first_token;
+    const bool here = word >= 0 && word < shape.vocab_rows;
+    const T* const position = positions == nullptr ? nullptr : positions + row % shape.tokens * width;
+    for_each_chunk(width, [&](int column) {
+      float numbers[kChunk];
+      float others[kChunk];
+      load_optional_chunk(here ? words + word * width : nullptr, column, width, whole, numbers);
+      load_optional_chunk(position, column, width, whole, others);
+      for (int i = 0; i < kChunk; ++i) numbers[i] += others[i];
+      store_chunk(out + row * width, column, width, whole, numbers);
+    });
+  }
+};
+
+template <class T>
+struct WordGradient {
+  static constexpr int kThreads = kRowThreads;
+  EmbeddingShape shape;
+  bool whole;
+  const std::int32_t* tokens;
+  const T* gradient;
+  float* words;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t row = block_x();
+    const auto width = static_cast<int>(shape.hidden);
+    const std::int64_t word = tokens[row] - shape.first_token;
+    if (word < 0 || word >= shape.vocab_rows) return;
+    for (int column = thread(); column < width; column += threads()) {
+      atomic_add(words + word * width + column, to_float(gradient[row * width + column]));
+    }
+  }
+};
+
+template <class T>
+struct PositionGradient {
+  static constexpr int kThreads = kRowThreads;
+  EmbeddingShape shape;
+  bool whole;
+  const T* gradient;
+  float* positions;
+
+  SLUICE_DEVICE void operator()() const {
+    const std::int64_t token = block_x();
+    const auto width = static_cast<int>(shape.hidden);
+    for_each_chunk(width, [&](int column) {
+      float sums[kChunk];
+      float* const position = positions + token * width;
+      load_chunk(position, column, width, whole, sums);
+      for (std::int64_t row = token; row < shape.rows; row += shape.tokens) {
+        float numbers[kChunk];
+        load_chunk(gradient + row * width, column, width, whole, numbers);
+        for (int i = 0; i < kChunk; ++i) sums[i] += numbers[i];
+      }
+      store_chunk(position, column, width, whole, sums);
+    });
+  }
+};
+
+Grid head_grid(const TurnShape& shape, const Halves& halves) {
+  return row_grid(shape.rows, std::int64_t{shape.heads + 2 * shape.kv_heads} * halves.chunks * kChunk);
+}
+
+}  // namespace
+
+void activate(Stream& stream, Element element, bool gated, Half* pre, const Half* bias, std::int64_t rows,
+              std::int64_t width, Half* out) {
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, row_grid(rows, width),
+           Activate<T>{gated, as<T>(pre), as<T>(bias), static_cast<int>(width), in_whole_chunks({width}), as<T>(out)});
+  });
+}
+
+void activate_gradient(Stream& stream, Element element, bool gated, const Half* pre, std::int64_t rows,
+                       std::int64_t width, Half* gradient) {
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, row_grid(rows, width),
+           ActivateGradient<T>{gated, as<T>(pre), static_cast<int>(width), in_whole_chunks({width}), as<T>(gradient)});
+  });
+}
+
+void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* cosines,
+                   float* sines) {
+  const std::int64_t half = head_dim / 2;
+  launch(stream,
+         Grid{.blocks_x = static_cast<int>((tokens + RotaryAngles::kTokens - 1) / RotaryAngles::kTokens),
+              .threads = row_grid(tokens, half * kChunk).threads},
+         RotaryAngles{context, tokens, static_cast<int>(half), cosines, sines});
+}
+
+void turn_apart(Stream& stream, Element element, const TurnShape& shape, const Half* qkv, const Half* bias,
+                Half* queries, Half* keys, Half* values) {
+  const Halves halves(shape.head_dim);
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, head_grid(shape, halves),
+           TurnApart<T>{shape, halves, as<T>(qkv), as<T>(bias), as<T>(queries), as<T>(keys), as<T>(values)});
+  });
+}
+
+void turn_together(Stream& stream, Element element, const TurnShape& shape, const float* keys_gradient,
+                   const float* values_gradient, Half* qkv_gradient) {
+  const Halves halves(shape.head_dim);
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, head_grid(shape, halves),
+           TurnTogether<T>{shape, halves, keys_gradient, values_gradient, as<T>(qkv_gradient)});
+  });
+}
+
+void embed(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens, const Half* words,
+           const Half* positions, Half* out) {
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, row_grid(shape.rows, shape.hidden),
+           Embed<T>{shape, in_whole_chunks({shape.hidden}), tokens, as<T>(words), as<T>(positions), as<T>(out)});
+  });
+}
+
+void embedding_gradient(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens,
+                        const Half* gradient, float* words, float* positions) {
+  const bool whole = in_whole_chunks({shape.hidden});
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, row_grid(shape.rows, shape.hidden), WordGradient<T>{shape, whole, tokens, as<T>(gradient), words});
+    if (positions == nullptr) return;
+    launch(stream, row_grid(shape.tokens, shape.hidden), PositionGradient<T>{shape, whole, as<T>(gradient), positions});
+  });
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,251 @@
+#include <cmath>
+
+#include "kernels/cuda/flash_attention.h"
+#include "kernels/cuda/flash_tiles.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/over_elements.h"
+
+namespace sluice::cuda {
+namespace {
+
+// A block takes 128 queries of a head, each of its 4 warps 32 of them, and goes over tiles of 64 keys from the first
+// one on, so that every query has seen a key after the first tile.
+template <class T, int kHeadDim>
+struct FlashForward {
+  static constexpr int kThreads = 128;
+  static constexpr int kQueries = 128;
+  static constexpr int kKeys = 64;
+  static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kHeadDim * static_cast<int>(sizeof(T));
+  static constexpr int kM = 2;  // tiles of 16 queries of a warp
+  static constexpr int kN = kHeadDim / 8;
+
+  FlashShape shape;
+  const T* queries;
+  KeySegments segments;
+  T* out;
+  float* log_sums;
+  float scale;
+  int query_tiles;
+
+  // A tile of keys: from token `first` of a segment.
+  struct Place {
+    int segment = 0;
+    int first = 0;
+  };
+
+  // What a block works on.
+  struct Work {
+    int head;
+    int sequence;
+    int token;  // the first query
+  };
+
+  SLUICE_DEVICE Work work() const {
+    // Those of one head together, for they read the same keys; the last queries, which see most keys, begin.
+    const int tile = query_tiles - 1 - block_x() % query_tiles;
+    const int rest = block_x() / query_tiles;
+    return {rest % shape.heads, rest / shape.heads, tile * kQueries};
+  }
+
+  // How many keys of a segment the block needs.
+  SLUICE_DEVICE int needed(int segment, int token) const {
+    const int all = segments.tokens[segment];
+    return segment == segments.count - 1 && token + kQueries < all ? token + kQueries : all;
+  }
+
+  // The first place with keys from `at` on; behind the last segment if there is none.
+  SLUICE_DEVICE Place found(Place at, int token) const {
+    while (at.segment < segments.count && at.first >= needed(at.segment, token)) at = {at.segment + 1, 0};
+    return at;
+  }
+
+  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, const Place& at, const Work& of, bool values) const {
+    const int tokens = segments.tokens[at.segment];
+    const T* const keys = static_cast<const T*>(segments.keys[at.segment]);
+    const int column = of.head / shape.group * kHeadDim;
+    load_tile<kKeys, kThreads>(tile, keys + key_offset(shape, tokens, of.sequence, at.first, column, values),
+                               shape.key_width, tokens - at.first);
+  }
+
+  // Scores of keys that do not exist, or that come after the query, become -infinity.
+  SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], const Place& at, int token) const {
+    const bool own = at.segment == segments.count - 1;
+    const int exist = segments.tokens[at.segment] - at.first;
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      SLUICE_UNROLL
+      for (int n = 0; n < kKeys / 8; ++n) {
+        SLUICE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const int query = token + warp() * 16 * kM + m * 16 + lane() / 4 + e / 2 * 8;
+          const int seen = own ? query + 1 - at.first : exist;
+          const int key = n * 8 + lane() % 4 * 2 + e % 2;
+          if (key >= seen) scores[m][n][e] = -kInfinity;
+        }
+      }
+    }
+  }
+
+  // From scores to exp(scale (score - maximum)), and what was summed before to the new maximum.
+  SLUICE_DEVICE void running_softmax(float (&scores)[kM][kKeys / 8][4], float (&maximum)[kM][2], float (&sum)[kM][2],
+                                     float (&sums)[kM][kN][4]) const {
+    const float scale2 = scale * kLog2E;
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      SLUICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        float most = maximum[m][half];
+        SLUICE_UNROLL
+        for (int n = 0; n < kKeys / 8; ++n) {
+          most = larger(most, larger(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+        }
+        most = larger(most, shuffle_xor(most, 1));
+        most = larger(most, shuffle_xor(most, 2));
+        const float shift = most * scale2;
+        const float correction = exponential2(maximum[m][half] * scale2 - shift);
+        maximum[m][half] = most;
+        float part = 0;
+        SLUICE_UNROLL
+        for (int n = 0; n < kKeys / 8; ++n) {
+          SLUICE_UNROLL
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            scores[m][n][e] = exponential2(scores[m][n][e] * scale2 - shift);
+            part += scores[m][n][e];
+          }
+        }
+        sum[m][half] = sum[m][half] * correction + part;
+        SLUICE_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          sums[m][n][2 * half] *= correction;
+          sums[m][n][2 * half + 1] *= correction;
+        }
+      }
+    }
+  }
+
+  SLUICE_DEVICE static float larger(float a, float b) { return a > b ? a : b; }
+
+  // Writes what a warp has, through its rows of the queries in shared memory, which nobody else reads.
+  SLUICE_DEVICE void finish(const Tile<kHeadDim>& tile, const Work& of, const float (&maximum)[kM][2],
+                            float (&sum)[kM][2], const float (&sums)[kM][kN][4]) const {
+    const int first = warp() * 16 * kM;
+    const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      SLUICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        sum[m][half] += shuffle_xor(sum[m][half], 1);
+        sum[m][half] += shuffle_xor(sum[m][half], 2);
+        const float share = 1.0F / sum[m][half];
+        const int row = first + m * 16 + lane() / 4 + half * 8;
+        SLUICE_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          *reinterpret_cast<std::uint32_t*>(tile.piece(row, n) + lane() % 4 * 4) =
+              pack<T>(sums[m][n][2 * half] * share, sums[m][n][2 * half + 1] * share);
+        }
+        if (lane() % 4 == 0 && of.token + row < shape.tokens) {
+          log_sums[of.head * shape.rows + first_row + row] = maximum[m][half] * scale + logarithm(sum[m][half]);
+        }
+      }
+    }
+    sync_warp();
+    constexpr int kPieces = Tile<kHeadDim>::kPieces;
+    for (int row = first + lane() / kPieces; row < first + 16 * kM; row += kWarp / kPieces) {
+      if (of.token + row >= shape.tokens) break;
+      T* const to = out + (first_row + row) * shape.query_width + of.head * kHeadDim + lane() % kPieces * 8;
+      store_vector(to, load_vector<T, 8>(reinterpret_cast<const T*>(tile.piece(row, lane() % kPieces))));
+    }
+  }
+
+  SLUICE_DEVICE void operator()() const {
+    if constexpr (kHasMatrixUnits) run();
+  }
+
+  SLUICE_DEVICE void run() const {
+    const Tile<kHeadDim> query_tile{shared_memory()};
+    const Tile<kHeadDim> key_tile{query_tile.data + kQueries * Tile<kHeadDim>::kRowBytes};
+    const Tile<kHeadDim> value_tile{key_tile.data + kKeys * Tile<kHeadDim>::kRowBytes};
+    const Work of = work();
+    Place at = found({}, of.token);
+
+    const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
+    load_tile<kQueries, kThreads>(query_tile, queries + first_row * shape.query_width + of.head * kHeadDim,
+                                  shape.query_width, shape.tokens - of.token);
+    load(key_tile, at, of, false);
+    copy_async_commit();
+
+    float sums[kM][kN][4];
+    set_zero(sums);
+    float maximum[kM][2];
+    float sum[kM][2];
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      SLUICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        maximum[m][half] = -kInfinity;
+        sum[m][half] = 0;
+      }
+    }
+
+    while (at.segment < segments.count) {
+      // The keys are here, and all have done with the values before.
+      copy_async_wait<0>();
+      sync_block();
+      load(value_tile, at, of, true);
+      copy_async_commit();
+
+      float scores[kM][kKeys / 8][4];
+      set_zero(scores);
+      multiply_rows<T>(scores, query_tile, warp() * 16 * kM, key_tile, 0);
+
+      // The values are here, and all have done with the keys.
+      copy_async_wait<0>();
+      sync_block();
+      const Place next = found({at.segment, at.first + kKeys}, of.token);
+      if (next.segment < segments.count) load(key_tile, next, of, false);
+      copy_async_commit();
+
+      const bool own = at.segment == segments.count - 1;
+      const bool whole =
+          own ? at.first + kKeys <= of.token + warp() * 16 * kM + 1 : at.first + kKeys <= segments.tokens[at.segment];
+      if (!whole) mask(scores, at, of.token);
+      running_softmax(scores, maximum, sum, sums);
+      multiply_accumulators<T>(sums, scores, value_tile, 0);
+      at = next;
+    }
+    finish(query_tile, of, maximum, sum, sums);
+  }
+};
+
+template <class T, int kHeadDim>
+void forward(const AttentionForward& call, Stream& stream) {
+  using Kernel = FlashForward<T, kHeadDim>;
+  const AttentionShape& shape = call.shape;
+  const int tiles = (shape.tokens + Kernel::kQueries - 1) / Kernel::kQueries;
+  const Kernel kernel{.shape = FlashShape(shape),
+                      .queries = static_cast<const T*>(call.queries),
+                      .segments = call.segments,
+                      .out = static_cast<T*>(call.out),
+                      .log_sums = call.log_sums,
+                      .scale = 1 / std::sqrt(static_cast<float>(kHeadDim)),
+                      .query_tiles = tiles};
+  launch(stream,
+         {.blocks_x = tiles * shape.heads * shape.sequences,
+          .threads = Kernel::kThreads,
+          .shared_bytes = Kernel::kSharedBytes},
+         kernel);
+}
+
+}  // namespace
+
+void flash_attention_forward(const AttentionForward& call, Device&, Stream& stream) {
+  if (call.shape.tokens == 0) return;
+  const bool narrow = call.shape.head_dim == 64;
+  switch (call.element) {
+    case Element::float16: narrow ? forward<float16, 64>(call, stream) : forward<float16, 128>(call, stream); break;
+    case Element::bfloat16: narrow ? forward<bfloat16, 64>(call, stream) : forward<bfloat16, 128>(call, stream); break;
+    case Element::float32: break;
+  }
+}
+
+}  // namespace sluice::cuda

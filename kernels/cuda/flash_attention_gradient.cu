@@ -1,0 +1,387 @@
+#include <cmath>
+
+#include "kernels/cuda/flash_attention.h"
+#include "kernels/cuda/flash_tiles.h"
+#include "kernels/cuda/launch.h"
+
+namespace sluice::cuda {
+namespace {
+
+constexpr int kQueries = 64;  // of a tile
+
+int query_tiles(const AttentionShape& shape) { return (shape.tokens + kQueries - 1) / kQueries; }
+
+// The gradient of the queries of a tile, in float32, as the threads of a block have it: the fastest to add to. Warps
+// stand 2 by 2 over queries and columns, each with 32 queries and half of the columns.
+template <int kHeadDim>
+struct QueryGradient {
+  static constexpr int kThreads = 128;
+  static constexpr int kM = 2;
+  static constexpr int kN = kHeadDim / 16;
+  static constexpr int kElements = kQueries * kHeadDim;
+  static constexpr int kPiece = kHasWideAtomics ? 4 : 1;  // numbers of a thread beside each other
+
+  SLUICE_DEVICE static int first_query() { return warp() % 2 * 32; }
+  SLUICE_DEVICE static int first_column() { return warp() / 2 * (kHeadDim / 2); }
+  // Where element e of tile [m][n] lies.
+  SLUICE_DEVICE static int at(int m, int n, int e) {
+    return (((m * kN + n) * 4 + e) / kPiece * kThreads + thread()) * kPiece + e % kPiece;
+  }
+};
+
+// A block owns some keys of a key head: it goes over all queries that see them, of all query heads that share them, and
+// adds their gradients once. Everything is transposed, rows are keys: so probabilities and their gradients are operands
+// of the next products as they lie in registers. Each of 4 warps has 16 kM keys.
+template <class T, int kHeadDim>
+struct FlashBackward {
+  static constexpr int kThreads = 128;
+  static constexpr int kM = kHeadDim == 64 ? 2 : 1;  // registers allow no more
+  static constexpr int kN = kHeadDim / 8;
+  static constexpr int kKeys = 64 * kM;
+  static constexpr int kPart = kQueries / kM;  // queries whose scores are in registers at once
+  static constexpr int kSharedBytes =
+      (2 * kKeys + 2 * kQueries) * kHeadDim * 2 + kKeys * kQueries * 2 + 2 * kQueries * 4;
+
+  FlashShape shape;
+  const T* queries;
+  KeySegments segments;
+  const float* log_sums;
+  const T* out_gradient;
+  const float* products;
+  float* queries_gradient;  // by head, sequence and tile, as QueryGradient
+  float scale;
+  int query_tiles;
+  int tiles_of_keys;
+
+  struct Shared {
+    Tile<kHeadDim> keys;
+    Tile<kHeadDim> values;
+    Tile<kHeadDim> queries;
+    Tile<kHeadDim> out_gradient;
+    Tile<kQueries> scores_gradient;  // [keys, queries]
+    float* log2_sums;
+    float* products;
+  };
+  SLUICE_DEVICE static Shared shared() {
+    constexpr int kRowBytes = Tile<kHeadDim>::kRowBytes;
+    unsigned char* const keys = shared_memory();
+    unsigned char* const values = keys + kKeys * kRowBytes;
+    unsigned char* const queries = values + kKeys * kRowBytes;
+    unsigned char* const out_gradient = queries + kQueries * kRowBytes;
+    unsigned char* const scores_gradient = out_gradient + kQueries * kRowBytes;
+    auto* const log2_sums = reinterpret_cast<float*>(scores_gradient + kKeys * Tile<kQueries>::kRowBytes);
+    return {{keys}, {values}, {queries}, {out_gradient}, {scores_gradient}, log2_sums, log2_sums + kQueries};
+  }
+
+  // What a block works on: keys from `first` of a segment.
+  struct Work {
+    int segment = 0;
+    int first = 0;
+    int key_head = 0;
+    int sequence = 0;
+    int first_tile = 0;  // of the queries that see them
+  };
+  SLUICE_DEVICE Work work() const {
+    Work of;
+    int tile = block_x() % tiles_of_keys;
+    for (; of.segment < segments.count; ++of.segment) {
+      const int tiles = (segments.tokens[of.segment] + kKeys - 1) / kKeys;
+      if (tile < tiles) break;
+      tile -= tiles;
+    }
+    of.first = tile * kKeys;
+    const int rest = block_x() / tiles_of_keys;
+    of.key_head = rest % shape.kv_heads;
+    of.sequence = rest / shape.kv_heads;
+    of.first_tile = of.segment == segments.count - 1 ? of.first / kQueries : 0;
+    return of;
+  }
+
+  // One tile of queries of one head: the blocks of a head begin at different ones, so that they do not all add to the
+  // same place at once.
+  struct Step {
+    int head;
+    int tile;
+  };
+  SLUICE_DEVICE Step step(const Work& of, int number) const {
+    const int tiles = query_tiles - of.first_tile;
+    const int place = (number + block_x()) % (shape.group * tiles);
+    return {of.key_head * shape.group + place / tiles, of.first_tile + place % tiles};
+  }
+
+  SLUICE_DEVICE void load(const Shared& in, const Work& of, const Step& at) const {
+    const int token = at.tile * kQueries;
+    const std::int64_t row = std::int64_t{of.sequence} * shape.tokens + token;
+    const std::int64_t from = row * shape.query_width + at.head * kHeadDim;
+    load_tile<kQueries, kThreads>(in.queries, queries + from, shape.query_width, shape.tokens - token);
+    load_tile<kQueries, kThreads>(in.out_gradient, out_gradient + from, shape.query_width, shape.tokens - token);
+    copy_async_commit();
+  }
+
+  // What this thread brings of a tile's rows: half of the threads their log sums, to base 2, half their products. Of
+  // queries that do not exist all probabilities are 0.
+  SLUICE_DEVICE float row_number(const Work& of, const Step& at) const {
+    const int token = at.tile * kQueries + thread() % kQueries;
+    const std::int64_t row = at.head * shape.rows + std::int64_t{of.sequence} * shape.tokens + token;
+    const bool exists = token < shape.tokens;
+    if (thread() >= kQueries) return exists ? products[row] : 0;
+    return exists ? log_sums[row] * kLog2E : kInfinity;
+  }
+  SLUICE_DEVICE static void keep_row_number(const Shared& in, float number) {
+    (thread() < kQueries ? in.log2_sums : in.products)[thread() % kQueries] = number;
+  }
+
+  // Probabilities of scores [keys, queries from `first` of the tile].
+  SLUICE_DEVICE void probabilities(float (&scores)[kM][kPart / 8][4], const Shared& in, const Work& of, const Step& at,
+                                   int first) const {
+    const float scale2 = scale * kLog2E;
+    const bool own = of.segment == segments.count - 1;
+    const int key = of.first + warp() * 16 * kM;
+    const int query = at.tile * kQueries + first;
+    // Where all of the warp's keys are seen by all queries.
+    const bool whole = own ? key + 16 * kM <= query + 1 : key + 16 * kM <= segments.tokens[of.segment];
+    SLUICE_UNROLL
+    for (int n = 0; n < kPart / 8; ++n) {
+      const int column = n * 8 + lane() % 4 * 2;
+      const Vector<float, 2> log2_sums = load_vector<float, 2>(in.log2_sums + first + column);
+      SLUICE_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        SLUICE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          scores[m][n][e] = exponential2(scores[m][n][e] * scale2 - log2_sums.at[e % 2]);
+        }
+      }
+    }
+    if (whole) return;
+    SLUICE_UNROLL
+    for (int n = 0; n < kPart / 8; ++n) {
+      SLUICE_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        SLUICE_UNROLL
+        for (int e = 0; e < 4; ++e) {
+          const int of_key = key + m * 16 + lane() / 4 + e / 2 * 8;
+          const int of_query = query + n * 8 + lane() % 4 * 2 + e % 2;
+          if (own ? of_key > of_query : of_key >= segments.tokens[of.segment]) scores[m][n][e] = 0;
+        }
+      }
+    }
+  }
+
+  // Their gradients: p (dp - product of the row); into shared memory as well.
+  SLUICE_DEVICE static void scores_gradients(float (&scores)[kM][kPart / 8][4],
+                                             const float (&gradient)[kM][kPart / 8][4], const Shared& in, int first) {
+    SLUICE_UNROLL
+    for (int n = 0; n < kPart / 8; ++n) {
+      const Vector<float, 2> row = load_vector<float, 2>(in.products + first + n * 8 + lane() % 4 * 2);
+      SLUICE_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        SLUICE_UNROLL
+        for (int e = 0; e < 4; ++e) scores[m][n][e] *= gradient[m][n][e] - row.at[e % 2];
+        SLUICE_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const int key = (warp() * kM + m) * 16 + lane() / 4 + half * 8;
+          *reinterpret_cast<std::uint32_t*>(in.scores_gradient.piece(key, first / 8 + n) + lane() % 4 * 4) =
+              pack<T>(scores[m][n][2 * half], scores[m][n][2 * half + 1]);
+        }
+      }
+    }
+  }
+
+  SLUICE_DEVICE void add_queries_gradient(const Shared& in, const Work& of, const Step& at) const {
+    using Part = QueryGradient<kHeadDim>;
+    float sums[Part::kM][Part::kN][4];
+    set_zero(sums);
+    multiply_columns<T, kKeys>(sums, in.scores_gradient, Part::first_query() / 8, in.keys, Part::first_column() / 8);
+    const std::int64_t tile = (std::int64_t{at.head} * shape.sequences + of.sequence) * query_tiles + at.tile;
+    float* const to = queries_gradient + tile * Part::kElements;
+    SLUICE_UNROLL
+    for (int m = 0; m < Part::kM; ++m) {
+      SLUICE_UNROLL
+      for (int n = 0; n < Part::kN; ++n) {
+        if constexpr (kHasWideAtomics) {
+          atomic_add_4(to + Part::at(m, n, 0), sums[m][n]);
+        } else {
+          SLUICE_UNROLL
+          for (int e = 0; e < 4; ++e) atomic_add(to + Part::at(m, n, e), sums[m][n][e]);
+        }
+      }
+    }
+  }
+
+  // Adds the gradients of the warp's keys, or values.
+  SLUICE_DEVICE void add_keys_gradient(const float (&sums)[kM][kN][4], const Work& of, bool values,
+                                       float factor) const {
+    const int tokens = segments.tokens[of.segment];
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      SLUICE_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int key = of.first + (warp() * kM + m) * 16 + lane() / 4 + half * 8;
+        if (key >= tokens) continue;
+        float* const row = segments.keys_gradient[of.segment] +
+                           key_offset(shape, tokens, of.sequence, key, of.key_head * kHeadDim, values) + lane() % 4 * 2;
+        SLUICE_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          Vector<float, 2> into = load_vector<float, 2>(row + n * 8);
+          into.at[0] += factor * sums[m][n][2 * half];
+          into.at[1] += factor * sums[m][n][2 * half + 1];
+          store_vector(row + n * 8, into);
+        }
+      }
+    }
+  }
+
+  SLUICE_DEVICE void operator()() const {
+    if constexpr (kHasMatrixUnits) run();
+  }
+
+  SLUICE_DEVICE void run() const {
+    const Shared in = shared();
+    const Work of = work();
+    const int tokens = segments.tokens[of.segment];
+    const T* const keys = static_cast<const T*>(segments.keys[of.segment]);
+    const int column = of.key_head * kHeadDim;
+    load_tile<kKeys, kThreads>(in.keys, keys + key_offset(shape, tokens, of.sequence, of.first, column, false),
+                               shape.key_width, tokens - of.first);
+    load_tile<kKeys, kThreads>(in.values, keys + key_offset(shape, tokens, of.sequence, of.first, column, true),
+                               shape.key_width, tokens - of.first);
+    Step at = step(of, 0);
+    load(in, of, at);
+    keep_row_number(in, row_number(of, at));
+
+    float keys_gradient[kM][kN][4];
+    float values_gradient[kM][kN][4];
+    set_zero(keys_gradient);
+    set_zero(values_gradient);
+    const int first_key = warp() * 16 * kM;
+    const int steps = shape.group * (query_tiles - of.first_tile);
+    for (int number = 0; number < steps; ++number) {
+      // The queries are here with all that belongs to them, and all have done with the gradients of the scores before.
+      copy_async_wait<0>();
+      sync_block();
+      SLUICE_UNROLL
+      for (int first = 0; first < kQueries; first += kPart) {
+        float scores[kM][kPart / 8][4];
+        set_zero(scores);
+        multiply_rows<T>(scores, in.keys, first_key, in.queries, first);
+        probabilities(scores, in, of, at, first);
+        multiply_accumulators<T>(values_gradient, scores, in.out_gradient, first);
+        float gradient[kM][kPart / 8][4];
+        set_zero(gradient);
+        multiply_rows<T>(gradient, in.values, first_key, in.out_gradient, first);
+        scores_gradients(scores, gradient, in, first);
+        multiply_accumulators<T>(keys_gradient, scores, in.queries, first);
+      }
+      // All gradients of the scores are here, and all have done with the queries.
+      sync_block();
+      const Step next = step(of, number + 1);
+      float row = 0;
+      if (number + 1 < steps) {
+        load(in, of, next);
+        row = row_number(of, next);
+      }
+      add_queries_gradient(in, of, at);
+      keep_row_number(in, row);
+      at = next;
+    }
+    add_keys_gradient(keys_gradient, of, false, scale);
+    add_keys_gradient(values_gradient, of, true, 1);
+  }
+};
+
+// Rounds the gradient of the queries of a tile, and puts it where it belongs.
+template <class T, int kHeadDim>
+struct RoundQueryGradient {
+  static constexpr int kThreads = QueryGradient<kHeadDim>::kThreads;
+
+  FlashShape shape;
+  const float* from;
+  T* to;
+  std::int64_t stride;
+  float scale;
+  int query_tiles;
+
+  SLUICE_DEVICE void operator()() const {
+    using Part = QueryGradient<kHeadDim>;
+    const int token = block_x() % query_tiles * kQueries;
+    const int rest = block_x() / query_tiles;
+    const int sequence = rest % shape.sequences;
+    const int head = rest / shape.sequences;
+    const float* const tile = from + block_x() * std::int64_t{Part::kElements};
+    for (int m = 0; m < Part::kM; ++m) {
+      for (int half = 0; half < 2; ++half) {
+        const int query = token + Part::first_query() + m * 16 + lane() / 4 + half * 8;
+        if (query >= shape.tokens) continue;
+        T* const row = to + (std::int64_t{sequence} * shape.tokens + query) * stride + head * kHeadDim +
+                       Part::first_column() + lane() % 4 * 2;
+        for (int n = 0; n < Part::kN; ++n) {
+          store_vector(row + n * 8, Vector<T, 2>{from_float<T>(tile[Part::at(m, n, 2 * half)] * scale),
+                                                 from_float<T>(tile[Part::at(m, n, 2 * half + 1)] * scale)});
+        }
+      }
+    }
+  }
+};
+
+template <class T, int kHeadDim>
+void backward(const AttentionBackward& call, Stream& stream) {
+  using Kernel = FlashBackward<T, kHeadDim>;
+  const AttentionShape& shape = call.shape;
+  const float scale = 1 / std::sqrt(static_cast<float>(kHeadDim));
+  const int tiles = query_tiles(shape);
+  int tiles_of_keys = 0;
+  for (int i = 0; i < call.segments.count; ++i) {
+    tiles_of_keys += (call.segments.tokens[i] + Kernel::kKeys - 1) / Kernel::kKeys;
+  }
+  auto* const queries_gradient = reinterpret_cast<float*>(call.scratch);
+  launch(stream,
+         {.blocks_x = tiles_of_keys * shape.kv_heads * shape.sequences,
+          .threads = Kernel::kThreads,
+          .shared_bytes = Kernel::kSharedBytes},
+         Kernel{.shape = FlashShape(shape),
+                .queries = static_cast<const T*>(call.queries),
+                .segments = call.segments,
+                .log_sums = call.log_sums,
+                .out_gradient = static_cast<const T*>(call.out_gradient),
+                .products = call.products,
+                .queries_gradient = queries_gradient,
+                .scale = scale,
+                .query_tiles = tiles,
+                .tiles_of_keys = tiles_of_keys});
+  launch(stream,
+         {.blocks_x = tiles * shape.heads * shape.sequences, .threads = RoundQueryGradient<T, kHeadDim>::kThreads},
+         RoundQueryGradient<T, kHeadDim>{.shape = FlashShape(shape),
+                                         .from = queries_gradient,
+                                         .to = static_cast<T*>(call.queries_gradient),
+                                         .stride = call.queries_gradient_stride,
+                                         .scale = scale,
+                                         .query_tiles = tiles});
+}
+
+}  // namespace
+
+bool flash_fits(const AttentionShape& shape, int compute_capability) {
+  return compute_capability >= 80 && (shape.head_dim == 64 || shape.head_dim == 128) && shape.kv_heads > 0 &&
+         shape.heads % shape.kv_heads == 0;
+}
+
+std::int64_t flash_scratch_bytes(const AttentionShape& shape) {
+  if (!flash_fits(shape, 80)) return 0;
+  return std::int64_t{query_tiles(shape)} * kQueries * shape.sequences * shape.query_width() *
+         static_cast<std::int64_t>(sizeof(float));
+}
+
+void flash_attention_backward(const AttentionBackward& call, Device& device, Stream& stream) {
+  if (call.shape.tokens == 0) return;
+  device.zero(call.scratch, flash_scratch_bytes(call.shape), stream);
+  const bool narrow = call.shape.head_dim == 64;
+  switch (call.element) {
+    case Element::float16: narrow ? backward<float16, 64>(call, stream) : backward<float16, 128>(call, stream); break;
+    case Element::bfloat16:
+      narrow ? backward<bfloat16, 64>(call, stream) : backward<bfloat16, 128>(call, stream);
+      break;
+    case Element::float32: break;
+  }
+}
+
+}  // namespace sluice::cuda

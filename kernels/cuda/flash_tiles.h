@@ -1,0 +1,177 @@
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/lanes.h"
+
+namespace sluice::cuda {
+
+// What flash attention is made of: tiles of 16-bit numbers in shared memory, and products of them. Accumulators and
+// operands lie in registers as `multiply_add` of lanes.h has them: lane 4 g + c holds of 16 rows by 8 columns rows g (0
+// and 1) and g + 8 (2 and 3), columns 2 c and 2 c + 1.
+
+inline constexpr float kLog2E = 1.44269504088896340736F;
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// AttentionShape with what kernels need of it at hand.
+struct FlashShape {
+  explicit FlashShape(const AttentionShape& shape)
+      : sequences(shape.sequences),
+        tokens(shape.tokens),
+        heads(shape.heads),
+        kv_heads(shape.kv_heads),
+        group(shape.heads / shape.kv_heads),
+        rows(shape.rows()),
+        query_width(shape.query_width()),
+        key_width(shape.key_width()) {}
+  int sequences;
+  int tokens;
+  int heads;
+  int kv_heads;
+  int group;  // query heads of a key head
+  std::int64_t rows;
+  std::int64_t query_width;
+  std::int64_t key_width;
+};
+
+// Elements from the first row of a segment's keys, or of their gradients, to that of a sequence and token, in a head;
+// `values`: of its values. As values_after of attention.h has it: heads of 64 numbers leave nothing to be padded.
+SLUICE_DEVICE std::int64_t key_offset(const FlashShape& shape, std::int64_t tokens, int sequence, int token,
+                                      int key_column, bool values) {
+  const std::int64_t row = sequence * tokens + token + (values ? shape.sequences * tokens : std::int64_t{0});
+  return row * shape.key_width + key_column;
+}
+
+// A tile's rows of kColumns numbers (a multiple of 64), in pieces of 16 bytes. Within each 128 bytes piece i of row r
+// lies at i ^ r % 8: so the eight rows of a matrix that ldmatrix reads at once lie in all 32 banks.
+template <int kColumns>
+struct Tile {
+  static_assert(kColumns % 64 == 0);
+  static constexpr int kPieces = kColumns / 8;
+  static constexpr int kRowBytes = kColumns * 2;
+
+  unsigned char* data;  // 128-byte aligned
+
+  SLUICE_DEVICE unsigned char* piece(int row, int i) const { return data + row * kRowBytes + ((i ^ (row % 8)) << 4); }
+
+  // For load_matrices: the four matrices of rows row to row + 15 and pieces i and i + 1 (row a multiple of 8, i even),
+  // those of the first piece before those of the second. Not transposed they are A [16 rows, 16]; transposed B of inner
+  // 16 (rows) by two tiles of columns (pieces).
+  SLUICE_DEVICE const unsigned char* by_piece(int row, int i) const {
+    return data + row * kRowBytes + (((lane() % 16) * kRowBytes + ((lane() / 16 ^ lane() % 8) << 4)) ^ (i << 4));
+  }
+  // The same four, those of the first eight rows before those of the others. Not transposed they are B of inner 16
+  // (pieces) by two tiles of columns (rows); transposed A [16 columns, 16 rows].
+  SLUICE_DEVICE const unsigned char* by_row(int row, int i) const {
+    return data + row * kRowBytes +
+           (((lane() % 8 + lane() / 16 * 8) * kRowBytes + ((lane() / 8 % 2 ^ lane() % 8) << 4)) ^ (i << 4));
+  }
+};
+
+// Begins to copy kRows rows, `stride` numbers apart, of which the first `valid` exist; the others become zero.
+template <int kRows, int kThreads, int kColumns, class T>
+SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int64_t stride, int valid) {
+  constexpr int kPieces = Tile<kColumns>::kPieces;
+  constexpr int kAtOnce = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kAtOnce % 8 == 0 && kRows % kAtOnce == 0);
+  const int first = thread() / kPieces;
+  const int i = thread() % kPieces;
+  const T* from = rows + first * stride + i * 8;
+  unsigned char* const to = tile.piece(first, i);
+  SLUICE_UNROLL
+  for (int at = 0; at < kRows; at += kAtOnce) {
+    const bool exists = first + at < valid;
+    copy_async_16(to + at * Tile<kColumns>::kRowBytes, exists ? from : rows, exists);
+    from += kAtOnce * stride;
+  }
+}
+
+template <int kM, int kN>
+SLUICE_DEVICE void set_zero(float (&sums)[kM][kN][4]) {
+  SLUICE_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    SLUICE_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      SLUICE_UNROLL
+      for (int e = 0; e < 4; ++e) sums[m][n][e] = 0;
+    }
+  }
+}
+
+// sums[m][n and n + 1] += a[m] B, of both tiles of columns that load_matrices has brought.
+template <class T, int kM, int kN>
+SLUICE_DEVICE void multiply_two(float (&sums)[kM][kN][4], const std::uint32_t (&a)[kM][4], const std::uint32_t (&b)[4],
+                                int n) {
+  const std::uint32_t first[2] = {b[0], b[1]};
+  const std::uint32_t second[2] = {b[2], b[3]};
+  SLUICE_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    multiply_add<T>(sums[m][n], a[m], first);
+    multiply_add<T>(sums[m][n + 1], a[m], second);
+  }
+}
+
+// sums [16 kM, 8 kN] += rows of `a` from a_row times rows of `b` from b_row, transposed.
+template <class T, int kM, int kN, int kColumns>
+SLUICE_DEVICE void multiply_rows(float (&sums)[kM][kN][4], const Tile<kColumns>& a, int a_row, const Tile<kColumns>& b,
+                                 int b_row) {
+  SLUICE_UNROLL
+  for (int i = 0; i < Tile<kColumns>::kPieces; i += 2) {
+    std::uint32_t of_a[kM][4];
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) load_matrices<false>(of_a[m], a.by_piece(a_row + 16 * m, i));
+    SLUICE_UNROLL
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t of_b[4];
+      load_matrices<false>(of_b, b.by_row(b_row + 8 * n, i));
+      multiply_two<T>(sums, of_a, of_b, n);
+    }
+  }
+}
+
+// sums [16 kM, 8 kN] += a [16 kM, 8 kInner], rounded from accumulators, times rows row to row + 8 kInner of `b`.
+template <class T, int kM, int kN, int kInner, int kColumns>
+SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (&a)[kM][kInner][4],
+                                         const Tile<kColumns>& b, int row) {
+  static_assert(kN == Tile<kColumns>::kPieces);
+  SLUICE_UNROLL
+  for (int k = 0; k < kInner; k += 2) {
+    std::uint32_t of_a[kM][4];
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      of_a[m][0] = pack<T>(a[m][k][0], a[m][k][1]);
+      of_a[m][1] = pack<T>(a[m][k][2], a[m][k][3]);
+      of_a[m][2] = pack<T>(a[m][k + 1][0], a[m][k + 1][1]);
+      of_a[m][3] = pack<T>(a[m][k + 1][2], a[m][k + 1][3]);
+    }
+    SLUICE_UNROLL
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t of_b[4];
+      load_matrices<true>(of_b, b.by_piece(row + 8 * k, n));
+      multiply_two<T>(sums, of_a, of_b, n);
+    }
+  }
+}
+
+// sums [16 kM, 8 kN] += columns of `a` from piece a_piece, transposed, times columns of `b` from piece b_piece, over
+// their first kRows rows.
+template <class T, int kRows, int kM, int kN, int kColumnsA, int kColumnsB>
+SLUICE_DEVICE void multiply_columns(float (&sums)[kM][kN][4], const Tile<kColumnsA>& a, int a_piece,
+                                    const Tile<kColumnsB>& b, int b_piece) {
+  SLUICE_UNROLL
+  for (int row = 0; row < kRows; row += 16) {
+    std::uint32_t of_a[kM][4];
+    SLUICE_UNROLL
+    for (int m = 0; m < kM; ++m) load_matrices<true>(of_a[m], a.by_row(row, a_piece + 2 * m));
+    SLUICE_UNROLL
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t of_b[4];
+      load_matrices<true>(of_b, b.by_piece(row, b_piece + n));
+      multiply_two<T>(sums, of_a, of_b, n);
+    }
+  }
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,158 @@
+#include <cmath>
+#include <cstddef>
+
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/over_elements.h"
+#include "kernels/cuda/rows.h"
+
+namespace sluice::cuda {
+namespace {
+
+struct AddSquares {
+  static constexpr int kThreads = kElementThreads;
+  const float* gradients;
+  std::int64_t count;
+  float* squares;
+  SLUICE_DEVICE void operator()() const {
+    float sum = 0;
+    for_each_element(count, [&](std::int64_t i) { sum += gradients[i] * gradients[i]; });
+    sum = block_sum(sum);
+    if (thread() == 0) atomic_add(squares, sum);
+  }
+};
+
+struct StepFactors {
+  float gradient_scale = 1;
+  float beta1 = 0;
+  float beta2 = 0;
+  float rate = 0;      // of SGD; of Adam over the first moment's bias correction
+  float inverse2 = 0;  // 1 / the second moment's bias correction
+  float epsilon = 0;
+  float decay = 0;  // learning rate times weight decay
+};
+
+template <class T>
+struct Step {
+  static constexpr int kThreads = kElementThreads;
+  bool adam;
+  StepFactors factors;
+  const float* scale;  // may be null
+  OptimizerState state;
+  const float* gradients;
+  std::int64_t count;
+  T* new_weights;
+
+  SLUICE_DEVICE void operator()() const {
+    const float scale_here = factors.gradient_scale * (scale == nullptr ? 1.0F : *scale);
+    const bool skips = scale_here != scale_here;
+    for_each_element(count, [&](std::int64_t i) {
+      float weight = state.master[i];
+      if (!skips) {
+        const float gradient = gradients[i] * scale_here;
+        float change = factors.rate * gradient;
+        if (adam) {
+          const float first = factors.beta1 * state.first[i] + (1.0F - factors.beta1) * gradient;
+          const float second = factors.beta2 * state.second[i] + (1.0F - factors.beta2) * gradient * gradient;
+          state.first[i] = first;
+          state.second[i] = second;
+          change = factors.rate * first / (sqrtf(second * factors.inverse2) + factors.epsilon);
+        }
+        weight = weight - change - factors.decay * weight;
+        state.master[i] = weight;
+      }
+      new_weights[i] = from_float<T>(weight);
+    });
+  }
+};
+
+template <class T>
+struct SetWeights {
+  static constexpr int kThreads = kElementThreads;
+  const float* from;
+  std::int64_t count;
+  float* master;
+  T* weights;
+  SLUICE_DEVICE void operator()() const {
+    for_each_element(count, [&](std::int64_t i) {
+      const float weight = from[i];
+      master[i] = weight;
+      weights[i] = from_float<T>(weight);
+    });
+  }
+};
+
+}  // namespace
+
+std::vector<WeightRange> step_ranges(const WeightOffsets& offsets) {
+  std::vector<WeightRange> out;
+  for (std::size_t i = 0; i < offsets.parameters.size(); ++i) {
+    const Parameter& parameter = offsets.parameters[i];
+    const bool last = i + 1 == offsets.parameters.size();
+    const std::int64_t end = last ? offsets.elements : offsets.parameters[i + 1].offset;
+    if (!out.empty() && out.back().decays == parameter.decays) {
+      out.back().end = end;
+    } else {
+      out.push_back({.begin = parameter.offset, .end = end, .decays = parameter.decays});
+    }
+  }
+  return out;
+}
+
+std::vector<WeightRange> counted_ranges(const WeightOffsets& offsets) {
+  std::vector<WeightRange> out;
+  bool follows = false;
+  for (const Parameter& parameter : offsets.parameters) {
+    const std::int64_t end = parameter.offset + parameter.size();
+    if (parameter.counted && follows) {
+      out.back().end = end;
+    } else if (parameter.counted) {
+      out.push_back({.begin = parameter.offset, .end = end});
+    }
+    follows = parameter.counted;
+  }
+  return out;
+}
+
+void add_squares(Stream& stream, const std::vector<WeightRange>& ranges, const float* gradients, float* squares) {
+  for (const WeightRange& range : ranges) {
+    if (range.begin == range.end) continue;
+    Grid grid = element_grid(range.end - range.begin);
+    grid.shared_bytes = grid.threads / kWarp * static_cast<int>(sizeof(float));
+    launch(stream, grid, AddSquares{gradients + range.begin, range.end - range.begin, squares});
+  }
+}
+
+void optimizer_step(Stream& stream, Element element, const std::vector<WeightRange>& ranges, const OptimizerStep& step,
+                    const OptimizerState& state, const float* gradients, Half* new_weights) {
+  const bool adam = step.kind == OptimizerStep::Kind::adam;
+  const double number = static_cast<double>(step.number);
+  StepFactors factors;
+  factors.gradient_scale = static_cast<float>(step.gradient_scale);
+  factors.beta1 = static_cast<float>(step.beta1);
+  factors.beta2 = static_cast<float>(step.beta2);
+  factors.epsilon = static_cast<float>(step.epsilon);
+  factors.rate =
+      static_cast<float>(adam ? step.learning_rate / (1 - std::pow(step.beta1, number)) : step.learning_rate);
+  factors.inverse2 = static_cast<float>(adam ? 1 / (1 - std::pow(step.beta2, number)) : 1);
+  for (const WeightRange& range : ranges) {
+    const std::int64_t count = range.end - range.begin;
+    if (count == 0) continue;
+    factors.decay = static_cast<float>(range.decays ? step.learning_rate * step.weight_decay : 0);
+    const OptimizerState here{state.master + range.begin, adam ? state.first + range.begin : nullptr,
+                              adam ? state.second + range.begin : nullptr};
+    with_half(element, [&]<class T>(HalfType<T>) {
+      launch(stream, element_grid(count),
+             Step<T>{adam, factors, step.scale_on_device, here, gradients + range.begin, count,
+                     as<T>(new_weights + range.begin)});
+    });
+  }
+}
+
+void set_weights(Stream& stream, Element element, std::int64_t elements, const float* from, float* master,
+                 Half* weights) {
+  with_half(element, [&]<class T>(HalfType<T>) {
+    launch(stream, element_grid(elements), SetWeights<T>{from, elements, master, as<T>(weights)});
+  });
+}
+
+}  // namespace sluice::cuda

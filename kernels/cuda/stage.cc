@@ -1,0 +1,473 @@
+#include "kernels/cuda/stage.h"
+
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/cuda/layer.h"
+#include "kernels/cuda/loss.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/initial_weights.h"
+#include "model/errors.h"
+
+namespace sluice::cuda {
+namespace {
+
+const Half* halves(const std::byte* buffer) { return reinterpret_cast<const Half*>(buffer); }
+Half* halves(std::byte* buffer) { return reinterpret_cast<Half*>(buffer); }
+const float* floats(const std::byte* buffer) { return reinterpret_cast<const float*>(buffer); }
+float* floats(std::byte* buffer) { return reinterpret_cast<float*>(buffer); }
+
+constexpr std::int64_t kHalfBytes = sizeof(Half);
+constexpr std::int64_t kFloatBytes = sizeof(float);
+
+// The stage of kernels/cpu/stage.cc, put on a stream.
+class CudaStage final : public Stage {
+ public:
+  CudaStage(const StageSpec& spec, Element element)
+      : spec_(spec),
+        element_(element),
+        sizes_(rank_sizes(spec_)),
+        offsets_(weight_offsets(spec_, sizes_)),
+        step_ranges_(cuda::step_ranges(offsets_)),
+        counted_ranges_(cuda::counted_ranges(offsets_)) {}
+
+  const StageSpec& spec() const override { return spec_; }
+  int element_bytes() const override { return kHalfBytes; }
+  std::span<const Parameter> parameters() const override { return offsets_.parameters; }
+
+  StageMemory memory() const override {
+    return {.weights = offsets_.elements * kHalfBytes,
+            .gradients = offsets_.elements * kFloatBytes,
+            .moments = 3 * offsets_.elements * kFloatBytes};
+  }
+  SliceMemory slice_memory(const SliceShape& shape) const override;
+  std::int64_t scratch_bytes(const SliceShape& shape) const override {
+    BlockCarver carver;
+    const OpScratch scratch(carver, *this, shape);
+    return carver.bytes();
+  }
+
+  void initialise(std::byte* weights, std::uint64_t seed) const override {
+    initialise_weights(spec_, offsets_, seed, floats(weights));
+  }
+  void forward(SliceCall& call) const override;
+  void input_gradient(SliceCall& call) const override { gradient(call, false); }
+  void weight_gradient(SliceCall& call) const override;
+  void backward(SliceCall& call) const override { gradient(call, true); }
+
+  double squared_norm(const std::byte*) const override {
+    throw std::logic_error("a stage of a device is asked for what those of the CPU do");
+  }
+  void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const override {
+    add_squares(stream, counted_ranges_, floats(gradients), squares);
+  }
+  void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* moments,
+                   Stream& stream) const override {
+    cuda::set_weights(stream, element_, offsets_.elements, floats(float_weights), floats(moments), halves(weights));
+  }
+  void step(const std::byte* /*weights*/, std::byte* new_weights, std::byte* moments, const std::byte* gradients,
+            const OptimizerStep& step) const override {
+    float* const master = floats(moments);
+    optimizer_step(*step.stream, element_, step_ranges_, step,
+                   {.master = master, .first = master + offsets_.elements, .second = master + 2 * offsets_.elements},
+                   floats(gradients), halves(new_weights));
+  }
+
+ private:
+  // What the head keeps.
+  struct Head {
+    Half* input = nullptr;        // [n, h], of the final norm; until I
+    float* statistics = nullptr;  // [n, 2]; until I
+    Half* normed = nullptr;       // [n, h], until W
+    Half* logits = nullptr;       // [n, vocab_columns], after F their gradient; until W
+  };
+
+  // One layer's part of a slice's buffers.
+  struct Kept {
+    LayerActivations activations;
+    LayerInputs inputs;
+  };
+  struct Gradients {
+    Half* down = nullptr;  // [n, h]
+    LayerGradients others;
+    LayerInputs inputs;  // where they are made again
+  };
+
+  struct OpScratch {
+    OpScratch(BlockCarver& carver, const CudaStage& stage, const SliceShape& shape)
+        : layer(carver, stage.sizes_, shape, stage.spec_.sliced) {
+      const std::int64_t n = shape.rows();
+      const RankSizes& sizes = stage.sizes_;
+      if (stage.has_rotary()) {
+        cosines = carver.take<float>(shape.tokens * sizes.head_dim / 2);
+        sines = carver.take<float>(shape.tokens * sizes.head_dim / 2);
+      }
+      if (stage.spec_.contents.head) {
+        auto* const all = carver.take<float>(kRowSums * n);
+        if (all != nullptr) sums = {.maxima = all, .own_maxima = all + n, .sums = all + 2 * n, .losses = all + 4 * n};
+      }
+      for (Half*& link : chain) link = carver.take<Half>(n * sizes.hidden);
+      gradients.carve(carver, sizes, n);
+      if (stage.spec_.recompute) {
+        again.activations.carve_rest(carver, sizes, n);
+        again.inputs.carve(carver, sizes, n);
+        if (!stage.spec_.sliced) keys = carver.take<Half>(2 * values_after(n, sizes.key_width));
+      }
+    }
+
+    LayerScratch layer;
+    float* cosines = nullptr;
+    float* sines = nullptr;
+    RowSums sums;
+    Half* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, in turn
+    LayerGradients gradients;             // of one layer, of B
+    Kept again;                           // of one layer, where that is recomputed
+    Half* keys = nullptr;                 // of that layer, and its values, unless they stay
+  };
+
+  bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
+  bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
+
+  // Carvers of one layer's part, or of all layers' where `layer` is their number.
+  Kept carve_kept(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
+  Gradients carve_gradients(BlockCarver& carver, std::int64_t rows) const;
+  Head carve_head(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
+  Kept kept(const SliceCall& call, int layer) const;
+  Gradients gradients_of(const SliceCall& call, int layer) const;
+  Head head_of(const SliceCall& call) const;
+
+  Place place_of(const SliceCall& call) const { return {element_, *call.device, *call.stream}; }
+  Layer layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
+    return {.spec = spec_,
+            .sizes = sizes_,
+            .at = offsets_.layers[static_cast<std::size_t>(layer)],
+            .shape = call.shape,
+            .weights = halves(call.weights),
+            .place = place_of(call),
+            .group = call.stream_group,
+            .cosines = scratch.cosines,
+            .sines = scratch.sines};
+  }
+  LayerKeys keys_of(const SliceCall& call, int layer, const OpScratch& scratch, bool with_gradients) const;
+  const Half* head_weights(const SliceCall& call) const {
+    return offsets_.head < 0 ? halves(call.embedding) : halves(call.weights) + offsets_.head;
+  }
+  NormWeights final_norm(const SliceCall& call) const {
+    const Half* const weights = halves(call.weights);
+    return {.gain = weights + offsets_.final_gain,
+            .bias = offsets_.final_bias < 0 ? nullptr : weights + offsets_.final_bias,
+            .rms = spec_.model.rms_norm};
+  }
+  LogitsShape logits_shape(const SliceCall& call) const {
+    return {.rows = call.shape.rows(),
+            .columns = sizes_.vocab_rows,
+            .stride = sizes_.vocab_columns,
+            .first_token = sizes_.first_token};
+  }
+  EmbeddingShape embedding_shape(const SliceCall& call) const {
+    return {.rows = call.shape.rows(),
+            .tokens = call.shape.tokens,
+            .hidden = sizes_.hidden,
+            .first_token = sizes_.first_token,
+            .vocab_rows = sizes_.vocab_rows};
+  }
+
+  void check(const SliceCall& call) const;
+  void begin_embedding(const SliceCall& call, Half* out) const;
+  void embedding_gradient(const SliceCall& call, const Half* gradient) const;
+  void head_forward(const SliceCall& call, const Head& head, const OpScratch& scratch) const;
+  void head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out) const;
+  void head_weight_gradient(const SliceCall& call) const;
+  void gradient(const SliceCall& call, bool weights_too) const;
+
+  void make_angles(const SliceCall& call, const OpScratch& scratch) const {
+    if (!has_rotary()) return;
+    rotary_angles(*call.stream, call.shape.context, call.shape.tokens, sizes_.head_dim, scratch.cosines, scratch.sines);
+  }
+  void sum_over_group(const SliceCall& call, void* data, std::int64_t count, Element element) const {
+    if (spec_.tensor_parallel > 1) call.stream_group->sum(data, count, element, *call.stream);
+  }
+  void copy(const SliceCall& call, const std::byte* from, Half* to) const {
+    call.device->copy(to, from, call.shape.rows() * sizes_.hidden * kHalfBytes, *call.stream);
+  }
+
+  StageSpec spec_;
+  Element element_;
+  RankSizes sizes_;
+  WeightOffsets offsets_;
+  std::vector<WeightRange> step_ranges_;
+  std::vector<WeightRange> counted_ranges_;
+};
+
+CudaStage::Kept CudaStage::carve_kept(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const {
+  Kept out;
+  out.activations.carve_input(to_input, sizes_, rows);
+  if (spec_.recompute) return out;
+  out.activations.carve_rest(to_input, sizes_, rows);
+  out.inputs.carve(to_weight, sizes_, rows);
+  return out;
+}
+
+CudaStage::Gradients CudaStage::carve_gradients(BlockCarver& carver, std::int64_t rows) const {
+  Gradients out;
+  out.down = carver.take<Half>(rows * sizes_.hidden);
+  out.others.carve(carver, sizes_, rows);
+  out.others.down = out.down;
+  if (spec_.recompute) out.inputs.carve(carver, sizes_, rows);
+  return out;
+}
+
+CudaStage::Head CudaStage::carve_head(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const {
+  Head out;
+  out.input = to_input.take<Half>(rows * sizes_.hidden);
+  out.statistics = to_input.take<float>(rows * kNormStatistics);
+  out.normed = to_weight.take<Half>(rows * sizes_.hidden);
+  out.logits = to_weight.take<Half>(rows * sizes_.vocab_columns);
+  return out;
+}
+
+SliceMemory CudaStage::slice_memory(const SliceShape& shape) const {
+  const std::int64_t n = shape.rows();
+  BlockCarver to_input;
+  BlockCarver to_weight;
+  BlockCarver gradients;
+  for (int layer = 0; layer < spec_.contents.layers; ++layer) {
+    carve_kept(to_input, to_weight, n);
+    carve_gradients(gradients, n);
+  }
+  if (spec_.contents.head) carve_head(to_input, to_weight, n);
+  const std::int64_t keys_values = 2 * spec_.contents.layers * values_after(n, sizes_.key_width);
+  return {.to_input_gradient = to_input.bytes(),
+          .to_weight_gradient = to_weight.bytes(),
+          .output_gradients = gradients.bytes(),
+          .keys_values = keeps_keys() ? keys_values * kHalfBytes : 0,
+          .keys_values_gradient = spec_.sliced ? keys_values * kFloatBytes : 0,
+          .boundary = n * sizes_.hidden * kHalfBytes};
+}
+
+CudaStage::Kept CudaStage::kept(const SliceCall& call, int layer) const {
+  BlockCarver to_input(call.to_input_gradient);
+  BlockCarver to_weight(call.to_weight_gradient);
+  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, call.shape.rows());
+  return carve_kept(to_input, to_weight, call.shape.rows());
+}
+
+CudaStage::Gradients CudaStage::gradients_of(const SliceCall& call, int layer) const {
+  BlockCarver carver(call.output_gradients);
+  for (int i = 0; i < layer; ++i) carve_gradients(carver, call.shape.rows());
+  return carve_gradients(carver, call.shape.rows());
+}
+
+CudaStage::Head CudaStage::head_of(const SliceCall& call) const {
+  BlockCarver to_input(call.to_input_gradient);
+  BlockCarver to_weight(call.to_weight_gradient);
+  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, call.shape.rows());
+  return carve_head(to_input, to_weight, call.shape.rows());
+}
+
+LayerKeys CudaStage::keys_of(const SliceCall& call, int layer, const OpScratch& scratch, bool with_gradients) const {
+  LayerKeys out;
+  const std::size_t count = spec_.sliced ? call.keys_values.size() : 1;
+  out.segments.count = static_cast<int>(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t tokens = i + 1 == count ? call.shape.tokens : call.slice_tokens[i];
+    const std::int64_t at = 2 * layer * values_after(call.shape.sequences * tokens, sizes_.key_width);
+    Half* const keys = keeps_keys() ? halves(call.keys_values[i]) + at : scratch.keys;
+    float* const gradient =
+        spec_.sliced && with_gradients ? floats(call.keys_values_gradient[i]) + at : scratch.layer.keys_gradient;
+    out.segments.tokens[i] = static_cast<std::int32_t>(tokens);
+    out.segments.keys[i] = keys;
+    out.segments.keys_gradient[i] = gradient;
+    out.own = keys;
+    out.own_gradient = gradient;
+  }
+  return out;
+}
+
+void CudaStage::check(const SliceCall& call) const {
+  if (call.keys_values.size() > kMostSegments) {
+    throw InputError(fmt::format("{}: a sequence has at most {} slices on a device, got {}", spec_.model.name,
+                                 kMostSegments, call.keys_values.size()));
+  }
+  const std::int64_t end = call.shape.context + call.shape.tokens;
+  if (offsets_.position >= 0 && end > spec_.model.positions) {
+    throw InputError(
+        fmt::format("{}: {} positions are learned, a slice ends at {}", spec_.model.name, spec_.model.positions, end));
+  }
+}
+
+void CudaStage::begin_embedding(const SliceCall& call, Half* out) const {
+  const Half* const weights = halves(call.weights);
+  // One rank's sum has the positions.
+  const bool positions_here = offsets_.position >= 0 && spec_.tensor_rank == 0;
+  const Half* const positions =
+      positions_here ? weights + offsets_.position + call.shape.context * sizes_.hidden : nullptr;
+  embed(*call.stream, element_, embedding_shape(call), call.tokens, weights + offsets_.word, positions, out);
+  sum_over_group(call, out, call.shape.rows() * sizes_.hidden, element_);
+}
+
+void CudaStage::embedding_gradient(const SliceCall& call, const Half* gradient) const {
+  float* const gradients = floats(call.gradients);
+  cuda::embedding_gradient(
+      *call.stream, element_, embedding_shape(call), call.tokens, gradient, gradients + offsets_.word,
+      offsets_.position < 0 ? nullptr : gradients + offsets_.position + call.shape.context * sizes_.hidden);
+}
+
+void CudaStage::head_forward(const SliceCall& call, const Head& head, const OpScratch& scratch) const {
+  const std::int64_t n = call.shape.rows();
+  Stream& stream = *call.stream;
+  const LogitsShape shape = logits_shape(call);
+  place_of(call).product(head.normed, head_weights(call), n, sizes_.vocab_columns, sizes_.hidden, head.logits);
+  sum_logits(stream, element_, shape, head.logits, call.targets, scratch.sums);
+  if (spec_.tensor_parallel > 1) {
+    call.stream_group->maximum(scratch.sums.maxima, n, stream);
+    rescale_sums(stream, n, scratch.sums);
+    call.stream_group->sum(scratch.sums.sums, 2 * n, Element::float32, stream);
+  }
+  logits_gradient(stream, element_, shape, head.logits, call.targets, scratch.sums, static_cast<float>(call.loss_scale),
+                  call.loss_on_device);
+}
+
+void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out) const {
+  const std::int64_t n = call.shape.rows();
+  const std::int64_t h = sizes_.hidden;
+  const Head head = head_of(call);
+  place_of(call).input_gradient(head.logits, head_weights(call), n, sizes_.vocab_columns, h, scratch.layer.hidden, h);
+  sum_over_group(call, scratch.layer.hidden, n * h, element_);
+  float* const gradients = floats(call.gradients);
+  norm_gradient(*call.stream, element_, scratch.layer.hidden, head.input, nullptr, final_norm(call), head.statistics, n,
+                h, out, gradients + offsets_.final_gain,
+                offsets_.final_bias < 0 ? nullptr : gradients + offsets_.final_bias);
+}
+
+void CudaStage::head_weight_gradient(const SliceCall& call) const {
+  const Head head = head_of(call);
+  float* const gradient = offsets_.head < 0 ? floats(call.embedding_gradient) : floats(call.gradients) + offsets_.head;
+  place_of(call).weight_gradient(head.logits, head.normed, call.shape.rows(), sizes_.vocab_columns, sizes_.hidden,
+                                 gradient);
+}
+
+void CudaStage::forward(SliceCall& call) const {
+  check(call);
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  make_angles(call, scratch);
+  const int layers = spec_.contents.layers;
+  const Head head = spec_.contents.head ? head_of(call) : Head{};
+  const auto kept_of = [&](int layer) {
+    Kept out = kept(call, layer);
+    if (!spec_.recompute) return out;
+    Half* const input = out.activations.input;
+    out = scratch.again;
+    out.activations.input = input;
+    return out;
+  };
+  const auto input_of = [&](int layer) {
+    if (layer < layers) return kept(call, layer).activations.input;
+    return spec_.contents.head ? head.input : halves(call.output);
+  };
+  // Each norm goes with the residual before it.
+  const auto norm_of = [&](int layer) -> NextNorm {
+    if (layer < layers) {
+      const Kept of_layer = kept_of(layer);
+      return layer_of(call, layer, scratch).first_norm(of_layer.activations, of_layer.inputs);
+    }
+    if (!spec_.contents.head) return {};
+    return {.weights = final_norm(call), .statistics = head.statistics, .out = head.normed};
+  };
+
+  if (spec_.contents.embedding) {
+    begin_embedding(call, input_of(0));
+  } else {
+    copy(call, call.input, input_of(0));
+  }
+  const NextNorm first = norm_of(0);
+  if (first.out != nullptr) {
+    residual_norm(*call.stream, element_, input_of(0), nullptr, nullptr, call.shape.rows(), sizes_.hidden,
+                  first.weights, first.statistics, first.out);
+  }
+  for (int i = 0; i < layers; ++i) {
+    const Kept of_layer = kept_of(i);
+    layer_of(call, i, scratch)
+        .forward(keys_of(call, i, scratch, false), of_layer.activations, of_layer.inputs, scratch.layer,
+                 input_of(i + 1), norm_of(i + 1));
+  }
+  if (spec_.contents.head) head_forward(call, head, scratch);
+}
+
+void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  make_angles(call, scratch);
+  const int layers = spec_.contents.layers;
+  const std::int64_t n = call.shape.rows();
+  // Where the gradient of a layer's output goes; of layer -1: of the stage's input.
+  const auto output_of = [&](int layer) {
+    if (layer < 0 && !spec_.contents.embedding) return halves(call.input_gradient);
+    if (layer < 0 || weights_too) return scratch.chain[layer & 1];
+    return gradients_of(call, layer).down;
+  };
+
+  const Half* gradient = output_of(layers - 1);
+  if (spec_.contents.head) {
+    head_input_gradient(call, scratch, output_of(layers - 1));
+  } else if (weights_too && layers > 0) {
+    gradient = halves(call.output_gradient);
+  } else {
+    copy(call, call.output_gradient, output_of(layers - 1));
+  }
+  for (int i = layers - 1; i >= 0; --i) {
+    const Layer layer = layer_of(call, i, scratch);
+    Kept saved = kept(call, i);
+    LayerGradients gradients = weights_too ? scratch.gradients : gradients_of(call, i).others;
+    gradients.down = gradient;
+    const LayerKeys keys = keys_of(call, i, scratch, true);
+    if (spec_.recompute) {
+      Half* const input = saved.activations.input;
+      saved = scratch.again;
+      saved.activations.input = input;
+      if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
+      const NextNorm first = layer.first_norm(saved.activations, saved.inputs);
+      residual_norm(*call.stream, element_, input, nullptr, nullptr, n, sizes_.hidden, first.weights, first.statistics,
+                    first.out);
+      layer.forward(keys, saved.activations, saved.inputs, scratch.layer, nullptr, {});
+    }
+    if (!spec_.sliced) {
+      call.device->zero(keys.own_gradient, 2 * values_after(n, sizes_.key_width) * kFloatBytes, *call.stream);
+    }
+    layer.input_gradient(keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
+                         output_of(i - 1));
+    if (weights_too) layer.weight_gradient(saved.inputs, gradients, floats(call.gradients));
+    gradient = output_of(i - 1);
+  }
+  if (spec_.contents.embedding) embedding_gradient(call, gradient);
+  // Last, as in W after I: both may add to one word embedding.
+  if (weights_too && spec_.contents.head) head_weight_gradient(call);
+}
+
+void CudaStage::weight_gradient(SliceCall& call) const {
+  BlockCarver carver(call.scratch);
+  const OpScratch scratch(carver, *this, call.shape);
+  for (int i = spec_.contents.layers - 1; i >= 0; --i) {
+    const Gradients gradients = gradients_of(call, i);
+    const LayerInputs inputs = spec_.recompute ? gradients.inputs : kept(call, i).inputs;
+    layer_of(call, i, scratch).weight_gradient(inputs, gradients.others, floats(call.gradients));
+  }
+  if (spec_.contents.head) head_weight_gradient(call);
+}
+
+}  // namespace
+
+std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision) {
+  switch (precision) {
+    case Precision::float16: return std::make_unique<CudaStage>(spec, Element::float16);
+    case Precision::bfloat16: return std::make_unique<CudaStage>(spec, Element::bfloat16);
+    case Precision::float32:
+    case Precision::float64: break;
+  }
+  throw InputError("precision: a device computes in fp16 or bf16");
+}
+
+}  // namespace sluice::cuda

@@ -1,0 +1,336 @@
+#include "tests/kernels/device_training_run.h"
+
+#include <algorithm>
+#include <barrier>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "kernels/device_kernels.h"
+#include "tests/support/test_device.h"
+
+namespace sluice::test {
+namespace {
+
+std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+Element element_of(Precision precision) {
+  return precision == Precision::float16 ? Element::float16 : Element::bfloat16;
+}
+
+struct Board {
+  explicit Board(int size) : barrier(size), data(index(size)) {}
+  std::barrier<> barrier;
+  std::vector<std::vector<double>> data;
+};
+
+// Waits for the stream, adds up on the host in the order of the ranks, and rounds once.
+class HostGroup final : public StreamGroup {
+ public:
+  HostGroup(Board& board, int rank, Device& device) : board_(board), rank_(rank), device_(device) {}
+  int size() const override { return static_cast<int>(board_.data.size()); }
+  int rank() const override { return rank_; }
+  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+    combine(data, count, element, stream, [](double a, double b) { return a + b; });
+  }
+  void maximum(float* data, std::int64_t count, Stream& stream) override {
+    combine(data, count, Element::float32, stream, [](double a, double b) { return std::max(a, b); });
+  }
+
+ private:
+  template <class Combine>
+  void combine(void* data, std::int64_t count, Element element, Stream& stream, const Combine& combined) {
+    const std::int64_t bytes = count * bytes_of(element);
+    std::byte* const host = device_.allocate_host(bytes);
+    device_.copy(host, data, bytes, stream);
+    device_.synchronize(stream);
+    board_.data[index(rank_)] = as_numbers(element, {host, index(bytes)});
+    board_.barrier.arrive_and_wait();
+    std::vector<double> result = board_.data.front();
+    for (std::size_t rank = 1; rank < board_.data.size(); ++rank) {
+      for (std::size_t i = 0; i < result.size(); ++i) result[i] = combined(result[i], board_.data[rank][i]);
+    }
+    board_.barrier.arrive_and_wait();
+    const std::vector<std::byte> back = as_bytes(element, result);
+    std::copy(back.begin(), back.end(), host);
+    device_.copy(data, host, bytes, stream);
+    device_.synchronize(stream);
+    device_.release_host(host);
+  }
+
+  Board& board_;
+  int rank_;
+  Device& device_;
+};
+
+// The buffers of one slice of one microbatch on one stage.
+struct SliceBuffers {
+  SliceBuffers(Device& device, const SliceMemory& memory, const std::vector<std::int32_t>& of_tokens,
+               const std::vector<std::int32_t>& of_targets)
+      : to_input(device, memory.to_input_gradient),
+        to_weight(device, memory.to_weight_gradient),
+        output_gradients(device, memory.output_gradients),
+        keys_values(device, memory.keys_values),
+        keys_values_gradient(device, memory.keys_values_gradient),
+        output(device, memory.boundary),
+        input_gradient(device, memory.boundary),
+        tokens(device, static_cast<std::int64_t>(of_tokens.size() * sizeof(std::int32_t))),
+        targets(device, static_cast<std::int64_t>(of_targets.size() * sizeof(std::int32_t))) {
+    keys_values_gradient.fill(std::byte{0});
+    tokens.write(std::as_bytes(std::span(of_tokens)));
+    targets.write(std::as_bytes(std::span(of_targets)));
+  }
+  bool intact() const {
+    return to_input.intact() && to_weight.intact() && output_gradients.intact() && keys_values.intact() &&
+           keys_values_gradient.intact() && output.intact() && input_gradient.intact();
+  }
+  DeviceMemory to_input;
+  DeviceMemory to_weight;
+  DeviceMemory output_gradients;
+  DeviceMemory keys_values;
+  DeviceMemory keys_values_gradient;
+  DeviceMemory output;
+  DeviceMemory input_gradient;
+  DeviceMemory tokens;
+  DeviceMemory targets;
+};
+
+struct StageState {
+  std::unique_ptr<Stage> stage;
+  std::unique_ptr<DeviceMemory> weights;
+  std::unique_ptr<DeviceMemory> gradients;
+  std::unique_ptr<DeviceMemory> scratch;
+  std::vector<std::vector<std::unique_ptr<SliceBuffers>>> slices;  // [microbatch][slice]
+};
+
+// One tensor-parallel rank with all stages: as Rank of training_run.cc.
+class DeviceRank {
+ public:
+  DeviceRank(const TrainingCase& training, const Matrices& weights, Device& device, int tensor_rank, StreamGroup* group)
+      : training_(training),
+        device_(device),
+        stream_(device.make_stream(StreamPriority::normal)),
+        group_(group),
+        batch_(training.batch()),
+        loss_(device, sizeof(float)),
+        squares_(device, sizeof(float)) {
+    int first_layer = 0;
+    for (const StageContents& contents : training.stages) {
+      StageSpec spec{.model = training.model,
+                     .contents = contents,
+                     .first_layer = first_layer,
+                     .tensor_parallel = training.tensor_parallel,
+                     .tensor_rank = tensor_rank,
+                     .recompute = training.recompute,
+                     .sliced = training.slices.size() > 1};
+      if (training.head_shares_embedding) spec.contents.tied_copy = false;
+      first_layer += contents.layers;
+      make_stage(spec, weights);
+    }
+  }
+
+  void train() {
+    const bool late = training_.backward == TrainingCase::Backward::late ||
+                      training_.backward == TrainingCase::Backward::late_reversed;
+    for (int m = 0; m < training_.microbatches; ++m) {
+      for (std::size_t k = 0; k < training_.slices.size(); ++k) forward(m, k);
+      for (std::size_t k = training_.slices.size(); k-- > 0;) backward(m, k);
+    }
+    for (int i = 0; late && i < training_.microbatches; ++i) {
+      const int m = training_.backward == TrainingCase::Backward::late ? i : training_.microbatches - 1 - i;
+      for (std::size_t k = training_.slices.size(); k-- > 0;) {
+        for (std::size_t s = states_.size(); s-- > 0;) weight(s, m, k);
+      }
+    }
+  }
+
+  // Adds this rank's part.
+  void collect(TrainingResult& result) {
+    if (group_ == nullptr || group_->rank() == 0) result.loss = all_losses_;
+    squares_.fill(std::byte{0});
+    for (const StageState& state : states_) {
+      collect_gradients(state, result.gradients);
+      state.stage->add_squared_norm(state.gradients->data(), reinterpret_cast<float*>(squares_.data()), *stream_);
+      device_.synchronize(*stream_);
+      result.intact = result.intact && state.weights->intact() && state.gradients->intact() && state.scratch->intact();
+      for (const auto& microbatch : state.slices) {
+        for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
+      }
+    }
+    result.squared_norm += as_numbers(Element::float32, squares_.read()).front();
+  }
+
+ private:
+  void make_stage(const StageSpec& spec, const Matrices& weights) {
+    StageState state;
+    state.stage = device_kernels()->make_stage(spec, training_.precision);
+    const StageMemory memory = state.stage->memory();
+    state.weights = std::make_unique<DeviceMemory>(device_, memory.weights);
+    state.gradients = std::make_unique<DeviceMemory>(device_, memory.gradients);
+    state.gradients->fill(std::byte{0});
+    std::vector<double> numbers(index(memory.weights / state.stage->element_bytes()));
+    for (const Parameter& p : state.stage->parameters()) {
+      const std::vector<double>& matrix = weights.at(p.name);
+      for (std::int64_t row = 0; row < p.rows; ++row) {
+        for (std::int64_t column = 0; column < p.columns; ++column) {
+          numbers[index(p.offset + row * p.columns + column)] =
+              matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)];
+        }
+      }
+    }
+    state.weights->write(as_bytes(element_of(training_.precision), numbers));
+    std::int64_t scratch = 0;
+    for (int m = 0; m < training_.microbatches; ++m) {
+      auto& slices = state.slices.emplace_back();
+      std::int64_t context = 0;
+      for (const std::int64_t of_slice : training_.slices) {
+        const SliceShape shape{.sequences = training_.sequences, .tokens = of_slice, .context = context};
+        std::vector<std::int32_t> tokens;
+        std::vector<std::int32_t> targets;
+        for (int sequence = 0; sequence < training_.sequences; ++sequence) {
+          const Sequence& from = batch_[index(m * training_.sequences + sequence)];
+          for (std::int64_t i = context; i < context + of_slice; ++i) {
+            tokens.push_back(from.tokens[index(i)]);
+            targets.push_back(from.targets[index(i)]);
+          }
+        }
+        slices.push_back(std::make_unique<SliceBuffers>(device_, state.stage->slice_memory(shape), tokens, targets));
+        scratch = std::max(scratch, state.stage->scratch_bytes(shape));
+        context += of_slice;
+      }
+    }
+    state.scratch = std::make_unique<DeviceMemory>(device_, scratch);
+    states_.push_back(std::move(state));
+  }
+
+  template <class Op>
+  void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
+    StageState& state = states_[s];
+    auto& microbatch = state.slices[index(m)];
+    SliceBuffers& slice = *microbatch[k];
+    // Nothing may depend on what scratch holds.
+    state.scratch->fill(std::byte{0xff});
+    std::vector<std::byte*> keys_values;
+    std::vector<std::byte*> keys_values_gradient;
+    for (std::size_t i = 0; i <= k; ++i) {
+      keys_values.push_back(microbatch[i]->keys_values.data());
+      keys_values_gradient.push_back(microbatch[i]->keys_values_gradient.data());
+    }
+    SliceCall call;
+    call.shape = {
+        .sequences = training_.sequences,
+        .tokens = training_.slices[k],
+        .context = std::accumulate(training_.slices.begin(), training_.slices.begin() + static_cast<std::ptrdiff_t>(k),
+                                   std::int64_t{0})};
+    call.weights = state.weights->data();
+    call.gradients = state.gradients->data();
+    if (state.stage->spec().head_is_embedding()) {
+      const StageState& first = states_.front();
+      for (const Parameter& p : first.stage->parameters()) {
+        if (p.name != kWordEmbedding) continue;
+        call.embedding = first.weights->data() + p.offset * first.stage->element_bytes();
+        call.embedding_gradient = first.gradients->data() + p.offset * static_cast<std::int64_t>(sizeof(float));
+      }
+    }
+    call.scratch = state.scratch->data();
+    call.to_input_gradient = slice.to_input.data();
+    call.to_weight_gradient = slice.to_weight.data();
+    if (training_.backward != TrainingCase::Backward::whole) call.output_gradients = slice.output_gradients.data();
+    call.keys_values = keys_values;
+    call.keys_values_gradient = keys_values_gradient;
+    call.slice_tokens = std::span(training_.slices).first(k + 1);
+    if (s > 0) call.input = states_[s - 1].slices[index(m)][k]->output.data();
+    call.output = slice.output.data();
+    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[index(m)][k]->input_gradient.data();
+    call.input_gradient = slice.input_gradient.data();
+    call.tokens = reinterpret_cast<const std::int32_t*>(slice.tokens.data());
+    call.targets = reinterpret_cast<const std::int32_t*>(slice.targets.data());
+    call.loss_scale = training_.loss_scale;
+    call.stream = stream_.get();
+    call.device = &device_;
+    call.stream_group = group_;
+    call.loss_on_device = reinterpret_cast<float*>(loss_.data());
+    op(*state.stage, call);
+    device_.synchronize(*stream_);
+  }
+
+  void forward(int m, std::size_t k) {
+    for (std::size_t s = 0; s < states_.size(); ++s) {
+      run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.forward(call); });
+      if (training_.stages[s].head) all_losses_ += as_numbers(Element::float32, loss_.read()).front();
+    }
+  }
+  void backward(int m, std::size_t k) {
+    for (std::size_t s = states_.size(); s-- > 0;) {
+      if (training_.backward == TrainingCase::Backward::whole) {
+        run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
+      } else {
+        run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
+        if (training_.backward == TrainingCase::Backward::split) weight(s, m, k);
+      }
+    }
+  }
+  void weight(std::size_t s, int m, std::size_t k) {
+    // What lived until the input gradient is gone by now.
+    SliceBuffers& slice = *states_[s].slices[index(m)][k];
+    slice.to_input.fill(std::byte{0xff});
+    if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
+    run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
+  }
+
+  void collect_gradients(const StageState& state, Matrices& gradients) const {
+    const std::vector<double> numbers = as_numbers(Element::float32, state.gradients->read());
+    for (const Parameter& p : state.stage->parameters()) {
+      std::vector<double>& matrix = gradients[p.name];
+      matrix.resize(index(p.all_rows * p.all_columns));
+      // Of what all ranks have whole, the first one's.
+      if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
+      for (std::int64_t row = 0; row < p.rows; ++row) {
+        for (std::int64_t column = 0; column < p.columns; ++column) {
+          matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)] +=
+              numbers[index(p.offset + row * p.columns + column)];
+        }
+      }
+    }
+  }
+
+  const TrainingCase& training_;
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  StreamGroup* group_;
+  std::vector<Sequence> batch_;
+  std::vector<StageState> states_;
+  DeviceMemory loss_;
+  DeviceMemory squares_;
+  double all_losses_ = 0;
+};
+
+}  // namespace
+
+TrainingResult run_on_devices(const TrainingCase& training, const Matrices& weights) {
+  TrainingResult result;
+  Board board(training.tensor_parallel);
+  std::mutex mutex;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < training.tensor_parallel; ++t) {
+    threads.emplace_back([&, t] {
+      const std::unique_ptr<Device> device = make_test_device();
+      device->make_current();
+      HostGroup group(board, t, *device);
+      DeviceRank rank(training, weights, *device, t, training.tensor_parallel == 1 ? nullptr : &group);
+      rank.train();
+      const std::lock_guard lock(mutex);
+      rank.collect(result);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return result;
+}
+
+Matrices rounded(Precision precision, const Matrices& weights) {
+  Matrices out;
+  for (const auto& [name, matrix] : weights) out[name] = rounded(element_of(precision), matrix);
+  return out;
+}
+
+}  // namespace sluice::test
