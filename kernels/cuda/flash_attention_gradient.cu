@@ -129,7 +129,9 @@ struct FlashBackward {
     return exists ? log_sums[row] * kLog2E : kInfinity;
   }
   SLUICE_DEVICE static void keep_row_number(const Shared& in, float number) {
-    (thread() < kQueries ? in.log2_sums : in.products)[thread() % kQueries] = number;
+    // (In two lines: else GCC 12 with sanitizers takes the index for uninitialised.)
+    const int row = thread() % kQueries;
+    (thread() < kQueries ? in.log2_sums : in.products)[row] = number;
   }
 
   // Probabilities of scores [keys, queries from `first` of the tile].
