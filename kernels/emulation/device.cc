@@ -96,7 +96,7 @@ class EmulatedStream final : public Stream {
     changed_.notify_all();
     thread_.join();
   }
-  void* native() const override { return nullptr; }
+  void* native() const override { return const_cast<Stream*>(static_cast<const Stream*>(this)); }
 
   void put(std::function<void()> task) {
     const std::lock_guard lock(mutex_);

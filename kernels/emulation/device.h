@@ -11,7 +11,7 @@
 namespace sluice::emulation {
 
 // A device whose kernels run on threads of the host, one for each stream, so that streams are as independent of each
-// other as a GPU's. Not fast: for proofs.
+// other as a GPU's. Not fast: for proofs. Stream::native is the Stream itself.
 struct EmulatedDeviceSpec {
   std::string name = "emulated device";
   int ordinal = 0;

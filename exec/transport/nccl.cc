@@ -1,0 +1,204 @@
+#include "exec/transport/nccl.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "exec/transport/nccl_communicators.h"
+
+namespace sluice {
+
+NcclCommunicators::NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size,
+                                     const NcclOptions& options)
+    : functions_(functions), device_(device), rank_(rank), size_(size), options_(options) {}
+
+NcclCommunicators::~NcclCommunicators() { finish(); }
+
+NcclConfig NcclCommunicators::configuration(int most_blocks) const {
+  NcclConfig config;
+  config.blocking = 0;
+  if (most_blocks > 0) {
+    config.min_ctas = 1;
+    config.max_ctas = most_blocks;
+  }
+  return config;
+}
+
+void NcclCommunicators::check(NcclResult result, NcclCommunicator communicator, const char* name,
+                              const std::string& what) const {
+  if (result == kNcclSuccess || result == kNcclInProgress) return;
+  const char* const last = functions_.last_error(communicator);
+  const std::string more = last == nullptr || *last == '\0' ? "" : fmt::format(" ({})", last);
+  throw DeviceError(fmt::format("{} for {} on rank {}, {}: {}{}", name, what, rank_, device_.name(),
+                                functions_.error_text(result), more));
+}
+
+void NcclCommunicators::give_up(const std::string& what) const {
+  throw DeviceError(
+      fmt::format("NCCL: {}: rank {} has waited {} s for the other ranks: one of them has not come, or "
+                  "cannot be reached (NCCL_DEBUG=INFO says more)",
+                  what, rank_, std::chrono::duration_cast<std::chrono::duration<double>>(options_.patience).count()));
+}
+
+bool NcclCommunicators::settled(NcclCommunicator communicator, const std::string& what) {
+  const std::lock_guard lock(calls_);
+  throw_if_aborted();
+  NcclResult state = kNcclInProgress;
+  check(functions_.get_async_error(communicator, &state), communicator, "ncclCommGetAsyncError", what);
+  check(state, communicator, "NCCL", what);
+  return state != kNcclInProgress;
+}
+
+void NcclCommunicators::make_world(const NcclId& id) {
+  const std::string what = fmt::format("the world of {} ranks", size_);
+  NcclConfig config = configuration(0);
+  communicators_.push_back(nullptr);
+  const bool done = issue(nullptr, "ncclCommInitRankConfig", what,
+                          [&] { return functions_.init_rank(&communicators_.front(), size_, id, rank_, &config); });
+  if (!done) wait_until(what, nullptr, [&] { return settled(communicators_.front(), what); });
+}
+
+NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& members, int most_blocks,
+                                          const std::string& what, const Transport* host) {
+  int colour = kNcclNoColour;
+  int key = 0;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto me = std::find(members[i].begin(), members[i].end(), rank_);
+    if (me == members[i].end()) continue;
+    colour = static_cast<int>(i);
+    key = static_cast<int>(me - members[i].begin());
+  }
+  const NcclCommunicator world = communicators_.front();
+  NcclConfig config = configuration(most_blocks);
+  // A thread of NCCL's writes it, before the world is settled or after; see issue 1472 of NCCL.
+  auto made = std::make_unique<NcclCommunicator>(nullptr);
+  const std::atomic_ref<NcclCommunicator> there(*made);
+  const bool done =
+      issue(world, "ncclCommSplit", what, [&] { return functions_.split(world, colour, key, made.get(), &config); });
+  try {
+    if (!done) wait_until(what, host, [&] { return settled(world, what); });
+    if (colour == kNcclNoColour) return nullptr;
+    wait_until(what, host, [&] { return there.load() != nullptr; });
+    {
+      const std::lock_guard lock(calls_);
+      throw_if_aborted();
+      communicators_.push_back(there.load());
+    }
+    wait_until(what, host, [&] { return settled(there.load(), what); });
+  } catch (...) {
+    (void)made.release();  // it may still be written to
+    throw;
+  }
+  return *made;
+}
+
+void NcclCommunicators::abort() {
+  // Not for ever: whoever is inside NCCL may be what has to be aborted.
+  std::unique_lock lock(calls_, std::chrono::seconds(1));
+  if (aborted_.exchange(true)) return;
+  // What the threads need lives on if they do not come back in time.
+  struct Progress {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::size_t left = 0;
+  };
+  const auto progress = std::make_shared<Progress>();
+  std::vector<NcclCommunicator> all;
+  for (NcclCommunicator const each : communicators_) {
+    if (each != nullptr) all.push_back(each);
+  }
+  communicators_.clear();
+  if (lock.owns_lock()) lock.unlock();
+  progress->left = all.size();
+  for (NcclCommunicator const each : all) {
+    std::thread([progress, each, abort = functions_.abort] {
+      abort(each);
+      const std::lock_guard done(progress->mutex);
+      --progress->left;
+      progress->changed.notify_all();
+    }).detach();
+  }
+  std::unique_lock waiting(progress->mutex);
+  progress->changed.wait_for(waiting, options_.abort_budget, [&] { return progress->left == 0; });
+}
+
+void NcclCommunicators::finish() noexcept {
+  if (aborted_.load()) return;
+  const auto deadline = std::chrono::steady_clock::now() + options_.abort_budget;
+  try {
+    // Whatever was split off goes before the world.
+    for (std::size_t i = communicators_.size(); i-- > 0;) {
+      if (communicators_[i] == nullptr) continue;
+      NcclResult state = functions_.finalize(communicators_[i]);
+      while (state == kNcclInProgress && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        if (functions_.get_async_error(communicators_[i], &state) != kNcclSuccess) break;
+      }
+      if (state != kNcclSuccess) return abort();
+      functions_.destroy(communicators_[i]);
+      communicators_.pop_back();
+    }
+  } catch (...) {
+    // Nothing here is worth ending the process for.
+  }
+}
+
+std::vector<std::vector<std::size_t>> rounds_without_overlap(const std::vector<std::vector<int>>& members) {
+  std::vector<std::vector<std::size_t>> rounds;
+  std::vector<std::vector<int>> taken;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const auto free = [&](const std::vector<int>& ranks) {
+      return std::none_of(members[i].begin(), members[i].end(),
+                          [&](int rank) { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); });
+    };
+    const auto round = static_cast<std::size_t>(std::find_if(taken.begin(), taken.end(), free) - taken.begin());
+    if (round == rounds.size()) {
+      rounds.emplace_back();
+      taken.emplace_back();
+    }
+    rounds[round].push_back(i);
+    taken[round].insert(taken[round].end(), members[i].begin(), members[i].end());
+  }
+  return rounds;
+}
+
+NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, int rank, int size, const Broadcast& broadcast,
+                     const NcclOptions& options)
+    : communicators_(std::make_unique<NcclCommunicators>(functions, device, rank, size, options)),
+      exceptions_(std::uncaught_exceptions()) {
+  device.make_current();
+  NcclId id{};
+  if (rank == 0 && functions.get_unique_id(&id) != kNcclSuccess) {
+    throw DeviceError(fmt::format("ncclGetUniqueId: {}", functions.last_error(nullptr)));
+  }
+  broadcast(std::as_writable_bytes(std::span(id.bytes)));
+  try {
+    communicators_->make_world(id);
+    control_ = make_nccl_control(*communicators_);
+    devices_ = make_nccl_devices(*communicators_);
+  } catch (...) {
+    communicators_->abort();
+    throw;
+  }
+}
+
+NcclWorld::~NcclWorld() {
+  // The others may not come to an orderly end with this rank.
+  if (std::uncaught_exceptions() > exceptions_ || control_->stopped()) communicators_->abort();
+  communicators_->finish();
+}
+
+Transport& NcclWorld::control() { return *control_; }
+
+DeviceTransport& NcclWorld::devices(const Transport& host) {
+  devices_->set_host(host);
+  return *devices_;
+}
+
+void NcclWorld::abort() { communicators_->abort(); }
+
+}  // namespace sluice

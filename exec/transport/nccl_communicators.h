@@ -1,0 +1,111 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/transport/nccl.h"
+#include "exec/transport/nccl_functions.h"
+#include "exec/transport/transport.h"
+#include "kernels/device.h"
+
+namespace sluice {
+
+// All communicators of a process, which are made, used and ended by the same rules. None of them blocks the host. Used
+// by one thread at a time for each communicator, and by one at a time that has an operation in progress: NCCL keeps
+// what is in progress by thread. `abort` by any.
+class NcclCommunicators {
+ public:
+  NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size, const NcclOptions& options);
+  ~NcclCommunicators();
+  NcclCommunicators(const NcclCommunicators&) = delete;
+  NcclCommunicators& operator=(const NcclCommunicators&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  Device& device() const { return device_; }
+  const NcclOptions& options() const { return options_; }
+  const NcclFunctions& functions() const { return functions_; }
+
+  // Makes the world's; all ranks together.
+  void make_world(const NcclId& id);
+  // Makes one for each of `members` (world ranks) at once, of which no rank is in two: all ranks of the world together.
+  // That of this rank, or null. `most_blocks` of a device for each of its operations; 0: as NCCL sees fit.
+  NcclCommunicator split(const std::vector<std::vector<int>>& members, int most_blocks, const std::string& what,
+                         const Transport* host);
+
+  // Calls NCCL once. Whether what it does is settled: on its stream. Throws DeviceError if it fails, Stopped once all
+  // has been aborted.
+  template <typename Call>
+  bool issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
+    const std::lock_guard lock(calls_);
+    throw_if_aborted();
+    const NcclResult result = call();
+    check(result, communicator, name, what);
+    return result == kNcclSuccess;
+  }
+  // The same of what was not settled then.
+  bool settled(NcclCommunicator communicator, const std::string& what);
+
+  // Looks at `condition` until it holds. Throws Stopped if `host` (unless null) has been stopped, DeviceError if it
+  // takes longer than options.patience.
+  template <typename Condition>
+  void wait_until(const std::string& what, const Transport* host, Condition&& condition) {
+    const auto began = std::chrono::steady_clock::now();
+    while (!condition()) {
+      if (host != nullptr && host->stopped()) {
+        abort();
+        throw Stopped("stopped");
+      }
+      const auto waited = std::chrono::steady_clock::now() - began;
+      if (waited > options_.patience) give_up(what);
+      if (waited < std::chrono::milliseconds(1)) {
+        std::this_thread::yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+    }
+  }
+
+  // See NcclWorld::abort.
+  void abort();
+  bool aborted() const { return aborted_.load(); }
+  // Ends all in good order; aborts what does not within options.abort_budget.
+  void finish() noexcept;
+
+ private:
+  void throw_if_aborted() const {
+    if (aborted_.load()) throw Stopped("stopped");
+  }
+  void check(NcclResult result, NcclCommunicator communicator, const char* name, const std::string& what) const;
+  [[noreturn]] void give_up(const std::string& what) const;
+  NcclConfig configuration(int most_blocks) const;
+
+  const NcclFunctions& functions_;
+  Device& device_;
+  int rank_;
+  int size_;
+  NcclOptions options_;
+  std::timed_mutex calls_;                       // around every call of NCCL, none of which blocks
+  std::vector<NcclCommunicator> communicators_;  // the world's first
+  std::atomic<bool> aborted_{false};
+};
+
+// The messages of Channel::control, on a communicator and a stream of their own.
+std::unique_ptr<Transport> make_nccl_control(NcclCommunicators& communicators);
+
+// What carries the messages between devices.
+class NcclDevices : public DeviceTransport {
+ public:
+  virtual void set_host(const Transport& host) = 0;
+};
+std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators);
+
+// Which of `members` can be made by one split each: those of a round have no rank in common. Indices, ascending.
+std::vector<std::vector<std::size_t>> rounds_without_overlap(const std::vector<std::vector<int>>& members);
+
+}  // namespace sluice

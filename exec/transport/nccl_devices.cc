@@ -1,0 +1,276 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <stdexcept>
+#include <string>
+
+#include "exec/transport/nccl_communicators.h"
+
+namespace sluice {
+namespace {
+
+NcclType type_of(Element element) {
+  switch (element) {
+    case Element::float16: return NcclType::float16;
+    case Element::bfloat16: return NcclType::bfloat16;
+    case Element::float32: return NcclType::float32;
+  }
+  return NcclType::float32;
+}
+
+class Devices;
+
+// One end of an edge: a communicator of its two ranks, the sender first.
+struct Edge {
+  bool sends = false;
+  NcclCommunicator communicator = nullptr;
+  std::unique_ptr<Stream> stream;
+  std::string what;  // "edge 3 from rank 1 to rank 2"
+};
+
+class Group final : public StreamGroup {
+ public:
+  Group(Devices& devices, NcclCommunicator communicator, int size, int rank, std::string what)
+      : devices_(devices), communicator_(communicator), size_(size), rank_(rank), what_(std::move(what)) {}
+  int size() const override { return size_; }
+  int rank() const override { return rank_; }
+  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+    reduce(data, count, type_of(element), NcclReduction::sum, stream);
+  }
+  void maximum(float* data, std::int64_t count, Stream& stream) override {
+    reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
+  }
+
+ private:
+  void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
+
+  Devices& devices_;
+  NcclCommunicator communicator_;
+  int size_;
+  int rank_;
+  std::string what_;
+};
+
+// What runs with equal links share.
+struct Lines {
+  DeviceLinks links;
+  std::vector<Edge> edges;                     // those of other ranks without a communicator
+  std::vector<std::unique_ptr<Group>> groups;  // null where this rank is no member
+};
+
+class Devices final : public NcclDevices {
+ public:
+  explicit Devices(NcclCommunicators& communicators) : communicators_(communicators), device_(communicators.device()) {}
+
+  void set_host(const Transport& host) override { host_ = &host; }
+  std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override;
+
+  void post(Edge& edge, bool sends, DeviceMessage& message) {
+    if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
+    posted_.push_back({&edge, &message});
+    advance();
+  }
+  void progress() {
+    stop_if_told();
+    advance();
+    look();
+  }
+  // Issues something on a group, behind everything that has been posted, and returns when it stands on its stream.
+  template <typename Call>
+  void issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
+    communicators_.wait_until(what, host_, [&] {
+      advance();
+      return posted_.empty();
+    });
+    if (!communicators_.issue(communicator, name, what, call)) {
+      communicators_.wait_until(what, host_, [&] { return communicators_.settled(communicator, what); });
+    }
+  }
+  const NcclFunctions& functions() const { return communicators_.functions(); }
+
+ private:
+  struct Posted {
+    Edge* edge;
+    DeviceMessage* message;
+    bool issued = false;
+    bool settled = false;
+  };
+
+  void stop_if_told() {
+    if (host_ == nullptr || !host_->stopped()) return;
+    communicators_.abort();
+    throw Stopped("stopped");
+  }
+
+  // One operation is in progress at a time, and all are issued in the order in which they were posted.
+  void advance() {
+    while (!posted_.empty()) {
+      Posted& first = posted_.front();
+      Edge& edge = *first.edge;
+      DeviceMessage& message = *first.message;
+      if (!first.issued) {
+        if (message.ready != nullptr) device_.wait(*edge.stream, *message.ready);
+        if (message.started != nullptr) device_.record(*message.started, *edge.stream);
+        first.settled = move(edge, message.data, message.bytes);
+        first.issued = true;
+      }
+      if (!first.settled && !communicators_.settled(edge.communicator, edge.what)) return;
+      device_.record(*message.done, *edge.stream);
+      message.placed.store(true, std::memory_order_release);
+      posted_.pop_front();
+    }
+  }
+
+  bool move(Edge& edge, std::byte* data, std::int64_t bytes) {
+    constexpr int kSender = 0;
+    constexpr int kReceiver = 1;
+    const auto count = static_cast<std::size_t>(bytes);
+    void* const stream = edge.stream->native();
+    const NcclFunctions& nccl = communicators_.functions();
+    if (edge.sends) {
+      return communicators_.issue(edge.communicator, "ncclSend", edge.what, [&] {
+        return nccl.send(data, count, NcclType::int8, kReceiver, edge.communicator, stream);
+      });
+    }
+    return communicators_.issue(edge.communicator, "ncclRecv", edge.what, [&] {
+      return nccl.receive(data, count, NcclType::int8, kSender, edge.communicator, stream);
+    });
+  }
+
+  // What happens on the way is told by no call but this: one edge at each look.
+  void look() {
+    if (lines_.empty()) return;
+    const std::vector<Edge>& edges = lines_[looked_ % lines_.size()]->edges;
+    for (std::size_t i = 0; i < edges.size(); ++i) {
+      const Edge& edge = edges[(looked_ + i) % edges.size()];
+      if (edge.communicator == nullptr) continue;
+      communicators_.settled(edge.communicator, edge.what);
+      looked_ += i;
+      break;
+    }
+    ++looked_;
+  }
+
+  void make_edges(Lines& lines);
+  void make_groups(Lines& lines);
+  void use_once(Lines& lines);
+
+  NcclCommunicators& communicators_;
+  Device& device_;
+  const Transport* host_ = nullptr;
+  std::vector<std::unique_ptr<Lines>> lines_;
+  std::deque<Posted> posted_;
+  std::size_t looked_ = 0;
+};
+
+class Connection final : public DeviceConnection {
+ public:
+  Connection(Devices& devices, Lines& lines) : devices_(devices), lines_(lines) {}
+  void send(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), true, message); }
+  void receive(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), false, message); }
+  void progress() override { devices_.progress(); }
+  StreamGroup* group(std::size_t index) override { return lines_.groups.at(index).get(); }
+
+ private:
+  Devices& devices_;
+  Lines& lines_;
+};
+
+void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream) {
+  devices_.issue(communicator_, "ncclAllReduce", what_, [&] {
+    return devices_.functions().all_reduce(data, data, static_cast<std::size_t>(count), type, reduction, communicator_,
+                                           stream.native());
+  });
+}
+
+std::unique_ptr<DeviceConnection> Devices::connect(const DeviceLinks& links, Device& device) {
+  if (&device != &device_) throw std::logic_error("a worker connects another device than its own");
+  device_.make_current();
+  const auto known =
+      std::find_if(lines_.begin(), lines_.end(), [&](const auto& lines) { return lines->links == links; });
+  if (known != lines_.end()) return std::make_unique<Connection>(*this, **known);
+  auto fresh = std::make_unique<Lines>();
+  fresh->links = links;
+  make_edges(*fresh);
+  make_groups(*fresh);
+  use_once(*fresh);
+  lines_.push_back(std::move(fresh));
+  return std::make_unique<Connection>(*this, *lines_.back());
+}
+
+void Devices::make_edges(Lines& lines) {
+  std::vector<std::vector<int>> ends;
+  for (const auto& [sender, receiver] : lines.links.edges) ends.push_back({sender, receiver});
+  lines.edges.resize(ends.size());
+  for (const auto& round : rounds_without_overlap(ends)) {
+    std::vector<std::vector<int>> members;
+    for (const std::size_t edge : round) members.push_back(ends[edge]);
+    const std::string what = fmt::format("making {} edges", round.size());
+    NcclCommunicator const made = communicators_.split(members, communicators_.options().message_blocks, what, host_);
+    for (const std::size_t i : round) {
+      const auto [sender, receiver] = lines.links.edges[i];
+      if (sender != communicators_.rank() && receiver != communicators_.rank()) continue;
+      lines.edges[i] = {.sends = sender == communicators_.rank(),
+                        .communicator = made,
+                        .stream = device_.make_stream(StreamPriority::high),
+                        .what = fmt::format("edge {} from rank {} to rank {}", i, sender, receiver)};
+    }
+  }
+}
+
+void Devices::make_groups(Lines& lines) {
+  const auto& groups = lines.links.groups;
+  lines.groups.resize(groups.size());
+  for (const auto& round : rounds_without_overlap(groups)) {
+    std::vector<std::vector<int>> members;
+    for (const std::size_t group : round) members.push_back(groups[group]);
+    NcclCommunicator const made =
+        communicators_.split(members, 0, fmt::format("making {} groups", round.size()), host_);
+    for (const std::size_t i : round) {
+      const auto me = std::find(groups[i].begin(), groups[i].end(), communicators_.rank());
+      if (me == groups[i].end()) continue;
+      lines.groups[i] = std::make_unique<Group>(*this, made, static_cast<int>(groups[i].size()),
+                                                static_cast<int>(me - groups[i].begin()),
+                                                fmt::format("group {} of {} ranks", i, groups[i].size()));
+    }
+  }
+}
+
+// Each edge and then each group in its turn: connections are made by the first use, by both ends together, and nobody
+// waits for a rank that waits for a later one.
+void Devices::use_once(Lines& lines) {
+  constexpr std::int64_t kBytes = 1024;
+  std::byte* const buffer = device_.allocate(kBytes);
+  const auto stream = device_.make_stream(StreamPriority::normal);
+  const auto done = device_.make_event();
+  const auto finish = [&](Stream& on, NcclCommunicator communicator, const std::string& what) {
+    device_.record(*done, on);
+    communicators_.wait_until(what, host_, [&] {
+      communicators_.settled(communicator, what);
+      return device_.done(*done);
+    });
+  };
+  for (Edge& edge : lines.edges) {
+    if (edge.communicator == nullptr) continue;
+    if (!move(edge, buffer, kBytes)) {
+      communicators_.wait_until(edge.what, host_, [&] { return communicators_.settled(edge.communicator, edge.what); });
+    }
+    finish(*edge.stream, edge.communicator, edge.what);
+  }
+  for (const auto& group : lines.groups) {
+    if (group == nullptr) continue;
+    group->sum(buffer, 1, Element::float32, *stream);
+    device_.record(*done, *stream);
+    communicators_.wait_until("the first sum of a group", host_, [&] { return device_.done(*done); });
+  }
+  device_.release(buffer);
+}
+
+}  // namespace
+
+std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators) {
+  return std::make_unique<Devices>(communicators);
+}
+
+}  // namespace sluice

@@ -1,0 +1,65 @@
+#include "exec/transport/nccl_functions.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+
+#include "exec/device/dynamic_library.h"
+#include "kernels/device.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::array<const char*, 1> kNames = {"libnccl.so.2"};
+constexpr int kLeastVersion = 21800;  // with ncclCommSplit and its configuration
+constexpr int kLeastDriver = 12030;   // with launch-completion events
+
+// As cuDriverGetVersion has it: 13000 of CUDA 13.0; 0 without a driver.
+int driver_version() {
+  void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (driver == nullptr) return 0;
+  auto* const get = reinterpret_cast<int (*)(int*)>(dlsym(driver, "cuDriverGetVersion"));
+  int version = 0;
+  if (get == nullptr || get(&version) != 0) return 0;
+  return version;
+}
+
+NcclFunctions load() {
+  if (driver_version() >= kLeastDriver) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  setenv("NCCL_RUNTIME_CONNECT", "0", 0);
+  const DynamicLibrary library("NCCL", kNames, cuda_library_folders());
+  NcclFunctions found{};
+  library.find(found.get_version, "ncclGetVersion");
+  int version = 0;
+  if (found.get_version(&version) != kNcclSuccess) version = 0;
+  if (version < kLeastVersion) {
+    throw DeviceError(
+        fmt::format("NCCL is too old: {} is version {}, and 2.18 or later is needed", library.path(), version));
+  }
+  library.find(found.get_unique_id, "ncclGetUniqueId");
+  library.find(found.init_rank, "ncclCommInitRankConfig");
+  library.find(found.split, "ncclCommSplit");
+  library.find(found.finalize, "ncclCommFinalize");
+  library.find(found.destroy, "ncclCommDestroy");
+  library.find(found.abort, "ncclCommAbort");
+  library.find(found.get_async_error, "ncclCommGetAsyncError");
+  library.find(found.error_text, "ncclGetErrorString");
+  library.find(found.last_error, "ncclGetLastError");
+  library.find(found.send, "ncclSend");
+  library.find(found.receive, "ncclRecv");
+  library.find(found.all_reduce, "ncclAllReduce");
+  found.version = fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  found.path = library.path();
+  return found;
+}
+
+}  // namespace
+
+const NcclFunctions& nccl() {
+  static const NcclFunctions table = load();  // tried again at the next call if it throws
+  return table;
+}
+
+}  // namespace sluice
