@@ -28,9 +28,9 @@ constexpr std::size_t kAhead = 8;
 // Waits a little, at first by looking again at once: what a device does ends within microseconds, or takes long.
 class Patience {
  public:
+  explicit Patience(bool crowded) : looks_left_(crowded ? 20 : 5000) {}
   void wait() {
-    constexpr int kLooks = 400;
-    if (++looks_ < kLooks) {
+    if (--looks_left_ > 0) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
@@ -38,8 +38,10 @@ class Patience {
   }
 
  private:
-  int looks_ = 0;
+  int looks_left_;
 };
+
+constexpr std::int64_t kTimeForTheFirst_ns = 300'000'000;
 
 Device& device_of(const WorkerServices& services) {
   if (services.device == nullptr || services.device_transport == nullptr) {
@@ -75,6 +77,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
       edge_of_receive_(rank_.receives.size()),
       freed_(rank_.receives.size(), 0),
       loss_scale_(plan.spec().precision == Precision::float16) {
+  crowded_ = 2 * plan.layout().size() > static_cast<int>(std::thread::hardware_concurrency());
   device_.make_current();
   if (element() == Element::bfloat16 && !device_.has_bfloat16()) {
     throw InputError(
@@ -104,6 +107,7 @@ DeviceWorker::~DeviceWorker() {
   device_.release(small_device_);
   device_.release_host(small_host_);
   device_.release_host(tokens_host_);
+  device_.release_host(reinterpret_cast<std::byte*>(flags_));
 }
 
 Element DeviceWorker::element() const {
@@ -174,7 +178,6 @@ void DeviceWorker::place_small() {
       return here;
     };
     small.losses = reinterpret_cast<float*>(next(units));
-    small.flags = reinterpret_cast<std::int32_t*>(next(std::ssize(items_)));
     small.squares = reinterpret_cast<float*>(next(steps));
     small.scales = reinterpret_cast<float*>(next(steps));
     small.norms = reinterpret_cast<float*>(next(steps));
@@ -186,6 +189,8 @@ void DeviceWorker::place_small() {
   small_host_ = device_.allocate_host(small_bytes_);
   place(small_device_, on_device_);
   place(small_host_, on_host_);
+  flags_ = reinterpret_cast<std::int32_t*>(
+      device_.allocate_host(std::ssize(items_) * static_cast<std::int64_t>(sizeof(std::int32_t))));
   for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
     for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
       token_rows_.push_back(all_rows_);
@@ -249,6 +254,7 @@ void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning
 void DeviceWorker::run_items() {
   version_base_ = steps_done_;
   std::fill(freed_.begin(), freed_.end(), 0);
+  std::fill_n(flags_, items_.size(), 0);
   std::fill(edge_posted_.begin(), edge_posted_.end(), 0);
   std::fill(starts_.begin(), starts_.end(), 0);
   std::fill(ends_.begin(), ends_.end(), 0);
@@ -318,7 +324,9 @@ void DeviceWorker::free_receive(int receive, Event* freed) {
 void DeviceWorker::observe() {
   if (transport_.stopped()) throw Stopped("stopped");
   links_->progress();
-  while (compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]])) ++compute_done_;
+  for (; compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]]); ++compute_done_) {
+    check_flag(compute_items_[compute_done_]);
+  }
   while (collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]])) ++collective_done_;
   tell_recorder();
 }
@@ -367,7 +375,7 @@ void DeviceWorker::tell_recorder() {
 }
 
 void DeviceWorker::keep_up() {
-  Patience patience;
+  Patience patience(crowded_);
   observe();
   while (compute_issued_ - compute_done_ > kAhead) {
     patience.wait();
@@ -377,7 +385,7 @@ void DeviceWorker::keep_up() {
 
 // What is put on the compute stream from now on comes after the message.
 void DeviceWorker::wait_on_device(DeviceMessage& message, VertexId vertex, VertexId transfer) {
-  Patience patience;
+  Patience patience(crowded_);
   next_vertex_ = vertex;
   next_waits_for_ = transfer;
   while (!message.placed.load(std::memory_order_acquire)) {
@@ -473,7 +481,7 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
 // Gradients of float16 may overflow: the norm finds that, and the step is left out.
 void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item) {
   const bool forward = op.op.op == OpKind::F;
-  std::int32_t* const flag = on_device_.flags + item;
+  std::int32_t* const flag = flags_ + item;
   if (!forward && (op.op.op == OpKind::W || element() == Element::float16)) return;
   const std::byte* const made = forward ? call.output : call.input_gradient;
   const Stage& stage = stage_of(op.chunk);
@@ -566,13 +574,12 @@ void DeviceWorker::finish() {
   }
   device_.copy(small_host_, small_device_, small_bytes_, *compute_);
   device_.record(*last_, *compute_);
-  Patience patience;
+  Patience patience(crowded_);
   while (!device_.done(*last_)) {
     observe();
     patience.wait();
   }
   observe();
-  check_flags();
   take_norms();
   std::copy_n(on_host_.losses, unit_losses_.size(), unit_losses_.begin());
   add_up_losses();
@@ -583,10 +590,18 @@ void DeviceWorker::finish() {
   doing(WorkerThread::compute, Activity::between);
 }
 
-void DeviceWorker::check_flags() const {
-  for (std::size_t i = 0; i < items_.size(); ++i) {
-    if (on_host_.flags[i] != 0) fail_not_finite(items_[i].vertex, plan_.graph()[items_[i].vertex].microbatch);
+void DeviceWorker::check_flag(std::size_t item) {
+  if (flags_[item] == 0) return;
+  // What came from another worker may have been broken there: that one is to say so first.
+  const PlannedStep& step = rank_.steps[items_[item].index];
+  bool received = false;
+  for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[index(i)].receive != kNone;
+  const std::int64_t until = now_ns() + (received ? kTimeForTheFirst_ns : 0);
+  while (now_ns() < until) {
+    if (transport_.stopped()) throw Stopped("stopped");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  fail_not_finite(items_[item].vertex, plan_.graph()[items_[item].vertex].microbatch);
 }
 
 void DeviceWorker::take_norms() {

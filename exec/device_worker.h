@@ -62,7 +62,7 @@ class DeviceWorker final : public Worker {
     std::unique_ptr<Event> begin;  // null of sends
     std::unique_ptr<Event> end;
   };
-  // Of the device: what there is one of for each unit, item or optimizer step, and the same in pinned memory.
+  // Of the device: what there is one of for each unit or optimizer step, and the same in pinned memory.
   struct Small {
     float* losses = nullptr;        // by unit
     std::int32_t* flags = nullptr;  // by item: a number was not finite
@@ -89,7 +89,7 @@ class DeviceWorker final : public Worker {
   void check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item);
   void free_receive(int receive, Event* freed);
   void finish();
-  void check_flags() const;
+  void check_flag(std::size_t item);
   void take_norms();
   void read_times();
   void count_held();
@@ -130,6 +130,9 @@ class DeviceWorker final : public Worker {
   std::vector<char> freed_;                      // by receive: its buffer is free, or will be at `ready`
   Event* last_end_ = nullptr;                    // of what was last put on the compute stream
 
+  // By item, in pinned memory: a number was not finite. Written by the device.
+  std::int32_t* flags_ = nullptr;
+  bool crowded_ = false;  // more workers here than half the cores: whoever waits leaves them to others
   std::byte* small_device_ = nullptr;
   std::byte* small_host_ = nullptr;
   std::int64_t small_bytes_ = 0;

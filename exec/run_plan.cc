@@ -56,6 +56,11 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
     throw InputError(fmt::format("{}: {} learned positions, fewer than the {} tokens of a sequence", spec_.model.name,
                                  spec_.model.positions, sequence_length_));
   }
+  if (spec_.precision == Precision::float16 && schedule_.weight_policy() != WeightPolicy::flush) {
+    throw InputError(
+        "float16 finds overflows by the norm of all gradients, for which a schedule without a flush has no moment: "
+        "bfloat16 needs none");
+  }
   make_stages();
   footprint_ = std::make_unique<StageFootprint>(stages_[0]);
   LoweringOptions options{.footprint = footprint_.get()};

@@ -20,7 +20,7 @@ class DeviceKernels {
   // into += from
   virtual void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into) const = 0;
   virtual void maximum(Stream& stream, const float* from, std::int64_t count, float* into) const = 0;
-  // Sets *flag to 1 if any number is not finite; else leaves it.
+  // Sets *flag (of the device, or pinned memory of the host) to 1 if any number is not finite; else leaves it.
   virtual void flag_not_finite(Stream& stream, Element element, const void* data, std::int64_t count,
                                std::int32_t* flag) const = 0;
   virtual void fill_not_a_number(Stream& stream, Element element, void* data, std::int64_t count) const = 0;

@@ -13,6 +13,7 @@ namespace {
 template <class T, int kHeadDim>
 struct FlashForward {
   static constexpr int kThreads = 128;
+  static constexpr int kBlocks = kHeadDim == 64 ? 3 : 2;
   static constexpr int kQueries = 128;
   static constexpr int kKeys = 64;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kHeadDim * static_cast<int>(sizeof(T));
@@ -122,8 +123,6 @@ struct FlashForward {
       }
     }
   }
-
-  SLUICE_DEVICE static float larger(float a, float b) { return a > b ? a : b; }
 
   // Writes what a warp has, through its rows of the queries in shared memory, which nobody else reads.
   SLUICE_DEVICE void finish(const Tile<kHeadDim>& tile, const Work& of, const float (&maximum)[kM][2],

@@ -7,7 +7,8 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr int kQueries = 64;  // of a tile
+constexpr int kQueries = 64;                // of a tile
+constexpr int kMostTokens = 2'000'000'000;  // of a segment
 
 int query_tiles(const AttentionShape& shape) { return (shape.tokens + kQueries - 1) / kQueries; }
 
@@ -23,9 +24,9 @@ struct QueryGradient {
 
   SLUICE_DEVICE static int first_query() { return warp() % 2 * 32; }
   SLUICE_DEVICE static int first_column() { return warp() / 2 * (kHeadDim / 2); }
-  // Where element e of tile [m][n] lies.
-  SLUICE_DEVICE static int at(int m, int n, int e) {
-    return (((m * kN + n) * 4 + e) / kPiece * kThreads + thread()) * kPiece + e % kPiece;
+  // Where element e of tile [m][n] lies, from that of element 0 of the first tile, which is at thread() * kPiece.
+  SLUICE_DEVICE static constexpr int at(int m, int n, int e) {
+    return ((m * kN + n) * 4 + e) / kPiece * kThreads * kPiece + e % kPiece;
   }
 };
 
@@ -35,6 +36,7 @@ struct QueryGradient {
 template <class T, int kHeadDim>
 struct FlashBackward {
   static constexpr int kThreads = 128;
+  static constexpr int kBlocks = 2;
   static constexpr int kM = kHeadDim == 64 ? 2 : 1;  // registers allow no more
   static constexpr int kN = kHeadDim / 8;
   static constexpr int kKeys = 64 * kM;
@@ -153,6 +155,9 @@ struct FlashBackward {
       }
     }
     if (whole) return;
+    // Keys that come after the query of the first column; in earlier segments there are none.
+    const int last_seen = own ? query + lane() % 4 * 2 : kMostTokens;
+    const int exist = segments.tokens[of.segment];
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
       SLUICE_UNROLL
@@ -160,8 +165,7 @@ struct FlashBackward {
         SLUICE_UNROLL
         for (int e = 0; e < 4; ++e) {
           const int of_key = key + m * 16 + lane() / 4 + e / 2 * 8;
-          const int of_query = query + n * 8 + lane() % 4 * 2 + e % 2;
-          if (own ? of_key > of_query : of_key >= segments.tokens[of.segment]) scores[m][n][e] = 0;
+          scores[m][n][e] = (of_key > last_seen + n * 8 + e % 2) | (of_key >= exist) ? 0 : scores[m][n][e];
         }
       }
     }
@@ -193,7 +197,7 @@ struct FlashBackward {
     set_zero(sums);
     multiply_columns<T, kKeys>(sums, in.scores_gradient, Part::first_query() / 8, in.keys, Part::first_column() / 8);
     const std::int64_t tile = (std::int64_t{at.head} * shape.sequences + of.sequence) * query_tiles + at.tile;
-    float* const to = queries_gradient + tile * Part::kElements;
+    float* const to = queries_gradient + tile * Part::kElements + thread() * Part::kPiece;
     SLUICE_UNROLL
     for (int m = 0; m < Part::kM; ++m) {
       SLUICE_UNROLL
@@ -307,7 +311,7 @@ struct RoundQueryGradient {
     const int rest = block_x() / query_tiles;
     const int sequence = rest % shape.sequences;
     const int head = rest / shape.sequences;
-    const float* const tile = from + block_x() * std::int64_t{Part::kElements};
+    const float* const tile = from + block_x() * std::int64_t{Part::kElements} + thread() * Part::kPiece;
     for (int m = 0; m < Part::kM; ++m) {
       for (int half = 0; half < 2; ++half) {
         const int query = token + Part::first_query() + m * 16 + lane() / 4 + half * 8;

@@ -78,13 +78,11 @@ SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int
   static_assert(kThreads % kPieces == 0 && kAtOnce % 8 == 0 && kRows % kAtOnce == 0);
   const int first = thread() / kPieces;
   const int i = thread() % kPieces;
-  const T* from = rows + first * stride + i * 8;
+  const T* const from = rows + first * stride + i * 8;
   unsigned char* const to = tile.piece(first, i);
   SLUICE_UNROLL
   for (int at = 0; at < kRows; at += kAtOnce) {
-    const bool exists = first + at < valid;
-    copy_async_16(to + at * Tile<kColumns>::kRowBytes, exists ? from : rows, exists);
-    from += kAtOnce * stride;
+    copy_async_16(to + at * Tile<kColumns>::kRowBytes, from + at * stride, first + at < valid);
   }
 }
 

@@ -95,6 +95,8 @@ SLUICE_DEVICE float inverse_root(float x) { return rsqrtf(x); }
 SLUICE_DEVICE float hyperbolic_tangent(float x) { return tanhf(x); }
 SLUICE_DEVICE float error_function(float x) { return erff(x); }
 
+SLUICE_DEVICE float larger(float x, float y) { return fmaxf(x, y); }
+
 SLUICE_DEVICE std::uint32_t pack(float16 low, float16 high) {
   const __half2 both = __halves2half2(low, high);
   return *reinterpret_cast<const std::uint32_t*>(&both);

@@ -3,6 +3,7 @@
 // What kernels are written in. A kernel is a struct that holds its arguments (at most 4 KiB) and has
 //
 //   static constexpr int kThreads = ...;        // most threads of a block that it is launched with
+//   static constexpr int kBlocks = ...;         // optional: blocks that a multiprocessor is to hold at once
 //   SLUICE_DEVICE void operator()() const;      // what one thread does
 //
 // and is put on a stream by `launch` (kernels/cuda/launch.h). The names below mean the same on a GPU and in the
@@ -16,7 +17,8 @@
 //   shared_memory()                       the block's, 128-byte aligned; holds anything at first
 //   atomic_add(float*, float), atomic_or(std::int32_t*, std::int32_t)
 //   atomic_add_4(float*, float[4])        one instruction from sm_90 (kHasWideAtomics), else four; 16-byte aligned
-//   exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x)
+//   exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x),
+//   larger(x, y)                          of two numbers
 //   SLUICE_UNROLL                         before a loop whose body indexes arrays that are to stay in registers
 //   load_vector<T, N>(p), store_vector(p, v)               N elements at once, p aligned to all of them
 //   From sm_80, and only there (kHasMatrixUnits says whether this compilation is for that):

@@ -23,8 +23,18 @@ struct Grid {
 
 #ifdef __CUDACC__
 
+// Kernel::kBlocks, where there is one: how many blocks a multiprocessor is to hold at once, as far as registers go.
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) run_kernel(const Kernel kernel) {
+constexpr int blocks_at_once() {
+  if constexpr (requires { Kernel::kBlocks; }) {
+    return Kernel::kBlocks;
+  } else {
+    return 1;
+  }
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, blocks_at_once<Kernel>()) run_kernel(const Kernel kernel) {
   kernel();
 }
 

@@ -20,8 +20,10 @@ SLUICE_DEVICE void for_each_element(std::int64_t count, const Visit& visit) {
 // Enough blocks to fill any GPU, each with a few elements a thread where there are many.
 inline Grid element_grid(std::int64_t count) {
   constexpr std::int64_t kMostBlocks = 2048;
+  const std::int64_t warps = std::clamp<std::int64_t>((count + kWarp - 1) / kWarp, 1, kElementThreads / kWarp);
   const std::int64_t blocks = (count + kElementThreads - 1) / kElementThreads;
-  return {.blocks_x = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kMostBlocks)), .threads = kElementThreads};
+  return {.blocks_x = static_cast<int>(std::clamp<std::int64_t>(blocks, 1, kMostBlocks)),
+          .threads = static_cast<int>(warps) * kWarp};
 }
 
 template <class T>

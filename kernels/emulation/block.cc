@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
+#include <boost/context/pooled_fixedsize_stack.hpp>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -24,6 +25,12 @@ namespace context = boost::context;
 
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = 64 * 1024;
+// Stacks are used again by the thread that had them; but not with a sanitizer, which must see that they are new.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+using Stacks = context::fixedsize_stack;
+#else
+using Stacks = context::pooled_fixedsize_stack;
+#endif
 constexpr std::align_val_t kSharedAlignment{128};
 
 struct Copy {
@@ -59,6 +66,7 @@ struct Block {
 };
 
 thread_local Block* current = nullptr;
+thread_local Stacks stacks(kStackBytes);
 thread_local Schedule schedule;
 thread_local std::minstd_rand numbers;
 
@@ -171,22 +179,21 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
 #if defined(__SANITIZE_THREAD__)
     thread.sanitizer_fiber = __tsan_create_fiber(0);
 #endif
-    thread.fiber = context::fiber(std::allocator_arg, context::fixedsize_stack(kStackBytes),
-                                  [&block, &body](context::fiber&& scheduler) {
-                                    block.scheduler = std::move(scheduler);
-                                    try {
-                                      body();
-                                    } catch (const context::detail::forced_unwind&) {
-                                      throw;
-                                    } catch (...) {
-                                      block.error = std::current_exception();
-                                    }
-                                    block.threads[static_cast<std::size_t>(block.running)].at = At::end;
+    thread.fiber = context::fiber(std::allocator_arg, stacks, [&block, &body](context::fiber&& scheduler) {
+      block.scheduler = std::move(scheduler);
+      try {
+        body();
+      } catch (const context::detail::forced_unwind&) {
+        throw;
+      } catch (...) {
+        block.error = std::current_exception();
+      }
+      block.threads[static_cast<std::size_t>(block.running)].at = At::end;
 #if defined(__SANITIZE_THREAD__)
-                                    __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
+      __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
 #endif
-                                    return std::move(block.scheduler);
-                                  });
+      return std::move(block.scheduler);
+    });
   }
   bool stuck = false;
   int warp = -1;

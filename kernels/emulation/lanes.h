@@ -112,6 +112,7 @@ inline float logarithm(float x) { return std::log(x); }
 inline float inverse_root(float x) { return 1.0F / std::sqrt(x); }
 inline float hyperbolic_tangent(float x) { return std::tanh(x); }
 inline float error_function(float x) { return std::erf(x); }
+inline float larger(float x, float y) { return std::fmax(x, y); }
 
 template <class T>
 std::uint32_t pack(T low, T high) {

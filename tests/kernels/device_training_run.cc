@@ -65,17 +65,17 @@ class HostGroup final : public StreamGroup {
 
 // The buffers of one slice of one microbatch on one stage.
 struct SliceBuffers {
-  SliceBuffers(Device& device, const SliceMemory& memory, const std::vector<std::int32_t>& of_tokens,
+  SliceBuffers(Device& device, Stream& stream, const SliceMemory& memory, const std::vector<std::int32_t>& of_tokens,
                const std::vector<std::int32_t>& of_targets)
-      : to_input(device, memory.to_input_gradient),
-        to_weight(device, memory.to_weight_gradient),
-        output_gradients(device, memory.output_gradients),
-        keys_values(device, memory.keys_values),
-        keys_values_gradient(device, memory.keys_values_gradient),
-        output(device, memory.boundary),
-        input_gradient(device, memory.boundary),
-        tokens(device, static_cast<std::int64_t>(of_tokens.size() * sizeof(std::int32_t))),
-        targets(device, static_cast<std::int64_t>(of_targets.size() * sizeof(std::int32_t))) {
+      : to_input(device, stream, memory.to_input_gradient),
+        to_weight(device, stream, memory.to_weight_gradient),
+        output_gradients(device, stream, memory.output_gradients),
+        keys_values(device, stream, memory.keys_values),
+        keys_values_gradient(device, stream, memory.keys_values_gradient),
+        output(device, stream, memory.boundary),
+        input_gradient(device, stream, memory.boundary),
+        tokens(device, stream, static_cast<std::int64_t>(of_tokens.size() * sizeof(std::int32_t))),
+        targets(device, stream, static_cast<std::int64_t>(of_targets.size() * sizeof(std::int32_t))) {
     keys_values_gradient.fill(std::byte{0});
     tokens.write(std::as_bytes(std::span(of_tokens)));
     targets.write(std::as_bytes(std::span(of_targets)));
@@ -112,8 +112,8 @@ class DeviceRank {
         stream_(device.make_stream(StreamPriority::normal)),
         group_(group),
         batch_(training.batch()),
-        loss_(device, sizeof(float)),
-        squares_(device, sizeof(float)) {
+        loss_(device, *stream_, sizeof(float)),
+        squares_(device, *stream_, sizeof(float)) {
     int first_layer = 0;
     for (const StageContents& contents : training.stages) {
       StageSpec spec{.model = training.model,
@@ -165,8 +165,8 @@ class DeviceRank {
     StageState state;
     state.stage = device_kernels()->make_stage(spec, training_.precision);
     const StageMemory memory = state.stage->memory();
-    state.weights = std::make_unique<DeviceMemory>(device_, memory.weights);
-    state.gradients = std::make_unique<DeviceMemory>(device_, memory.gradients);
+    state.weights = std::make_unique<DeviceMemory>(device_, *stream_, memory.weights);
+    state.gradients = std::make_unique<DeviceMemory>(device_, *stream_, memory.gradients);
     state.gradients->fill(std::byte{0});
     std::vector<double> numbers(index(memory.weights / state.stage->element_bytes()));
     for (const Parameter& p : state.stage->parameters()) {
@@ -194,12 +194,13 @@ class DeviceRank {
             targets.push_back(from.targets[index(i)]);
           }
         }
-        slices.push_back(std::make_unique<SliceBuffers>(device_, state.stage->slice_memory(shape), tokens, targets));
+        slices.push_back(
+            std::make_unique<SliceBuffers>(device_, *stream_, state.stage->slice_memory(shape), tokens, targets));
         scratch = std::max(scratch, state.stage->scratch_bytes(shape));
         context += of_slice;
       }
     }
-    state.scratch = std::make_unique<DeviceMemory>(device_, scratch);
+    state.scratch = std::make_unique<DeviceMemory>(device_, *stream_, scratch);
     states_.push_back(std::move(state));
   }
 

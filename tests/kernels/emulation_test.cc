@@ -1,5 +1,6 @@
 // The emulation of devices itself: what kernels are proven on.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <Eigen/Core>
@@ -11,6 +12,7 @@
 #include <limits>
 #include <memory>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -82,6 +84,92 @@ TEST_F(Emulation, ThreadsOfABlockWorkTogether) {
   run({.blocks_x = 2, .threads = 96, .shared_bytes = 12}, SumOfBlock{in.data(), out.data()});
   EXPECT_EQ(out[0], 95 * 96 / 2);
   EXPECT_EQ(out[1], 191 * 192 / 2 - 95 * 96 / 2);
+}
+
+// Each thread counts those of other warps that come before it.
+struct CountWithoutWaiting {
+  static constexpr int kThreads = 128;
+  int* seen;
+  SLUICE_DEVICE void operator()() const {
+    auto* const count = reinterpret_cast<int*>(shared_memory());
+    if (thread() == 0) *count = 0;
+    sync_block();
+    sync_warp();
+    seen[thread()] = *count;
+    if (lane() == 0) ++*count;
+    sync_warp();
+  }
+};
+
+TEST_F(Emulation, WarpsGoOnInAnyOrder) {
+  using emulation::Schedule;
+  std::set<std::vector<int>> orders;
+  for (const Schedule& schedule :
+       {Schedule{}, Schedule{Schedule::Warps::first_ahead}, Schedule{Schedule::Warps::last_ahead},
+        Schedule{Schedule::Warps::random, Schedule::Copies::at_wait, 1},
+        Schedule{Schedule::Warps::random, Schedule::Copies::at_wait, 2}}) {
+    const auto device = emulation::make_device({.schedule = schedule});
+    const auto stream = device->make_stream(StreamPriority::normal);
+    std::vector<int> seen(128);
+    launch(*stream, {.threads = 128, .shared_bytes = 4}, CountWithoutWaiting{seen.data()});
+    device->synchronize(*stream);
+    orders.insert(seen);
+    if (schedule.warps == Schedule::Warps::first_ahead) {
+      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[static_cast<std::size_t>(warp * 32 + 31)], warp + 1);
+    }
+    if (schedule.warps == Schedule::Warps::last_ahead) {
+      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[static_cast<std::size_t>(warp * 32 + 31)], 3 - warp);
+    }
+  }
+  EXPECT_GE(orders.size(), 3U);
+}
+
+// What lies in shared memory when a copy has been asked for, and when it has been waited for.
+struct CopyAndLook {
+  static constexpr int kThreads = 1;
+  const int* from;  // [4]
+  int* seen;        // [2]
+  SLUICE_DEVICE void operator()() const {
+    auto* const to = reinterpret_cast<int*>(shared_memory());
+    to[0] = 1;
+    copy_async_16(to, from, true);
+    copy_async_commit();
+    seen[0] = to[0];
+    copy_async_wait<0>();
+    seen[1] = to[0];
+  }
+};
+
+TEST_F(Emulation, CopiesAreDoneEarlyOrLate) {
+  using emulation::Schedule;
+  alignas(16) const std::array<int, 4> from = {5, 6, 7, 8};
+  for (const auto copies : {Schedule::Copies::at_wait, Schedule::Copies::at_once}) {
+    const auto device = emulation::make_device({.schedule = {Schedule::Warps::in_turn, copies}});
+    const auto stream = device->make_stream(StreamPriority::normal);
+    std::array<int, 2> seen{};
+    launch(*stream, {.shared_bytes = 16}, CopyAndLook{from.data(), seen.data()});
+    device->synchronize(*stream);
+    EXPECT_EQ(seen[0], copies == Schedule::Copies::at_once ? 5 : 1);
+    EXPECT_EQ(seen[1], 5);
+  }
+}
+
+struct AddFour {
+  static constexpr int kThreads = 32;
+  float* to;  // [2][4]
+  int from;
+  SLUICE_DEVICE void operator()() const {
+    const float values[4] = {1, 2, 3, static_cast<float>(lane())};
+    atomic_add_4(to + from + lane() % 2 * 4, values);
+  }
+};
+
+TEST_F(Emulation, AddsFourAtOnce) {
+  alignas(16) std::array<float, 12> to{};
+  run({.threads = 32}, AddFour{to.data(), 0});
+  // 16 lanes each; the even ones sum up to 2 (0 + ... + 15), the odd ones to 16 more.
+  EXPECT_THAT(to, ::testing::ElementsAre(16, 32, 48, 240, 16, 32, 48, 256, 0, 0, 0, 0));
+  EXPECT_THROW(run({.threads = 32}, AddFour{to.data(), 1}), DeviceError);
 }
 
 struct SomeNeverCome {

@@ -34,9 +34,9 @@ std::vector<double> numbers_of_bytes(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-DeviceMemory::DeviceMemory(Device& device, std::int64_t bytes)
+DeviceMemory::DeviceMemory(Device& device, Stream& stream, std::int64_t bytes)
     : device_(device),
-      stream_(device.make_stream(StreamPriority::normal)),
+      stream_(stream),
       memory_(device.allocate(bytes + 2 * kGuard)),
       host_(device.allocate_host(bytes + 2 * kGuard)),
       data_(memory_ + kGuard),
@@ -52,8 +52,8 @@ DeviceMemory::~DeviceMemory() {
 }
 
 void DeviceMemory::copy(std::byte* to, const std::byte* from, std::int64_t bytes) const {
-  device_.copy(to, from, bytes, *stream_);
-  device_.synchronize(*stream_);
+  device_.copy(to, from, bytes, stream_);
+  device_.synchronize(stream_);
 }
 
 void DeviceMemory::fill(std::byte value) {

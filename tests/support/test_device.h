@@ -15,10 +15,10 @@ namespace sluice::test {
 std::unique_ptr<Device> make_test_device();
 
 // Memory of a device between guards. Begins as bytes 0xff, which are not numbers, so that whoever reads what nobody
-// wrote is found out. Calls wait for all that the device does. The device outlives it.
+// wrote is found out. Calls go through `stream` and wait for it. Device and stream outlive it.
 class DeviceMemory {
  public:
-  DeviceMemory(Device& device, std::int64_t bytes);
+  DeviceMemory(Device& device, Stream& stream, std::int64_t bytes);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -34,7 +34,7 @@ class DeviceMemory {
  private:
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const;
   Device& device_;
-  std::unique_ptr<Stream> stream_;
+  Stream& stream_;
   std::byte* memory_;
   std::byte* host_;
   std::byte* data_;

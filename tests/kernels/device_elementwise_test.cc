@@ -1,0 +1,373 @@
+// Kernels of devices against those of the CPU in double, on random numbers: ||out - reference|| / ||reference|| is
+// under 1e-2 in bf16 and 2e-3 in fp16.
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/loss.h"
+#include "tests/kernels/device_fixture.h"
+
+namespace sluice::test {
+namespace {
+
+using Numbers = std::vector<double>;
+
+class DeviceElementwise : public DeviceKernels {
+ protected:
+  // Of which all that is kept of each op is compared; `what` says where it went wrong.
+  void expect_near(const Numbers& out, const Numbers& reference, const char* what) {
+    EXPECT_LT(relative_error(out, reference), allowed()) << what;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Types, DeviceElementwise, ::testing::Values(Element::float16, Element::bfloat16),
+                         [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
+
+constexpr std::int64_t kRows = 19;
+
+// Rows of whole chunks of 8, more than a block of 32 threads takes at once, and rows that are not.
+constexpr std::int64_t kWidths[] = {48, 296, 37};
+
+TEST_P(DeviceElementwise, ResidualAndNorm) {
+  for (const std::int64_t n : kWidths) {
+    for (const bool rms : {false, true}) {
+      for (const bool with_residual : {false, true}) {
+        const Numbers x = random(kRows * n, 2, 0.5);
+        const Numbers residual = random(kRows * n);
+        const Numbers residual_bias = random(n);
+        const Numbers gain = random(n, 0.5, 1);
+        const Numbers bias = random(n);
+        cuda::Half* const sum = halves(x);
+        float* const statistics = floats(kRows * cuda::kNormStatistics);
+        cuda::Half* const out = halves(kRows * n);
+        cuda::residual_norm(*stream_, element(), sum, with_residual ? halves(residual) : nullptr, halves(residual_bias),
+                            kRows, n, {.gain = halves(gain), .bias = rms ? nullptr : halves(bias), .rms = rms},
+                            statistics, out);
+
+        Numbers expected_sum = x;
+        if (with_residual) {
+          cpu::add_bias_residual<double>(residual_bias.data(), residual.data(), kRows, n, expected_sum.data());
+        }
+        expect_near(read(sum), expected_sum, "sum");
+        Numbers expected_statistics(kRows * 2);
+        Numbers expected(static_cast<std::size_t>(kRows * n));
+        cpu::norm<double>(read(sum).data(), gain.data(), rms ? nullptr : bias.data(), rms, kRows, n,
+                          expected_statistics.data(), expected.data());
+        expect_near(read(statistics), expected_statistics, "statistics");
+        expect_near(read(out), expected, "norm");
+      }
+    }
+  }
+}
+
+TEST_P(DeviceElementwise, ResidualAlone) {
+  const Numbers x = random(kRows * 48);
+  const Numbers residual = random(kRows * 48);
+  cuda::Half* const sum = halves(x);
+  cuda::residual_norm(*stream_, element(), sum, halves(residual), nullptr, kRows, 48, {}, nullptr, nullptr);
+  Numbers expected = x;
+  cpu::add<double>(residual.data(), kRows * 48, expected.data());
+  expect_near(read(sum), expected, "sum");
+}
+
+TEST_P(DeviceElementwise, NormGradient) {
+  for (const std::int64_t n : kWidths) {
+    for (const bool rms : {false, true}) {
+      const Numbers gradient = random(kRows * n);
+      const Numbers x = random(kRows * n, 2, 0.5);
+      const Numbers gain = random(n, 0.5, 1);
+      const Numbers bias(static_cast<std::size_t>(n));
+      const Numbers residual = random(kRows * n);
+      const Numbers before = random_of(Element::float32, 2 * n, 5);
+      Numbers statistics(kRows * 2);
+      Numbers normed(static_cast<std::size_t>(kRows * n));
+      cpu::norm<double>(x.data(), gain.data(), bias.data(), rms, kRows, n, statistics.data(), normed.data());
+      cuda::Half* const dx = halves(kRows * n);
+      float* const gain_gradient = floats(Numbers(before.begin(), before.begin() + n));
+      float* const bias_gradient = floats(Numbers(before.begin() + n, before.end()));
+      cuda::norm_gradient(*stream_, element(), halves(gradient), halves(x), halves(residual),
+                          {.gain = halves(gain), .rms = rms}, floats(statistics), kRows, n, dx, gain_gradient,
+                          rms ? nullptr : bias_gradient);
+
+      Numbers sums(static_cast<std::size_t>(2 * n));
+      Numbers expected(static_cast<std::size_t>(kRows * n));
+      Numbers expected_sums = before;
+      cpu::norm_gradient<double>(gradient.data(), x.data(), gain.data(), statistics.data(), residual.data(), rms, kRows,
+                                 n, sums.data(), expected.data(), expected_sums.data(),
+                                 rms ? nullptr : expected_sums.data() + n);
+      expect_near(read(dx), expected, "dx");
+      expect_near(read(gain_gradient), Numbers(expected_sums.begin(), expected_sums.begin() + n), "gain");
+      expect_near(read(bias_gradient), Numbers(expected_sums.begin() + n, expected_sums.end()), "bias");
+    }
+  }
+}
+
+// 70 rows: several for each warp, and some left over.
+TEST_P(DeviceElementwise, ColumnSums) {
+  for (const std::int64_t n : kWidths) {
+    const Numbers matrix = random(70 * n);
+    const Numbers before = random_of(Element::float32, n);
+    float* const sums = floats(before);
+    cuda::add_column_sums(*stream_, element(), halves(matrix), 70, n, sums);
+    Numbers expected = before;
+    cpu::add_column_sums<double>(matrix.data(), 70, n, expected.data());
+    EXPECT_LT(relative_error(read(sums), expected), 1e-6);
+  }
+}
+
+TEST_P(DeviceElementwise, GeluAndSwiglu) {
+  for (const std::int64_t n : kWidths) {
+    for (const bool gated : {false, true}) {
+      for (const bool with_bias : {false, true}) {
+        const std::int64_t all = gated ? 2 * n : n;
+        const Numbers x = random(kRows * all, 2);
+        const Numbers bias = random(all);
+        cuda::Half* const pre = halves(x);
+        cuda::Half* const out = halves(kRows * n);
+        cuda::activate(*stream_, element(), gated, pre, with_bias ? halves(bias) : nullptr, kRows, n, out);
+        Numbers expected_pre = x;
+        Numbers expected(static_cast<std::size_t>(kRows * n));
+        const auto forward = gated ? cpu::add_bias_swiglu<double> : cpu::add_bias_gelu<double>;
+        forward(expected_pre.data(), with_bias ? bias.data() : nullptr, kRows, n, expected.data());
+        expect_near(read(pre), expected_pre, "pre");
+        expect_near(read(out), expected, "out");
+
+        // The left half, of gates, is written only.
+        Numbers gradient = random(kRows * all);
+        cuda::Half* const gradients = halves(gradient);
+        cuda::activate_gradient(*stream_, element(), gated, pre, kRows, n, gradients);
+        const Numbers kept = read(pre);
+        if (gated) {
+          cpu::swiglu_gradient<double>(kept.data(), kRows, n, gradient.data());
+        } else {
+          cpu::gelu_gradient<double>(kept.data(), kRows * n, gradient.data());
+        }
+        expect_near(read(gradients), gradient, "gradient");
+      }
+    }
+  }
+}
+
+// The slope is 0 or 1 far out, and nothing overflows.
+TEST_P(DeviceElementwise, ActivationsOfLargeNumbers) {
+  const Numbers x = {-6e4, -300, -88, -1e-7, 0, 88, 300, 6e4};
+  for (const bool gated : {false, true}) {
+    Numbers pre = x;
+    if (gated) pre.insert(pre.end(), x.size(), 1.0);
+    cuda::Half* const place = halves(pre);
+    cuda::Half* const out = halves(static_cast<std::int64_t>(x.size()));
+    cuda::activate(*stream_, element(), gated, place, nullptr, 1, static_cast<std::int64_t>(x.size()), out);
+    cuda::Half* const gradient = halves(Numbers(pre.size(), 1.0));
+    cuda::activate_gradient(*stream_, element(), gated, place, 1, static_cast<std::int64_t>(x.size()), gradient);
+    const Numbers values = read(out);
+    const Numbers slopes = read(gradient);
+    const Numbers numbers = rounded(element(), x);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      if (std::abs(x[i]) < 1) continue;
+      EXPECT_NEAR(values[i], x[i] > 0 ? numbers[i] : 0, 1e-3) << x[i];
+      EXPECT_NEAR(slopes[i], x[i] > 0 ? 1 : 0, 1e-3) << x[i];
+    }
+  }
+}
+
+struct Heads {
+  int heads;
+  int kv_heads;
+  int head_dim;
+  bool rotary;
+  std::int64_t context;
+};
+
+TEST_P(DeviceElementwise, TurnsByPosition) {
+  constexpr std::int64_t kTokens = 5;
+  constexpr std::int64_t kSequences = 2;
+  constexpr std::int64_t n = kSequences * kTokens;
+  for (const Heads& of : {Heads{4, 2, 32, true, 0},
+                          {2, 2, 6, true, 1000003},
+                          {3, 1, 5, false, 7},
+                          {2, 1, 16, false, 0},
+                          // More chunks than threads.
+                          {40, 40, 128, true, 100000}}) {
+    const std::int64_t q = of.heads * of.head_dim;
+    const std::int64_t w = of.kv_heads * of.head_dim;
+    const std::int64_t all = q + 2 * w;
+    const std::int64_t half = of.head_dim / 2;
+    const Numbers qkv = random(n * all);
+    const Numbers bias = random(all);
+    Numbers cosines(static_cast<std::size_t>(kTokens * half));
+    Numbers sines(cosines.size());
+    cuda::TurnShape shape{
+        .rows = n, .tokens = kTokens, .heads = of.heads, .kv_heads = of.kv_heads, .head_dim = of.head_dim};
+    if (of.rotary) {
+      float* const cosines_there = floats(kTokens * half);
+      float* const sines_there = floats(kTokens * half);
+      cuda::rotary_angles(*stream_, of.context, kTokens, of.head_dim, cosines_there, sines_there);
+      cpu::rotary_angles<double>(of.context, kTokens, of.head_dim, cosines.data(), sines.data());
+      EXPECT_LT(relative_error(read(cosines_there), cosines), 1e-6) << "positions are exact, however far";
+      EXPECT_LT(relative_error(read(sines_there), sines), 1e-6);
+      shape.cosines = cosines_there;
+      shape.sines = sines_there;
+    }
+    const auto turn = [&](int heads, const double* from, std::int64_t stride, const double* added, bool turned,
+                          bool back, double* to, std::int64_t to_stride) {
+      cpu::turn<double>({.rows = n, .tokens = kTokens, .heads = heads, .head_dim = of.head_dim}, from, stride, added,
+                        turned && of.rotary ? cosines.data() : nullptr, sines.data(), back, to, to_stride);
+    };
+
+    cuda::Half* const queries = halves(n * q);
+    cuda::Half* const keys = halves(n * w);
+    cuda::Half* const values = halves(n * w);
+    cuda::turn_apart(*stream_, element(), shape, halves(qkv), halves(bias), queries, keys, values);
+    Numbers expected_queries(static_cast<std::size_t>(n * q));
+    Numbers expected_keys(static_cast<std::size_t>(n * w));
+    Numbers expected_values(static_cast<std::size_t>(n * w));
+    turn(of.heads, qkv.data(), all, bias.data(), true, false, expected_queries.data(), q);
+    turn(of.kv_heads, qkv.data() + q, all, bias.data() + q, true, false, expected_keys.data(), w);
+    turn(of.kv_heads, qkv.data() + q + w, all, bias.data() + q + w, false, false, expected_values.data(), w);
+    expect_near(read(queries), expected_queries, "queries");
+    expect_near(read(keys), expected_keys, "keys");
+    expect_near(read(values), expected_values, "values");
+
+    const Numbers keys_gradient = random_of(Element::float32, n * w);
+    const Numbers values_gradient = random_of(Element::float32, n * w);
+    cuda::Half* const gradient = halves(qkv);
+    cuda::turn_together(*stream_, element(), shape, floats(keys_gradient), floats(values_gradient), gradient);
+    Numbers expected = qkv;
+    if (of.rotary) turn(of.heads, expected.data(), all, nullptr, true, true, expected.data(), all);
+    turn(of.kv_heads, keys_gradient.data(), w, nullptr, true, true, expected.data() + q, all);
+    turn(of.kv_heads, values_gradient.data(), w, nullptr, false, true, expected.data() + q + w, all);
+    expect_near(read(gradient), expected, "gradient");
+  }
+}
+
+// Tokens 3 to 12 are here; some rows have others, and one token comes thrice.
+TEST_P(DeviceElementwise, Embedding) {
+  for (const std::int64_t h : {std::int64_t{48}, std::int64_t{37}}) {
+    const cuda::EmbeddingShape shape{.rows = 8, .tokens = 4, .hidden = h, .first_token = 3, .vocab_rows = 10};
+    const std::vector<std::int32_t> tokens = {5, 2, 12, 5, 13, 3, 5, 7};
+    const Numbers words = random(10 * h);
+    const Numbers positions = random(4 * h);
+    cuda::Half* const out = halves(8 * h);
+    cuda::Half* const without = halves(8 * h);
+    std::int32_t* const tokens_there = integers(tokens);
+    cuda::embed(*stream_, element(), shape, tokens_there, halves(words), halves(positions), out);
+    cuda::embed(*stream_, element(), shape, tokens_there, halves(words), nullptr, without);
+    const Numbers gradient = random(8 * h);
+    const Numbers before = random_of(Element::float32, 14 * h);
+    float* const words_gradient = floats(Numbers(before.begin(), before.begin() + 10 * h));
+    float* const positions_gradient = floats(Numbers(before.begin() + 10 * h, before.end()));
+    cuda::embedding_gradient(*stream_, element(), shape, tokens_there, halves(gradient), words_gradient,
+                             positions_gradient);
+
+    Numbers expected;
+    Numbers expected_without;
+    Numbers expected_gradient = before;
+    for (std::int64_t row = 0; row < 8; ++row) {
+      const std::int64_t token = tokens[static_cast<std::size_t>(row)] - 3;
+      const bool here = token >= 0 && token < 10;
+      for (std::int64_t i = 0; i < h; ++i) {
+        const double word = here ? words[static_cast<std::size_t>(token * h + i)] : 0;
+        const double of_row = gradient[static_cast<std::size_t>(row * h + i)];
+        expected_without.push_back(word);
+        expected.push_back(word + positions[static_cast<std::size_t>(row % 4 * h + i)]);
+        if (here) expected_gradient[static_cast<std::size_t>(token * h + i)] += of_row;
+        expected_gradient[static_cast<std::size_t>((10 + row % 4) * h + i)] += of_row;
+      }
+    }
+    expect_near(read(out), expected, "out");
+    EXPECT_EQ(read(without), expected_without);
+    Numbers both = read(words_gradient);
+    const Numbers of_positions = read(positions_gradient);
+    both.insert(both.end(), of_positions.begin(), of_positions.end());
+    EXPECT_LT(relative_error(both, expected_gradient), 1e-6);
+  }
+}
+
+// A vocabulary of 300 over two ranks with 256 columns each, of which the second counts 44; and one of 43 with none that
+// are not counted. The logits of one row are far from the others'.
+TEST_P(DeviceElementwise, CrossEntropyOverShards) {
+  for (const std::vector<cuda::LogitsShape>& ranks : {std::vector<cuda::LogitsShape>{
+                                                          {.rows = 5, .columns = 256, .stride = 256, .first_token = 0},
+                                                          {.rows = 5, .columns = 44, .stride = 256, .first_token = 256},
+                                                      },
+                                                      {{.rows = 5, .columns = 43, .stride = 43, .first_token = 0}},
+                                                      {{.rows = 5, .columns = 43, .stride = 64, .first_token = 0},
+                                                       {.rows = 5, .columns = 0, .stride = 64, .first_token = 43}}}) {
+    constexpr std::int64_t n = 5;
+    constexpr float kScale = 128;
+    const std::int64_t vocabulary = ranks.back().first_token + ranks.back().columns;
+    const std::vector<std::int32_t> targets = {0, 17, static_cast<std::int32_t>(vocabulary) - 1, 42, 3};
+    Numbers logits = random(n * vocabulary, 3);
+    for (std::int64_t i = 0; i < vocabulary; ++i) logits[static_cast<std::size_t>(i)] += i % 2 == 0 ? 500 : 480;
+    logits = rounded(element(), logits);
+
+    std::vector<cuda::Half*> parts;
+    std::vector<cuda::RowSums> sums;
+    std::int32_t* const targets_there = integers(targets);
+    for (const cuda::LogitsShape& shape : ranks) {
+      Numbers part(static_cast<std::size_t>(n * shape.stride));
+      for (std::int64_t row = 0; row < n; ++row) {
+        for (std::int64_t i = 0; i < shape.columns; ++i) {
+          part[static_cast<std::size_t>(row * shape.stride + i)] =
+              logits[static_cast<std::size_t>(row * vocabulary + shape.first_token + i)];
+        }
+      }
+      parts.push_back(halves(part));
+      sums.push_back({.maxima = floats(n), .own_maxima = floats(n), .sums = floats(2 * n), .losses = floats(n)});
+      cuda::sum_logits(*stream_, element(), shape, parts.back(), targets_there, sums.back());
+    }
+    // What the group does.
+    Numbers maxima = read(sums.front().maxima);
+    for (const cuda::RowSums& of : sums) {
+      const Numbers others = read(of.maxima);
+      for (std::size_t i = 0; i < maxima.size(); ++i) maxima[i] = std::max(maxima[i], others[i]);
+    }
+    float* const maxima_there = floats(maxima);
+    Numbers all(2 * n);
+    for (cuda::RowSums& of : sums) {
+      of.maxima = maxima_there;
+      cuda::rescale_sums(*stream_, n, of);
+      const Numbers others = read(of.sums);
+      for (std::size_t i = 0; i < all.size(); ++i) all[i] += others[i];
+    }
+    float* const all_there = floats(all);
+
+    Numbers expected = logits;
+    double expected_loss = 0;
+    for (std::int64_t row = 0; row < n; ++row) {
+      double* const of_row = expected.data() + row * vocabulary;
+      const double highest = *std::max_element(of_row, of_row + vocabulary);
+      double sum = 0;
+      for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(of_row[i] - highest);
+      const auto target = static_cast<std::int64_t>(targets[static_cast<std::size_t>(row)]);
+      expected_loss += std::log(sum) + highest - of_row[target];
+      for (std::int64_t i = 0; i < vocabulary; ++i) {
+        of_row[i] = kScale * (std::exp(of_row[i] - highest) / sum - (i == target ? 1 : 0));
+      }
+    }
+    Numbers gradient(expected.size());
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      const cuda::LogitsShape& shape = ranks[rank];
+      sums[rank].sums = all_there;
+      float* const loss = floats(1);
+      cuda::logits_gradient(*stream_, element(), shape, parts[rank], targets_there, sums[rank], kScale, loss);
+      EXPECT_NEAR(read(loss).front(), expected_loss, 1e-5 * expected_loss);
+      const Numbers part = read(parts[rank]);
+      for (std::int64_t row = 0; row < n; ++row) {
+        for (std::int64_t i = 0; i < shape.stride; ++i) {
+          const double number = part[static_cast<std::size_t>(row * shape.stride + i)];
+          if (i < shape.columns) {
+            gradient[static_cast<std::size_t>(row * vocabulary + shape.first_token + i)] = number;
+          } else {
+            EXPECT_EQ(number, 0) << "padding";
+          }
+        }
+      }
+    }
+    expect_near(gradient, expected, "gradient");
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test
