@@ -7,8 +7,7 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr int kQueries = 64;                // of a tile
-constexpr int kMostTokens = 2'000'000'000;  // of a segment
+constexpr int kQueries = 64;  // of a tile
 
 int query_tiles(const AttentionShape& shape) { return (shape.tokens + kQueries - 1) / kQueries; }
 
@@ -156,7 +155,8 @@ struct FlashBackward {
     }
     if (whole) return;
     // Keys that come after the query of the first column; in earlier segments there are none.
-    const int last_seen = own ? query + lane() % 4 * 2 : kMostTokens;
+    constexpr int kAll = 2'000'000'000;
+    const int last_seen = own ? query + lane() % 4 * 2 : kAll;
     const int exist = segments.tokens[of.segment];
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {

@@ -1,0 +1,290 @@
+// Flash attention of a slice with its context on one GPU, and attention by products beside it: what share of the rate
+// of a large product of bfloat16 they reach. Says so where there is no GPU.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "exec/device/provider.h"
+#include "kernels/cuda/flash_attention.h"
+#include "kernels/cuda/gemm_attention.h"
+
+namespace sluice {
+namespace {
+
+using cuda::AttentionShape;
+using cuda::KeySegments;
+
+constexpr int kHeads = 32;
+constexpr int kHeadDim = 128;
+constexpr Element kElement = Element::bfloat16;
+
+// Memory of a device and of the host behind it, of one owner.
+class Memory {
+ public:
+  explicit Memory(Device& device) : device_(device), stream_(device.make_stream(StreamPriority::normal)) {}
+  ~Memory() {
+    for (std::byte* const held : held_) device_.release(held);
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  std::byte* room(std::int64_t bytes) { return held_.emplace_back(device_.allocate(bytes)); }
+
+  // `count` normal numbers of kElement.
+  std::byte* numbers(std::int64_t count, std::uint32_t seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    // The high half of a float32 is a bfloat16, rounded towards zero. A prime number of them, over and over, so that
+    // rows differ.
+    std::vector<std::uint16_t> some(65521);
+    for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
+    std::byte* const host = device_.allocate_host(count * 2);
+    for (std::int64_t done = 0; done < count;) {
+      const auto next = std::min<std::int64_t>(count - done, static_cast<std::int64_t>(some.size()));
+      std::memcpy(host + done * 2, some.data(), static_cast<std::size_t>(next) * 2);
+      done += next;
+    }
+    std::byte* const out = room(count * 2);
+    device_.copy(out, host, count * 2, *stream_);
+    device_.synchronize(*stream_);
+    device_.release_host(host);
+    return out;
+  }
+
+  std::vector<float> read(const void* from, std::int64_t count, Element element) const {
+    std::byte* const host = device_.allocate_host(count * bytes_of(element));
+    device_.copy(host, from, count * bytes_of(element), *stream_);
+    device_.synchronize(*stream_);
+    std::vector<float> out(static_cast<std::size_t>(count));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      if (element == Element::float32) {
+        std::memcpy(&out[i], host + i * 4, 4);
+      } else {
+        std::uint16_t bits = 0;
+        std::memcpy(&bits, host + i * 2, 2);
+        out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+      }
+    }
+    device_.release_host(host);
+    return out;
+  }
+
+ private:
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::byte*> held_;
+};
+
+double relative_error(const std::vector<float>& out, const std::vector<float>& reference) {
+  double difference = 0;
+  double all = 0;
+  for (std::size_t i = 0; i < reference.size(); ++i) {
+    difference += std::pow(double{out[i]} - double{reference[i]}, 2);
+    all += std::pow(double{reference[i]}, 2);
+  }
+  return std::sqrt(difference / all);
+}
+
+// Times what `run` puts on a stream, in seconds.
+template <class Run>
+double seconds(Device& device, Stream& stream, const Run& run) {
+  const auto first = device.make_event();
+  const auto last = device.make_event();
+  device.record(*first, stream);
+  run();
+  device.record(*last, stream);
+  device.synchronize(*last);
+  return static_cast<double>(device.nanoseconds_between(*first, *last)) * 1e-9;
+}
+
+// The one GPU of this process, and what it does in a product of 8192 x 8192 x 8192.
+struct Gpu {
+  std::unique_ptr<Device> device;
+  double peak = 0;  // FLOP/s
+};
+
+const Gpu& gpu() {
+  static const Gpu one = [] {
+    Gpu made{.device = std::move(device_provider()->open({.kind = DeviceRequest::gpu, .count = 1}).front())};
+    made.device->make_current();
+    Memory memory(*made.device);
+    const auto stream = made.device->make_stream(StreamPriority::normal);
+    constexpr std::int64_t kSide = 8192;
+    const MatrixProduct product{.rows = kSide,
+                                .columns = kSide,
+                                .inner = kSide,
+                                .a = memory.numbers(kSide * kSide, 1),
+                                .a_stride = kSide,
+                                .b = memory.numbers(kSide * kSide, 2),
+                                .b_stride = kSide,
+                                .c = memory.room(kSide * kSide * 2),
+                                .c_stride = kSide};
+    double least = std::numeric_limits<double>::infinity();
+    for (int i = 0; i < 20; ++i) {
+      least = std::min(least, seconds(*made.device, *stream, [&] { made.device->multiply(product, *stream); }));
+    }
+    made.peak = 2.0 * kSide * kSide * kSide / least;
+    return made;
+  }();
+  return one;
+}
+
+// A slice of one sequence, its context cut into slices of as many tokens, and both directions.
+class Slice {
+ public:
+  Slice(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
+      : device_(device),
+        memory_(device),
+        stream_(device.make_stream(StreamPriority::normal)),
+        shape_{.sequences = 1,
+               .tokens = static_cast<int>(tokens),
+               .heads = kHeads,
+               .kv_heads = static_cast<int>(kv_heads),
+               .head_dim = kHeadDim,
+               .context = context} {
+    for (std::int64_t first = 0; first <= context; first += tokens) {
+      const int i = segments_.count++;
+      segments_.tokens[i] = shape_.tokens;
+      segments_.keys[i] = memory_.numbers(2 * tokens * shape_.key_width(), 10 + static_cast<std::uint32_t>(i));
+      segments_.keys_gradient[i] = reinterpret_cast<float*>(memory_.room(gradient_elements() * 4));
+    }
+    const std::int64_t elements = shape_.rows() * shape_.query_width();
+    const std::int64_t scratch =
+        std::max(cuda::flash_scratch_bytes(shape_), cuda::gemm_attention_scratch_bytes(shape_));
+    forward_ = {.shape = shape_,
+                .element = kElement,
+                .queries = memory_.numbers(elements, 3),
+                .segments = segments_,
+                .out = memory_.room(elements * 2),
+                .log_sums = reinterpret_cast<float*>(memory_.room(shape_.rows() * kHeads * 4)),
+                .scratch = memory_.room(scratch)};
+    auto* const products = reinterpret_cast<float*>(memory_.room(shape_.rows() * kHeads * 4));
+    backward_ = {.shape = shape_,
+                 .element = kElement,
+                 .queries = forward_.queries,
+                 .segments = segments_,
+                 .log_sums = forward_.log_sums,
+                 .out_gradient = memory_.numbers(elements, 4),
+                 .products = products,
+                 .queries_gradient = memory_.room(elements * 2),
+                 .queries_gradient_stride = shape_.query_width(),
+                 .scratch = forward_.scratch};
+    run(false, true);
+    cuda::row_products(shape_, kElement, forward_.out, backward_.out_gradient, products, *stream_);
+    device.synchronize(*stream_);
+  }
+
+  void run(bool backward, bool by_products) {
+    if (by_products) {
+      backward ? cuda::gemm_attention_backward(backward_, device_, *stream_)
+               : cuda::gemm_attention_forward(forward_, device_, *stream_);
+    } else {
+      backward ? cuda::flash_attention_backward(backward_, device_, *stream_)
+               : cuda::flash_attention_forward(forward_, device_, *stream_);
+    }
+  }
+  double time(bool backward, bool by_products) {
+    return seconds(device_, *stream_, [&] { run(backward, by_products); });
+  }
+
+  // How far flash attention is from attention by products.
+  double error(bool backward) {
+    std::vector<std::vector<float>> results[2];
+    for (const bool by_products : {false, true}) {
+      for (int i = 0; i < segments_.count; ++i) {
+        device_.zero(segments_.keys_gradient[i], gradient_elements() * 4, *stream_);
+      }
+      run(backward, by_products);
+      device_.synchronize(*stream_);
+      const void* const rows = backward ? backward_.queries_gradient : forward_.out;
+      auto& of = results[by_products ? 1 : 0];
+      of.push_back(memory_.read(rows, shape_.rows() * shape_.query_width(), kElement));
+      if (!backward) continue;
+      for (const int i : {0, segments_.count - 1}) {
+        of.push_back(memory_.read(segments_.keys_gradient[i], gradient_elements(), Element::float32));
+      }
+    }
+    double most = 0;
+    for (std::size_t i = 0; i < results[0].size(); ++i) {
+      const double error = relative_error(results[0][i], results[1][i]);
+      most = error <= most ? most : error;  // not a number, too
+    }
+    return most;
+  }
+
+  // Of causal attention: two products of every query with the keys that it sees, five in the backward.
+  double flops(bool backward) const {
+    const auto tokens = static_cast<double>(shape_.tokens);
+    const double pairs = tokens * static_cast<double>(shape_.context) + tokens * (tokens + 1) / 2;
+    return (backward ? 5 : 2) * 2.0 * kHeadDim * kHeads * pairs;
+  }
+
+ private:
+  std::int64_t gradient_elements() const { return 2 * shape_.rows() * shape_.key_width(); }
+
+  Device& device_;
+  Memory memory_;
+  std::unique_ptr<Stream> stream_;
+  AttentionShape shape_;
+  KeySegments segments_;
+  cuda::AttentionForward forward_;
+  cuda::AttentionBackward backward_;
+};
+
+// tokens, context, key heads, whether backward, whether by products.
+void attention(benchmark::State& state) {
+  const std::string why = why_no_devices();
+  if (!why.empty()) {
+    state.SkipWithError(why.c_str());
+    return;
+  }
+  const bool backward = state.range(3) != 0;
+  const bool by_products = state.range(4) != 0;
+  Device& device = *gpu().device;
+  const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
+  if (!cuda::flash_fits(shape, device.compute_capability())) {
+    state.SkipWithError((device.name() + " is older than sm_80").c_str());
+    return;
+  }
+  Slice slice(device, state.range(0), state.range(1), state.range(2));
+  const double error = slice.error(backward);
+  if (!(error < 1e-2)) {
+    state.SkipWithError(("flash attention is " + std::to_string(error) + " from attention by products").c_str());
+    return;
+  }
+  for (int i = 0; i < 3; ++i) slice.time(backward, by_products);
+  double all = 0;
+  for ([[maybe_unused]] const auto& _ : state) {
+    const double time = slice.time(backward, by_products);
+    state.SetIterationTime(time);
+    all += time;
+  }
+  const double rate = slice.flops(backward) * static_cast<double>(state.iterations()) / all;
+  state.counters["TFLOP/s"] = rate * 1e-12;
+  state.counters["of_peak"] = rate / gpu().peak;
+  state.counters["peak_TFLOP/s"] = gpu().peak * 1e-12;
+  state.counters["error"] = error;
+}
+
+BENCHMARK(attention)
+    ->ArgNames({"tokens", "context", "kv_heads", "backward", "products"})
+    ->ArgsProduct({{2048, 4096, 8192}, {0, 8192, 32768}, {32}, {0, 1}, {0}})
+    ->ArgsProduct({{4096}, {0, 32768}, {8}, {0, 1}, {0}})
+    ->ArgsProduct({{4096}, {0, 32768}, {32}, {0, 1}, {1}})
+    ->UseManualTime()
+    ->Iterations(20)
+    ->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace sluice

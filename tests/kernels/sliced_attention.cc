@@ -1,0 +1,312 @@
+#include "tests/kernels/sliced_attention.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <random>
+#include <utility>
+
+#include "kernels/cuda/flash_attention.h"
+#include "tests/support/test_device.h"
+
+namespace sluice::test {
+
+int AttentionCase::first_token(std::size_t slice) const {
+  int sum = 0;
+  for (std::size_t i = 0; i < slice; ++i) sum += slices[i];
+  return sum;
+}
+
+std::ostream& operator<<(std::ostream& out, const AttentionCase& of) {
+  out << (of.element == Element::float16 ? "float16" : "bfloat16") << ", " << of.heads << " heads of " << of.head_dim
+      << " over " << of.kv_heads << ", " << of.sequences << " sequences of";
+  for (const int slice : of.slices) out << ' ' << slice;
+  return out;
+}
+
+TokenRows::TokenRows(const AttentionCase& of, int row_width)
+    : tokens(of.tokens()), width(row_width), at(index(of.sequences, 0)) {}
+
+AttentionNumbers::AttentionNumbers(const AttentionCase& of)
+    : queries(of, of.heads * of.head_dim),
+      keys(of, of.kv_heads * of.head_dim),
+      values(keys),
+      out(queries),
+      log_sums(of, of.heads) {}
+
+AttentionNumbers attention_inputs(const AttentionCase& of) {
+  AttentionNumbers inputs(of);
+  std::mt19937 random(static_cast<std::uint32_t>(of.tokens() * 31 + of.heads));
+  std::normal_distribution<double> normal;
+  for (TokenRows* const rows : {&inputs.queries, &inputs.keys, &inputs.values, &inputs.out}) {
+    for (double& value : rows->at) value = (rows == &inputs.queries ? of.magnitude : 1) * normal(random);
+    rows->at = rounded(of.element, rows->at);
+  }
+  return inputs;
+}
+
+void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, AttentionNumbers& results,
+                     AttentionNumbers& gradients) {
+  const int d = of.head_dim;
+  const double scale = 1 / std::sqrt(static_cast<double>(d));
+  for (int sequence = 0; sequence < of.sequences; ++sequence) {
+    for (int head = 0; head < of.heads; ++head) {
+      const int key_head = head / (of.heads / of.kv_heads);
+      for (int query = of.first_token(of.first_run); query < of.tokens(); ++query) {
+        const double* const q = inputs.queries.row(sequence, query) + head * d;
+        const double* const out_gradient = inputs.out.row(sequence, query) + head * d;
+        std::vector<double> p(static_cast<std::size_t>(query + 1));
+        double most = -std::numeric_limits<double>::infinity();
+        for (int key = 0; key <= query; ++key) {
+          const double* const k = inputs.keys.row(sequence, key) + key_head * d;
+          double& score = p[static_cast<std::size_t>(key)];
+          for (int i = 0; i < d; ++i) score += q[i] * k[i];
+          score *= scale;
+          most = std::max(most, score);
+        }
+        double sum = 0;
+        for (const double score : p) sum += std::exp(score - most);
+        results.log_sums.row(sequence, query)[head] = most + std::log(sum);
+        double* const out = results.out.row(sequence, query) + head * d;
+        for (int key = 0; key <= query; ++key) {
+          double& share = p[static_cast<std::size_t>(key)];
+          share = std::exp(share - most) / sum;
+          const double* const v = inputs.values.row(sequence, key) + key_head * d;
+          for (int i = 0; i < d; ++i) out[i] += share * v[i];
+        }
+        double product = 0;
+        for (int i = 0; i < d; ++i) product += out[i] * out_gradient[i];
+        double* const q_gradient = gradients.queries.row(sequence, query) + head * d;
+        for (int key = 0; key <= query; ++key) {
+          const double share = p[static_cast<std::size_t>(key)];
+          const double* const k = inputs.keys.row(sequence, key) + key_head * d;
+          const double* const v = inputs.values.row(sequence, key) + key_head * d;
+          double* const k_gradient = gradients.keys.row(sequence, key) + key_head * d;
+          double* const v_gradient = gradients.values.row(sequence, key) + key_head * d;
+          double share_gradient = 0;
+          for (int i = 0; i < d; ++i) share_gradient += out_gradient[i] * v[i];
+          const double score_gradient = share * (share_gradient - product) * scale;
+          for (int i = 0; i < d; ++i) {
+            v_gradient[i] += share * out_gradient[i];
+            k_gradient[i] += score_gradient * q[i];
+            q_gradient[i] += score_gradient * k[i];
+          }
+        }
+      }
+    }
+  }
+}
+
+namespace {
+
+// One case on a device.
+class OnDevice {
+ public:
+  OnDevice(const AttentionCase& of, const AttentionNumbers& inputs, Device& device)
+      : of_(of), inputs_(inputs), device_(device), stream_(device.make_stream(StreamPriority::normal)) {
+    std::mt19937 random(7);
+    std::uniform_real_distribution<float> before(-1, 1);
+    for (std::size_t i = 0; i < of.slices.size(); ++i) {
+      const auto values_at = static_cast<std::size_t>(cuda::values_after(shape(i).rows(), inputs.keys.width));
+      std::vector<double> block = slice_rows(i, inputs.keys);
+      block.resize(values_at);
+      const std::vector<double> values = slice_rows(i, inputs.values);
+      block.insert(block.end(), values.begin(), values.end());
+      keys_.push_back(&put(of.element, block));
+      for (double& value : block) value = before(random);
+      gradients_.push_back(&put(Element::float32, block));
+      gradients_before_.push_back(std::move(block));
+    }
+  }
+
+  void run(AttentionNumbers& results, AttentionNumbers& gradients) {
+    std::vector<Kept> kept(of_.slices.size());
+    for (std::size_t i = of_.first_run; i < of_.slices.size(); ++i) kept[i] = forward(i, results);
+    for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], results, gradients);
+    for (std::size_t i = 0; i < of_.slices.size(); ++i) read_gradients(i, gradients);
+    for (const auto& memory : memory_) EXPECT_TRUE(memory->intact());
+  }
+
+ private:
+  // From a slice's forward to its backward.
+  struct Kept {
+    const DeviceMemory* queries = nullptr;
+    const DeviceMemory* log_sums = nullptr;
+  };
+
+  DeviceMemory& room(std::int64_t bytes) {
+    memory_.push_back(std::make_unique<DeviceMemory>(device_, bytes));
+    return *memory_.back();
+  }
+  DeviceMemory& put(Element element, const std::vector<double>& numbers) {
+    const std::vector<std::byte> bytes = as_bytes(element, numbers);
+    DeviceMemory& memory = room(static_cast<std::int64_t>(bytes.size()));
+    memory.write(bytes);
+    return memory;
+  }
+
+  cuda::AttentionShape shape(std::size_t slice) const {
+    return {.sequences = of_.sequences,
+            .tokens = of_.slices[slice],
+            .heads = of_.heads,
+            .kv_heads = of_.kv_heads,
+            .head_dim = of_.head_dim,
+            .context = of_.first_token(slice)};
+  }
+  cuda::KeySegments segments(std::size_t slice, bool with_gradients) const {
+    cuda::KeySegments out;
+    out.count = static_cast<int>(slice) + 1;
+    for (std::size_t i = 0; i <= slice; ++i) {
+      out.tokens[i] = of_.slices[i];
+      out.keys[i] = keys_[i]->data();
+      if (with_gradients) out.keys_gradient[i] = reinterpret_cast<float*>(gradients_[i]->data());
+    }
+    return out;
+  }
+
+  // Calls visit(sequence, token of the sequence, row of the slice).
+  template <class Visit>
+  void for_each_row(std::size_t slice, const Visit& visit) const {
+    std::size_t row = 0;
+    for (int sequence = 0; sequence < of_.sequences; ++sequence) {
+      for (int token = 0; token < of_.slices[slice]; ++token) {
+        visit(sequence, of_.first_token(slice) + token, row++);
+      }
+    }
+  }
+  std::vector<double> slice_rows(std::size_t slice, const TokenRows& from) const {
+    std::vector<double> out;
+    for_each_row(slice, [&](int sequence, int token, std::size_t) {
+      out.insert(out.end(), from.row(sequence, token), from.row(sequence, token) + from.width);
+    });
+    return out;
+  }
+  void put_rows(std::size_t slice, const std::vector<double>& from, TokenRows& to) const {
+    for_each_row(slice, [&](int sequence, int token, std::size_t row) {
+      const auto first = from.begin() + static_cast<std::ptrdiff_t>(row) * to.width;
+      std::copy(first, first + to.width, to.row(sequence, token));
+    });
+  }
+
+  Kept forward(std::size_t slice, AttentionNumbers& results) {
+    const cuda::AttentionShape of = shape(slice);
+    EXPECT_TRUE(cuda::flash_fits(of, device_.compute_capability()));
+    const DeviceMemory& queries = put(of_.element, slice_rows(slice, inputs_.queries));
+    const DeviceMemory& out = room(of.rows() * of.query_width() * 2);
+    const DeviceMemory& log_sums = room(of.rows() * of.heads * 4);
+    cuda::flash_attention_forward({.shape = of,
+                                   .element = of_.element,
+                                   .queries = queries.data(),
+                                   .segments = segments(slice, false),
+                                   .out = out.data(),
+                                   .log_sums = reinterpret_cast<float*>(log_sums.data()),
+                                   .scratch = nullptr},
+                                  device_, *stream_);
+    device_.synchronize(*stream_);
+    put_rows(slice, as_numbers(of_.element, out.read()), results.out);
+    const std::vector<double> sums = as_numbers(Element::float32, log_sums.read());
+    for_each_row(slice, [&](int sequence, int token, std::size_t row) {
+      for (std::size_t head = 0; head < static_cast<std::size_t>(of.heads); ++head) {
+        results.log_sums.row(sequence, token)[head] = sums[head * static_cast<std::size_t>(of.rows()) + row];
+      }
+    });
+    return {&queries, &log_sums};
+  }
+
+  void backward(std::size_t slice, const Kept& kept, const AttentionNumbers& results, AttentionNumbers& gradients) {
+    const cuda::AttentionShape of = shape(slice);
+    const int d = of_.head_dim;
+    std::vector<double> products(static_cast<std::size_t>(of.rows() * of.heads));
+    for_each_row(slice, [&](int sequence, int token, std::size_t row) {
+      for (int i = 0; i < of.heads * d; ++i) {
+        products[static_cast<std::size_t>(i / d) * static_cast<std::size_t>(of.rows()) + row] +=
+            results.out.row(sequence, token)[i] * inputs_.out.row(sequence, token)[i];
+      }
+    });
+    // As in the gradient of queries, keys and values together: what lies beside the queries' stays.
+    constexpr double kUntouched = 4711;
+    const std::int64_t stride = of.query_width() + 2 * of.key_width();
+    const std::vector<double> untouched(static_cast<std::size_t>(of.rows() * stride), kUntouched);
+    const DeviceMemory& queries_gradient = put(of_.element, untouched);
+    const DeviceMemory& products_there = put(Element::float32, products);
+    const DeviceMemory& scratch = room(cuda::flash_scratch_bytes(of));
+    cuda::flash_attention_backward({.shape = of,
+                                    .element = of_.element,
+                                    .queries = kept.queries->data(),
+                                    .segments = segments(slice, true),
+                                    .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
+                                    .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
+                                    .products = reinterpret_cast<const float*>(products_there.data()),
+                                    .queries_gradient = queries_gradient.data(),
+                                    .queries_gradient_stride = stride,
+                                    .scratch = scratch.data()},
+                                   device_, *stream_);
+    device_.synchronize(*stream_);
+    const std::vector<double> there = as_numbers(of_.element, queries_gradient.read());
+    const double still = rounded(of_.element, {kUntouched})[0];
+    for_each_row(slice, [&](int sequence, int token, std::size_t row) {
+      const auto first = there.begin() + static_cast<std::ptrdiff_t>(row) * stride;
+      const auto behind = first + gradients.queries.width;
+      std::copy(first, behind, gradients.queries.row(sequence, token));
+      EXPECT_TRUE(std::all_of(behind, first + stride, [&](double value) { return value == still; }));
+    });
+  }
+
+  void read_gradients(std::size_t slice, AttentionNumbers& gradients) const {
+    std::vector<double> added = as_numbers(Element::float32, gradients_[slice]->read());
+    // As float32 had it.
+    const std::vector<double> before = rounded(Element::float32, gradients_before_[slice]);
+    for (std::size_t i = 0; i < added.size(); ++i) added[i] -= before[i];
+    put_rows(slice, added, gradients.keys);
+    added.erase(added.begin(), added.begin() + cuda::values_after(shape(slice).rows(), gradients.keys.width));
+    put_rows(slice, added, gradients.values);
+  }
+
+  AttentionCase of_;
+  const AttentionNumbers& inputs_;
+  Device& device_;
+  std::unique_ptr<Stream> stream_;
+  std::vector<std::unique_ptr<DeviceMemory>> memory_;
+  std::vector<const DeviceMemory*> keys_;
+  std::vector<const DeviceMemory*> gradients_;
+  std::vector<std::vector<double>> gradients_before_;
+};
+
+}  // namespace
+
+void flash_attention(const AttentionCase& of, const AttentionNumbers& inputs, Device& device, AttentionNumbers& results,
+                     AttentionNumbers& gradients) {
+  OnDevice(of, inputs, device).run(results, gradients);
+}
+
+void expect_flash_as_naive(const AttentionCase& of, Device& device) {
+  SCOPED_TRACE(::testing::PrintToString(of));
+  const AttentionNumbers inputs = attention_inputs(of);
+  AttentionNumbers expected(of);
+  AttentionNumbers expected_gradients(of);
+  naive_attention(of, inputs, expected, expected_gradients);
+  AttentionNumbers results(of);
+  AttentionNumbers gradients(of);
+  flash_attention(of, inputs, device, results, gradients);
+  EXPECT_LT(distance(results.out, expected.out), allowed_error(of.element));
+  EXPECT_LT(distance(results.log_sums, expected.log_sums), 1e-5);
+  EXPECT_LT(distance(gradients.queries, expected_gradients.queries), allowed_error(of.element));
+  EXPECT_LT(distance(gradients.keys, expected_gradients.keys), allowed_error(of.element));
+  EXPECT_LT(distance(gradients.values, expected_gradients.values), allowed_error(of.element));
+}
+
+double distance(const TokenRows& a, const TokenRows& b) {
+  double of_difference = 0;
+  double of_b = 0;
+  for (std::size_t i = 0; i < b.at.size(); ++i) {
+    of_difference += (a.at[i] - b.at[i]) * (a.at[i] - b.at[i]);
+    of_b += b.at[i] * b.at[i];
+  }
+  return std::sqrt(of_difference / std::max(of_b, 1e-4));
+}
+
+}  // namespace sluice::test
