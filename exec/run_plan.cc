@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "exec/group_sum.h"
+#include "exec/message_order.h"
 #include "exec/packing.h"
 #include "model/errors.h"
 #include "model/graph/lowering.h"
@@ -71,6 +72,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   options.recompute = spec_.recompute;
   graph_ = std::make_unique<OpGraph>(lower(schedule_, options));
   ranks_ = plan_ranks(*graph_);
+  if (on_devices()) prove_message_order(*graph_, ranks_);
   for (const RankPlan& rank : ranks_) {
     arenas_.push_back(plan_arena(rank));
     const auto held = schedule_.stages_of(rank.rank);

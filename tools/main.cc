@@ -86,6 +86,7 @@ int run(int argc, char** argv) {
   add_plan_command(app, exit_code);
   add_run_command(app, exit_code);
   add_compare_command(app, exit_code);
+  add_doctor_command(app, exit_code);
   add_completion_command(app, exit_code);
   add_man_flag(app);
   try {

@@ -4,6 +4,7 @@
 #include <cblas.h>
 // The header may be another BLAS's, without this.
 extern "C" void openblas_set_num_threads(int count);
+extern "C" char* openblas_get_config();
 #else
 #include <Eigen/Core>
 #endif
@@ -82,6 +83,15 @@ void add_product_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, c
   gemm(CblasTrans, CblasNoTrans, m, n, k, T{1}, a, a_stride, b, b_stride, Into::add, out, out_stride);
 #else
   matrix(out, m, n, out_stride).noalias() += matrix(a, k, m, a_stride).transpose() * matrix(b, k, n, b_stride);
+#endif
+}
+
+std::string blas_name() {
+#if SLUICE_OPENBLAS
+  return openblas_get_config();
+#else
+  return "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
+         std::to_string(EIGEN_MINOR_VERSION);
 #endif
 }
 

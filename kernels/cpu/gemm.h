@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace sluice::cpu {
 
@@ -21,6 +22,9 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::i
 template <class T>
 void add_product_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::int64_t a_stride,
                                const T* b, std::int64_t b_stride, T* out, std::int64_t out_stride);
+
+// What computes them: "OpenBLAS 0.3.21 DYNAMIC_ARCH ...", "Eigen 3.4.0".
+std::string blas_name();
 
 // Makes the BLAS compute in the thread that calls it: ranks are threads, and each has one.
 void use_one_thread();

@@ -234,6 +234,7 @@ TEST_F(Nccl, RunsWithEqualLinksShareTheirCommunicators) {
     if (mine.rank == 0) {
       EXPECT_EQ(fake_.alive(), 2 * 5);
     }
+    together.arrive_and_wait();
     EXPECT_EQ(first->group(0), second->group(0));
   });
   expect_no_errors();

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "kernels/cuda/lanes.h"
 #include "kernels/emulation/device.h"
 
 namespace sluice::test {
@@ -36,10 +37,9 @@ struct Clique {
   std::mutex mutex;
   std::condition_variable changed;
   int joined = 0;
-  bool aborted = false;
   std::map<std::pair<int, int>, std::deque<Half*>> sends;     // by sender and receiver
   std::map<std::pair<int, int>, std::deque<Half*>> receives;  // likewise
-  std::vector<float*> brought;                                // of a sum: by rank
+  std::vector<void*> brought;                                 // of a sum: by rank
   int arrived = 0;
   int left = 0;
   struct Split {
@@ -64,6 +64,7 @@ struct Communicator {
   Communicator** split_into = nullptr;
   std::thread::id by;
   bool ended = false;
+  std::atomic<bool> aborted{false};  // what waits on the device for it comes to its end
 };
 
 struct State {
@@ -133,7 +134,8 @@ NcclResult put(Communicator& communicator, void* stream, std::function<void()> t
 }
 
 // Waits for the other end, as a kernel would; both have the bytes when it returns.
-void exchange(Clique& clique, int sender, int receiver, bool sends, Half mine) {
+void exchange(Communicator& communicator, int sender, int receiver, bool sends, Half mine) {
+  Clique& clique = *communicator.clique;
   std::unique_lock lock(clique.mutex);
   auto& others = sends ? clique.receives[{sender, receiver}] : clique.sends[{sender, receiver}];
   if (!others.empty()) {
@@ -147,31 +149,45 @@ void exchange(Clique& clique, int sender, int receiver, bool sends, Half mine) {
     return;
   }
   (sends ? clique.sends : clique.receives)[{sender, receiver}].push_back(&mine);
-  clique.changed.wait(lock, [&] { return mine.done || clique.aborted; });
+  clique.changed.wait(lock, [&] { return mine.done || communicator.aborted; });
   if (mine.done) return;
   auto& where = (sends ? clique.sends : clique.receives)[{sender, receiver}];
   where.erase(std::find(where.begin(), where.end(), &mine));
 }
 
-void reduce(Clique& clique, int rank, float* data, std::size_t count, NcclReduction reduction) {
+// In float32, in the order of the ranks, rounded once.
+template <class T>
+void combine(const std::vector<void*>& brought, std::size_t count, NcclReduction reduction) {
+  for (std::size_t i = 0; i < count; ++i) {
+    float all = cuda::to_float(static_cast<T*>(brought[0])[i]);
+    for (std::size_t r = 1; r < brought.size(); ++r) {
+      const float each = cuda::to_float(static_cast<T*>(brought[r])[i]);
+      all = reduction == NcclReduction::sum ? all + each : std::max(all, each);
+    }
+    for (void* const each : brought) static_cast<T*>(each)[i] = cuda::from_float<T>(all);
+  }
+}
+
+void reduce(Communicator& communicator, void* data, std::size_t count, NcclType type, NcclReduction reduction) {
+  Clique& clique = *communicator.clique;
   std::unique_lock lock(clique.mutex);
-  clique.changed.wait(lock, [&] { return clique.left == 0 || clique.aborted; });  // of the sum before
+  clique.changed.wait(lock, [&] { return clique.left == 0 || communicator.aborted; });  // of the sum before
+  if (communicator.aborted) return;
   clique.brought.resize(static_cast<std::size_t>(clique.size));
-  clique.brought[static_cast<std::size_t>(rank)] = data;
+  clique.brought[static_cast<std::size_t>(communicator.rank)] = data;
   if (++clique.arrived == clique.size) {
-    for (std::size_t i = 0; i < count; ++i) {
-      float all = clique.brought[0][i];
-      for (std::size_t r = 1; r < clique.brought.size(); ++r) {
-        const float each = clique.brought[r][i];
-        all = reduction == NcclReduction::sum ? all + each : std::max(all, each);
-      }
-      for (float* const each : clique.brought) each[i] = all;
+    switch (type) {
+      case NcclType::float16: combine<cuda::float16>(clique.brought, count, reduction); break;
+      case NcclType::bfloat16: combine<cuda::bfloat16>(clique.brought, count, reduction); break;
+      case NcclType::float32: combine<float>(clique.brought, count, reduction); break;
+      case NcclType::int8: complain("a sum of bytes"); break;
     }
     clique.left = clique.size;
     clique.arrived = 0;
     clique.changed.notify_all();
   } else {
-    clique.changed.wait(lock, [&] { return clique.left > 0 || clique.aborted; });
+    clique.changed.wait(lock, [&] { return clique.left > 0 || communicator.aborted; });
+    if (communicator.aborted) return;
   }
   if (clique.left > 0) --clique.left;
   clique.changed.notify_all();
@@ -313,7 +329,7 @@ NcclResult abort(NcclCommunicator handle) {
   }
   {
     const std::lock_guard lock(communicator.clique->mutex);
-    communicator.clique->aborted = true;
+    communicator.aborted = true;
     communicator.clique->changed.notify_all();
   }
   end(communicator);
@@ -328,26 +344,25 @@ const char* last_error(NcclCommunicator) { return "said the fake"; }
 NcclResult send(const void* data, std::size_t count, NcclType, int peer, NcclCommunicator handle, void* stream) {
   Communicator& communicator = *of(handle);
   auto* const bytes = static_cast<std::byte*>(const_cast<void*>(data));
-  return put(communicator, stream, [clique = communicator.clique, rank = communicator.rank, peer, bytes, count] {
-    exchange(*clique, rank, peer, true, {bytes, count});
+  return put(communicator, stream, [&communicator, peer, bytes, count] {
+    exchange(communicator, communicator.rank, peer, true, {bytes, count});
   });
 }
 
 NcclResult receive(void* data, std::size_t count, NcclType, int peer, NcclCommunicator handle, void* stream) {
   Communicator& communicator = *of(handle);
   auto* const bytes = static_cast<std::byte*>(data);
-  return put(communicator, stream, [clique = communicator.clique, rank = communicator.rank, peer, bytes, count] {
-    exchange(*clique, peer, rank, false, {bytes, count});
+  return put(communicator, stream, [&communicator, peer, bytes, count] {
+    exchange(communicator, peer, communicator.rank, false, {bytes, count});
   });
 }
 
 NcclResult all_reduce(const void* from, void* into, std::size_t count, NcclType type, NcclReduction reduction,
                       NcclCommunicator handle, void* stream) {
-  if (from != into || type != NcclType::float32) complain("a sum that the fake cannot do");
+  if (from != into) complain("a sum that is not in place");
   Communicator& communicator = *of(handle);
-  return put(communicator, stream, [clique = communicator.clique, rank = communicator.rank, into, count, reduction] {
-    reduce(*clique, rank, static_cast<float*>(into), count, reduction);
-  });
+  return put(communicator, stream,
+             [&communicator, into, count, type, reduction] { reduce(communicator, into, count, type, reduction); });
 }
 
 }  // namespace
