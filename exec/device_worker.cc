@@ -245,6 +245,9 @@ void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning
   } catch (const Stopped&) {
     doing(WorkerThread::compute, Activity::stopped);
     throw;
+  } catch (const DeviceError& error) {
+    doing(WorkerThread::compute, Activity::failed);
+    throw DeviceError(fmt::format("rank {}: {}", world_rank_, error.what()));
   } catch (...) {
     doing(WorkerThread::compute, Activity::failed);
     throw;

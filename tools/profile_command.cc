@@ -14,7 +14,7 @@
 #include "tools/mpi_ranks.h"
 #include "tools/profiling_flags.h"
 #include "tools/run_flags.h"
-#include "tools/run_transport.h"
+#include "tools/run_place.h"
 
 namespace sluice::tools {
 namespace {
@@ -23,7 +23,7 @@ struct Options {
   std::unique_ptr<RunFlags> flags;
   ProfilingFlags profiling;
   std::string output;
-  std::string transport = "auto";
+  RunPlaceFlags place;
   bool json = false;
 };
 
@@ -71,14 +71,14 @@ void print_rest(const Profile& profile) {
 int profile_command(const Options& options) {
   const MpiRanks ranks;
   try {
-    const RunTransport transport(options.transport, ranks);
+    RunPlace place(options.place, ranks);
     const Scenario scenario = options.flags->scenario();
-    const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, 1));
+    const RunPlan plan(options.flags->spec(scenario, place.kernels()), options.flags->schedule(scenario, 1));
     const RunPlan* const plans[] = {&plan};
-    const ProfilingSpec spec = profiling_spec(plans, options.profiling, transport.get());
-    transport.check(plan.layout());
-    const Profile profile = measured_profile(spec, plan.layout(), transport.get());
-    if (!ranks.first()) return kDone;
+    const ProfilingSpec spec = profiling_spec(plans, options.profiling, place);
+    place.open(plan.layout());
+    const Profile profile = measured_profile(spec, plan.layout(), place);
+    if (!place.first()) return kDone;
     if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));
     if (options.json) {
       fmt::print("{}", to_json_text(profile));
@@ -92,7 +92,7 @@ int profile_command(const Options& options) {
     if (!options.output.empty()) fmt::print("\nsluice fit {} -o cost.json\n", options.output);
     return kDone;
   } catch (...) {
-    if (ranks.first()) throw;
+    if (is_first_process(ranks)) throw;
     return kWrongInput;  // the first rank says what is wrong
   }
 }
@@ -121,9 +121,7 @@ void add_profile_command(CLI::App& app, int& exit_code) {
   command->add_option("-o,--output", options->output, "write the profile file (sluice.profile/1, docs/formats.md)")
       ->group(kProfile);
   command->add_flag("--json", options->json, "the profile file on standard output")->group(kProfile);
-  command->add_option("--transport", options->transport, "threads, mpi, or auto (default: mpi under a launcher)")
-      ->check(CLI::IsMember({"threads", "mpi", "auto"}))
-      ->group(kProfile);
+  options->place.add_to(*command, kProfile);
   command->callback([options, &exit_code] { exit_code = profile_command(*options); });
 }
 

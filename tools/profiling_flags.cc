@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
 
 #include "model/errors.h"
 #include "tools/progress.h"
@@ -58,9 +57,9 @@ void ProfilingFlags::add_to(CLI::App& command) {
 }
 
 ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
-                             const Transport* transport) {
+                             const RunPlace& place) {
   const RunPlan& first = *plans.front();
-  ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision};
+  ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};
   spec.recompute = first.spec().recompute;
   spec.sequences = first.schedule().shapes()[0].sequences;
   spec.sequence_length = first.sequence_length();
@@ -68,7 +67,7 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.data_parallel = first.layout().data;
   spec.seed = first.spec().seed;
   spec.budget_s = flags.time_budget_s;
-  spec.link = transport == nullptr ? "threads" : "mpi";
+  spec.link = place.transport_name();
   spec.cells = asked_cells(flags, spec.sequence_length);
   for (const RunPlan* plan : plans) {
     for (const StageContents& contents : plan->contents()) spec.layers = std::max(spec.layers, contents.layers);
@@ -87,27 +86,15 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   return spec;
 }
 
-Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, Transport* transport) {
+Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place) {
   Progress progress("seconds of measuring", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
   const auto told = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
-  Profile profile =
-      transport == nullptr ? profile_with_threads(spec, layout.size(), told) : measure_profile(spec, *transport, told);
+  Transport* const transport = place.transport();
+  Profile profile = transport == nullptr ? profile_with_threads(spec, layout.size(), told, place.devices())
+                                         : measure_profile(spec, *transport, told, place.own_device());
   profile.source = "measured";
-  profile.machine = machine_name(layout.size());
+  profile.machine = place.machine(layout.size());
   return profile;
-}
-
-std::string machine_name(int workers) {
-  std::string name = "this machine";
-  std::ifstream file("/proc/cpuinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    const std::size_t colon = line.find(": ");
-    if (!line.starts_with("model name") || colon == std::string::npos) continue;
-    name = line.substr(colon + 2);
-    break;
-  }
-  return fmt::format("{}, {} at work", name, workers);
 }
 
 }  // namespace sluice::tools

@@ -8,9 +8,8 @@
 
 #include "exec/profiling.h"
 #include "exec/run_plan.h"
-#include "exec/transport/transport.h"
 #include "model/cost/profile.h"
-#include "tools/mpi_ranks.h"
+#include "tools/run_place.h"
 
 namespace sluice::tools {
 
@@ -25,15 +24,10 @@ struct ProfilingFlags {
 
 // What to measure for these runs, which differ in their schedules alone: a grid over the sequence, and the slices that
 // the schedules have. Throws InputError for microbatches of several sizes, or lengths past the sequence.
-// `transport` is that of the processes of a launcher, null where workers are threads.
-ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
-                             const Transport* transport);
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place);
 
 // Measures, with a thread for each worker of the layout, or as the processes of a launcher, where the profile is the
 // first one's. Tells on the terminal how far it is.
-Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, Transport* transport);
-
-// The machine's name as its processor says it, and how many workers were at work.
-std::string machine_name(int workers);
+Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place);
 
 }  // namespace sluice::tools

@@ -21,10 +21,8 @@
 #include "tools/command.h"
 #include "tools/mpi_ranks.h"
 #include "tools/run_flags.h"
+#include "tools/run_place.h"
 #include "traces/chrome_trace.h"
-#ifdef SLUICE_HAVE_MPI
-#include "exec/transport/mpi.h"
-#endif
 
 namespace sluice::tools {
 namespace {
@@ -36,7 +34,7 @@ struct Options {
   int steps = 10;
   int warmup = 0;
   int log_every = 1;
-  std::string transport = "auto";
+  RunPlaceFlags place;
   std::string trace;
   std::string checkpoint;
   int checkpoint_every = 0;
@@ -51,9 +49,9 @@ struct Options {
 // A folder that goes with the run, if it ends well.
 class RecorderFolder {
  public:
-  RecorderFolder(const std::string& wished, const MpiRanks& ranks) : path_(wished), first_(ranks.first()) {
+  RecorderFolder(const std::string& wished, const RunPlace& place) : path_(wished), first_(place.first()) {
     std::string made;
-    if (ranks.first()) {
+    if (first_) {
       if (path_.empty()) {
         std::string name = (std::filesystem::temp_directory_path() / "sluice-run-XXXXXX").string();
         if (::mkdtemp(name.data()) == nullptr) throw InputError(name + ": cannot make a folder for the recorders");
@@ -66,7 +64,7 @@ class RecorderFolder {
       }
     }
     own_ = wished.empty();
-    path_ = ranks.all_gather(made).front();
+    path_ = place.agreed(made);
   }
   ~RecorderFolder() {
     std::error_code ignored;
@@ -124,7 +122,7 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
   const Schedule& schedule = plan.schedule();
   OrderedJson out = {{"schema", "sluice.run/1"},
                      {"model", plan.spec().model.name},
-                     {"precision", plan.spec().precision == Precision::float64 ? "float64" : "float32"},
+                     {"precision", to_string(plan.spec().precision)},
                      {"schedule",
                       {{"family", schedule.family()},
                        {"ranks", schedule.num_ranks()},
@@ -278,18 +276,18 @@ int run_command(const Options& options) {
   if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
   const HeldSignals held;
   const MpiRanks ranks;
-  const bool processes = options.transport == "mpi" || (options.transport == "auto" && ranks.size() > 1);
   try {
     check_folder("--checkpoint", options.checkpoint);
     check_folder("--trace", options.trace);
     const Scenario scenario = options.flags->scenario();
-    const RunPlan plan(options.flags->spec(scenario), options.flags->schedule(scenario, batches_between(options)));
+    RunPlace place(options.place, ranks);
+    const RunPlan plan(options.flags->spec(scenario, place.kernels()),
+                       options.flags->schedule(scenario, batches_between(options)));
     const TokenSource tokens = options.flags->tokens(plan);
-    if (!processes && ranks.size() > 1) {
-      throw InputError("--transport threads: this is one of several processes that a launcher started");
-    }
-    RecorderFolder recorders(options.recorders, ranks);
+    place.open(plan.layout());
+    RecorderFolder recorders(options.recorders, place);
     TrainingOptions training = training_options(options, plan, recorders.path(), true);
+    training.devices = &place.devices();
     const WorkerHooks hooks = hooks_of(options, plan, training);
     TrainingReport report;
     const RunObserver observer = [&](const RunReport& run) {
@@ -301,13 +299,8 @@ int run_command(const Options& options) {
       std::fflush(stdout);
     };
     try {
-      if (processes) {
-#ifdef SLUICE_HAVE_MPI
-        const auto transport = make_mpi_transport();
+      if (Transport* const transport = place.transport()) {
         train_as_process(plan, *transport, tokens, training, report, hooks, observer);
-#else
-        throw InputError("--transport mpi: this sluice was built without MPI");
-#endif
       } else {
         train_with_threads(plan, tokens, training, report, hooks, observer);
       }
@@ -318,19 +311,26 @@ int run_command(const Options& options) {
                  failure.what(), recorders.path(), recorders.path());
       std::fflush(nullptr);
       // Other processes are in whatever state they are: nothing more is said to them.
-      if (processes) std::_Exit(exit_code_of(failure.kind()));
+      if (place.processes()) std::_Exit(exit_code_of(failure.kind()));
       return exit_code_of(failure.kind());
+    } catch (const DeviceError& failure) {
+      recorders.keep();
+      fmt::print(stderr, "sluice: {}\nsluice: what each rank did last is in {} (sluice run --post-mortem {})\n",
+                 failure.what(), recorders.path(), recorders.path());
+      std::fflush(nullptr);
+      if (place.processes()) std::_Exit(kOurFault);
+      return kOurFault;
     }
-    if (!ranks.first()) return kDone;
+    if (!place.first()) return kDone;
     write_trace(options, plan, report);
     if (options.json) {
-      fmt::print("{}\n", report_json(plan, report, processes ? "mpi" : "threads").dump(2));
+      fmt::print("{}\n", report_json(plan, report, place.transport_name()).dump(2));
     } else {
       print_summary(plan, report);
     }
     return report.interrupted ? kInterrupted : kDone;
   } catch (...) {
-    if (ranks.first()) throw;
+    if (is_first_process(ranks)) throw;
     return kWrongInput;  // the first rank says what is wrong
   }
 }
@@ -366,9 +366,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
   command->add_option("--log-every", options->log_every, "print every so many steps (default 1)")
       ->check(CLI::Range(1, 100000000))
       ->group(kRun);
-  command->add_option("--transport", options->transport, "threads, mpi, or auto (default: mpi under a launcher)")
-      ->check(CLI::IsMember({"threads", "mpi", "auto"}))
-      ->group(kRun);
+  options->place.add_to(*command, kRun);
   command
       ->add_option("--checkpoint", options->checkpoint,
                    "write weights and optimizer here (safetensors), whole or not at all, at the end")

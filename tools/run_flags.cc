@@ -75,12 +75,25 @@ bool has(const Json& document, const char* pointer) {
   return document.contains(at) && !document.at(at).is_null();
 }
 
+Precision precision_of(const std::string& asked, bool on_devices) {
+  if (on_devices) {
+    if (asked == "float32" || asked == "float64") {
+      throw InputError(fmt::format("--precision {}: GPUs compute in bf16 or fp16 (master weights are float32)", asked));
+    }
+    return asked == "fp16" ? Precision::float16 : Precision::bfloat16;
+  }
+  if (asked == "bf16" || asked == "fp16") {
+    throw InputError(fmt::format("--precision {}: the CPU computes in float32 or float64", asked));
+  }
+  return asked == "float64" ? Precision::float64 : Precision::float32;
+}
+
 }  // namespace
 
 struct RunFlags::Values {
   std::string file;
   std::unique_ptr<ScenarioFlags> scenario;
-  std::string precision = "float32";
+  std::string precision;
   std::string data;
   std::uint64_t seed = 1;
   std::string optimizer = "adam";
@@ -96,8 +109,10 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
   if (own_schedule_flag) without.push_back("--schedule");
   values.scenario = std::make_unique<ScenarioFlags>(command, without);
   const char* kTraining = "Training";
-  command.add_option("--precision", values.precision, "float32 (default) or float64")
-      ->check(CLI::IsMember({"float32", "float64"}))
+  command
+      .add_option("--precision", values.precision,
+                  "float32 (default) or float64 on the CPU; bf16 (default) or fp16, with a loss scale, on GPUs")
+      ->check(CLI::IsMember({"float32", "float64", "bf16", "fp16"}))
       ->group(kTraining);
   command.add_option("--data", values.data, "text file to train on, bytes as tokens (default: synthetic tokens)")
       ->group(kTraining);
@@ -160,9 +175,9 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   return scenario;
 }
 
-RunSpec RunFlags::spec(const Scenario& scenario) const {
-  RunSpec spec{.model = *scenario.model};
-  spec.precision = values_->precision == "float64" ? Precision::float64 : Precision::float32;
+RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) const {
+  RunSpec spec{.model = *scenario.model, .kernels = kernels};
+  spec.precision = precision_of(values_->precision, kernels != nullptr);
   spec.data_parallel = scenario.training.dp;
   spec.tensor_parallel = scenario.training.tp;
   spec.stage_layers = scenario.stage_layers;

@@ -25,7 +25,8 @@ class RunFlags {
   // The file with the flags laid over it, and what is built in where nothing is said. Throws InputError for what a
   // run cannot do. `schedule`, if any, is taken for --schedule; `unsliced`: what is said about slices is for others.
   Scenario scenario(const std::string& schedule = "", bool unsliced = false) const;
-  RunSpec spec(const Scenario& scenario) const;
+  // `kernels` of devices, or null: the CPU. Throws InputError for a precision that it does not compute in.
+  RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr) const;
   // With so many batches, for families without a flush where the scenario does not say how many.
   Schedule schedule(const Scenario& scenario, int batches) const;
   // --data, or synthetic tokens.

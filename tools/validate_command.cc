@@ -21,7 +21,7 @@
 #include "tools/profiling_flags.h"
 #include "tools/progress.h"
 #include "tools/run_flags.h"
-#include "tools/run_transport.h"
+#include "tools/run_place.h"
 #include "tools/validation.h"
 #include "tools/validation_output.h"
 #include "traces/side_by_side.h"
@@ -38,16 +38,16 @@ struct Options {
   int steps = 10;
   double tolerance = 10;
   double memory_tolerance = 5;
-  std::string transport = "auto";
+  RunPlaceFlags place;
   std::string trace;
   bool json = false;
 };
 
 // One schedule that is validated. Not movable, as its plan.
 struct Case {
-  Case(const RunFlags& flags, const std::string& schedule, bool unsliced)
+  Case(const RunFlags& flags, const RunPlace& place, const std::string& schedule, bool unsliced)
       : scenario(flags.scenario(schedule, unsliced)),
-        plan(flags.spec(scenario), flags.schedule(scenario, kBatches)),
+        plan(flags.spec(scenario, place.kernels()), flags.schedule(scenario, kBatches)),
         tokens(flags.tokens(plan)) {}
 
   static constexpr int kBatches = 8;  // of schedules without a flush, where nothing is said
@@ -74,23 +74,24 @@ std::optional<CostTable> given_table(const Options& options, const RunPlan& plan
   return std::nullopt;
 }
 
-TrialReport run(const std::deque<Case>& cases, const Options& options, Transport* transport, bool measures) {
-  TrialSpec spec{.runs = options.steps};
+TrialReport run(const std::deque<Case>& cases, const Options& options, const RunPlace& place, bool measures) {
+  TrialSpec spec{.runs = options.steps, .devices = &place.devices()};
   for (const Case& each : cases) {
     spec.plans.push_back(&each.plan);
     spec.tokens.push_back(&each.tokens);
   }
   ProfilingSpec profiling;
   if (measures) {
-    profiling = profiling_spec(spec.plans, options.profiling, transport);
+    profiling = profiling_spec(spec.plans, options.profiling, place);
     spec.profiling = &profiling;
   }
   Progress progress("runs", options.steps * std::ssize(cases));
   const auto observer = [&](int done) { progress.done(done); };
-  TrialReport report =
-      transport == nullptr ? run_trials_with_threads(spec, observer) : run_trials(spec, *transport, {}, observer);
+  Transport* const transport = place.transport();
+  TrialReport report = transport == nullptr ? run_trials_with_threads(spec, observer)
+                                            : run_trials(spec, *transport, place.own_device(), observer);
   report.profile.source = "measured";
-  report.profile.machine = machine_name(cases.front().plan.layout().size());
+  report.profile.machine = place.machine(cases.front().plan.layout().size());
   return report;
 }
 
@@ -113,29 +114,34 @@ int validate_command(const Options& options) {
   }
   const MpiRanks ranks;
   try {
-    const RunTransport transport(options.transport, ranks);
+    RunPlace place(options.place, ranks);
     std::deque<Case> cases;
-    if (options.schedules.empty()) cases.emplace_back(*options.flags, "", false);
+    if (options.schedules.empty()) cases.emplace_back(*options.flags, place, "", false);
     // Of several schedules, slices are for those that can have them; of none that can, they are wrong.
     const bool any_sliced = std::any_of(options.schedules.begin(), options.schedules.end(), is_sliced);
     for (const std::string& schedule : options.schedules) {
-      cases.emplace_back(*options.flags, schedule, any_sliced && !is_sliced(schedule));
+      cases.emplace_back(*options.flags, place, schedule, any_sliced && !is_sliced(schedule));
     }
-    for (const Case& each : cases) transport.check(each.plan.layout());
     const RunPlan& plan = cases.front().plan;
+    for (const Case& each : cases) {
+      if (each.plan.layout().size() == plan.layout().size()) continue;
+      throw InputError(fmt::format("--schedule: {} and {} have different numbers of ranks: one set of them runs all",
+                                   plan.schedule().family(), each.plan.schedule().family()));
+    }
+    place.open(plan.layout());
     std::optional<CostTable> table = given_table(options, plan);
     // What is wrong with a file is said before anything runs.
     for (const Case& each : cases) {
       if (table) static_cast<void>(predict(each.plan, *table));
     }
     const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-    if (transport.get() == nullptr && cores > 0 && plan.layout().size() > cores) {
+    if (place.transport() == nullptr && place.kernels() == nullptr && cores > 0 && plan.layout().size() > cores) {
       fmt::print(stderr,
                  "sluice: {} workers share {} core{}: ops take less when other ranks wait, which no prediction knows\n",
                  plan.layout().size(), cores, cores == 1 ? "" : "s");
     }
-    const TrialReport trials = run(cases, options, transport.get(), !table);
-    if (!ranks.first()) return kDone;
+    const TrialReport trials = run(cases, options, place, !table);
+    if (!place.first()) return kDone;
     if (!table) table = table_of(trials.profile, plan);
     const Tolerances tolerances{options.tolerance / 100, options.memory_tolerance / 100};
     std::vector<Validation> validations;
@@ -145,10 +151,10 @@ int validate_command(const Options& options) {
       holds = holds && tolerances.holds(validations.back());
     }
     if (!options.trace.empty()) write_trace(options.trace, cases.front(), validations.front());
-    const ValidationHeading heading{.machine = machine_name(plan.layout().size()),
+    const ValidationHeading heading{.machine = place.machine(plan.layout().size()),
                                     .model = plan.spec().model.name,
-                                    .precision = plan.spec().precision == Precision::float64 ? "float64" : "float32",
-                                    .transport = transport.get() == nullptr ? "threads" : "mpi",
+                                    .precision = to_string(plan.spec().precision),
+                                    .transport = place.transport_name(),
                                     .costs = !options.cost.empty()      ? options.cost
                                              : !options.profile.empty() ? options.profile
                                                                         : "measured"};
@@ -159,7 +165,7 @@ int validate_command(const Options& options) {
     }
     return holds ? kDone : kOutsideTolerance;
   } catch (...) {
-    if (ranks.first()) throw;
+    if (is_first_process(ranks)) throw;
     return kWrongInput;  // the first rank says what is wrong
   }
 }
@@ -210,9 +216,7 @@ void add_validate_command(CLI::App& app, int& exit_code) {
       ->group(kValidation);
   command->add_option("--cost", options->cost, "take this cost file instead of a profile (sluice.cost/1)")
       ->group(kValidation);
-  command->add_option("--transport", options->transport, "threads, mpi, or auto (default: mpi under a launcher)")
-      ->check(CLI::IsMember({"threads", "mpi", "auto"}))
-      ->group(kValidation);
+  options->place.add_to(*command, kValidation);
   command
       ->add_option("--trace", options->trace,
                    "write a Chrome trace of the predicted timeline and of the run nearest to the median (.json, .gz)")

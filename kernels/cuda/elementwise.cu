@@ -4,47 +4,54 @@
 namespace sluice::cuda {
 namespace {
 
-SLUICE_DEVICE float sigmoid(float x) { return 1.0F / (1.0F + exponential(-x)); }
+SLUICE_DEVICE float sigmoid(float x) { return reciprocal(1.0F + exponential(-x)); }
 
 // gelu(x) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
 constexpr float kGeluLinear = 2 * 0.79788456F;
 constexpr float kGeluCubic = kGeluLinear * 0.044715F;
 SLUICE_DEVICE float gelu_sigmoid(float x) { return sigmoid(x * (kGeluLinear + kGeluCubic * x * x)); }
 
+// What an activation function is applied to.
+template <class T>
+struct Preactivation {
+  const T* products;
+  const T* bias;
+  int width;
+  bool whole;
+
+  // Of a row of products, or its right half.
+  SLUICE_DEVICE void load(std::int64_t row_at, int half_at, int column, float (&numbers)[kChunk]) const {
+    load_chunk(products + row_at + half_at, column, width, whole, numbers);
+    if (bias == nullptr) return;
+    float biases[kChunk];
+    load_chunk(bias + half_at, column, width, whole, biases);
+    for (int i = 0; i < kChunk; ++i) numbers[i] += biases[i];
+  }
+};
+
 template <class T>
 struct Activate {
   static constexpr int kThreads = kRowThreads;
   bool gated;
-  T* pre;
-  const T* bias;
-  int width;
-  bool whole;
+  Preactivation<T> pre;
   T* out;
 
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
-    T* const left = pre + row * width * (gated ? 2 : 1);
+    const int width = pre.width;
+    const std::int64_t at = row * width * (gated ? 2 : 1);
     for_each_chunk(width, [&](int column) {
       float numbers[kChunk];
-      with_bias(left, bias, column, numbers);
+      pre.load(at, 0, column, numbers);
       if (gated) {
         float ups[kChunk];
-        with_bias(left + width, bias == nullptr ? bias : bias + width, column, ups);
+        pre.load(at, width, column, ups);
         for (int i = 0; i < kChunk; ++i) numbers[i] *= sigmoid(numbers[i]) * ups[i];
       } else {
         for (float& number : numbers) number *= gelu_sigmoid(number);
       }
-      store_chunk(out + row * width, column, width, whole, numbers);
+      store_chunk(out + row * width, column, width, pre.whole, numbers);
     });
-  }
-  // Adds the bias to what lies in `at`, too.
-  SLUICE_DEVICE void with_bias(T* at, const T* of, int column, float (&numbers)[kChunk]) const {
-    load_chunk(at, column, width, whole, numbers);
-    if (of == nullptr) return;
-    float biases[kChunk];
-    load_chunk(of, column, width, whole, biases);
-    for (int i = 0; i < kChunk; ++i) numbers[i] = to_float(from_float<T>(numbers[i] + biases[i]));
-    store_chunk(at, column, width, whole, numbers);
   }
 };
 
@@ -52,20 +59,20 @@ template <class T>
 struct ActivateGradient {
   static constexpr int kThreads = kRowThreads;
   bool gated;
-  const T* pre;
-  int width;
-  bool whole;
+  Preactivation<T> pre;
   T* gradient;
 
   SLUICE_DEVICE void operator()() const {
+    const int width = pre.width;
+    const bool whole = pre.whole;
     const std::int64_t at = static_cast<std::int64_t>(block_x()) * width * (gated ? 2 : 1);
     for_each_chunk(width, [&](int column) {
       float numbers[kChunk];
       float gradients[kChunk];
-      load_chunk(pre + at, column, width, whole, numbers);
+      pre.load(at, 0, column, numbers);
       if (gated) {
         float ups[kChunk];
-        load_chunk(pre + at + width, column, width, whole, ups);
+        pre.load(at, width, column, ups);
         load_chunk(gradient + at + width, column, width, whole, gradients);
         for (int i = 0; i < kChunk; ++i) {
           const float gate = numbers[i];
@@ -274,9 +281,21 @@ struct WordGradient {
     const auto width = static_cast<int>(shape.hidden);
     const std::int64_t word = tokens[row] - shape.first_token;
     if (word < 0 || word >= shape.vocab_rows) return;
-    for (int column = thread(); column < width; column += threads()) {
-      atomic_add(words + word * width + column, to_float(gradient[row * width + column]));
-    }
+    float* const to = words + word * width;
+    for_each_chunk(width, [&](int column) {
+      float numbers[kChunk];
+      load_chunk(gradient + row * width, column, width, whole, numbers);
+      if (whole) {
+        const float first[4] = {numbers[0], numbers[1], numbers[2], numbers[3]};
+        const float second[4] = {numbers[4], numbers[5], numbers[6], numbers[7]};
+        atomic_add_4(to + column, first);
+        atomic_add_4(to + column + 4, second);
+      } else {
+        for (int i = 0; i < kChunk; ++i) {
+          if (column + i < width) atomic_add(to + column + i, numbers[i]);
+        }
+      }
+    });
   }
 };
 
@@ -305,25 +324,29 @@ struct PositionGradient {
   }
 };
 
+template <class T>
+Preactivation<T> preactivation(const Half* products, const Half* bias, std::int64_t width) {
+  return {as<T>(products), as<T>(bias), static_cast<int>(width), in_whole_chunks({width})};
+}
+
 Grid head_grid(const TurnShape& shape, const Halves& halves) {
   return row_grid(shape.rows, std::int64_t{shape.heads + 2 * shape.kv_heads} * halves.chunks * kChunk);
 }
 
 }  // namespace
 
-void activate(Stream& stream, Element element, bool gated, Half* pre, const Half* bias, std::int64_t rows,
+void activate(Stream& stream, Element element, bool gated, const Half* products, const Half* bias, std::int64_t rows,
               std::int64_t width, Half* out) {
   with_half(element, [&]<class T>(HalfType<T>) {
-    launch(stream, row_grid(rows, width),
-           Activate<T>{gated, as<T>(pre), as<T>(bias), static_cast<int>(width), in_whole_chunks({width}), as<T>(out)});
+    launch(stream, row_grid(rows, width), Activate<T>{gated, preactivation<T>(products, bias, width), as<T>(out)});
   });
 }
 
-void activate_gradient(Stream& stream, Element element, bool gated, const Half* pre, std::int64_t rows,
-                       std::int64_t width, Half* gradient) {
+void activate_gradient(Stream& stream, Element element, bool gated, const Half* products, const Half* bias,
+                       std::int64_t rows, std::int64_t width, Half* gradient) {
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, row_grid(rows, width),
-           ActivateGradient<T>{gated, as<T>(pre), static_cast<int>(width), in_whole_chunks({width}), as<T>(gradient)});
+           ActivateGradient<T>{gated, preactivation<T>(products, bias, width), as<T>(gradient)});
   });
 }
 

@@ -33,13 +33,13 @@ void norm_gradient(Stream& stream, Element element, const Half* gradient, const 
 void add_column_sums(Stream& stream, Element element, const Half* matrix, std::int64_t rows, std::int64_t width,
                      float* sums);
 
-// pre += bias; out = gelu(pre) in its tanh form. With a gate `pre` [rows, 2 width] holds gate and up beside each other,
-// and out = silu(gate) * up. See kernels/cpu/elementwise.h.
-void activate(Stream& stream, Element element, bool gated, Half* pre, const Half* bias, std::int64_t rows,
+// out = gelu(products + bias) in its tanh form. With a gate `products` [rows, 2 width] holds gate and up beside each
+// other, and out = silu(gate) * up. See kernels/cpu/elementwise.h.
+void activate(Stream& stream, Element element, bool gated, const Half* products, const Half* bias, std::int64_t rows,
               std::int64_t width, Half* out);
-// `gradient` has the shape of `pre`: its last `width` columns hold that of `out`; it becomes that of `pre`.
-void activate_gradient(Stream& stream, Element element, bool gated, const Half* pre, std::int64_t rows,
-                       std::int64_t width, Half* gradient);
+// `gradient` has the shape of `products`: its last `width` columns hold that of `out`; it becomes that of the products.
+void activate_gradient(Stream& stream, Element element, bool gated, const Half* products, const Half* bias,
+                       std::int64_t rows, std::int64_t width, Half* gradient);
 
 // Cosines and sines [tokens, head_dim / 2] of the angles of tokens after `context` others, worked out in double.
 void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* cosines,

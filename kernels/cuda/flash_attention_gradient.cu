@@ -60,8 +60,8 @@ struct FlashBackward {
     Tile<kHeadDim> queries;
     Tile<kHeadDim> out_gradient;
     Tile<kQueries> scores_gradient;  // [keys, queries]
-    float* log2_sums;
-    float* products;
+    float* log2_sums;                // [queries], and behind them their products
+    SLUICE_DEVICE const float* products() const { return log2_sums + kQueries; }
   };
   SLUICE_DEVICE static Shared shared() {
     constexpr int kRowBytes = Tile<kHeadDim>::kRowBytes;
@@ -71,7 +71,7 @@ struct FlashBackward {
     unsigned char* const out_gradient = queries + kQueries * kRowBytes;
     unsigned char* const scores_gradient = out_gradient + kQueries * kRowBytes;
     auto* const log2_sums = reinterpret_cast<float*>(scores_gradient + kKeys * Tile<kQueries>::kRowBytes);
-    return {{keys}, {values}, {queries}, {out_gradient}, {scores_gradient}, log2_sums, log2_sums + kQueries};
+    return {{keys}, {values}, {queries}, {out_gradient}, {scores_gradient}, log2_sums};
   }
 
   // What a block works on: keys from `first` of a segment.
@@ -129,7 +129,8 @@ struct FlashBackward {
     return exists ? log_sums[row] * kLog2E : kInfinity;
   }
   SLUICE_DEVICE static void keep_row_number(const Shared& in, float number) {
-    (thread() < kQueries ? in.log2_sums : in.products)[thread() % kQueries] = number;
+    static_assert(kThreads == 2 * kQueries);
+    in.log2_sums[thread()] = number;
   }
 
   // Probabilities of scores [keys, queries from `first` of the tile].
@@ -176,7 +177,7 @@ struct FlashBackward {
                                              const float (&gradient)[kM][kPart / 8][4], const Shared& in, int first) {
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
-      const Vector<float, 2> row = load_vector<float, 2>(in.products + first + n * 8 + lane() % 4 * 2);
+      const Vector<float, 2> row = load_vector<float, 2>(in.products() + first + n * 8 + lane() % 4 * 2);
       SLUICE_UNROLL
       for (int m = 0; m < kM; ++m) {
         SLUICE_UNROLL

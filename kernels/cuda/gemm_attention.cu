@@ -8,6 +8,16 @@
 namespace sluice::cuda {
 namespace {
 
+// Columns of the scores of one segment begin at a multiple of this, so that products can load them as vectors.
+constexpr std::int64_t kAlignment = 8;
+std::int64_t aligned(std::int64_t columns) { return (columns + kAlignment - 1) / kAlignment * kAlignment; }
+
+// How many columns those of a slice may need, however what is before it was cut.
+std::int64_t most_columns(const AttentionShape& shape) {
+  const std::int64_t earlier = std::min<std::int64_t>(shape.context, kMostSegments - 1);
+  return shape.context + (kAlignment - 1) * earlier + shape.tokens;
+}
+
 // How the work is cut: tiles of `rows` queries of one sequence by the heads of `kv_heads` key heads.
 struct Tiles {
   int rows = 0;
@@ -21,7 +31,7 @@ Tiles tiles_of(const AttentionShape& shape, int matrices, std::int64_t workspace
   constexpr int kMostRows = 512;  // of more, a causal mask wastes too much
   constexpr int kFewRows = 64;    // of fewer, products become slow: rather fewer heads
   Tiles tiles;
-  tiles.stride = padded(shape.context + shape.tokens);
+  tiles.stride = padded(most_columns(shape));
   const int group = shape.heads / shape.kv_heads;
   const auto set = [&](int rows, int kv_heads) {
     const std::int64_t all = std::int64_t{rows} * kv_heads * group;
@@ -47,13 +57,20 @@ Tiles tiles_of(const AttentionShape& shape, int matrices, std::int64_t workspace
   return tiles;
 }
 
-// Row r of a tile sees `seen + r` columns, of `columns`; heads lie one after the other, `rows` each.
+// The scores of a tile: heads one after the other, `rows` each. Row r sees `seen + r` columns but for those between
+// segments, of `columns`.
 struct TilePlace {
   int rows;
   std::int64_t stride;
   std::int64_t columns;
   std::int64_t seen;
   std::int64_t log_sums_step;  // from one head to the next
+};
+// Where the columns of segments begin, and how many they are.
+struct SegmentColumns {
+  int count = 0;
+  std::int32_t begin[kMostSegments];
+  std::int32_t tokens[kMostSegments];
 };
 
 // Writes 16-bit numbers over the float32 ones of a row, from its beginning on: number i of a chunk that all threads
@@ -73,6 +90,7 @@ template <class T>
 struct Softmax {
   static constexpr int kThreads = kRowThreads;
   TilePlace place;
+  SegmentColumns segments;
   float* scores;
   float* log_sums;
 
@@ -83,11 +101,16 @@ struct Softmax {
     const std::int64_t seen = place.seen + r;
     float highest = -FLT_MAX;
     float sum = 0;
-    for (std::int64_t column = thread(); column < seen; column += threads()) {
-      const float score = row[column];
-      const float before = highest;
-      highest = fmaxf(highest, score);
-      sum = sum * exponential(before - highest) + exponential(score - highest);
+    for (int i = 0; i < segments.count; ++i) {
+      const float* const of_segment = row + segments.begin[i];
+      const std::int64_t here = seen - segments.begin[i];
+      const auto end = static_cast<int>(here < segments.tokens[i] ? here : segments.tokens[i]);
+      for (int column = thread(); column < end; column += threads()) {
+        const float score = of_segment[column];
+        const float before = highest;
+        highest = larger(highest, score);
+        sum = sum * exponential(before - highest) + exponential(score - highest);
+      }
     }
     const float maximum = block_maximum(highest);
     sum = block_sum(sum * exponential(highest - maximum));
@@ -193,7 +216,9 @@ class Walk {
         gradients_(reinterpret_cast<float*>(scratch + (matrices - 1) * tiles_.score_bytes)),
         output_(reinterpret_cast<float*>(scratch + matrices * tiles_.score_bytes)),
         device_(device),
-        stream_(stream) {}
+        stream_(stream) {
+    for (int i = 1; i < segments.count; ++i) begin_[i] = begin_[i - 1] + aligned(segments.tokens[i - 1]);
+  }
 
   // Calls visit() for every tile.
   template <class Visit>
@@ -218,12 +243,21 @@ class Walk {
   TilePlace place() const {
     return {.rows = rows_,
             .stride = tiles_.stride,
-            .columns = shape_.context + first_ + rows_,
-            .seen = shape_.context + first_ + 1,
+            .columns = own_column() + first_ + rows_,
+            .seen = own_column() + first_ + 1,
             .log_sums_step = shape_.rows()};
   }
+  SegmentColumns columns() const {
+    SegmentColumns out;
+    out.count = segments_.count;
+    for (int i = 0; i < segments_.count; ++i) {
+      out.begin[i] = static_cast<std::int32_t>(begin_[i]);
+      out.tokens[i] = segments_.tokens[i];
+    }
+    return out;
+  }
   Grid softmax_grid() const {
-    Grid grid = row_grid(rows_, (shape_.context + first_ + rows_) * kChunk);
+    Grid grid = row_grid(rows_, (own_column() + first_ + rows_) * kChunk);
     grid.blocks_y = kv_heads_ * group_;
     return grid;
   }
@@ -324,18 +358,17 @@ class Walk {
 
   template <class Visit>
   void for_each_segment(const Visit& visit) const {
-    std::int64_t column = 0;
     for (int i = 0; i < segments_.count; ++i) {
       const std::int64_t all = segments_.tokens[i];
       const bool own = i + 1 == segments_.count;
       visit(Segment{.index = i,
                     .tokens = own ? std::int64_t{first_} + rows_ : all,
-                    .column = column,
+                    .column = begin_[i],
                     .at = sequence_ * all * shape_.key_width() + std::int64_t{kv_first_} * shape_.head_dim,
                     .values = values_after(shape_.sequences * all, shape_.key_width())});
-      column += all;
     }
   }
+  std::int64_t own_column() const { return begin_[segments_.count - 1]; }
   std::int64_t head_step() const { return rows_ * tiles_.stride; }
   MatrixProduct batch() const {
     MatrixProduct product;
@@ -358,6 +391,7 @@ class Walk {
   Element element_;
   const KeySegments& segments_;
   Tiles tiles_;
+  std::int64_t begin_[kMostSegments] = {};  // columns of segments
   int group_;
   float scale_;  // of scores
   float* scores_;
@@ -389,7 +423,8 @@ void gemm_attention_forward(const AttentionForward& call, Device& device, Stream
   walk.for_each_tile([&] {
     walk.make_scores(call.queries, false, walk.scale(), walk.scores());
     with_half(call.element, [&]<class T>(HalfType<T>) {
-      launch(stream, walk.softmax_grid(), Softmax<T>{walk.place(), walk.scores(), call.log_sums + walk.log_sums_at()});
+      launch(stream, walk.softmax_grid(),
+             Softmax<T>{walk.place(), walk.columns(), walk.scores(), call.log_sums + walk.log_sums_at()});
     });
     walk.multiply_scores(walk.scores(), true, 1, static_cast<Half*>(call.out) + walk.query_at(width), width);
   });

@@ -92,6 +92,11 @@ SLUICE_DEVICE float exponential2(float x) {
 }
 SLUICE_DEVICE float logarithm(float x) { return logf(x); }
 SLUICE_DEVICE float inverse_root(float x) { return rsqrtf(x); }
+SLUICE_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 SLUICE_DEVICE float hyperbolic_tangent(float x) { return tanhf(x); }
 SLUICE_DEVICE float error_function(float x) { return erff(x); }
 

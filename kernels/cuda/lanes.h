@@ -19,6 +19,7 @@
 //   atomic_add_4(float*, float[4])        one instruction from sm_90 (kHasWideAtomics), else four; 16-byte aligned
 //   exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x),
 //   larger(x, y)                          of two numbers
+//   reciprocal(x)                         to a unit in the last place; 0 from 2^126 on
 //   SLUICE_UNROLL                         before a loop whose body indexes arrays that are to stay in registers
 //   load_vector<T, N>(p), store_vector(p, v)               N elements at once, p aligned to all of them
 //   From sm_80, and only there (kHasMatrixUnits says whether this compilation is for that):

@@ -165,7 +165,7 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
   if (at.down_bias >= 0) add_column_sums(stream, element, gradients.down, n, h, of(at.down_bias));
   place.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
                        sizes.up_width);
-  activate_gradient(stream, element, spec.model.gated, kept.pre, n, sizes.ffn, gradients.up);
+  activate_gradient(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, gradients.up);
   if (at.up_bias >= 0) add_column_sums(stream, element, gradients.up, n, sizes.up_width, of(at.up_bias));
   place.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);

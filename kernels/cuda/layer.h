@@ -20,7 +20,7 @@ struct LayerActivations {
   float* log_sums = nullptr;     // [heads, n]
   Half* middle = nullptr;        // [n, h], what the second norm and residual begin with
   float* statistics2 = nullptr;  // [n, 2]
-  Half* pre = nullptr;           // [n, f] or [n, 2f], what the activation function is applied to
+  Half* pre = nullptr;           // [n, f] or [n, 2f], what the activation function is applied to, but for the bias
 
   void carve_input(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows);
   void carve_rest(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows);

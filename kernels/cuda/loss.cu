@@ -28,7 +28,7 @@ struct SumLogits {
       load_chunk(of_row, column, static_cast<int>(shape.stride), whole, numbers);
       float highest_here = highest;
       for (int i = 0; i < kChunk; ++i) {
-        if (column + i < columns) highest_here = fmaxf(highest_here, numbers[i]);
+        if (column + i < columns) highest_here = larger(highest_here, numbers[i]);
       }
       sum *= exponential(highest - highest_here);
       highest = highest_here;
@@ -73,12 +73,13 @@ struct LogitsGradient {
     const auto stride = static_cast<int>(shape.stride);
     const float maximum = sums.maxima[row];
     const float sum = sums.sums[row];
+    const float inverse = 1.0F / sum;
     const std::int64_t target = targets[row] - shape.first_token;
     for_each_chunk(stride, [&](int column) {
       float numbers[kChunk];
       load_chunk(of_row, column, stride, whole, numbers);
       for (int i = 0; i < kChunk; ++i) {
-        const float probability = exponential(numbers[i] - maximum) / sum;
+        const float probability = exponential(numbers[i] - maximum) * inverse;
         const float wanted = column + i == target ? 1.0F : 0.0F;
         numbers[i] = column + i < columns ? scale * (probability - wanted) : 0.0F;
       }

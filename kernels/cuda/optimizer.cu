@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 
@@ -31,9 +32,17 @@ struct StepFactors {
   float decay = 0;  // learning rate times weight decay
 };
 
+// Some of the ranges, which follow one another: where they end, from where the first begins.
+struct RangeEnds {
+  static constexpr int kMost = 128;
+  std::int64_t ends[kMost];
+  bool decays[kMost];
+};
+
 template <class T>
 struct Step {
   static constexpr int kThreads = kElementThreads;
+  RangeEnds ranges;
   bool adam;
   StepFactors factors;
   const float* scale;  // may be null
@@ -45,7 +54,9 @@ struct Step {
   SLUICE_DEVICE void operator()() const {
     const float scale_here = factors.gradient_scale * (scale == nullptr ? 1.0F : *scale);
     const bool skips = scale_here != scale_here;
+    int range = 0;
     for_each_element(count, [&](std::int64_t i) {
+      while (i >= ranges.ends[range]) ++range;
       float weight = state.master[i];
       if (!skips) {
         const float gradient = gradients[i] * scale_here;
@@ -57,7 +68,7 @@ struct Step {
           state.second[i] = second;
           change = factors.rate * first / (sqrtf(second * factors.inverse2) + factors.epsilon);
         }
-        weight = weight - change - factors.decay * weight;
+        weight = weight - change - (ranges.decays[range] ? factors.decay : 0.0F) * weight;
         state.master[i] = weight;
       }
       new_weights[i] = from_float<T>(weight);
@@ -134,16 +145,22 @@ void optimizer_step(Stream& stream, Element element, const std::vector<WeightRan
   factors.rate =
       static_cast<float>(adam ? step.learning_rate / (1 - std::pow(step.beta1, number)) : step.learning_rate);
   factors.inverse2 = static_cast<float>(adam ? 1 / (1 - std::pow(step.beta2, number)) : 1);
-  for (const WeightRange& range : ranges) {
-    const std::int64_t count = range.end - range.begin;
+  factors.decay = static_cast<float>(step.learning_rate * step.weight_decay);
+  for (std::size_t first = 0; first < ranges.size(); first += RangeEnds::kMost) {
+    const std::size_t last = std::min(ranges.size(), first + RangeEnds::kMost);
+    const std::int64_t begin = ranges[first].begin;
+    const std::int64_t count = ranges[last - 1].end - begin;
     if (count == 0) continue;
-    factors.decay = static_cast<float>(range.decays ? step.learning_rate * step.weight_decay : 0);
-    const OptimizerState here{state.master + range.begin, adam ? state.first + range.begin : nullptr,
-                              adam ? state.second + range.begin : nullptr};
+    RangeEnds ends{};
+    for (std::size_t i = first; i < last; ++i) {
+      ends.ends[i - first] = ranges[i].end - begin;
+      ends.decays[i - first] = ranges[i].decays;
+    }
+    const OptimizerState here{state.master + begin, state.first + begin, state.second + begin};
     with_half(element, [&]<class T>(HalfType<T>) {
       launch(stream, element_grid(count),
-             Step<T>{adam, factors, step.scale_on_device, here, gradients + range.begin, count,
-                     as<T>(new_weights + range.begin)});
+             Step<T>{ends, adam, factors, step.scale_on_device, here, gradients + begin, count,
+                     as<T>(new_weights + begin)});
     });
   }
 }

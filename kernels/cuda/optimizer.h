@@ -15,7 +15,7 @@ struct WeightRange {
   std::int64_t end = 0;
   bool decays = false;
 };
-// Cover all elements: padding, whose gradient is zero, goes with the parameter before.
+// Cover all elements, one after the other: padding, whose gradient is zero, goes with the parameter before.
 std::vector<WeightRange> step_ranges(const WeightOffsets& offsets);
 // Cover the parameters that are counted, and padding.
 std::vector<WeightRange> counted_ranges(const WeightOffsets& offsets);

@@ -83,7 +83,7 @@ SLUICE_DEVICE float block_maximum(float value) {
   if (lane() == 0) parts[warp()] = value;
   sync_block();
   float highest = parts[0];
-  for (int i = 1; i < threads() / kWarp; ++i) highest = fmaxf(highest, parts[i]);
+  for (int i = 1; i < threads() / kWarp; ++i) highest = larger(highest, parts[i]);
   return highest;
 }
 

@@ -4,6 +4,7 @@
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
+#include <boost/context/preallocated.hpp>
 #include <cstring>
 #include <deque>
 #include <exception>
@@ -14,9 +15,7 @@
 #include <utility>
 #include <vector>
 
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
+#include "kernels/emulation/stack_notes.h"
 
 namespace sluice::emulation {
 namespace {
@@ -47,9 +46,7 @@ struct Thread {
   int exchanges = 0;  // over the warp, so far
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
-#if defined(__SANITIZE_THREAD__)
-  void* sanitizer_fiber = nullptr;
-#endif
+  StackNotes notes;
 };
 
 struct Block {
@@ -60,10 +57,12 @@ struct Block {
   int running = 0;
   context::fiber scheduler;
   std::exception_ptr error;
-#if defined(__SANITIZE_THREAD__)
-  void* sanitizer_scheduler = nullptr;
-#endif
+  bool abandoned = false;  // threads that have not ended are to end
+  StackNotes scheduler_notes;
 };
+
+// Thrown in threads that are to end.
+struct Abandoned {};
 
 thread_local Block* current = nullptr;
 thread_local Stacks stacks(kStackBytes);
@@ -74,20 +73,20 @@ std::uint32_t any_number() { return static_cast<std::uint32_t>(numbers() >> 8); 
 
 void wait(At at) {
   Block& block = *current;
-  block.threads[static_cast<std::size_t>(block.running)].at = at;
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
-#endif
+  Thread& thread = block.threads[static_cast<std::size_t>(block.running)];
+  thread.at = at;
+  note_leaving(thread.notes, block.scheduler_notes, false);
   block.scheduler = std::move(block.scheduler).resume();
+  note_arriving(thread.notes, block.scheduler_notes);
+  if (block.abandoned) throw Abandoned{};
 }
 
 void resume(Block& block, int index) {
   Thread& thread = block.threads[static_cast<std::size_t>(index)];
   block.running = index;
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(thread.sanitizer_fiber, 0);
-#endif
+  note_leaving(block.scheduler_notes, thread.notes, false);
   thread.fiber = std::move(thread.fiber).resume();
+  note_arriving(block.scheduler_notes, thread.notes);
 }
 
 // Lets a warp go on whose lanes all wait for it.
@@ -172,28 +171,24 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   block.threads.resize(static_cast<std::size_t>(place.threads));
   for (auto& slots : block.slots) slots.resize(block.threads.size());
   Block* const before = std::exchange(current, &block);
-#if defined(__SANITIZE_THREAD__)
-  block.sanitizer_scheduler = __tsan_get_current_fiber();
-#endif
+  note_thread(block.scheduler_notes);
   for (Thread& thread : block.threads) {
-#if defined(__SANITIZE_THREAD__)
-    thread.sanitizer_fiber = __tsan_create_fiber(0);
-#endif
-    thread.fiber = context::fiber(std::allocator_arg, stacks, [&block, &body](context::fiber&& scheduler) {
+    const context::stack_context stack = stacks.allocate();
+    note_fiber(thread.notes, static_cast<std::byte*>(stack.sp) - stack.size, stack.size);
+    const auto run = [&block, &body, &thread](context::fiber&& scheduler) {
+      note_arriving(thread.notes, block.scheduler_notes);
       block.scheduler = std::move(scheduler);
       try {
-        body();
-      } catch (const context::detail::forced_unwind&) {
-        throw;
+        if (!block.abandoned) body();
+      } catch (const Abandoned&) {
       } catch (...) {
         block.error = std::current_exception();
       }
-      block.threads[static_cast<std::size_t>(block.running)].at = At::end;
-#if defined(__SANITIZE_THREAD__)
-      __tsan_switch_to_fiber(block.sanitizer_scheduler, 0);
-#endif
+      thread.at = At::end;
+      note_leaving(thread.notes, block.scheduler_notes, true);
       return std::move(block.scheduler);
-    });
+    };
+    thread.fiber = context::fiber(std::allocator_arg, context::preallocated(stack.sp, stack.size, stack), stacks, run);
   }
   bool stuck = false;
   int warp = -1;
@@ -209,11 +204,11 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
     stuck = true;
     break;
   }
-#if defined(__SANITIZE_THREAD__)
-  for (Thread& thread : block.threads) __tsan_destroy_fiber(thread.sanitizer_fiber);
-#endif
-  // Fibers that have not ended are unwound here.
-  block.threads.clear();
+  block.abandoned = true;
+  for (int i = 0; i < place.threads; ++i) {
+    if (block.threads[static_cast<std::size_t>(i)].at != At::end) resume(block, i);
+  }
+  for (Thread& thread : block.threads) forget_fiber(thread.notes);
   current = before;
   if (block.error) std::rethrow_exception(block.error);
   if (stuck) throw std::logic_error("threads of a block wait for others that never come");

@@ -110,6 +110,7 @@ inline float exponential(float x) { return std::exp(x); }
 inline float exponential2(float x) { return std::exp2(x); }
 inline float logarithm(float x) { return std::log(x); }
 inline float inverse_root(float x) { return 1.0F / std::sqrt(x); }
+inline float reciprocal(float x) { return 1.0F / x; }
 inline float hyperbolic_tangent(float x) { return std::tanh(x); }
 inline float error_function(float x) { return std::erf(x); }
 inline float larger(float x, float y) { return std::fmax(x, y); }

@@ -16,7 +16,7 @@ class DeviceOptimizer : public DeviceKernels {
  protected:
   void SetUp() override {
     DeviceKernels::SetUp();
-    if (device_ == nullptr) return;
+    if (IsSkipped()) return;
     const Transformer model = small_gpt();
     const StageSpec spec{.model = model,
                          .contents = {.layers = model.layers, .embedding = true, .head = true},

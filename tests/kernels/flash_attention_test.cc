@@ -8,6 +8,7 @@
 #include <cmath>
 #include <iostream>
 #include <memory>
+#include <vector>
 
 #include "tests/kernels/sliced_attention.h"
 #include "tests/support/test_device.h"
@@ -68,6 +69,11 @@ TEST_F(FlashAttention, UnevenSlicesFromLastToFirst) {
 TEST_F(FlashAttention, LongContext) {
   expect({.slices = {500, 300, 20}, .first_run = 2});
   expect({.head_dim = 128, .slices = {300, 129, 40}, .first_run = 2});
+}
+
+TEST_F(FlashAttention, EmptyAndManySlices) {
+  expect({.slices = {40, 0, 30}, .first_run = 2});
+  expect({.slices = std::vector<int>(cuda::kMostSegments, 2), .first_run = cuda::kMostSegments - 1});
 }
 
 TEST_F(FlashAttention, SequencesAndGroups) {

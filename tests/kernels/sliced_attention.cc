@@ -139,7 +139,7 @@ class OnDevice {
   };
 
   DeviceMemory& room(std::int64_t bytes) {
-    memory_.push_back(std::make_unique<DeviceMemory>(device_, bytes));
+    memory_.push_back(std::make_unique<DeviceMemory>(device_, *stream_, bytes));
     return *memory_.back();
   }
   DeviceMemory& put(Element element, const std::vector<double>& numbers) {

@@ -41,6 +41,21 @@ DeviceMemory::DeviceMemory(Device& device, Stream& stream, std::int64_t bytes)
       host_(device.allocate_host(bytes + 2 * kGuard)),
       data_(memory_ + kGuard),
       size_(bytes) {
+  begin();
+}
+
+DeviceMemory::DeviceMemory(Device& device, std::int64_t bytes)
+    : device_(device),
+      own_stream_(device.make_stream(StreamPriority::normal)),
+      stream_(*own_stream_),
+      memory_(device.allocate(bytes + 2 * kGuard)),
+      host_(device.allocate_host(bytes + 2 * kGuard)),
+      data_(memory_ + kGuard),
+      size_(bytes) {
+  begin();
+}
+
+void DeviceMemory::begin() {
   std::fill_n(host_, size_ + 2 * kGuard, kGuardByte);
   copy(memory_, host_, size_ + 2 * kGuard);
   fill(std::byte{0xff});

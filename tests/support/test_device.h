@@ -19,6 +19,7 @@ std::unique_ptr<Device> make_test_device();
 class DeviceMemory {
  public:
   DeviceMemory(Device& device, Stream& stream, std::int64_t bytes);
+  DeviceMemory(Device& device, std::int64_t bytes);  // with a stream of its own
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -32,8 +33,10 @@ class DeviceMemory {
   bool intact() const;
 
  private:
+  void begin();
   void copy(std::byte* to, const std::byte* from, std::int64_t bytes) const;
   Device& device_;
+  std::unique_ptr<Stream> own_stream_;
   Stream& stream_;
   std::byte* memory_;
   std::byte* host_;
