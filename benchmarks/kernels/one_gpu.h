@@ -28,7 +28,7 @@ class Memory {
   std::byte* room(std::int64_t bytes);  // zeroed
   // `count` normal numbers of bfloat16. 65521 of them, over and over: a prime, so that rows differ.
   std::byte* numbers(std::int64_t count, std::uint32_t seed, float deviation = 1);
-  void write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed, float deviation);
+  void write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed, float deviation, float mean = 0);
   std::vector<float> read(const void* from, std::int64_t count, Element element) const;
 
  private:
