@@ -234,8 +234,8 @@ def main():
     for i in sorted({0, len(losses) // 4, len(losses) // 2, 3 * len(losses) // 4, len(losses) - 1}):
         print(f"step {rows[i]['step']:>5}  sluice {expected[i]:.5f}  {how} {losses[i]:.5f}")
     print(
-        f"{len(losses)} steps: losses differ by {differences[largest]:.2g} nats at most (step {rows[largest]['step']}), "
-        f"{sum(differences) / len(differences):.2g} in the mean"
+        f"{len(losses)} steps: losses differ by {differences[largest]:.2g} nats at most "
+        f"(step {rows[largest]['step']}), {sum(differences) / len(differences):.2g} in the mean"
     )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
