@@ -303,14 +303,16 @@ def times_of(torch, clock, layer, device, repeats):
 
 def sluice_rows(path):
     """Median milliseconds by name, of Google Benchmark's JSON."""
-    with open(path, encoding="utf-8") as file:
-        rows = json.load(file)["benchmarks"]
+    try:
+        with open(path, encoding="utf-8") as file:
+            rows = json.load(file)["benchmarks"]
+    except (OSError, ValueError, KeyError) as why:
+        raise SystemExit(f"{path}: expected the rows of device_layer_benchmark: {why}")
     return {row["name"].split("/iterations:")[0]: row["median_ms"] for row in rows if "median_ms" in row}
 
 
-def compare(rows, path, share):
+def compare(rows, ours, share):
     """Prints a line for each layer and slice; whether all are fast enough."""
-    ours = sluice_rows(path)
     theirs = {row["name"]: row["median_ms"] for row in rows}
     print(f"\n{'sluice beside PyTorch':44} {'F':>6} {'B':>6} {'F+B':>6}   of PyTorch's speed")
     fine = True
@@ -319,7 +321,7 @@ def compare(rows, path, share):
             continue
         pair = [name, name[:-1] + "1"]
         if any(of not in ours for of in pair):
-            print(f"{name[:-5]:44} not in {path}")
+            print(f"{name[:-5]:44} not timed by sluice")
             fine = False
             continue
         f, b = (theirs[of] / ours[of] for of in pair)
@@ -349,6 +351,7 @@ def main():
         print("nothing timed: PyTorch sees no GPU")
         return 0
 
+    ours = sluice_rows(options.against) if options.against else None
     device = torch.device("cpu" if options.small else "cuda")
     torch.manual_seed(1)
     clock = Clock(torch, device)
@@ -381,7 +384,7 @@ def main():
                     f"{rate / peak:.2f} of the peak  ({way})"
                 )
             del layer
-    fine = compare(rows, options.against, options.share) if options.against else True
+    fine = compare(rows, ours, options.share) if options.against else True
     if options.json:
         document = {"device": name, "pytorch": torch.__version__, "peak_TFLOP/s": peak / 1e12, "rows": rows}
         with open(options.json, "w", encoding="utf-8") as file:
