@@ -44,6 +44,11 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
       ->check(CLI::IsMember({"threads", "mpi", "inprocess", "nccl", "auto"}))
       ->group(group);
   command
+      .add_option("--bootstrap", bootstrap,
+                  "file in a folder that all processes see, through which they find each other where they have no MPI "
+                  "and are on several hosts (srun, torchrun)")
+      ->group(group);
+  command
       .add_option(
           "--devices", devices,
           "what ranks of one process run on: gpu or gpu:N, whole GPUs (default); green:N, so many partitions of "
@@ -60,7 +65,7 @@ bool is_first_process(const MpiRanks& ranks) {
   }
 }
 
-RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) {
+RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstrap_file_(flags.bootstrap) {
   const bool on_devices = flags.backend == "cuda";
   const auto refuse = [&](const std::string& why) {
     throw InputError(fmt::format("--transport {}: {}", flags.transport, why));
@@ -130,7 +135,7 @@ void RunPlace::open_devices(const RunLayout& layout) {
       throw InputError(
           fmt::format("--devices {}: partitions are of one process; processes have a GPU each", to_string(request_)));
     }
-    const auto visible = static_cast<int>(provider.devices().size());
+    const auto visible = provider.num_devices();
     const int ordinal = ordinal_of(launched_.local_rank, visible);
     opened_ = provider.open({.kind = DeviceRequest::gpu, .count = 1}, std::array{ordinal});
     devices_.devices[static_cast<std::size_t>(launched_.rank)] = opened_.front().get();
@@ -142,7 +147,7 @@ void RunPlace::open_devices(const RunLayout& layout) {
     throw InputError(fmt::format("--devices {}: {} pipeline x {} data x {} tensor ranks are {} workers",
                                  to_string(request), layout.pipeline, layout.data, layout.tensor, layout.size()));
   }
-  const auto visible = static_cast<int>(provider.devices().size());
+  const auto visible = provider.num_devices();
   if (request.kind == DeviceRequest::gpu && request.count > visible) {
     throw InputError(
         fmt::format("--devices {}: {} workers, and {} GPU{}: --devices green:{} has them share one, side by side",
@@ -154,7 +159,8 @@ void RunPlace::open_devices(const RunLayout& layout) {
 
 void RunPlace::meet() {
   if (mpi_ == nullptr) {
-    bootstrap_ = std::make_unique<FileBootstrap>(bootstrap_path(launched_), launched_.run, launched_.rank);
+    const std::string path = bootstrap_file_.empty() ? bootstrap_path(launched_) : bootstrap_file_;
+    bootstrap_ = std::make_unique<FileBootstrap>(path, launched_.run.empty() ? path : launched_.run, launched_.rank);
   }
   const auto broadcast = [&](std::span<std::byte> bytes) {
     mpi_ != nullptr ? mpi_->broadcast(bytes) : bootstrap_->broadcast(bytes, kTimeToMeet);

@@ -20,6 +20,7 @@ struct RunPlaceFlags {
   std::string backend = "cpu";
   std::string transport = "auto";
   std::string devices;
+  std::string bootstrap;
 
   void add_to(CLI::App& command, const char* group);
 };
@@ -60,6 +61,7 @@ class RunPlace {
   void meet();
 
   DeviceRequest request_;
+  std::string bootstrap_file_;
   LaunchedRank launched_;
   const DeviceKernels* kernels_ = nullptr;
   std::unique_ptr<Transport> mpi_;

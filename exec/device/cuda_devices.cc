@@ -80,6 +80,7 @@ class CudaDevices final : public DeviceProvider {
   std::string name() const override { return "cuda"; }
   std::string architectures() const override { return SLUICE_CUDA_ARCHITECTURES; }
   std::string why_none() const override { return look().why; }
+  int num_devices() const override { return look().count; }
 
   std::vector<std::unique_ptr<Device>> open(const DeviceRequest& request,
                                             std::span<const int> ordinals) const override {

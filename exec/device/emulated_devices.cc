@@ -42,6 +42,7 @@ class EmulatedDevices final : public DeviceProvider {
     return devices;
   }
 
+  int num_devices() const override { return kGpus; }
   std::vector<DeviceFacts> devices() const override {
     std::vector<DeviceFacts> all;
     const emulation::EmulatedDeviceSpec like;

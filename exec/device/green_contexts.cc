@@ -1,5 +1,6 @@
 #include "exec/device/green_contexts.h"
 
+#include <cuda.h>
 #include <cudaTypedefs.h>
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -9,11 +10,10 @@
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
-#if CUDA_VERSION < 12050
-#error "green contexts need the headers of CUDA 12.5 or later"
-#endif
-
 namespace sluice {
+
+#if CUDA_VERSION >= 12050
+
 namespace {
 
 // The driver is never linked: a program has to start without one.
@@ -113,7 +113,7 @@ GreenPartition::~GreenPartition() {
   if (context_ != nullptr) driver().destroy(context_);
 }
 
-CUstream GreenPartition::make_stream(int priority) const {
+CUstream_st* GreenPartition::make_stream(int priority) const {
   CUstream stream = nullptr;
   check(driver().stream_create(&stream, context_, CU_STREAM_NON_BLOCKING, priority), "cuGreenCtxStreamCreate",
         ordinal_);
@@ -160,5 +160,23 @@ int most_green_contexts(int ordinal) {
   split_in_green_contexts(ordinal, static_cast<int>(most));  // and really makes them
   return static_cast<int>(most);
 }
+
+#else
+
+GreenPartition::GreenPartition(GreenPartition&& other) noexcept
+    : context_(std::exchange(other.context_, nullptr)),
+      ordinal_(other.ordinal_),
+      multiprocessors_(other.multiprocessors_) {}
+GreenPartition::~GreenPartition() = default;
+CUstream_st* GreenPartition::make_stream(int) const { return nullptr; }
+
+std::vector<GreenPartition> split_in_green_contexts(int ordinal, int) {
+  throw DeviceError(fmt::format("GPU {}: this was built with CUDA {}.{}, and green contexts need 12.5 or later",
+                                ordinal, CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10));
+}
+
+int most_green_contexts(int ordinal) { return static_cast<int>(split_in_green_contexts(ordinal, 1).size()); }
+
+#endif
 
 }  // namespace sluice

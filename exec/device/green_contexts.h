@@ -1,9 +1,10 @@
 #pragma once
 
-#include <cuda.h>
-
 #include <string>
 #include <vector>
+
+struct CUgreenCtx_st;
+struct CUstream_st;
 
 namespace sluice {
 
@@ -12,7 +13,7 @@ namespace sluice {
 // green context may be current to one thread at a time, and work is where its stream is.
 class GreenPartition {
  public:
-  GreenPartition(CUgreenCtx context, int ordinal, int multiprocessors)
+  GreenPartition(CUgreenCtx_st* context, int ordinal, int multiprocessors)
       : context_(context), ordinal_(ordinal), multiprocessors_(multiprocessors) {}
   ~GreenPartition();
   GreenPartition(GreenPartition&& other) noexcept;
@@ -22,10 +23,10 @@ class GreenPartition {
 
   int multiprocessors() const { return multiprocessors_; }
   // Lower numbers go first. Throws DeviceError. To be destroyed by cudaStreamDestroy, before the partition.
-  CUstream make_stream(int priority) const;
+  CUstream_st* make_stream(int priority) const;
 
  private:
-  CUgreenCtx context_;
+  CUgreenCtx_st* context_;
   int ordinal_;
   int multiprocessors_;
 };

@@ -61,7 +61,9 @@ class DeviceProvider {
   virtual std::vector<std::unique_ptr<Device>> open(const DeviceRequest& request,
                                                     std::span<const int> ordinals = {}) const = 0;
 
-  // The GPUs that this process sees, by ordinal; empty if there are none. Never throws for want of a driver.
+  // The GPUs that this process sees; and what is known of them, by ordinal, which wakes each of them and takes a while.
+  // None, not an error, for want of a driver.
+  virtual int num_devices() const = 0;
   virtual std::vector<DeviceFacts> devices() const = 0;
   virtual std::vector<SoftwareFacts> software() const = 0;
   virtual std::string architectures() const = 0;  // that kernels are built for: "sm_75 sm_80 sm_90"

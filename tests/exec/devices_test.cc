@@ -60,7 +60,8 @@ TEST(EmulatedDevices, AreAsManyAsAskedFor) {
   EXPECT_EQ(why_no_devices(), "");
   EXPECT_THAT(ordinals(provider->open(parse_devices("gpu:3"))), ElementsAre(0, 1, 2));
   EXPECT_THAT(ordinals(provider->open(parse_devices("green:3"))), ElementsAre(0, 0, 0));
-  EXPECT_EQ(provider->open(parse_devices("gpu")).size(), provider->devices().size());
+  EXPECT_EQ(static_cast<int>(provider->open(parse_devices("gpu")).size()), provider->num_devices());
+  EXPECT_EQ(static_cast<int>(provider->devices().size()), provider->num_devices());
   const std::vector<int> given = {5, 2};
   EXPECT_THAT(ordinals(provider->open(parse_devices("gpu"), given)), ElementsAre(5, 2));
   EXPECT_THAT(ordinals(provider->open(parse_devices("gpu:1"), given)), ElementsAre(5));

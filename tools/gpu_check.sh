@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, on a machine with one and CUDA 12 or 13: builds, tests, checks with compute-sanitizer,
+# measures, predicts and runs on partitions of the GPU, sends through NCCL on the one GPU, and compares with PyTorch
+# where it is installed. Takes less than 25 minutes (SLUICE_MINUTES). What is missing is said, and what fails does not
+# keep the rest from running; the exit code is 1 at the end if anything failed or was left out, and 2 without a GPU.
+#
+#   tools/gpu_check.sh [folder for results, default benchmarks/results/DATE-GPU]
+#
+# SLUICE_BUILD=DIR uses a build of this tree that is there already, and builds nothing. SLUICE_STEPS='nccl|doctor'
+# runs only the steps whose names match. SLUICE_INSTALL=no installs no packages; CMAKE_PREFIX_PATH may say where they
+# lie instead.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+minutes=${SLUICE_MINUTES:-25}
+budget=$((minutes * 60))
+jobs=${SLUICE_JOBS:-$(nproc)}
+wanted=${SLUICE_STEPS:-.}
+
+if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+  echo "gpu_check.sh: nvidia-smi sees no GPU here" >&2
+  exit 2
+fi
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.')
+slug=$(echo "$gpu" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]-')
+results=${1:-benchmarks/results/$(date -u +%Y-%m-%d)-$slug}
+mkdir -p "$results"
+results=$(cd "$results" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+summary=$results/summary.txt
+: >"$summary"
+
+say() { echo "$*" | tee -a "$summary"; }
+failed=0
+missing() { # what, and what it would be needed for
+  say "$(printf '%-34s MISSING  %s' "$1" "$2")"
+  failed=1
+}
+
+# step NAME SECONDS COMMAND...: with a limit of its own, and within the time that is left. Output goes to NAME.log, or
+# if a document is expected (NAME.json) the standard output goes there.
+step() {
+  local name=$1 limit=$2 code began out
+  shift 2
+  [[ $name =~ $wanted ]] || return 0
+  local left=$((budget - SECONDS))
+  if [ "$left" -lt 20 ]; then
+    say "$(printf '%-34s NOT RUN  the %d minutes are over' "$name" "$minutes")"
+    failed=1
+    return 1
+  fi
+  [ "$limit" -gt "$left" ] && limit=$left
+  began=$SECONDS
+  case $name in *.json) out=$results/$name ;; *) out=$results/$name.log ;; esac
+  timeout --kill-after=10 "$limit" "$@" >"$out" 2>"$work/err"
+  code=$?
+  if [ "$out" != "$results/$name" ]; then cat "$work/err" >>"$out"; elif [ -s "$work/err" ]; then cp "$work/err" "$out.err"; fi
+  case $code in
+    0) say "$(printf '%-34s ok       %4d s' "$name" $((SECONDS - began)))" ;;
+    124 | 137) say "$(printf '%-34s TOO LONG after %d s' "$name" "$limit")" ;;
+    *) say "$(printf '%-34s FAILED   %4d s, exit %d: %s' "$name" $((SECONDS - began)) "$code" "$(tail -n 1 "$work/err" | cut -c 1-140)")" ;;
+  esac
+  [ "$code" -eq 0 ] || failed=1
+  return "$code"
+}
+
+say "$gpu, sm_$capability, $(date -u '+%Y-%m-%d %H:%M') UTC, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+nvidia-smi >"$results/nvidia-smi.log" 2>&1
+
+# --- build ------------------------------------------------------------------------------------------------------------
+
+build=${SLUICE_BUILD:-}
+if [ -z "$build" ]; then
+  build=build/gpu
+  for toolkit in /usr/local/cuda "${CUDA_HOME:-/nowhere}"; do
+    [ -x "$toolkit/bin/nvcc" ] && PATH=$toolkit/bin:$PATH
+  done
+  command -v nvcc >/dev/null || missing nvcc "the CUDA toolkit: nothing can be built"
+  command -v cmake >/dev/null || missing cmake "nothing can be built"
+  if [ "${SLUICE_INSTALL:-yes}" != no ]; then step packages 180 tools/install-packages.sh || true; fi
+  generator=()
+  command -v ninja >/dev/null && generator=(-G Ninja)
+  step configure 120 cmake -S . -B "$build" ${generator[@]+"${generator[@]}"} -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CUDA_ARCHITECTURES="$capability" || grep -m 3 -h 'Could NOT\|Could not find\|CMake Error' "$results/configure.log" | tee -a "$summary"
+  targets=(sluice gpu_device_test gpu_kernels_test gpu_flash_attention_test nccl_test nccl_abi_test flash_benchmark)
+  step build 600 cmake --build "$build" -j "$jobs" --target "${targets[@]}" || true
+fi
+sluice=$build/tools/sluice
+if [ ! -x "$sluice" ]; then
+  missing "$sluice" "nothing else can be run"
+  exit 1
+fi
+sluice=$(cd "$(dirname "$sluice")" && pwd)/sluice
+step doctor.json 60 "$sluice" doctor --json
+step doctor 60 "$sluice" doctor
+
+# --- kernels and devices ----------------------------------------------------------------------------------------------
+
+tests=()
+for test in "$build"/tests/gpu_*_test; do
+  [ -x "$test" ] || continue
+  tests+=("$test")
+  step "$(basename "$test")" 240 "$test"
+done
+[ ${#tests[@]} -gt 0 ] || missing gpu_*_test "the tests of kernels and devices"
+for test in nccl_test nccl_abi_test; do
+  [ -x "$build/tests/$test" ] && step "$test" 60 "$build/tests/$test"
+done
+
+sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+tiny=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
+  --position-embedding-type learned_absolute --seq-length 256 --mbs 1 --microbatches 4 --backend cuda)
+if [ -n "$sanitizer" ]; then
+  for tool in memcheck racecheck; do
+    step "sanitizer-$tool-run" 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+      "$sluice" run "${tiny[@]}" --pp 2 --devices green:2 --schedule seq1f1b --slices 2 --steps 1
+  done
+  [ -x "$build/tests/gpu_device_test" ] && step sanitizer-memcheck-devices 120 "$sanitizer" --tool memcheck \
+    --error-exitcode 9 "$build/tests/gpu_device_test" --gtest_filter='*MultipliesAsDoubleDoes*gpu_1:*EventsOrder*green_2'
+else
+  missing compute-sanitizer "whether kernels stay within their memory"
+fi
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+if [ -x "$build/benchmarks/flash_benchmark" ]; then
+  step flash_benchmark 120 "$build/benchmarks/flash_benchmark" --benchmark_min_time=0.2
+fi
+wide=(--num-layers 4 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32768 --max-position-embeddings 16384
+  --position-embedding-type learned_absolute --mbs 1 --microbatches 2 --backend cuda)
+step layer-profile.json 120 "$sluice" profile "${wide[@]}" --seq-length 16384 --pp 1 --devices gpu:1 \
+  --tokens 2048,4096,8192 --time-budget 30 --json
+python=$(command -v python3)
+if [ -n "$python" ] && "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  step layer-beside-pytorch.json 180 "$python" benchmarks/kernels/beside_pytorch.py layer \
+    --profile "$results/layer-profile.json" --hidden 4096 --heads 32 --least-tokens 2048
+  text=/usr/share/common-licenses/GPL-3
+  [ -r "$text" ] || text=docs/formats.md
+  curve=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
+    --position-embedding-type learned_absolute --seq-length 256 --mbs 1 --microbatches 8 --pp 2 --schedule 1f1b
+    --data "$text" --backend cuda --devices green:2)
+  step losses-first-weights 60 "$sluice" run "${curve[@]}" --steps 1 --lr 0 --checkpoint "$work/first.safetensors"
+  step losses-sluice.json 120 "$sluice" run "${curve[@]}" --steps 200 --json
+  step losses-beside-pytorch.json 240 "$python" benchmarks/kernels/beside_pytorch.py losses \
+    --run "$results/losses-sluice.json" --weights "$work/first.safetensors" --data "$text" --heads 4 --sequences 8 \
+    --sequence-length 256
+else
+  missing PyTorch "the layer's speed and the loss curve beside it"
+fi
+
+# --- NCCL on one GPU --------------------------------------------------------------------------------------------------
+
+# A process for each rank, told by the variables of torchrun. For correctness alone: messages go through the loopback.
+# Prints the document of the first; fails if any process does.
+nccl_ranks() {
+  local size=$1 run
+  run=$(date +%s%N)
+  shift
+  local pids=() code=0
+  for ((rank = 0; rank < size; ++rank)); do
+    env RANK="$rank" WORLD_SIZE="$size" LOCAL_RANK="$rank" LOCAL_WORLD_SIZE="$size" MASTER_ADDR=127.0.0.1 \
+      MASTER_PORT="$run" TORCHELASTIC_RUN_ID="check" NCCL_HOSTID="sluice-$rank" NCCL_NET=Socket NCCL_SOCKET_IFNAME=lo \
+      NCCL_PROTO=Simple NCCL_MULTI_RANK_GPU_ENABLE=1 "$sluice" "$@" >"$work/rank-$rank.out" 2>"$work/rank-$rank.err" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do wait "$pid" || code=1; done
+  for ((rank = 0; rank < size; ++rank)); do sed "s/^/rank $rank: /" "$work/rank-$rank.err" >&2; done
+  cat "$work/rank-0.out"
+  return "$code"
+}
+export -f nccl_ranks
+export sluice work
+
+# same_losses A B: every step's within 2e-3, so much as products of other shapes round differently.
+same_losses() {
+  awk '
+    FNR == 1 { ++file }
+    /"loss":/ { gsub(/[^0-9.e+-]/, "", $2); if (file == 1) a[++n] = $2; else b[++m] = $2 }
+    END {
+      worst = 0
+      for (i = 1; i <= n; ++i) { d = a[i] - b[i]; if (d < 0) d = -d; if (d > worst) worst = d }
+      printf "%d and %d steps, losses differ by at most %g\n", n, m, worst
+      exit !(n > 0 && n == m && worst <= 2e-3)
+    }' "$1" "$2"
+}
+export -f same_losses
+
+for size in 2 4; do
+  for schedule in 1f1b seq1f1b; do
+    run=(run "${tiny[@]}" --pp "$size" --schedule "$schedule" --steps 5 --json)
+    [ "$schedule" = seq1f1b ] && run+=(--slices 4)
+    step "nccl-$size-$schedule-alone.json" 60 "$sluice" "${run[@]}" --devices "stream:$size"
+    step "nccl-$size-$schedule.json" 120 bash -c 'nccl_ranks "$@"' nccl "$size" "${run[@]}" --transport nccl
+    step "nccl-$size-$schedule-losses" 10 bash -c 'same_losses "$@"' same \
+      "$results/nccl-$size-$schedule-alone.json" "$results/nccl-$size-$schedule.json"
+  done
+done
+
+# --- prediction on partitions of the GPU ------------------------------------------------------------------------------
+
+# Families that put two stages on a rank get as many layers as any.
+for parts in 2 4 8; do
+  model=(--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --vocab-size 32768 --max-position-embeddings 4096
+    --position-embedding-type learned_absolute --seq-length 4096 --mbs 1 --microbatches $((2 * parts)) --backend cuda)
+  step "validate-green-$parts.json" 300 "$sluice" validate "${model[@]}" --pp "$parts" --devices "green:$parts" \
+    --schedule gpipe,1f1b,interleaved-1f1b,seq1f1b,zb-h1,zb-v,seq1f1b-zb2p --slices 4 --steps 5 \
+    --time-budget 45 --tolerance 3 --memory-tolerance 3 --json
+done
+
+say "$([ "$failed" -eq 0 ] && echo 'all of it passed' || echo 'NOT all of it passed'), after $((SECONDS / 60)) min $((SECONDS % 60)) s; results in $results"
+exit "$failed"
