@@ -96,8 +96,8 @@ CopyRate between_threads() {
   double seconds = 0;
   on_threads(2, [&](Transport& transport) {
     const auto bench = make_link_bench({.most_bytes = kBytes}, transport, {});
-    const double each = bench->time_messages(kBytes).empty() ? 0 : bench->time_messages(kBytes).front();
-    if (transport.rank() == 0) seconds = each;
+    const std::vector<double> pairs = bench->time_messages(kBytes);
+    if (transport.rank() == 0) seconds = pairs.at(0);
   });
   return {"thread", "thread", seconds > 0 ? static_cast<double>(kBytes) / seconds : 0, seconds};
 }
