@@ -128,6 +128,7 @@ void DeviceWorker::list_items() {
     Item& item = items_[i];
     item_of_[item.vertex] = static_cast<int>(i);
     if (!item.collective && rank_.steps[item.index].kind == PlannedStep::Kind::send) continue;
+    item.name = plan_.graph().name(item.vertex);
     item.begin = device_.make_event();
     item.end = device_.make_event();
     (item.collective ? collective_items_ : compute_items_).push_back(i);
@@ -273,7 +274,9 @@ void DeviceWorker::run_items() {
   for (Item& item : items_) {
     next_vertex_ = item.vertex;
     next_waits_for_ = Doing::no_vertex;
+    device_.begin_range(item.name.c_str());
     item.collective ? issue_collective(item) : issue_step(item);
+    device_.end_range();
     keep_up();
   }
   finish();

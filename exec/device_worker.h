@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "exec/device_links.h"
@@ -61,6 +62,7 @@ class DeviceWorker final : public Worker {
     std::size_t index = 0;         // of the plan's steps or collectives
     std::unique_ptr<Event> begin;  // null of sends
     std::unique_ptr<Event> end;
+    std::string name;  // "F(stage 2, mb 5)": for profilers
   };
   // Of the device: what there is one of for each unit or optimizer step, and the same in pinned memory.
   struct Small {

@@ -102,6 +102,10 @@ class Device {
   virtual void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) = 0;
   virtual void zero(void* memory, std::int64_t bytes, Stream& stream) = 0;
   virtual void multiply(const MatrixProduct& product, Stream& stream) = 0;
+
+  // What profilers are to call what is put on streams from now on, until end_range; `name` is kept by the caller.
+  virtual void begin_range(const char* name) = 0;
+  virtual void end_range() = 0;
 };
 
 }  // namespace sluice

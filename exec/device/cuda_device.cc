@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 #include <cmath>
@@ -187,6 +188,8 @@ class CudaDevice final : public Device {
     check(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), native(stream)), "cudaMemsetAsync");
   }
 
+  void begin_range(const char* name) override { nvtxRangePushA(name); }
+  void end_range() override { nvtxRangePop(); }
   void multiply(const MatrixProduct& product, Stream& stream) override {
     if (product.in == Element::float32) throw std::logic_error("products are of 16-bit numbers");
     const ColumnMajorProduct how = column_major(product);

@@ -127,7 +127,7 @@ SLUICE_DEVICE std::uint32_t pack<bfloat16>(float low, float high) {
 SLUICE_DEVICE void copy_async_16(void* shared, const void* global, bool valid) {
   const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
 }
 SLUICE_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N>

@@ -148,12 +148,13 @@ struct ColumnSums {
           numbers[i] = row < rows ? to_float(matrix[row * width + column]) : 0.0F;
         }
         if (x != nullptr) {
+          float others[kRowsAtOnce];
           for (int i = 0; i < kRowsAtOnce; ++i) {
             const std::int64_t row = first + static_cast<std::int64_t>(i) * warps;
-            if (row >= rows) break;
             const float* const of_row = statistics + kNormStatistics * row;
-            gain_sum += numbers[i] * (to_float(x[row * width + column]) - of_row[0]) * of_row[1];
+            others[i] = row < rows ? (to_float(x[row * width + column]) - of_row[0]) * of_row[1] : 0.0F;
           }
+          for (int i = 0; i < kRowsAtOnce; ++i) gain_sum += numbers[i] * others[i];
         }
         for (const float number : numbers) sum += number;
       }

@@ -238,7 +238,7 @@ SliceMemory CudaStage::slice_memory(const SliceShape& shape) const {
     carve_gradients(gradients, n);
   }
   if (spec_.contents.head) carve_head(to_input, to_weight, n);
-  const std::int64_t keys_values = 2 * spec_.contents.layers * values_after(n, sizes_.key_width);
+  const std::int64_t keys_values = std::int64_t{2} * spec_.contents.layers * values_after(n, sizes_.key_width);
   return {.to_input_gradient = to_input.bytes(),
           .to_weight_gradient = to_weight.bytes(),
           .output_gradients = gradients.bytes(),
@@ -273,7 +273,7 @@ LayerKeys CudaStage::keys_of(const SliceCall& call, int layer, const OpScratch& 
   out.segments.count = static_cast<int>(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t tokens = i + 1 == count ? call.shape.tokens : call.slice_tokens[i];
-    const std::int64_t at = 2 * layer * values_after(call.shape.sequences * tokens, sizes_.key_width);
+    const std::int64_t at = std::int64_t{2} * layer * values_after(call.shape.sequences * tokens, sizes_.key_width);
     Half* const keys = keeps_keys() ? halves(call.keys_values[i]) + at : scratch.keys;
     float* const gradient =
         spec_.sliced && with_gradients ? floats(call.keys_values_gradient[i]) + at : scratch.layer.keys_gradient;

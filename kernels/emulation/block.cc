@@ -23,7 +23,7 @@ namespace {
 namespace context = boost::context;
 
 constexpr int kWarpLanes = 32;
-constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
 // Stacks are used again by the thread that had them; but not with a sanitizer, which must see that they are new.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 using Stacks = context::fixedsize_stack;

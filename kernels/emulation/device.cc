@@ -252,6 +252,8 @@ class EmulatedDevice final : public Device {
   void zero(void* memory, std::int64_t bytes, Stream& stream) override {
     emulated(stream).put([=] { std::memset(memory, 0, static_cast<std::size_t>(bytes)); });
   }
+  void begin_range(const char*) override {}
+  void end_range() override {}
   void multiply(const MatrixProduct& product, Stream& stream) override {
     emulated(stream).put([product] {
       switch (product.in) {

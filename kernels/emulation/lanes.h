@@ -142,10 +142,10 @@ void load_matrices(std::uint32_t (&r)[4], const void* row) {
   std::memcpy(mine.data(), &row, sizeof row);
   const emulation::Slot* const all = emulation::gather_over_warp(mine);
   const auto at = [&](int matrix, int i, int j) {
-    const unsigned char* from = nullptr;
+    const std::uint16_t* from = nullptr;
     std::memcpy(&from, all[matrix * 8 + i].data(), sizeof from);
     std::uint16_t bits = 0;
-    std::memcpy(&bits, from + 2 * j, sizeof bits);
+    std::memcpy(&bits, from + j, sizeof bits);
     return static_cast<std::uint32_t>(bits);
   };
   const int i = lane() / 4;
@@ -169,8 +169,9 @@ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   std::memcpy(mine.data() + sizeof a, b, sizeof b);
   const emulation::Slot* const all = emulation::gather_over_warp(mine);
   const auto number = [&](int lane, int word, int half) {
+    const std::ptrdiff_t place = 2 * word + half;
     T value{};
-    std::memcpy(&value, all[lane].data() + 4 * word + 2 * half, sizeof value);
+    std::memcpy(&value, all[lane].data() + place * 2, sizeof value);
     return to_float(value);
   };
   for (int i = 0; i < 4; ++i) {

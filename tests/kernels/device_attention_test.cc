@@ -32,8 +32,8 @@ TEST_P(DeviceAttention, ByProducts) {
            AttentionCase{4, 2, 16, 2, {13}, kEnough},
            AttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
            AttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
-           // Tiles of some rows of some heads, and of a single row: 64 rows first, then half of the heads. (The scores of 5 + 70
-           // tokens have 112 columns, as 5 slices of one token would need.)
+           // Tiles of some rows of some heads, and of a single row: 64 rows first, then half of the heads. (The scores
+           // of 5 + 70 tokens have 112 columns, as 5 slices of one token would need.)
            AttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
            AttentionCase{4, 2, 8, 1, {5, 11}, 1},
            // More keys than threads of a block.

@@ -189,8 +189,8 @@ TEST_P(DeviceElementwise, TurnsByPosition) {
                           {2, 1, 16, false, 0},
                           // More chunks than threads.
                           {40, 40, 128, true, 100000}}) {
-    const std::int64_t q = of.heads * of.head_dim;
-    const std::int64_t w = of.kv_heads * of.head_dim;
+    const std::int64_t q = std::int64_t{of.heads} * of.head_dim;
+    const std::int64_t w = std::int64_t{of.kv_heads} * of.head_dim;
     const std::int64_t all = q + 2 * w;
     const std::int64_t half = of.head_dim / 2;
     const Numbers qkv = random(n * all);

@@ -55,14 +55,15 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
   const double scale = 1 / std::sqrt(static_cast<double>(d));
   for (int sequence = 0; sequence < of.sequences; ++sequence) {
     for (int head = 0; head < of.heads; ++head) {
-      const int key_head = head / (of.heads / of.kv_heads);
+      const std::ptrdiff_t column = std::ptrdiff_t{head} * d;
+      const std::ptrdiff_t key_column = std::ptrdiff_t{head / (of.heads / of.kv_heads)} * d;
       for (int query = of.first_token(of.first_run); query < of.tokens(); ++query) {
-        const double* const q = inputs.queries.row(sequence, query) + head * d;
-        const double* const out_gradient = inputs.out.row(sequence, query) + head * d;
+        const double* const q = inputs.queries.row(sequence, query) + column;
+        const double* const out_gradient = inputs.out.row(sequence, query) + column;
         std::vector<double> p(static_cast<std::size_t>(query + 1));
         double most = -std::numeric_limits<double>::infinity();
         for (int key = 0; key <= query; ++key) {
-          const double* const k = inputs.keys.row(sequence, key) + key_head * d;
+          const double* const k = inputs.keys.row(sequence, key) + key_column;
           double& score = p[static_cast<std::size_t>(key)];
           for (int i = 0; i < d; ++i) score += q[i] * k[i];
           score *= scale;
@@ -71,22 +72,22 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
         double sum = 0;
         for (const double score : p) sum += std::exp(score - most);
         results.log_sums.row(sequence, query)[head] = most + std::log(sum);
-        double* const out = results.out.row(sequence, query) + head * d;
+        double* const out = results.out.row(sequence, query) + column;
         for (int key = 0; key <= query; ++key) {
           double& share = p[static_cast<std::size_t>(key)];
           share = std::exp(share - most) / sum;
-          const double* const v = inputs.values.row(sequence, key) + key_head * d;
+          const double* const v = inputs.values.row(sequence, key) + key_column;
           for (int i = 0; i < d; ++i) out[i] += share * v[i];
         }
         double product = 0;
         for (int i = 0; i < d; ++i) product += out[i] * out_gradient[i];
-        double* const q_gradient = gradients.queries.row(sequence, query) + head * d;
+        double* const q_gradient = gradients.queries.row(sequence, query) + column;
         for (int key = 0; key <= query; ++key) {
           const double share = p[static_cast<std::size_t>(key)];
-          const double* const k = inputs.keys.row(sequence, key) + key_head * d;
-          const double* const v = inputs.values.row(sequence, key) + key_head * d;
-          double* const k_gradient = gradients.keys.row(sequence, key) + key_head * d;
-          double* const v_gradient = gradients.values.row(sequence, key) + key_head * d;
+          const double* const k = inputs.keys.row(sequence, key) + key_column;
+          const double* const v = inputs.values.row(sequence, key) + key_column;
+          double* const k_gradient = gradients.keys.row(sequence, key) + key_column;
+          double* const v_gradient = gradients.values.row(sequence, key) + key_column;
           double share_gradient = 0;
           for (int i = 0; i < d; ++i) share_gradient += out_gradient[i] * v[i];
           const double score_gradient = share * (share_gradient - product) * scale;

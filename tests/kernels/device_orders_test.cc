@@ -1,0 +1,121 @@
+// Kernels whose threads work together give the same bits in whichever order the emulation runs their warps: none reads
+// what another has not yet written.
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cuda/gemm_attention.h"
+#include "kernels/cuda/loss.h"
+#include "kernels/emulation/block.h"
+#include "kernels/emulation/device.h"
+#include "tests/kernels/device_fixture.h"
+
+namespace sluice::test {
+namespace {
+
+using emulation::Schedule;
+using Numbers = std::vector<double>;
+
+class DeviceOrders : public DeviceKernels {
+ protected:
+  // All that they put out, of the same numbers each time.
+  std::vector<Numbers> results(const Schedule& schedule) {
+    emulation::put(*stream_, [schedule] { emulation::set_schedule(schedule); });
+    engine_.seed(11);
+    std::vector<Numbers> out;
+    norms(out);
+    attention(out);
+    loss(out);
+    return out;
+  }
+
+ private:
+  void norms(std::vector<Numbers>& out) {
+    constexpr std::int64_t kRows = 34;
+    constexpr std::int64_t kWidth = 600;  // three warps of chunks
+    cuda::Half* const x = halves(random(kRows * kWidth));
+    const cuda::NormWeights weights{.gain = halves(random(kWidth)), .bias = halves(random(kWidth))};
+    float* const statistics = floats(kRows * cuda::kNormStatistics);
+    cuda::Half* const normed = halves(kRows * kWidth);
+    cuda::residual_norm(*stream_, element(), x, halves(random(kRows * kWidth)), halves(random(kWidth)), kRows, kWidth,
+                        weights, statistics, normed);
+    cuda::Half* const dx = halves(kRows * kWidth);
+    float* const gain_gradient = floats(Numbers(kWidth));
+    float* const bias_gradient = floats(Numbers(kWidth));
+    cuda::norm_gradient(*stream_, element(), normed, x, nullptr, weights, statistics, kRows, kWidth, dx, gain_gradient,
+                        bias_gradient);
+    out.insert(out.end(),
+               {read(x), read(statistics), read(normed), read(dx), read(gain_gradient), read(bias_gradient)});
+  }
+
+  void attention(std::vector<Numbers>& out) {
+    const cuda::AttentionShape shape{.tokens = 3, .heads = 2, .kv_heads = 1, .head_dim = 8, .context = 70};
+    cuda::KeySegments segments{.count = 2, .tokens = {70, 3}};
+    std::vector<float*> gradients;
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t size = 2 * cuda::values_after(segments.tokens[i], shape.key_width());
+      segments.keys[i] = halves(random(size));
+      gradients.push_back(floats(Numbers(static_cast<std::size_t>(size))));
+      segments.keys_gradient[i] = gradients.back();
+    }
+    const std::int64_t size = shape.rows() * shape.query_width();
+    cuda::Half* const queries = halves(random(size));
+    cuda::Half* const attended = halves(size);
+    float* const log_sums = floats(shape.heads * shape.rows());
+    std::byte* const scratch = memory(cuda::gemm_attention_scratch_bytes(shape)).data();
+    cuda::gemm_attention_forward({.shape = shape,
+                                  .element = element(),
+                                  .queries = queries,
+                                  .segments = segments,
+                                  .out = attended,
+                                  .log_sums = log_sums,
+                                  .scratch = scratch},
+                                 *device_, *stream_);
+    cuda::Half* const gradient = halves(random(size));
+    float* const products = floats(shape.heads * shape.rows());
+    cuda::row_products(shape, element(), attended, gradient, products, *stream_);
+    cuda::Half* const queries_gradient = halves(size);
+    cuda::gemm_attention_backward({.shape = shape,
+                                   .element = element(),
+                                   .queries = queries,
+                                   .segments = segments,
+                                   .log_sums = log_sums,
+                                   .out_gradient = gradient,
+                                   .products = products,
+                                   .queries_gradient = queries_gradient,
+                                   .queries_gradient_stride = shape.query_width(),
+                                   .scratch = scratch},
+                                  *device_, *stream_);
+    out.insert(out.end(), {read(attended), read(log_sums), read(products), read(queries_gradient),
+                           read(gradients.front()), read(gradients.back())});
+  }
+
+  void loss(std::vector<Numbers>& out) {
+    const cuda::LogitsShape shape{.rows = 3, .columns = 590, .stride = 600};
+    cuda::Half* const logits = halves(random(shape.rows * shape.stride, 3));
+    const std::int32_t* const targets = integers({5, 0, 589});
+    const cuda::RowSums sums{.maxima = floats(3), .own_maxima = floats(3), .sums = floats(6), .losses = floats(3)};
+    float* const total = floats(1);
+    cuda::sum_logits(*stream_, element(), shape, logits, targets, sums);
+    cuda::logits_gradient(*stream_, element(), shape, logits, targets, sums, 2, total);
+    out.insert(out.end(), {read(logits), read(sums.sums), read(total)});
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Types, DeviceOrders, ::testing::Values(Element::float16, Element::bfloat16),
+                         [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
+
+TEST_P(DeviceOrders, OfWarpsChangeNothing) {
+  const std::vector<Numbers> reference = results({});
+  for (const Numbers& numbers : reference) {
+    EXPECT_TRUE(std::none_of(numbers.begin(), numbers.end(), [](double number) { return number != number; }));
+  }
+  for (const Schedule::Warps warps : {Schedule::Warps::first_ahead, Schedule::Warps::last_ahead}) {
+    EXPECT_EQ(results({.warps = warps}), reference);
+  }
+  for (std::uint32_t seed = 1; seed <= 5; ++seed) {
+    EXPECT_EQ(results({.warps = Schedule::Warps::random, .seed = seed}), reference);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,145 @@
+// Commands on devices as a user gives them: with emulated ones in the place of GPUs, and without any.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/command.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::TemporaryFolder;
+using test::words;
+using ::testing::HasSubstr;
+
+const std::string kTiny =
+    " --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 --max-position-embeddings 24 "
+    "--position-embedding-type learned_absolute --mbs 1 --seq-length 24 --microbatches 4 ";
+const std::string kDevices = " --backend cuda --devices green:2 ";
+
+CommandResult emulated(const std::string& arguments) { return test::run_program(SLUICE_EMULATED, words(arguments)); }
+
+json emulated_json(const std::string& arguments) {
+  const CommandResult result = emulated(arguments + " --json");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  return json::parse(result.out);
+}
+
+std::vector<double> losses(const json& document) {
+  std::vector<double> out;
+  for (const json& step : document.at("steps")) out.push_back(step.at("loss").get<double>());
+  return out;
+}
+
+TEST(DeviceCommands, TrainOnDevicesAsOnTheCpu) {
+  const json cpu = json::parse(test::run_sluice(words("run" + kTiny + "--steps 3 --json")).out);
+  for (const std::string schedule : {"1f1b", "seq1f1b --slices 3", "zb-h1"}) {
+    SCOPED_TRACE(schedule);
+    const json run = emulated_json("run" + kTiny + kDevices + "--steps 3 --schedule " + schedule);
+    EXPECT_EQ(run.at("precision"), "bfloat16");
+    EXPECT_EQ(run.at("transport"), "inprocess");
+    const std::vector<double> expected = losses(cpu);
+    const std::vector<double> found = losses(run);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 0.02);
+  }
+  const json half = emulated_json("run" + kTiny + kDevices + "--steps 3 --precision fp16");
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses(half)[i], losses(cpu)[i], 0.01);
+}
+
+// The master weights are float32 on both sides.
+TEST(DeviceCommands, ResumeFromTheCpuAndBack) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("a.safetensors");
+  ASSERT_EQ(emulated("run" + kTiny + kDevices + "--steps 2 --checkpoint " + file).exit_code, 0);
+  const json on_device = emulated_json("run" + kTiny + kDevices + "--steps 2 --resume " + file);
+  const CommandResult cpu = test::run_sluice(words("run" + kTiny + "--steps 2 --json --resume " + file));
+  ASSERT_EQ(cpu.exit_code, 0) << cpu.err;
+  const json whole = emulated_json("run" + kTiny + kDevices + "--steps 4");
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(losses(on_device)[i], losses(whole)[i + 2]);
+    EXPECT_NEAR(losses(json::parse(cpu.out))[i], losses(whole)[i + 2], 0.02);
+  }
+  ASSERT_EQ(test::run_sluice(words("run" + kTiny + "--steps 1 --checkpoint " + file)).exit_code, 0);
+  EXPECT_EQ(emulated("run" + kTiny + kDevices + "--steps 1 --resume " + file).exit_code, 0);
+}
+
+// The emulation's times mean nothing: the circle closes, and says what it compared.
+TEST(DeviceCommands, CloseTheCircle) {
+  const TemporaryFolder folder;
+  const std::string profile = folder.path("profile.json");
+  const CommandResult measured =
+      emulated("profile" + kTiny + kDevices + "--time-budget 0.2 --schedule seq1f1b --slices 2 -o " + profile);
+  ASSERT_EQ(measured.exit_code, 0) << measured.err;
+  EXPECT_THAT(measured.out, HasSubstr("emulated GPU 0"));
+  EXPECT_THAT(measured.out, HasSubstr("bfloat16"));
+  const CommandResult fitted = test::run_sluice(words("fit " + profile + " -o " + folder.path("cost.json")));
+  EXPECT_EQ(fitted.exit_code, 0) << fitted.err;
+  const CommandResult result = emulated("validate" + kTiny + kDevices +
+                                        "--schedule 1f1b,seq1f1b --slices 2 --steps 2 --time-budget 0.2 --tolerance "
+                                        "1000000 --memory-tolerance 5 --json");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document.at("transport"), "inprocess");
+  EXPECT_EQ(document.at("precision"), "bfloat16");
+}
+
+TEST(DeviceCommands, StopAndExplain) {
+  const CommandResult stopped =
+      emulated("run" + kTiny + kDevices + "--steps 4 --deadline 1 --fault stop:rank=0,op=F,mb=2,step=1");
+  EXPECT_EQ(stopped.exit_code, 7) << stopped.err;
+  EXPECT_THAT(stopped.err, HasSubstr("F(stage 1, mb 2)"));
+  const CommandResult poisoned = emulated("run" + kTiny + kDevices + "--steps 4 --fault nan:rank=1,op=B,mb=1,step=2");
+  EXPECT_EQ(poisoned.exit_code, 8) << poisoned.err;
+  EXPECT_THAT(poisoned.err, HasSubstr("B(stage 1, mb 1) of step 2 on rank 1"));
+}
+
+TEST(DeviceCommands, SayWhatIsWrong) {
+  const struct {
+    std::string arguments;
+    const char* says;
+  } kWrong[] = {
+      {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks are 2 workers"},
+      {"--backend cuda --devices purple:2", "--devices"},
+      {"--devices green:2", "--devices: only of --backend cuda"},
+      {"--backend cuda --transport threads", "expected inprocess, nccl or auto"},
+      {"--transport inprocess", "needs --backend cuda"},
+      {"--backend cuda --devices green:2 --transport nccl", "needs a launcher"},
+      {"--backend cuda --devices green:2 --precision float64", "GPUs compute in bf16 or fp16"},
+      {"--precision fp16", "the CPU computes in float32 or float64"},
+      {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "bfloat16 needs none"},
+  };
+  for (const auto& wrong : kWrong) {
+    SCOPED_TRACE(wrong.arguments);
+    const CommandResult result = emulated("run" + kTiny + "--steps 2 " + wrong.arguments);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr(wrong.says));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+// Only where there is none: on a machine with a GPU these commands run.
+TEST(DeviceCommands, SayThatThereIsNoDevice) {
+  const CommandResult doctor = test::run_sluice({"doctor", "--json"});
+  ASSERT_EQ(doctor.exit_code, 0) << doctor.err;
+  if (!json::parse(doctor.out).at("devices").empty()) GTEST_SKIP() << "SKIPPED: there is a device here";
+  for (const std::string command : {"run", "profile", "validate"}) {
+    const CommandResult result = test::run_sluice({command, "--backend", "cuda"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_THAT(result.err, HasSubstr("--backend cuda: "));
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  }
+}
+
+}  // namespace
+}  // namespace sluice
