@@ -77,6 +77,7 @@ class DeviceWorker final : public Worker {
   void make_messages();
   void place_small();
   void load_tokens();
+  void rehearse();
   void run_items();
   void keep_up();
   void observe();
