@@ -78,6 +78,7 @@ class DeviceWorker final : public Worker {
   std::int64_t share_of(std::int64_t bytes) const;
   void place_small();
   void load_tokens();
+  void rehearse();
   void run_items();
   void keep_up();
   void observe();

@@ -66,6 +66,7 @@ class Devices final : public NcclDevices {
 
   void set_host(const Transport& host) override { host_ = &host; }
   std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override;
+  bool waits_on_device() const override { return true; }
 
   void post(Edge& edge, bool sends, DeviceMessage& message) {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
