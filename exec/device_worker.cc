@@ -7,8 +7,11 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <set>
 #include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "exec/failure.h"
 #include "exec/op_outcome.h"
@@ -92,6 +95,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   arena_ = device_.allocate(std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment));
   place_small();
   links_ = services.device_transport->connect(run_links_.links(), device_);
+  if (services.device_transport->waits_on_device()) rehearse();
 }
 
 DeviceWorker::~DeviceWorker() {
@@ -135,10 +139,16 @@ void DeviceWorker::list_items() {
   }
 }
 
+// What of a message this worker sends or receives: its share, if the tensor ranks share it out.
+std::int64_t DeviceWorker::share_of(std::int64_t bytes) const {
+  const std::int64_t shares = plan_.spec().scatter_gather ? plan_.layout().tensor : 1;
+  return bytes % (shares * static_cast<std::int64_t>(kBufferAlignment)) == 0 ? bytes / shares : bytes;
+}
+
 void DeviceWorker::make_messages() {
   const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message) {
     message.data = nullptr;  // until the arena is there
-    message.bytes = planned.bytes;
+    message.bytes = share_of(planned.bytes);
     message.edge = run_links_.edge_of(planned.vertex, world_rank_);
     message_events_.push_back(device_.make_event());
     message.started = message_events_.back().get();
@@ -282,6 +292,37 @@ void DeviceWorker::run_items() {
   finish();
 }
 
+// Runs each kind of op on each shape once, on zeros and without messages, so that nothing is loaded onto the device in
+// the middle of a run.
+void DeviceWorker::rehearse() {
+  const std::vector<double> no_rates(index(plan_.steps_per_run()), 0.0);
+  learning_rates_ = no_rates;
+  std::set<std::tuple<OpKind, int, int, std::int64_t, std::int64_t>> done;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    if (items_[i].collective) continue;
+    const PlannedStep& step = rank_.steps[items_[i].index];
+    if (step.kind == PlannedStep::Kind::optimizer) issue_optimizer(step);
+    bool fresh = false;
+    for (int half = 0; step.kind == PlannedStep::Kind::op && half < step.num_ops; ++half) {
+      const OpPlan& op = step.ops[index(half)];
+      const SliceShape shape = slice_shape(plan_.schedule().shape(op.op.microbatch), op.op.slice);
+      fresh = done.insert({op.op.op, op.chunk, shape.sequences, shape.tokens, shape.context}).second || fresh;
+    }
+    if (fresh) issue_ops(step, i);
+  }
+  if (has_norm()) {
+    for (std::size_t chunk = 0; chunk < arena_plan_.gradients.size(); ++chunk) {
+      const int at = static_cast<int>(chunk);
+      stage_of(at).add_squared_norm(gradients(at, 0), on_device_.squares, *compute_);
+    }
+    kernels_.gradient_scale(*compute_, on_device_.squares, 0, 1, on_device_.scales, on_device_.norms);
+  }
+  device_.zero(arena_, std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment), *compute_);
+  device_.zero(small_device_, small_bytes_, *compute_);
+  device_.synchronize(*compute_);
+  learning_rates_ = {};
+}
+
 // Tokens and targets of all units that this worker looks at, in one copy.
 void DeviceWorker::load_tokens() {
   const Schedule& schedule = plan_.schedule();
@@ -319,7 +360,7 @@ void DeviceWorker::free_receive(int receive, Event* freed) {
     if (freed_[index(next)] == 0) return;
     const PlannedMessage& planned = rank_.receives[index(next)];
     DeviceMessage& message = receives_[index(next)];
-    message.data = buffer(planned.buffer);
+    message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
     message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
     message.placed.store(false, std::memory_order_relaxed);
     links_->receive(message);
@@ -416,7 +457,11 @@ void DeviceWorker::issue_step(Item& item) {
     for (int i = 0; i < step.num_ops; ++i) {
       const OpPlan& op = step.ops[index(i)];
       if (op.receive != kNone) {
-        wait_on_device(receives_[index(op.receive)], step.vertex, rank_.receives[index(op.receive)].vertex);
+        const PlannedMessage& planned = rank_.receives[index(op.receive)];
+        wait_on_device(receives_[index(op.receive)], step.vertex, planned.vertex);
+        if (receives_[index(op.receive)].bytes < planned.bytes) {
+          links_->group(run_links_.tensor_group(world_rank_))->gather(buffer(planned.buffer), planned.bytes, *compute_);
+        }
       }
       if (op.busy_send != kNone) {
         wait_on_device(sends_[index(op.busy_send)], step.vertex, rank_.sends[index(op.busy_send)].vertex);
@@ -502,7 +547,7 @@ void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::s
 void DeviceWorker::issue_send(const PlannedStep& step) {
   const PlannedMessage& planned = rank_.sends[index(step.send)];
   DeviceMessage& message = sends_[index(step.send)];
-  message.data = buffer(planned.buffer);
+  message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
   message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
   message.ready = last_end_;
   message.placed.store(false, std::memory_order_relaxed);

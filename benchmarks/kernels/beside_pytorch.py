@@ -85,15 +85,17 @@ def loss_of(weights, tokens, targets, heads, layers):
 # --- what Sluice trains on (exec/token_source.cc) ---------------------------------------------------------------------
 
 
-def mixed(*values):
-    out = 0
-    for i, value in enumerate(values):
-        x = (value if i == 0 else out ^ value) & MASK
-        x = (x + 0x9E3779B97F4A7C15) & MASK
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-        out = x ^ (x >> 31)
-    return out
+def spread(x):
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def mixed(first, *others):
+    for other in others:
+        first = spread(spread(first) ^ other)
+    return first
 
 
 def batch(text, seed, step, sequences, length):

@@ -60,6 +60,9 @@ class DeviceTransport {
   // there at a time, and each worker makes them in the same order. Those with equal links may share what lies beneath.
   // The device outlives the connection, the transport too.
   virtual std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) = 0;
+  // Whether what waits for its other end does so on the device, which then does not come to rest. A kernel's first
+  // launch waits for that (CUDA loads lazily): every kernel of a run must have run before its first message is posted.
+  virtual bool waits_on_device() const { return false; }
 };
 
 }  // namespace sluice

@@ -30,9 +30,8 @@ struct NcclOptions {
 // Every group has one too, and works on the stream that it is given. Communicators do not block the host: one thread
 // issues one operation after the other, and looks for what has become of it (ncclCommGetAsyncError) and at the clock.
 //
-// Two kernels that wait for each other on a device must both get there: with lazy loading (CUDA_MODULE_LOADING) the
-// first launch of a kernel waits until the device is idle, and so for ever where a receive waits on it. So every kernel
-// of a run must have run once before the first message is posted; connect does that for NCCL's own.
+// A message that waits does so on the device: see DeviceTransport::waits_on_device. NCCL's own kernels are there once
+// the world is made.
 class NcclWorld {
  public:
   using Broadcast = std::function<void(std::span<std::byte>)>;  // what rank 0 has, for all
