@@ -139,10 +139,16 @@ void DeviceWorker::list_items() {
   }
 }
 
+// What of a message this worker sends or receives: its share, if the tensor ranks share it out.
+std::int64_t DeviceWorker::share_of(std::int64_t bytes) const {
+  const std::int64_t shares = plan_.spec().scatter_gather ? plan_.layout().tensor : 1;
+  return bytes % (shares * static_cast<std::int64_t>(kBufferAlignment)) == 0 ? bytes / shares : bytes;
+}
+
 void DeviceWorker::make_messages() {
   const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message) {
     message.data = nullptr;  // until the arena is there
-    message.bytes = planned.bytes;
+    message.bytes = share_of(planned.bytes);
     message.edge = run_links_.edge_of(planned.vertex, world_rank_);
     message_events_.push_back(device_.make_event());
     message.started = message_events_.back().get();
@@ -354,7 +360,7 @@ void DeviceWorker::free_receive(int receive, Event* freed) {
     if (freed_[index(next)] == 0) return;
     const PlannedMessage& planned = rank_.receives[index(next)];
     DeviceMessage& message = receives_[index(next)];
-    message.data = buffer(planned.buffer);
+    message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
     message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
     message.placed.store(false, std::memory_order_relaxed);
     links_->receive(message);
@@ -451,7 +457,11 @@ void DeviceWorker::issue_step(Item& item) {
     for (int i = 0; i < step.num_ops; ++i) {
       const OpPlan& op = step.ops[index(i)];
       if (op.receive != kNone) {
-        wait_on_device(receives_[index(op.receive)], step.vertex, rank_.receives[index(op.receive)].vertex);
+        const PlannedMessage& planned = rank_.receives[index(op.receive)];
+        wait_on_device(receives_[index(op.receive)], step.vertex, planned.vertex);
+        if (receives_[index(op.receive)].bytes < planned.bytes) {
+          links_->group(run_links_.tensor_group(world_rank_))->gather(buffer(planned.buffer), planned.bytes, *compute_);
+        }
       }
       if (op.busy_send != kNone) {
         wait_on_device(sends_[index(op.busy_send)], step.vertex, rank_.sends[index(op.busy_send)].vertex);
@@ -537,7 +547,7 @@ void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::s
 void DeviceWorker::issue_send(const PlannedStep& step) {
   const PlannedMessage& planned = rank_.sends[index(step.send)];
   DeviceMessage& message = sends_[index(step.send)];
-  message.data = buffer(planned.buffer);
+  message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
   message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
   message.ready = last_end_;
   message.placed.store(false, std::memory_order_relaxed);

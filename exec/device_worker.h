@@ -75,6 +75,7 @@ class DeviceWorker final : public Worker {
 
   void list_items();
   void make_messages();
+  std::int64_t share_of(std::int64_t bytes) const;
   void place_small();
   void load_tokens();
   void rehearse();

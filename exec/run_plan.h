@@ -28,9 +28,12 @@ struct RunSpec {
   int last_stage_layers = 0;
   bool recompute = false;            // full, of all layers
   bool overlap_grad_reduce = false;  // start a stage's reduction as soon as its gradients are there
-  double clip_gradients = 0;         // greatest norm of the gradients; 0: no clipping, no norm
-  OptimizerStep optimizer;           // number and gradient_scale are the run's to set
-  std::uint64_t seed = 1;            // of the initial weights
+  // Of tensor ranks on devices: each sends its share of what all of them have, and they gather it where it has come
+  // (Narayanan et al. 2021, 4.1).
+  bool scatter_gather = true;
+  double clip_gradients = 0;  // greatest norm of the gradients; 0: no clipping, no norm
+  OptimizerStep optimizer;    // number and gradient_scale are the run's to set
+  std::uint64_t seed = 1;     // of the initial weights
 };
 
 // Where a worker's standing things lie in its arena; bytes from its beginning.

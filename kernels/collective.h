@@ -29,6 +29,9 @@ class StreamGroup {
   virtual int rank() const = 0;
   virtual void sum(void* data, std::int64_t count, Element element, Stream& stream) = 0;
   virtual void maximum(float* data, std::int64_t count, Stream& stream) = 0;
+  // `data` is `bytes` long, a multiple of size(): each rank has its share of it, shares in the order of the ranks, and
+  // gets those of the others.
+  virtual void gather(void* data, std::int64_t bytes, Stream& stream) = 0;
 };
 
 }  // namespace sluice

@@ -185,6 +185,7 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
   spec.last_stage_layers = scenario.last_stage_layers;
   spec.recompute = scenario.training.recompute == Training::Recompute::full;
   spec.overlap_grad_reduce = scenario.training.overlap_grad_reduce;
+  spec.scatter_gather = scenario.training.scatter_gather;
   const bool flush = names_file(scenario.schedule) || !find_family(scenario.schedule).asynchronous;
   spec.clip_gradients = flush ? values_->clip : 0;
   spec.optimizer.kind = values_->optimizer == "sgd" ? OptimizerStep::Kind::sgd : OptimizerStep::Kind::adam;

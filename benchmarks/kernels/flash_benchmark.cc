@@ -49,14 +49,16 @@ class Memory {
     // rows differ.
     std::vector<std::uint16_t> some(65521);
     for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
-    std::byte* const host = device_.allocate_host(count * 2);
-    for (std::int64_t done = 0; done < count;) {
-      const auto next = std::min<std::int64_t>(count - done, static_cast<std::int64_t>(some.size()));
-      std::memcpy(host + done * 2, some.data(), static_cast<std::size_t>(next) * 2);
+    const auto known = std::min(count, static_cast<std::int64_t>(some.size()));
+    std::byte* const host = device_.allocate_host(known * 2);
+    std::memcpy(host, some.data(), static_cast<std::size_t>(known) * 2);
+    std::byte* const out = room(count * 2);
+    device_.copy(out, host, known * 2, *stream_);
+    for (std::int64_t done = known; done < count;) {
+      const std::int64_t next = std::min(done, count - done);
+      device_.copy(out + done * 2, out, next * 2, *stream_);
       done += next;
     }
-    std::byte* const out = room(count * 2);
-    device_.copy(out, host, count * 2, *stream_);
     device_.synchronize(*stream_);
     device_.release_host(host);
     return out;
@@ -211,8 +213,12 @@ class Slice {
       auto& of = results[by_products ? 1 : 0];
       of.push_back(memory_.read(rows, shape_.rows() * shape_.query_width(), kElement));
       if (!backward) continue;
+      // Some keys and some values of the first slice and the last.
+      const std::int64_t some = std::min<std::int64_t>(gradient_elements() / 2, 1 << 20);
       for (const int i : {0, segments_.count - 1}) {
-        of.push_back(memory_.read(segments_.keys_gradient[i], gradient_elements(), Element::float32));
+        const float* const keys = segments_.keys_gradient[i];
+        of.push_back(memory_.read(keys, some, Element::float32));
+        of.push_back(memory_.read(keys + gradient_elements() / 2, some, Element::float32));
       }
     }
     double most = 0;

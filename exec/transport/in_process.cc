@@ -77,6 +77,18 @@ class DeviceFabric::Group : public StreamGroup {
              kernels_.maximum(stream, reinterpret_cast<const float*>(from), elements, reinterpret_cast<float*>(into));
            });
   }
+  void gather(void* data, std::int64_t bytes, Stream& stream) override {
+    auto* const mine = static_cast<std::byte*>(data);
+    const std::int64_t share = bytes / size();
+    device_.record(*ready_, stream);
+    const auto& all = meet(mine, *ready_, stream);
+    for (int i = 1; i < size(); ++i) {
+      const int member = (rank_ + i) % size();
+      device_.copy(mine + member * share, all[index(member)].data + member * share, share, stream);
+    }
+    device_.record(*copied_, stream);
+    meet(mine, *copied_, stream);
+  }
 
  private:
   // What all have brought; the stream's later work comes after their events.

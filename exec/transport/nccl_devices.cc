@@ -41,6 +41,7 @@ class Group final : public StreamGroup {
   void maximum(float* data, std::int64_t count, Stream& stream) override {
     reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
   }
+  void gather(void* data, std::int64_t bytes, Stream& stream) override;
 
  private:
   void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
@@ -181,6 +182,15 @@ class Connection final : public DeviceConnection {
 void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream) {
   devices_.issue(communicator_, "ncclAllReduce", what_, [&] {
     return devices_.functions().all_reduce(data, data, static_cast<std::size_t>(count), type, reduction, communicator_,
+                                           stream.native());
+  });
+}
+
+void Group::gather(void* data, std::int64_t bytes, Stream& stream) {
+  const std::int64_t share = bytes / size_;
+  devices_.issue(communicator_, "ncclAllGather", what_, [&] {
+    return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * share, data,
+                                           static_cast<std::size_t>(share), NcclType::int8, communicator_,
                                            stream.native());
   });
 }

@@ -50,6 +50,7 @@ NcclFunctions load() {
   library.find(found.send, "ncclSend");
   library.find(found.receive, "ncclRecv");
   library.find(found.all_reduce, "ncclAllReduce");
+  library.find(found.all_gather, "ncclAllGather");
   found.version = fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
   found.path = library.path();
   return found;

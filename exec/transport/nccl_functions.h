@@ -55,6 +55,7 @@ struct NcclFunctions {
   NcclResult (*receive)(void*, std::size_t count, NcclType, int peer, NcclCommunicator, void* stream);
   NcclResult (*all_reduce)(const void*, void*, std::size_t count, NcclType, NcclReduction, NcclCommunicator,
                            void* stream);
+  NcclResult (*all_gather)(const void*, void*, std::size_t count, NcclType, NcclCommunicator, void* stream);
   std::string version;  // "2.28.9"
   std::string path;
 };

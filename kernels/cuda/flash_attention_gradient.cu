@@ -19,13 +19,14 @@ struct QueryGradient {
   static constexpr int kM = 2;
   static constexpr int kN = kHeadDim / 16;
   static constexpr int kElements = kQueries * kHeadDim;
-  static constexpr int kPiece = kHasWideAtomics ? 4 : 1;  // numbers of a thread beside each other
+  // Numbers of a thread beside each other.
+  SLUICE_DEVICE static int piece() { return has_wide_atomics() ? 4 : 1; }
 
   SLUICE_DEVICE static int first_query() { return warp() % 2 * 32; }
   SLUICE_DEVICE static int first_column() { return warp() / 2 * (kHeadDim / 2); }
-  // Where element e of tile [m][n] lies, from that of element 0 of the first tile, which is at thread() * kPiece.
-  SLUICE_DEVICE static constexpr int at(int m, int n, int e) {
-    return ((m * kN + n) * 4 + e) / kPiece * kThreads * kPiece + e % kPiece;
+  // Where element e of tile [m][n] lies, from that of element 0 of the first tile, which is at thread() * piece().
+  SLUICE_DEVICE static int at(int m, int n, int e) {
+    return ((m * kN + n) * 4 + e) / piece() * kThreads * piece() + e % piece();
   }
 };
 
@@ -198,12 +199,12 @@ struct FlashBackward {
     set_zero(sums);
     multiply_columns<T, kKeys>(sums, in.scores_gradient, Part::first_query() / 8, in.keys, Part::first_column() / 8);
     const std::int64_t tile = (std::int64_t{at.head} * shape.sequences + of.sequence) * query_tiles + at.tile;
-    float* const to = queries_gradient + tile * Part::kElements + thread() * Part::kPiece;
+    float* const to = queries_gradient + tile * Part::kElements + thread() * Part::piece();
     SLUICE_UNROLL
     for (int m = 0; m < Part::kM; ++m) {
       SLUICE_UNROLL
       for (int n = 0; n < Part::kN; ++n) {
-        if constexpr (kHasWideAtomics) {
+        if (has_wide_atomics()) {
           atomic_add_4(to + Part::at(m, n, 0), sums[m][n]);
         } else {
           SLUICE_UNROLL
@@ -312,7 +313,7 @@ struct RoundQueryGradient {
     const int rest = block_x() / query_tiles;
     const int sequence = rest % shape.sequences;
     const int head = rest / shape.sequences;
-    const float* const tile = from + block_x() * std::int64_t{Part::kElements} + thread() * Part::kPiece;
+    const float* const tile = from + block_x() * std::int64_t{Part::kElements} + thread() * Part::piece();
     for (int m = 0; m < Part::kM; ++m) {
       for (int half = 0; half < 2; ++half) {
         const int query = token + Part::first_query() + m * 16 + lane() / 4 + half * 8;

@@ -70,14 +70,14 @@ SLUICE_DEVICE void check_aligned(const void*, unsigned long) {}
 
 SLUICE_DEVICE void atomic_add(float* to, float value) { atomicAdd(to, value); }
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-inline constexpr bool kHasWideAtomics = true;
+SLUICE_DEVICE constexpr bool has_wide_atomics() { return true; }
 SLUICE_DEVICE void atomic_add_4(float* to, const float (&values)[4]) {
   asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "f"(values[0]),
                "f"(values[1]), "f"(values[2]), "f"(values[3])
                : "memory");
 }
 #else
-inline constexpr bool kHasWideAtomics = false;
+SLUICE_DEVICE constexpr bool has_wide_atomics() { return false; }
 SLUICE_DEVICE void atomic_add_4(float* to, const float (&values)[4]) {
   for (int i = 0; i < 4; ++i) atomicAdd(to + i, values[i]);
 }

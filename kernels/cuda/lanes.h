@@ -16,7 +16,7 @@
 //   shuffle(value, from_lane), shuffle_xor(value, mask)    of all 32 lanes of a warp; 4-byte values
 //   shared_memory()                       the block's, 128-byte aligned; holds anything at first
 //   atomic_add(float*, float), atomic_or(std::int32_t*, std::int32_t)
-//   atomic_add_4(float*, float[4])        one instruction from sm_90 (kHasWideAtomics), else four; 16-byte aligned
+//   atomic_add_4(float*, float[4])        one instruction from sm_90 (has_wide_atomics()), else four; 16-byte aligned
 //   exponential(x), exponential2(x), logarithm(x), inverse_root(x), hyperbolic_tangent(x), error_function(x),
 //   larger(x, y)                          of two numbers
 //   reciprocal(x)                         to a unit in the last place; 0 from 2^126 on

@@ -67,6 +67,7 @@ struct Abandoned {};
 thread_local Block* current = nullptr;
 thread_local Stacks stacks(kStackBytes);
 thread_local Schedule schedule;
+thread_local int capability = 80;
 thread_local std::minstd_rand numbers;
 
 std::uint32_t any_number() { return static_cast<std::uint32_t>(numbers() >> 8); }
@@ -158,8 +159,9 @@ struct SharedMemory {
 
 }  // namespace
 
-void set_schedule(const Schedule& of_blocks) {
+void set_schedule(const Schedule& of_blocks, int compute_capability) {
   schedule = of_blocks;
+  capability = compute_capability;
   numbers.seed(of_blocks.seed);
 }
 
@@ -214,6 +216,7 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   if (stuck) throw std::logic_error("threads of a block wait for others that never come");
 }
 
+int compute_capability() { return capability; }
 const BlockPlace& place() { return *current->place; }
 int thread_index() { return current->running; }
 unsigned char* shared_memory() { return current->shared; }

@@ -33,8 +33,8 @@ struct Schedule {
   Copies copies = Copies::at_wait;
   std::uint32_t seed = 1;
 };
-// Of all blocks that the calling thread runs from now on.
-void set_schedule(const Schedule& schedule);
+// Of all blocks that the calling thread runs from now on, and the compute capability that they find.
+void set_schedule(const Schedule& schedule, int compute_capability = 80);
 
 // Runs a block: `body` once for each thread, as fibers of the calling thread, which go on together past the points
 // where threads of a block or of a warp wait for each other. Shared memory begins as bytes 0xff, which are not numbers.
@@ -42,6 +42,7 @@ void set_schedule(const Schedule& schedule);
 void run_block(const BlockPlace& place, const std::function<void()>& body);
 
 // Of the thread that calls.
+int compute_capability();
 const BlockPlace& place();
 int thread_index();
 unsigned char* shared_memory();

@@ -83,9 +83,9 @@ class EmulatedEvent final : public Event {
 
 class EmulatedStream final : public Stream {
  public:
-  EmulatedStream(std::shared_ptr<Failure> failure, const Schedule& schedule)
-      : failure_(std::move(failure)), thread_([this, schedule] {
-          set_schedule(schedule);
+  EmulatedStream(std::shared_ptr<Failure> failure, const EmulatedDeviceSpec& spec)
+      : failure_(std::move(failure)), thread_([this, schedule = spec.schedule, capability = spec.compute_capability] {
+          set_schedule(schedule, capability);
           serve();
         }) {}
   ~EmulatedStream() override {
@@ -217,7 +217,7 @@ class EmulatedDevice final : public Device {
   }
 
   std::unique_ptr<Stream> make_stream(StreamPriority) override {
-    return std::make_unique<EmulatedStream>(failure_, spec_.schedule);
+    return std::make_unique<EmulatedStream>(failure_, spec_);
   }
   std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(); }
 

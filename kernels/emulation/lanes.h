@@ -99,7 +99,7 @@ T shuffle_xor(T value, int mask) {
 }
 
 inline void atomic_add(float* to, float value) { std::atomic_ref<float>(*to).fetch_add(value); }
-inline constexpr bool kHasWideAtomics = true;
+inline bool has_wide_atomics() { return emulation::compute_capability() >= 90; }
 inline void atomic_add_4(float* to, const float (&values)[4]) {
   check_aligned(to, 16);
   for (int i = 0; i < 4; ++i) atomic_add(to + i, values[i]);

@@ -136,6 +136,20 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceOverDataAndTensorRanks) {
   }
 }
 
+// Slices of 8 tokens x 16 x 2 bytes can be halved; whoever gets the half of another rank has other numbers.
+TEST(DeviceWorker, TensorRanksShareOutWhatTheySend) {
+  FamilyParams params{.ranks = 2, .microbatches = 4};
+  params.shape = {1, {8, 8}};
+  const Schedule schedule = make_schedule(find_family("seq1f1b"), params);
+  RunSpec spec = descent(test::small_llama(2));
+  spec.tensor_parallel = 2;
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), 16, 7);
+  const RunPlan shared(spec, schedule);
+  spec.scatter_gather = false;
+  const RunPlan whole(spec, schedule);
+  EXPECT_EQ(train(shared, tokens).weights, train(whole, tokens).weights);
+}
+
 TEST(DeviceWorker, HasThemInFloat16AndWithRecomputation) {
   for (const char* const name : {"gpipe", "seq1f1b", "zb-v"}) {
     SCOPED_TRACE(name);

@@ -75,6 +75,7 @@ TEST(NcclInterface, IsThatOfItsHeader) {
   EXPECT_TRUE(same(ours.send, &ncclSend));
   EXPECT_TRUE(same(ours.receive, &ncclRecv));
   EXPECT_TRUE(same(ours.all_reduce, &ncclAllReduce));
+  EXPECT_TRUE(same(ours.all_gather, &ncclAllGather));
   EXPECT_FALSE(same(ours.send, &ncclAllReduce));
 }
 

@@ -37,6 +37,8 @@ class HostGroup final : public StreamGroup {
     combine(data, count, Element::float32, stream, [](double a, double b) { return std::max(a, b); });
   }
 
+  void gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages gather nothing"); }
+
  private:
   template <class Combine>
   void combine(void* data, std::int64_t count, Element element, Stream& stream, const Combine& combined) {

@@ -168,7 +168,8 @@ void combine(const std::vector<void*>& brought, std::size_t count, NcclReduction
   }
 }
 
-void reduce(Communicator& communicator, void* data, std::size_t count, NcclType type, NcclReduction reduction) {
+// When all of the clique have come, the last one does `combine` with what they brought.
+void together(Communicator& communicator, void* data, const std::function<void(std::vector<void*>&)>& combine_all) {
   Clique& clique = *communicator.clique;
   std::unique_lock lock(clique.mutex);
   clique.changed.wait(lock, [&] { return clique.left == 0 || communicator.aborted; });  // of the sum before
@@ -176,12 +177,7 @@ void reduce(Communicator& communicator, void* data, std::size_t count, NcclType 
   clique.brought.resize(static_cast<std::size_t>(clique.size));
   clique.brought[static_cast<std::size_t>(communicator.rank)] = data;
   if (++clique.arrived == clique.size) {
-    switch (type) {
-      case NcclType::float16: combine<cuda::float16>(clique.brought, count, reduction); break;
-      case NcclType::bfloat16: combine<cuda::bfloat16>(clique.brought, count, reduction); break;
-      case NcclType::float32: combine<float>(clique.brought, count, reduction); break;
-      case NcclType::int8: complain("a sum of bytes"); break;
-    }
+    combine_all(clique.brought);
     clique.left = clique.size;
     clique.arrived = 0;
     clique.changed.notify_all();
@@ -191,6 +187,29 @@ void reduce(Communicator& communicator, void* data, std::size_t count, NcclType 
   }
   if (clique.left > 0) --clique.left;
   clique.changed.notify_all();
+}
+
+void reduce(Communicator& communicator, void* data, std::size_t count, NcclType type, NcclReduction reduction) {
+  together(communicator, data, [&](std::vector<void*>& brought) {
+    switch (type) {
+      case NcclType::float16: combine<cuda::float16>(brought, count, reduction); break;
+      case NcclType::bfloat16: combine<cuda::bfloat16>(brought, count, reduction); break;
+      case NcclType::float32: combine<float>(brought, count, reduction); break;
+      case NcclType::int8: complain("a sum of bytes"); break;
+    }
+  });
+}
+
+void gather(Communicator& communicator, void* data, std::size_t share) {
+  together(communicator, data, [&](std::vector<void*>& brought) {
+    for (std::size_t from = 0; from < brought.size(); ++from) {
+      for (std::size_t to = 0; to < brought.size(); ++to) {
+        if (from == to) continue;
+        std::memcpy(static_cast<std::byte*>(brought[to]) + from * share,
+                    static_cast<const std::byte*>(brought[from]) + from * share, share);
+      }
+    }
+  });
 }
 
 NcclResult get_version(int* version) {
@@ -365,6 +384,16 @@ NcclResult all_reduce(const void* from, void* into, std::size_t count, NcclType 
              [&communicator, into, count, type, reduction] { reduce(communicator, into, count, type, reduction); });
 }
 
+NcclResult all_gather(const void* from, void* into, std::size_t count, NcclType type, NcclCommunicator handle,
+                      void* stream) {
+  Communicator& communicator = *of(handle);
+  if (type != NcclType::int8) complain("a gather of other things than bytes");
+  if (from != static_cast<std::byte*>(into) + static_cast<std::size_t>(communicator.rank) * count) {
+    complain("a gather that is not in place");
+  }
+  return put(communicator, stream, [&communicator, into, count] { gather(communicator, into, count); });
+}
+
 }  // namespace
 
 FakeNccl::FakeNccl()
@@ -381,6 +410,7 @@ FakeNccl::FakeNccl()
                  .send = send,
                  .receive = receive,
                  .all_reduce = all_reduce,
+                 .all_gather = all_gather,
                  .version = "2.28.9",
                  .path = "the fake"} {
   state = new State;
