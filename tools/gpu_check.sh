@@ -84,7 +84,8 @@ if [ -z "$build" ]; then
   command -v ninja >/dev/null && generator=(-G Ninja)
   step configure 120 cmake -S . -B "$build" ${generator[@]+"${generator[@]}"} -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_CUDA_ARCHITECTURES="$capability" || grep -m 3 -h 'Could NOT\|Could not find\|CMake Error' "$results/configure.log" | tee -a "$summary"
-  targets=(sluice gpu_device_test gpu_kernels_test gpu_flash_attention_test nccl_test nccl_abi_test flash_benchmark)
+  targets=(sluice gpu_device_test gpu_kernels_test gpu_flash_attention_test nccl_test nccl_abi_test flash_benchmark
+    device_layer_benchmark device_executor_benchmark)
   step build 600 cmake --build "$build" -j "$jobs" --target "${targets[@]}" || true
 fi
 sluice=$build/tools/sluice
@@ -131,24 +132,23 @@ fi
 if [ -x "$build/benchmarks/flash_benchmark" ]; then
   step flash_benchmark 120 "$build/benchmarks/flash_benchmark" --benchmark_min_time=0.2
 fi
-wide=(--num-layers 4 --hidden-size 4096 --num-attention-heads 32 --vocab-size 32768 --max-position-embeddings 16384
-  --position-embedding-type learned_absolute --mbs 1 --microbatches 2 --backend cuda)
-step layer-profile.json 120 "$sluice" profile "${wide[@]}" --seq-length 16384 --pp 1 --devices gpu:1 \
-  --tokens 2048,4096,8192 --time-budget 30 --json
+if [ -x "$build/benchmarks/device_layer_benchmark" ]; then
+  step device_layer_benchmark 240 "$build/benchmarks/device_layer_benchmark" --benchmark_out_format=json \
+    --benchmark_out="$results/layers.json"
+  step device_executor_benchmark 120 "$build/benchmarks/device_executor_benchmark" --benchmark_out_format=json \
+    --benchmark_out="$results/executor.json"
+fi
 python=$(command -v python3)
 if [ -n "$python" ] && "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  step layer-beside-pytorch.json 180 "$python" benchmarks/kernels/beside_pytorch.py layer \
-    --profile "$results/layer-profile.json" --hidden 4096 --heads 32 --least-tokens 2048
+  step layer-beside-pytorch 240 "$python" benchmarks/kernels/pytorch_layer.py --json "$results/layers-pytorch.json" \
+    --against "$results/layers.json"
   text=/usr/share/common-licenses/GPL-3
   [ -r "$text" ] || text=docs/formats.md
-  curve=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
-    --position-embedding-type learned_absolute --seq-length 256 --mbs 1 --microbatches 8 --pp 2 --schedule 1f1b
-    --data "$text" --backend cuda --devices green:2)
-  step losses-first-weights 60 "$sluice" run "${curve[@]}" --steps 1 --lr 0 --checkpoint "$work/first.safetensors"
-  step losses-sluice.json 120 "$sluice" run "${curve[@]}" --steps 200 --json
-  step losses-beside-pytorch.json 240 "$python" benchmarks/kernels/beside_pytorch.py losses \
-    --run "$results/losses-sluice.json" --weights "$work/first.safetensors" --data "$text" --heads 4 --sequences 8 \
-    --sequence-length 256
+  curve=(--data "$text" --backend cuda --precision bf16 --devices green:2)
+  step losses-first-step 60 "$sluice" run "${curve[@]}" --steps 1 --checkpoint "$work/first.safetensors"
+  step losses-sluice.json 120 "$sluice" run "${curve[@]}" --steps 200 --resume "$work/first.safetensors" --json
+  step losses-beside-pytorch 240 "$python" benchmarks/kernels/pytorch_loss.py --checkpoint "$work/first.safetensors" \
+    --run "$results/losses-sluice.json" --data "$text" --json "$results/losses-pytorch.json" --tolerance 0.05
 else
   missing PyTorch "the layer's speed and the loss curve beside it"
 fi

@@ -4,18 +4,14 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
-#include "exec/device/provider.h"
+#include "benchmarks/kernels/gpu_main.h"
+#include "benchmarks/kernels/one_gpu.h"
 #include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/gemm_attention.h"
 
@@ -28,119 +24,6 @@ using cuda::KeySegments;
 constexpr int kHeads = 32;
 constexpr int kHeadDim = 128;
 constexpr Element kElement = Element::bfloat16;
-
-// Memory of a device and of the host behind it, of one owner.
-class Memory {
- public:
-  explicit Memory(Device& device) : device_(device), stream_(device.make_stream(StreamPriority::normal)) {}
-  ~Memory() {
-    for (std::byte* const held : held_) device_.release(held);
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-
-  std::byte* room(std::int64_t bytes) { return held_.emplace_back(device_.allocate(bytes)); }
-
-  // `count` normal numbers of kElement.
-  std::byte* numbers(std::int64_t count, std::uint32_t seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    // The high half of a float32 is a bfloat16, rounded towards zero. A prime number of them, over and over, so that
-    // rows differ.
-    std::vector<std::uint16_t> some(65521);
-    for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
-    const auto known = std::min(count, static_cast<std::int64_t>(some.size()));
-    std::byte* const host = device_.allocate_host(known * 2);
-    std::memcpy(host, some.data(), static_cast<std::size_t>(known) * 2);
-    std::byte* const out = room(count * 2);
-    device_.copy(out, host, known * 2, *stream_);
-    for (std::int64_t done = known; done < count;) {
-      const std::int64_t next = std::min(done, count - done);
-      device_.copy(out + done * 2, out, next * 2, *stream_);
-      done += next;
-    }
-    device_.synchronize(*stream_);
-    device_.release_host(host);
-    return out;
-  }
-
-  std::vector<float> read(const void* from, std::int64_t count, Element element) const {
-    std::byte* const host = device_.allocate_host(count * bytes_of(element));
-    device_.copy(host, from, count * bytes_of(element), *stream_);
-    device_.synchronize(*stream_);
-    std::vector<float> out(static_cast<std::size_t>(count));
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      if (element == Element::float32) {
-        std::memcpy(&out[i], host + i * 4, 4);
-      } else {
-        std::uint16_t bits = 0;
-        std::memcpy(&bits, host + i * 2, 2);
-        out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-      }
-    }
-    device_.release_host(host);
-    return out;
-  }
-
- private:
-  Device& device_;
-  std::unique_ptr<Stream> stream_;
-  std::vector<std::byte*> held_;
-};
-
-double relative_error(const std::vector<float>& out, const std::vector<float>& reference) {
-  double difference = 0;
-  double all = 0;
-  for (std::size_t i = 0; i < reference.size(); ++i) {
-    difference += std::pow(double{out[i]} - double{reference[i]}, 2);
-    all += std::pow(double{reference[i]}, 2);
-  }
-  return std::sqrt(difference / all);
-}
-
-// Times what `run` puts on a stream, in seconds.
-template <class Run>
-double seconds(Device& device, Stream& stream, const Run& run) {
-  const auto first = device.make_event();
-  const auto last = device.make_event();
-  device.record(*first, stream);
-  run();
-  device.record(*last, stream);
-  device.synchronize(*last);
-  return static_cast<double>(device.nanoseconds_between(*first, *last)) * 1e-9;
-}
-
-// The one GPU of this process, and what it does in a product of 8192 x 8192 x 8192.
-struct Gpu {
-  std::unique_ptr<Device> device;
-  double peak = 0;  // FLOP/s
-};
-
-const Gpu& gpu() {
-  static const Gpu one = [] {
-    Gpu made{.device = std::move(device_provider()->open({.kind = DeviceRequest::gpu, .count = 1}).front())};
-    made.device->make_current();
-    Memory memory(*made.device);
-    const auto stream = made.device->make_stream(StreamPriority::normal);
-    constexpr std::int64_t kSide = 8192;
-    const MatrixProduct product{.rows = kSide,
-                                .columns = kSide,
-                                .inner = kSide,
-                                .a = memory.numbers(kSide * kSide, 1),
-                                .a_stride = kSide,
-                                .b = memory.numbers(kSide * kSide, 2),
-                                .b_stride = kSide,
-                                .c = memory.room(kSide * kSide * 2),
-                                .c_stride = kSide};
-    double least = std::numeric_limits<double>::infinity();
-    for (int i = 0; i < 20; ++i) {
-      least = std::min(least, seconds(*made.device, *stream, [&] { made.device->multiply(product, *stream); }));
-    }
-    made.peak = 2.0 * kSide * kSide * kSide / least;
-    return made;
-  }();
-  return one;
-}
 
 // A slice of one sequence, its context cut into slices of as many tokens, and both directions.
 class Slice {
@@ -197,7 +80,7 @@ class Slice {
     }
   }
   double time(bool backward, bool by_products) {
-    return seconds(device_, *stream_, [&] { run(backward, by_products); });
+    return bench::seconds(device_, *stream_, [&] { run(backward, by_products); });
   }
 
   // How far flash attention is from attention by products.
@@ -213,17 +96,13 @@ class Slice {
       auto& of = results[by_products ? 1 : 0];
       of.push_back(memory_.read(rows, shape_.rows() * shape_.query_width(), kElement));
       if (!backward) continue;
-      // Some keys and some values of the first slice and the last.
-      const std::int64_t some = std::min<std::int64_t>(gradient_elements() / 2, 1 << 20);
       for (const int i : {0, segments_.count - 1}) {
-        const float* const keys = segments_.keys_gradient[i];
-        of.push_back(memory_.read(keys, some, Element::float32));
-        of.push_back(memory_.read(keys + gradient_elements() / 2, some, Element::float32));
+        of.push_back(memory_.read(segments_.keys_gradient[i], gradient_elements(), Element::float32));
       }
     }
     double most = 0;
     for (std::size_t i = 0; i < results[0].size(); ++i) {
-      const double error = relative_error(results[0][i], results[1][i]);
+      const double error = bench::relative_error(results[0][i], results[1][i]);
       most = error <= most ? most : error;  // not a number, too
     }
     return most;
@@ -240,7 +119,7 @@ class Slice {
   std::int64_t gradient_elements() const { return 2 * shape_.rows() * shape_.key_width(); }
 
   Device& device_;
-  Memory memory_;
+  bench::Memory memory_;
   std::unique_ptr<Stream> stream_;
   AttentionShape shape_;
   KeySegments segments_;
@@ -250,14 +129,9 @@ class Slice {
 
 // tokens, context, key heads, whether backward, whether by products.
 void attention(benchmark::State& state) {
-  const std::string why = why_no_devices();
-  if (!why.empty()) {
-    state.SkipWithError(why.c_str());
-    return;
-  }
   const bool backward = state.range(3) != 0;
   const bool by_products = state.range(4) != 0;
-  Device& device = *gpu().device;
+  Device& device = *bench::gpu().device;
   const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
   if (!cuda::flash_fits(shape, device.compute_capability())) {
     state.SkipWithError((device.name() + " is older than sm_80").c_str());
@@ -266,7 +140,7 @@ void attention(benchmark::State& state) {
   Slice slice(device, state.range(0), state.range(1), state.range(2));
   const double error = slice.error(backward);
   if (!(error < 1e-2)) {
-    state.SkipWithError(("flash attention is " + std::to_string(error) + " from attention by products").c_str());
+    bench::fail(state, "flash attention is " + std::to_string(error) + " from attention by products");
     return;
   }
   for (int i = 0; i < 3; ++i) slice.time(backward, by_products);
@@ -278,8 +152,8 @@ void attention(benchmark::State& state) {
   }
   const double rate = slice.flops(backward) * static_cast<double>(state.iterations()) / all;
   state.counters["TFLOP/s"] = rate * 1e-12;
-  state.counters["of_peak"] = rate / gpu().peak;
-  state.counters["peak_TFLOP/s"] = gpu().peak * 1e-12;
+  state.counters["of_peak"] = rate / bench::gpu().peak;
+  state.counters["peak_TFLOP/s"] = bench::gpu().peak * 1e-12;
   state.counters["error"] = error;
 }
 

@@ -1,0 +1,259 @@
+// One transformer layer of hidden size 4096 on one GPU, a slice at a time: what share of the rate of a large product of
+// bfloat16 its ops reach. kernels/pytorch_layer.py has the same rows of PyTorch.
+
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmarks/kernels/gpu_main.h"
+#include "benchmarks/kernels/one_gpu.h"
+#include "exec/device/provider.h"
+#include "kernels/device_kernels.h"
+#include "kernels/stage.h"
+
+namespace sluice {
+namespace {
+
+constexpr std::array kOps = {"F", "B", "I+W"};
+enum Op : std::uint8_t { kForward, kBackward, kBackwardInHalves };
+
+Transformer gpt() {
+  Transformer model{.name = "gpt", .layers = 1, .hidden = 4096, .heads = 32, .kv_heads = 32, .head_dim = 128};
+  model.ffn_hidden = 16384;
+  model.vocab = 256;
+  model.positions = 16384;
+  return model;
+}
+
+Transformer llama(int kv_heads) {
+  Transformer model = gpt();
+  model.name = "llama";
+  model.kv_heads = kv_heads;
+  model.ffn_hidden = 11008;
+  model.gated = model.rms_norm = true;
+  model.positions = 0;
+  model.qkv_bias = model.projection_bias = model.mlp_bias = false;
+  return model;
+}
+
+// A layer and a slice of one sequence behind others of as many tokens, with all that its ops read and write.
+class LayerSlice {
+ public:
+  LayerSlice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context)
+      : device_(device),
+        memory_(device),
+        stream_(device.make_stream(StreamPriority::normal)),
+        stage_(device_kernels()->make_stage({.model = model, .contents = {.layers = 1}, .sliced = true},
+                                            Precision::bfloat16)),
+        boundary_(tokens * model.hidden) {
+    make_weights();
+    const SliceShape shape{.tokens = tokens, .context = context};
+    const SliceMemory sizes = stage_->slice_memory(shape);
+    keys_gradient_bytes_ = sizes.keys_values_gradient;
+    for (std::int64_t first = 0; first <= context; first += tokens) {
+      const auto seed = static_cast<std::uint32_t>(10 + first / tokens);
+      slice_tokens_.push_back(tokens);
+      keys_values_.push_back(memory_.numbers(sizes.keys_values / 2, seed));
+      keys_values_gradient_.push_back(memory_.room(keys_gradient_bytes_));
+    }
+    call_ = {.shape = shape,
+             .weights = weights_,
+             .gradients = gradients_,
+             .scratch = memory_.room(stage_->scratch_bytes(shape)),
+             .to_input_gradient = memory_.room(sizes.to_input_gradient),
+             .to_weight_gradient = memory_.room(sizes.to_weight_gradient),
+             .output_gradients = memory_.room(sizes.output_gradients),
+             .keys_values = keys_values_,
+             .keys_values_gradient = keys_values_gradient_,
+             .slice_tokens = slice_tokens_,
+             .input = memory_.numbers(boundary_, 1),
+             .output = memory_.room(sizes.boundary),
+             .output_gradient = memory_.numbers(boundary_, 2, 1e-2F),
+             .input_gradient = memory_.room(sizes.boundary),
+             .stream = stream_.get(),
+             .device = &device_};
+    device_.synchronize(*stream_);
+  }
+
+  // Backward, the slice's own gradients of keys and values begin anew, as once in every microbatch.
+  void run(Op op) {
+    if (op == kForward) {
+      stage_->forward(call_);
+      return;
+    }
+    device_.zero(keys_values_gradient_.back(), keys_gradient_bytes_, *stream_);
+    if (op == kBackward) {
+      stage_->backward(call_);
+    } else {
+      stage_->input_gradient(call_);
+      stage_->weight_gradient(call_);
+    }
+  }
+  double time(Op op) {
+    return bench::seconds(device_, *stream_, [&] { run(op); });
+  }
+
+  // What is wrong with the results; empty if nothing is.
+  std::string wrong() {
+    std::vector<std::vector<float>> whole;
+    for (const Op op : {kBackward, kBackwardInHalves}) {
+      device_.zero(gradients_, stage_->memory().gradients, *stream_);
+      for (std::byte* const gradient : keys_values_gradient_) {
+        device_.zero(gradient, keys_gradient_bytes_, *stream_);
+      }
+      run(kForward);
+      run(op);
+      device_.synchronize(*stream_);
+      if (!finite()) return std::string(kOps[op]) + ": not all results are finite";
+      const std::vector<std::vector<float>> results = some_results();
+      if (op == kBackward) whole = results;
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        // Sums of parts in another order, and what that rounds another way.
+        const double error = bench::relative_error(results[i], whole[i]);
+        if (!(error < 1e-3)) return "I and W are " + std::to_string(error) + " from B in result " + std::to_string(i);
+      }
+    }
+    return "";
+  }
+
+ private:
+  void make_weights() {
+    weights_ = memory_.room(stage_->memory().weights);
+    gradients_ = memory_.room(stage_->memory().gradients);
+    std::uint32_t seed = 100;
+    for (const Parameter& parameter : stage_->parameters()) {
+      std::byte* const to = weights_ + parameter.offset * stage_->element_bytes();
+      const bool gain = parameter.columns == 1 && parameter.name.ends_with(".weight");
+      memory_.write_numbers(to, parameter.size(), seed++, 0.02F, gain ? 1.0F : 0.0F);
+    }
+  }
+
+  // Of the output, the input's gradient, and all gradients of weights, keys and values.
+  bool finite() {
+    std::byte* const host = device_.allocate_host(sizeof(std::int32_t));
+    auto* const flag = reinterpret_cast<std::int32_t*>(host);
+    *flag = 0;
+    const auto look = [&](Element element, const void* data, std::int64_t bytes) {
+      device_kernels()->flag_not_finite(*stream_, element, data, bytes / bytes_of(element), flag);
+    };
+    look(Element::bfloat16, call_.output, boundary_ * 2);
+    look(Element::bfloat16, call_.input_gradient, boundary_ * 2);
+    look(Element::float32, gradients_, stage_->memory().gradients);
+    for (const std::byte* const gradient : keys_values_gradient_) {
+      look(Element::float32, gradient, keys_gradient_bytes_);
+    }
+    device_.synchronize(*stream_);
+    const bool all = *flag == 0;
+    device_.release_host(host);
+    return all;
+  }
+
+  // The input's gradient, and the beginning of the gradients of each parameter, and of the keys of each slice.
+  std::vector<std::vector<float>> some_results() const {
+    constexpr std::int64_t kSome = 1 << 16;
+    std::vector<std::vector<float>> out;
+    out.push_back(memory_.read(call_.input_gradient, boundary_, Element::bfloat16));
+    for (const Parameter& parameter : stage_->parameters()) {
+      const std::byte* const from = gradients_ + parameter.offset * bytes_of(Element::float32);
+      // Those of a key's bias vanish but for what is rounded: a softmax does not see it.
+      if (parameter.name.ends_with("key.bias")) continue;
+      out.push_back(memory_.read(from, std::min(kSome, parameter.size()), Element::float32));
+    }
+    for (const std::byte* const gradient : keys_values_gradient_) {
+      out.push_back(memory_.read(gradient, std::min(kSome, keys_gradient_bytes_ / 4), Element::float32));
+    }
+    return out;
+  }
+
+  Device& device_;
+  bench::Memory memory_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stage> stage_;
+  std::int64_t boundary_;
+  std::int64_t keys_gradient_bytes_ = 0;
+  std::byte* weights_ = nullptr;
+  std::byte* gradients_ = nullptr;
+  std::vector<std::int64_t> slice_tokens_;
+  std::vector<std::byte*> keys_values_;
+  std::vector<std::byte*> keys_values_gradient_;
+  SliceCall call_;
+};
+
+// Executed: causal attention counts the keys that are seen, alone. I and W are B.
+double flops_of(const Transformer& model, std::int64_t tokens, std::int64_t context, Op op) {
+  const SliceFlops flops = layer_slice_flops(model, tokens, context);
+  return op == kForward ? flops.forward() : flops.backward();
+}
+
+// The slice that was asked for last, and what is wrong with it: its ops are timed one after the other.
+struct Kept {
+  std::string key;
+  std::unique_ptr<LayerSlice> slice;
+  std::string wrong;
+};
+const Kept& kept_slice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context) {
+  static Kept kept;
+  const std::string key =
+      model.name + " " + std::to_string(model.kv_heads) + " " + std::to_string(tokens) + " " + std::to_string(context);
+  if (kept.key == key) return kept;
+  kept = {};  // its memory first
+  kept.slice = std::make_unique<LayerSlice>(device, model, tokens, context);
+  kept.wrong = kept.slice->wrong();
+  kept.key = key;
+  return kept;
+}
+
+// tokens, context, op: of kOps.
+void layer(benchmark::State& state, const Transformer& model) {
+  const std::int64_t tokens = state.range(0);
+  const std::int64_t context = state.range(1);
+  const auto op = static_cast<Op>(state.range(2));
+  state.SetLabel(kOps[op]);
+  Device& device = *bench::gpu().device;
+  if (!device.has_bfloat16()) {
+    state.SkipWithError((device.name() + " has no products of bfloat16").c_str());
+    return;
+  }
+  const Kept& kept = kept_slice(device, model, tokens, context);
+  if (!kept.wrong.empty()) {
+    bench::fail(state, kept.wrong);
+    return;
+  }
+  LayerSlice& slice = *kept.slice;
+  for (int i = 0; i < 3; ++i) slice.time(op);
+  std::vector<double> times;
+  for ([[maybe_unused]] const auto& _ : state) {
+    times.push_back(slice.time(op));
+    state.SetIterationTime(times.back());
+  }
+  std::sort(times.begin(), times.end());
+  const double median = times[times.size() / 2];
+  const double rate = flops_of(model, tokens, context, op) / median;
+  state.counters["median_ms"] = 1e3 * median;
+  state.counters["least_ms"] = 1e3 * times.front();
+  state.counters["most_ms"] = 1e3 * times.back();
+  state.counters["TFLOP/s"] = rate * 1e-12;
+  state.counters["of_peak"] = rate / bench::gpu().peak;
+  state.counters["peak_TFLOP/s"] = bench::gpu().peak * 1e-12;
+}
+
+void all_slices(benchmark::internal::Benchmark* rows) {
+  rows->ArgNames({"tokens", "context", "op"})->UseManualTime()->Iterations(20)->Unit(benchmark::kMillisecond);
+  for (const std::int64_t tokens : {2048, 4096, 8192}) {
+    for (const std::int64_t context : {0, 8192}) {
+      for (const Op op : {kForward, kBackward, kBackwardInHalves}) rows->Args({tokens, context, op});
+    }
+  }
+}
+BENCHMARK_CAPTURE(layer, gpt, gpt())->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, llama, llama(32))->Apply(all_slices);
+BENCHMARK_CAPTURE(layer, llama_8_kv_heads, llama(8))->Apply(all_slices);
+
+}  // namespace
+}  // namespace sluice
