@@ -334,16 +334,20 @@ std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell
   constexpr std::array kKinds = {OpKind::F, OpKind::F, OpKind::B, OpKind::I, OpKind::W};
   constexpr std::array kOfSecond = {false, true, false, true, true};
   const Part& of = parts_[static_cast<std::size_t>(part)];
-  Buffers& first = buffers_[index(calls_ % kMicrobatches)];
-  Buffers& second = buffers_[index((calls_ + 1) % kMicrobatches)];
-  calls_ += 2;
   std::array<OpTime, 5> times;
-  for (std::size_t i = 0; i < kKinds.size(); ++i) {
-    mark(i);
-    times[i] = {.kind = kKinds[i],
-                .recompute_ns = call(kKinds[i], of, cell, kOfSecond[i] ? second : first, tensor, stream_group)};
+  // In a run the op before was of the same part, so that its weights were near; and the host is ahead of a device, as
+  // it is here while the first pass runs. The second one counts.
+  for (int pass = 0; pass < 2; ++pass) {
+    Buffers& first = buffers_[index(calls_ % kMicrobatches)];
+    Buffers& second = buffers_[index((calls_ + 1) % kMicrobatches)];
+    calls_ += 2;
+    for (std::size_t i = 0; i < kKinds.size(); ++i) {
+      mark(i);
+      times[i] = {.kind = kKinds[i],
+                  .recompute_ns = call(kKinds[i], of, cell, kOfSecond[i] ? second : first, tensor, stream_group)};
+    }
+    mark(kKinds.size());
   }
-  mark(kKinds.size());
   for (std::size_t i = kKinds.size(); i-- > 0;) times[i].nanoseconds = between(i, i + 1) - times[i].recompute_ns;
   return times;
 }

@@ -246,8 +246,6 @@ void Profiler::Impl::measure_ops() {
       measure_pass(call.part, *call.pass);
       continue;
     }
-    // In a run the op before was of the same part, so that its weights were near.
-    bench->run(call.part, call.cell, links->tensor(), links->stream_tensor());
     for (const PartBench::OpTime& time : bench->run(call.part, call.cell, links->tensor(), links->stream_tensor())) {
       const int layers = call.part == PartKind::layer ? spec.layers : 1;
       note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);

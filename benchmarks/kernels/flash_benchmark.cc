@@ -96,12 +96,8 @@ class Slice {
       auto& of = results[by_products ? 1 : 0];
       of.push_back(memory_.read(rows, shape_.rows() * shape_.query_width(), kElement));
       if (!backward) continue;
-      // Some keys and some values of the first slice and the last.
-      const std::int64_t some = std::min<std::int64_t>(gradient_elements() / 2, 1 << 20);
       for (const int i : {0, segments_.count - 1}) {
-        const float* const keys = segments_.keys_gradient[i];
-        of.push_back(memory_.read(keys, some, Element::float32));
-        of.push_back(memory_.read(keys + gradient_elements() / 2, some, Element::float32));
+        of.push_back(memory_.read(segments_.keys_gradient[i], gradient_elements(), Element::float32));
       }
     }
     double most = 0;

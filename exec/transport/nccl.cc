@@ -97,8 +97,9 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
 }
 
 void NcclCommunicators::abort() {
-  // Not for ever: whoever is inside NCCL may be what has to be aborted.
-  std::unique_lock lock(calls_, std::chrono::seconds(1));
+  // Waits a second at most: whoever is inside NCCL may be what has to be aborted.
+  std::unique_lock lock(calls_, std::defer_lock);
+  for (int look = 0; look < 1000 && !lock.try_lock(); ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (aborted_.exchange(true)) return;
   // What the threads need lives on if they do not come back in time.
   struct Progress {

@@ -90,7 +90,7 @@ class NcclCommunicators {
   int rank_;
   int size_;
   NcclOptions options_;
-  std::timed_mutex calls_;                       // around every call of NCCL, none of which blocks
+  std::mutex calls_;                             // around every call of NCCL, none of which blocks
   std::vector<NcclCommunicator> communicators_;  // the world's first
   std::atomic<bool> aborted_{false};
 };
