@@ -30,13 +30,15 @@ void Memory::write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed
   // The high half of a float32 is a bfloat16, rounded towards zero.
   std::vector<std::uint16_t> some(65521);
   for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
-  std::byte* const host = device_.allocate_host(count * 2);
-  for (std::int64_t done = 0; done < count;) {
-    const auto next = std::min<std::int64_t>(count - done, static_cast<std::int64_t>(some.size()));
-    std::memcpy(host + done * 2, some.data(), static_cast<std::size_t>(next) * 2);
+  const auto known = std::min(count, static_cast<std::int64_t>(some.size()));
+  std::byte* const host = device_.allocate_host(known * 2);
+  std::memcpy(host, some.data(), static_cast<std::size_t>(known) * 2);
+  device_.copy(to, host, known * 2, *stream_);
+  for (std::int64_t done = known; done < count;) {
+    const std::int64_t next = std::min(done, count - done);
+    device_.copy(to + done * 2, to, next * 2, *stream_);
     done += next;
   }
-  device_.copy(to, host, count * 2, *stream_);
   device_.synchronize(*stream_);
   device_.release_host(host);
 }

@@ -129,8 +129,9 @@ def loss_by_numpy(tensors, heads, tokens, targets):
 # --- the model in PyTorch --------------------------------------------------------------------------------------------
 
 
-def loss_by_torch(torch, weights, heads, tokens, targets):
-    """`weights` are of the type to compute in; the loss is float32."""
+def loss_by_torch(torch, weights, master, heads, tokens, targets):
+    """`weights` are `master` in the type to compute in; the loss is float32. The gradients of embeddings are added up
+    in float32, as sluice does: rows of them are read from `master`."""
     functional = torch.nn.functional
     batch, length = tokens.shape
 
@@ -143,7 +144,9 @@ def loss_by_torch(torch, weights, heads, tokens, targets):
     def split(x):
         return x.view(batch, length, heads, -1).transpose(1, 2)
 
-    x = weights["embedding.word.weight"][tokens] + weights["embedding.position.weight"][:length]
+    compute = weights["embedding.word.weight"].dtype
+    words = master["embedding.word.weight"][tokens].to(compute).float()
+    x = (words + master["embedding.position.weight"][:length].to(compute).float()).to(compute)
     for layer in range(count_layers(weights)):
         at = f"layers.{layer}."
         normed = norm(x, at + "norm1")
@@ -169,7 +172,7 @@ def train_by_torch(torch, tensors, metadata, text, steps, options):
     for step in range(first_step, first_step + steps):
         tokens, targets = (torch.from_numpy(rows).to(device) for rows in batch_of(text, metadata, step))
         weights = {name: tensor.to(compute) for name, tensor in master.items()}
-        loss = loss_by_torch(torch, weights, options.heads, tokens, targets)
+        loss = loss_by_torch(torch, weights, master, options.heads, tokens, targets)
         loss.backward()
         losses.append(loss.item())
         number += 1
