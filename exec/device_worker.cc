@@ -57,7 +57,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   if (services.device_transport->waits_on_device()) rehearse();
 }
 
-DeviceWorker::~DeviceWorker() {
+void DeviceWorker::settle() {
   try {
     device_.make_current();
     device_.synchronize(*compute_);
@@ -65,6 +65,10 @@ DeviceWorker::~DeviceWorker() {
   } catch (const DeviceError&) {
     // Whoever ran it knows.
   }
+}
+
+DeviceWorker::~DeviceWorker() {
+  DeviceWorker::settle();
   links_.reset();
   device_.release(arena_);
   device_.release(small_device_);

@@ -32,6 +32,7 @@ class DeviceWorker final : public Worker {
   void run(std::int64_t first_step, std::span<const double> learning_rates) override;
   ChunkState state(int chunk) override;
   void set_state(int chunk, const ChunkState& state) override;
+  void settle() override;
 
   // How often a step of the last run was left out because its gradients overflowed.
   int skipped_steps() const { return skipped_steps_; }

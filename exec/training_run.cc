@@ -270,7 +270,11 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
     report.broken.push_back(
         {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
   }
+  // Nobody's memory and events go while another's device may still look at them.
   if (device_fabric) device_fabric->drain();
+  for (const auto& worker : workers) {
+    if (worker != nullptr) worker->settle();
+  }
   workers.clear();
   supervisor.end();
   report.broken.clear();

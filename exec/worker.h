@@ -66,6 +66,8 @@ class Worker {
   // After `run` has thrown Stopped: throws what a thread of this worker's own threw, if it was that which ended the
   // run.
   virtual void rethrow_own_error() {}
+  // Waits for what it has put on its device, which may still look at other workers' memory and events.
+  virtual void settle() {}
 
   // The newest weights and the moments, between two runs.
   virtual ChunkState state(int chunk) = 0;
