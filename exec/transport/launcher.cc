@@ -83,7 +83,7 @@ std::optional<LaunchedRank> told(const Environment& environment, const Names& na
 }
 
 std::optional<LaunchedRank> told_by_mpirun(const Environment& environment) {
-  if (const auto open_mpi = told(environment, kOpenMpi)) return open_mpi;
+  if (auto open_mpi = told(environment, kOpenMpi)) return open_mpi;
   // Slurm's own PMI sets these too.
   if (is_set(environment, "SLURM_STEP_ID")) return std::nullopt;
   return told(environment, kMpich);
