@@ -6,11 +6,25 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
+#include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "exec/transport/nccl_communicators.h"
 
 namespace sluice {
+namespace {
+
+// What a thread of NCCL's may still write to when nobody waits for it any more. Reachable, so that it is no leak.
+void keep_for_ever(std::unique_ptr<NcclCommunicator> written) {
+  static std::mutex mutex;
+  static auto* const kept = new std::vector<std::unique_ptr<NcclCommunicator>>;
+  const std::lock_guard lock(mutex);
+  kept->push_back(std::move(written));
+}
+
+}  // namespace
 
 NcclCommunicators::NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size,
                                      const NcclOptions& options)
@@ -90,7 +104,7 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
     }
     wait_until(what, host, [&] { return settled(there.load(), what); });
   } catch (...) {
-    (void)made.release();  // it may still be written to
+    keep_for_ever(std::move(made));
     throw;
   }
   return *made;
