@@ -38,7 +38,7 @@ class Patience {
 };
 
 // How long another worker has to say that a number was not finite there first.
-constexpr std::int64_t kTimeForTheFirst_ns = 300'000'000;
+constexpr std::int64_t kTimeForTheFirst_ns = 1'000'000'000;
 
 }  // namespace
 

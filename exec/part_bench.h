@@ -53,8 +53,8 @@ class PartBench {
   // Bytes that such a bench allocates.
   static std::int64_t bytes_of(const PartBenchSpec& spec);
 
-  // Of F, F of another microbatch, B of the first, I and W of the other, in this order, after a pass that does not count;
-  // microbatches take turns. Of all layers.
+  // Of F, F of another microbatch, B of the first, I and W of the other, in this order, after a pass that does not
+  // count; microbatches take turns. Of all layers.
   struct OpTime {
     OpKind kind = OpKind::F;
     std::int64_t nanoseconds = 0;  // without recomputation

@@ -298,7 +298,7 @@ TEST(BrokenRun, LeavesRecordersBehindWhenItIsKilled) {
 
 // The BLAS may have threads that were there before main: the signal must not end the process through one of those.
 TEST(BrokenRun, SaysThatItWasToldToEnd) {
-  std::vector<std::string> arguments = {"--preserve-status", "--signal=TERM", "1.5", SLUICE_COMMAND};
+  std::vector<std::string> arguments = {"--preserve-status", "--signal=TERM", "3", SLUICE_COMMAND};
   for (const std::string& word : words(kTiny + "--pp 2 --steps 10000000 --log-every 10000000"))
     arguments.push_back(word);
   const CommandResult result = test::run_program("/usr/bin/timeout", arguments);
