@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "exec/device/provider.h"
 #include "exec/op_outcome.h"
 #include "exec/packing.h"
 #include "model/errors.h"
@@ -41,10 +42,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
       loss_scale_(plan.spec().precision == Precision::float16) {
   crowded_ = 2 * plan.layout().size() > static_cast<int>(std::thread::hardware_concurrency());
   device_.make_current();
-  if (element() == Element::bfloat16 && !device_.has_bfloat16()) {
-    throw InputError(
-        fmt::format("--precision bf16: {} has no products of bfloat16; fp16 is what it has", device_.name()));
-  }
+  if (element() == Element::bfloat16) require_bfloat16(device_);
   compute_ = device_.make_stream(StreamPriority::normal);
   collectives_ = device_.make_stream(StreamPriority::high);
   base_ = device_.make_event();
@@ -54,6 +52,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   arena_ = device_.allocate(std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment));
   place_small();
   links_ = services.device_transport->connect(run_links_.links(), device_);
+  find_groups();
   if (services.device_transport->waits_on_device()) rehearse();
 }
 
@@ -83,6 +82,14 @@ Element DeviceWorker::element() const {
 
 bool DeviceWorker::has_norm() const {
   return plan_.spec().clip_gradients > 0 || plan_.spec().precision == Precision::float16;
+}
+
+void DeviceWorker::find_groups() {
+  const auto group = [&](std::size_t at) { return at == RunLinks::kAlone ? nullptr : links_->group(at); };
+  tensor_ = group(run_links_.tensor_group(world_rank_));
+  for (const PlannedCollective& collective : rank_.collectives) {
+    groups_.push_back(group(run_links_.group_of(collective.vertex, world_rank_)));
+  }
 }
 
 void DeviceWorker::list_items() {
@@ -316,7 +323,7 @@ void DeviceWorker::issue_step(Item& item) {
         const PlannedMessage& planned = rank_.receives[index(op.receive)];
         wait_on_device(receives_[index(op.receive)], step.vertex, planned.vertex);
         if (receives_[index(op.receive)].bytes < planned.bytes) {
-          links_->group(run_links_.tensor_group(world_rank_))->gather(buffer(planned.buffer), planned.bytes, *compute_);
+          tensor_->gather(buffer(planned.buffer), planned.bytes, *compute_);
         }
       }
       if (op.busy_send != kNone) {
@@ -360,8 +367,7 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
     SliceCall call = slice_call(op);
     call.stream = compute_.get();
     call.device = &device_;
-    const std::size_t group = run_links_.tensor_group(world_rank_);
-    call.stream_group = group == RunLinks::kAlone ? nullptr : links_->group(group);
+    call.stream_group = tensor_;
     call.loss_on_device = on_device_.losses + op.unit;
     call.loss_scale *= loss_scale_.value();
     if (begins_backward(op)) {
@@ -427,8 +433,7 @@ void DeviceWorker::issue_collective(Item& item) {
   const PlannedCollective& collective = rank_.collectives[item.index];
   if (collective.after_any) device_.wait(*collectives_, *items_[index(item_of_[collective.after])].end);
   suffer(fault_at(collective.vertex), transport_);
-  const std::size_t at = run_links_.group_of(collective.vertex, world_rank_);
-  StreamGroup* const group = at == RunLinks::kAlone ? nullptr : links_->group(at);
+  StreamGroup* const group = groups_[item.index];
   device_.record(*item.begin, *collectives_);
   switch (collective.kind) {
     case CollectiveKind::gradient_reduce:

@@ -56,6 +56,7 @@ class DeviceWorker final : public Worker {
     float* norms = nullptr;
   };
 
+  void find_groups();
   void list_items();
   void make_messages();
   std::int64_t share_of(std::int64_t bytes) const;
@@ -90,6 +91,8 @@ class DeviceWorker final : public Worker {
   std::unique_ptr<DeviceConnection> links_;
   const DeviceKernels& kernels_;
   RunLinks run_links_;
+  StreamGroup* tensor_ = nullptr;     // of the ranks that split a stage; null where nobody does
+  std::vector<StreamGroup*> groups_;  // by RankPlan::collectives; null where there is nobody to sum with
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> collectives_;
   std::unique_ptr<Event> base_;

@@ -137,6 +137,7 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceOverDataAndTensorRanks) {
       RunSpec spec =
           descent(tensor == 1 ? test::small_gpt(schedule.num_stages()) : test::small_llama(schedule.num_stages()));
       spec.data_parallel = data;
+      spec.overlap_grad_reduce = tensor == 1;
       spec.tensor_parallel = tensor;
       expect_gradients(spec, schedule);
     }

@@ -43,23 +43,14 @@ class NcclRun : public ::testing::Test {
     const int size = plan.layout().size();
     std::vector<Process> processes(static_cast<std::size_t>(size));
     weights_.clear();
-    NcclId id{};
-    std::latch written(1);
+    test::FirstSays said;
     std::mutex mutex;
     std::vector<Transport*> controls;
     std::latch ended(size);
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
-        const auto broadcast = [&](std::span<std::byte> bytes) {
-          const auto shared = std::as_writable_bytes(std::span(id.bytes));
-          if (rank == 0) {
-            std::copy(bytes.begin(), bytes.end(), shared.begin());
-            written.count_down();
-          }
-          written.wait();
-          std::copy(shared.begin(), shared.end(), bytes.begin());
-        };
+        const auto broadcast = said.to(rank);
         Process& process = processes[static_cast<std::size_t>(rank)];
         const auto device = device_provider()->open(parse_devices("gpu:1"));
         std::optional<NcclWorld> world;

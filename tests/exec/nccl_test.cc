@@ -50,20 +50,11 @@ class Nccl : public ::testing::Test {
   // Runs `work` on every rank. What it throws is kept by rank.
   void on_ranks(int size, const std::function<void(const Rank&)>& work) {
     errors_.assign(index(size), "");
-    NcclId id{};
-    std::latch written(1);
+    test::FirstSays said;
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
-        const auto broadcast = [&](std::span<std::byte> bytes) {
-          const auto shared = std::as_writable_bytes(std::span(id.bytes));
-          if (rank == 0) {
-            std::copy(bytes.begin(), bytes.end(), shared.begin());
-            written.count_down();
-          }
-          written.wait();
-          std::copy(shared.begin(), shared.end(), bytes.begin());
-        };
+        const auto broadcast = said.to(rank);
         const auto device = emulation::make_device({});
         try {
           NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);

@@ -116,34 +116,13 @@ class DeviceRank {
         batch_(training.batch()),
         loss_(device, *stream_, sizeof(float)),
         squares_(device, *stream_, sizeof(float)) {
-    int first_layer = 0;
-    for (const StageContents& contents : training.stages) {
-      StageSpec spec{.model = training.model,
-                     .contents = contents,
-                     .first_layer = first_layer,
-                     .tensor_parallel = training.tensor_parallel,
-                     .tensor_rank = tensor_rank,
-                     .recompute = training.recompute,
-                     .sliced = training.slices.size() > 1};
-      if (training.head_shares_embedding) spec.contents.tied_copy = false;
-      first_layer += contents.layers;
-      make_stage(spec, weights);
-    }
+    for (const StageSpec& spec : training.stage_specs(tensor_rank)) make_stage(spec, weights);
   }
 
   void train() {
-    const bool late = training_.backward == TrainingCase::Backward::late ||
-                      training_.backward == TrainingCase::Backward::late_reversed;
-    for (int m = 0; m < training_.microbatches; ++m) {
-      for (std::size_t k = 0; k < training_.slices.size(); ++k) forward(m, k);
-      for (std::size_t k = training_.slices.size(); k-- > 0;) backward(m, k);
-    }
-    for (int i = 0; late && i < training_.microbatches; ++i) {
-      const int m = training_.backward == TrainingCase::Backward::late ? i : training_.microbatches - 1 - i;
-      for (std::size_t k = training_.slices.size(); k-- > 0;) {
-        for (std::size_t s = states_.size(); s-- > 0;) weight(s, m, k);
-      }
-    }
+    training_.in_order([this](int m, std::size_t k) { forward(m, k); },
+                       [this](int m, std::size_t k) { backward(m, k); },
+                       [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
   }
 
   // Adds this rank's part.

@@ -58,34 +58,13 @@ class Rank {
  public:
   Rank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group)
       : training_(training), group_(group), batch_(training.batch()) {
-    int first_layer = 0;
-    for (const StageContents& contents : training.stages) {
-      StageSpec spec{.model = training.model,
-                     .contents = contents,
-                     .first_layer = first_layer,
-                     .tensor_parallel = training.tensor_parallel,
-                     .tensor_rank = tensor_rank,
-                     .recompute = training.recompute,
-                     .sliced = training.slices.size() > 1};
-      if (training.head_shares_embedding) spec.contents.tied_copy = false;
-      first_layer += contents.layers;
-      make_stage(spec, weights);
-    }
+    for (const StageSpec& spec : training.stage_specs(tensor_rank)) make_stage(spec, weights);
   }
 
   void train() {
-    const bool late = training_.backward == TrainingCase::Backward::late ||
-                      training_.backward == TrainingCase::Backward::late_reversed;
-    for (int m = 0; m < training_.microbatches; ++m) {
-      for (std::size_t k = 0; k < training_.slices.size(); ++k) forward(m, k);
-      for (std::size_t k = training_.slices.size(); k-- > 0;) backward(m, k);
-    }
-    for (int i = 0; late && i < training_.microbatches; ++i) {
-      const int m = training_.backward == TrainingCase::Backward::late ? i : training_.microbatches - 1 - i;
-      for (std::size_t k = training_.slices.size(); k-- > 0;) {
-        for (std::size_t s = states_.size(); s-- > 0;) weight(s, m, k);
-      }
-    }
+    training_.in_order([this](int m, std::size_t k) { forward(m, k); },
+                       [this](int m, std::size_t k) { backward(m, k); },
+                       [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
   }
 
   // Adds this rank's part.
@@ -266,6 +245,23 @@ bool GuardedBuffer::intact() const {
   const auto is_guard = [](std::byte b) { return b == kGuardByte; };
   return std::all_of(memory_.data(), static_cast<const std::byte*>(data_), is_guard) &&
          std::all_of(static_cast<const std::byte*>(data_) + size_, memory_.data() + memory_.size(), is_guard);
+}
+
+std::vector<StageSpec> TrainingCase::stage_specs(int tensor_rank) const {
+  std::vector<StageSpec> specs;
+  int first_layer = 0;
+  for (const StageContents& contents : stages) {
+    StageSpec& spec = specs.emplace_back(StageSpec{.model = model,
+                                                   .contents = contents,
+                                                   .first_layer = first_layer,
+                                                   .tensor_parallel = tensor_parallel,
+                                                   .tensor_rank = tensor_rank,
+                                                   .recompute = recompute,
+                                                   .sliced = slices.size() > 1});
+    if (head_shares_embedding) spec.contents.tied_copy = false;
+    first_layer += contents.layers;
+  }
+  return specs;
 }
 
 std::int64_t TrainingCase::tokens() const { return std::accumulate(slices.begin(), slices.end(), std::int64_t{0}); }

@@ -45,6 +45,24 @@ struct TrainingCase {
 
   std::int64_t tokens() const;
   std::vector<Sequence> batch() const;  // the same for the same shape
+  std::vector<StageSpec> stage_specs(int tensor_rank) const;
+
+  // Calls forward and backward (microbatch, slice), and where weight gradients come late weight (stage, microbatch,
+  // slice), in the order of the case.
+  template <typename Forward, typename BackwardOf, typename Weight>
+  void in_order(const Forward& forward, const BackwardOf& backward_of, const Weight& weight) const {
+    for (int m = 0; m < microbatches; ++m) {
+      for (std::size_t k = 0; k < slices.size(); ++k) forward(m, k);
+      for (std::size_t k = slices.size(); k-- > 0;) backward_of(m, k);
+    }
+    const bool late = backward == Backward::late || backward == Backward::late_reversed;
+    for (int i = 0; late && i < microbatches; ++i) {
+      const int m = backward == Backward::late ? i : microbatches - 1 - i;
+      for (std::size_t k = slices.size(); k-- > 0;) {
+        for (std::size_t s = stages.size(); s-- > 0;) weight(s, m, k);
+      }
+    }
+  }
 };
 
 struct TrainingResult {

@@ -1,6 +1,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <latch>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +38,16 @@ class FakeNccl {
 
  private:
   NcclFunctions functions_;
+};
+
+// How ranks that are threads learn the id of their world: rank 0's is everybody's. Outlives what it gave.
+class FirstSays {
+ public:
+  std::function<void(std::span<std::byte>)> to(int rank);
+
+ private:
+  NcclId id_{};
+  std::latch written_{1};
 };
 
 }  // namespace sluice::test
