@@ -10,9 +10,9 @@
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
-#include "tools/command.h"
-#include "tools/command_tree.h"
-#include "tools/version.h"
+#include "tools/command/command.h"
+#include "tools/command/command_tree.h"
+#include "tools/command/version.h"
 
 namespace sluice::tools {
 namespace {
