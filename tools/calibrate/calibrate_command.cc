@@ -40,7 +40,7 @@ std::string known_constants() {
 
 }  // namespace
 
-void add_calibrate_command(CLI::App& app, int& exit_code) {
+Subcommand add_calibrate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "calibrate",
       "Fits the analytic cost model to measurements.\n\n"
@@ -80,7 +80,7 @@ void add_calibrate_command(CLI::App& app, int& exit_code) {
   command->add_option("-o,--output", options->request.output, "write the files with what was found");
   command->add_flag("--json", options->request.json, "one JSON document (sluice.calibrated/1) on standard output");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  command->callback([options, &exit_code] { exit_code = calibrate_command(*options); });
+  return {command, [options] { return calibrate_command(*options); }};
 }
 
 }  // namespace sluice::tools

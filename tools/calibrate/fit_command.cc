@@ -164,7 +164,7 @@ int fit_command(const Options& options) {
 
 }  // namespace
 
-void add_fit_command(CLI::App& app, int& exit_code) {
+Subcommand add_fit_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "fit",
       "Makes a cost file of a profile of measured times.\n\n"
@@ -189,7 +189,7 @@ void add_fit_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 1 << 16));
   command->add_option("--folds", options->folds, "parts of the samples that are held out in turn (default 5)")
       ->check(CLI::Range(2, 1000));
-  command->callback([options, &exit_code] { exit_code = fit_command(*options); });
+  return {command, [options] { return fit_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,20 +22,26 @@ enum ExitCode : int {
   kInterrupted = 130,
 };
 
-// Each adds one subcommand to `app`; its callback writes the exit code to `exit_code`, or throws.
-void add_schedules_command(CLI::App& app, int& exit_code);
-void add_schedule_command(CLI::App& app, int& exit_code);
-// `arguments` are the command's words, for a report to show.
-void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments);
-void add_calibrate_command(CLI::App& app, int& exit_code);
-void add_profile_command(CLI::App& app, int& exit_code);
-void add_validate_command(CLI::App& app, int& exit_code);
-void add_fit_command(CLI::App& app, int& exit_code);
-void add_slice_command(CLI::App& app, int& exit_code);
-void add_plan_command(CLI::App& app, int& exit_code);
-void add_run_command(CLI::App& app, int& exit_code);
-void add_compare_command(CLI::App& app, int& exit_code);
-void add_doctor_command(CLI::App& app, int& exit_code);
-void add_completion_command(CLI::App& app, int& exit_code);
+// A subcommand: its parser, and the work that it does once its arguments are parsed.
+struct Subcommand {
+  const CLI::App* parser = nullptr;
+  std::function<int()> run;  // returns the exit code; throws what `main` reports
+};
+
+// Each adds the parser of one subcommand to `app`.
+Subcommand add_schedules_command(CLI::App& app);
+Subcommand add_schedule_command(CLI::App& app);
+// `arguments` are argv, which a report shows.
+Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> arguments);
+Subcommand add_calibrate_command(CLI::App& app);
+Subcommand add_profile_command(CLI::App& app);
+Subcommand add_validate_command(CLI::App& app);
+Subcommand add_fit_command(CLI::App& app);
+Subcommand add_slice_command(CLI::App& app);
+Subcommand add_plan_command(CLI::App& app);
+Subcommand add_run_command(CLI::App& app);
+Subcommand add_compare_command(CLI::App& app);
+Subcommand add_doctor_command(CLI::App& app);
+Subcommand add_completion_command(CLI::App& app);
 
 }  // namespace sluice::tools

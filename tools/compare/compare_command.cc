@@ -125,7 +125,7 @@ int compare_command(const Options& options) {
 
 }  // namespace
 
-void add_compare_command(CLI::App& app, int& exit_code) {
+Subcommand add_compare_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "compare",
       "Compares two timelines, op by op: predicted and measured, or any two.\n\n"
@@ -154,7 +154,7 @@ void add_compare_command(CLI::App& app, int& exit_code) {
                       "which iteration of a trace that has several: its ProfilerStep, or its place from 0 (default: "
                       "the last whole one)");
   command->add_flag("--by-kind", options->by_kind, "compare kinds of ops and ranks alone, whatever the schedules");
-  command->callback([options, &exit_code] { exit_code = compare_command(*options); });
+  return {command, [options] { return compare_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -8,7 +8,7 @@
 
 namespace sluice::tools {
 
-void add_completion_command(CLI::App& app, int& exit_code) {
+Subcommand add_completion_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("completion",
                                          "Prints a script that completes sluice's words in a shell.\n\n"
                                          "Examples:\n"
@@ -17,13 +17,13 @@ void add_completion_command(CLI::App& app, int& exit_code) {
                                          "  sluice completion fish > ~/.config/fish/completions/sluice.fish");
   const auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "the shell")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command->callback([&app, shell, &exit_code] {
-    const CommandEntry tree = command_tree(app);
-    fmt::print("{}", *shell == "bash"  ? bash_completion(tree)
-                     : *shell == "zsh" ? zsh_completion(tree)
-                                       : fish_completion(tree));
-    exit_code = kDone;
-  });
+  return {command, [&app, shell] {
+            const CommandEntry tree = command_tree(app);
+            fmt::print("{}", *shell == "bash"  ? bash_completion(tree)
+                             : *shell == "zsh" ? zsh_completion(tree)
+                                               : fish_completion(tree));
+            return kDone;
+          }};
 }
 
 }  // namespace sluice::tools

@@ -194,7 +194,7 @@ int plan_command(const Options& options) {
 
 }  // namespace
 
-void add_plan_command(CLI::App& app, int& exit_code) {
+Subcommand add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "plan",
       "Searches all ways to run a model on a cluster: sizes, schedules, recomputation, placement.\n\n"
@@ -255,7 +255,7 @@ void add_plan_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "one JSON document (sluice.plan/1) on standard output");
   command->add_option("--csv", options->csv, "write a table of every configuration");
   options->flags = std::make_unique<ScenarioFlags>(*command, kChosen);
-  command->callback([options, &exit_code] { exit_code = plan_command(*options); });
+  return {command, [options] { return plan_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -237,7 +237,7 @@ void print(const Findings& found) {
 
 }  // namespace
 
-void add_doctor_command(CLI::App& app, int& exit_code) {
+Subcommand add_doctor_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "doctor",
       "Says what this machine can run, and why not: cores, memory, MPI, GPUs and their partitions, the libraries that "
@@ -248,15 +248,15 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
       "  srun -n 8 sluice doctor");
   const auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "one JSON document (sluice.doctor/1) on standard output");
-  command->callback([json, &exit_code] {
-    const Findings found = examine();
-    if (*json) {
-      fmt::print("{}\n", json_of(found).dump(2));
-    } else {
-      print(found);
-    }
-    exit_code = kDone;
-  });
+  return {command, [json] {
+            const Findings found = examine();
+            if (*json) {
+              fmt::print("{}\n", json_of(found).dump(2));
+            } else {
+              print(found);
+            }
+            return kDone;
+          }};
 }
 
 }  // namespace sluice::tools

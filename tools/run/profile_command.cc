@@ -99,7 +99,7 @@ int profile_command(const Options& options) {
 
 }  // namespace
 
-void add_profile_command(CLI::App& app, int& exit_code) {
+Subcommand add_profile_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "profile",
       "Measures what the ops of a model take on this machine.\n\n"
@@ -122,7 +122,7 @@ void add_profile_command(CLI::App& app, int& exit_code) {
       ->group(kProfile);
   command->add_flag("--json", options->json, "the profile file on standard output")->group(kProfile);
   options->place.add_to(*command, kProfile);
-  command->callback([options, &exit_code] { exit_code = profile_command(*options); });
+  return {command, [options] { return profile_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -337,7 +337,7 @@ int run_command(const Options& options) {
 
 }  // namespace
 
-void add_run_command(CLI::App& app, int& exit_code) {
+Subcommand add_run_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "run",
       "Really trains a model on this machine, by any schedule.\n\n"
@@ -403,7 +403,7 @@ void add_run_command(CLI::App& app, int& exit_code) {
       ->expected(1)
       ->take_all()
       ->group(kFaults);
-  command->callback([options, &exit_code] { exit_code = run_command(*options); });
+  return {command, [options] { return run_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -172,7 +172,7 @@ int validate_command(const Options& options) {
 
 }  // namespace
 
-void add_validate_command(CLI::App& app, int& exit_code) {
+Subcommand add_validate_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "validate",
       "Measures, predicts, really runs, and compares.\n\n"
@@ -225,7 +225,7 @@ void add_validate_command(CLI::App& app, int& exit_code) {
   command->add_flag("--json", options->json, "one JSON document (sluice.validation/1) on standard output")
       ->group(kValidation);
   options->profiling.add_to(*command);
-  command->callback([options, &exit_code] { exit_code = validate_command(*options); });
+  return {command, [options] { return validate_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -186,7 +186,7 @@ int schedule_command(const Options& options) {
 }
 }  // namespace
 
-void add_schedule_command(CLI::App& app, int& exit_code) {
+Subcommand add_schedule_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "schedule",
       "Makes a schedule of a family, or reads one from a file, and checks it: every op once, on "
@@ -215,7 +215,7 @@ void add_schedule_command(CLI::App& app, int& exit_code) {
                     "make each I that its W directly follows one B, as PyTorch does");
   command->add_flag("--json", options->json, "the schedule itself as JSON on standard output");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  command->callback([options, &exit_code] { exit_code = schedule_command(*options); });
+  return {command, [options] { return schedule_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -48,7 +48,7 @@ void print_json() {
 
 }  // namespace
 
-void add_schedules_command(CLI::App& app, int& exit_code) {
+Subcommand add_schedules_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("schedules",
                                          "Lists the schedule families, their parameters and what each is for.\n\n"
                                          "Examples:\n"
@@ -56,14 +56,14 @@ void add_schedules_command(CLI::App& app, int& exit_code) {
                                          "  sluice schedules --json");
   const auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "one JSON document (sluice.families/1) on standard output");
-  command->callback([json, &exit_code] {
-    if (*json) {
-      print_json();
-    } else {
-      print_table();
-    }
-    exit_code = kDone;
-  });
+  return {command, [json] {
+            if (*json) {
+              print_json();
+            } else {
+              print_table();
+            }
+            return kDone;
+          }};
 }
 
 }  // namespace sluice::tools

@@ -158,7 +158,7 @@ int simulate_command(const Options& options) {
 
 }  // namespace
 
-void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string> arguments) {
+Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "simulate",
       "Predicts time, bubbles and memory of one iteration.\n\n"
@@ -210,7 +210,7 @@ void add_simulate_command(CLI::App& app, int& exit_code, std::vector<std::string
       "--compare-with", options->compare_with,
       "a second run on the time axis of --report or --svg: a scenario file, or a family or auto for this scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  command->callback([options, &exit_code] { exit_code = simulate_command(*options); });
+  return {command, [options] { return simulate_command(*options); }};
 }
 
 }  // namespace sluice::tools

@@ -210,7 +210,7 @@ int slice_command(const Options& options) {
 
 }  // namespace
 
-void add_slice_command(CLI::App& app, int& exit_code) {
+Subcommand add_slice_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "slice",
       "Cuts sequences into slices: the fastest cut for a pipeline, or for a schedule.\n\n"
@@ -257,7 +257,7 @@ void add_slice_command(CLI::App& app, int& exit_code) {
                       "write the lengths: a scenario's \"schedule\" if the name ends in .json, else a,b,c as simulate "
                       "--slice-lengths takes it");
   options->flags = std::make_unique<ScenarioFlags>(*command, kOfAutomaticSchedules);
-  command->callback([options, &exit_code] { exit_code = slice_command(*options); });
+  return {command, [options] { return slice_command(*options); }};
 }
 
 }  // namespace sluice::tools
