@@ -13,7 +13,7 @@ namespace sluice::tools {
 #ifdef SLUICE_HAVE_MPI
 namespace {
 
-// What launchers of Open MPI, MPICH and Slurm leave in the environment of the processes that they start.
+// Returns whether the environment has variables of a launcher: Open MPI, MPICH or Slurm.
 bool launched() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
     if (std::getenv(name) != nullptr) return true;

@@ -28,7 +28,7 @@ double median(std::vector<double> values) {
 
 Duration duration_of(const Timeline& timeline, VertexId v) { return timeline.end[v] - timeline.start[v]; }
 
-// What a rank's optimizer steps and norms go over.
+// Returns the number of parameters of each stage and the maximum per rank, for optimizer steps and norms.
 ParameterCounts parameters_of(const RunPlan& plan) {
   ParameterCounts counts;
   const Schedule& schedule = plan.schedule();

@@ -14,8 +14,8 @@ using Json = nlohmann::ordered_json;
 double over(Duration time, Duration base) { return base.count() > 0 ? to_seconds(time) / to_seconds(base) - 1 : 0; }
 
 std::string gap_text(Duration time, Duration bound) {
-  if (time == bound) return fmt::format("lower bound {}: optimal", time_text(bound));
-  return fmt::format("lower bound {}: {:.2f} % above it", time_text(bound), 100 * over(time, bound));
+  if (time == bound) return fmt::format("optimal: equal to the lower bound {}", time_text(bound));
+  return fmt::format("{:.2f} % above the lower bound {}", 100 * over(time, bound), time_text(bound));
 }
 
 std::string other(const std::string& what, Duration time, Duration best) {
@@ -27,16 +27,16 @@ std::string count_text(std::int64_t count, const char* noun) {
 }
 
 std::string frame_text(const CutReport& report) {
-  return fmt::format("{} tokens in multiples of {}, {}, {} at once, {}\n", report.tokens, report.granularity,
+  return fmt::format("{} tokens in multiples of {}, {}, {} per microbatch, {}\n", report.tokens, report.granularity,
                      count_text(report.cells, "cell"), count_text(report.sequences, "sequence"),
                      report.backward ? "forward and backward" : "forward only");
 }
 
-std::string hops_text(const CutReport& report) {
-  if (report.hops.count() == 0) return "";
-  return fmt::format("  on top, whatever the cut: latency of {} hops, {}\n",
+std::string hop_latency_text(const CutReport& report) {
+  if (report.hop_latency.count() == 0) return "";
+  return fmt::format("  not included, the same for every cut: latency of {} transfers, {}\n",
                      (report.cells - 1) * (report.backward ? 2 : 1),
-                     time_text(report.hops * (report.backward ? 2 : 1)));
+                     time_text(report.hop_latency * (report.backward ? 2 : 1)));
 }
 
 Json frame_json(const CutReport& report) {
@@ -88,7 +88,7 @@ std::string cut_table(const CutReport& report) {
   out +=
       other(fmt::format("best even, {}", count_text(report.best_even, "slice")), report.best_even_time, plan.latency);
   out += other("no slicing", report.whole, plan.latency);
-  return out + hops_text(report);
+  return out + hop_latency_text(report);
 }
 
 std::string cut_json(const CutReport& report) {
@@ -104,7 +104,7 @@ std::string cut_json(const CutReport& report) {
   out["even_s"] = to_seconds(report.even);
   out["best_even"] = {{"slices", report.best_even}, {"time_s", to_seconds(report.best_even_time)}};
   out["unsliced_s"] = to_seconds(report.whole);
-  out["hop_latency_s"] = to_seconds(report.hops * (report.backward ? 2 : 1));
+  out["hop_latency_s"] = to_seconds(report.hop_latency * (report.backward ? 2 : 1));
   return out.dump(2) + "\n";
 }
 
@@ -116,9 +116,9 @@ std::string joint_table(const JointReport& report) {
   }
   out += fmt::format("  time {}    {}\n", time_text(report.plan.latency),
                      gap_text(report.plan.latency, report.plan.lower_bound));
-  out += other("all sequences together", report.together, report.plan.latency);
-  out += other("one sequence at a time", report.apart, report.plan.latency);
-  return out + hops_text(report.frame);
+  out += other("all sequences in one part", report.together, report.plan.latency);
+  out += other("one sequence per part", report.apart, report.plan.latency);
+  return out + hop_latency_text(report.frame);
 }
 
 std::string joint_json(const JointReport& report) {
@@ -134,7 +134,7 @@ std::string joint_json(const JointReport& report) {
   out["gap"] = over(report.plan.latency, report.plan.lower_bound);
   out["together_s"] = to_seconds(report.together);
   out["apart_s"] = to_seconds(report.apart);
-  out["hop_latency_s"] = to_seconds(report.frame.hops * (report.frame.backward ? 2 : 1));
+  out["hop_latency_s"] = to_seconds(report.frame.hop_latency * (report.frame.backward ? 2 : 1));
   return out.dump(2) + "\n";
 }
 
@@ -142,7 +142,7 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   const Scenario& scenario = request.scenario;
   std::string out = fmt::format("{}: {} tokens in multiples of {}, {} simulations{}\n", scenario.schedule,
                                 scenario.training.sequence_length, request.granularity, found.simulations,
-                                found.out_of_time ? ", out of time" : "");
+                                found.out_of_time ? ", time budget exhausted" : "");
   out +=
       fmt::format("  {:>6}  {:>10}  {:>10}  {:>9}  {:>6}  {}\n", "slices", "makespan", "even", "bound", "GiB", "cut");
   for (const SlicesCandidate& candidate : found.candidates) {
@@ -156,7 +156,7 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   for (const SlicesCandidate& candidate : found.candidates) {
     if (!candidate.refused.empty()) out += fmt::format("  {:>6}  {}\n", candidate.slices, candidate.refused);
   }
-  if (!found.best) return out + "  nothing fits\n";
+  if (!found.best) return out + "  no cut fits in memory\n";
   const SlicesCandidate& best = found.candidates[*found.best];
   out += fmt::format("\n  {}: {}\n  makespan {}    {}\n", count_text(best.slices, "slice"), run_lengths(best.lengths),
                      time_text(best.makespan), gap_text(best.makespan, found.lower_bound));
