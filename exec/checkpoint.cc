@@ -19,6 +19,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
@@ -36,8 +37,6 @@ const std::string& name_of(Precision precision) {
   static const std::array<std::string, 2> names = {"F32", "F64"};
   return names[precision == Precision::float64 ? 1 : 0];
 }
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // rows x columns x bytes, or -1 if 64 bits do not count it.
 std::int64_t volume(std::int64_t rows, std::int64_t columns, std::int64_t bytes) {
@@ -109,7 +108,7 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
     tensor.precision = precision;
     tensor.rows = block.all_rows;
     tensor.columns = block.all_columns;
-    tensor.data.resize(index(bytes));
+    tensor.data.resize(bytes);
   }
   if (tensor.precision != precision) refuse("blocks of different precisions");
   if (tensor.rows != block.all_rows || tensor.columns != block.all_columns) {
@@ -127,13 +126,13 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
     if (!same) refuse("blocks that overlap");
     bool equal = true;
     for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-      equal = equal && std::memcmp(tensor.data.data() + in_tensor, data + in_block, index(count)) == 0;
+      equal = equal && std::memcmp(tensor.data.data() + in_tensor, data + in_block, to_size(count)) == 0;
     });
     if (!equal) refuse("two workers hold the same block with different values");
     return;
   }
   for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-    std::memcpy(tensor.data.data() + in_tensor, data + in_block, index(count));
+    std::memcpy(tensor.data.data() + in_tensor, data + in_block, to_size(count));
   });
   tensor.blocks.push_back(block);
   tensor.blocks.back().name.clear();
@@ -184,12 +183,12 @@ CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
   try {
     read_header();
   } catch (...) {
-    ::munmap(const_cast<std::byte*>(file_), index(file_bytes_));
+    ::munmap(const_cast<std::byte*>(file_), to_size(file_bytes_));
     throw;
   }
 }
 
-CheckpointReader::~CheckpointReader() { ::munmap(const_cast<std::byte*>(file_), index(file_bytes_)); }
+CheckpointReader::~CheckpointReader() { ::munmap(const_cast<std::byte*>(file_), to_size(file_bytes_)); }
 
 void CheckpointReader::fail(const std::string& what) const { throw InputError(path_ + ": " + what); }
 
@@ -202,7 +201,7 @@ void CheckpointReader::map() {
   file_bytes_ = status.st_size;
   const bool regular = S_ISREG(status.st_mode);
   if (regular && file_bytes_ >= kLengthBytes) {
-    memory = ::mmap(nullptr, index(file_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
+    memory = ::mmap(nullptr, to_size(file_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
   }
   const int error = errno;
   ::close(fd);
@@ -312,7 +311,7 @@ void CheckpointReader::read(const Parameter& block, std::string_view suffix, Pre
   if (!lies_within(block)) throw std::logic_error(fmt::format("checkpoint: {}: a block that is not inside it", name));
   const std::byte* from = file_ + first_byte_ + tensor.begin;
   for_each_run(block, bytes_of(precision), [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-    std::memcpy(data + in_block, from + in_tensor, index(count));
+    std::memcpy(data + in_block, from + in_tensor, to_size(count));
   });
 }
 

@@ -2,12 +2,10 @@
 
 #include <stdexcept>
 
+#include "model/to_size.h"
+
 namespace sluice {
-namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
+namespace {}  // namespace
 
 RunLinks::RunLinks(const RunPlan& plan) : plan_(plan) {
   const RunLayout& layout = plan.layout();
@@ -83,8 +81,8 @@ std::size_t RunLinks::find_group(Purpose purpose, const std::vector<int>& member
 
 std::size_t RunLinks::edge_of(VertexId transfer, int world_rank) const {
   const RunLayout& layout = plan_.layout();
-  return lane_edges_[index(plan_.graph()[transfer].lane)] +
-         index(layout.data_rank(world_rank) * layout.tensor + layout.tensor_rank(world_rank));
+  return lane_edges_[plan_.graph()[transfer].lane] +
+         to_size(layout.data_rank(world_rank) * layout.tensor + layout.tensor_rank(world_rank));
 }
 
 std::size_t RunLinks::tensor_group(int world_rank) const {

@@ -14,7 +14,6 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 // Ops that stand on the compute stream and are not done: enough that the device never runs dry, few enough that a
@@ -62,15 +61,15 @@ void DeviceWorker::tell_recorder() {
     now.vertex = item.vertex;
     const PlannedStep& step = rank_.steps[item.index];
     for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
-      const int receive = step.ops[index(i)].receive;
-      if (receive == kNone || device_.done(*receives_[index(receive)].done)) continue;
+      const int receive = step.ops[i].receive;
+      if (receive == kNone || device_.done(*receives_[receive].done)) continue;
       now.activity = Activity::waiting;
-      now.waits_for = rank_.receives[index(receive)].vertex;
+      now.waits_for = rank_.receives[receive].vertex;
     }
     for (const int collective : step.waits_for) {
-      if (done(items_[index(item_of_[rank_.collectives[index(collective)].vertex])])) continue;
+      if (done(items_[item_of_[rank_.collectives[collective].vertex]])) continue;
       now.activity = Activity::waiting;
-      now.waits_for = rank_.collectives[index(collective)].vertex;
+      now.waits_for = rank_.collectives[collective].vertex;
     }
   } else if (next_waits_for_ != Doing::no_vertex) {
     now.activity = Activity::waiting;
@@ -88,7 +87,7 @@ void DeviceWorker::tell_recorder() {
   if (collective_done_ < collective_issued_) {
     const Item& item = items_[collective_items_[collective_done_]];
     const PlannedCollective& planned = rank_.collectives[item.index];
-    const bool begun = !planned.after_any || done(items_[index(item_of_[planned.after])]);
+    const bool begun = !planned.after_any || done(items_[item_of_[planned.after]]);
     collective.activity = begun ? Activity::exchanging : Activity::waiting;
     collective.vertex = item.vertex;
     collective.waits_for = begun ? 0 : planned.after;
@@ -149,7 +148,7 @@ void DeviceWorker::check_flag(std::size_t item) {
   // What came from another worker may have been broken there: that one is to say so first.
   const PlannedStep& step = rank_.steps[items_[item].index];
   bool received = false;
-  for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[index(i)].receive != kNone;
+  for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[i].receive != kNone;
   const std::int64_t until = now_ns() + (received ? kTimeForTheFirst_ns : 0);
   while (now_ns() < until) {
     if (transport_.stopped()) throw Stopped("stopped");
@@ -194,11 +193,11 @@ void DeviceWorker::read_times() {
     if (step.recomputes) starts_[step.recompute] = ends_[step.recompute] = start;
     std::int64_t inputs = free_since;
     for (int op = 0; step.kind == PlannedStep::Kind::op && op < step.num_ops; ++op) {
-      const int receive = step.ops[index(op)].receive;
-      if (receive != kNone) inputs = std::max(inputs, ends_[rank_.receives[index(receive)].vertex]);
+      const int receive = step.ops[op].receive;
+      if (receive != kNone) inputs = std::max(inputs, ends_[rank_.receives[receive].vertex]);
     }
     for (const int collective : step.waits_for) {
-      inputs = std::max(inputs, ends_[rank_.collectives[index(collective)].vertex]);
+      inputs = std::max(inputs, ends_[rank_.collectives[collective].vertex]);
     }
     times_.waiting += std::min(inputs, start) - free_since;
     times_.kernels += end - start;
@@ -212,8 +211,8 @@ void DeviceWorker::count_held() {
   std::vector<std::int64_t> read_at(receives_.size(), std::numeric_limits<std::int64_t>::max());
   for (const PlannedStep& step : rank_.steps) {
     for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
-      const int receive = step.ops[index(i)].receive;
-      if (receive != kNone) read_at[index(receive)] = ends_[step.vertex];
+      const int receive = step.ops[i].receive;
+      if (receive != kNone) read_at[receive] = ends_[step.vertex];
     }
   }
   most_held_ = 0;

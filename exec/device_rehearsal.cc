@@ -5,18 +5,15 @@
 
 #include "exec/device_worker.h"
 #include "exec/stage_footprint.h"
+#include "model/to_size.h"
 
 namespace sluice {
-namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
+namespace {}  // namespace
 
 // Runs each kind of op on each shape once, on zeros and without messages, so that nothing is loaded onto the device in
 // the middle of a run.
 void DeviceWorker::rehearse() {
-  const std::vector<double> no_rates(index(plan_.steps_per_run()), 0.0);
+  const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
   learning_rates_ = no_rates;
   std::set<std::tuple<OpKind, int, int, std::int64_t, std::int64_t>> done;
   for (std::size_t i = 0; i < items_.size(); ++i) {
@@ -25,7 +22,7 @@ void DeviceWorker::rehearse() {
     if (step.kind == PlannedStep::Kind::optimizer) issue_optimizer(step);
     bool fresh = false;
     for (int half = 0; step.kind == PlannedStep::Kind::op && half < step.num_ops; ++half) {
-      const OpPlan& op = step.ops[index(half)];
+      const OpPlan& op = step.ops[half];
       const SliceShape shape = slice_shape(plan_.schedule().shape(op.op.microbatch), op.op.slice);
       fresh = done.insert({op.op.op, op.chunk, shape.sequences, shape.tokens, shape.context}).second || fresh;
     }

@@ -12,11 +12,11 @@
 #include "exec/op_outcome.h"
 #include "exec/packing.h"
 #include "model/errors.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 Device& device_of(const WorkerServices& services) {
@@ -132,17 +132,17 @@ void DeviceWorker::make_messages() {
     order.push_back(static_cast<int>(i));
   }
   std::sort(order.begin(), order.end(),
-            [&](int a, int b) { return rank_.receives[index(a)].vertex < rank_.receives[index(b)].vertex; });
+            [&](int a, int b) { return rank_.receives[a].vertex < rank_.receives[b].vertex; });
   std::vector<std::size_t> edges;
   for (const int receive : order) {
-    const std::size_t edge = receives_[index(receive)].edge;
+    const std::size_t edge = receives_[receive].edge;
     const auto found = static_cast<std::size_t>(std::find(edges.begin(), edges.end(), edge) - edges.begin());
     if (found == edges.size()) {
       edges.push_back(edge);
       edge_receives_.emplace_back();
     }
     edge_receives_[found].push_back(receive);
-    edge_of_receive_[index(receive)] = found;
+    edge_of_receive_[receive] = found;
   }
   edge_posted_.assign(edges.size(), 0);
 }
@@ -185,7 +185,7 @@ void DeviceWorker::initialise() {
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
     const Stage& stage = stage_of(chunk);
     const std::int64_t elements = stage.memory().weights / plan_.element_bytes();
-    ChunkState fresh{std::vector<std::byte>(index(4 * elements)), std::vector<std::byte>(index(8 * elements))};
+    ChunkState fresh{std::vector<std::byte>(to_size(4 * elements)), std::vector<std::byte>(to_size(8 * elements))};
     stage.initialise(fresh.weights.data(), plan_.spec().seed);
     set_state(chunk, fresh);
   }
@@ -194,7 +194,7 @@ void DeviceWorker::initialise() {
 ChunkState DeviceWorker::state(int chunk) {
   device_.make_current();
   const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
-  ChunkState state{std::vector<std::byte>(index(bytes)), std::vector<std::byte>(index(2 * bytes))};
+  ChunkState state{std::vector<std::byte>(to_size(bytes)), std::vector<std::byte>(to_size(2 * bytes))};
   // Master weights come before the moments.
   device_.copy(state.weights.data(), moments(chunk), bytes, *compute_);
   device_.copy(state.moments.data(), moments(chunk) + bytes, 2 * bytes, *compute_);
@@ -277,7 +277,7 @@ void DeviceWorker::load_tokens() {
   for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
     for (int slice = 0; slice < schedule.num_slices(mb); ++slice, ++unit) {
       const SliceShape shape = slice_shape(schedule.shape(mb), slice);
-      const auto rows = index(shape.rows());
+      const auto rows = to_size(shape.rows());
       services_.tokens->fill(first_step_ + mb / schedule.num_microbatches(), plan_.first_sequence(mb, data_rank_),
                              shape.sequences, shape.context, shape.tokens, {tokens + token_rows_[unit], rows},
                              {targets + token_rows_[unit], rows});
@@ -290,15 +290,15 @@ void DeviceWorker::load_tokens() {
 
 // A receive's buffer is free from `freed` on (null: now). Receives of an edge are posted in its order.
 void DeviceWorker::free_receive(int receive, Event* freed) {
-  freed_[index(receive)] = 1;
-  receives_[index(receive)].ready = freed;
-  const std::size_t edge = edge_of_receive_[index(receive)];
+  freed_[receive] = 1;
+  receives_[receive].ready = freed;
+  const std::size_t edge = edge_of_receive_[receive];
   const std::vector<int>& in_order = edge_receives_[edge];
   for (std::size_t& posted = edge_posted_[edge]; posted < in_order.size(); ++posted) {
     const int next = in_order[posted];
-    if (freed_[index(next)] == 0) return;
-    const PlannedMessage& planned = rank_.receives[index(next)];
-    DeviceMessage& message = receives_[index(next)];
+    if (freed_[next] == 0) return;
+    const PlannedMessage& planned = rank_.receives[next];
+    DeviceMessage& message = receives_[next];
     message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
     message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
     message.placed.store(false, std::memory_order_relaxed);
@@ -310,24 +310,24 @@ void DeviceWorker::issue_step(Item& item) {
   const PlannedStep& step = rank_.steps[item.index];
   if (step.kind == PlannedStep::Kind::send) return issue_send(step);
   for (const int collective : step.waits_for) {
-    device_.wait(*compute_, *items_[index(item_of_[rank_.collectives[index(collective)].vertex])].end);
+    device_.wait(*compute_, *items_[item_of_[rank_.collectives[collective].vertex]].end);
   }
   for (const int send : step.waits_for_sent) {
-    wait_on_device(sends_[index(send)], step.vertex, rank_.sends[index(send)].vertex);
+    wait_on_device(sends_[send], step.vertex, rank_.sends[send].vertex);
   }
   const FaultAction action = fault_at(step.vertex);
   if (step.kind == PlannedStep::Kind::op) {
     for (int i = 0; i < step.num_ops; ++i) {
-      const OpPlan& op = step.ops[index(i)];
+      const OpPlan& op = step.ops[i];
       if (op.receive != kNone) {
-        const PlannedMessage& planned = rank_.receives[index(op.receive)];
-        wait_on_device(receives_[index(op.receive)], step.vertex, planned.vertex);
-        if (receives_[index(op.receive)].bytes < planned.bytes) {
+        const PlannedMessage& planned = rank_.receives[op.receive];
+        wait_on_device(receives_[op.receive], step.vertex, planned.vertex);
+        if (receives_[op.receive].bytes < planned.bytes) {
           tensor_->gather(buffer(planned.buffer), planned.bytes, *compute_);
         }
       }
       if (op.busy_send != kNone) {
-        wait_on_device(sends_[index(op.busy_send)], step.vertex, rank_.sends[index(op.busy_send)].vertex);
+        wait_on_device(sends_[op.busy_send], step.vertex, rank_.sends[op.busy_send].vertex);
       }
     }
   }
@@ -362,7 +362,7 @@ void DeviceWorker::issue_step(Item& item) {
 
 void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
   for (int i = 0; i < step.num_ops; ++i) {
-    const OpPlan& op = step.ops[index(i)];
+    const OpPlan& op = step.ops[i];
     const Stage& stage = stage_of(op.chunk);
     SliceCall call = slice_call(op);
     call.stream = compute_.get();
@@ -374,12 +374,12 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
       const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
         const std::int64_t bytes = stage.slice_memory(slice_shape(shape, slice)).keys_values_gradient;
-        if (bytes > 0) device_.zero(call.keys_values_gradient[index(slice)], bytes, *compute_);
+        if (bytes > 0) device_.zero(call.keys_values_gradient[slice], bytes, *compute_);
       }
     }
     if (needs_tokens(op)) {
-      call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[index(op.unit)];
-      call.targets = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.targets) + token_rows_[index(op.unit)];
+      call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[op.unit];
+      call.targets = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.targets) + token_rows_[op.unit];
     }
     switch (op.op.op) {
       case OpKind::F: stage.forward(call); break;
@@ -407,8 +407,8 @@ void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::s
 }
 
 void DeviceWorker::issue_send(const PlannedStep& step) {
-  const PlannedMessage& planned = rank_.sends[index(step.send)];
-  DeviceMessage& message = sends_[index(step.send)];
+  const PlannedMessage& planned = rank_.sends[step.send];
+  DeviceMessage& message = sends_[step.send];
   message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
   message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
   message.ready = last_end_;
@@ -431,7 +431,7 @@ void DeviceWorker::issue_optimizer(const PlannedStep& step) {
 
 void DeviceWorker::issue_collective(Item& item) {
   const PlannedCollective& collective = rank_.collectives[item.index];
-  if (collective.after_any) device_.wait(*collectives_, *items_[index(item_of_[collective.after])].end);
+  if (collective.after_any) device_.wait(*collectives_, *items_[item_of_[collective.after]].end);
   suffer(fault_at(collective.vertex), transport_);
   StreamGroup* const group = groups_[item.index];
   device_.record(*item.begin, *collectives_);
@@ -441,7 +441,7 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
       const std::int64_t bytes = stage_of(chunk).memory().gradients;
       if (group != nullptr) {
-        group->sum(gradients(chunk, collective.gradient_buffers[index(chunk)]), bytes / plan_.gradient_element_bytes(),
+        group->sum(gradients(chunk, collective.gradient_buffers[chunk]), bytes / plan_.gradient_element_bytes(),
                    Element::float32, *collectives_);
       }
       break;
@@ -450,9 +450,8 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = embedding_chunk();
       const Parameter& word = word_embedding(stage_of(chunk));
       if (group != nullptr) {
-        group->sum(
-            gradients(chunk, collective.gradient_buffers[index(chunk)]) + word.offset * plan_.gradient_element_bytes(),
-            word.size(), Element::float32, *collectives_);
+        group->sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
+                   word.size(), Element::float32, *collectives_);
       }
       break;
     }
@@ -467,8 +466,7 @@ void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* 
   float* const squares = on_device_.squares + collective.step;
   for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
     if (!counts_in_norm(chunk)) continue;
-    stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[index(chunk)]), squares,
-                                     *collectives_);
+    stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[chunk]), squares, *collectives_);
   }
   if (group != nullptr) group->sum(squares, 1, Element::float32, *collectives_);
   kernels_.gradient_scale(*collectives_, squares, static_cast<float>(plan_.spec().clip_gradients),

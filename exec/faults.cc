@@ -80,7 +80,7 @@ class Parser {
     const std::string_view value = part.substr(equals + 1);
     const auto found = std::find(keys().begin(), keys().end(), key);
     if (found == keys().end()) fail(fmt::format("unknown key '{}'{}", key, did_you_mean(key, keys())));
-    bool& seen = seen_[static_cast<std::size_t>(found - keys().begin())];
+    bool& seen = seen_[found - keys().begin()];
     if (seen) fail(fmt::format("{} is given twice", key));
     seen = true;
     if (key == "op") return take_op(std::string(value));
@@ -168,7 +168,7 @@ FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners
     const auto is_hit = [&](VertexId v) {
       if (!matches(fault, v)) return false;
       if (!fault.rank) return true;
-      const int pipeline_rank = owners[static_cast<std::size_t>(*fault.rank)].pipeline_rank;
+      const int pipeline_rank = owners[*fault.rank].pipeline_rank;
       if (graph_[v].kind != VertexKind::collective) return graph_.rank_of(v) == pipeline_rank;
       const auto ranks = graph_.collective(graph_[v]).ranks;
       return std::find(ranks.begin(), ranks.end(), pipeline_rank) != ranks.end();

@@ -22,7 +22,7 @@ GroupSum::GroupSum(Transport& transport, Channel channel, std::vector<int> membe
 }
 
 void GroupSum::post(Message& message, int member, bool send, std::byte* data, std::int64_t bytes, std::int64_t id) {
-  message.peer = members_[static_cast<std::size_t>(member)];
+  message.peer = members_[member];
   message.channel = channel_;
   message.id = id;
   message.data = data;

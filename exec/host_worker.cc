@@ -12,11 +12,11 @@
 
 #include "exec/failure.h"
 #include "exec/op_outcome.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 constexpr int kTensorGroup = 1;
@@ -41,7 +41,7 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
   }
   make_groups();
   // Touched at once, so that there is memory for it before the first op runs.
-  const std::size_t bytes = std::max<std::size_t>(index(arena_plan_.total_bytes), kBufferAlignment);
+  const std::size_t bytes = std::max<std::size_t>(to_size(arena_plan_.total_bytes), kBufferAlignment);
   arena_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
   std::memset(arena_, 0, bytes);
   if (!rank_.collectives.empty()) collective_thread_ = std::thread([this] { collective_loop(); });
@@ -108,7 +108,7 @@ void HostWorker::make_groups() {
 void HostWorker::initialise() {
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
     stage_of(chunk).initialise(weights(chunk, steps_done_), plan_.spec().seed);
-    std::memset(moments(chunk), 0, index(stage_of(chunk).memory().moments));
+    std::memset(moments(chunk), 0, to_size(stage_of(chunk).memory().moments));
   }
 }
 
@@ -187,8 +187,8 @@ void HostWorker::run_steps(std::int64_t first_step, std::span<const double> lear
 }
 
 void HostWorker::post_receive(int receive) {
-  const PlannedMessage& planned = rank_.receives[index(receive)];
-  Message& message = receives_[index(receive)];
+  const PlannedMessage& planned = rank_.receives[receive];
+  Message& message = receives_[receive];
   message.data = buffer(planned.buffer);
   message.bytes = planned.bytes;
   message.peer = world_rank_of(planned.peer);
@@ -211,22 +211,21 @@ void HostWorker::wait_for(VertexId vertex, VertexId waits_for, Condition&& condi
 void HostWorker::await(const PlannedStep& step) {
   const std::int64_t collectives = run_number_ * std::ssize(rank_.collectives);
   for (const int collective : step.waits_for) {
-    wait_for(step.vertex, rank_.collectives[index(collective)].vertex,
+    wait_for(step.vertex, rank_.collectives[collective].vertex,
              [&] { return collectives_done_.load() > collectives + collective; });
   }
   for (const int send : step.waits_for_sent) {
-    wait_for(step.vertex, rank_.sends[index(send)].vertex, [&] { return transport_.poll(sends_[index(send)]); });
+    wait_for(step.vertex, rank_.sends[send].vertex, [&] { return transport_.poll(sends_[send]); });
   }
   for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
-    const OpPlan& op = step.ops[index(i)];
+    const OpPlan& op = step.ops[i];
     if (op.receive != kNone) {
-      const VertexId transfer = rank_.receives[index(op.receive)].vertex;
-      wait_for(step.vertex, transfer, [&] { return transport_.poll(receives_[index(op.receive)]); });
-      ends_[transfer] = receives_[index(op.receive)].done_ns;
+      const VertexId transfer = rank_.receives[op.receive].vertex;
+      wait_for(step.vertex, transfer, [&] { return transport_.poll(receives_[op.receive]); });
+      ends_[transfer] = receives_[op.receive].done_ns;
     }
     if (op.busy_send != kNone) {
-      wait_for(step.vertex, rank_.sends[index(op.busy_send)].vertex,
-               [&] { return transport_.poll(sends_[index(op.busy_send)]); });
+      wait_for(step.vertex, rank_.sends[op.busy_send].vertex, [&] { return transport_.poll(sends_[op.busy_send]); });
     }
   }
 }
@@ -236,9 +235,9 @@ void HostWorker::count_held(std::size_t step) {
   std::int64_t held = arena_plan_.standing_bytes + rank_.held_after_start[step];
   std::size_t kept = 0;
   for (const int receive : awaiting_) {
-    if (consumed_[index(receive)] != 0) continue;
+    if (consumed_[receive] != 0) continue;
     awaiting_[kept++] = receive;
-    if (receives_[index(receive)].done.load(std::memory_order_acquire)) held += rank_.receives[index(receive)].bytes;
+    if (receives_[receive].done.load(std::memory_order_acquire)) held += rank_.receives[receive].bytes;
   }
   awaiting_.resize(kept);
   most_held_ = std::max(most_held_, held);
@@ -251,7 +250,7 @@ void HostWorker::run_ops(const PlannedStep& step) {
   suffer(action, transport_);
   std::int64_t recompute_ns = 0;
   for (int i = 0; i < step.num_ops; ++i) {
-    const OpPlan& op = step.ops[index(i)];
+    const OpPlan& op = step.ops[i];
     SliceCall call = call_of(op);
     const std::int64_t start = now_ns();
     const Stage& stage = stage_of(op.chunk);
@@ -263,10 +262,10 @@ void HostWorker::run_ops(const PlannedStep& step) {
     }
     times_.kernels += now_ns() - start;
     recompute_ns += call.recompute_ns;
-    if (op.op.op == OpKind::F) unit_losses_[index(op.unit)] = call.loss;
+    if (op.op.op == OpKind::F) unit_losses_[op.unit] = call.loss;
     if (action.poison) poison(stage, call);
     check_finite(stage, op, step.vertex, call);
-    if (op.receive != kNone) consumed_[index(op.receive)] = 1;
+    if (op.receive != kNone) consumed_[op.receive] = 1;
   }
   const std::int64_t end = now_ns();
   starts_[step.vertex] = began;
@@ -286,13 +285,13 @@ SliceCall HostWorker::call_of(const OpPlan& op) {
     const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
       const SliceMemory memory = stage_of(op.chunk).slice_memory(slice_shape(shape, slice));
-      std::memset(call.keys_values_gradient[index(slice)], 0, index(memory.keys_values_gradient));
+      std::memset(call.keys_values_gradient[slice], 0, to_size(memory.keys_values_gradient));
     }
   }
   if (needs_tokens(op)) {
     auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens);
     auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets);
-    const auto rows = index(call.shape.rows());
+    const auto rows = to_size(call.shape.rows());
     services_.tokens->fill(first_step_ + op.op.microbatch / schedule.num_microbatches(),
                            plan_.first_sequence(op.op.microbatch, data_rank_), call.shape.sequences, call.shape.context,
                            call.shape.tokens, {tokens, rows}, {targets, rows});
@@ -322,8 +321,8 @@ void HostWorker::poison(const Stage& stage, SliceCall& call) const {
 }
 
 void HostWorker::run_send(const PlannedStep& step) {
-  const PlannedMessage& planned = rank_.sends[index(step.send)];
-  Message& message = sends_[index(step.send)];
+  const PlannedMessage& planned = rank_.sends[step.send];
+  Message& message = sends_[step.send];
   message.data = buffer(planned.buffer);
   message.bytes = planned.bytes;
   message.peer = world_rank_of(planned.peer);
@@ -344,7 +343,7 @@ void HostWorker::run_optimizer(const PlannedStep& step) {
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
   const std::int64_t version = version_base_ + step.step;
   stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
-  std::memset(read, 0, index(stage.memory().gradients));
+  std::memset(read, 0, to_size(stage.memory().gradients));
   const std::int64_t end = now_ns();
   starts_[step.vertex] = began;
   ends_[step.vertex] = end;
@@ -405,7 +404,7 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
     case CollectiveKind::gradient_reduce:
     case CollectiveKind::replica_reduce: {
       const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
-      sum(gradients(chunk, collective.gradient_buffers[index(chunk)]),
+      sum(gradients(chunk, collective.gradient_buffers[chunk]),
           stage_of(chunk).memory().gradients / plan_.element_bytes());
       break;
     }
@@ -413,15 +412,14 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
       const int chunk = embedding_chunk();
       const Stage& stage = stage_of(chunk);
       const Parameter& word = word_embedding(stage);
-      sum(gradients(chunk, collective.gradient_buffers[index(chunk)]) + word.offset * plan_.element_bytes(),
-          word.size());
+      sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.element_bytes(), word.size());
       break;
     }
     case CollectiveKind::global_norm: {
       double squares = 0;
       for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
         if (!counts_in_norm(chunk)) continue;
-        squares += stage_of(chunk).squared_norm(gradients(chunk, collective.gradient_buffers[index(chunk)]));
+        squares += stage_of(chunk).squared_norm(gradients(chunk, collective.gradient_buffers[chunk]));
       }
       group.sum(&squares, 1);
       norm_ = std::sqrt(squares);

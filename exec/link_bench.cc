@@ -9,11 +9,11 @@
 
 #include "exec/group_sum.h"
 #include "exec/transport/device_transport.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
@@ -24,7 +24,7 @@ constexpr std::int64_t kWaitBeforeMessage_ns = 100'000;
 constexpr int kMessages = 4;  // of each size, there and back
 
 std::vector<int> block(int rank, int size) {
-  std::vector<int> members(index(size));
+  std::vector<int> members(to_size(size));
   std::iota(members.begin(), members.end(), rank / size * size);
   return members;
 }
@@ -32,7 +32,7 @@ std::vector<int> block(int rank, int size) {
 class HostLinkBench final : public LinkBench {
  public:
   HostLinkBench(const LinkBenchSpec& spec, Transport& transport)
-      : transport_(transport), array_(index(spec.most_bytes)) {
+      : transport_(transport), array_(to_size(spec.most_bytes)) {
     const int me = transport.rank();
     if (spec.tensor_parallel > 1) {
       tensor_ = std::make_unique<GroupSum>(transport, Channel::tensor, block(me, spec.tensor_parallel), kTensorGroup);
@@ -145,8 +145,8 @@ class DeviceLinkBench final : public LinkBench {
     std::vector<double> seconds;
     const int me = transport_.rank();
     if ((me ^ 1) >= transport_.size()) return seconds;
-    const std::size_t out = index(me / 2 * 2 + me % 2);  // edges of a pair: there, back
-    const std::size_t in = index(me / 2 * 2 + 1 - me % 2);
+    const std::size_t out = to_size(me / 2 * 2 + me % 2);  // edges of a pair: there, back
+    const std::size_t in = to_size(me / 2 * 2 + 1 - me % 2);
     for (int repeat = 0; repeat < kMessages; ++repeat) {
       DeviceMessage send{.data = array_, .bytes = bytes, .edge = out, .id = 2 * messages_ + me % 2};
       DeviceMessage receive{.data = array_, .bytes = bytes, .edge = in, .id = 2 * messages_ + 1 - me % 2};
@@ -174,8 +174,8 @@ class DeviceLinkBench final : public LinkBench {
   }
 
   double time_sum(int ranks, std::int64_t bytes) override {
-    const auto size = index(std::find(sizes_.begin(), sizes_.end(), ranks) - sizes_.begin());
-    StreamGroup* const group = connection_->group(first_of_size_[size] + index(transport_.rank() / ranks));
+    const auto size = to_size(std::find(sizes_.begin(), sizes_.end(), ranks) - sizes_.begin());
+    StreamGroup* const group = connection_->group(first_of_size_[size] + to_size(transport_.rank() / ranks));
     transport_.barrier();
     device_.record(*events_[0], *stream_);
     group->sum(array_, bytes / 4, Element::float32, *stream_);
@@ -184,7 +184,7 @@ class DeviceLinkBench final : public LinkBench {
     return in_seconds(device_.nanoseconds_between(*events_[0], *events_[1]));
   }
   TensorGroup* tensor() override { return nullptr; }
-  StreamGroup* stream_tensor() override { return tensor_ < 0 ? nullptr : connection_->group(index(tensor_)); }
+  StreamGroup* stream_tensor() override { return tensor_ < 0 ? nullptr : connection_->group(to_size(tensor_)); }
 
  private:
   void wait_for(DeviceMessage& message) {

@@ -6,8 +6,6 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 struct Times {
   std::int64_t start = 0;
   std::int64_t end = 0;
@@ -15,18 +13,18 @@ struct Times {
 
 Times times_of(const OpGraph& graph, std::span<const WorkerClock> workers, VertexId v) {
   const Vertex& vertex = graph[v];
-  const Lane& lane = graph.lanes()[index(vertex.lane)];
+  const Lane& lane = graph.lanes()[vertex.lane];
   if (vertex.kind == VertexKind::transfer) {
-    return {workers[index(lane.rank)].starts[v], workers[index(lane.peer)].ends[v]};
+    return {workers[lane.rank].starts[v], workers[lane.peer].ends[v]};
   }
   if (vertex.kind != VertexKind::collective) {
-    const WorkerClock& own = workers[index(lane.rank)];
+    const WorkerClock& own = workers[lane.rank];
     return {own.starts[v], own.ends[v]};
   }
   Times times{0, std::numeric_limits<std::int64_t>::max()};
   for (const int rank : graph.collective(vertex).ranks) {
-    times.start = std::max(times.start, workers[index(rank)].starts[v]);
-    times.end = std::min(times.end, workers[index(rank)].ends[v]);  // 0 if one has no result
+    times.start = std::max(times.start, workers[rank].starts[v]);
+    times.end = std::min(times.end, workers[rank].ends[v]);  // 0 if one has no result
   }
   return times;
 }
@@ -43,7 +41,7 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
   for (VertexId v = 0; v < graph.size(); ++v) {
     Times times = times_of(graph, workers, v);
     if (times.start == 0 || times.end == 0) continue;
-    std::int64_t& free = lane_free[index(graph[v].lane)];
+    std::int64_t& free = lane_free[graph[v].lane];
     if (graph[v].kind == VertexKind::transfer) {
       times.end = std::max(times.end, free);
       times.start = std::clamp(times.start, std::min(free, times.end), times.end);

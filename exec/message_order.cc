@@ -12,8 +12,6 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // The messages of one lane between two ranks.
 struct Edge {
   std::vector<VertexId> sends;     // in the order of the sender
@@ -84,7 +82,7 @@ class Proof {
   }
 
  private:
-  Edge& edge_of(VertexId transfer) { return edges_[index(graph_[transfer].lane)]; }
+  Edge& edge_of(VertexId transfer) { return edges_[graph_[transfer].lane]; }
 
   void check_edges() const {
     for (std::size_t lane = 0; lane < edges_.size(); ++lane) {
@@ -100,8 +98,8 @@ class Proof {
   }
 
   void free(const RankPlan& plan, int receive) {
-    freed_[plan.receives[index(receive)].vertex] = 1;
-    Edge& edge = edge_of(plan.receives[index(receive)].vertex);
+    freed_[plan.receives[receive].vertex] = 1;
+    Edge& edge = edge_of(plan.receives[receive].vertex);
     while (edge.received < edge.receives.size() && freed_[edge.receives[edge.received]] != 0) ++edge.received;
     move(edge);
   }
@@ -113,7 +111,7 @@ class Proof {
 
   bool has_moved(Rank& rank, VertexId transfer) {
     if (moved_[transfer] != 0) return true;
-    const Lane& lane = graph_.lanes()[index(graph_[transfer].lane)];
+    const Lane& lane = graph_.lanes()[graph_[transfer].lane];
     rank.waits_for = transfer;
     rank.waits_for_rank = lane.rank == rank.plan->rank ? lane.peer : lane.rank;
     return false;
@@ -125,15 +123,15 @@ class Proof {
     if (item.collective) return meets(rank, plan.collectives[item.at]);
     const PlannedStep& step = plan.steps[item.at];
     for (const int send : step.waits_for_sent) {
-      if (!has_moved(rank, plan.sends[index(send)].vertex)) return false;
+      if (!has_moved(rank, plan.sends[send].vertex)) return false;
     }
     for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
-      const OpPlan& op = step.ops[index(i)];
-      if (op.receive != kNone && !has_moved(rank, plan.receives[index(op.receive)].vertex)) return false;
-      if (op.busy_send != kNone && !has_moved(rank, plan.sends[index(op.busy_send)].vertex)) return false;
+      const OpPlan& op = step.ops[i];
+      if (op.receive != kNone && !has_moved(rank, plan.receives[op.receive].vertex)) return false;
+      if (op.busy_send != kNone && !has_moved(rank, plan.sends[op.busy_send].vertex)) return false;
     }
     if (step.kind == PlannedStep::Kind::send) {
-      Edge& edge = edge_of(plan.sends[index(step.send)].vertex);
+      Edge& edge = edge_of(plan.sends[step.send].vertex);
       ++edge.sent;
       move(edge);
     }
@@ -147,7 +145,7 @@ class Proof {
     if (!rank.at_collective) return true;
     rank.waits_for = collective.vertex;
     for (const int other : collective.ranks) {
-      const Rank& member = ranks_[index(other)];
+      const Rank& member = ranks_[other];
       const bool there =
           member.next < member.items.size() ? member.items[member.next].vertex >= collective.vertex : true;
       if (!there) rank.waits_for_rank = other;
@@ -161,14 +159,14 @@ class Proof {
     int at = first.plan->rank;
     while (std::find(chain.begin(), chain.end(), at) == chain.end()) {
       chain.push_back(at);
-      const Rank& rank = ranks_[index(at)];
+      const Rank& rank = ranks_[at];
       if (rank.next == rank.items.size()) break;
       at = rank.waits_for_rank;
     }
     chain.erase(chain.begin(), std::find(chain.begin(), chain.end(), at));
     std::string text;
     for (const int each : chain) {
-      const Rank& rank = ranks_[index(each)];
+      const Rank& rank = ranks_[each];
       if (rank.next == rank.items.size()) {
         text += fmt::format("{}rank {} has ended", text.empty() ? "" : "; ", each);
         continue;

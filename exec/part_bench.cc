@@ -9,11 +9,11 @@
 #include <utility>
 
 #include "exec/packing.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 // Nearest below; too small ones are zero.
@@ -135,8 +135,8 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
     for (auto& event : events_) event = device_->make_event();
     memory_ = device_->allocate(bytes);
   } else {
-    memory_ = static_cast<std::byte*>(::operator new (index(bytes), std::align_val_t{kBufferAlignment}));
-    std::memset(memory_, 0, index(bytes));
+    memory_ = static_cast<std::byte*>(::operator new (to_size(bytes), std::align_val_t{kBufferAlignment}));
+    std::memset(memory_, 0, to_size(bytes));
   }
   place(sizes);
   std::int64_t most_tokens = 0;
@@ -145,8 +145,8 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
     most_tokens = std::max(most_tokens, cell.tokens);
     most_slices = std::max(most_slices, static_cast<std::int64_t>(slices_of(cell).size()));
   }
-  keys_values_.resize(index(most_slices));
-  keys_values_gradients_.resize(index(most_slices));
+  keys_values_.resize(most_slices);
+  keys_values_gradients_.resize(most_slices);
   std::mt19937_64 random(spec_.seed);
   for (std::int64_t i = 0; i < most_tokens * spec_.sequences; ++i) {
     tokens_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
@@ -199,7 +199,7 @@ std::int64_t PartBench::between(std::size_t first, std::size_t second) {
 
 void PartBench::zero(std::byte* data, std::int64_t bytes) {
   if (device_ == nullptr) {
-    std::memset(data, 0, index(bytes));
+    std::memset(data, 0, to_size(bytes));
   } else if (bytes > 0) {
     device_->zero(data, bytes, *stream_);
   }
@@ -241,7 +241,7 @@ void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double sca
   std::minstd_rand random(static_cast<std::minstd_rand::result_type>(spec_.seed));
   const auto next = [&] { return scale * (2 * std::generate_canonical<double, 30>(random) - 1); };
   if (device_ != nullptr) {
-    std::vector<std::byte> host(index(bytes));
+    std::vector<std::byte> host(to_size(bytes));
     if (element == Element::float32) {
       std::generate_n(reinterpret_cast<float*>(host.data()), bytes / 4, [&] { return static_cast<float>(next()); });
     } else {
@@ -266,7 +266,7 @@ void PartBench::fill_weights(Part& part) {
     return;
   }
   const StageMemory memory = part.stage->memory();
-  std::vector<std::byte> host(index(memory.gradients));
+  std::vector<std::byte> host(to_size(memory.gradients));
   part.stage->initialise(host.data(), spec_.seed);
   device_->copy(part.gradients, host.data(), memory.gradients, *stream_);
   part.stage->set_weights(part.gradients, part.weights, part.moments, *stream_);
@@ -338,8 +338,8 @@ std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell
   // In a run the op before was of the same part, so that its weights were near; and the host is ahead of a device, as
   // it is here while the first pass runs. The second one counts.
   for (int pass = 0; pass < 2; ++pass) {
-    Buffers& first = buffers_[index(calls_ % kMicrobatches)];
-    Buffers& second = buffers_[index((calls_ + 1) % kMicrobatches)];
+    Buffers& first = buffers_[calls_ % kMicrobatches];
+    Buffers& second = buffers_[(calls_ + 1) % kMicrobatches];
     calls_ += 2;
     for (std::size_t i = 0; i < kKinds.size(); ++i) {
       mark(i);

@@ -7,11 +7,10 @@
 #include <utility>
 
 #include "exec/packing.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
@@ -30,13 +29,13 @@ class Transfers {
     }
   }
 
-  int receiver(VertexId transfer) const { return graph_.lanes()[index(graph_[transfer].lane)].peer; }
-  int sender(VertexId transfer) const { return graph_.lanes()[index(graph_[transfer].lane)].rank; }
+  int receiver(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].peer; }
+  int sender(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].rank; }
   // The op that reads it.
   VertexId reader(VertexId transfer) const { return reader_[transfer]; }
   // How many vertices of a rank's compute lane have certainly ended when the transfer begins.
   int ended(VertexId transfer, int rank) const {
-    return before_[index(std::int64_t{transfer} * graph_.schedule().num_ranks() + rank)];
+    return before_[std::int64_t{transfer} * graph_.schedule().num_ranks() + rank];
   }
   // The place of a vertex on its compute lane.
   int place(VertexId v) const { return place_[v]; }
@@ -45,19 +44,19 @@ class Transfers {
   // Of every vertex: how far each compute lane has certainly come before it starts (vector clocks).
   void follow() {
     const int ranks = graph_.schedule().num_ranks();
-    before_.assign(index(std::int64_t{graph_.size()} * ranks), 0);
+    before_.assign(std::int64_t{graph_.size()} * ranks, 0);
     place_.assign(graph_.size(), 0);
-    std::vector<int> next(index(ranks), 0);
+    std::vector<int> next(to_size(ranks), 0);
     for (VertexId v = 0; v < graph_.size(); ++v) {
-      int* const mine = before_.data() + index(std::int64_t{v} * ranks);
+      int* const mine = before_.data() + (std::int64_t{v} * ranks);
       for (const VertexId need : graph_.needs(v)) {
-        const int* const theirs = before_.data() + index(std::int64_t{need} * ranks);
+        const int* const theirs = before_.data() + (std::int64_t{need} * ranks);
         for (int rank = 0; rank < ranks; ++rank) mine[rank] = std::max(mine[rank], theirs[rank]);
         const LaneId lane = graph_[need].lane;
         if (lane < ranks) mine[lane] = std::max(mine[lane], place_[need] + 1);
       }
       const LaneId lane = graph_[v].lane;
-      if (lane < ranks) place_[v] = next[index(lane)]++;
+      if (lane < ranks) place_[v] = next[lane]++;
     }
   }
 
@@ -196,7 +195,7 @@ class RankPlanner {
     return static_cast<int>(plan_.buffer_bytes.size()) - 1;
   }
   void grow(int buffer, std::int64_t bytes) {
-    std::int64_t& held = plan_.buffer_bytes[index(buffer)];
+    std::int64_t& held = plan_.buffer_bytes[buffer];
     held = std::max(held, bytes);
   }
 
@@ -208,11 +207,11 @@ class RankPlanner {
     };
     std::map<int, std::vector<Buffer>> of_peer;
     for (int i = 0; i < std::ssize(plan_.receives); ++i) {
-      PlannedMessage& receive = plan_.receives[index(i)];
+      PlannedMessage& receive = plan_.receives[i];
       auto& buffers = of_peer[receive.peer];
       const int ended = transfers_.ended(receive.vertex, rank_);
       const auto free = std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& buffer) {
-        return transfers_.place(transfers_.reader(plan_.receives[index(buffer.receive)].vertex)) < ended;
+        return transfers_.place(transfers_.reader(plan_.receives[buffer.receive].vertex)) < ended;
       });
       if (free == buffers.end()) {
         receive.buffer = new_buffer(receive.bytes, true);
@@ -222,13 +221,13 @@ class RankPlanner {
       }
       receive.buffer = free->buffer;
       grow(receive.buffer, receive.bytes);
-      const VertexId reader = transfers_.reader(plan_.receives[index(free->receive)].vertex);
-      plan_.steps[index(step_of_.at(reader))].posts.push_back(i);
+      const VertexId reader = transfers_.reader(plan_.receives[free->receive].vertex);
+      plan_.steps[step_of_.at(reader)].posts.push_back(i);
       free->receive = i;
     }
     for (PlannedStep& step : plan_.steps) {
       for (OpPlan& op : step.ops) {
-        if (op.receive != kNone) op.input_buffer = plan_.receives[index(op.receive)].buffer;
+        if (op.receive != kNone) op.input_buffer = plan_.receives[op.receive].buffer;
       }
     }
   }
@@ -248,7 +247,7 @@ class RankPlanner {
         const Vertex& transfer = graph_[step.vertex];
         const Key key{schedule_.chunk_of(rank_, transfer.stage),
                       schedule_.first_unit(transfer.microbatch) + transfer.slice};
-        PlannedMessage& send = plan_.sends[index(step.send)];
+        PlannedMessage& send = plan_.sends[step.send];
         const auto found = unsent.find(key);
         send.buffer = found->second[transfer.op == OpKind::F ? 0 : 1];
         of_peer[send.peer].push_back(send.buffer);
@@ -257,7 +256,7 @@ class RankPlanner {
       }
       if (step.kind != PlannedStep::Kind::op) continue;
       for (int i = 0; i < step.num_ops; ++i) {
-        OpPlan& op = step.ops[index(i)];
+        OpPlan& op = step.ops[i];
         const Vertex& vertex = op.op;
         if (vertex.op == OpKind::W) continue;
         const bool ahead = vertex.op == OpKind::F;
@@ -325,14 +324,14 @@ class RankPlanner {
     for (PlannedStep& step : plan_.steps) {
       if (step.kind == PlannedStep::Kind::op) {
         for (int i = 0; i < step.num_ops; ++i) {
-          OpPlan& op = step.ops[index(i)];
+          OpPlan& op = step.ops[i];
           if (op.op.op == OpKind::F) continue;
           const std::pair<int, int> key{op.chunk, step_of(op.op.microbatch)};
           auto [at, added] = open.try_emplace(key, 0);
           if (added) {
-            auto& free = idle[index(op.chunk)];
+            auto& free = idle[op.chunk];
             if (free.empty()) {
-              at->second = plan_.gradient_buffers[index(op.chunk)]++;
+              at->second = plan_.gradient_buffers[op.chunk]++;
             } else {
               at->second = *free.begin();
               free.erase(free.begin());
@@ -344,7 +343,7 @@ class RankPlanner {
       } else if (step.kind == PlannedStep::Kind::optimizer) {
         const auto found = open.find({step.chunk, step.step});
         step.gradient_buffer = found->second;
-        idle[index(step.chunk)].insert(found->second);
+        idle[step.chunk].insert(found->second);
         open.erase(found);
       }
     }
@@ -359,21 +358,19 @@ class RankPlanner {
   // Blocks of slices, by the lifetimes that SliceBytes tells.
   void place_blocks() {
     const std::int64_t units = schedule_.num_units();
-    plan_.blocks.resize(schedule_.stages_of(rank_).size() * index(units));
+    plan_.blocks.resize(schedule_.stages_of(rank_).size() * to_size(units));
     Packing packing;
     for (const PlannedStep& step : plan_.steps) {
       const bool ops = step.kind == PlannedStep::Kind::op;
-      for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[index(i)], packing);
+      for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[i], packing);
       plan_.held_after_start.push_back(packing.held());
-      for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[index(i)], packing);
+      for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[i], packing);
     }
     plan_.blocks_bytes = packing.size();
     plan_.most_held_bytes = packing.most_held();
   }
 
-  UnitBlocks& blocks_of(int chunk, std::int64_t unit) {
-    return plan_.blocks[index(chunk * schedule_.num_units() + unit)];
-  }
+  UnitBlocks& blocks_of(int chunk, std::int64_t unit) { return plan_.blocks[chunk * schedule_.num_units() + unit]; }
   const SliceBytes& bytes_of(const OpPlan& op) const {
     return graph_.slice_bytes(op.op.stage, op.op.microbatch, op.op.slice);
   }

@@ -93,7 +93,7 @@ struct RankPlan {
   std::vector<std::int64_t> held_after_start;  // by step: bytes held once it has taken what it takes
 
   const UnitBlocks& blocks_of(int chunk, std::int64_t unit, std::int64_t num_units) const {
-    return blocks[static_cast<std::size_t>(chunk * num_units + unit)];
+    return blocks[chunk * num_units + unit];
   }
 };
 

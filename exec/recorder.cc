@@ -36,7 +36,7 @@ RecordedVertex recorded(const OpGraph& graph, VertexId v) {
                      .kind = static_cast<std::uint8_t>(vertex.kind),
                      .op = static_cast<std::uint8_t>(vertex.op)};
   if (vertex.kind == VertexKind::transfer) {
-    const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
+    const Lane& lane = graph.lanes()[vertex.lane];
     out.from = static_cast<std::int16_t>(lane.rank);
     out.to = static_cast<std::int16_t>(lane.peer);
   } else if (vertex.kind == VertexKind::joint) {

@@ -55,7 +55,7 @@ void on_device_threads(int workers, const RunDevices& devices,
   on_threads(workers, [&](Transport& transport) {
     std::call_once(made, [&] { fabric = std::make_unique<DeviceFabric>(workers, *devices.kernels); });
     const int rank = transport.rank();
-    work(transport, {devices.devices[static_cast<std::size_t>(rank)], &fabric->worker(transport)});
+    work(transport, {devices.devices[rank], &fabric->worker(transport)});
   });
 }
 

@@ -15,8 +15,6 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // Hands out places one behind the other.
 class Places {
  public:
@@ -78,7 +76,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
     const auto held = schedule_.stages_of(rank.rank);
     std::int64_t kept = 0;
     for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
-      const StageMemory memory = stages_[0][index(held[chunk])]->memory();
+      const StageMemory memory = stages_[0][held[chunk]]->memory();
       kept += aligned(memory.weights) * rank.weight_versions[chunk] +
               aligned(memory.gradients) * rank.gradient_buffers[chunk] + aligned(memory.moments);
     }
@@ -117,7 +115,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   std::int64_t scratch = 0;
   std::int64_t rows = 0;
   for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
-    const Stage& stage = *stages_[0][index(held[chunk])];
+    const Stage& stage = *stages_[0][held[chunk]];
     const StageMemory memory = stage.memory();
     auto& weights = plan.weights.emplace_back();
     for (int i = 0; i < rank.weight_versions[chunk]; ++i) weights.push_back(places.next(memory.weights));
@@ -160,7 +158,7 @@ double RunPlan::tokens_per_step(int microbatch) const {
 }
 
 int RunPlan::first_sequence(int microbatch, int data_rank) const {
-  return data_rank * sequences_per_replica_ + first_sequences_[index(microbatch % schedule_.num_microbatches())];
+  return data_rank * sequences_per_replica_ + first_sequences_[microbatch % schedule_.num_microbatches()];
 }
 
 }  // namespace sluice

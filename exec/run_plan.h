@@ -67,11 +67,9 @@ class RunPlan {
   const std::vector<StageContents>& contents() const { return contents_; }
   const Footprint& footprint() const { return *footprint_; }
   const OpGraph& graph() const { return *graph_; }
-  const RankPlan& rank(int pipeline_rank) const { return ranks_[static_cast<std::size_t>(pipeline_rank)]; }
-  const ArenaPlan& arena(int pipeline_rank) const { return arenas_[static_cast<std::size_t>(pipeline_rank)]; }
-  const Stage& stage(int tensor_rank, int stage) const {
-    return *stages_[static_cast<std::size_t>(tensor_rank)][static_cast<std::size_t>(stage)];
-  }
+  const RankPlan& rank(int pipeline_rank) const { return ranks_[pipeline_rank]; }
+  const ArenaPlan& arena(int pipeline_rank) const { return arenas_[pipeline_rank]; }
+  const Stage& stage(int tensor_rank, int stage) const { return *stages_[tensor_rank][stage]; }
   bool on_devices() const { return spec_.kernels != nullptr; }
   // Of weights and of what goes between stages; of gradients and moments.
   int element_bytes() const { return on_devices() ? 2 : gradient_element_bytes(); }

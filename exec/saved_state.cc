@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
@@ -14,8 +15,6 @@ constexpr int kRoot = 0;
 constexpr std::string_view kFirstMoment = ".exp_avg";
 constexpr std::string_view kSecondMoment = ".exp_avg_sq";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 bool has_moments(const RunPlan& plan) { return plan.spec().optimizer.kind == OptimizerStep::Kind::adam; }
 
@@ -55,7 +54,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
   const std::int64_t element = precision == Precision::float64 ? 8 : 4;
   for (int rank = 0; rank < layout.size(); ++rank) {
     if (layout.data_rank(rank) != 0) continue;
-    const std::byte* at = all[index(rank)].data();
+    const std::byte* at = all[rank].data();
     for (const int stage : plan.schedule().stages_of(layout.pipeline_rank(rank))) {
       const Stage& of = plan.stage(layout.tensor_rank(rank), stage);
       const std::int64_t bytes = of.memory().weights / plan.element_bytes() * element;
@@ -81,7 +80,7 @@ void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& che
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const Stage& stage = worker.stage_of(chunk);
     const std::int64_t bytes = stage.memory().weights / plan.element_bytes() * element;
-    ChunkState state{std::vector<std::byte>(index(bytes)), std::vector<std::byte>(index(2 * bytes))};
+    ChunkState state{std::vector<std::byte>(to_size(bytes)), std::vector<std::byte>(to_size(2 * bytes))};
     for (const Parameter& parameter : stage.parameters()) {
       if (parameter.size() == 0) continue;
       const std::int64_t at = parameter.offset * element;

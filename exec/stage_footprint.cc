@@ -7,9 +7,7 @@
 namespace sluice {
 
 SliceShape slice_shape(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences,
-          .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
-          .context = shape.context(slice)};
+  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
 }
 
 StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
@@ -17,14 +15,14 @@ StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
 
 void StageFootprint::set_rank(int stage, int gradient_buffers, std::int64_t scratch_bytes) {
   // Replicas of a stage count alike: the larger of both.
-  OfRank& of = ranks_[static_cast<std::size_t>(stage)];
+  OfRank& of = ranks_[stage];
   of.gradient_buffers = std::max(of.gradient_buffers, gradient_buffers);
   of.scratch_bytes = std::max(of.scratch_bytes, scratch_bytes);
 }
 
 StageBytes StageFootprint::stage(int stage) const {
-  const StageMemory memory = stages_[static_cast<std::size_t>(stage)]->memory();
-  const OfRank& of = ranks_[static_cast<std::size_t>(stage)];
+  const StageMemory memory = stages_[stage]->memory();
+  const OfRank& of = ranks_[stage];
   StageBytes bytes;
   bytes.weights = aligned(memory.weights);
   bytes.gradients = aligned(memory.gradients) * of.gradient_buffers;
@@ -35,7 +33,7 @@ StageBytes StageFootprint::stage(int stage) const {
 }
 
 SliceBytes StageFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
-  const Stage& of = *stages_[static_cast<std::size_t>(stage)];
+  const Stage& of = *stages_[stage];
   const SliceMemory memory = of.slice_memory(slice_shape(shape, slice));
   SliceBytes bytes;
   bytes.activations_to_input_gradient = aligned(memory.to_input_gradient);

@@ -12,8 +12,6 @@
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 RunFailure failure_of(const Alarm& alarm) {
   const WaitReport& report = alarm.report;
   const bool lost = report.cause == RootCause::dead;
@@ -53,8 +51,8 @@ Supervisor::Supervisor(const RunPlan& plan, const TrainingOptions& options, std:
       expected_(plan.graph().size()) {
   if (supervision_.folder.empty()) return;
   for (const int rank : here) {
-    recorders_[index(rank)] =
-        std::make_unique<Recorder>(supervision_.folder + "/" + recorder_name(rank), owners_[index(rank)], plan.graph());
+    recorders_[rank] =
+        std::make_unique<Recorder>(supervision_.folder + "/" + recorder_name(rank), owners_[rank], plan.graph());
   }
 }
 
@@ -67,7 +65,7 @@ Supervisor::~Supervisor() {
   watchdog_.reset();
 }
 
-Recorder* Supervisor::recorder(int world_rank) { return recorders_[index(world_rank)].get(); }
+Recorder* Supervisor::recorder(int world_rank) { return recorders_[world_rank].get(); }
 
 void Supervisor::watch() {
   if (supervision_.folder.empty()) return;

@@ -101,8 +101,8 @@ void TokenSource::fill_synthetic(std::uint64_t sample, std::int64_t first_token,
   for (std::int64_t i = 0; i < first_token + std::ssize(tokens); ++i) {
     const std::int32_t next = successor(token, mixed(sample, bits(i)));
     if (i >= first_token) {
-      tokens[static_cast<std::size_t>(i - first_token)] = token;
-      targets[static_cast<std::size_t>(i - first_token)] = next;
+      tokens[i - first_token] = token;
+      targets[i - first_token] = next;
     }
     token = next;
   }

@@ -18,13 +18,13 @@
 #include "exec/transport/in_process.h"
 #include "exec/transport/threads.h"
 #include "model/errors.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
 constexpr int kRoot = 0;
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t own_process() { return static_cast<std::int64_t>(::getpid()); }
 
 // What a worker tells the root of a run of the graph, as bytes.
@@ -93,16 +93,16 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
                      std::vector<WorkerReport>& workers) {
   const RunLayout& layout = plan.layout();
   RunReport report;
-  report.losses.assign(index(plan.batches()), 0);
+  report.losses.assign(plan.batches(), 0);
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   for (int rank = 0; rank < layout.size(); ++rank) {
-    Note note(std::move(all[index(rank)]));
+    Note note(std::move(all[rank]));
     const auto losses = note.take_all<double>(report.losses.size());
     // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, their own.
     for (std::size_t i = 0; layout.tensor_rank(rank) == 0 && i < losses.size(); ++i) report.losses[i] += losses[i];
     report.gradient_norm = std::max(report.gradient_norm, note.take<double>());
-    WorkerReport& worker = workers[index(rank)];
+    WorkerReport& worker = workers[rank];
     worker.held_bytes = std::max(worker.held_bytes, note.take<std::int64_t>());
     worker.arena_bytes = note.take<std::int64_t>();
     worker.times = note.take<WorkerTimes>();
@@ -128,7 +128,7 @@ void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
     std::int64_t process = 0;
     std::array<char, 256> host{};
   };
-  const RecorderOwner& own = owners[index(transport.rank())];
+  const RecorderOwner& own = owners[transport.rank()];
   Known mine{.process = own.process};
   std::copy_n(own.host.begin(), std::min(own.host.size(), mine.host.size() - 1), mine.host.begin());
   const auto all = transport.gather(std::as_bytes(std::span(&mine, 1)));
@@ -155,14 +155,14 @@ namespace {
 void train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
            Supervisor& supervisor, TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const bool root = transport.rank() == kRoot;
-  if (root) report.workers.resize(index(transport.size()));
+  if (root) report.workers.resize(transport.size());
   if (hooks.begin) {
     hooks.begin(worker, transport);
   } else {
     worker.initialise();
   }
   std::int64_t step = options.first_step;
-  std::vector<double> rates(index(plan.steps_per_run()));
+  std::vector<double> rates(to_size(plan.steps_per_run()));
   for (int run = 0; run < options.runs; ++run) {
     // Of stashed weights each microbatch is a step of its own; the rate follows its batch.
     for (std::size_t i = 0; i < rates.size(); ++i) {
@@ -234,7 +234,7 @@ FaultPlan faults_of(const RunPlan& plan, const std::vector<RecorderOwner>& owner
 void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
                         TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const RunLayout& layout = plan.layout();
-  const std::vector<int> workers_here(index(layout.pipeline), layout.data * layout.tensor);
+  const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
   std::unique_ptr<DeviceFabric> device_fabric;
   if (plan.on_devices()) {
     check_device_memory(plan, *options.devices);
@@ -246,8 +246,8 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
   const FaultPlan faults = faults_of(plan, owners, options);
   ThreadFabric fabric(layout.size());
   // Workers outlive all threads: whoever ends early leaves its buffers to those that still look at them.
-  std::vector<std::unique_ptr<Worker>> workers(index(layout.size()));
-  std::vector<int> here(index(layout.size()));
+  std::vector<std::unique_ptr<Worker>> workers(to_size(layout.size()));
+  std::vector<int> here(to_size(layout.size()));
   std::iota(here.begin(), here.end(), 0);
   Supervisor supervisor(plan, options, owners, here, [&] { fabric.worker(kRoot).stop(); });
   supervisor.watch();
@@ -257,15 +257,15 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
       threads.emplace_back([&, rank] {
         WorkerDevice device;
         if (device_fabric) {
-          device = {options.devices->devices[index(rank)], &device_fabric->worker(fabric.worker(rank))};
+          device = {options.devices->devices[rank], &device_fabric->worker(fabric.worker(rank))};
         }
-        live(workers[index(rank)], plan, fabric.worker(rank), device, tokens, faults, options, supervisor, report,
-             hooks, observer);
+        live(workers[rank], plan, fabric.worker(rank), device, tokens, faults, options, supervisor, report, hooks,
+             observer);
       });
     }
   }
   for (int rank = 0; rank < layout.size(); ++rank) {
-    const Worker* const worker = workers[index(rank)].get();
+    const Worker* const worker = workers[rank].get();
     if (options.keep_times == KeepTimes::none || !of_first_replica(layout, rank) || worker == nullptr) continue;
     report.broken.push_back(
         {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
@@ -291,14 +291,14 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   // Everybody learns who the others are, and which of them share this host.
   std::vector<RecorderOwner> owners = owners_of(layout, own_process(), host_name());
   exchange_owners(transport, owners);
-  std::vector<int> workers_here(index(layout.pipeline), 0);
+  std::vector<int> workers_here(to_size(layout.pipeline), 0);
   for (const RecorderOwner& owner : owners) {
-    if (owner.host == host_name()) ++workers_here[index(owner.pipeline_rank)];
+    if (owner.host == host_name()) ++workers_here[owner.pipeline_rank];
   }
   WorkerDevice device;
   if (plan.on_devices()) {
     check_device_memory(plan, *options.devices);
-    device = {options.devices->devices[index(transport.rank())], options.devices->transport};
+    device = {options.devices->devices[transport.rank()], options.devices->transport};
   } else {
     check_memory(plan, workers_here, available_memory_bytes());
   }

@@ -8,11 +8,11 @@
 
 #include "exec/host_memory.h"
 #include "exec/worker.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
@@ -65,12 +65,12 @@ void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport,
   std::memcpy(bytes.data() + sizeof note + times, worker.ends().data(), times);
   const auto all = transport.gather(bytes);
   if (transport.rank() != 0) return;
-  const auto ranks = index(plan.layout().pipeline);
+  const auto ranks = to_size(plan.layout().pipeline);
   trials.held_bytes.resize(ranks);
   trials.arena_bytes.resize(ranks);
   std::vector<WorkerClock> clocks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const auto& from = all[index(plan.layout().world_rank(static_cast<int>(rank), 0, 0))];
+    const auto& from = all[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];
     Note of;
     std::memcpy(&of, from.data(), sizeof of);
     trials.held_bytes[rank] = std::max(trials.held_bytes[rank], of.held);
@@ -97,7 +97,7 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
   for (int visit = 0; visit < visits; ++visit) {
     for (std::size_t i = 0; i < spec.plans.size(); ++i) {
       const RunPlan& plan = *spec.plans[i];
-      const std::vector<double> rates(index(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
+      const std::vector<double> rates(to_size(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
       const std::unique_ptr<Worker> worker =
           make_worker(plan, transport.rank(), transport,
                       {.tokens = spec.tokens[i], .device = device.device, .device_transport = device.transport});
@@ -125,7 +125,7 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
 
 TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer) {
   const RunLayout& layout = spec.plans.front()->layout();
-  const std::vector<int> workers_here(index(layout.pipeline), layout.data * layout.tensor);
+  const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
   for (const RunPlan* plan : spec.plans) {
     plan->on_devices() ? check_device_memory(*plan, *spec.devices)
                        : check_memory(*plan, workers_here, available_memory_bytes());

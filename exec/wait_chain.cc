@@ -23,7 +23,7 @@ class Words {
                             [](const RecorderOwner& owner) { return owner.data_rank > 0 || owner.tensor_rank > 0; });
   }
 
-  std::string rank(int world_rank) const { return rank_name(owners_[static_cast<std::size_t>(world_rank)], parallel_); }
+  std::string rank(int world_rank) const { return rank_name(owners_[world_rank], parallel_); }
 
   // The name of the vertex that a thread is in, or "".
   std::string op(int node) const {
@@ -55,7 +55,7 @@ class Words {
 
   // What the end of a chain does, without its subject.
   std::string state(int node) const {
-    const WaitNode& here = waits_.nodes()[static_cast<std::size_t>(node)];
+    const WaitNode& here = waits_.nodes()[node];
     const Doing& doing = waits_.doing(node);
     const std::string since = " since " + seconds(now_ns_ - here.since_ns);
     if (!waits_.worker(node).seen) return "cannot be seen from here";
@@ -85,7 +85,7 @@ class Words {
 
   // What comes behind `state` where it is too long.
   std::string beyond(int node) const {
-    const WaitNode& here = waits_.nodes()[static_cast<std::size_t>(node)];
+    const WaitNode& here = waits_.nodes()[node];
     if (here.cause != RootCause::slow) return "";
     return ", past its deadline of " + seconds(limits_.deadline_ns(waits_.doing(node).vertex));
   }
@@ -151,19 +151,19 @@ Reach reach(std::span<const WaitNode> nodes, const std::vector<int>& roots) {
   std::vector<std::vector<int>> waiters(nodes.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     for (const int other : nodes[i].waits_for) {
-      waiters[static_cast<std::size_t>(other)].push_back(static_cast<int>(i));
+      waiters[other].push_back(static_cast<int>(i));
     }
   }
   Reach found{.next = std::vector<int>(nodes.size(), -1), .distance = std::vector<int>(nodes.size(), -1)};
   std::deque<int> queue(roots.begin(), roots.end());
-  for (const int root : roots) found.distance[static_cast<std::size_t>(root)] = 0;
+  for (const int root : roots) found.distance[root] = 0;
   while (!queue.empty()) {
     const int node = queue.front();
     queue.pop_front();
-    for (const int waiter : waiters[static_cast<std::size_t>(node)]) {
-      if (found.distance[static_cast<std::size_t>(waiter)] >= 0) continue;
-      found.distance[static_cast<std::size_t>(waiter)] = found.distance[static_cast<std::size_t>(node)] + 1;
-      found.next[static_cast<std::size_t>(waiter)] = node;
+    for (const int waiter : waiters[node]) {
+      if (found.distance[waiter] >= 0) continue;
+      found.distance[waiter] = found.distance[node] + 1;
+      found.next[waiter] = node;
       queue.push_back(waiter);
     }
   }
@@ -176,7 +176,7 @@ constexpr int kNoTrouble = 9;
 // Smaller explains more. Who died or failed is named before the limits say that it is for good, so that what follows
 // from it does not come first.
 int tier(const WaitGraph& waits, int node) {
-  const WaitNode& here = waits.nodes()[static_cast<std::size_t>(node)];
+  const WaitNode& here = waits.nodes()[node];
   const Activity activity = waits.doing(node).activity;
   switch (here.cause) {
     case RootCause::dead:
@@ -202,7 +202,7 @@ int worst(const WaitGraph& waits) {
   const auto nodes = waits.nodes();
   std::tuple<int, std::int64_t, int> best(kNoTrouble, 0, -1);  // tier, since, node
   for (int node = 0; node < std::ssize(nodes); ++node) {
-    const WaitNode& here = nodes[static_cast<std::size_t>(node)];
+    const WaitNode& here = nodes[node];
     const int rank = tier(waits, node);
     if (!here.waits_for.empty() || rank == kNoTrouble) continue;
     best = std::min(best, {rank, rank < 3 ? waits.doing(node).since_ns : here.since_ns, node});
@@ -210,7 +210,7 @@ int worst(const WaitGraph& waits) {
   if (std::get<2>(best) >= 0) return std::get<2>(best);
   std::tuple<std::ptrdiff_t, std::int64_t, int> most(0, 0, -1);  // how many wait (negative), since, node
   for (int node = 0; node < std::ssize(nodes); ++node) {
-    const WaitNode& here = nodes[static_cast<std::size_t>(node)];
+    const WaitNode& here = nodes[node];
     if (!here.waits_for.empty()) continue;
     const Reach found = reach(nodes, {node});
     const auto waiting = std::count_if(found.distance.begin(), found.distance.end(), [](int d) { return d > 0; });
@@ -260,7 +260,7 @@ WaitReport report_ring(const Words& words, const WaitGraph& waits, const WaitLim
 }
 
 WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph& waits, int root) {
-  const WaitNode& end = waits.nodes()[static_cast<std::size_t>(root)];
+  const WaitNode& end = waits.nodes()[root];
   const Doing& doing = waits.doing(root);
   WaitReport report{.broken = end.broken, .cause = end.cause, .world_rank = root / 2, .step = doing.step};
   report.op = words.op(root);
@@ -272,19 +272,19 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
                      waits.worker(root).process == ProcessState::suspended;
   const int other = root ^ 1;
   std::vector<int> roots = {root};
-  if (whole && waits.nodes()[static_cast<std::size_t>(other)].waits_for.empty()) roots.push_back(other);
+  if (whole && waits.nodes()[other].waits_for.empty()) roots.push_back(other);
   const Reach found = reach(waits.nodes(), roots);
   const auto farthest = std::max_element(found.distance.begin(), found.distance.end());
   int node = static_cast<int>(farthest - found.distance.begin());
   if (*farthest == 0) node = root;
   // That a worker's collectives wait for its ops says nothing new.
-  if (node % 2 == 1 && *farthest > 1 && found.next[static_cast<std::size_t>(node)] == node - 1) node -= 1;
+  if (node % 2 == 1 && *farthest > 1 && found.next[node] == node - 1) node -= 1;
   const std::string first = words.subject(node);
   const auto add = [&](int who, std::string text) {
     report.links.push_back({who / 2, static_cast<WorkerThread>(who % 2), std::move(text)});
   };
-  while (found.next[static_cast<std::size_t>(node)] >= 0) {
-    const int next = found.next[static_cast<std::size_t>(node)];
+  while (found.next[node] >= 0) {
+    const int next = found.next[node];
     add(node, words.wait(node, next));
     node = next;
   }
@@ -349,7 +349,7 @@ std::string rank_name(const RecorderOwner& owner, bool parallel) {
 std::vector<int> collective_ranks(const OpGraph& graph, const std::vector<RecorderOwner>& owners, VertexId v,
                                   int world_rank) {
   const Collective collective = graph.collective(graph[v]);
-  const RecorderOwner& me = owners[static_cast<std::size_t>(world_rank)];
+  const RecorderOwner& me = owners[world_rank];
   const bool over_data =
       collective.kind == CollectiveKind::gradient_reduce || collective.kind == CollectiveKind::parameter_gather;
   const bool over_tensor = collective.kind == CollectiveKind::global_norm;

@@ -30,7 +30,7 @@ std::vector<VertexId> transfer_readers(const OpGraph& graph) {
     if (graph[v].kind == VertexKind::transfer) continue;
     for (const VertexId need : graph.needs(v)) {
       if (graph[need].kind != VertexKind::transfer) continue;
-      if (graph.rank_of(v) == graph.lanes()[static_cast<std::size_t>(graph[need].lane)].peer) readers[need] = v;
+      if (graph.rank_of(v) == graph.lanes()[graph[need].lane].peer) readers[need] = v;
     }
   }
   return readers;
@@ -68,7 +68,7 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
       WaitNode& node = nodes_[i];
       if (node.idle != idle) continue;
       if (idle && awaited[i] == 0) node.waits_for.clear();
-      for (const int other : node.waits_for) awaited[static_cast<std::size_t>(other)] = 1;
+      for (const int other : node.waits_for) awaited[other] = 1;
     }
   }
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -111,8 +111,7 @@ bool WaitGraph::is_past(const Doing& doing, int step, VertexId v) const {
 
 bool WaitGraph::sends(int node, VertexId v) const {
   const Vertex& vertex = graph_[v];
-  return vertex.kind == VertexKind::transfer &&
-         graph_.lanes()[static_cast<std::size_t>(vertex.lane)].rank == owner(node).pipeline_rank;
+  return vertex.kind == VertexKind::transfer && graph_.lanes()[vertex.lane].rank == owner(node).pipeline_rank;
 }
 
 void WaitGraph::look_at(int node) {
@@ -126,13 +125,13 @@ void WaitGraph::look_at(int node) {
     const bool dead =
         worker.process == ProcessState::dead && !has_left(worker.compute.activity) && !has_left(doing.activity);
     here.cause = dead ? RootCause::dead : RootCause::failed;
-    if (dead) here.since_ns = memory_.trouble[static_cast<std::size_t>(node / 2)].since_ns;
+    if (dead) here.since_ns = memory_.trouble[node / 2].since_ns;
     here.broken = now_ns_ - here.since_ns >= limits_.grace_ns;
     return;
   }
   if (worker.process == ProcessState::suspended) {
     here.cause = RootCause::stopped;
-    here.since_ns = memory_.trouble[static_cast<std::size_t>(node / 2)].since_ns;
+    here.since_ns = memory_.trouble[node / 2].since_ns;
     here.broken = now_ns_ - here.since_ns > limits_.floor_ns;
     return;
   }
@@ -167,9 +166,9 @@ void WaitGraph::look_at(int node) {
 
 // What is awaited has been done since `since_ns` at the latest.
 void WaitGraph::set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause) {
-  std::optional<WaitMemory::Done>& done = memory_.done[static_cast<std::size_t>(node)];
+  std::optional<WaitMemory::Done>& done = memory_.done[node];
   if (!done || !same_wait(done->wait, doing(node))) done = WaitMemory::Done{doing(node), now_ns_};
-  remembered_[static_cast<std::size_t>(node)] = 1;
+  remembered_[node] = 1;
   WaitNode& here = at(node);
   here.cause = cause;
   here.since_ns = std::max(doing(node).since_ns, std::min(since_ns, done->first_seen_ns));
@@ -191,7 +190,7 @@ void WaitGraph::look_at_wait(int node, VertexId awaited) {
   const Vertex& vertex = graph_[awaited];
   const int mine = owner(node).pipeline_rank;
   if (vertex.kind == VertexKind::transfer) {
-    const int sender = world_rank(graph_.lanes()[static_cast<std::size_t>(vertex.lane)].rank, node);
+    const int sender = world_rank(graph_.lanes()[vertex.lane].rank, node);
     if (sender >= 0) wait_or_lose(node, 2 * sender, awaited, RootCause::lost);
     return;
   }
@@ -208,7 +207,7 @@ void WaitGraph::look_at_wait(int node, VertexId awaited) {
 
 // For the receiver, until it is there to take it; from then on it is as if inside the send.
 void WaitGraph::look_at_send(int node, VertexId transfer) {
-  const int receiver = world_rank(graph_.lanes()[static_cast<std::size_t>(graph_[transfer].lane)].peer, node);
+  const int receiver = world_rank(graph_.lanes()[graph_[transfer].lane].peer, node);
   if (receiver < 0) return;
   const Doing& there = doing(2 * receiver);
   const VertexId reader = readers_[transfer];
@@ -263,16 +262,16 @@ std::vector<int> WaitGraph::ring() const {
   std::vector<std::size_t> left(nodes_.size());
   std::vector<int> free;
   for (int node = 0; node < std::ssize(nodes_); ++node) {
-    const auto& targets = nodes_[static_cast<std::size_t>(node)].waits_for;
-    left[static_cast<std::size_t>(node)] = targets.size();
+    const auto& targets = nodes_[node].waits_for;
+    left[node] = targets.size();
     if (targets.empty()) free.push_back(node);
-    for (const int other : targets) waiters[static_cast<std::size_t>(other)].push_back(node);
+    for (const int other : targets) waiters[other].push_back(node);
   }
   while (!free.empty()) {
     const int node = free.back();
     free.pop_back();
-    for (const int waiter : waiters[static_cast<std::size_t>(node)]) {
-      if (--left[static_cast<std::size_t>(waiter)] == 0) free.push_back(waiter);
+    for (const int waiter : waiters[node]) {
+      if (--left[waiter] == 0) free.push_back(waiter);
     }
   }
   const auto first = std::find_if(left.begin(), left.end(), [](std::size_t n) { return n > 0; });
@@ -281,8 +280,8 @@ std::vector<int> WaitGraph::ring() const {
   int node = static_cast<int>(first - left.begin());
   while (std::find(path.begin(), path.end(), node) == path.end()) {
     path.push_back(node);
-    for (const int other : nodes_[static_cast<std::size_t>(node)].waits_for) {
-      if (left[static_cast<std::size_t>(other)] == 0) continue;
+    for (const int other : nodes_[node].waits_for) {
+      if (left[other] == 0) continue;
       node = other;
       break;
     }

@@ -47,10 +47,10 @@ class WaitGraph {
 
   std::span<const WaitNode> nodes() const { return nodes_; }
   const Doing& doing(int node) const {
-    const WorkerView& worker = workers_[static_cast<std::size_t>(node / 2)];
+    const WorkerView& worker = workers_[node / 2];
     return node % 2 == 0 ? worker.compute : worker.collective;
   }
-  const WorkerView& worker(int node) const { return workers_[static_cast<std::size_t>(node / 2)]; }
+  const WorkerView& worker(int node) const { return workers_[node / 2]; }
   // Whether a thread is in the middle of sending `v`, or waits until it is received.
   bool sends(int node, VertexId v) const;
   // A ring of waits, each node waiting for the next; empty if there is none.
@@ -68,8 +68,8 @@ class WaitGraph {
   bool is_past(const Doing& doing, int step, VertexId v) const;
   bool ended(int node) const;  // dead, failed or stopped
   int world_rank(int pipeline_rank, int like_node) const;
-  const RecorderOwner& owner(int node) const { return owners_[static_cast<std::size_t>(node / 2)]; }
-  WaitNode& at(int node) { return nodes_[static_cast<std::size_t>(node)]; }
+  const RecorderOwner& owner(int node) const { return owners_[node / 2]; }
+  WaitNode& at(int node) { return nodes_[node]; }
 
   const OpGraph& graph_;
   std::span<const VertexId> readers_;

@@ -11,11 +11,11 @@
 #include "exec/failure.h"
 #include "exec/host_worker.h"
 #include "exec/op_outcome.h"
+#include "model/to_size.h"
 
 namespace sluice {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 }  // namespace
@@ -29,26 +29,24 @@ Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& servic
       rank_(plan.rank(pipeline_rank_)),
       arena_plan_(plan.arena(pipeline_rank_)),
       services_(services),
-      unit_losses_(index(plan.schedule().num_units()), 0.0),
-      losses_(index(plan.batches()), 0.0),
+      unit_losses_(to_size(plan.schedule().num_units()), 0.0),
+      losses_(to_size(plan.batches()), 0.0),
       starts_(plan.graph().size(), 0),
       ends_(plan.graph().size(), 0),
-      keys_values_(index(plan.schedule().max_slices())),
-      keys_values_gradients_(index(plan.schedule().max_slices())) {}
+      keys_values_(to_size(plan.schedule().max_slices())),
+      keys_values_gradients_(to_size(plan.schedule().max_slices())) {}
 
 const Stage& Worker::stage_of(int chunk) const {
-  return plan_.stage(tensor_rank_, plan_.schedule().stages_of(pipeline_rank_)[index(chunk)]);
+  return plan_.stage(tensor_rank_, plan_.schedule().stages_of(pipeline_rank_)[chunk]);
 }
 
 std::byte* Worker::weights(int chunk, std::int64_t version) const {
-  const auto& buffers = arena_plan_.weights[index(chunk)];
+  const auto& buffers = arena_plan_.weights[chunk];
   const auto count = static_cast<std::int64_t>(buffers.size());
-  return arena_ + buffers[index((version % count + count) % count)];
+  return arena_ + buffers[(version % count + count) % count];
 }
 
-std::byte* Worker::gradients(int chunk, int buffer) const {
-  return arena_ + arena_plan_.gradients[index(chunk)][index(buffer)];
-}
+std::byte* Worker::gradients(int chunk, int buffer) const { return arena_ + arena_plan_.gradients[chunk][buffer]; }
 
 SliceCall Worker::slice_call(const OpPlan& op) {
   const Schedule& schedule = plan_.schedule();
@@ -81,13 +79,13 @@ SliceCall Worker::slice_call(const OpPlan& op) {
   const std::int64_t first = op.unit - op.op.slice;
   for (int slice = 0; slice < slices; ++slice) {
     const UnitBlocks& of = rank_.blocks_of(op.chunk, first + slice, units);
-    keys_values_[index(slice)] = blocks + of.keys_values;
-    keys_values_gradients_[index(slice)] = blocks + of.keys_values_gradient;
+    keys_values_[slice] = blocks + of.keys_values;
+    keys_values_gradients_[slice] = blocks + of.keys_values_gradient;
   }
-  call.keys_values = {keys_values_.data(), index(slices)};
-  call.slice_tokens = {shape.slice_lengths.data(), index(slices)};
+  call.keys_values = {keys_values_.data(), to_size(slices)};
+  call.slice_tokens = {shape.slice_lengths.data(), to_size(slices)};
   if (op.op.op == OpKind::B || op.op.op == OpKind::I) {
-    call.keys_values_gradient = {keys_values_gradients_.data(), index(slices)};
+    call.keys_values_gradient = {keys_values_gradients_.data(), to_size(slices)};
   }
   const std::byte* const in = op.input_buffer == kNone ? nullptr : buffer(op.input_buffer);
   std::byte* const out = op.output_buffer == kNone ? nullptr : buffer(op.output_buffer);
@@ -109,7 +107,7 @@ bool Worker::needs_tokens(const OpPlan& op) const {
 
 OptimizerStep Worker::update_of(const PlannedStep& step, std::span<const double> learning_rates) const {
   OptimizerStep update = plan_.spec().optimizer;
-  update.learning_rate = learning_rates[index(step.step)];
+  update.learning_rate = learning_rates[step.step];
   update.number = version_base_ + step.step + 1;
   return update;
 }
@@ -141,9 +139,9 @@ void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
 
 bool Worker::counts_in_norm(int chunk) const {
   const Schedule& schedule = plan_.schedule();
-  const int stage = schedule.stages_of(pipeline_rank_)[index(chunk)];
+  const int stage = schedule.stages_of(pipeline_rank_)[chunk];
   int first = schedule.num_ranks();
-  for (const auto& route : schedule.routes()) first = std::min(first, route[index(stage)]);
+  for (const auto& route : schedule.routes()) first = std::min(first, route[stage]);
   return first == pipeline_rank_;
 }
 
@@ -158,7 +156,7 @@ void Worker::add_up_losses() {
   std::fill(losses_.begin(), losses_.end(), 0.0);
   for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
     for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
-      losses_[index(mb / schedule.num_microbatches())] += unit_losses_[index(schedule.first_unit(mb) + slice)];
+      losses_[mb / schedule.num_microbatches()] += unit_losses_[schedule.first_unit(mb) + slice];
     }
   }
 }

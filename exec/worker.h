@@ -94,8 +94,8 @@ class Worker {
   // In the arena: of chunk `chunk` the weights with so many steps behind them, and so on; boundary buffer i.
   std::byte* weights(int chunk, std::int64_t version) const;
   std::byte* gradients(int chunk, int buffer) const;
-  std::byte* moments(int chunk) const { return arena_ + arena_plan_.moments[static_cast<std::size_t>(chunk)]; }
-  std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[static_cast<std::size_t>(i)]; }
+  std::byte* moments(int chunk) const { return arena_ + arena_plan_.moments[chunk]; }
+  std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[i]; }
   // What an op works on, without tokens and targets.
   SliceCall slice_call(const OpPlan& op);
   // Whether it is the first backward of its microbatch, before which the gradients of all keys and values are zeroed.

@@ -125,8 +125,8 @@ class Table {
         rank = num_ranks - kMostRows / 2;
         fmt::format_to(to(), "  ... ({} ranks left out; --json has all)\n", num_ranks - kMostRows);
       }
-      const RankSummary& a = first.ranks[static_cast<std::size_t>(rank)];
-      const RankSummary& b = second.ranks[static_cast<std::size_t>(rank)];
+      const RankSummary& a = first.ranks[rank];
+      const RankSummary& b = second.ranks[rank];
       fmt::format_to(to(), "  {:<12}", fmt::format("rank {}", rank));
       times({a.busy, b.busy});
       shares({a.bubble_fraction, b.bubble_fraction});

@@ -43,7 +43,7 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
     const bool transfer = vertex.kind == VertexKind::transfer;
     const bool collective = vertex.kind == VertexKind::collective;
     fmt::format_to(to, "{},", rank);
-    if (transfer) fmt::format_to(to, "{}", graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
+    if (transfer) fmt::format_to(to, "{}", graph.lanes()[vertex.lane].peer);
     fmt::format_to(to, ",{},", what(graph, vertex));
     if (vertex.stage >= 0) fmt::format_to(to, "{}", vertex.stage);
     out += ',';

@@ -16,8 +16,6 @@ namespace {
 
 constexpr Duration kMostIdle{1'000'000'000'000'000'000};
 
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
 // "F3" of the front of a name: its kind, and R for recomputation.
 struct NamedOp {
   char letter = ' ';
@@ -167,7 +165,7 @@ void OwnTraceReader::add_idle(const TraceEvent& event) {
   if (cause == kIdleCauseNames.end()) fail(event, fmt::format("there is no cause '{}'", event.cause));
   Process& process = process_of(event);
   process.has_idle = true;
-  Duration& sum = process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())];
+  Duration& sum = process.idle[cause - kIdleCauseNames.begin()];
   sum += row.end - row.start;
   if (sum > kMostIdle) fail(event, "idle times together pass 31 years");
 }
@@ -185,7 +183,7 @@ void OwnTraceReader::add_memory(const TraceEvent& event) {
     }
     constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
     if (bytes < 0 || bytes > kMostBytes) fail(event, fmt::format("memory: {}: expected bytes, got {}", name, bytes));
-    sample.bytes[static_cast<std::size_t>(found - kMemoryClassNames.begin())] = bytes;
+    sample.bytes[found - kMemoryClassNames.begin()] = bytes;
   }
   process.samples.push_back(sample);
 }
@@ -270,7 +268,7 @@ void OwnTraceReader::set_memory(Duration begin, Duration end) {
   if (std::none_of(processes_.begin(), processes_.end(), held)) return;
   run_.memory.resize(processes_.size());
   for (auto& [pid, process] : processes_) {
-    RankMemory& memory = run_.memory[index(process.rank)];
+    RankMemory& memory = run_.memory[process.rank];
     std::stable_sort(process.samples.begin(), process.samples.end(),
                      [](const MemorySample& a, const MemorySample& b) { return a.time < b.time; });
     for (const MemorySample& sample : process.samples) {
@@ -325,7 +323,7 @@ TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& o
                                                      [](const auto& p) { return p.second.has_idle; });
   if (has_idle) {
     run_.idle.resize(processes_.size());
-    for (const auto& [pid, process] : processes_) run_.idle[index(process.rank)] = process.idle;
+    for (const auto& [pid, process] : processes_) run_.idle[process.rank] = process.idle;
   }
   TraceRun out;
   out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));

@@ -68,9 +68,7 @@ OpRow row_of(const OpGraph& graph, VertexId v) {
   OpRow row{.kind = kind_of(vertex), .rank = static_cast<std::int16_t>(graph.rank_of(v)), .op = op_of(vertex)};
   switch (vertex.kind) {
     case VertexKind::joint: row.partner = op_of(graph.joint_partner(vertex)); break;
-    case VertexKind::transfer:
-      row.peer = static_cast<std::int16_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
-      break;
+    case VertexKind::transfer: row.peer = static_cast<std::int16_t>(graph.lanes()[vertex.lane].peer); break;
     case VertexKind::collective: {
       const Collective collective = graph.collective(vertex);
       row.collective = collective.kind;

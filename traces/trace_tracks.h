@@ -21,17 +21,15 @@ class TraceTracks {
   // Of rows; all ranks are shown.
   TraceTracks(int num_ranks, std::span<const OpRow> rows);
 
-  bool shown(int rank) const { return shown_[static_cast<std::size_t>(rank)] != 0; }
-  int pid(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)] + 1; }
+  bool shown(int rank) const { return shown_[rank] != 0; }
+  int pid(int rank) const { return world_ranks_[rank] + 1; }
 
   // Of a transfer: the sender's track, and the receiver's.
   int send_track(const Lane& link, OpKind op) const { return link_track(link.rank, link.peer, op, true); }
   int recv_track(const Lane& link, OpKind op) const { return link_track(link.peer, link.rank, op, false); }
 
   // Tracks of `rank` that have slices, ascending, with their names.
-  const std::vector<std::pair<int, std::string>>& named(int rank) const {
-    return named_[static_cast<std::size_t>(rank)];
-  }
+  const std::vector<std::pair<int, std::string>>& named(int rank) const { return named_[rank]; }
 
  private:
   struct Use;  // what stands on the tracks

@@ -61,7 +61,7 @@ class Replay {
   }
 
   bool run_next(int index) {
-    Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    Rank& rank = ranks_[index];
     const auto ops = schedule_.ops(index);
     if (rank.next == ops.size()) return false;
     const Op& op = ops[rank.next];

@@ -100,7 +100,7 @@ void predict_each(benchmark::State& state) {
   std::int64_t predicted = 0;
   for (auto _ : state) {
     for (std::size_t i = 0; i < all.size(); i += 20) {
-      const Setup setup(scenario_of(plan.base(), plan.space(), plan.points()[static_cast<std::size_t>(all[i].point)]));
+      const Setup setup(scenario_of(plan.base(), plan.space(), plan.points()[all[i].point]));
       benchmark::DoNotOptimize(predict(setup));
       ++predicted;
     }

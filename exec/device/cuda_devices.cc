@@ -88,7 +88,7 @@ class CudaDevices final : public DeviceProvider {
     if (visible.count == 0) throw InputError("devices: " + visible.why);
     std::vector<int> gpus(ordinals.begin(), ordinals.end());
     if (gpus.empty()) {
-      gpus.resize(static_cast<std::size_t>(visible.count));
+      gpus.resize(visible.count);
       std::iota(gpus.begin(), gpus.end(), 0);
     }
     for (const int gpu : gpus) {

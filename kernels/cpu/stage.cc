@@ -142,7 +142,7 @@ class CpuStage final : public Stage {
   Layer<T> layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.spec = spec_,
             .sizes = sizes_,
-            .at = offsets_.layers[static_cast<std::size_t>(layer)],
+            .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = elements<T>(call.weights),
             .tensor = call.tensor,

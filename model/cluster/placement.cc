@@ -51,7 +51,7 @@ Reach Placement::worst_group(int size, int stride) const {
   std::vector<char> seen(static_cast<std::size_t>(gpus_per_node_), 0);
   for (int pipeline = 0; pipeline < pp_; ++pipeline) {
     // The groups of a pipeline rank are those of the first, so many ranks further on.
-    char& aligned_so = seen[static_cast<std::size_t>(pipeline * std::int64_t{together_} % gpus_per_node_)];
+    char& aligned_so = seen[pipeline * std::int64_t{together_} % gpus_per_node_];
     if (std::exchange(aligned_so, 1) != 0) continue;
     for (int replica = 0; replica < replicas(); ++replica) {
       if (replica / stride % size != 0) continue;  // a later member of a group

@@ -9,9 +9,7 @@ namespace sluice {
 namespace {
 
 SliceSize size_of(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences,
-          .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
-          .context = shape.context(slice)};
+  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
 }
 
 AttentionShape attention_shape(const KernelCall& call) {

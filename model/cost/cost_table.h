@@ -74,12 +74,8 @@ struct CostTable {
 
   const std::optional<PassTime>& pass(PassKind kind) const { return passes[static_cast<std::size_t>(kind)]; }
   std::optional<PassTime>& pass(PassKind kind) { return passes[static_cast<std::size_t>(kind)]; }
-  const std::optional<TimeCurve>& curve(PartKind part, OpKind kind) const {
-    return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)];
-  }
-  std::optional<TimeCurve>& curve(PartKind part, OpKind kind) {
-    return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)];
-  }
+  const std::optional<TimeCurve>& curve(PartKind part, OpKind kind) const { return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)]; }
+  std::optional<TimeCurve>& curve(PartKind part, OpKind kind) { return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)]; }
 };
 
 // Throws InputError naming the file and the place in it.

@@ -20,7 +20,7 @@ const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
 template <typename T>
 T named(const JsonReader& reader, const std::vector<std::string>& names, const std::vector<T>& values) {
   const auto found = std::find(names.begin(), names.end(), reader.one_of(names));
-  return values[static_cast<std::size_t>(found - names.begin())];
+  return values[found - names.begin()];
 }
 
 ProfileSample sample_from_json(JsonReader reader) {

@@ -72,7 +72,7 @@ class OpGraph {
   }
 
   std::span<const Lane> lanes() const { return lanes_; }
-  int rank_of(VertexId v) const { return lanes_[static_cast<std::size_t>(vertices_[v].lane)].rank; }
+  int rank_of(VertexId v) const { return lanes_[vertices_[v].lane].rank; }
   // Lanes: compute of rank r is r, collective of rank r is num_ranks + r, then the links by (sender, receiver).
   LaneId compute_lane(int rank) const { return rank; }
   LaneId collective_lane(int rank) const { return schedule().num_ranks() + rank; }

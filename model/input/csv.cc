@@ -110,9 +110,7 @@ std::size_t CsvTable::index(std::string_view column) const {
   return static_cast<std::size_t>(found - columns_.begin());
 }
 
-const std::string& CsvTable::text(int row, std::string_view column) const {
-  return rows_[static_cast<std::size_t>(row)][index(column)];
-}
+const std::string& CsvTable::text(int row, std::string_view column) const { return rows_[row][index(column)]; }
 
 double CsvTable::number(int row, std::string_view column, double low, double high) const {
   const std::string& cell = text(row, column);

@@ -83,7 +83,7 @@ ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const 
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::int64_t on_rank = 0;
-    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[static_cast<std::size_t>(stage)];
+    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[stage];
     counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
   }
   return counts;

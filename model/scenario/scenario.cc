@@ -308,7 +308,7 @@ class Reading {
   void cut_evenly(int slices) {
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (sequence == 0) {
-      scenario_.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+      scenario_.shape.slice_lengths.assign(slices, 1);
       return;
     }
     try {

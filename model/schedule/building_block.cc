@@ -35,11 +35,11 @@ using PerStep = std::array<int, kSteps>;
 PerStep with_free_slots(const BlockSlots& slots) {
   PerStep all = {slots.f0, slots.f1, slots.i1, slots.i0};
   std::array<bool, kSteps> taken = {};
-  for (const int slot : {slots.f0, slots.f1, slots.i1, slots.i0}) taken[static_cast<std::size_t>(slot % kSteps)] = true;
+  for (const int slot : {slots.f0, slots.f1, slots.i1, slots.i0}) taken[slot % kSteps] = true;
   const auto first_free = [&](int after) {
     int slot = after + 1;
-    while (taken[static_cast<std::size_t>(slot % kSteps)]) ++slot;
-    taken[static_cast<std::size_t>(slot % kSteps)] = true;
+    while (taken[slot % kSteps]) ++slot;
+    taken[slot % kSteps] = true;
     return slot;
   };
   all[kW1] = first_free(slots.i1);

@@ -99,9 +99,9 @@ class TwoLists {
   TwoLists(std::array<List, 2> lists, std::vector<Op>& order) : lists_(lists), order_(order) {}
 
   void add(OpKind kind, int digit) {
-    const List& list = lists_[static_cast<std::size_t>(digit)];
+    const List& list = lists_[digit];
     const OpKind counted_as = kind == OpKind::B ? OpKind::I : kind;
-    const int i = next_[static_cast<std::size_t>(counted_as)][static_cast<std::size_t>(digit)]++;
+    const int i = next_[static_cast<std::size_t>(counted_as)][digit]++;
     if (i < list.microbatches) order_.push_back(op(kind, list.stage, list.first_microbatch + i));
   }
 

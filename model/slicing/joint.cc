@@ -27,9 +27,9 @@ JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int se
     }
   }
   JointPlan joint{.latency = least.back(), .lower_bound = least.back()};
-  for (int left = batch; left > 0; left -= last[static_cast<std::size_t>(left)]) {
-    const int sequences = last[static_cast<std::size_t>(left)];
-    joint.parts.push_back({sequences, plans[static_cast<std::size_t>(sequences)]});
+  for (int left = batch; left > 0; left -= last[left]) {
+    const int sequences = last[left];
+    joint.parts.push_back({sequences, plans[sequences]});
   }
   std::stable_sort(joint.parts.begin(), joint.parts.end(),
                    [](const auto& a, const auto& b) { return a.sequences > b.sequences; });

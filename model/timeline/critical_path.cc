@@ -44,8 +44,7 @@ std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
     const Duration latest_start = latest[v] - (timeline.end[v] - timeline.start[v]);
     for (const VertexId need : graph.needs(v)) {
       const bool same_lane = graph[need].lane == graph[v].lane;
-      const Duration on_the_way =
-          same_lane ? Duration::zero() : timeline.lane_latency[static_cast<std::size_t>(graph[need].lane)];
+      const Duration on_the_way = same_lane ? Duration::zero() : timeline.lane_latency[graph[need].lane];
       latest[need] = std::min(latest[need], latest_start - on_the_way);
     }
   }

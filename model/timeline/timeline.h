@@ -13,9 +13,7 @@ struct Timeline {
   std::vector<Duration> end;           // by vertex; of a transfer: when its lanes are free again
   std::vector<Duration> lane_latency;  // by lane: a transfer has arrived this long after its end
 
-  Duration arrival(const OpGraph& graph, VertexId v) const {
-    return end[v] + lane_latency[static_cast<std::size_t>(graph[v].lane)];
-  }
+  Duration arrival(const OpGraph& graph, VertexId v) const { return end[v] + lane_latency[graph[v].lane]; }
 };
 
 }  // namespace sluice

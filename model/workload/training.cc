@@ -16,7 +16,7 @@ std::vector<int> deal(int layers, int count) {
   std::vector<int> out(static_cast<std::size_t>(count), layers / count);
   const int extra = layers % count;
   const int begin = (count - extra) / 2;
-  for (int i = begin; i < begin + extra; ++i) ++out[static_cast<std::size_t>(i)];
+  for (int i = begin; i < begin + extra; ++i) ++out[i];
   return out;
 }
 

@@ -155,7 +155,7 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
     layers.fail(fmt::format("expected one number a layer, {}", num_layers));
   int dense = 0;
   for (int i = 0; i < num_layers; ++i) {
-    const JsonReader& layer = list[static_cast<std::size_t>(i)];
+    const JsonReader& layer = list[i];
     if (layer.integer(0, 1) == 1) continue;
     if (dense != i) layer.fail("expected 1: dense layers are modelled at the front only");
     ++dense;

@@ -37,7 +37,7 @@ SlicesBound::SlicesBound(const OpGraph& graph, const ScenarioCosts& costs, const
     ranks_.push_back({.stages = {stages.begin(), stages.end()}});
   }
   find_steps(graph, costs.cost());
-  last_steps_ = ranks_[static_cast<std::size_t>(schedule.rank_of(0, 0))].steps;
+  last_steps_ = ranks_[schedule.rank_of(0, 0)].steps;
   find_sends(schedule, costs);
 }
 

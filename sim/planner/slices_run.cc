@@ -48,7 +48,7 @@ class SlicesRun::KnownCosts : public CostModel {
 
  private:
   double known(int what, int stage, const MicrobatchShape& shape, int slice, const auto& ask) const {
-    const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+    const std::int64_t tokens = shape.slice_lengths[slice];
     const auto [found, added] = times_.try_emplace({what, stage, tokens, shape.context(slice)}, 0.0);
     if (added) found->second = ask();
     return found->second;

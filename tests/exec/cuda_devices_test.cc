@@ -24,7 +24,7 @@ using ::testing::Not;
 void column_major_gemm(const ColumnMajorProduct& how, const std::vector<double>& first,
                        const std::vector<double>& second, std::vector<double>& out) {
   const auto at = [](const std::vector<double>& x, int ld, bool transposed, int row, int column) {
-    return x[static_cast<std::size_t>(transposed ? row * ld + column : column * ld + row)];
+    return x[transposed ? row * ld + column : column * ld + row];
   };
   for (int i = 0; i < how.m; ++i) {
     for (int j = 0; j < how.n; ++j) {
@@ -33,7 +33,7 @@ void column_major_gemm(const ColumnMajorProduct& how, const std::vector<double>&
         sum += at(first, how.first_stride, how.first_operation == CUBLAS_OP_T, i, l) *
                at(second, how.second_stride, how.second_operation == CUBLAS_OP_T, l, j);
       }
-      out[static_cast<std::size_t>(j * how.out_stride + i)] = sum;
+      out[j * how.out_stride + i] = sum;
     }
   }
 }
@@ -65,10 +65,9 @@ TEST(ColumnMajor, IsTheRowMajorProduct) {
         for (int column = 0; column < kColumns; ++column) {
           double expected = 0;
           for (int l = 0; l < kInner; ++l) {
-            expected += a[static_cast<std::size_t>(a_transposed ? l * 7 + row : row * 7 + l)] *
-                        b[static_cast<std::size_t>(b_transposed ? column * 8 + l : l * 8 + column)];
+            expected += a[a_transposed ? l * 7 + row : row * 7 + l] * b[b_transposed ? column * 8 + l : l * 8 + column];
           }
-          EXPECT_EQ(c[static_cast<std::size_t>(row * 9 + column)], expected)
+          EXPECT_EQ(c[row * 9 + column], expected)
               << row << ", " << column << (a_transposed ? " A'" : " A") << (b_transposed ? " B'" : " B");
         }
       }

@@ -98,8 +98,8 @@ TEST(GroupSum, IsTheSameForAll) {
       std::vector<std::jthread> threads;
       for (int member = 0; member < kMembers; ++member) {
         threads.emplace_back([&, member] {
-          auto& mine = values[static_cast<std::size_t>(member)];
-          auto& maximum = most[static_cast<std::size_t>(member)];
+          auto& mine = values[member];
+          auto& maximum = most[member];
           for (std::int64_t i = 0; i < count; ++i) {
             mine.push_back(static_cast<float>((i % 100) * (member + 1)));
             maximum.push_back(static_cast<double>((i * 7 + member * 5) % 11));
@@ -114,10 +114,8 @@ TEST(GroupSum, IsTheSameForAll) {
     }
     for (int member = 0; member < kMembers; ++member) {
       for (std::int64_t i = 0; i < count; ++i) {
-        ASSERT_EQ(values[static_cast<std::size_t>(member)][static_cast<std::size_t>(i)],
-                  static_cast<float>((i % 100) * 6));
-        ASSERT_EQ(most[static_cast<std::size_t>(member)][static_cast<std::size_t>(i)],
-                  static_cast<double>(std::max({(i * 7) % 11, (i * 7 + 5) % 11, (i * 7 + 10) % 11})));
+        ASSERT_EQ(values[member][i], static_cast<float>((i % 100) * 6));
+        ASSERT_EQ(most[member][i], static_cast<double>(std::max({(i * 7) % 11, (i * 7 + 5) % 11, (i * 7 + 10) % 11})));
       }
     }
   }
@@ -159,7 +157,7 @@ TEST(RankPlan, NeverSendsIntoABufferThatIsNotRead) {
       for (const PlannedMessage& receive : rank.receives) buffer_of[receive.vertex] = receive.buffer;
       for (const PlannedStep& step : rank.steps) {
         for (const OpPlan& op : step.ops) {
-          if (op.receive != kNone) reader_of[rank.receives[static_cast<std::size_t>(op.receive)].vertex] = step.vertex;
+          if (op.receive != kNone) reader_of[rank.receives[op.receive].vertex] = step.vertex;
         }
       }
       ASSERT_EQ(reader_of.size(), buffer_of.size());

@@ -159,7 +159,7 @@ TEST(Faults, JointBlocksMatchByEitherOp) {
   const OpGraph graph = lower(schedule);
   std::vector<RecorderOwner> owners(4);
   for (int rank = 0; rank < 4; ++rank) {
-    owners[static_cast<std::size_t>(rank)] = {.world_rank = rank, .pipeline_rank = rank, .world_size = 4};
+    owners[rank] = {.world_rank = rank, .pipeline_rank = rank, .world_size = 4};
   }
   VertexId joint = 0;
   while (graph[joint].kind != VertexKind::joint) ++joint;

@@ -228,10 +228,10 @@ TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
           for (std::int64_t column = 0; column < kColumns; ++column) {
             double sum = 0;
             for (std::int64_t l = 0; l < kInner; ++l) {
-              sum += va[static_cast<std::size_t>(m * product.a_step +
-                                                 (product.a_transposed ? l * kRows + row : row * kInner + l))] *
-                     vb[static_cast<std::size_t>(m * product.b_step +
-                                                 (product.b_transposed ? column * kInner + l : l * kColumns + column))];
+              sum += va[m * product.a_step +
+                                                 (product.a_transposed ? l * kRows + row : row * kInner + l)] *
+                     vb[m * product.b_step +
+                                                 (product.b_transposed ? column * kInner + l : l * kColumns + column)];
             }
             const auto at = static_cast<std::size_t>(m * product.c_step + row * kColumns + column);
             const double expected = 2 * sum + 0.5 * vc[at];

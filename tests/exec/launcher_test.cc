@@ -171,9 +171,8 @@ TEST_F(BootstrapFile, ReachesAllRanks) {
   {
     std::vector<std::jthread> threads;  // that wait before the file is there
     for (int rank = 1; rank < 4; ++rank) {
-      threads.emplace_back([&, rank] {
-        FileBootstrap(path_, "run 1", rank).broadcast(read[static_cast<std::size_t>(rank - 1)], milliseconds(10000));
-      });
+      threads.emplace_back(
+          [&, rank] { FileBootstrap(path_, "run 1", rank).broadcast(read[rank - 1], milliseconds(10000)); });
     }
     std::this_thread::sleep_for(milliseconds(5));
     FileBootstrap root(path_, "run 1", 0);

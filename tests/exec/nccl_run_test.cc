@@ -51,7 +51,7 @@ class NcclRun : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         const auto broadcast = said.to(rank);
-        Process& process = processes[static_cast<std::size_t>(rank)];
+        Process& process = processes[rank];
         const auto device = device_provider()->open(parse_devices("gpu:1"));
         std::optional<NcclWorld> world;
         try {
@@ -62,8 +62,8 @@ class NcclRun : public ::testing::Test {
             controls.push_back(&world->control());
           }
           RunDevices devices{.kernels = device_kernels(), .transport = &world->devices(world->control())};
-          devices.devices.resize(static_cast<std::size_t>(size));
-          devices.devices[static_cast<std::size_t>(rank)] = device.front().get();
+          devices.devices.resize(size);
+          devices.devices[rank] = device.front().get();
           TrainingOptions options = common;
           options.devices = &devices;
           const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {

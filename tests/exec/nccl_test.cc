@@ -19,6 +19,7 @@
 
 #include "exec/transport/nccl_communicators.h"
 #include "kernels/emulation/device.h"
+#include "model/to_size.h"
 #include "tests/support/fake_nccl.h"
 
 namespace sluice {
@@ -29,8 +30,6 @@ using std::chrono::steady_clock;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 // A rank of a test: its device and its part of the world.
 struct Rank {
@@ -49,7 +48,7 @@ class Nccl : public ::testing::Test {
  protected:
   // Runs `work` on every rank. What it throws is kept by rank.
   void on_ranks(int size, const std::function<void(const Rank&)>& work) {
-    errors_.assign(index(size), "");
+    errors_.assign(size, "");
     test::FirstSays said;
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
@@ -60,7 +59,7 @@ class Nccl : public ::testing::Test {
           NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);
           work({rank, *device, world});
         } catch (const std::exception& error) {
-          errors_[index(rank)] = error.what();
+          errors_[rank] = error.what();
         }
       });
     }
@@ -96,8 +95,8 @@ TEST_F(Nccl, TwoRanksExchangeInAnyOrder) {
       out.data = mine.bytes(kBytes, 10 * mine.rank + round);
       in.data = mine.bytes(kBytes, 99);
       out.bytes = in.bytes = kBytes;
-      out.edge = index(mine.rank);
-      in.edge = index(1 - mine.rank);
+      out.edge = to_size(mine.rank);
+      in.edge = to_size(1 - mine.rank);
       out.started = began.get();
       out.done = out_done.get();
       in.done = in_done.get();
@@ -238,12 +237,12 @@ TEST_F(Nccl, ControlGathersAndBroadcasts) {
     Transport& control = mine.world.control();
     EXPECT_EQ(control.rank(), mine.rank);
     EXPECT_EQ(control.size(), kSize);
-    std::vector<std::byte> said(kLong + index(mine.rank), static_cast<std::byte>(mine.rank));
+    std::vector<std::byte> said(kLong + to_size(mine.rank), static_cast<std::byte>(mine.rank));
     const auto all = control.gather(said);
     EXPECT_EQ(all.size(), mine.rank == 0 ? 3U : 0U);
     for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
-      EXPECT_EQ(all[index(rank)].size(), kLong + index(rank));
-      EXPECT_EQ(std::count(all[index(rank)].begin(), all[index(rank)].end(), static_cast<std::byte>(rank)),
+      EXPECT_EQ(all[rank].size(), kLong + to_size(rank));
+      EXPECT_EQ(std::count(all[rank].begin(), all[rank].end(), static_cast<std::byte>(rank)),
                 static_cast<std::ptrdiff_t>(kLong) + rank);
     }
     control.barrier();
@@ -266,7 +265,7 @@ TEST_F(Nccl, StoppingEndsAllCommunicatorsAtOnce) {
     const auto done = mine.device.make_event();
     message.data = mine.bytes(64, 1);
     message.bytes = 64;
-    message.edge = index(mine.rank);
+    message.edge = to_size(mine.rank);
     message.done = done.get();
     connection->send(message);  // that nobody takes
     posted.arrive_and_wait();

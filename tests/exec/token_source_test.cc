@@ -28,8 +28,8 @@ struct Batch {
 Batch fill(const TokenSource& source, std::int64_t step, std::int64_t first, int sequences, std::int64_t from,
            std::int64_t count) {
   Batch batch;
-  batch.tokens.assign(static_cast<std::size_t>(sequences * count), -1);
-  batch.targets.assign(static_cast<std::size_t>(sequences * count), -1);
+  batch.tokens.assign(sequences * count, -1);
+  batch.targets.assign(sequences * count, -1);
   source.fill(step, first, sequences, from, count, batch.tokens, batch.targets);
   return batch;
 }

@@ -13,6 +13,7 @@
 #include "exec/wait_chain.h"
 #include "model/errors.h"
 #include "model/graph/lowering.h"
+#include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 
 namespace sluice {
@@ -24,7 +25,6 @@ constexpr std::int64_t kNever = std::int64_t{1} << 60;
 constexpr std::int64_t kFloor = 1'000'000;
 constexpr int kReplicas = 2;
 
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t later(std::int64_t time, std::int64_t by) { return time >= kNever || by >= kNever ? kNever : time + by; }
 
 // What a thread does with one vertex: waits for `awaited` from `begin`, if it must, and is in it from `start` to `end`.
@@ -45,7 +45,10 @@ struct Trouble {
 class VirtualRun {
  public:
   VirtualRun(const OpGraph& graph, const Trouble& trouble, std::uint64_t seed)
-      : graph_(graph), trouble_(trouble), random_(seed), threads_(at(2 * kReplicas * graph.schedule().num_ranks())) {
+      : graph_(graph),
+        trouble_(trouble),
+        random_(seed),
+        threads_(to_size(2 * kReplicas * graph.schedule().num_ranks())) {
     for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
       for (int replica = 0; replica < kReplicas; ++replica) {
         owners_.push_back({.world_rank = kReplicas * rank + replica, .pipeline_rank = rank, .data_rank = replica});
@@ -104,7 +107,7 @@ class VirtualRun {
     return static_cast<std::int64_t>(std::uniform_real_distribution<>(least, most)(random_) * kFloor);
   }
   std::vector<Segment>& thread(int rank, int replica, bool collective) {
-    return threads_[at(2 * (kReplicas * rank + replica) + (collective ? 1 : 0))];
+    return threads_[2 * (kReplicas * rank + replica) + (collective ? 1 : 0)];
   }
   static std::int64_t free_at(const std::vector<Segment>& thread) { return thread.empty() ? 0 : thread.back().end; }
   bool troubled(VertexId v, int replica) const { return trouble_.replica == replica && trouble_.vertex == v; }
@@ -115,13 +118,13 @@ class VirtualRun {
     if (vertex.kind == VertexKind::transfer) {
       // Posted without waiting, when the thread comes to it.
       if (troubled(v, replica)) trouble_begins_ = free_at(own);
-      done_[at(replica)][v] = troubled(v, replica) ? kNever : later(free_at(own), some(0, 0.5));
+      done_[replica][v] = troubled(v, replica) ? kNever : later(free_at(own), some(0, 0.5));
       return;
     }
     Segment segment{.vertex = v, .begin = free_at(own), .start = free_at(own)};
     for (const VertexId need : graph_.needs(v)) {
-      if (done_[at(replica)][need] <= segment.start) continue;
-      segment.start = done_[at(replica)][need];
+      if (done_[replica][need] <= segment.start) continue;
+      segment.start = done_[replica][need];
       segment.awaited = need;
     }
     segment.end = troubled(v, replica) ? kNever : later(segment.start, some(0.05, 0.9));
@@ -130,7 +133,7 @@ class VirtualRun {
         segment.awaited == trouble_.vertex && segment.start >= kNever) {
       trouble_begins_ = std::max(trouble_begins_, segment.begin);
     }
-    done_[at(replica)][v] = segment.end;
+    done_[replica][v] = segment.end;
     own.push_back(segment);
   }
 
@@ -144,25 +147,25 @@ class VirtualRun {
       const std::vector<int> members = collective_ranks(graph_, owners_, v, static_cast<int>(first));
       std::int64_t all_there = 0;
       for (const int member : members) {
-        const RecorderOwner& owner = owners_[at(member)];
+        const RecorderOwner& owner = owners_[member];
         auto& own = thread(owner.pipeline_rank, owner.data_rank, true);
         Segment segment{.vertex = v, .begin = free_at(own), .start = free_at(own)};
         for (const VertexId need : graph_.needs(v)) {
           const bool ours = graph_[need].kind != VertexKind::collective && graph_.rank_of(need) == owner.pipeline_rank;
-          if (!ours || done_[at(owner.data_rank)][need] <= segment.start) continue;
-          segment.start = done_[at(owner.data_rank)][need];
+          if (!ours || done_[owner.data_rank][need] <= segment.start) continue;
+          segment.start = done_[owner.data_rank][need];
           segment.awaited = need;
         }
         all_there = std::max(all_there, segment.start);
         own.push_back(segment);
-        placed[at(member)] = 1;
+        placed[member] = 1;
       }
       const std::int64_t end = later(all_there, some(0.05, 0.5));
       for (const int member : members) {
-        const RecorderOwner& owner = owners_[at(member)];
+        const RecorderOwner& owner = owners_[member];
         thread(owner.pipeline_rank, owner.data_rank, true).back().end = end;
         // Of what several replicas share the same; else each has its own.
-        done_[at(owner.data_rank)][v] = end;
+        done_[owner.data_rank][v] = end;
       }
     }
   }

@@ -50,7 +50,7 @@ class Scene {
   const OpGraph& graph() const { return graph_; }
   const std::vector<RecorderOwner>& owners() const { return owners_; }
   WaitLimits& limits() { return limits_; }
-  WorkerView& worker(int rank) { return workers_[static_cast<std::size_t>(rank)]; }
+  WorkerView& worker(int rank) { return workers_[rank]; }
   std::vector<WorkerView>& workers() { return workers_; }
 
   VertexId vertex(const std::string& name) const {

@@ -49,7 +49,7 @@ void expect_two_buffered(const Transformer& model, int ranks, int microbatches, 
   std::vector<Weights> version = {device.initial(spec.seed)};
   std::vector<double> losses;
   for (int step = 0; step < kSteps; ++step) {
-    const auto& read = version[static_cast<std::size_t>(std::max(step - 1, 0))];
+    const auto& read = version[std::max(step - 1, 0)];
     const auto at = device.gradient(read, tokens, step, 0, plan.sequences_per_batch(), 1 / plan.tokens_per_batch());
     losses.push_back(at.loss / plan.tokens_per_batch());
     Weights next = version.back();
@@ -59,8 +59,7 @@ void expect_two_buffered(const Transformer& model, int ranks, int microbatches, 
   const test::Trained trained = test::train(plan, tokens);
   EXPECT_LT(test::relative_difference(trained.weights, version.back()), 1e-10);
   for (int step = 0; step < kSteps; ++step) {
-    EXPECT_NEAR(trained.report.runs.at(0).losses.at(static_cast<std::size_t>(step)),
-                losses[static_cast<std::size_t>(step)], 1e-10);
+    EXPECT_NEAR(trained.report.runs.at(0).losses.at(static_cast<std::size_t>(step)), losses[step], 1e-10);
   }
   // It has moved far enough for one version more or less to show.
   EXPECT_GT(test::relative_difference(version.back(), version[kSteps - 1]), 1e-4);
@@ -94,7 +93,7 @@ TEST(Stashed, FollowsItsRule) {
     for (int n = 0; n < kSteps; ++n) {
       Weights read = version[0];
       for (auto& [name, values] : read) {
-        values = version[static_cast<std::size_t>(std::max(0, n - (ranks - rank_of(name)) + 1))].at(name);
+        values = version[std::max(0, n - (ranks - rank_of(name)) + 1)].at(name);
       }
       const auto at = device.gradient(read, tokens, 0, n, 1, 1.0 / static_cast<double>(kTokens));
       Weights next = version.back();

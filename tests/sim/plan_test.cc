@@ -186,7 +186,7 @@ TEST(Plan, LeavesOutOnlyWhatIsWorse) {
     const auto figures = [](const Plan& plan) {
       std::vector<std::pair<Duration, std::int64_t>> out;
       for (const int point : plan.pareto_front()) {
-        const PlanResult& result = plan.results()[static_cast<std::size_t>(point)];
+        const PlanResult& result = plan.results()[point];
         out.emplace_back(result.iteration, result.needed_bytes);
       }
       return out;

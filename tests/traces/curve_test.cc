@@ -59,8 +59,8 @@ TEST(Curve, PlacesPointsByTheirValues) {
   const auto points = circles(elements);
   // The third has no answer. On a logarithmic axis 1, 2 and 8 stand at 0, 1/3 and 1.
   ASSERT_EQ(points.size(), 3U);
-  const auto x = [&](int i) { return points[static_cast<std::size_t>(i)].number("cx"); };
-  const auto y = [&](int i) { return points[static_cast<std::size_t>(i)].number("cy"); };
+  const auto x = [&](int i) { return points[i].number("cx"); };
+  const auto y = [&](int i) { return points[i].number("cy"); };
   EXPECT_NEAR((x(1) - x(0)) / (x(2) - x(0)), 1.0 / 3, 1e-3);
   // 5 is below six tenths of 40: the axis begins at 0, at y = 294, and so 10, 20 and 40 are as 1 to 2 to 4.
   EXPECT_NEAR((294 - y(1)) / (294 - y(0)), 2, 1e-3);

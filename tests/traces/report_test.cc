@@ -121,10 +121,9 @@ void expect_decodes(const Drawn& drawn) {
   std::vector<std::vector<VertexId>> lanes(graph.lanes().size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind == VertexKind::collective) {
-      for (const int rank : graph.collective(graph[v]).ranks)
-        lanes[static_cast<std::size_t>(graph.collective_lane(rank))].push_back(v);
+      for (const int rank : graph.collective(graph[v]).ranks) lanes[graph.collective_lane(rank)].push_back(v);
     } else {
-      lanes[static_cast<std::size_t>(graph[v].lane)].push_back(v);
+      lanes[graph[v].lane].push_back(v);
     }
   }
   std::vector<VertexId> vertex_at;  // by index in the report
@@ -150,15 +149,14 @@ void expect_decodes(const Drawn& drawn) {
       const auto kind = static_cast<std::size_t>(data["kind"][i]);
       constexpr std::array<std::size_t, 6> kFirstKind = {0, 4, 8, 12, 16, 17};  // by VertexKind
       const bool has_op = vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer;
-      ASSERT_EQ(kind,
-                kFirstKind[static_cast<std::size_t>(vertex.kind)] + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
+      ASSERT_EQ(kind, kFirstKind[static_cast<std::size_t>(vertex.kind)] + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
       auto& [microbatch, need, left] = last[kind];
       microbatch += data["microbatch"][i];
       need += data["need"][i];
       left += data["slack"][i];
       ASSERT_EQ(microbatch, vertex.microbatch);
       const VertexId needed = last_need(graph, timeline, v).vertex;
-      ASSERT_EQ(need < 0 ? kNoVertex : vertex_at[static_cast<std::size_t>(need)], needed) << graph.name(v);
+      ASSERT_EQ(need < 0 ? kNoVertex : vertex_at[need], needed) << graph.name(v);
       ASSERT_EQ(left, slacks[v].count()) << graph.name(v);
       ASSERT_EQ(data["critical"][i], on_path[v]);
       ASSERT_EQ(data["slice"][i], vertex.slice);
@@ -188,7 +186,7 @@ void expect_decodes(const Drawn& drawn) {
     if (k == 0 || intervals[k].rank != intervals[k - 1].rank) free = 0;
     const auto vertex = [&](const char* column) {
       const std::int64_t at = data[column][k];
-      return at < 0 ? kNoVertex : vertex_at[static_cast<std::size_t>(at)];
+      return at < 0 ? kNoVertex : vertex_at[at];
     };
     const std::int64_t start = free + data["idle_gap"][k];
     free = start + data["idle_duration"][k];

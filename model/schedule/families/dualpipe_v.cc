@@ -18,7 +18,7 @@ ScheduleParts make(const FamilyParams& params) {
     orders::dualpipe_steps(rank, ranks,
                            {{{.stage = rank, .microbatches = params.microbatches},
                              {.stage = 2 * ranks - 1 - rank, .microbatches = params.microbatches}}},
-                           parts.orders[static_cast<std::size_t>(rank)]);
+                           parts.orders[rank]);
   }
   return parts;
 }

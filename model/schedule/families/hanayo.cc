@@ -27,7 +27,7 @@ ScheduleParts make(const FamilyParams& params) {
   const int wave = 2 * ranks;
   const int count = waves * ranks;
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     const int even = rank;
     const int odd = wave - 1 - rank;
     const auto list = [&](int forward_stage, int backward_stage) {
