@@ -21,7 +21,7 @@
 #include "model/input/json_reader.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // The format is little-endian; so are all hosts that this runs on.
@@ -315,4 +315,4 @@ void CheckpointReader::read(const Parameter& block, std::string_view suffix, Pre
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -11,7 +11,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // A checkpoint is one file in safetensors format: 8 bytes of length (little-endian), a JSON header that gives each
 // tensor's dtype (F32 or F64), shape and place, and the tensors, row-major and without gaps (Hugging Face's
@@ -90,4 +90,4 @@ class CheckpointReader {
   std::map<std::string, Tensor> tensors_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -4,7 +4,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {}  // namespace
 
 RunLinks::RunLinks(const RunPlan& plan) : plan_(plan) {
@@ -99,4 +99,4 @@ std::size_t RunLinks::group_of(VertexId collective, int world_rank) const {
   return find_group(purpose_of(graph.collective(graph[collective])), members(collective, world_rank));
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -6,7 +6,7 @@
 #include "exec/run_plan.h"
 #include "exec/transport/device_transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Who must reach whom in a run on devices: an edge for each lane of the graph between two ranks, of each replica and
 // tensor share; and the groups that sum.
@@ -35,4 +35,4 @@ class RunLinks {
   std::vector<std::size_t> lane_edges_;  // by lane: its first edge
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -11,7 +11,7 @@
 #include "exec/device_worker.h"
 #include "exec/failure.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -228,4 +228,4 @@ void DeviceWorker::count_held() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,7 +7,7 @@
 #include "exec/stage_footprint.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {}  // namespace
 
 // Runs each kind of op on each shape once, on zeros and without messages, so that nothing is loaded onto the device in
@@ -41,4 +41,4 @@ void DeviceWorker::rehearse() {
   learning_rates_ = {};
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

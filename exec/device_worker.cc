@@ -14,7 +14,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -474,4 +474,4 @@ void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* 
                           on_device_.norms + collective.step);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

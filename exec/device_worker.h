@@ -15,7 +15,7 @@
 #include "kernels/device.h"
 #include "kernels/device_kernels.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // A worker whose ops run on a device. Its one thread puts them on streams in the order of the graph and goes ahead of
 // the device by a few ops: compute on one stream, collectives on another, each message on its edge's; events order
@@ -137,4 +137,4 @@ class DeviceWorker final : public Worker {
   int skipped_steps_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

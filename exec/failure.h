@@ -4,7 +4,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // What ends a run before its time.
 enum class FailureKind : std::uint8_t {
@@ -27,4 +29,4 @@ class RunFailure : public std::runtime_error {
   int world_rank_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -13,7 +13,7 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // By FaultKind.
@@ -224,4 +224,4 @@ void kill_own_process() {
   std::abort();  // not reached
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

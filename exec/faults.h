@@ -12,7 +12,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 enum class FaultKind : std::uint8_t {
   delay,  // the op takes that much longer
@@ -77,4 +77,4 @@ class FaultPlan {
 // SIGKILL to the own process.
 [[noreturn]] void kill_own_process();
 
-}  // namespace sluice
+}  // namespace sluice::exec

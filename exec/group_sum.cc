@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr std::int64_t kIdsOfAGroup = std::int64_t{1} << 20;
@@ -90,4 +90,4 @@ void GroupSum::sum(double* data, std::int64_t count) { reduce(data, count, kSum)
 void GroupSum::maximum(float* data, std::int64_t count) { reduce(data, count, kMaximum); }
 void GroupSum::maximum(double* data, std::int64_t count) { reduce(data, count, kMaximum); }
 
-}  // namespace sluice
+}  // namespace sluice::exec

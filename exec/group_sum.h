@@ -8,7 +8,7 @@
 #include "exec/transport/transport.h"
 #include "kernels/collective.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Sums over a group of workers, in the order of the group: all get the same bits, over any transport. An array goes in
 // pieces; each member sums its share of a piece and hands it to the others, so that 2 (g-1)/g of the bytes move.
@@ -49,4 +49,4 @@ class GroupSum : public TensorGroup {
   std::vector<Message> receives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/timeline/memory.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -65,4 +65,4 @@ void check_memory(const RunPlan& plan, std::span<const int> workers_here, std::i
                   static_cast<double>(arena.total_bytes - arena.standing_bytes) / kGiB));
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

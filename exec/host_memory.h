@@ -5,7 +5,7 @@
 
 #include "exec/run_plan.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Bytes that processes of this host, within the limit of their control group, can still have. Nothing known: no limit.
 std::int64_t available_memory_bytes();
@@ -14,4 +14,4 @@ std::int64_t available_memory_bytes();
 // more than `available_bytes`.
 void check_memory(const RunPlan& plan, std::span<const int> workers_here, std::int64_t available_bytes);
 
-}  // namespace sluice
+}  // namespace sluice::exec

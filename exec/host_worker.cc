@@ -14,7 +14,7 @@
 #include "exec/op_outcome.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -436,4 +436,4 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
   ends_[collective.vertex] = now_ns();
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -13,7 +13,7 @@
 #include "exec/transport/transport.h"
 #include "exec/worker.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // A worker on the CPU: one thread computes and sends, and one does what is collective.
 class HostWorker final : public Worker {
@@ -68,4 +68,4 @@ class HostWorker final : public Worker {
   std::thread collective_thread_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -1,6 +1,8 @@
 #pragma once
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // How the workers of a run are counted: tensor ranks innermost, then data, then pipeline, as Megatron-LM does.
 struct RunLayout {
@@ -17,4 +19,4 @@ struct RunLayout {
   int pipeline_rank(int world_rank) const { return world_rank / tensor / data; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

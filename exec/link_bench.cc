@@ -11,7 +11,7 @@
 #include "exec/transport/device_transport.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -218,4 +218,4 @@ std::unique_ptr<LinkBench> make_link_bench(const LinkBenchSpec& spec, Transport&
   return std::make_unique<HostLinkBench>(spec, transport);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -8,7 +8,7 @@
 #include "exec/run_devices.h"
 #include "exec/transport/transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Messages between workers and sums over groups of them, as runs have them, timed. All workers make the same calls.
 class LinkBench {
@@ -33,4 +33,4 @@ struct LinkBenchSpec {
 
 std::unique_ptr<LinkBench> make_link_bench(const LinkBenchSpec& spec, Transport& transport, const WorkerDevice& device);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -1,6 +1,6 @@
 #include "exec/loss_scale.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 bool LossScale::update(bool overflowed) {
   if (!dynamic_) return !overflowed;
@@ -15,4 +15,4 @@ bool LossScale::update(bool overflowed) {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -1,6 +1,8 @@
 #pragma once
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // The scale that losses of float16 are multiplied with, so that gradients do not vanish: halved when a step's gradients
 // overflow (that step changes nothing), doubled after many that did not (Micikevicius et al. 2018, 3.2). All workers
@@ -21,4 +23,4 @@ class LossScale {
   int good_steps_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

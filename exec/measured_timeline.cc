@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 struct Times {
@@ -68,4 +68,4 @@ std::vector<char> ended_vertices(const OpGraph& graph, std::span<const WorkerClo
   return ended;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,7 +7,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // When one worker began and ended its vertices, steady_clock; 0 where it had no part in one or did not come to it.
 struct WorkerClock {
@@ -24,4 +24,4 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
 // By vertex: whether it has ended.
 std::vector<char> ended_vertices(const OpGraph& graph, std::span<const WorkerClock> workers);
 
-}  // namespace sluice
+}  // namespace sluice::exec

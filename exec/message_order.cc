@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // The messages of one lane between two ranks.
@@ -189,4 +189,4 @@ class Proof {
 
 void prove_message_order(const OpGraph& graph, std::span<const RankPlan> ranks) { Proof(graph, ranks).run(); }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -5,7 +5,7 @@
 #include "exec/rank_plan.h"
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Shows, before anything runs, that ranks which do what their plans say come to their end, and in which order messages
 // go: nothing is buffered, so that a message moves when both ends are at it; those of an edge move in the order in
@@ -15,4 +15,4 @@ namespace sluice {
 // or with the ring of ranks that wait for each other. Linear in steps and messages.
 void prove_message_order(const OpGraph& graph, std::span<const RankPlan> ranks);
 
-}  // namespace sluice
+}  // namespace sluice::exec

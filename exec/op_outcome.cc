@@ -5,7 +5,7 @@
 #include <limits>
 #include <stdexcept>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // By the exponent, in integers: compilers turn it into a few vector instructions.
@@ -45,4 +45,4 @@ const Parameter& word_embedding(const Stage& stage) {
   throw std::logic_error("a stage without a word embedding");
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Whether no element is infinite or not a number.
 bool all_finite(const std::byte* data, std::int64_t elements, Precision precision);
@@ -16,4 +16,4 @@ void fill_not_a_number(std::byte* data, std::int64_t elements, Precision precisi
 const Parameter& word_embedding(const Stage& stage);
 inline std::int64_t word_embedding_offset(const Stage& stage) { return word_embedding(stage).offset; }
 
-}  // namespace sluice
+}  // namespace sluice::exec

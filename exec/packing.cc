@@ -4,7 +4,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 std::int64_t aligned(std::int64_t bytes) {
   constexpr auto kTo = static_cast<std::int64_t>(kBufferAlignment);
@@ -56,4 +56,4 @@ void Packing::give(std::int64_t offset, std::int64_t bytes) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

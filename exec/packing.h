@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <map>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // Places blocks in an arena ahead of time: takes and gives are replayed in the order in which they will happen. Blocks
 // go where they leave least over, and begin at multiples of kBufferAlignment.
@@ -28,4 +30,4 @@ class Packing {
 // `bytes` with what alignment adds.
 std::int64_t aligned(std::int64_t bytes);
 
-}  // namespace sluice
+}  // namespace sluice::exec

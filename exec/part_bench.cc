@@ -11,7 +11,7 @@
 #include "exec/packing.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -380,4 +380,4 @@ std::int64_t PartBench::boundary_bytes(std::int64_t tokens) const {
   return parts_[static_cast<std::size_t>(PartKind::layer)].stage->slice_memory(shape_of(spec_, tokens, 0)).boundary;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -14,7 +14,7 @@
 #include "model/cost/cost_table.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // A slice to measure: so many tokens behind so many.
 struct ProfileCell {
@@ -134,4 +134,4 @@ class PartBench {
   std::int64_t steps_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 struct Status {
@@ -69,4 +69,4 @@ std::string host_name() {
   return name.data();
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

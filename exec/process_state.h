@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // Of a process on this host. One that has ended and was not yet waited for is dead.
 enum class ProcessState : std::uint8_t { running, suspended, dead };
@@ -16,4 +18,4 @@ std::uint64_t process_start(std::int64_t process);
 
 std::string host_name();
 
-}  // namespace sluice
+}  // namespace sluice::exec

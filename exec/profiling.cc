@@ -19,7 +19,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -400,4 +400,4 @@ Profile profile_with_threads(const ProfilingSpec& spec, int workers, const Profi
   return profile;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

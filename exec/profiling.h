@@ -14,7 +14,7 @@
 #include "model/cost/profile.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What is measured, by as many workers as there are in the transport, all at once.
 struct ProfilingSpec {
@@ -75,4 +75,4 @@ Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const P
 Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer = {},
                              const RunDevices& devices = {});
 
-}  // namespace sluice
+}  // namespace sluice::exec

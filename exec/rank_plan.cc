@@ -9,7 +9,7 @@
 #include "exec/packing.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
@@ -434,4 +434,4 @@ std::vector<RankPlan> plan_ranks(const OpGraph& graph) {
   return plans;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -6,7 +6,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 inline constexpr int kNone = -1;
 
@@ -100,4 +100,4 @@ struct RankPlan {
 // Precondition: the graph has bytes.
 std::vector<RankPlan> plan_ranks(const OpGraph& graph);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -16,7 +16,7 @@
 #include "exec/recorder_layout.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, std::string_view what, int error) {
@@ -121,4 +121,4 @@ void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId 
   ring.append(entry);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

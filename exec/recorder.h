@@ -8,7 +8,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What a thread of a worker is doing. Each worker has two: one for its compute lane and its transfers, one for its
 // collective lane.
@@ -72,4 +72,4 @@ class Recorder {
   const OpGraph& graph_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

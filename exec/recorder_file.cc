@@ -14,7 +14,7 @@
 #include "exec/recorder_layout.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // No run records as much; a count above it is damage.
@@ -48,7 +48,7 @@ std::string name_of(const RecordedVertex& vertex, bool sliced) {
     case VertexKind::transfer: return fmt::format("send {} {}->{}", op, vertex.from, vertex.to);
     case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
     case VertexKind::collective: {
-      const std::string_view kind = sluice::name_of(static_cast<CollectiveKind>(vertex.collective));
+      const std::string_view kind = model::name_of(static_cast<CollectiveKind>(vertex.collective));
       return vertex.stage < 0 ? fmt::format("{}(step {})", kind, vertex.microbatch)
                               : fmt::format("{}(stage {}, step {})", kind, vertex.stage, vertex.microbatch);
     }
@@ -242,4 +242,4 @@ std::vector<RecorderFile> open_recorders(const std::string& path) {
   return files;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

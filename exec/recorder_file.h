@@ -9,7 +9,7 @@
 #include "exec/process_state.h"
 #include "exec/recorder.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 std::string_view name_of(Activity activity);  // "waiting"
 std::string_view name_of(WorkerThread thread);
@@ -63,4 +63,4 @@ class RecorderFile {
 // folder that has none.
 std::vector<RecorderFile> open_recorders(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::exec

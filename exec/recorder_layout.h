@@ -10,7 +10,7 @@
 #include "exec/recorder.h"
 
 // What a recorder file holds, in the byte order of its host. Only recorder.cc and recorder_file.cc include this.
-namespace sluice {
+namespace sluice::exec {
 
 // An op, so that it can be named without its graph.
 struct RecordedVertex {
@@ -92,4 +92,4 @@ struct RecorderLayout {
   std::array<RecorderRing, 2> rings;  // by WorkerThread
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -13,7 +13,7 @@
 #include "exec/transport/on_threads.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -59,4 +59,4 @@ void on_device_threads(int workers, const RunDevices& devices,
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -9,7 +9,7 @@
 #include "kernels/device.h"
 #include "kernels/device_kernels.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What the workers of this process run on, where that is devices.
 struct RunDevices {
@@ -32,4 +32,4 @@ void check_device_memory(const RunPlan& plan, const RunDevices& devices);
 void on_device_threads(int workers, const RunDevices& devices,
                        const std::function<void(Transport&, const WorkerDevice&)>& work);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -12,7 +12,7 @@
 #include "model/graph/lowering.h"
 #include "model/scenario/costs.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // Hands out places one behind the other.
@@ -161,4 +161,4 @@ int RunPlan::first_sequence(int microbatch, int data_rank) const {
   return data_rank * sequences_per_replica_ + first_sequences_[microbatch % schedule_.num_microbatches()];
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

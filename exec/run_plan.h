@@ -14,7 +14,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What is to be run: a model, and how it is trained and cut.
 struct RunSpec {
@@ -110,4 +110,4 @@ class RunPlan {
   std::int64_t sequence_length_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -8,7 +8,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr int kRoot = 0;
@@ -110,4 +110,4 @@ void check_resumes(const CheckpointReader& checkpoint, const RunPlan& plan, cons
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

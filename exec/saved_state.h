@@ -9,7 +9,7 @@
 #include "exec/transport/transport.h"
 #include "exec/worker.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What a checkpoint of a run says besides its tensors, so that it is not resumed by accident as another run.
 CheckpointMetadata run_metadata(const RunPlan& plan, const std::string& data);
@@ -25,4 +25,4 @@ void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& che
 // Throws InputError if the checkpoint is of another model, precision, seed, optimizer or data than the run.
 void check_resumes(const CheckpointReader& checkpoint, const RunPlan& plan, const std::string& data);
 
-}  // namespace sluice
+}  // namespace sluice::exec

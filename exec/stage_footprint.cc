@@ -4,7 +4,7 @@
 
 #include "exec/packing.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 SliceShape slice_shape(const MicrobatchShape& shape, int slice) {
   return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
@@ -56,4 +56,4 @@ std::int64_t StageFootprint::tied_embedding_bytes() const {
   return 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

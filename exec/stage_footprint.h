@@ -8,7 +8,7 @@
 #include "kernels/stage.h"
 #include "model/graph/footprint.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Bytes of stages as their kernels lay them out, for the memory model.
 class StageFootprint : public Footprint {
@@ -35,4 +35,4 @@ class StageFootprint : public Footprint {
 
 SliceShape slice_shape(const MicrobatchShape& shape, int slice);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -9,7 +9,7 @@
 
 #include "exec/recorder_file.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 RunFailure failure_of(const Alarm& alarm) {
@@ -121,4 +121,4 @@ void Supervisor::alarm(const Alarm& what) {
   supervision_.give_up(failure);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

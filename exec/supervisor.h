@@ -12,7 +12,7 @@
 #include "exec/training_run.h"
 #include "exec/watchdog.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What the workers of one process share besides messages: their recorders, the watchdog, and who failed first.
 class Supervisor {
@@ -58,4 +58,4 @@ class Supervisor {
 // "rank 3": what failures and reports call a worker.
 std::vector<RecorderOwner> owners_of(const RunLayout& layout, std::int64_t process, const std::string& host);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that spreads every bit.
@@ -108,4 +108,4 @@ void TokenSource::fill_synthetic(std::uint64_t sample, std::int64_t first_token,
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -4,7 +4,9 @@
 #include <span>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // Tokens to train on. A sample is a window of sequence_length + 1 tokens; which one follows from (seed, step, index in
 // the batch) alone, so that a run reads the same however its batch is cut, on however many ranks, and after a resume.
@@ -41,4 +43,4 @@ class TokenSource {
   std::string text_;  // empty: synthetic
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

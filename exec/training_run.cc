@@ -20,7 +20,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr int kRoot = 0;
@@ -312,4 +312,4 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   supervisor.end();
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

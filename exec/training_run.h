@@ -18,7 +18,7 @@
 #include "exec/worker.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 enum class KeepTimes : std::uint8_t { none, last, all };
 
@@ -90,4 +90,4 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
 
 double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 #include "exec/worker.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -140,4 +140,4 @@ TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& 
   return report;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

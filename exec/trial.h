@@ -13,7 +13,7 @@
 #include "exec/transport/transport.h"
 #include "model/cost/profile.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Plans to run several times each, and what to measure meanwhile.
 struct TrialSpec {
@@ -51,4 +51,4 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
 // With a thread for each worker. Throws the first failure, and DoesNotFit if there is not enough memory.
 TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer = {});
 
-}  // namespace sluice
+}  // namespace sluice::exec

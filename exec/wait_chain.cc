@@ -8,7 +8,7 @@
 
 #include "exec/wait_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string seconds(std::int64_t ns) { return fmt::format("{:.1f} s", static_cast<double>(ns) / 1e9); }
@@ -386,4 +386,4 @@ WaitReport WaitChains::examine(const std::vector<WorkerView>& workers, std::int6
   return report_root(graph_, words, waits, root);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

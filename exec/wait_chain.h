@@ -10,7 +10,7 @@
 #include "exec/recorder.h"
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What can be seen of a worker at one moment.
 struct WorkerView {
@@ -104,4 +104,4 @@ class WaitChains {
   std::unique_ptr<Memory> memory_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

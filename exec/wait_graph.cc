@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 bool is_idle(Activity activity) { return activity == Activity::starting || activity == Activity::between; }
@@ -290,4 +290,4 @@ std::vector<int> WaitGraph::ring() const {
   return path;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

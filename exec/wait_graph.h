@@ -7,7 +7,7 @@
 
 #include "exec/wait_chain.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What WaitChains keeps between its looks.
 struct WaitMemory {
@@ -82,4 +82,4 @@ class WaitGraph {
   std::vector<char> remembered_;  // by node: still waits for what is done
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

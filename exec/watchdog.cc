@@ -18,7 +18,7 @@
 #include "exec/recorder_file.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -228,4 +228,4 @@ Watchdog::~Watchdog() = default;
 
 WaitReport Watchdog::look() { return impl_->look(); }
 
-}  // namespace sluice
+}  // namespace sluice::exec

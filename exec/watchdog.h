@@ -12,7 +12,7 @@
 #include "exec/wait_chain.h"
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Keeps SIGTERM and SIGINT from ending the process as long as it lives, so that a Watchdog can take them, whichever
 // thread they reach (the BLAS has threads of its own before main begins). What no watchdog has taken comes once it
@@ -68,4 +68,4 @@ class Watchdog {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

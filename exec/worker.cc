@@ -13,7 +13,7 @@
 #include "exec/op_outcome.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -167,4 +167,4 @@ std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transpo
   return std::make_unique<HostWorker>(plan, world_rank, transport, services);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

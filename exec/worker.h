@@ -14,7 +14,7 @@
 #include "exec/transport/transport.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What a worker needs besides its plan; all outlive it.
 struct WorkerServices {
@@ -147,4 +147,4 @@ class Worker {
 std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
                                     const WorkerServices& services);
 
-}  // namespace sluice
+}  // namespace sluice::exec

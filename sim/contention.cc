@@ -6,7 +6,7 @@
 #include "model/to_size.h"
 #include "sim/shared_links.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr LaneId kNoLane = -1;
@@ -294,4 +294,4 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
   return false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

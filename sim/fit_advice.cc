@@ -11,7 +11,7 @@
 #include "model/slicing/balanced.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr VertexId kMostVertices = 2'000'000;
@@ -167,4 +167,4 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 #include "sim/contention.h"
 #include "sim/sweep.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Duration divided(Duration total, std::int64_t n) { return Duration{(total.count() + n / 2) / n}; }
@@ -120,4 +120,4 @@ BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline) {
   return {last > 0 ? at(last) - at(last - 1) : at(0), false};
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

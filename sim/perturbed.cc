@@ -11,7 +11,7 @@
 #include "sim/engine.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // What cannot be counted is left at the most that check_total refuses.
@@ -134,4 +134,4 @@ Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation
   return trials;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr double kNoise = 1e-9;       // of a resource's capacity
@@ -222,4 +222,4 @@ void SharedLinks::set_rate(int i, double rate) {
   agenda_.set(i, now_ + (whole ? moving.work : Duration{static_cast<std::int64_t>(takes)}));
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

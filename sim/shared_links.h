@@ -7,7 +7,7 @@
 #include "model/cost/sharing.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // For each of a fixed number of slots the time of its next event, or none; the earliest is at hand. Ties go to the
 // lower slot. A tournament: setting a time is one walk to the root, and nothing is ever allocated.
@@ -96,4 +96,4 @@ class SharedLinks {
   bool queue_changed_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kBehind = std::numeric_limits<std::int64_t>::max();
@@ -253,4 +253,4 @@ bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::sim {
 
 template <bool Steps>
 void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std::vector<Duration>* start,
@@ -49,4 +49,4 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
 template void sweep<true>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
 template void sweep<false>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // A measured file, and the scenario of what it does not say: "FILE", or "FILE=scenario.json".

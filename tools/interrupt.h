@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // While it lives, an interrupt (SIGINT, SIGTERM) asks the work to stop instead of ending the process; a second one ends

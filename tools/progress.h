@@ -5,6 +5,8 @@
 #include <mutex>
 #include <string>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // A line on standard error that tells how far something is: only where that is a terminal, from one second on, at most

@@ -11,7 +11,7 @@
 #include "traces/memory_events.h"
 #include "traces/trace_tracks.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr std::int64_t kWarnAbove = 1'000'000;
@@ -276,4 +276,4 @@ std::string trace_size_warning(std::int64_t events) {
       events, events * kBytesPerEvent / 1'000'000);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct TraceOptions {
   std::vector<int> ranks;        // pipeline ranks to write; empty: all
@@ -56,4 +56,4 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
 // What to tell the user before a trace of so many events is written; empty up to a million.
 std::string trace_size_warning(std::int64_t events);
 
-}  // namespace sluice
+}  // namespace sluice::traces

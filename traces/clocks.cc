@@ -12,7 +12,7 @@
 #include "model/to_size.h"
 #include "traces/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using Ns = std::int64_t;
@@ -253,4 +253,4 @@ std::string ClockAlignment::describe() const {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

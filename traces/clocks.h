@@ -7,7 +7,7 @@
 
 #include "traces/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // A transfer as its two ends saw it, each by its own clock.
 struct Message {
@@ -44,4 +44,4 @@ struct ClockAlignment {
 inline constexpr int kMostClocks = 128;
 ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const Message> messages);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 // What a transfer without a length lasts in traces.
@@ -284,4 +284,4 @@ std::string first_difference(const RunRows& first, const RunRows& second, const 
   return difference;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

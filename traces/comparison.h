@@ -8,7 +8,7 @@
 
 #include "traces/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // A value of the first and of the second run. By convention the first is the predicted one, so that relative
 // differences are (second - first) / first: above 0 where the second run took longer, or held more.
@@ -110,4 +110,4 @@ Comparison compare(const OpGraph& graph, const TimelineSide& first, const Timeli
 // placement. Empty if there is none.
 std::string first_difference(const RunRows& first, const RunRows& second, const ComparisonOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kRight = 16;  // px beside and above the plot
@@ -261,4 +261,4 @@ std::string svg_curve(const CurveChart& chart, double width, double height) {
   return Chart(chart, width, height).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

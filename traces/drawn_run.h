@@ -10,7 +10,7 @@
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // One run as pictures show it; refers to what it is given.
 struct DrawnRun {
@@ -22,4 +22,4 @@ struct DrawnRun {
   std::optional<std::int64_t> capacity_bytes;  // what a device has for tensors
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

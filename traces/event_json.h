@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::traces {
 
 // A JSON reader that hands on each element of the top level's traceEvents and keeps the rest. A number with a fraction
 // becomes a binary value of its own text, because the number of its decimals counts.
@@ -80,4 +82,4 @@ class EventReader : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Open> open_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 #include "model/input/files.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // The text of a trace, in a buffer that a sink drains.
 class EventText {
@@ -53,4 +53,4 @@ class EventText {
   std::string buffer_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

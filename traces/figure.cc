@@ -11,7 +11,7 @@
 #include "traces/held.h"
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kLeft = 54;  // px beside the plot
@@ -294,4 +294,4 @@ std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& opti
   return Figure(runs, options).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -5,7 +5,7 @@
 
 #include "traces/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct FigureOptions {
   double width = 720;      // px, at least 240; 1 px is 1/96 inch on paper
@@ -25,4 +25,4 @@ struct FigureOptions {
 // Throws InputError unless there are one or two runs and the width is in its range.
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kNarrow = 0.5;           // px; ops that are narrower are not drawn one by one where they are many
@@ -376,4 +376,4 @@ Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
   return labels;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

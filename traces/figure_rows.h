@@ -12,7 +12,7 @@
 #include "traces/drawn_run.h"
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // What a rectangle of a figure can be; in the order of the legend, and from the bottom where shares are stacked.
 enum class Swatch : std::uint8_t { forward, backward, input_gradient, weight_gradient, recompute, optimizer, idle };
@@ -98,4 +98,4 @@ class FigureRows {
 // shortest text, for the kinds of which nine in ten have the room.
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest);
 
-}  // namespace sluice
+}  // namespace sluice::traces

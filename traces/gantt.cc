@@ -12,7 +12,7 @@
 #include "model/to_size.h"
 #include "traces/palette.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr int kMinWidth = 10;
@@ -304,4 +304,4 @@ std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Met
   return Gantt(graph, timeline, metrics, options).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

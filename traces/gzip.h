@@ -7,7 +7,7 @@
 
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Compresses what is written to it into a gzip stream for `sink`. The same bytes give the same stream: no name or
 // time goes into it. `finish` must be called once, at the end.
@@ -30,4 +30,4 @@ class GzipStream {
 // it held before. Throws InputError naming `path`.
 void write_maybe_zipped(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
-}  // namespace sluice
+}  // namespace sluice::traces

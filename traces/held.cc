@@ -8,7 +8,7 @@
 
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -124,4 +124,4 @@ std::string held_path(std::span<const HeldLevel> levels, Duration end, const Hel
   return data;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -5,7 +5,7 @@
 
 #include "traces/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // From `time` on, until the next.
 struct HeldLevel {
@@ -36,4 +36,4 @@ struct HeldScale {
 // half a px, it goes to the least, the most and the last of them.
 std::string held_path(std::span<const HeldLevel> levels, Duration end, const HeldScale& scale);
 
-}  // namespace sluice
+}  // namespace sluice::traces

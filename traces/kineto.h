@@ -11,7 +11,7 @@
 #include "traces/trace_events.h"
 #include "traces/trace_read.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // What a `PP:` range of torch.distributed.pipelining stands for (_get_profiler_function_name: "PP:" and the action).
 struct PipelineAction {
@@ -94,4 +94,4 @@ class KinetoRank {
 // Makes one run of the files of a pipeline, each of which is finished.
 TraceRun kineto_run(std::vector<KinetoRank> files, const TraceReadOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::traces

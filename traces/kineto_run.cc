@@ -12,7 +12,7 @@
 #include "traces/clocks.h"
 #include "traces/kineto.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using Kind = PipelineAction::Kind;
@@ -293,4 +293,4 @@ TraceRun kineto_run(std::vector<KinetoRank> files, const TraceReadOptions& optio
   return Pipeline(std::move(files), options).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 std::string what(const OpGraph& graph, const Vertex& vertex) {
@@ -63,4 +63,4 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
   sink(out);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

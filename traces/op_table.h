@@ -4,7 +4,7 @@
 #include "model/input/files.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Writes a CSV with a row for every vertex of the graph, in the order of its ids (causes before effects):
 //   rank        of a transfer the sender, of a collective the first that takes part
@@ -15,4 +15,4 @@ namespace sluice {
 //   waited_for  the need that was met last
 void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -11,7 +11,7 @@
 #include "model/input/nearest.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr Duration kMostIdle{1'000'000'000'000'000'000};
@@ -333,4 +333,4 @@ TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& o
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

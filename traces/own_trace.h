@@ -8,7 +8,7 @@
 #include "traces/trace_events.h"
 #include "traces/trace_read.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Makes a run of the events of one trace of ours, in the order of the file.
 class OwnTraceReader {
@@ -57,4 +57,4 @@ class OwnTraceReader {
   std::vector<End> receives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include "model/input/files.h"
 #include "traces/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // One line of a report's headline.
 struct ReportFigure {
@@ -40,4 +40,4 @@ void write_report(const ByteSink& sink, const Report& report);
 // The same into a file: afterwards it holds the whole report, or what it held before. Throws InputError naming `path`.
 void write_report_file(const std::string& path, const Report& report);
 
-}  // namespace sluice
+}  // namespace sluice::traces

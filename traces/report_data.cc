@@ -13,7 +13,7 @@
 #include "model/timeline/critical_path.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -356,4 +356,4 @@ std::string base64(std::string_view bytes) {
 
 ReportData encode_run(const DrawnRun& run) { return RunEncoder(run).encode(); }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -6,7 +6,7 @@
 
 #include "traces/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // More memory samples than these, over all ranks, are thinned to the least and the greatest of equal stretches of time.
 inline constexpr std::int64_t kMostReportSamples = 2'000'000;
@@ -39,4 +39,4 @@ ReportData encode_run(const DrawnRun& run);
 // RFC 4648, with padding.
 std::string base64(std::string_view bytes);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/timeline/causes.h"
 #include "traces/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -279,4 +279,4 @@ std::string ranks_html(const Report& report) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

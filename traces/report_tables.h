@@ -5,7 +5,7 @@
 
 #include "traces/report.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Text that cannot be taken for markup, in elements and in quoted attributes.
 std::string html_escaped(std::string_view text);
@@ -15,4 +15,4 @@ std::string headline_html(const Report& report);
 std::string idle_html(const Report& report);   // idle time by cause, bars and numbers
 std::string ranks_html(const Report& report);  // a row for each rank
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/graph/lowering.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 bool is_op(RowKind kind) { return occupies_rank(kind) && kind != RowKind::recompute && kind != RowKind::optimizer; }
@@ -168,4 +168,4 @@ std::vector<IdleByCause> idle_of_rows(const RunRows& run) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -6,7 +6,7 @@
 
 #include "traces/trace_tracks.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 RowOp op_of(const Vertex& vertex) { return {vertex.microbatch, vertex.stage, vertex.slice, vertex.op}; }
@@ -114,4 +114,4 @@ RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const 
   return run;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

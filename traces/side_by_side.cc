@@ -15,7 +15,7 @@
 #include "traces/memory_events.h"
 #include "traces/trace_tracks.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 void check_names(const std::array<TraceSide, 2>& sides) {
@@ -245,4 +245,4 @@ std::int64_t write_side_by_side_file(const std::string& path, const std::array<T
   return events;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include "model/units.h"
 #include "traces/palette.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Puts together an SVG picture: plain shapes and text that browsers, rsvg-convert and Inkscape draw alike. Lengths are
 // in px.
@@ -61,4 +61,4 @@ TimeUnit unit_for(Duration longest);
 // "0.5", "36 760": a value on an axis, as precise as the step between ticks needs.
 std::string tick_label(double value, double step);
 
-}  // namespace sluice
+}  // namespace sluice::traces

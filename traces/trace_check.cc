@@ -16,7 +16,7 @@
 #include "traces/chrome_trace.h"
 #include "traces/event_json.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using nlohmann::json;
@@ -474,4 +474,4 @@ class Checker {
 
 std::vector<std::string> check_trace(std::string_view json_text) { return Checker().check(json_text); }
 
-}  // namespace sluice
+}  // namespace sluice::traces

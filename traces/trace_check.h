@@ -4,7 +4,9 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::traces {
 
 // Every breach of the rules for traces that we write, in words, in the order of the events; empty for a good trace.
 //
@@ -25,4 +27,4 @@ namespace sluice {
 // - Counters are integers, not negative; of one process they have the same series, rise in time, and change.
 std::vector<std::string> check_trace(std::string_view json);
 
-}  // namespace sluice
+}  // namespace sluice::traces

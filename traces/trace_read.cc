@@ -12,7 +12,7 @@
 #include "traces/row_causes.h"
 #include "traces/trace_events.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 namespace fs = std::filesystem;
@@ -141,4 +141,4 @@ TraceRun read_trace_run_text(std::string_view text, const std::string& source, c
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 
 #include "traces/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct TraceReadOptions {
   // Which iteration, where there are several: of Kineto the number of its ProfilerStep, or without such ranges, and of
@@ -50,4 +50,4 @@ TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOp
 // The same of the text of one file; `source` names it in errors.
 TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

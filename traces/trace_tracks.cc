@@ -11,7 +11,7 @@
 #include "model/to_size.h"
 #include "traces/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {}  // namespace
 
 // Transfers of one link differ in their track only by direction, so two marks a link tell which tracks are in use.
@@ -143,4 +143,4 @@ std::string TraceTracks::track_name(int rank, int track) const {
   return fmt::format("{} rank {}", track % 2 == 0 ? "send to" : "recv from", world_ranks_[peer]);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

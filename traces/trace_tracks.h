@@ -10,7 +10,7 @@
 #include "model/timeline/timeline.h"
 #include "traces/chrome_trace.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct OpRow;
 
@@ -67,4 +67,4 @@ class TransferDrawing {
   std::vector<Duration> drawn_until_;  // by link, and track among its two between two ranks
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

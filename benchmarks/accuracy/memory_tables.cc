@@ -10,7 +10,7 @@
 #include "sim/planner/zero_bubble_schedule.h"
 #include "sim/prediction.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr double kGiB = 1 << 30;
@@ -122,4 +122,4 @@ TableScore score_zero_bubble_memory(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

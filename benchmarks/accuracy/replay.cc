@@ -5,7 +5,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr double kNotYet = -1;
@@ -98,4 +98,4 @@ class Replay {
 
 ReplayResult replay(const Schedule& schedule, const ReplayCosts& costs) { return Replay(schedule, costs).run(); }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

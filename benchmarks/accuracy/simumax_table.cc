@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "sim/prediction.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr int kGpus = 8;
@@ -107,4 +107,4 @@ TableScore score_simumax(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -5,7 +5,7 @@
 
 #include "model/slicing/terapipe.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 // Of a whole microbatch, forward and backward, with what is computed again.
@@ -102,4 +102,4 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   return best;
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -11,7 +11,7 @@
 #include "sim/parallel.h"
 #include "sim/prediction.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 std::string source_of(const Claim& claim, std::size_t run) {
@@ -153,4 +153,4 @@ double op_seconds(const Claim& claim, std::size_t run, const Ran& ran, const Op&
   return op_seconds(setup, op.kind == "F" ? OpKind::F : OpKind::B, op.stage, op.slice);
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

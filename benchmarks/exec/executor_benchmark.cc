@@ -12,7 +12,7 @@
 
 namespace {
 
-using namespace sluice;
+using namespace sluice::bench;
 
 constexpr const char* kFamilies[] = {"gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-v", "interleaved-1f1b"};
 

@@ -8,7 +8,7 @@
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_times.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // V placement, hops, the memory of ZB-V.
@@ -73,4 +73,4 @@ void list(benchmark::State& state) {
 BENCHMARK(list)->Args({8, 32})->Args({8, 64})->Unit(benchmark::kMicrosecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

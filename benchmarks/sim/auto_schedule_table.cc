@@ -10,7 +10,7 @@
 #include "model/schedule/family.h"
 #include "sim/planner/auto_schedule.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::int64_t kActivation = 1000;  // a microbatch through 1/p of the layers, held until its weight gradient
@@ -118,8 +118,8 @@ int run(double seconds, int ranks) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  return sluice::run(argc > 1 ? std::atof(argv[1]) : 10, argc > 2 ? std::atoi(argv[2]) : 8);
+  return sluice::bench::run(argc > 1 ? std::atof(argv[1]) : 10, argc > 2 ? std::atoi(argv[2]) : 8);
 }

@@ -8,7 +8,7 @@
 
 #include "sim/planner/plan.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 Scenario gpt3() {
@@ -117,4 +117,4 @@ BENCHMARK(predict_each)
     ->Iterations(1);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -13,7 +13,7 @@
 #include "sim/engine.h"
 #include "sim/period.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // Bytes for every op, so that the memory pass has its full work to do.
@@ -146,4 +146,4 @@ BENCHMARK(step_measure)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_memory)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -6,7 +6,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // cuBLAS, loaded when it is first asked for. Of its interface, what products need.
 struct Cublas {
@@ -47,4 +47,4 @@ struct ColumnMajorProduct {
 // Throws DeviceError if a size is past what cuBLAS counts with.
 ColumnMajorProduct column_major(const MatrixProduct& product);
 
-}  // namespace sluice
+}  // namespace sluice::exec

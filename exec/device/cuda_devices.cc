@@ -16,7 +16,7 @@
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string version_text(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
@@ -195,4 +195,4 @@ const DeviceProvider* device_provider() {
   return &provider;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

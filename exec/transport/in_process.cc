@@ -11,7 +11,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // Sends of an edge that the receiver has not taken.
@@ -296,4 +296,4 @@ void DeviceFabric::drain() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

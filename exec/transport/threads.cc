@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -152,4 +152,4 @@ ThreadFabric::~ThreadFabric() = default;
 
 Transport& ThreadFabric::worker(int rank) { return *workers_[rank]; }
 
-}  // namespace sluice
+}  // namespace sluice::exec

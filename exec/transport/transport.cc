@@ -1,6 +1,6 @@
 #include "exec/transport/transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr int kRoot = 0;
@@ -68,4 +68,4 @@ void Transport::barrier() {
   broadcast({&nothing, 1});
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -17,7 +17,7 @@
 #include "kernels/weights.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): all of it
@@ -474,4 +474,4 @@ std::unique_ptr<Stage> make_cpu_stage(const StageSpec& spec, Precision precision
   return std::make_unique<CpuStage<float>>(spec);
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -11,7 +11,7 @@
 #include "kernels/initial_weights.h"
 #include "model/errors.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 const Half* halves(const std::byte* buffer) { return reinterpret_cast<const Half*>(buffer); }
@@ -470,4 +470,4 @@ std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision) {
   throw InputError("precision: a device computes in fp16 or bf16");
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -17,7 +17,7 @@
 
 #include "kernels/emulation/stack_notes.h"
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 namespace {
 
 namespace context = boost::context;
@@ -251,4 +251,4 @@ void finish_copies(std::size_t all_but) {
   }
 }
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

@@ -8,7 +8,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // The worse to communicate in: over more nodes, then with fewer ways out of each.
@@ -101,4 +101,4 @@ int Placement::senders_per_node(int a, int b) const {
 
 int Placement::used_per_node() const { return std::min(gpus_per_node_, tp_ * dp_ * pp_); }
 
-}  // namespace sluice
+}  // namespace sluice::model

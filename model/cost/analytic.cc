@@ -5,7 +5,7 @@
 
 #include "model/cost/expert_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 SliceSize size_of(const MicrobatchShape& shape, int slice) {
@@ -237,4 +237,4 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/cost/cost_model.h"
 #include "model/cost/stage_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A part of a stage, and how often it is there: "embedding", "layer", "head".
 struct KernelPart {
@@ -80,4 +80,4 @@ class AnalyticCost : public CostModel {
   Collectives collectives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The parts of a model whose times are measured. `stage` is what an op of a whole stage takes beside its parts: what
 // the program that runs it does around the kernels. `recompute`, of which there is F alone, is a layer made again
@@ -74,8 +74,12 @@ struct CostTable {
 
   const std::optional<PassTime>& pass(PassKind kind) const { return passes[static_cast<std::size_t>(kind)]; }
   std::optional<PassTime>& pass(PassKind kind) { return passes[static_cast<std::size_t>(kind)]; }
-  const std::optional<TimeCurve>& curve(PartKind part, OpKind kind) const { return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)]; }
-  std::optional<TimeCurve>& curve(PartKind part, OpKind kind) { return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)]; }
+  const std::optional<TimeCurve>& curve(PartKind part, OpKind kind) const {
+    return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)];
+  }
+  std::optional<TimeCurve>& curve(PartKind part, OpKind kind) {
+    return curves[static_cast<std::size_t>(part)][static_cast<std::size_t>(kind)];
+  }
 };
 
 // Throws InputError naming the file and the place in it.
@@ -85,4 +89,4 @@ CostTable parse_cost_table(std::string_view text, const std::string& source);
 // The text of a cost file; parse_cost_table gives the same table back.
 std::string to_json_text(const CostTable& table);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 FittedCost::FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
                        std::unique_ptr<const CostModel> rest, ParameterCounts parameters)
@@ -117,4 +117,4 @@ double FittedCost::optimizer_s(int stage) const {
   return rest_ ? rest_->optimizer_s(stage) : 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

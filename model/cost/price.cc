@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr Duration kUnpriced{-1};
@@ -157,4 +157,4 @@ void check_total(const OpGraph& graph, const Prices& prices) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

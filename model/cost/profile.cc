@@ -5,7 +5,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
@@ -130,4 +130,4 @@ std::string to_json_text(const Profile& profile) {
   return root.dump(1) + "\n";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -12,7 +12,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -375,4 +375,4 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

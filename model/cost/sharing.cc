@@ -8,7 +8,7 @@
 
 #include "model/cluster/placement.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // A resource as its column: the links that use it, each with its number of flows.
@@ -62,4 +62,4 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 double parse_seconds(std::string_view text, std::string_view key) {
@@ -127,4 +127,4 @@ TransferTime UniformCost::transfer(int /*from*/, int /*to*/, std::int64_t /*byte
   return {.occupied_s = 0, .latency_s = times_.hop};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // The ops that did not run, and what each waits for.
@@ -190,4 +190,4 @@ std::string deadlock_ring(const Schedule& schedule, const std::vector<std::size_
   return text;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

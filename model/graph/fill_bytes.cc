@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr double kMostBytes = 4e18;
@@ -78,4 +78,4 @@ void OpGraph::refill(const Footprint* footprint) {
   has_bytes_ = data_->has_bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

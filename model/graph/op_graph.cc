@@ -4,7 +4,7 @@
 
 #include "model/graph/op_graph_data.h"
 
-namespace sluice {
+namespace sluice::model {
 
 OpGraph::OpGraph(std::unique_ptr<Data> data)
     : data_(std::move(data)),
@@ -64,4 +64,4 @@ std::string OpGraph::name(VertexId v) const {
   return "?";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -10,7 +10,7 @@
 #include "model/graph/footprint.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using VertexId = std::uint32_t;
 using LaneId = std::int32_t;
@@ -108,4 +108,4 @@ class OpGraph {
   bool has_bytes_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 class Run {
@@ -186,4 +186,4 @@ Schedule with_receives_just_in_time(const Schedule& schedule) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Cuts a table into rows of cells.
@@ -140,4 +140,4 @@ void CsvTable::fail(int row, std::string_view column, const std::string& rule) c
 
 CsvTable read_csv(const std::string& path) { return {read_file(path, std::int64_t{1} << 28), path}; }
 
-}  // namespace sluice
+}  // namespace sluice::model

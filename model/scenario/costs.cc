@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/workload/transformer_footprint.h"
 
-namespace sluice {
+namespace sluice::model {
 
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers) {
@@ -106,4 +106,4 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   return options;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -20,7 +20,7 @@
 //
 // (From the front, the same rule with F for W would leave v-half's ranks 9, 23 and 37 idle slots for p = 4, 8 and 12,
 // and with W last of all 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
-namespace sluice::orders {
+namespace sluice::model::orders {
 namespace {
 
 // The ops of one microbatch on one rank.
@@ -149,4 +149,4 @@ ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
   return parts;
 }
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
@@ -167,4 +167,4 @@ class Check {
 
 void check_communication(const Schedule& schedule) { Check(schedule).run(); }
 
-}  // namespace sluice
+}  // namespace sluice::model

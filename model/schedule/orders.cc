@@ -4,7 +4,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 void refuse(const Family& family, const std::string& reason) {
   throw InputError(fmt::format("{}: {}", family.name, reason));
@@ -173,4 +173,4 @@ void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>&
   for (int i = 0; i < before; ++i) weight_gradient();
 }
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

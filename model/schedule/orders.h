@@ -9,7 +9,7 @@
 
 // The building blocks of the families' rules and of their placements. p ranks, m microbatches (of all batches), v
 // chunks a rank, k slices, as in the papers.
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 inline Op op(OpKind kind, int stage, int microbatch, int slice = 0) {
   return Op{.microbatch = microbatch,
@@ -148,4 +148,4 @@ ScheduleParts there_and_back(const Family& family, const FamilyParams& params);
 // `microbatches` those of a list.
 void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>& lists, std::vector<Op>& order);
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

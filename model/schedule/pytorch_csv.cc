@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/schedule/op_text.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::string_view kOverlap = ")OVERLAP_F_B";
@@ -204,4 +204,4 @@ Schedule schedule_from_csv(std::string_view text, const std::string& source) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/schedule/communication_check.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 void require(bool ok, const std::string& message) {
@@ -262,4 +262,4 @@ int num_weight_versions(const Schedule& schedule, int rank) {
   return 1;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

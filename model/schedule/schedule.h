@@ -9,7 +9,7 @@
 #include "model/schedule/communication.h"
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // One cut of a microbatch: its sequences, and the tokens of each slice. Without a sequence length the
 // lengths are relative (1, 1, ...).
@@ -158,4 +158,4 @@ int weight_version(const Schedule& schedule, int microbatch, int rank);
 // newest. PipeDream: p - r, once there are 2(p - r) - 2 microbatches.
 int num_weight_versions(const Schedule& schedule, int rank);
 
-}  // namespace sluice
+}  // namespace sluice::model

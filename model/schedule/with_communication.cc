@@ -4,7 +4,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 class Placing {
@@ -122,4 +122,4 @@ Schedule with_merged_backwards(const Schedule& schedule) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

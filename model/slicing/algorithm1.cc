@@ -8,7 +8,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
@@ -115,4 +115,4 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

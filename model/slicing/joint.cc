@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int sequences)>& problem_of) {
   if (batch < 1) throw InputError(fmt::format("expected a batch of at least one sequence, got {}", batch));
@@ -36,4 +36,4 @@ JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int se
   return joint;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

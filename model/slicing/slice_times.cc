@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 Duration SliceTimes::time(std::int64_t begin, std::int64_t granules) const {
   std::vector<Duration> out(static_cast<std::size_t>(granules));
@@ -45,4 +45,4 @@ SliceTimes tabulated_times(std::int64_t tokens, std::int64_t granularity,
   return {.tokens = tokens, .granularity = granularity, .row = std::move(row)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

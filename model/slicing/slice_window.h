@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using Nanoseconds = std::int64_t;
 
@@ -126,4 +126,4 @@ class SliceWindow {
   std::vector<Duration> forward_, backward_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxGranules = 4096;
@@ -107,4 +107,4 @@ SliceTimes StageTimes::slowest_backward() const {
   return {.tokens = cut_.tokens, .granularity = cut_.granularity, .row = std::move(row)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -9,7 +9,7 @@
 #include "model/slicing/slice_times.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How a sequence may be cut, and how much of it goes together.
 struct SequenceCut {
@@ -69,4 +69,4 @@ class StageTimes {
   std::vector<Table> tables_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -13,7 +13,7 @@
 #include "model/errors.h"
 #include "model/slicing/slice_window.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Everything counts in granules and, for time, in whole nanoseconds.
@@ -415,4 +415,4 @@ SlicePlan best_slices(const SlicingProblem& problem) {
   return known < kFarTime<std::int32_t> ? searched<std::int32_t>(problem, known) : searched<double>(problem, known);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

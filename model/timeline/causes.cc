@@ -4,7 +4,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 bool same_microbatch(const Vertex& a, const Vertex& b) {
@@ -153,4 +153,4 @@ std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& tim
   return sums;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

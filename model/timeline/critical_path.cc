@@ -4,7 +4,7 @@
 
 #include "model/timeline/causes.h"
 
-namespace sluice {
+namespace sluice::model {
 
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
   CriticalPath path;
@@ -52,4 +52,4 @@ std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
   return latest;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

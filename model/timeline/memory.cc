@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 std::size_t slot(MemoryClass c) { return static_cast<std::size_t>(c); }
@@ -337,4 +337,4 @@ std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footpri
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::model {
 
 double peak_in_flight(const Schedule& schedule, int rank) {
   const OpKind release = schedule.split_backward() ? OpKind::W : OpKind::B;
@@ -70,4 +70,4 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline) {
   return metrics;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // When every vertex of an OpGraph ran, predicted or measured. Times count from the first start, which is 0.
 struct Timeline {
@@ -16,4 +16,4 @@ struct Timeline {
   Duration arrival(const OpGraph& graph, VertexId v) const { return end[v] + lane_latency[graph[v].lane]; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

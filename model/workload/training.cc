@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // `layers` over `count` stages. What is left over goes to the middle, and of two stages equally near it to the
@@ -220,4 +220,4 @@ std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const
   return count;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

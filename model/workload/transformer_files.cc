@@ -9,7 +9,7 @@
 #include "model/input/json_reader.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward sizes, positions
@@ -276,4 +276,4 @@ Transformer read_model(const std::string& path) {
   return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

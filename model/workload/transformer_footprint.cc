@@ -8,7 +8,7 @@
 #include "model/errors.h"
 #include "model/workload/expert_footprint.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr double kMostBytes = 1e18;
@@ -196,4 +196,4 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -15,7 +15,7 @@
 #include "sim/engine.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // A row made ready: its graph is lowered once, and priced anew for every set of constants.
@@ -166,4 +166,4 @@ ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<cons
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr double kUsualWeight = 2;     // measurements that kUsualDeviation counts as
@@ -103,4 +103,4 @@ std::vector<double> read_megatron_log(const std::string& path) {
   return seconds;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

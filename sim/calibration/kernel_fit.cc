@@ -7,7 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr int kFewestRows = 6;
@@ -239,4 +239,4 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,7 +8,7 @@
 
 #include "model/cost/collectives.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::size_t kFewestRows = 6;
@@ -139,4 +139,4 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

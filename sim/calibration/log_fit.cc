@@ -8,7 +8,7 @@
 
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Eigen::MatrixXd;
@@ -198,4 +198,4 @@ LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& pr
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Above this the edges of the j-th ops alone give heads and tails: what must come before an op is a set of all others.
@@ -264,4 +264,4 @@ std::int64_t preemptive_bound(std::vector<HeadTail> ops) {
 
 AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table) { return Bounding(problem, table).run(); }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -15,7 +15,7 @@
 #include "sim/planner/order_stretch.h"
 #include "sim/planner/order_times.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -410,4 +410,4 @@ AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOption
   return AutoScheduler(std::move(placements), options, judge).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

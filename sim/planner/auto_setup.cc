@@ -12,7 +12,7 @@
 #include "sim/engine.h"
 #include "sim/perturbed.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Prices prices_of(const Setup& setup) {
@@ -359,4 +359,4 @@ PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(do
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
@@ -299,4 +299,4 @@ Orders list_schedule(const PlacedProblem& problem, const OpTable& table, const s
   return ListScheduler(problem, table, tails, rules).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Takes what stands at `from` out and puts it where it then stands at `to`.
@@ -170,4 +170,4 @@ void OrderSearch::anneal(std::int64_t steps, double warmth, std::int64_t goal, c
   look_at_path();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

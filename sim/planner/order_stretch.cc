@@ -6,7 +6,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Where the stretch of `length` ops begins that has each of the rank's groups equally often, and that begins nearest to
@@ -65,4 +65,4 @@ Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, 
   return renamed(many, std::move(out));
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,7 +5,7 @@
 
 #include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {}  // namespace
 
 OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::vector<std::int64_t> tails)
@@ -112,4 +112,4 @@ void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) con
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
@@ -53,4 +53,4 @@ class OrderTimes {
   std::int64_t runs_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -10,7 +10,7 @@
 #include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Bytes of the accumulator of the gradients of a stage's keys and values.
@@ -338,4 +338,4 @@ Duration simulated_makespan(const PlacedProblem& problem, const Schedule& schedu
   return makespan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

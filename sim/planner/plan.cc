@@ -8,7 +8,7 @@
 #include "model/errors.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::size_t kFirstRound = 64;
@@ -158,4 +158,4 @@ std::vector<int> Plan::pareto_front() const {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

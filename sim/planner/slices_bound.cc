@@ -5,7 +5,7 @@
 #include "model/cost/price.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // The least, over cuts, of `own` of all slices and `outer` of the first: a shortest path over the sequence.
@@ -140,4 +140,4 @@ Duration SlicesBound::operator()(int slices) const {
   return bound;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

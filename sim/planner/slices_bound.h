@@ -6,7 +6,7 @@
 #include "model/scenario/costs.h"
 #include "model/slicing/stage_times.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A bound on the makespan of a schedule over all cuts of its sequences (the argument: slices_for_schedule.h).
 class SlicesBound {
@@ -43,4 +43,4 @@ class SlicesBound {
   std::vector<std::vector<Duration>> sends_forward_, sends_gradient_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -17,7 +17,7 @@
 #include "sim/planner/slices_bound.h"
 #include "sim/planner/slices_run.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -288,4 +288,4 @@ ScheduleSlices slices_for_schedule(const SlicesRequest& request) {
   return Planner(request).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

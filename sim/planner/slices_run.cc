@@ -8,7 +8,7 @@
 #include "model/slicing/terapipe.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Scenario with_slices(Scenario scenario, std::int64_t granularity, int slices) {
@@ -82,7 +82,7 @@ Timeline SlicesRun::timeline_of(const std::vector<std::int64_t>& granules) {
   shape.slice_lengths = lengths_of(granules);
   schedule_.resize({std::move(shape)});
   graph_.refill(costs_.footprint());
-  return sluice::simulate(graph_, price(graph_, *known_));
+  return sim::simulate(graph_, price(graph_, *known_));
 }
 
 std::optional<Fit> SlicesRun::fit_of_timeline(const Timeline& timeline) const {
@@ -107,4 +107,4 @@ std::optional<SlicesRun::Result> SlicesRun::simulate_if_better(const std::vector
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 #include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 std::int64_t largest(const std::vector<std::int64_t>& bytes, int& rank) {
@@ -257,4 +257,4 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
   return least;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -13,7 +13,7 @@
 #include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 void check(const ZeroBubbleProblem& problem) {
@@ -408,4 +408,4 @@ TransferTime ZeroBubbleCost::transfer(int /*from*/, int /*to*/, std::int64_t /*b
   return {.occupied_s = 0, .latency_s = to_seconds(problem_.hop)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

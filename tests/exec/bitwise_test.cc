@@ -8,7 +8,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/straight_line.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 MicrobatchShape uneven(int k) {
@@ -47,4 +47,4 @@ TEST(Bits, AreThoseOfOneThreadForEveryFamily) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -18,7 +18,7 @@
 #include "model/input/json_reader.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::TemporaryFolder;
@@ -381,4 +381,4 @@ TEST_F(CheckpointTest, NamesAndMetadataOfAnyBytesCanBeWritten) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

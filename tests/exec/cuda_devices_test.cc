@@ -12,7 +12,7 @@
 #include "exec/device/provider.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -98,4 +98,4 @@ TEST(CudaDevices, SayWhyThereAreNone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

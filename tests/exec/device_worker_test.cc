@@ -23,7 +23,7 @@
 #include "tests/support/one_device.h"
 #include "tests/support/test_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::OneDevice;
@@ -293,4 +293,4 @@ TEST(DeviceWorker, SaysThatTheArenaDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -12,7 +12,7 @@
 #include "kernels/emulation/device.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -112,4 +112,4 @@ TEST(DynamicLibrary, GivesWhatItHas) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -33,7 +33,7 @@
 #include "tests/support/command.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -328,4 +328,4 @@ TEST(Broken, ADelayWithinTheDeadlineIsNoFailure) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

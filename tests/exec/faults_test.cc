@@ -13,7 +13,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -181,4 +181,4 @@ TEST(Faults, KillingIsSigkill) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

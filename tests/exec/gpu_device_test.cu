@@ -15,7 +15,7 @@
 #include "kernels/cuda/launch.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Marks the multiprocessor that a block runs on, and stays there for a while, so that the others fill up.
@@ -228,10 +228,8 @@ TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
           for (std::int64_t column = 0; column < kColumns; ++column) {
             double sum = 0;
             for (std::int64_t l = 0; l < kInner; ++l) {
-              sum += va[m * product.a_step +
-                                                 (product.a_transposed ? l * kRows + row : row * kInner + l)] *
-                     vb[m * product.b_step +
-                                                 (product.b_transposed ? column * kInner + l : l * kColumns + column)];
+              sum += va[m * product.a_step + (product.a_transposed ? l * kRows + row : row * kInner + l)] *
+                     vb[m * product.b_step + (product.b_transposed ? column * kInner + l : l * kColumns + column)];
             }
             const auto at = static_cast<std::size_t>(m * product.c_step + row * kColumns + column);
             const double expected = 2 * sum + 0.5 * vc[at];
@@ -264,4 +262,4 @@ INSTANTIATE_TEST_SUITE_P(All, GpuDevice, ::testing::Values("gpu:1", "green:2", "
                          });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

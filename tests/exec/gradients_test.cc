@@ -12,7 +12,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::OneDevice;
@@ -178,4 +178,4 @@ TEST(Gradients, AreSlopesOfTheLoss) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

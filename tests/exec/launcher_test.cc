@@ -16,7 +16,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -206,4 +206,4 @@ TEST_F(BootstrapFile, OtherFilesAreNamed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

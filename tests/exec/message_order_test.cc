@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST_F(BrokenPlan, ThatWaitsForItselfIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

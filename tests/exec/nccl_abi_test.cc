@@ -8,7 +8,7 @@
 
 #include "exec/transport/nccl_functions.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
@@ -86,4 +86,4 @@ TEST(NcclLibrary, IsLoadedAndSaysItsVersion) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -22,7 +22,7 @@
 #include "tests/support/fake_nccl.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -156,4 +156,4 @@ TEST_F(NcclRun, EndsWhenOneRankFails) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -22,7 +22,7 @@
 #include "model/to_size.h"
 #include "tests/support/fake_nccl.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -345,4 +345,4 @@ TEST(NcclRounds, KeepRanksApart) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -21,7 +21,7 @@
 #include "sim/engine.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using testing::ElementsAre;
@@ -208,4 +208,4 @@ TEST(Trials, MeasureNothingUnlessAsked) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -23,7 +23,7 @@
 #include "model/schedule/family.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::TemporaryFolder;
@@ -342,4 +342,4 @@ TEST_F(RecorderTest, DamagedFilesAreReadOrRefusedAndNeverCrash) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -14,7 +14,7 @@
 #include "tests/support/command.h"
 #include "tests/support/count_allocations.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::TemporaryFolder;
@@ -190,4 +190,4 @@ TEST_F(TokenSourceTest, BadSourcesAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -16,7 +16,7 @@
 #include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAreArray;
@@ -300,4 +300,4 @@ TEST_F(WaitChainRuns, AMessageThatIsLostIsFound) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

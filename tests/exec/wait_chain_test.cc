@@ -10,7 +10,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -514,4 +514,4 @@ TEST(WaitChain, CollectivesAreSharedByTheRightRanks) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -20,7 +20,7 @@
 #include "model/schedule/family.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -370,4 +370,4 @@ TEST_F(WatchdogTest, APauseOfTheWholeProcessIsNobodysFault) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

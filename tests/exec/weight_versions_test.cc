@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "tests/support/one_device.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::OneDevice;
@@ -106,4 +106,4 @@ TEST(Stashed, FollowsItsRule) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 #include <numbers>
 #include <vector>
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // The error of exp is some units in the last place wherever the result is a normal number: arguments from -87 to 0 in
@@ -117,4 +117,4 @@ TEST(SoftmaxTile, SeesUpToItsLimit) {
 }
 
 }  // namespace
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -20,7 +20,7 @@
 #include "kernels/cuda/launch.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
@@ -299,4 +299,4 @@ TEST_F(Emulation, FindsWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

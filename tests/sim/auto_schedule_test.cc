@@ -19,7 +19,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 std::vector<int> linear(int p) {
@@ -365,4 +365,4 @@ TEST(AutoSchedule, RefusesSizesThatDoNotAgree) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

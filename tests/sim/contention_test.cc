@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -226,7 +226,7 @@ TEST(Contention, TwoPipelineRanksOfANodeThatSendAtOnce) {
       "cluster": {"name": "p3.16xlarge", "nodes": 3}, "parallelism": {"pp": 6, "dp": 4},
       "batch": {"micro_batch": 1, "microbatches": 12, "sequence_length": 2048}})"),
                                                "test", std::string(SLUICE_SOURCE_DIR) + "/examples");
-  const sluice::Setup setup(scenario);
+  const model::Setup setup(scenario);
   const OpGraph& graph = setup.graph();
   const Prices prices = price(graph, setup.cost());
   const auto link_of = [&](int from, int to) {
@@ -338,4 +338,4 @@ TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Whole nanoseconds drawn once for each kind, stage and slice.
@@ -177,4 +177,4 @@ TEST(Graph, IdsAreATopologicalOrderOfTheBoostGraph) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

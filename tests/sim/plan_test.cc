@@ -10,7 +10,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // A small GPT, so that many microbatches cost little; `changes` are laid over it.
@@ -99,7 +99,7 @@ TEST(StructureRuns, AreWhatPredictSays) {
       const PlanResult assessed = runs->assess(scenario);
       const PlanResult result = runs->run(scenario);
       try {
-        const sluice::Setup setup(scenario);
+        const model::Setup setup(scenario);
         const Prediction expected = predict(setup);
         ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
         ++simulated;
@@ -233,4 +233,4 @@ TEST(Plan, StopsWhenAsked) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

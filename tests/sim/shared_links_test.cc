@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -239,4 +239,4 @@ TEST(SharedLinks, QueuesServeOneAtATimeAndLeaveNothingIdle) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -13,7 +13,7 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Integer nanoseconds that differ by stage and kind, drawn once; sends take time and arrive later.
@@ -155,4 +155,4 @@ TEST(SteadyState, SaysWhatTheLongRunDoes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

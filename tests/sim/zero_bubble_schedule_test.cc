@@ -13,7 +13,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::microseconds;
@@ -231,4 +231,4 @@ TEST(ZeroBubblePlan, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -12,7 +12,7 @@
 #include "tests/support/trace_text.h"
 #include "traces/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -365,4 +365,4 @@ TEST(ChromeTrace, EveryFamilyKeepsTheRules) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

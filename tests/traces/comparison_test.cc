@@ -14,7 +14,7 @@
 #include "traces/side_by_side.h"
 #include "traces/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::Simulated;
@@ -342,4 +342,4 @@ TEST(SideBySide, EveryFamilyKeepsTheRules) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "tests/support/svg_elements.h"
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::svg_elements;
@@ -205,4 +205,4 @@ TEST(Svg, TextIsCutToItsRoom) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

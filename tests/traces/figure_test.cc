@@ -13,7 +13,7 @@
 #include "tests/support/svg_elements.h"
 #include "traces/svg.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::area_of_boxes;
@@ -438,4 +438,4 @@ TEST(Figure, ARunOfNoLengthIsAPicture) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -12,7 +12,7 @@
 #include "traces/comparison.h"
 #include "traces/trace_read.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::error_of;
@@ -298,4 +298,4 @@ TEST_F(Kineto, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

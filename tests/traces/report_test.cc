@@ -18,7 +18,7 @@
 #include "traces/report_data.h"
 #include "traces/report_tables.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::between;
@@ -149,7 +149,8 @@ void expect_decodes(const Drawn& drawn) {
       const auto kind = static_cast<std::size_t>(data["kind"][i]);
       constexpr std::array<std::size_t, 6> kFirstKind = {0, 4, 8, 12, 16, 17};  // by VertexKind
       const bool has_op = vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer;
-      ASSERT_EQ(kind, kFirstKind[static_cast<std::size_t>(vertex.kind)] + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
+      ASSERT_EQ(kind,
+                kFirstKind[static_cast<std::size_t>(vertex.kind)] + (has_op ? static_cast<std::size_t>(vertex.op) : 0));
       auto& [microbatch, need, left] = last[kind];
       microbatch += data["microbatch"][i];
       need += data["need"][i];
@@ -331,4 +332,4 @@ TEST(Report, FileIsWholeOrAsItWas) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

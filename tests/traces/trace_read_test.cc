@@ -19,7 +19,7 @@
 #include "traces/side_by_side.h"
 #include "traces/trace_events.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -362,4 +362,4 @@ TEST_F(ReadTrace, SpoiltFilesAreRefusedOrRead) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

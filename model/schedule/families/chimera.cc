@@ -6,7 +6,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // Microbatches go in units of p, half of them each way. In slots that take one op, with u the unit, s the stage and j
@@ -57,4 +57,4 @@ Family chimera() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -7,7 +7,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -48,4 +48,4 @@ Family dualpipe() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

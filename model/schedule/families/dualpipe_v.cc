@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -35,4 +35,4 @@ Family dualpipe_v() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

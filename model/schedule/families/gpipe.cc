@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -25,4 +25,4 @@ Family gpipe() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

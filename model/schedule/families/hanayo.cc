@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // In slots that take one op, S stages, j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
@@ -56,4 +56,4 @@ Family hanayo() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -125,4 +125,4 @@ TEST(Explain, StagesAreDistinctByTheirContents) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Bytes that tell stages, slices and directions apart.
@@ -416,4 +416,4 @@ TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -14,7 +14,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 std::string ring(const std::string& text, Exchange exchange) {
@@ -193,4 +193,4 @@ TEST(Rendezvous, AgreesWithALookAtEverything) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::make;
@@ -233,4 +233,4 @@ TEST(WeightVersions, OfAFlushAreOneABatch) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -11,7 +11,7 @@
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/joint.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using Lengths = std::vector<std::int64_t>;
@@ -335,4 +335,4 @@ TEST(BestSlices, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

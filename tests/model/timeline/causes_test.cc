@@ -14,7 +14,7 @@
 #include "tests/support/shapes.h"
 #include "tests/support/simulated.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::seconds;
@@ -304,4 +304,4 @@ TEST(Slack, IsWhatAnOpCanTakeLonger) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

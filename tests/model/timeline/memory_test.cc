@@ -11,7 +11,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Bytes drawn once for each stage and slice.
@@ -170,4 +170,4 @@ TEST(Memory, SplitBackwardHoldsThreeLifetimes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test
