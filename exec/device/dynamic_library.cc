@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -64,7 +65,8 @@ std::span<const std::string> cuda_library_folders() {
       }
     }
 #ifdef SLUICE_CUDA_LIBRARIES
-    found.emplace_back(SLUICE_CUDA_LIBRARIES);
+    std::istringstream configured(SLUICE_CUDA_LIBRARIES);
+    for (std::string folder; std::getline(configured, folder, ':');) found.push_back(folder);
 #endif
     found.emplace_back("/usr/local/cuda/lib64");
     return found;
