@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "exec/measured_timeline.h"
+#include "exec/measure/measured_timeline.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"
 #include "model/timeline/memory.h"

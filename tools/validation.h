@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/run_plan.h"
-#include "exec/trial.h"
+#include "exec/measure/trial.h"
+#include "exec/plan/run_plan.h"
 #include "model/cost/cost_table.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"

@@ -12,8 +12,8 @@
 
 #include "benchmarks/kernels/gpu_main.h"
 #include "exec/device/provider.h"
-#include "exec/run_plan.h"
-#include "exec/training_run.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/training_run.h"
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"

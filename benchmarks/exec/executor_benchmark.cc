@@ -6,8 +6,8 @@
 #include <string>
 #include <utility>
 
-#include "exec/run_plan.h"
-#include "exec/training_run.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/training_run.h"
 #include "model/schedule/family.h"
 
 namespace {

@@ -9,8 +9,8 @@
 
 namespace sluice::exec {
 
-// NCCL's interface, as far as it is used, in terms that need none of its headers; tests/exec/nccl_abi_test.cc holds it
-// against them. The library is loaded when it is first asked for.
+// NCCL's interface, as far as it is used, in terms that need none of its headers; tests/exec/transport/nccl_abi_test.cc
+// holds it against them. The library is loaded when it is first asked for.
 struct NcclCommunicatorState;
 using NcclCommunicator = NcclCommunicatorState*;
 

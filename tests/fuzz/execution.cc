@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/checkpoint.h"
-#include "exec/faults.h"
+#include "exec/checkpoint/checkpoint.h"
+#include "exec/run/faults.h"
 #include "tests/fuzz/targets.h"
 
 namespace sluice::test::fuzz {

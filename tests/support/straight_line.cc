@@ -8,7 +8,7 @@
 #include <tuple>
 #include <vector>
 
-#include "exec/op_outcome.h"
+#include "exec/run/op_outcome.h"
 #include "model/to_size.h"
 
 namespace sluice::test {
