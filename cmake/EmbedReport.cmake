@@ -20,7 +20,7 @@ embed(kStyle "${style}")
 embed(kScript "${script}")
 string(SHA256 style_hash "${style}")
 string(SHA256 script_hash "${script}")
-file(WRITE ${OUTPUT} "#include \"traces/report_assets.h\"
+file(WRITE ${OUTPUT} "#include \"traces/report/report_assets.h\"
 
 namespace sluice::traces {
 namespace {

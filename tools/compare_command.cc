@@ -16,10 +16,10 @@
 #include "tools/automatic.h"
 #include "tools/command.h"
 #include "tools/comparison_output.h"
-#include "traces/chrome_trace.h"
-#include "traces/comparison.h"
-#include "traces/side_by_side.h"
-#include "traces/trace_read.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/compare/comparison.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {

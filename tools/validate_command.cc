@@ -24,7 +24,7 @@
 #include "tools/run_place.h"
 #include "tools/validation.h"
 #include "tools/validation_output.h"
-#include "traces/side_by_side.h"
+#include "traces/chrome/side_by_side.h"
 
 namespace sluice::tools {
 namespace {

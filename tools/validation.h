@@ -10,8 +10,8 @@
 #include "model/cost/cost_table.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
-#include "traces/comparison.h"
-#include "traces/run_rows.h"
+#include "traces/compare/comparison.h"
+#include "traces/rows/run_rows.h"
 
 namespace sluice::tools {
 

@@ -6,8 +6,8 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "sim/engine.h"
-#include "traces/chrome_trace.h"
-#include "traces/gzip.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/gzip.h"
 
 namespace sluice::bench {
 namespace {

@@ -6,8 +6,6 @@
 #include "model/to_size.h"
 
 namespace sluice::sim {
-namespace {}  // namespace
-
 OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::vector<std::int64_t> tails)
     : problem_(problem),
       table_(table),

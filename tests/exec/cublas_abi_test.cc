@@ -5,7 +5,7 @@
 
 #include "exec/device/cublas.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 static_assert(int{CUBLAS_STATUS_SUCCESS} == int{::CUBLAS_STATUS_SUCCESS});
@@ -65,4 +65,4 @@ TEST(CublasLibrary, LoadsAndReportsItsVersion) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test
