@@ -34,6 +34,7 @@ struct Family {
   bool grouped = false;         // takes `group`
   bool asynchronous = false;    // no flush: spans `batches`
   int replicas = 1;             // ranks that hold a stage
+  bool megatron = false;        // Megatron-LM has this schedule
   // Makes the schedule's parts for params that `make_schedule` has completed and checked. Throws InputError
   // with the reason for what the family cannot do.
   ScheduleParts (*make)(const FamilyParams&) = nullptr;

@@ -19,6 +19,7 @@ Family interleaved_1f1b() {
           .fixed_chunks = 0,
           .default_chunks = 2,
           .grouped = true,
+          .megatron = true,
           .make = make};
 }
 
