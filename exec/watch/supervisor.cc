@@ -37,8 +37,8 @@ Supervisor::Supervisor(const OpGraph& graph, const Supervision& supervision, std
       expected_(graph.size()) {
   if (supervision_.folder.empty()) return;
   for (const int rank : here) {
-    recorders_[index(rank)] =
-        std::make_unique<Recorder>(supervision_.folder + "/" + recorder_name(rank), owners_[index(rank)], graph);
+    recorders_[rank] =
+        std::make_unique<Recorder>(supervision_.folder + "/" + recorder_name(rank), owners_[rank], graph);
   }
 }
 
