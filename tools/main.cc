@@ -83,7 +83,6 @@ int run(int argc, char** argv) {
 }  // namespace sluice::tools
 
 int main(int argc, char** argv) {
-  using namespace sluice;
   using namespace sluice::tools;
   try {
     const int code = run(argc, argv);

@@ -7,7 +7,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What a person asks of a family. Zero means: the family's default.
 struct FamilyParams {
@@ -53,4 +53,4 @@ Schedule make_schedule(const Family& family, FamilyParams params);
 // The same without the last check: what the family says.
 ScheduleParts make_parts(const Family& family, FamilyParams params);
 
-}  // namespace sluice
+}  // namespace sluice::model

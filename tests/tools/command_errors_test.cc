@@ -8,7 +8,7 @@
 
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::CommandResult;
@@ -250,4 +250,4 @@ TEST(CommandErrors, FilesAreWrittenAtomically) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -14,7 +14,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -155,4 +155,4 @@ TEST(DeviceCommands, MissingDevicesAreReported) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

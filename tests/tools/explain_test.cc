@@ -12,7 +12,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -84,4 +84,4 @@ TEST(ExplainCommand, RejectsUnknownStagesAndOtherCosts) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // A measured file, and the scenario for what it does not specify: "FILE", or "FILE=scenario.json".

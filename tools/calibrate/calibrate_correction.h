@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 struct CorrectionRequest {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // Exit codes of the command line (docs/architecture.md).

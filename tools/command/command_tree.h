@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // An option of a command, or an operand (an argument without a flag).

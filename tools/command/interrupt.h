@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // During its lifetime, the first interrupt (SIGINT, SIGTERM) sets a flag instead of ending the process; the second one

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // The processes that a launcher (mpirun, srun) started together; without MPI or a launcher, only this process. MPI is

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <string>
 
+#include "model/namespaces.h"
+
 namespace sluice::tools {
 
 // A progress line on standard error with the remaining time. Shown only on a terminal, after one second, and updated at

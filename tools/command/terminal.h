@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "traces/gantt.h"
+#include "traces/text/gantt.h"
 
 namespace sluice::tools {
 

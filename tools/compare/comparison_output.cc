@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -127,8 +127,8 @@ class Table {
         rank = num_ranks - kMostRows / 2;
         fmt::format_to(to(), "  ... ({} ranks omitted; see --json)\n", num_ranks - kMostRows);
       }
-      const RankSummary& a = first.ranks[static_cast<std::size_t>(rank)];
-      const RankSummary& b = second.ranks[static_cast<std::size_t>(rank)];
+      const RankSummary& a = first.ranks[rank];
+      const RankSummary& b = second.ranks[rank];
       fmt::format_to(to(), "  {:<12}", fmt::format("rank {}", rank));
       times({a.busy, b.busy});
       fractions({a.bubble_fraction, b.bubble_fraction});

@@ -3,7 +3,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "traces/comparison.h"
+#include "traces/compare/comparison.h"
 
 namespace sluice::tools {
 

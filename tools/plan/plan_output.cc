@@ -18,8 +18,6 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::array kRecompute = {"none", "selective", "full"};
 
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
-
 const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast<std::size_t>(point.recompute)]; }
 
 double gib(std::int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
@@ -65,9 +63,9 @@ Counts counts_of(const Plan& plan) {
 
 // Returns the number of configurations that differ from the first by less than the model error, including the first.
 int within_error(const Plan& plan, const std::vector<int>& ranking, double error) {
-  const auto best = plan.results()[at(ranking.front())].iteration;
+  const auto best = plan.results()[ranking.front()].iteration;
   const auto beyond = std::find_if(ranking.begin(), ranking.end(), [&](int point) {
-    return to_seconds(plan.results()[at(point)].iteration) > to_seconds(best) * (1 + error);
+    return to_seconds(plan.results()[point].iteration) > to_seconds(best) * (1 + error);
   });
   return static_cast<int>(beyond - ranking.begin());
 }
@@ -93,10 +91,10 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
   const Plan& plan = *report.plan;
   std::vector<std::vector<std::string>> rows = {{"#", "tp", "pp", "dp", "vpp", "mbs", "slices", "schedule", "recompute",
                                                  "iteration", "tok/s/GPU", "MFU", "bubble", "peak GiB", "vs #1", ""}};
-  const double best = to_seconds(plan.results()[at(ranking.front())].iteration);
+  const double best = to_seconds(plan.results()[ranking.front()].iteration);
   for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
-    const PlanPoint& point = plan.points()[at(ranking[at(i)])];
-    const PlanResult& result = plan.results()[at(ranking[at(i)])];
+    const PlanPoint& point = plan.points()[ranking[i]];
+    const PlanResult& result = plan.results()[ranking[i]];
     rows.push_back(
         {std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
          std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
@@ -115,7 +113,7 @@ std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
   const std::vector<int> front = plan.pareto_front();
   for (std::size_t i = 0; i < std::min(kShown, front.size()); ++i) {
     const auto place = std::find(ranking.begin(), ranking.end(), front[i]) - ranking.begin() + 1;
-    const PlanResult& result = plan.results()[at(front[i])];
+    const PlanResult& result = plan.results()[front[i]];
     fmt::format_to(std::back_inserter(out), "{}#{} ({}, {:.1f} GiB)", i > 0 ? ", " : "", place,
                    time_text(result.iteration), gib(result.needed_bytes));
   }
@@ -126,12 +124,12 @@ std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
 std::string megatron_text(const PlanReport& report, const std::vector<int>& ranking) {
   const Plan& plan = *report.plan;
   const auto runs = std::find_if(ranking.begin(), ranking.end(),
-                                 [&](int point) { return megatron_runs(plan.base(), plan.points()[at(point)]); });
+                                 [&](int point) { return megatron_runs(plan.base(), plan.points()[point]); });
   if (runs == ranking.end()) return "Megatron-LM supports none of these configurations.\n";
-  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[at(*runs)]);
+  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[*runs]);
   if (runs == ranking.begin()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
   const double slower =
-      to_seconds(plan.results()[at(*runs)].iteration) / to_seconds(plan.results()[at(ranking.front())].iteration) - 1;
+      to_seconds(plan.results()[*runs].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
   return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} (+{:.1f} %):  {}\n",
                      runs - ranking.begin() + 1, 100 * slower, arguments);
 }
@@ -154,8 +152,8 @@ OrderedJson sizes_json(const Plan& plan, const PlanPoint& point) {
 }
 
 OrderedJson ranked_json(const Plan& plan, int index) {
-  const PlanPoint& point = plan.points()[at(index)];
-  const PlanResult& result = plan.results()[at(index)];
+  const PlanPoint& point = plan.points()[index];
+  const PlanResult& result = plan.results()[index];
   OrderedJson out = sizes_json(plan, point);
   out["iteration_s"] = to_seconds(result.iteration);
   out["makespan_s"] = to_seconds(result.makespan);
@@ -176,8 +174,8 @@ std::string_view status_of(const PlanResult& result) {
 
 // Returns a configuration that is not in the ranking, with the reason.
 OrderedJson unranked_json(const Plan& plan, int index) {
-  const PlanResult& result = plan.results()[at(index)];
-  OrderedJson out = sizes_json(plan, plan.points()[at(index)]);
+  const PlanResult& result = plan.results()[index];
+  OrderedJson out = sizes_json(plan, plan.points()[index]);
   out["status"] = status_of(result);
   if (result.bound > Duration{0}) out["least_iteration_s"] = to_seconds(result.bound);
   if (result.status == PlanStatus::simulated) out["iteration_s"] = to_seconds(result.iteration);
@@ -205,7 +203,7 @@ std::string plan_table(const PlanReport& report) {
     out += fmt::format("#1 to #{} differ by less than the model error (±{:.2g} %): measure them before choosing.\n",
                        close, 100 * report.model_error);
   }
-  out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[at(ranking.front())]));
+  out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
   return out + megatron_text(report, ranking);
 }
 
@@ -237,7 +235,7 @@ std::string plan_json(const PlanReport& report) {
   for (const int point : plan.pareto_front()) out["pareto"].push_back(place.at(point));
   out["megatron"] = nullptr;
   for (std::size_t i = 0; i < ranking.size(); ++i) {
-    const PlanPoint& point = plan.points()[at(ranking[i])];
+    const PlanPoint& point = plan.points()[ranking[i]];
     if (!megatron_runs(plan.base(), point)) continue;
     out["megatron"] = {{"place", i}, {"arguments", megatron_arguments(plan.base(), plan.space(), point)}};
     break;
@@ -257,13 +255,13 @@ std::string plan_csv(const Plan& plan) {
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
-  for (const int point : order) listed[at(point)] = 1;
+  for (const int point : order) listed[point] = 1;
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
-    if (listed[at(point)] == 0) order.push_back(point);
+    if (listed[point] == 0) order.push_back(point);
   }
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const PlanPoint& point = plan.points()[at(order[i])];
-    const PlanResult& result = plan.results()[at(order[i])];
+    const PlanPoint& point = plan.points()[order[i]];
+    const PlanResult& result = plan.results()[order[i]];
     const bool simulated = result.status == PlanStatus::simulated;
     std::string reason = result.reason;
     for (std::size_t quote = reason.find('"'); quote != std::string::npos; quote = reason.find('"', quote + 2)) {
@@ -287,9 +285,9 @@ std::string plan_refusal(const Plan& plan) {
   if (!plan.ranking().empty()) return "";
   int closest = -1;
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
-    const PlanResult& result = plan.results()[at(point)];
+    const PlanResult& result = plan.results()[point];
     if (result.needed_bytes == 0) continue;
-    if (closest < 0 || result.needed_bytes < plan.results()[at(closest)].needed_bytes) closest = point;
+    if (closest < 0 || result.needed_bytes < plan.results()[closest].needed_bytes) closest = point;
   }
   if (closest < 0) {
     const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
@@ -299,8 +297,8 @@ std::string plan_refusal(const Plan& plan) {
                : "plan: every configuration is invalid; the first error: " + refused->reason;
   }
   return fmt::format("plan: no configuration fits in memory: the smallest needs {:.1f} of {:.1f} GiB ({})",
-                     gib(plan.results()[at(closest)].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
-                     flags_of(plan.base(), plan.space(), plan.points()[at(closest)]));
+                     gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
+                     flags_of(plan.base(), plan.space(), plan.points()[closest]));
 }
 
 }  // namespace sluice::tools

@@ -18,8 +18,8 @@
 
 #include "exec/device/copy_rates.h"
 #include "exec/device/provider.h"
-#include "exec/host_memory.h"
-#include "exec/link_bench.h"
+#include "exec/measure/link_bench.h"
+#include "exec/plan/host_memory.h"
 #include "exec/transport/launcher.h"
 #include "exec/transport/nccl_functions.h"
 #include "exec/transport/on_threads.h"

@@ -80,9 +80,8 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
                                      spec.sequences, shape.sequences));
       }
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
-        add_cell(spec.cells, {.tokens = shape.slice_lengths[static_cast<std::size_t>(slice)]});
-        add_cell(spec.cells,
-                 {.tokens = shape.slice_lengths[static_cast<std::size_t>(slice)], .context = shape.context(slice)});
+        add_cell(spec.cells, {.tokens = shape.slice_lengths[slice]});
+        add_cell(spec.cells, {.tokens = shape.slice_lengths[slice], .context = shape.context(slice)});
       }
     }
   }

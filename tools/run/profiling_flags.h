@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "exec/profiling.h"
-#include "exec/run_plan.h"
+#include "exec/measure/profiling.h"
+#include "exec/plan/run_plan.h"
 #include "model/cost/profile.h"
 #include "tools/run/run_place.h"
 

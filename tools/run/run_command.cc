@@ -12,10 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "exec/recorder_file.h"
-#include "exec/saved_state.h"
-#include "exec/training_run.h"
-#include "exec/watchdog.h"
+#include "exec/checkpoint/saved_state.h"
+#include "exec/measure/measured_timeline.h"
+#include "exec/run/training_run.h"
+#include "exec/watch/recorder_file.h"
+#include "exec/watch/watchdog.h"
 #include "model/errors.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "exec/run_plan.h"
-#include "exec/token_source.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/token_source.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
 #include "tools/command/scenario_flags.h"

@@ -128,7 +128,7 @@ void RunPlace::open(const RunLayout& layout) {
 void RunPlace::open_devices(const RunLayout& layout) {
   const DeviceProvider& provider = *device_provider();
   devices_.kernels = kernels_;
-  devices_.devices.assign(static_cast<std::size_t>(layout.size()), nullptr);
+  devices_.devices.assign(layout.size(), nullptr);
   if (processes()) {
     if (request_.kind != DeviceRequest::gpu) {
       throw InputError(
@@ -138,7 +138,7 @@ void RunPlace::open_devices(const RunLayout& layout) {
     const auto visible = provider.num_devices();
     const int ordinal = ordinal_of(launched_.local_rank, visible);
     opened_ = provider.open({.kind = DeviceRequest::gpu, .count = 1}, std::array{ordinal});
-    devices_.devices[static_cast<std::size_t>(launched_.rank)] = opened_.front().get();
+    devices_.devices[launched_.rank] = opened_.front().get();
     return;
   }
   DeviceRequest request = request_;
@@ -176,7 +176,7 @@ Transport* RunPlace::transport() const {
 
 WorkerDevice RunPlace::own_device() const {
   if (kernels_ == nullptr) return {};
-  return {devices_.devices[static_cast<std::size_t>(launched_.rank)], devices_.transport};
+  return {devices_.devices[launched_.rank], devices_.transport};
 }
 
 std::string RunPlace::broadcast(const std::string& text) const {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "exec/device/provider.h"
-#include "exec/layout.h"
-#include "exec/run_devices.h"
+#include "exec/plan/layout.h"
+#include "exec/run/run_devices.h"
 #include "exec/transport/launcher.h"
 #include "exec/transport/nccl.h"
 #include "exec/transport/transport.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "exec/trial.h"
+#include "exec/measure/trial.h"
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 #include "model/scenario/scenario.h"

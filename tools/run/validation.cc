@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include "exec/measured_timeline.h"
+#include "exec/measure/measured_timeline.h"
 #include "model/cost/fitted.h"
 #include "model/cost/price.h"
 #include "model/timeline/memory.h"
@@ -37,7 +37,7 @@ ParameterCounts parameters_of(const RunPlan& plan) {
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::int64_t on_rank = 0;
-    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[static_cast<std::size_t>(stage)];
+    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[stage];
     counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
   }
   return counts;
@@ -141,7 +141,7 @@ Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrial
   const auto nearest = std::min_element(out.measured_s.begin(), out.measured_s.end(), [&](double a, double b) {
     return std::abs(a - middle) < std::abs(b - middle);
   });
-  out.nearest = std::move(timelines[static_cast<std::size_t>(nearest - out.measured_s.begin())]);
+  out.nearest = std::move(timelines[nearest - out.measured_s.begin()]);
   return out;
 }
 

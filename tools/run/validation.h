@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "exec/run_plan.h"
-#include "exec/trial.h"
+#include "exec/measure/trial.h"
+#include "exec/plan/run_plan.h"
 #include "model/cost/cost_table.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
-#include "traces/comparison.h"
-#include "traces/run_rows.h"
+#include "traces/compare/comparison.h"
+#include "traces/rows/run_rows.h"
 
 namespace sluice::tools {
 

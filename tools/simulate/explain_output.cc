@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

@@ -24,7 +24,7 @@ constexpr double kQuantiles[] = {0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1};
 OrderedJson by_class(const BytesByClass& bytes) {
   OrderedJson out = OrderedJson::object();
   for (int i = 0; i < kNumMemoryClasses; ++i) {
-    out[std::string(kMemoryClassNames[static_cast<std::size_t>(i)])] = bytes[static_cast<std::size_t>(i)];
+    out[std::string(kMemoryClassNames[i])] = bytes[i];
   }
   return out;
 }
@@ -167,8 +167,8 @@ OrderedJson automatic_json(const AutoResult& automatic) {
 OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
   OrderedJson ranks = OrderedJson::array();
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const RankMetrics& of = prediction.metrics.ranks[static_cast<std::size_t>(rank)];
-    const RankMemory& memory = prediction.memory[static_cast<std::size_t>(rank)];
+    const RankMetrics& of = prediction.metrics.ranks[rank];
+    const RankMemory& memory = prediction.memory[rank];
     ranks.push_back({{"rank", rank},
                      {"busy_s", to_seconds(of.busy)},
                      {"peak_in_flight", of.peak_in_flight},
@@ -178,7 +178,7 @@ OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
                      {"weight_versions", num_weight_versions(schedule, rank)},
                      {"first_start_s", to_seconds(of.first_start)},
                      {"last_end_s", to_seconds(of.last_end)},
-                     {"idle", idle_json(prediction.idle[static_cast<std::size_t>(rank)])}});
+                     {"idle", idle_json(prediction.idle[rank])}});
   }
   return ranks;
 }
@@ -271,12 +271,12 @@ std::string rank_table(const Setup& setup, const Prediction& prediction) {
       rank = schedule.num_ranks() - kMostRows / 2;
       fmt::format_to(to, "   ... ({} ranks omitted; see --json)\n", schedule.num_ranks() - kMostRows);
     }
-    const RankMetrics& of = metrics.ranks[static_cast<std::size_t>(rank)];
+    const RankMetrics& of = metrics.ranks[rank];
     const double busy = metrics.makespan.count() > 0 ? to_seconds(of.busy) / to_seconds(metrics.makespan) : 0;
     fmt::format_to(to, "  {:>4}  {:4.1f}%  {:>9.4g}  {:>11}  {:>10}", rank, 100 * busy, of.peak_in_flight,
                    time_text(of.first_start), time_text(of.last_end));
     if (bytes) {
-      const RankMemory& memory = prediction.memory[static_cast<std::size_t>(rank)];
+      const RankMemory& memory = prediction.memory[rank];
       const auto gib = [&](MemoryClass c) {
         return static_cast<double>(memory.at_peak[static_cast<std::size_t>(c)]) / kGiB;
       };

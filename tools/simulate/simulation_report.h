@@ -7,7 +7,7 @@
 
 #include "model/scenario/setup.h"
 #include "sim/prediction.h"
-#include "traces/report.h"
+#include "traces/report/report.h"
 
 namespace sluice::tools {
 

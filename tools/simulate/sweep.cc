@@ -104,16 +104,16 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
     count *= std::ssize(axis.values);
     if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
   }
-  sweep.points.resize(static_cast<std::size_t>(count));
+  sweep.points.resize(count);
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
   parallel_for(count, [&](std::int64_t index) {
-    SweepPoint& point = sweep.points[static_cast<std::size_t>(index)];
+    SweepPoint& point = sweep.points[index];
     point.values.resize(sweep.axes.size());
     std::int64_t rest = index;
     for (std::size_t a = sweep.axes.size(); a-- > 0;) {
       const auto& values = sweep.axes[a].values;
-      point.values[a] = values[static_cast<std::size_t>(rest % std::ssize(values))];
+      point.values[a] = values[rest % std::ssize(values)];
       rest /= std::ssize(values);
     }
     try {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "model/units.h"
-#include "traces/curve.h"
+#include "traces/figure/curve.h"
 
 namespace sluice::tools {
 

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
