@@ -26,7 +26,7 @@ struct Measurement {
   PredictedAndMeasured times;
 };
 
-double median(std::vector<double> values) {
+double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -63,7 +63,7 @@ void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::s
   const std::string source = file.scenario.empty() ? "command line" : file.scenario;
   out.push_back({file.path,
                  fmt::format("median of {} iterations", seconds.size()),
-                 {predicted_s(scenario_from_json(base, source, folder)), median(seconds)}});
+                 {predicted_s(scenario_from_json(base, source, folder)), median_of(seconds)}});
 }
 
 void print_correction(const std::vector<Measurement>& rows, const Correction& correction,

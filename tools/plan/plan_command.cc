@@ -131,7 +131,7 @@ PlanSpace space_of(const PlanOptions& options) {
 }
 
 // Returns this process's part of a round; work on one structure stays together.
-std::vector<Plan::Work> part_of(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
+std::vector<Plan::Work> own_part(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
   std::vector<Plan::Work> out;
   int structures = 0;
   for (std::size_t i = 0; i < work.size(); ++i) {
@@ -153,7 +153,7 @@ bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
       base = 0;
     }
     if (simulating) base = plan.num_closed();
-    const std::vector<Plan::Work> mine = part_of(work, ranks);
+    const std::vector<Plan::Work> mine = own_part(work, ranks);
     std::atomic<std::int64_t> done = 0;
     const auto count = [&](std::int64_t more) {
       if (ranks.first()) progress->done(base + (done += more * ranks.size()));

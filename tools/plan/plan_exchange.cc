@@ -4,9 +4,8 @@
 
 namespace sluice::tools {
 
-using nlohmann::json;
-
 std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResult> results, bool interrupted) {
+  using nlohmann::json;
   json rows = json::array();
   for (std::size_t i = 0; i < work.size(); ++i) {
     const PlanResult& result = results[i];
@@ -23,6 +22,7 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
 }
 
 PlanPart plan_part_of(const std::string& bytes) {
+  using nlohmann::json;
   const json document = json::from_msgpack(bytes);
   PlanPart part;
   part.interrupted = document[0].get<bool>();

@@ -34,8 +34,9 @@ void print_validation_details(const Validation& of) {
   fmt::print("\n{:<12} {:>6} {:>14} {:>14} {:>9} {:>14}\n", of.schedule, "count", "predicted", "measured", "error",
              "op error");
   for (const KindValidation& kind : of.kinds) {
-    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9} {:>14}\n", kRowKindNames[static_cast<std::size_t>(kind.kind)], kind.count,
-               ms(kind.predicted_s), ms(kind.measured_s), signed_percent(difference(kind.predicted_s, kind.measured_s)),
+    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9} {:>14}\n", kRowKindNames[static_cast<std::size_t>(kind.kind)],
+               kind.count, ms(kind.predicted_s), ms(kind.measured_s),
+               signed_percent(difference(kind.predicted_s, kind.measured_s)),
                kind.op_error ? percent(*kind.op_error) : "-");
   }
   for (std::size_t rank = 0; rank < of.ranks.size(); ++rank) {

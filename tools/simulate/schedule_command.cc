@@ -113,7 +113,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   out.push_back(late);
 }
 
-std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
+std::vector<Verdict> check_schedule(const Scenario& scenario, bool merge_backwards) {
   std::vector<Verdict> out;
   try {
     const Schedule schedule = make_schedule(scenario);
@@ -183,7 +183,7 @@ int schedule_command(const ScheduleOptions& options) {
   Scenario scenario = ScenarioFlags::read(document, "");
   if (!options.name.empty()) scenario.schedule = options.name;
   if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
-  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
+  if (options.check) return print_verdicts(check_schedule(scenario, options.merge_backwards), options.json);
   return write_schedule(options, make_schedule(scenario), scenario.schedule);
 }
 }  // namespace

@@ -9,7 +9,7 @@
 namespace sluice::tools {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 double over(Duration time, Duration base) { return base.count() > 0 ? to_seconds(time) / to_seconds(base) - 1 : 0; }
 
@@ -39,13 +39,13 @@ std::string hop_latency_text(const CutReport& report) {
                      time_text(report.hop_latency * (report.backward ? 2 : 1)));
 }
 
-Json frame_json(const CutReport& report) {
+OrderedJson frame_json(const CutReport& report) {
   return {{"schema", "sluice.slice/1"},        {"method", report.method}, {"tokens", report.tokens},
           {"granularity", report.granularity}, {"cells", report.cells},   {"sequences", report.sequences},
           {"backward", report.backward}};
 }
 
-Json fit_json(const std::optional<Fit>& fit) {
+OrderedJson slice_fit_json(const std::optional<Fit>& fit) {
   if (!fit) return nullptr;
   return {{"fits", fit->fits},
           {"rank", fit->rank},
@@ -71,9 +71,9 @@ std::string run_lengths(std::span<const std::int64_t> lengths) {
 
 std::string lengths_text(std::span<const std::int64_t> lengths, const std::string& schedule, bool json) {
   if (!json) return fmt::format("{}\n", fmt::join(lengths, ","));
-  Json out = {{"slice_lengths", std::vector<std::int64_t>(lengths.begin(), lengths.end())}};
+  OrderedJson out = {{"slice_lengths", std::vector<std::int64_t>(lengths.begin(), lengths.end())}};
   if (!schedule.empty()) out["name"] = schedule;
-  return Json{{"schedule", out}}.dump(2) + "\n";
+  return OrderedJson{{"schedule", out}}.dump(2) + "\n";
 }
 
 std::string cut_table(const CutReport& report) {
@@ -93,7 +93,7 @@ std::string cut_table(const CutReport& report) {
 
 std::string cut_json(const CutReport& report) {
   const SlicePlan& plan = report.plan;
-  Json out = frame_json(report);
+  OrderedJson out = frame_json(report);
   out["slices"] = plan.lengths.size();
   out["slice_lengths"] = plan.lengths;
   out["time_s"] = to_seconds(plan.latency);
@@ -122,8 +122,8 @@ std::string joint_table(const JointReport& report) {
 }
 
 std::string joint_json(const JointReport& report) {
-  Json out = frame_json(report.frame);
-  out["parts"] = Json::array();
+  OrderedJson out = frame_json(report.frame);
+  out["parts"] = OrderedJson::array();
   for (const JointPlan::Part& part : report.plan.parts) {
     out["parts"].push_back({{"sequences", part.sequences},
                             {"slice_lengths", part.plan.lengths},
@@ -169,14 +169,14 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
 }
 
 std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& found) {
-  Json out = {{"schema", "sluice.slice/1"},
-              {"method", "schedule"},
-              {"schedule", request.scenario.schedule},
-              {"tokens", request.scenario.training.sequence_length},
-              {"granularity", request.granularity},
-              {"simulations", found.simulations},
-              {"out_of_time", found.out_of_time},
-              {"fits", found.best.has_value()}};
+  OrderedJson out = {{"schema", "sluice.slice/1"},
+                     {"method", "schedule"},
+                     {"schedule", request.scenario.schedule},
+                     {"tokens", request.scenario.training.sequence_length},
+                     {"granularity", request.granularity},
+                     {"simulations", found.simulations},
+                     {"out_of_time", found.out_of_time},
+                     {"fits", found.best.has_value()}};
   if (found.best) {
     const SlicesCandidate& best = found.candidates[*found.best];
     out["slices"] = best.slices;
@@ -186,7 +186,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
     out["gap"] = over(best.makespan, found.lower_bound);
     out["even_s"] = to_seconds(best.even);
   }
-  out["candidates"] = Json::array();
+  out["candidates"] = OrderedJson::array();
   for (const SlicesCandidate& candidate : found.candidates) {
     if (!candidate.refused.empty()) {
       out["candidates"].push_back({{"slices", candidate.slices}, {"refused", candidate.refused}});
@@ -198,7 +198,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
                                  {"even_s", to_seconds(candidate.even)},
                                  {"lower_bound_s", to_seconds(candidate.lower_bound)},
                                  {"searched", candidate.searched},
-                                 {"memory", fit_json(candidate.fit)}});
+                                 {"memory", slice_fit_json(candidate.fit)}});
   }
   return out.dump(2) + "\n";
 }
