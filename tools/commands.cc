@@ -35,8 +35,9 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
                                       add_doctor_command(app),
                                       add_completion_command(app)};
   app.footer(  // last, because subcommands inherit it
-      "'sluice <command> --help' prints the options and examples of a command, 'sluice --help-man | man -l -' the "
-      "manual. The documentation is in docs/ of the repository, and in share/doc/sluice/ of an installation.");
+      "'sluice <command> --help' prints the options and examples of a command, 'sluice --help-man' the manual page. "
+      "The "
+      "documentation is in docs/ of the repository, and in share/doc/sluice/ of an installation.");
   add_man_flag(app);
   return commands;
 }

@@ -9,7 +9,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

@@ -53,10 +53,12 @@ std::string entry_text(const std::string& name, const std::string& description, 
 
 std::string name_text(const OptionEntry& option) {
   std::string out = fmt::format("{}", fmt::join(option.names, ", "));
-  if (option.names[0].starts_with("-") && !option.type.empty()) {
+  const bool flag = option.names[0].starts_with("-");
+  if (flag && !option.type.empty()) {
     out += " " + (option.closed ? fmt::format("{{{}}}", fmt::join(option.words, ",")) : option.type);
   }
-  return option.repeated ? out + " ..." : out;
+  if (option.repeated) out += flag ? ",..." : " ...";
+  return out;
 }
 
 std::string usage(const CommandEntry& command) {

@@ -16,10 +16,10 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/compare/comparison_output.h"
-#include "traces/chrome_trace.h"
-#include "traces/comparison.h"
-#include "traces/side_by_side.h"
-#include "traces/trace_read.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/compare/comparison.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {

@@ -200,7 +200,7 @@ int plan_command(const PlanOptions& options) {
 Subcommand add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "plan",
-      "Search parallel sizes, schedules, recomputation and placement for the fastest configurations.\n\n"
+      "Search for the fastest parallel sizes, schedules, recomputation and placement.\n\n"
       "Examples:\n"
       "  sluice plan --model examples/models/llama3-8b/config.json --cluster dgx-h100 --gpus 64 \\\n"
       "      --gbs 256 --seq-length 8192\n"

@@ -241,7 +241,7 @@ void print_findings(const Findings& found) {
 Subcommand add_doctor_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "doctor",
-      "Report the hardware, libraries and launcher variables that sluice finds on this machine.\n\n"
+      "Report the hardware, libraries and launcher variables of this machine.\n\n"
       "Examples:\n"
       "  sluice doctor\n"
       "  sluice doctor --json\n"

@@ -23,7 +23,7 @@
 #include "tools/command/mpi_ranks.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
-#include "traces/chrome_trace.h"
+#include "traces/chrome/chrome_trace.h"
 
 namespace sluice::tools {
 namespace {

@@ -24,7 +24,7 @@
 #include "tools/run/run_place.h"
 #include "tools/run/validation.h"
 #include "tools/run/validation_output.h"
-#include "traces/side_by_side.h"
+#include "traces/chrome/side_by_side.h"
 
 namespace sluice::tools {
 namespace {
@@ -176,7 +176,7 @@ int validate_command(const ValidateOptions& options) {
     std::optional<CostTable> table = table_from_files(options, plan);
     // Reports errors in files before anything runs.
     for (const Case& each : cases) {
-      if (table) static_cast<void>(predict(each.plan, *table));
+      if (table) static_cast<void>(predicted_timeline(each.plan, *table));
     }
     warn_of_shared_cores(place, plan.layout().size());
     const TrialReport trials = run_cases(cases, options, place, !table);

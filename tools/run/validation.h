@@ -54,7 +54,7 @@ struct Validation {
 };
 
 // Simulates `plan` with the costs of `table`, which must be for its tensor-parallel size and microbatches.
-Timeline predict(const RunPlan& plan, const CostTable& table);
+Timeline predicted_timeline(const RunPlan& plan, const CostTable& table);
 
 // Compares the prediction with the runs, of which there must be at least one.
 Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials);

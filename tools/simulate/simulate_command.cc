@@ -20,11 +20,11 @@
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
-#include "traces/chrome_trace.h"
-#include "traces/curve.h"
-#include "traces/figure.h"
-#include "traces/gantt.h"
-#include "traces/op_table.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/figure/curve.h"
+#include "traces/figure/figure.h"
+#include "traces/text/gantt.h"
+#include "traces/text/op_table.h"
 
 namespace sluice::tools {
 namespace {

@@ -13,10 +13,12 @@
 #include "sim/prediction.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::int64_t kMostPoints = 100'000;
 
@@ -204,7 +206,6 @@ std::string sweep_csv(const Sweep& sweep) {
 }
 
 std::string sweep_json(const Sweep& sweep) {
-  using OrderedJson = nlohmann::ordered_json;
   OrderedJson out;
   out["schema"] = "sluice.sweep/1";
   OrderedJson keys = OrderedJson::array();
