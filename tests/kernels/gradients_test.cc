@@ -11,7 +11,9 @@
 namespace sluice::test {
 namespace {
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
+StageContents whole_model(const Transformer& model) {
+  return {.layers = model.layers, .embedding = true, .head = true};
+}
 
 double loss_with(const TrainingCase& training, Matrices weights, const std::string& name, std::size_t i,
                  double change) {
@@ -51,11 +53,11 @@ void expect_naive(const TrainingCase& training) {
 }
 
 TEST(Gradients, GptIsThatOfPlainLoops) {
-  expect_naive({.model = small_gpt(), .stages = {whole(small_gpt())}, .slices = {9}, .sequences = 2});
+  expect_naive({.model = small_gpt(), .stages = {whole_model(small_gpt())}, .slices = {9}, .sequences = 2});
 }
 
 TEST(Gradients, LlamaIsThatOfPlainLoops) {
-  expect_naive({.model = small_llama(), .stages = {whole(small_llama())}, .slices = {9}, .sequences = 2});
+  expect_naive({.model = small_llama(), .stages = {whole_model(small_llama())}, .slices = {9}, .sequences = 2});
 }
 
 }  // namespace

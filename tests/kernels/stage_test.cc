@@ -29,7 +29,7 @@ double largest(const std::vector<double>& values) {
 
 // Every gradient within `relative` of the largest of its matrix; of those that vanish (a GPT's key biases), of a
 // thousandth of the largest of all.
-void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
+void expect_near_relative(const TrainingResult& result, const TrainingResult& reference, double relative) {
   EXPECT_TRUE(result.intact);
   EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
   EXPECT_NEAR(result.squared_norm, reference.squared_norm, 2 * relative * reference.squared_norm);
@@ -74,7 +74,7 @@ TEST(Slices, OfAnyLengthsAddUpToTheWhole) {
     for (const std::vector<std::int64_t>& cut :
          {std::vector<std::int64_t>{5, 8}, {1, 1, 11}, {9, 3, 1}, {4, 3, 3, 3}}) {
       training.slices = cut;
-      expect_close(run(training, weights), reference, 1e-12);
+      expect_near_relative(run(training, weights), reference, 1e-12);
     }
   }
 }
@@ -90,7 +90,7 @@ TEST(Slices, LongSequencesGoThroughTiles) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.slices = {290, 60, 140, 111};
-    expect_close(run(training, weights), reference, 1e-11);
+    expect_near_relative(run(training, weights), reference, 1e-11);
   }
 }
 
@@ -123,7 +123,7 @@ TEST(Backward, WeightGradientsMayComeMuchLater) {
     training.backward = TrainingCase::Backward::late;
     expect_same_bits(run(training, weights), reference);
     training.backward = TrainingCase::Backward::late_reversed;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
@@ -166,7 +166,7 @@ TEST(Stages, OfAnyLayersAddUpToTheWhole) {
             TrainingResult result = run(training, weights);
             // The tied copy's gradient is not yet summed with the original's, so the norm is another.
             if (training.model.tied_embeddings && !shares) result.squared_norm = reference.squared_norm;
-            expect_close(result, reference, 1e-12);
+            expect_near_relative(result, reference, 1e-12);
           }
         }
       }
@@ -188,7 +188,7 @@ TEST(TensorParallel, RanksComputeWhatOneDoes) {
             training.tensor_parallel = t;
             training.recompute = recompute;
             training.backward = backward;
-            expect_close(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+            expect_near_relative(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
           }
         }
       }
@@ -206,7 +206,7 @@ TEST(TensorParallel, AVocabularyOverSeveralRanks) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.tensor_parallel = 2;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
@@ -362,7 +362,7 @@ TEST(Precision, OfFloatIsNearDouble) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     training.precision = Precision::float32;
-    expect_close(run(training, weights), reference, 2e-4);
+    expect_near_relative(run(training, weights), reference, 2e-4);
   }
 }
 
@@ -418,7 +418,7 @@ TEST(Property, RandomShapes) {
     const TrainingResult result = run(training, weights);
     const double loss = naive_loss(model, weights, training.batch());
     EXPECT_NEAR(result.loss, loss, 1e-11 * loss);
-    expect_close(result, run(unsliced, weights), 1e-10);
+    expect_near_relative(result, run(unsliced, weights), 1e-10);
   }
 }
 
