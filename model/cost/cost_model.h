@@ -2,32 +2,12 @@
 
 #include <cstdint>
 #include <span>
-#include <string_view>
 
 #include "model/cost/sharing.h"
+#include "model/graph/collective_kind.h"
 #include "model/schedule/schedule.h"
 
 namespace sluice {
-
-// What a collective of the OpGraph is for.
-enum class CollectiveKind : std::uint8_t {
-  gradient_reduce,   // data-parallel sum of one stage's gradients
-  replica_reduce,    // sum between the two ranks that hold a stage (DualPipe, Chimera)
-  tied_embedding,    // sum of the embedding's gradient between first and last stage
-  global_norm,       // gradient norm and overflow decision over all ranks
-  parameter_gather,  // distributed optimizer: all-gather of the updated parameters
-};
-
-constexpr std::string_view name_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::gradient_reduce: return "gradient reduce";
-    case CollectiveKind::replica_reduce: return "replica reduce";
-    case CollectiveKind::tied_embedding: return "tied embedding";
-    case CollectiveKind::global_norm: return "global norm";
-    case CollectiveKind::parameter_gather: return "parameter gather";
-  }
-  return "collective";
-}
 
 // Time of a transfer: it occupies its two lanes for `occupied_s`, and arrives `latency_s` after that.
 struct TransferTime {

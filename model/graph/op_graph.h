@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "model/cost/cost_model.h"
+#include "model/graph/collective_kind.h"
 #include "model/graph/footprint.h"
 #include "model/schedule/schedule.h"
 
