@@ -34,6 +34,11 @@ struct Family {
   bool grouped = false;         // takes `group`
   bool asynchronous = false;    // no flush: spans `batches`
   int replicas = 1;             // ranks that hold a stage
+  bool in_megatron_lm = false;  // Megatron-LM runs this schedule
+  // Other families, by name: the same order over slices of sequences (or none), and those that take less memory for
+  // more time, fastest first.
+  std::string_view sliced_variant;
+  std::vector<std::string_view> leaner;
   // Makes the schedule's parts for params that `make_schedule` has completed and checked. Throws InputError
   // with the reason for what the family cannot do.
   ScheduleParts (*make)(const FamilyParams&) = nullptr;

@@ -22,6 +22,7 @@ Family gpipe() {
           .aliases = {},
           .summary = "all forwards, then all backwards; simplest, holds every microbatch",
           .source = "Huang et al. 2019, arXiv:1811.06965",
+          .leaner = {"1f1b"},
           .make = make};
 }
 

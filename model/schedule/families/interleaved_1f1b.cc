@@ -19,6 +19,9 @@ Family interleaved_1f1b() {
           .fixed_chunks = 0,
           .default_chunks = 2,
           .grouped = true,
+          .in_megatron_lm = true,
+          .sliced_variant = "seq1f1b-interleaved",
+          .leaner = {"1f1b"},
           .make = make};
 }
 

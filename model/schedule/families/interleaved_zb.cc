@@ -20,6 +20,7 @@ Family interleaved_zb() {
           .default_chunks = 2,
           .split_backward = true,
           .grouped = true,
+          .leaner = {"zb-h1"},
           .make = make};
 }
 

@@ -10,6 +10,7 @@ Family looped_bfs() {
           .source = "Lamy-Poirier 2023, arXiv:2211.05953",
           .fixed_chunks = 0,
           .default_chunks = 2,
+          .leaner = {"interleaved-1f1b"},
           .make = [](const FamilyParams& params) { return orders::there_and_back(looped_bfs(), params); }};
 }
 

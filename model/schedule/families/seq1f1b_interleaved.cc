@@ -46,6 +46,7 @@ Family seq1f1b_interleaved() {
           .default_chunks = 2,
           .sliced = true,
           .grouped = true,
+          .leaner = {"seq1f1b"},
           .make = make};
 }
 

@@ -10,6 +10,7 @@ Family seq1f1b_zb2p() {
           .source = "zb-h2 over the slices of seq1f1b",
           .sliced = true,
           .split_backward = true,
+          .leaner = {"seq1f1b-zb1p"},
           .make = [](const FamilyParams& params) { return orders::alternating(seq1f1b_zb2p(), params, 2); }};
 }
 

@@ -9,6 +9,7 @@ Family terapipe() {
           .summary = "gpipe over slices of sequences: 1/k of the bubble, holds every microbatch",
           .source = "Li et al. 2021, arXiv:2102.07988",
           .sliced = true,
+          .leaner = {"seq1f1b"},
           .make = [](const FamilyParams& params) { return orders::there_and_back(terapipe(), params); }};
 }
 

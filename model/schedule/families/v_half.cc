@@ -24,6 +24,7 @@ Family v_half() {
       .source = "Qi et al. 2024, arXiv:2405.15362",
       .fixed_chunks = 2,
       .split_backward = true,
+      .leaner = {"v-min"},
       .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, block); }};
 }
 

@@ -45,6 +45,7 @@ Family zb_v() {
           .source = "Qi et al. 2023, arXiv:2401.10241, section 6",
           .fixed_chunks = 2,
           .split_backward = true,
+          .leaner = {"v-half", "v-min"},
           .make = make};
 }
 

@@ -139,6 +139,19 @@ TEST(Registry, FindsNamesAndAliasesInAnyCase) {
   }
 }
 
+TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
+  for (const Family& family : all_families()) {
+    for (const std::string_view leaner : family.leaner) {
+      EXPECT_EQ(find_family(leaner).name, leaner);
+      EXPECT_NE(leaner, family.name);
+    }
+    if (family.sliced_variant.empty()) continue;
+    EXPECT_FALSE(family.sliced);
+    EXPECT_EQ(find_family(family.sliced_variant).name, family.sliced_variant);
+    EXPECT_TRUE(find_family(family.sliced_variant).sliced);
+  }
+}
+
 TEST(Registry, NamesTheNearestFamily) {
   const auto error = [](const char* name) -> std::string {
     try {
