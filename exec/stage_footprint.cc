@@ -6,12 +6,6 @@
 
 namespace sluice {
 
-SliceShape slice_shape(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences,
-          .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
-          .context = shape.context(slice)};
-}
-
 StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
     : stages_(stages), ranks_(stages.size()) {}
 

@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-// Time inside Sluice. Integer, so that sums, ties and closed forms are exact.
+// Time in Sluice. Integer, so that sums, ties and closed forms are exact.
 using Duration = std::chrono::nanoseconds;
 
 // Rounds `seconds` once, to the nearest nanosecond (halves away from zero). `what` names the quantity in

@@ -15,7 +15,7 @@ constexpr std::int64_t kMaxGranules = 16384;
 
 std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
 
-// t_fwd of all slices, each value where the dynamic program reads it: by where the slice ends, then by its length.
+// t_fwd of all slices, stored where the dynamic program reads it: by the end of the slice, then by its length.
 class Table {
  public:
   explicit Table(const SlicingProblem& problem) : granules_(problem.forward.granules()) {
@@ -31,7 +31,7 @@ class Table {
     }
   }
 
-  // Of the slice of `length` granules that ends behind `end` of them.
+  // The slice of `length` granules that ends after `end` granules.
   std::int64_t operator()(std::int64_t length, std::int64_t end) const {
     return times_[at(end * (end - 1) / 2 + length - 1)];
   }
@@ -101,7 +101,7 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
   for (auto value = values.cbegin(); value != values.cend() && problem.num_cells * *value <= best; ++value) {
     if (tried == values.cend() || *value >= *tried + epsilon.count()) attempt(value);
   }
-  // With an epsilon as large as the times themselves what was tried may allow no cut at all.
+  // With an epsilon as large as the times themselves, the tried values may not allow any cut.
   if (lengths.empty()) attempt(values.cend() - 1);
   // Maxima above the last one tried: K t_max is a bound for each of them.
   if (tried + 1 != values.cend()) lower_bound = std::min(lower_bound, problem.num_cells * *(tried + 1));

@@ -6,7 +6,7 @@ namespace sluice::families {
 Family terapipe() {
   return {.name = "terapipe",
           .aliases = {},
-          .summary = "gpipe over slices of sequences: 1/k of the bubble, holds every microbatch",
+          .summary = "gpipe over slices of sequences: 1/k of the bubble, stores the activations of every microbatch",
           .source = "Li et al. 2021, arXiv:2102.07988",
           .sliced = true,
           .leaner = {"seq1f1b"},
