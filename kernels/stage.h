@@ -10,6 +10,7 @@
 
 #include "kernels/collective.h"
 #include "kernels/device.h"
+#include "model/workload/slice_shape.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
@@ -30,16 +31,6 @@ struct StageSpec {
 
   // The head's weight is the embedding of another stage of the same rank: SliceCall::embedding.
   bool head_is_embedding() const { return contents.head && model.tied_embeddings && !contents.tied_copy; }
-};
-
-// One slice of a microbatch.
-struct SliceShape {
-  int sequences = 1;
-  std::int64_t tokens = 1;   // of each sequence
-  std::int64_t context = 0;  // tokens before them
-
-  std::int64_t rows() const { return sequences * tokens; }
-  friend bool operator==(const SliceShape&, const SliceShape&) = default;
 };
 
 // A block of one parameter that this rank holds: rows x columns of a matrix (vectors have one column), row-major,

@@ -6,10 +6,6 @@
 
 namespace sluice::exec {
 
-SliceShape slice_shape(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
-}
-
 StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
     : stages_(stages), ranks_(stages.size()) {}
 

@@ -15,8 +15,6 @@
 #include "model/to_size.h"
 
 namespace sluice::exec {
-namespace {}  // namespace
-
 Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& services)
     : plan_(plan),
       world_rank_(world_rank),

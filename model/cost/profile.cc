@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::int64_t kMaxProfileTokens = std::int64_t{1} << 31;
 constexpr double kMaxProfileSeconds = 1e6;
-// Shorter than any clock ticks; relative errors need times above 0.
+// Shorter than the resolution of any clock; relative errors need times above 0.
 constexpr double kLeastSeconds = 1e-12;
 
 const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage", "recompute"};  // as PartKind

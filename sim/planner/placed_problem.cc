@@ -75,7 +75,7 @@ void check_times(const PlacedProblem& problem) {
     all += static_cast<double>(time.count());
   };
   double held = 0;
-  for (const SliceTimes& of : problem.times) {
+  for (const SliceOpTimes& of : problem.times) {
     for (const Duration time :
          {of.forward, of.input_gradient, of.weight_gradient, of.backward, of.send_forward, of.send_backward})
       add(time);
@@ -157,7 +157,7 @@ OpTable::OpTable(const PlacedProblem& problem)
     for (int unit = 0; unit < units; ++unit) {
       const int slice = unit % slices;
       const std::int32_t cell = stage * units + unit;
-      const SliceTimes& times = problem.times[problem.slice_index(stage, slice)];
+      const SliceOpTimes& times = problem.times[problem.slice_index(stage, slice)];
       for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
         Row& row = rows[static_cast<std::int32_t>(kind) * cells + cell];
         const MemoryChange change = change_of(problem, kind, stage, slice);
@@ -283,7 +283,7 @@ Orders sequential_orders(const PlacedProblem& problem) {
 
 Prices price(const OpGraph& graph, const PlacedProblem& problem) {
   Prices prices;
-  const auto times_of = [&](const Vertex& v) -> const SliceTimes& {
+  const auto times_of = [&](const Vertex& v) -> const SliceOpTimes& {
     return problem.times[problem.slice_index(v.stage, v.slice)];
   };
   const auto duration_of = [&](const Vertex& v) {

@@ -57,7 +57,7 @@ class Exact {
   int slice(int g) const { return g % k_; }
   int rank(int g) const { return problem_.rank_of[stage(g)]; }
   std::int64_t time(int g) const {
-    const SliceTimes& of = problem_.times[problem_.slice_index(stage(g), slice(g))];
+    const SliceOpTimes& of = problem_.times[problem_.slice_index(stage(g), slice(g))];
     return (kind(g) == 0 ? of.forward : kind(g) == 1 ? of.input_gradient : of.weight_gradient).count();
   }
   std::int64_t hop(int s) const {

@@ -238,7 +238,7 @@ TEST_F(Slice, ErrorsOfTablesNameThePlace) {
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": []})"),
               HasSubstr("b.json: /forward: expected at least one row"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[1, 2], []]})"),
-              HasSubstr("b.json: /forward/1: expected 1 times, of 1 to 1 granules behind 1 tokens"));
+              HasSubstr("b.json: /forward/1: expected 1 times, of 1 to 1 granules after a prefix of 1 tokens"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "tokens": 1, "forward": [[1, 2], [1]]})"),
               HasSubstr("b.json: /forward: expected 1 rows"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[-1]]})"), HasSubstr("/forward/0/0"));

@@ -93,7 +93,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   const std::string whose = own ? "its own order" : "receives posted when the sender sends, as PyTorch places them";
   for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
                                        std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
-    const std::string ring = hanging_ring(communicating, exchange);
+    const std::string ring = hanging_cycle(communicating, exchange);
     // One by one is stricter than anybody runs: PyTorch and Megatron-LM batch what stands together.
     out.push_back({.check = name,
                    .good = ring.empty(),
@@ -103,7 +103,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   if (own) return;
   Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
   try {
-    const std::string ring = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    const std::string ring = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
     if (!ring.empty()) late = {late.check, false, true, "hangs: " + ring};
   } catch (const ScheduleError& error) {
     late = {late.check, false, true, error.what()};

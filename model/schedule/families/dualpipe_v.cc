@@ -28,7 +28,7 @@ ScheduleParts make_dualpipe_v(const FamilyParams& params) {
 Family dualpipe_v() {
   return {.name = "dualpipe-v",
           .aliases = {"DualPipeV"},
-          .summary = "dualpipe cut in half: two chunks a rank in a V, so that every stage is on one rank",
+          .summary = "dualpipe cut in half: two chunks per rank in a V, so that every stage is on one rank",
           .source = "DeepSeek, DualPipeV of its DualPipe code",
           .fixed_chunks = 2,
           .split_backward = true,

@@ -20,8 +20,9 @@ ScheduleParts make_gpipe(const FamilyParams& params) {
 Family gpipe() {
   return {.name = "gpipe",
           .aliases = {},
-          .summary = "all forwards, then all backwards; simplest, holds every microbatch",
+          .summary = "all forwards, then all backwards; simplest, stores the activations of every microbatch",
           .source = "Huang et al. 2019, arXiv:1811.06965",
+          .leaner = {"1f1b"},
           .make = make_gpipe};
 }
 

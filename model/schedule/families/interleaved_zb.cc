@@ -14,12 +14,13 @@ ScheduleParts make_interleaved_zb(const FamilyParams& params) {
 Family interleaved_zb() {
   return {.name = "interleaved-zb",
           .aliases = {"InterleavedZeroBubble", "InterleavedZB"},
-          .summary = "interleaved-1f1b with the weight gradients put off",
+          .summary = "interleaved-1f1b with delayed weight gradients",
           .source = "PyTorch, torch.distributed.pipelining, ScheduleInterleavedZeroBubble",
           .fixed_chunks = 0,
           .default_chunks = 2,
           .split_backward = true,
           .grouped = true,
+          .leaner = {"zb-h1"},
           .make = make_interleaved_zb};
 }
 

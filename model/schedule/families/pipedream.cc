@@ -15,7 +15,7 @@ ScheduleParts make_pipedream(const FamilyParams& params) {
 Family pipedream() {
   return {.name = "pipedream",
           .aliases = {},
-          .summary = "1f1b that never drains: a step after every backward, rank r keeps p - r versions of its weights",
+          .summary = "1f1b without a flush: a step after every backward; rank r stores p - r versions of its weights",
           .source = "Narayanan et al. 2019, arXiv:1806.03377",
           .asynchronous = true,
           .make = make_pipedream};

@@ -12,18 +12,18 @@ orders::BlockSlots v_min_block(int ranks, int rank) {
 
 }  // namespace
 
-// Holds floor((p + 4) / 3) microbatches until W, on some rank. Where F, I and W differ, a little idle time returns with
-// every microbatch: its ops lie as close as they can.
+// Stores floor((p + 4) / 3) microbatches until W, on some rank. Where F, I and W differ, some idle time occurs with
+// every microbatch, since its ops are as close together as they can be.
 Family v_min() {
-  return {
-      .name = "v-min",
-      .aliases = {"VMin"},
-      .summary =
-          "a third of 1f1b's memory, two thirds of its bubble, two chunks a rank in a V, when F, I and W take alike",
-      .source = "Qi et al. 2024, arXiv:2405.15362",
-      .fixed_chunks = 2,
-      .split_backward = true,
-      .make = [](const FamilyParams& params) { return orders::repeated_block(v_min(), params, v_min_block); }};
+  return {.name = "v-min",
+          .aliases = {"VMin"},
+          .summary =
+              "a third of 1f1b's memory, two thirds of its bubble, two chunks per rank in a V, if F, I and W take "
+              "equally long",
+          .source = "Qi et al. 2024, arXiv:2405.15362",
+          .fixed_chunks = 2,
+          .split_backward = true,
+          .make = [](const FamilyParams& params) { return orders::repeated_block(v_min(), params, v_min_block); }};
 }
 
 }  // namespace sluice::model::families

@@ -70,7 +70,7 @@ TEST(ScheduleErrors, ReplicasNeedAFlush) {
     const Schedule schedule(std::move(parts));
     FAIL();
   } catch (const ScheduleError& error) {
-    EXPECT_STREQ(error.what(), "routes: stages on two ranks sum their gradients at a flush, and there is none");
+    EXPECT_STREQ(error.what(), "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
   }
 }
 
@@ -103,7 +103,7 @@ TEST(ScheduleErrors, KeepWholeAndSplitBackwardsApart) {
     return op;
   };
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0].push_back(split(parts.orders[0][2], OpKind::W)); }),
-            "rank 0, position 4: W(stage 0, mb 0): B stands beside I or W of the same stage, microbatch and slice");
+            "rank 0, position 4: W(stage 0, mb 0): both B and I or W for the same stage, microbatch and slice");
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0][2].kind = OpKind::I; }),
             "rank 0: W(stage 0, mb 0) is missing");
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0][2].kind = OpKind::W; }),

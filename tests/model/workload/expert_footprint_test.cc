@@ -112,10 +112,10 @@ TEST(CheckTraining, NamesWhatExpertsAndContextNeed) {
   EXPECT_EQ(
       error(mixtral, heads),
       "mixtral-8x7b: 32 attention and 8 key/value heads of a tensor rank must be multiples of the context-parallel "
-      "size (16) by a2a");
+      "size (16) with a2a");
   heads.cp = 2;
   EXPECT_EQ(error("deepseek-v2/config.json", heads),
-            "deepseek-v2: latent attention is modelled with context parallelism by p2p alone");
+            "deepseek-v2: latent attention with context parallelism is modelled only for p2p");
   unfused.cp = 1;
   EXPECT_EQ(error("deepseek-v2/config.json", unfused), "deepseek-v2: latent attention needs flash attention");
 }

@@ -111,8 +111,8 @@ TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
   const auto error = [](const std::string& more) {
     return error_of([&] { from_text("{" + kSmallModel + ", " + more + "}"); });
   };
-  EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: needs num_experts beside it, got 2");
-  EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: needs multi_latent_attention beside it, got 2");
+  EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: requires num_experts, got 2");
+  EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: requires multi_latent_attention, got 2");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": [0, 1, 0, 1])"),
             "model.json: /moe_layer_freq/2: expected 1: dense layers are modelled at the front only, got 0");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": 2)"),
