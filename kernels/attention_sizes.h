@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Sizes of causal attention of one slice's queries over the keys of its prefix and its own; heads / kv_heads query
 // heads use one key head: query head i reads key head i / (heads / kv_heads) (Ainslie et al. 2023). Scores are scaled
@@ -20,4 +20,4 @@ struct AttentionSizes {
   std::int64_t key_width() const { return std::int64_t{kv_heads} * head_dim; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Rounds a number of elements up to a multiple of 16, so that sub-buffers of float and double begin at multiples of
 // kBufferAlignment, and results do not depend on the position of a block.
@@ -35,4 +35,4 @@ class Carver {
   std::int64_t elements_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -4,7 +4,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Collectives over the tensor-parallel ranks of one stage, in place, called by kernels inside an op. All ranks of the
 // group must make the same calls in the same order. The order of summation is that of the ranks, so that all get
@@ -34,4 +34,4 @@ class StreamGroup {
   virtual void all_gather(void* data, std::int64_t bytes, Stream& stream) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -6,7 +6,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::kernels {
 
 // Storage type of numbers on a device. GEMMs of 16-bit numbers accumulate in float32.
 enum class Element : std::uint8_t { float16, bfloat16, float32 };
@@ -110,4 +112,4 @@ class Device {
   virtual void end_range() = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -6,7 +6,7 @@
 #include "kernels/device.h"
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // The device kernels of a build: stages, and the few kernels that the executor needs. All are enqueued on a stream.
 class DeviceKernels {
@@ -36,4 +36,4 @@ class DeviceKernels {
 // Returns the kernels of this build, or null if it has none.
 const DeviceKernels* device_kernels();
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace sluice {
+namespace sluice::kernels {
 
 void Stage::add_squared_norm(const std::byte*, float*, Stream&) const {
   throw std::logic_error("add_squared_norm is not implemented by CPU stages");
@@ -12,4 +12,4 @@ void Stage::set_weights(const std::byte*, std::byte*, std::byte*, Stream&) const
   throw std::logic_error("set_weights is not implemented by CPU stages");
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

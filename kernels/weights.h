@@ -6,7 +6,7 @@
 #include "kernels/attention_sizes.h"
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Sizes per tensor-parallel rank.
 struct RankSizes {
@@ -57,4 +57,4 @@ struct WeightOffsets {
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

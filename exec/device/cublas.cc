@@ -7,7 +7,7 @@
 
 #include "exec/device/dynamic_library.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // The library of the toolkit's own major version first.
@@ -65,4 +65,4 @@ ColumnMajorGemm column_major(const GemmCall& product) {
           .batch = as_int(product.batch, "a batch")};
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

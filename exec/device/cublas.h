@@ -8,7 +8,7 @@
 #include "exec/device/cublas_api.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // The functions of cuBLAS that matrix multiplications need; the library is loaded on first use.
 struct Cublas {
@@ -49,4 +49,4 @@ struct ColumnMajorGemm {
 // Throws DeviceError if a size is past what cuBLAS counts with.
 ColumnMajorGemm column_major(const GemmCall& product);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -2,9 +2,11 @@
 
 #include <library_types.h>
 
+#include "model/namespaces.h"
+
 // Of cuBLAS's interface, what cublas.h needs, by cuBLAS's own names, so that the build does not need its headers;
-// tests/exec/cublas_abi_test.cc compares it with them.
-namespace sluice {
+// tests/exec/device/cublas_abi_test.cc compares it with them.
+namespace sluice::exec {
 
 struct cublasContext;
 using cublasHandle_t = cublasContext*;
@@ -15,4 +17,4 @@ enum cublasMath_t : int { CUBLAS_DEFAULT_MATH = 0, CUBLAS_MATH_DISALLOW_REDUCED_
 enum cublasComputeType_t : int { CUBLAS_COMPUTE_32F = 68 };
 enum cublasGemmAlgo_t : int { CUBLAS_GEMM_DEFAULT = -1 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string path_of(void* handle, const std::string& asked) {
@@ -74,4 +74,4 @@ std::span<const std::string> cuda_library_folders() {
   return folders;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

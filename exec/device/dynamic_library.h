@@ -3,7 +3,9 @@
 #include <span>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // A shared library that is looked for when it is first needed, so that a program starts without it. It stays loaded.
 class DynamicLibrary {
@@ -37,4 +39,4 @@ class DynamicLibrary {
 // the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
 
-}  // namespace sluice
+}  // namespace sluice::exec

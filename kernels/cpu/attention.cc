@@ -6,7 +6,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // Two tiles of float, with their queries and keys, fit a level-2 cache of 512 KiB.
@@ -150,4 +150,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

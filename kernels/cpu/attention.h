@@ -7,7 +7,7 @@
 #include "kernels/attention_sizes.h"
 #include "kernels/carver.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 // Keys and values of one layer and slice, [sequences x tokens, width] each with the given row strides, and their
 // gradients.
@@ -68,4 +68,4 @@ void attention_gradient(const AttentionSizes& shape, const T* queries, const Key
                         const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
                         std::int64_t stride);
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

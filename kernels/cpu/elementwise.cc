@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/vectors.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // Inlined exp, which vectorizes: 2^n e^r with |r| <= ln 2 / 2, where n is taken from the bits of
@@ -532,4 +532,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice::cpu {
+#include "model/namespaces.h"
+
+namespace sluice::kernels::cpu {
 
 // Matrix multiplication (GEMM) of row-major matrices with row strides. Single-threaded, and may be called concurrently.
 // Sizes may be zero. OpenBLAS packs into buffers of its own, Eigen allocates them.
@@ -29,4 +31,4 @@ std::string blas_name();
 // Disables the BLAS's own threads, because ranks are threads already.
 void use_one_thread();
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -8,7 +8,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/weights.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 // Tensors that one layer stores, [rows, columns] each; see kernels/stage.h for the shapes.
 
@@ -92,4 +92,4 @@ struct Layer {
   void sum_over_group(T* data, std::int64_t count) const;
 };
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -7,7 +7,7 @@
 #include "kernels/carver.h"
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Returns the offset of a segment's values from its keys, in elements. Keys are [sequences * tokens, key_width], dense,
 // followed by the values, each padded to 16 elements (kernels/carver.h). The float32 gradients have the same layout.
@@ -59,4 +59,4 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
 void row_dot_products(const AttentionSizes& shape, Element element, const void* out, const void* out_gradient,
                       float* dot_products, Stream& stream);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Carver for several types: each buffer starts at a multiple of kBufferAlignment in the block.
 class BlockCarver {
@@ -26,4 +26,4 @@ class BlockCarver {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

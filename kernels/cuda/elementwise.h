@@ -4,7 +4,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // The operations of a layer besides matrix multiplications and attention. Matrices of 16-bit numbers, of the type that
 // `element` names, are row-major and dense; biases may be null. All functions enqueue on a stream. The order of
@@ -85,4 +85,4 @@ void embed(Stream& stream, Element element, const EmbeddingShape& shape, const s
 void embedding_gradient(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens,
                         const Half* gradient, float* words, float* positions);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

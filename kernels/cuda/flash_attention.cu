@@ -5,7 +5,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/over_elements.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // A block processes 128 queries of a head, 32 per warp, and iterates over tiles of 64 keys from the first on, so that
@@ -248,4 +248,4 @@ void flash_attention_forward(const AttentionForward& call, Device&, Stream& stre
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/attention.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Fused attention that does not store scores (FlashAttention-2, Dao 2023): an online softmax over tiles of keys; the
 // backward pass recomputes the probabilities from the log sums. Needs the tensor cores of sm_80 or later, heads of 64
@@ -20,4 +20,4 @@ std::int64_t flash_scratch_bytes(const AttentionSizes& shape);
 void flash_attention_forward(const AttentionForward& call, Device& device, Stream& stream);
 void flash_attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

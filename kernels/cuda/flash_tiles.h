@@ -6,7 +6,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/lanes.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Building blocks of flash attention: tiles of 16-bit numbers in shared memory, and matrix multiplications of tiles.
 // Accumulators and operands have the register layout of `multiply_add` in lanes.h: of 16 rows by 8 columns, lane 4 g +
@@ -173,4 +173,4 @@ SLUICE_DEVICE void multiply_columns(float (&sums)[kM][kN][4], const Tile<kColumn
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

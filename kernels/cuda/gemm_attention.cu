@@ -5,7 +5,7 @@
 #include "kernels/cuda/gemm_attention.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // Alignment of the first column of a segment's scores, in elements, for vector loads of GEMMs.
@@ -458,4 +458,4 @@ void row_dot_products(const AttentionSizes& shape, Element element, const void* 
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

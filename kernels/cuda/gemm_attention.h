@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/attention.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Attention with batched GEMMs, for all GPUs: the scores of a tile of queries over all their keys are stored in scratch
 // as float32 and replaced by probabilities in place; the backward pass recomputes them from the log sums. Tiles are as
@@ -17,4 +17,4 @@ void gemm_attention_forward(const AttentionForward& call, Device& device, Stream
 void gemm_attention_backward(const AttentionBackward& call, Device& device, Stream& stream,
                              std::int64_t workspace = kAttentionWorkspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -36,7 +36,7 @@
 #include "kernels/emulation/lanes.h"
 #endif
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kWarp = 32;
 
@@ -67,4 +67,4 @@ SLUICE_DEVICE float warp_maximum(float value) {
   return value;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -8,7 +8,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/weights.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Tensors that one layer stores, [rows, columns] each, as in kernels/cpu/layer.h; see kernels/stage.h for the shapes.
 
@@ -119,4 +119,4 @@ struct Layer {
   void sum_over_group(Half* data, std::int64_t count) const;
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -7,7 +7,7 @@
 #include "kernels/stage.h"
 #include "kernels/weights.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // A range of a stage's weights, in elements, with equal options.
 struct WeightRange {
@@ -37,4 +37,4 @@ void optimizer_step(Stream& stream, Element element, const std::vector<WeightRan
 void set_weights(Stream& stream, Element element, std::int64_t elements, const float* from, float* master,
                  Half* weights);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

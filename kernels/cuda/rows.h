@@ -9,7 +9,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Helpers of kernels that process one row of a matrix per block, in chunks of kChunk elements per thread.
 inline constexpr int kRowThreads = 256;
@@ -110,4 +110,4 @@ T* as(Half* numbers) {
   return reinterpret_cast<T*>(numbers);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -11,7 +11,7 @@
 #include "kernels/initial_weights.h"
 #include "model/errors.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 const Half* halves(const std::byte* buffer) { return reinterpret_cast<const Half*>(buffer); }
@@ -143,7 +143,7 @@ class CudaStage final : public Stage {
   Layer layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.spec = spec_,
             .sizes = sizes_,
-            .at = offsets_.layers[static_cast<std::size_t>(layer)],
+            .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = halves(call.weights),
             .linear = linear_of(call),
@@ -471,4 +471,4 @@ std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision) {
   throw InputError("precision: devices support fp16 and bf16");
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -8,7 +8,7 @@
 #include "kernels/device.h"
 #include "kernels/emulation/block.h"
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 
 // A device whose kernels run on host threads, one per stream, so that streams are as independent as those of a GPU.
 // Slow: for tests. Stream::native returns the Stream itself.
@@ -29,4 +29,4 @@ void put(Stream& stream, std::function<void()> task);
 // Runs the blocks of a grid sequentially; see run_block.
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body);
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation
