@@ -18,7 +18,6 @@
 namespace sluice::bench {
 namespace {
 
-using AttentionSizes;
 using cuda::KeySegments;
 
 constexpr int kHeads = 32;

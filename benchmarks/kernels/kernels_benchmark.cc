@@ -82,7 +82,7 @@ class Products {
           cpu::gemm_nt<float>(n_, outputs, inputs, 1, x, inputs, weights, inputs, cpu::Into::set, y, outputs);
           break;
         case Half::input:
-          cpu::multiply<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
+          cpu::gemm_nn<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
           break;
         case Half::weight:
           cpu::gemm_tn<float>(outputs, inputs, n_, y, outputs, x, inputs,
@@ -115,8 +115,8 @@ class Products {
       const std::int64_t key_at = at / d / (model_.heads / model_.kv_heads) * d;
       cpu::gemm_nt<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w, cpu::Into::set,
                           scores_.floats(), keys_);
-      cpu::multiply<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
-                           wide_.floats() + at, q);
+      cpu::gemm_nn<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
+                          wide_.floats() + at, q);
     }
   }
 

@@ -186,7 +186,7 @@ void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction 
   });
 }
 
-void Group::gather(void* data, std::int64_t bytes, Stream& stream) {
+void Group::all_gather(void* data, std::int64_t bytes, Stream& stream) {
   const std::int64_t share = bytes / size_;
   devices_.issue(communicator_, "ncclAllGather", what_, [&] {
     return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * share, data,

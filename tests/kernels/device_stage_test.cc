@@ -21,8 +21,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
 // Each kernel rounds its output by up to half a unit in the last place: 2^-11 in fp16, 2^-8 in bf16. The random errors
 // of some two dozen consecutive kernels add up to less than ten times that.
 double allowed_of_stages(Precision precision) { return 10 * (precision == Precision::float16 ? 0x1p-11 : 0x1p-8); }

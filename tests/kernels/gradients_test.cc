@@ -11,8 +11,6 @@
 namespace sluice::test {
 namespace {
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
 double loss_with(const TrainingCase& training, Matrices weights, const std::string& name, std::size_t i,
                  double change) {
   weights.at(name)[i] += change;

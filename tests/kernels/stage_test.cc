@@ -19,8 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
 double largest(const std::vector<double>& values) {
   double out = 0;
   for (const double value : values) out = std::max(out, std::abs(value));

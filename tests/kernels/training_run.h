@@ -84,6 +84,11 @@ TrainingResult run(const TrainingCase& training, const Matrices& weights);
 double element(Precision precision, const std::byte* buffer, std::int64_t i);
 void set_element(Precision precision, std::byte* buffer, std::int64_t i, double value);
 
+// Returns the contents of a stage with the whole model.
+inline StageContents whole(const Transformer& model) {
+  return {.layers = model.layers, .embedding = true, .head = true};
+}
+
 // Models for tests: h 24, 4 heads of 6, f 40, 2 layers.
 Transformer small_gpt();
 Transformer small_llama();  // two key/value heads, no biases, untied
