@@ -1,4 +1,4 @@
-# Warnings and sanitizers reach targets through one interface target; nothing sets global flags.
+# Warnings and sanitizers are options of one interface target; there are no global flags.
 find_program(SLUICE_CCACHE ccache)
 if(SLUICE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${SLUICE_CCACHE})
@@ -10,10 +10,10 @@ add_library(sluice_options INTERFACE)
 target_compile_features(sluice_options INTERFACE cxx_std_20)
 target_include_directories(sluice_options INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sluice>)
-# Warnings are ours alone: users of the installed libraries choose their own.
+# Not exported: users of the installed libraries choose their own warnings.
 target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow;-Wnon-virtual-dtor;-Wold-style-cast;-Wno-missing-field-initializers>>"
-  # GCC 12 sees overlaps in std::string concatenation that are not there (its bug 105651).
+  # GCC 12 reports false overlaps in std::string concatenation (GCC bug 105651).
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>>"
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SLUICE_WERROR}>>:-Werror>>")
 target_compile_options(sluice_options INTERFACE

@@ -110,7 +110,7 @@ std::int64_t PartBench::allocated_bytes(const std::array<Part, 3>& parts, const 
   std::int64_t bytes = aligned(sizes.scratch);
   for (const Part& part : parts) {
     const StageMemory memory = part.stage->memory();
-    bytes += aligned(memory.weights) + aligned(memory.gradients) + aligned(memory.moments);
+    bytes += aligned(memory.weights) + aligned(memory.gradients) + aligned(memory.optimizer_state);
   }
   const SliceMemory& most = sizes.most;
   bytes += kMicrobatches *
@@ -215,7 +215,7 @@ void PartBench::place(const Sizes& sizes) {
     const StageMemory memory = part.stage->memory();
     part.weights = next(memory.weights);
     part.gradients = next(memory.gradients);
-    part.moments = next(memory.moments);
+    part.moments = next(memory.optimizer_state);
     fill_weights(part);
   }
   scratch_ = next(sizes.scratch);

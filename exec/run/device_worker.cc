@@ -322,7 +322,7 @@ void DeviceWorker::issue_step(Item& item) {
         const PlannedMessage& planned = rank_.receives[op.receive];
         wait_on_device(receives_[op.receive], step.vertex, planned.vertex);
         if (receives_[op.receive].bytes < planned.bytes) {
-          tensor_->gather(buffer(planned.buffer), planned.bytes, *compute_);
+          tensor_->all_gather(buffer(planned.buffer), planned.bytes, *compute_);
         }
       }
       if (op.busy_send != kNone) {
@@ -440,8 +440,8 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
       const std::int64_t bytes = stage_of(chunk).memory().gradients;
       if (group != nullptr) {
-        group->sum(gradients(chunk, collective.gradient_buffers[chunk]), bytes / plan_.gradient_element_bytes(),
-                   Element::float32, *collectives_);
+        group->all_reduce_sum(gradients(chunk, collective.gradient_buffers[chunk]),
+                              bytes / plan_.gradient_element_bytes(), Element::float32, *collectives_);
       }
       break;
     }
@@ -449,8 +449,9 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = embedding_chunk();
       const Parameter& word = word_embedding(stage_of(chunk));
       if (group != nullptr) {
-        group->sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
-                   word.size(), Element::float32, *collectives_);
+        group->all_reduce_sum(
+            gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
+            word.size(), Element::float32, *collectives_);
       }
       break;
     }
@@ -467,7 +468,7 @@ void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* 
     if (!counts_in_norm(chunk)) continue;
     stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[chunk]), squares, *collectives_);
   }
-  if (group != nullptr) group->sum(squares, 1, Element::float32, *collectives_);
+  if (group != nullptr) group->all_reduce_sum(squares, 1, Element::float32, *collectives_);
   kernels_.gradient_scale(*collectives_, squares, static_cast<float>(plan_.spec().clip_gradients),
                           static_cast<float>(loss_scale_.value()), on_device_.scales + collective.step,
                           on_device_.norms + collective.step);

@@ -35,13 +35,13 @@ class Group final : public StreamGroup {
       : devices_(devices), communicator_(communicator), size_(size), rank_(rank), what_(std::move(what)) {}
   int size() const override { return size_; }
   int rank() const override { return rank_; }
-  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+  void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
     reduce(data, count, type_of(element), NcclReduction::sum, stream);
   }
-  void maximum(float* data, std::int64_t count, Stream& stream) override {
+  void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
   }
-  void gather(void* data, std::int64_t bytes, Stream& stream) override;
+  void all_gather(void* data, std::int64_t bytes, Stream& stream) override;
 
  private:
   void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
@@ -186,7 +186,7 @@ void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction 
   });
 }
 
-void Group::gather(void* data, std::int64_t bytes, Stream& stream) {
+void Group::all_gather(void* data, std::int64_t bytes, Stream& stream) {
   const std::int64_t share = bytes / size_;
   devices_.issue(communicator_, "ncclAllGather", what_, [&] {
     return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * share, data,
@@ -271,7 +271,7 @@ void Devices::use_once(Lines& lines) {
   }
   for (const auto& group : lines.groups) {
     if (group == nullptr) continue;
-    group->sum(buffer, 1, Element::float32, *stream);
+    group->all_reduce_sum(buffer, 1, Element::float32, *stream);
     device_.record(*done, *stream);
     communicators_.wait_until("the first sum of a group", host_, [&] { return device_.done(*done); });
   }

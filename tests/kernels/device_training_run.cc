@@ -23,20 +23,20 @@ struct Board {
   std::vector<std::vector<double>> data;
 };
 
-// Waits for the stream, adds up on the host in the order of the ranks, and rounds once.
+// Waits for the stream, reduces on the host in the order of the ranks, and rounds once.
 class HostGroup final : public StreamGroup {
  public:
   HostGroup(Board& board, int rank, Device& device) : board_(board), rank_(rank), device_(device) {}
   int size() const override { return static_cast<int>(board_.data.size()); }
   int rank() const override { return rank_; }
-  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+  void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
     combine(data, count, element, stream, [](double a, double b) { return a + b; });
   }
-  void maximum(float* data, std::int64_t count, Stream& stream) override {
+  void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     combine(data, count, Element::float32, stream, [](double a, double b) { return std::max(a, b); });
   }
 
-  void gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages gather nothing"); }
+  void all_gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages do not call all_gather"); }
 
  private:
   template <class Combine>
@@ -104,7 +104,7 @@ struct DeviceStageState {
   std::vector<std::vector<std::unique_ptr<DeviceSliceBuffers>>> slices;  // [microbatch][slice]
 };
 
-// One tensor-parallel rank with all stages: as Rank of training_run.cc.
+// One tensor-parallel rank with all stages, as Rank of training_run.cc.
 class DeviceRank {
  public:
   DeviceRank(const TrainingCase& training, const Matrices& weights, Device& device, int tensor_rank, StreamGroup* group)
@@ -124,7 +124,7 @@ class DeviceRank {
                        [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
   }
 
-  // Adds this rank's part.
+  // Adds the blocks of this rank.
   void collect(TrainingResult& result) {
     if (group_ == nullptr || group_->rank() == 0) result.loss = all_losses_;
     squares_.fill(std::byte{0});
@@ -188,8 +188,8 @@ class DeviceRank {
   void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
     DeviceStageState& state = states_[s];
     auto& microbatch = state.slices[m];
-    DeviceSliceBuffers& slice = *microbatch[k];
-    // Nothing may depend on what scratch holds.
+    SliceBuffers& slice = *microbatch[k];
+    // Results must not depend on the contents of scratch.
     state.scratch->fill(std::byte{0xff});
     std::vector<std::byte*> keys_values;
     std::vector<std::byte*> keys_values_gradient;
@@ -252,8 +252,8 @@ class DeviceRank {
     }
   }
   void weight(std::size_t s, int m, std::size_t k) {
-    // What lived until the input gradient is gone by now.
-    DeviceSliceBuffers& slice = *states_[s].slices[m][k];
+    // Buffers that live until the input gradient have been released.
+    SliceBuffers& slice = *states_[s].slices[m][k];
     slice.to_input.fill(std::byte{0xff});
     if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
     run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
@@ -264,7 +264,7 @@ class DeviceRank {
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
       matrix.resize(p.all_rows * p.all_columns);
-      // Of what all ranks have whole, the first one's.
+      // Of replicated parameters, those of the first rank.
       if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
