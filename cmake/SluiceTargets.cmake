@@ -5,6 +5,12 @@ if(SLUICE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
 endif()
 
+# Binaries get the same RUNPATH in the build folder and installed: the absolute folders of the libraries that they link
+# (an MPI outside the default folders, say). CMake otherwise adds an empty entry to the RUNPATH of what it will install,
+# which the loader takes as the current folder.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
 include(GNUInstallDirs)
 add_library(sluice_options INTERFACE)
 target_compile_features(sluice_options INTERFACE cxx_std_20)
