@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 namespace sluice {
 
@@ -36,5 +37,10 @@ class DynamicLibrary {
 // Where toolkits put their libraries, besides where the loader looks: CUDA_HOME, CUDA_PATH, the one this was built
 // with.
 std::span<const std::string> cuda_library_folders();
+
+// Folders of the libraries in the Python packages nvidia-* (cuBLAS and NCCL are there as PyTorch's dependencies): of
+// the active environment (VIRTUAL_ENV, CONDA_PREFIX), of the python3 on PATH, and of the user (~/.local). No Python is
+// run.
+std::vector<std::string> python_library_folders();
 
 }  // namespace sluice
