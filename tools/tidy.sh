@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources of the libraries and the command, by the compile commands of the release build.
-# The clang-analyzer checks take four times as long as all others together: unless SLUICE_TIDY=all, only files that
-# changed since the merge base with origin/main (on main itself: in the last commit) get them. SLUICE_TIDY=no skips all.
+# tools/tidy.sh [JOBS]: runs clang-tidy on the sources of the libraries and the command, with the compile commands of the
+# release build. The clang-analyzer checks take four times as long as all others together, so they run only on files that
+# changed since the merge base with origin/main (on main itself: in the last commit). SLUICE_TIDY=all runs them on all
+# files; SLUICE_TIDY=no skips everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,7 @@ changed=$([ -z "$base" ] || git diff --name-only "$base" --)
 analysed=()
 others=()
 while IFS= read -r file; do
-  # What this machine cannot build (no MPI, say) has no compile command.
+  # Files that this machine cannot build (without MPI, for example) have no compile command.
   if ! grep -qF "/$file\"" "$build/compile_commands.json"; then continue; fi
   if [ "$mode" = all ] || grep -qxF "$file" <<<"$changed"; then analysed+=("$file"); else others+=("$file"); fi
 done < <(git ls-files -- {model,sim,kernels,exec,traces,tools}/'*.cc')
