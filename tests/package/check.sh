@@ -91,6 +91,27 @@ case $name in
     done
     ;;
 
+  bundle)
+    # The checks of tools/bundle.sh, on a program that passes and on programs that do not. tests/package/chroot.sh runs a
+    # whole bundle.
+    needs readelf objdump c++
+    bundle=$source/tools/bundle.sh
+    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -o "$work/plain"
+    holds "$("$bundle" --check "$work/plain")" "needs glibc 2."
+    rejects() {  # rejects WHY PROGRAM
+      out=$("$bundle" --check "$2" 2>&1) && fail "accepted $2"
+      holds "$out" "$1"
+    }
+    echo '#include <iostream>
+      int main() { std::cout << 1; }' | c++ -x c++ - -o "$work/with_library"
+    rejects "other than the C library: libstdc++.so.6" "$work/with_library"
+    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -Wl,-rpath,/usr/lib -o "$work/with_path"
+    rejects "has a library search path" "$work/with_path"
+    sed 's/^newest_glibc=.*/newest_glibc=2.1/' "$bundle" >"$work/older.sh"
+    out=$(bash "$work/older.sh" --check "$work/plain" 2>&1) && fail "accepted a newer C library"
+    holds "$out" "newer than 2.1"
+    ;;
+
   command)
     out=$("$prefix/bin/sluice" simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1)
     holds "$out" "makespan 33 s"  # (8 + 3) x (1 + 1 + 1)
