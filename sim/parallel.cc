@@ -11,7 +11,7 @@
 #include <vector>
 #endif
 
-namespace sluice {
+namespace sluice::sim {
 
 #ifdef SLUICE_HAVE_TBB
 
@@ -56,4 +56,4 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
 
 #endif
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,13 +8,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string path_of(void* handle, const std::string& asked) {
@@ -89,7 +90,8 @@ std::span<const std::string> cuda_library_folders() {
     }
     for (std::string& folder : python_library_folders()) found.push_back(std::move(folder));
 #ifdef SLUICE_CUDA_LIBRARIES
-    found.emplace_back(SLUICE_CUDA_LIBRARIES);
+    std::istringstream configured(SLUICE_CUDA_LIBRARIES);
+    for (std::string folder; std::getline(configured, folder, ':');) found.push_back(folder);
 #endif
     found.emplace_back("/usr/local/cuda/lib64");
     return found;
@@ -122,4 +124,4 @@ std::vector<std::string> python_library_folders() {
   return folders;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec
