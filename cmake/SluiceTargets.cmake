@@ -5,6 +5,12 @@ if(SLUICE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
 endif()
 
+# Binaries get the same RUNPATH in the build folder and installed: the absolute folders of the libraries that they link
+# (an MPI outside the default folders, say). CMake otherwise adds an empty entry to the RUNPATH of what it will install,
+# which the loader takes as the current folder.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
 include(GNUInstallDirs)
 add_library(sluice_options INTERFACE)
 target_compile_features(sluice_options INTERFACE cxx_std_20)
@@ -22,6 +28,15 @@ target_compile_options(sluice_options INTERFACE
 if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
+endif()
+option(SLUICE_STATIC "Link only the C library as a shared library (tools/bundle.sh)" OFF)
+if(SLUICE_STATIC)
+  # Before the shared {fmt}, which --as-needed then leaves out.
+  add_library(sluice_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)
+  target_link_libraries(sluice_fmt PUBLIC fmt::fmt)
+  target_link_libraries(sluice_options INTERFACE $<BUILD_INTERFACE:sluice_fmt>)
+  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:-static-libstdc++> $<BUILD_INTERFACE:-static-libgcc>
+    $<BUILD_INTERFACE:LINKER:--as-needed>)
 endif()
 if(SLUICE_FUZZ)
   target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
