@@ -9,7 +9,7 @@
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/gzip.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 void write_trace(benchmark::State& state, bool gzipped) {
@@ -39,4 +39,4 @@ BENCHMARK_CAPTURE(write_trace, plain, false)->Arg(650)->Arg(6500)->Unit(benchmar
 BENCHMARK_CAPTURE(write_trace, gzipped, true)->Arg(650)->Arg(6500)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -7,7 +7,7 @@
 #include "sim/prediction.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 // Large scenarios take long by design. Unspecified chunks and batches are the family's default, at most 4.
@@ -33,4 +33,4 @@ void try_scenario(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -7,7 +7,7 @@
 #include "model/schedule/with_communication.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 // Schedules that deadlock are rejected here.
@@ -78,4 +78,4 @@ void try_schedule_csv(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 
 // Each target parses arbitrary text with one parser and processes the result. Rejection by InputError or ScheduleError
 // is correct; any other exception, crash or sanitizer report is a bug.
@@ -63,4 +63,4 @@ bool accepts(const Call& call) {
   return false;
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

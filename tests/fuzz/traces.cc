@@ -4,7 +4,7 @@
 #include "traces/compare/comparison.h"
 #include "traces/read/trace_read.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 
 void try_trace(std::string_view text) {
   accepts([&] {
@@ -23,4 +23,4 @@ void try_trace(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // Returns the number of calls of operator new in this program.

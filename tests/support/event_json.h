@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // A JSON parser that passes each element of the top-level traceEvents to a callback and keeps the rest. A number with a

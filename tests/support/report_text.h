@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // Returns the text between the first `open` and the next `close`.

@@ -271,7 +271,7 @@ class Checker {
     static constexpr std::array<std::string_view, 7> kNames = {
         "compute", "send next", "send previous", "recv previous", "recv next", "collective", "optimizer"};
     if (of_process) return name == process_name(pid);
-    if (tid < kFirstPeerTrack) return name == kNames[static_cast<std::size_t>(tid - 1)];
+    if (tid < kFirstPeerTrack) return name == kNames[tid - 1];
     return eat(name, tid % 2 == 0 ? "send to rank " : "recv from rank ") && eat_number(name) && name.empty();
   }
 

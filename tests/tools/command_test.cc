@@ -15,7 +15,7 @@
 #include "tests/support/oracle.h"
 #include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -383,4 +383,4 @@ TEST(Output, ColourOnlyWhenAskedOffATerminal) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -16,7 +16,7 @@
 #include "tests/support/trace_check.h"
 #include "traces/read/trace_read.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -49,7 +49,7 @@ class Compare : public ::testing::Test {
   }
   // What the scenario's run looks like to PyTorch's profiler.
   std::string kineto(const std::string& file, const test::KinetoStyle& style = {}) {
-    const sluice::Setup setup(scenario_from_json(parse_json(read_file(file), file), file, folder_.path()));
+    const model::Setup setup(scenario_from_json(parse_json(read_file(file), file), file, folder_.path()));
     const Prediction prediction = predict(setup);
     std::filesystem::create_directory(folder_.path("traces"));
     test::write_kineto_files(folder_.path("traces"), rows_of(setup.graph(), prediction.timeline), style);
@@ -218,4 +218,4 @@ TEST_F(Compare, HelpBeginsWithExamples) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

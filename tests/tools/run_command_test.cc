@@ -17,7 +17,7 @@
 #include "tests/support/command.h"
 #include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -329,4 +329,4 @@ TEST(BrokenRun, NamesTheProcessThatDied) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "tests/support/command.h"
 #include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -195,4 +195,4 @@ TEST_F(Validate, ErrorsAreOneLine) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

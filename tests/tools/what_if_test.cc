@@ -10,7 +10,7 @@
 #include "tests/support/command.h"
 #include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -216,4 +216,4 @@ TEST(Flags, ListsLeaveTheScenarioBehindThemAlone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

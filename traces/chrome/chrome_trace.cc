@@ -12,12 +12,10 @@
 #include "traces/chrome/trace_tracks.h"
 #include "traces/rows/transfer_drawing.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr std::int64_t kWarnAbove = 1'000'000;
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 std::string_view op_letter(OpKind kind) { return std::string_view("FBIW").substr(static_cast<std::size_t>(kind), 1); }
 
@@ -67,7 +65,7 @@ class TraceWriter {
     }
     for (int rank = 0; rank < std::ssize(memory); ++rank) {
       if (!tracks_.shown(rank)) continue;
-      write_memory_events(text_, tracks_.pid(rank), memory[index(rank)], [this] { next_event(); });
+      write_memory_events(text_, tracks_.pid(rank), memory[rank], [this] { next_event(); });
     }
     text_ << "\n]}\n";
     text_.flush();
@@ -172,7 +170,7 @@ class TraceWriter {
 
   void write_transfer(VertexId v) {
     const Vertex& op = graph_[v];
-    const Lane& link = graph_.lanes()[index(op.lane)];
+    const Lane& link = graph_.lanes()[op.lane];
     const bool send_shown = tracks_.shown(link.rank);
     const bool recv_shown = tracks_.shown(link.peer);
     if (!send_shown && !recv_shown) return;
@@ -249,7 +247,7 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
   for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
     if (!tracks.shown(rank)) continue;
     events += 2 + 2 * std::ssize(tracks.named(rank));
-    if (rank < std::ssize(memory)) events += num_changes(memory[index(rank)]);
+    if (rank < std::ssize(memory)) events += num_changes(memory[rank]);
   }
   if (options.idle) {
     for (const IdleInterval& interval : idle_intervals(graph, timeline)) events += tracks.shown(interval.rank) ? 1 : 0;
@@ -257,7 +255,7 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (!options.ended.empty() && options.ended[v] == 0) continue;
     const Vertex& vertex = graph[v];
-    const Lane& lane = graph.lanes()[index(vertex.lane)];
+    const Lane& lane = graph.lanes()[vertex.lane];
     if (vertex.kind == VertexKind::collective) {
       const auto ranks = graph.collective(vertex).ranks;
       events += std::count_if(ranks.begin(), ranks.end(), [&](int rank) { return tracks.shown(rank); });
@@ -280,4 +278,4 @@ std::string trace_size_warning(std::int64_t events) {
       events, events * kBytesPerEvent / 1'000'000);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

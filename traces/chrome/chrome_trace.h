@@ -10,7 +10,7 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct TraceOptions {
   std::vector<int> ranks;        // pipeline ranks to write; empty = all
@@ -55,4 +55,4 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
 // Returns a warning for the user if a trace has more than a million events, else an empty string.
 std::string trace_size_warning(std::int64_t events);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 #include "model/input/files.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Buffers the text of a trace and writes it to a sink.
 class EventText {
@@ -53,4 +53,4 @@ class EventText {
   std::string buffer_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-namespace sluice {
+namespace sluice::traces {
 
 struct GzipStream::State {
   z_stream stream{};
@@ -60,4 +60,4 @@ void write_maybe_zipped(const std::string& path, const std::function<void(const 
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Compresses the bytes written to it and passes the gzip stream to `sink`. The stream is deterministic: it contains no
 // name or time. `finish` must be called once, at the end.
@@ -30,4 +30,4 @@ class GzipStream {
 // output is complete. Throws InputError naming `path`.
 void write_maybe_zipped(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
-}  // namespace sluice
+}  // namespace sluice::traces

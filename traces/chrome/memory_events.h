@@ -7,7 +7,7 @@
 #include "model/timeline/memory.h"
 #include "traces/chrome/event_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Whether a sample differs from the previous one; only such samples are written.
 inline bool changes(const RankMemory& memory, std::size_t sample) {
@@ -39,4 +39,4 @@ void write_memory_events(EventText& text, int pid, const RankMemory& memory, Nex
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -9,15 +9,14 @@
 #include <string_view>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "traces/chrome/event_text.h"
 #include "traces/chrome/gzip.h"
 #include "traces/chrome/memory_events.h"
 #include "traces/chrome/trace_tracks.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 void check_names(const std::array<TraceSide, 2>& sides) {
   constexpr std::string_view kAllowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -._";
@@ -77,25 +76,25 @@ class Writer {
       text_.flush_if_full();
     }
     for (int rank = 0; rank < std::min(run_->num_ranks, static_cast<int>(run_->memory.size())); ++rank) {
-      write_memory_events(text_, pid(rank), run_->memory[index(rank)], [this] { next_event(); });
+      write_memory_events(text_, pid(rank), run_->memory[rank], [this] { next_event(); });
     }
   }
 
-  const OpRow& row(std::int32_t i) const { return run_->rows[index(i)]; }
+  const OpRow& row(std::int32_t i) const { return run_->rows[i]; }
   int pid(int rank) const { return first_pid_ + rank; }
 
   // The chunk of a stage is its index among the stages of the rank.
   void find_chunks() {
-    std::vector<std::set<int>> stages(index(run_->num_ranks));
+    std::vector<std::set<int>> stages(to_size(run_->num_ranks));
     for (const OpRow& row : run_->rows) {
       if (!occupies_rank(row.kind)) continue;
-      stages[index(row.rank)].insert(row.op.stage);
-      if (row.kind == RowKind::joint) stages[index(row.rank)].insert(row.partner.stage);
+      stages[row.rank].insert(row.op.stage);
+      if (row.kind == RowKind::joint) stages[row.rank].insert(row.partner.stage);
     }
     chunks_.clear();
     for (int rank = 0; rank < run_->num_ranks; ++rank) {
       int chunk = 0;
-      for (const int stage : stages[index(rank)]) chunks_[{rank, stage}] = chunk++;
+      for (const int stage : stages[rank]) chunks_[{rank, stage}] = chunk++;
     }
   }
 
@@ -246,4 +245,4 @@ std::int64_t write_side_by_side_file(const std::string& path, const std::array<T
   return events;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include "model/input/files.h"
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // One of the two runs of a trace.
 struct TraceSide {
@@ -28,4 +28,4 @@ std::int64_t write_side_by_side(const ByteSink& sink, const std::array<TraceSide
 std::int64_t write_side_by_side_file(const std::string& path, const std::array<TraceSide, 2>& sides,
                                      const std::string& scenario = "");
 
-}  // namespace sluice
+}  // namespace sluice::traces

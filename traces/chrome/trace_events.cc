@@ -14,7 +14,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using nlohmann::json;
@@ -293,4 +293,4 @@ TraceHead read_trace_text(std::string_view text, const std::string& source,
   return std::move(sax.head);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -9,7 +9,7 @@
 
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // The op in the args of a slice; -1 for missing values.
 struct EventOp {
@@ -61,4 +61,4 @@ TraceHead read_trace_events(const std::string& path,
 TraceHead read_trace_text(std::string_view text, const std::string& source,
                           const std::function<void(TraceEvent&, const TraceHead&)>& on_event);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,27 +8,22 @@
 #include <set>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
-namespace {
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
-}  // namespace
-
+namespace sluice::traces {
 // The track of a transfer depends only on its link and direction, so two flags per link record which tracks are in use.
 struct TraceTracks::Use {
-  explicit Use(int num_ranks) : tracks(index(num_ranks)) {}
+  explicit Use(int num_ranks) : tracks(to_size(num_ranks)) {}
 
   std::map<std::pair<int, int>, std::array<bool, 2>> links;  // (sender, receiver): activations, gradients
   std::vector<std::set<int>> tracks;                         // by rank, excluding those of links
 };
 
 TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
-    : num_ranks_(graph.schedule().num_ranks()), world_ranks_(options.world_ranks), shown_(index(num_ranks_), 0) {
+    : num_ranks_(graph.schedule().num_ranks()), world_ranks_(options.world_ranks), shown_(to_size(num_ranks_), 0) {
   if (world_ranks_.empty()) {
-    world_ranks_.resize(index(num_ranks_));
+    world_ranks_.resize(num_ranks_);
     std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
   }
   if (std::ssize(world_ranks_) != num_ranks_) {
@@ -40,7 +35,7 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
     if (rank < 0 || rank >= num_ranks_) {
       throw InputError(fmt::format("trace ranks: expected ranks between 0 and {}, got {}", num_ranks_ - 1, rank));
     }
-    shown_[index(rank)] = 1;
+    shown_[rank] = 1;
   }
 
   Use use(num_ranks_);
@@ -48,14 +43,14 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
     if (lane.kind == LaneKind::link) use.links[{lane.rank, lane.peer}] = {};
   }
   for (const Vertex& vertex : graph.vertices()) {
-    const Lane& lane = graph.lanes()[index(vertex.lane)];
+    const Lane& lane = graph.lanes()[vertex.lane];
     switch (vertex.kind) {
       case VertexKind::transfer: use.links[{lane.rank, lane.peer}][vertex.op == OpKind::F ? 0 : 1] = true; break;
       case VertexKind::collective:
-        for (const int rank : graph.collective(vertex).ranks) use.tracks[index(rank)].insert(kCollectiveTrack);
+        for (const int rank : graph.collective(vertex).ranks) use.tracks[rank].insert(kCollectiveTrack);
         break;
-      case VertexKind::optimizer: use.tracks[index(lane.rank)].insert(kOptimizerTrack); break;
-      default: use.tracks[index(lane.rank)].insert(kComputeTrack);
+      case VertexKind::optimizer: use.tracks[lane.rank].insert(kOptimizerTrack); break;
+      default: use.tracks[lane.rank].insert(kComputeTrack);
     }
   }
   if (options.idle) {
@@ -65,25 +60,25 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
 }
 
 TraceTracks::TraceTracks(int num_ranks, std::span<const OpRow> rows)
-    : num_ranks_(num_ranks), world_ranks_(index(num_ranks)), shown_(index(num_ranks), 1) {
+    : num_ranks_(num_ranks), world_ranks_(to_size(num_ranks)), shown_(to_size(num_ranks), 1) {
   std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
   Use use(num_ranks_);
   for (const OpRow& row : rows) {
     switch (row.kind) {
       case RowKind::transfer: use.links[{row.rank, row.peer}][row.op.kind == OpKind::F ? 0 : 1] = true; break;
-      case RowKind::collective: use.tracks[index(row.rank)].insert(kCollectiveTrack); break;
-      case RowKind::optimizer: use.tracks[index(row.rank)].insert(kOptimizerTrack); break;
-      default: use.tracks[index(row.rank)].insert(kComputeTrack);
+      case RowKind::collective: use.tracks[row.rank].insert(kCollectiveTrack); break;
+      case RowKind::optimizer: use.tracks[row.rank].insert(kOptimizerTrack); break;
+      default: use.tracks[row.rank].insert(kComputeTrack);
     }
   }
   name_tracks(use);
 }
 
 void TraceTracks::find_far_peers(const Use& use) {
-  far_peers_.resize(index(num_ranks_));
+  far_peers_.resize(num_ranks_);
   const auto add = [this](int rank, int peer) {
     if (peer == (rank + 1) % num_ranks_ || rank == (peer + 1) % num_ranks_) return;
-    far_peers_[index(rank)].push_back(peer);
+    far_peers_[rank].push_back(peer);
   };
   for (const auto& [link, carries] : use.links) {
     add(link.first, link.second);
@@ -101,13 +96,13 @@ void TraceTracks::name_tracks(Use& use) {
     const Lane lane{.kind = LaneKind::link, .rank = link.first, .peer = link.second};
     for (const OpKind op : {OpKind::F, OpKind::B}) {
       if (!carries[op == OpKind::F ? 0 : 1]) continue;
-      use.tracks[index(lane.rank)].insert(send_track(lane, op));
-      use.tracks[index(lane.peer)].insert(recv_track(lane, op));
+      use.tracks[lane.rank].insert(send_track(lane, op));
+      use.tracks[lane.peer].insert(recv_track(lane, op));
     }
   }
-  named_.resize(index(num_ranks_));
+  named_.resize(num_ranks_);
   for (int rank = 0; rank < num_ranks_; ++rank) {
-    for (const int track : use.tracks[index(rank)]) named_[index(rank)].emplace_back(track, track_name(rank, track));
+    for (const int track : use.tracks[rank]) named_[rank].emplace_back(track, track_name(rank, track));
   }
 }
 
@@ -117,7 +112,7 @@ int TraceTracks::link_track(int rank, int peer, OpKind op, bool send) const {
   const bool next = num_ranks_ == 2 ? activation == send : peer == (rank + 1) % num_ranks_;
   if (next) return send ? kSendNextTrack : kRecvNextTrack;
   if (num_ranks_ == 2 || rank == (peer + 1) % num_ranks_) return send ? kSendPreviousTrack : kRecvPreviousTrack;
-  const std::vector<int>& peers = far_peers_[index(rank)];
+  const std::vector<int>& peers = far_peers_[rank];
   const auto at = std::lower_bound(peers.begin(), peers.end(), peer) - peers.begin();
   return kFirstPeerTrack + 2 * static_cast<int>(at) + (send ? 0 : 1);
 }
@@ -133,8 +128,8 @@ std::string TraceTracks::track_name(int rank, int track) const {
     case kOptimizerTrack: return "optimizer";
     default: break;
   }
-  const int peer = far_peers_[index(rank)][index((track - kFirstPeerTrack) / 2)];
-  return fmt::format("{} rank {}", track % 2 == 0 ? "send to" : "recv from", world_ranks_[index(peer)]);
+  const int peer = far_peers_[rank][(track - kFirstPeerTrack) / 2];
+  return fmt::format("{} rank {}", track % 2 == 0 ? "send to" : "recv from", world_ranks_[peer]);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

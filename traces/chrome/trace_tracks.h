@@ -9,7 +9,7 @@
 #include "model/graph/op_graph.h"
 #include "traces/chrome/chrome_trace.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct OpRow;
 
@@ -20,17 +20,15 @@ class TraceTracks {
   // For a run given as rows. All ranks are shown.
   TraceTracks(int num_ranks, std::span<const OpRow> rows);
 
-  bool shown(int rank) const { return shown_[static_cast<std::size_t>(rank)] != 0; }
-  int pid(int rank) const { return world_ranks_[static_cast<std::size_t>(rank)] + 1; }
+  bool shown(int rank) const { return shown_[rank] != 0; }
+  int pid(int rank) const { return world_ranks_[rank] + 1; }
 
   // The tracks of a transfer: at the sender and at the receiver.
   int send_track(const Lane& link, OpKind op) const { return link_track(link.rank, link.peer, op, true); }
   int recv_track(const Lane& link, OpKind op) const { return link_track(link.peer, link.rank, op, false); }
 
   // The tracks of `rank` that have slices, in ascending order, with their names.
-  const std::vector<std::pair<int, std::string>>& named(int rank) const {
-    return named_[static_cast<std::size_t>(rank)];
-  }
+  const std::vector<std::pair<int, std::string>>& named(int rank) const { return named_[rank]; }
 
  private:
   struct Use;  // the links and tracks in use
@@ -47,4 +45,4 @@ class TraceTracks {
   std::vector<std::vector<std::pair<int, std::string>>> named_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,14 +7,13 @@
 #include <numeric>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 // The duration of an instantaneous transfer in traces.
 constexpr Duration kInstant{1};
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The rows of a run, sorted by identity.
 class Sorted {
@@ -63,17 +62,17 @@ void walk(const Sorted& first, const Sorted& second, OnPair&& on_pair, OnFirst&&
 
 RunSummary summary_of(const RunRows& run, int num_ranks) {
   RunSummary summary{.num_rows = std::ssize(run.rows)};
-  summary.ranks.resize(index(num_ranks));
-  std::vector<char> seen(index(num_ranks), 0);
+  summary.ranks.resize(num_ranks);
+  std::vector<char> seen(to_size(num_ranks), 0);
   for (const OpRow& row : run.rows) {
     summary.makespan = std::max(summary.makespan, row.end);
     if (!occupies_rank(row.kind)) continue;
-    RankSummary& rank = summary.ranks[index(row.rank)];
+    RankSummary& rank = summary.ranks[row.rank];
     rank.busy += row.end - row.start;
     if (row.kind == RowKind::optimizer) continue;
-    rank.first_start = seen[index(row.rank)] == 0 ? row.start : std::min(rank.first_start, row.start);
+    rank.first_start = seen[row.rank] == 0 ? row.start : std::min(rank.first_start, row.start);
     rank.last_end = std::max(rank.last_end, row.end);
-    seen[index(row.rank)] = 1;
+    seen[row.rank] = 1;
   }
   const auto makespan = static_cast<double>(summary.makespan.count());
   for (std::size_t r = 0; r < summary.ranks.size(); ++r) {
@@ -286,4 +285,4 @@ std::string first_difference(const RunRows& first, const RunRows& second, const 
   return difference;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

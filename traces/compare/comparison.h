@@ -8,7 +8,7 @@
 
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // A value in the first and in the second run. By convention the first run is the predicted one. Relative differences
 // are (second - first) / first: positive if the second run takes longer or uses more.
@@ -110,4 +110,4 @@ Comparison compare(const OpGraph& graph, const TimelineSide& first, const Timeli
 // placement.
 std::string first_difference(const RunRows& first, const RunRows& second, const ComparisonOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "traces/figure/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kChartRight = 16;  // px to the right of the plot
@@ -262,4 +262,4 @@ std::string svg_curve(const CurveChart& chart, double width, double height) {
   return Chart(chart, width, height).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

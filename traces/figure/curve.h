@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::traces {
 
 struct CurvePoint {
   std::optional<double> y;  // nullopt: no value; the line is interrupted
@@ -34,4 +36,4 @@ struct CurveChart {
 // series and x differ in length.
 std::string svg_curve(const CurveChart& chart, double width = 560, double height = 340);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // A run to draw in figures and reports. Refers to its parts, which must outlive it.
 struct DrawnRun {
@@ -22,4 +22,4 @@ struct DrawnRun {
   std::optional<std::int64_t> capacity_bytes;  // memory of a device available to tensors
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

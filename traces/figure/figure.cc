@@ -12,7 +12,7 @@
 #include "traces/figure/svg.h"
 #include "traces/text/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kLeft = 54;   // px to the left of the plot
@@ -228,7 +228,7 @@ class Figure {
       flow.x += boxes + 4 + text_width(text, kTextSize) + 12;
     };
     for (int s = 0; s < kNumSwatches; ++s) {
-      if (!shown_.swatches[static_cast<std::size_t>(s)]) continue;
+      if (!shown_.swatches[s]) continue;
       const SwatchLook& look = look_of(static_cast<Swatch>(s));
       flow.take(kBoxWidth + 4 + text_width(look.name, kTextSize));
       box(flow.x, look.colour);
@@ -294,4 +294,4 @@ std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& opti
   return Figure(runs, options).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

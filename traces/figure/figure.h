@@ -5,7 +5,7 @@
 
 #include "traces/figure/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct FigureOptions {
   double width = 720;      // px, at least 240; 1 px is 1/96 inch on paper
@@ -26,4 +26,4 @@ struct FigureOptions {
 // one or two runs and the width is from 240 to 20000 px.
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -6,7 +6,9 @@
 #include <cmath>
 #include <optional>
 
-namespace sluice {
+#include "model/to_size.h"
+
+namespace sluice::traces {
 namespace {
 
 constexpr double kNarrow = 0.5;           // px; narrower ops are drawn as columns where there are many
@@ -15,8 +17,6 @@ constexpr double kColumn = 1;             // px, width of a stacked column
 constexpr double kLabelMargin = 1.5;      // px, total space between a label and the edges of its op
 constexpr double kSmallestLabel = 6;
 constexpr int kMaxTransfers = 4000;
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Swatch swatch_of(const Vertex& op) {
   if (op.kind == VertexKind::recompute) return Swatch::recompute;
@@ -80,8 +80,8 @@ class FigureRows::Painter {
     svg_.raw(fmt::format("<g id=\"run{}-rank{}\">\n", rows_.number_, rank));
     svg_.rect(scale_.left, y, scale_.x(rows_.run_.metrics->makespan) - scale_.left, height,
               fmt::format("fill=\"{}\"", hex(palette::kIdle)));
-    shown_.swatches[index(kNumSwatches - 1)] = true;
-    const std::span<const VertexId> ops = rows_.ops_[index(rank)];
+    shown_.swatches[kNumSwatches - 1] = true;
+    const std::span<const VertexId> ops = rows_.ops_[rank];
     for (auto op = ops.begin(); op != ops.end();) {
       const auto narrow_end = end_of_narrow_ops(op, ops.end());
       if (narrow_end - op > kFewNarrow) {
@@ -144,12 +144,12 @@ class FigureRows::Painter {
   void draw_rectangle(const Vertex& op, double from, double to, double y, double height) {
     const Swatch swatch = swatch_of(op);
     const SwatchLook& look = look_of(swatch);
-    shown_.swatches[index(static_cast<int>(swatch))] = true;
+    shown_.swatches[static_cast<int>(swatch)] = true;
     const Rgb fill = lighter(look.colour, shade(op));
     svg_.rect(from, y, to - from, height,
               fmt::format("fill=\"{}\"{}", hex(fill), to - from > 3 ? " stroke=\"#ffffff\" stroke-width=\"0.5\"" : ""));
     hatch(look, from, y, to - from, height);
-    if (!labels_.shown[index(static_cast<int>(swatch))]) return;
+    if (!labels_.shown[static_cast<int>(swatch)]) return;
     const double size = std::min(labels_.size, 0.85 * height);
     std::string text = label_of(rows_.run_.graph->schedule(), op, labels_.text);
     if (text_width(text, size) + kLabelMargin > to - from) return;
@@ -176,7 +176,7 @@ class FigureRows::Painter {
     const double left = start(ops.front());
     const double right = end(ops.back());
     const double first = std::floor(left / kColumn);
-    const auto columns = index(std::llround(std::ceil(right / kColumn) - first));
+    const auto columns = to_size(std::llround(std::ceil(right / kColumn) - first));
     std::vector<std::array<double, kNumSwatches>> time(columns, std::array<double, kNumSwatches>{});  // in px
     const OpGraph& graph = *rows_.run_.graph;
     for (const VertexId v : ops) {
@@ -186,7 +186,7 @@ class FigureRows::Painter {
       for (double from = start(v); from < end(v);) {
         const double column = std::floor(from / kColumn);
         const double to = std::min(end(v), (column + 1) * kColumn);
-        auto& column_time = time[std::min(index(std::llround(column - first)), columns - 1)];
+        auto& column_time = time[std::min(to_size(std::llround(column - first)), columns - 1)];
         column_time[swatch] += (to - from) / 2;
         column_time[partner] += (to - from) / 2;
         if (to <= from) break;
@@ -261,11 +261,11 @@ FigureRows::FigureRows(const DrawnRun& run, int number, int max_ranks) : run_(ru
     }
     rows_.push_back(rank);
   }
-  ops_.resize(index(ranks));
+  ops_.resize(ranks);
   for (VertexId v = 0; v < graph.size(); ++v) {
-    if (graph.lanes()[index(graph[v].lane)].kind != LaneKind::compute) continue;
+    if (graph.lanes()[graph[v].lane].kind != LaneKind::compute) continue;
     joint_ |= graph[v].kind == VertexKind::joint;
-    if (run.timeline->end[v] > run.timeline->start[v]) ops_[index(graph.rank_of(v))].push_back(v);
+    if (run.timeline->end[v] > run.timeline->start[v]) ops_[graph.rank_of(v)].push_back(v);
   }
 }
 
@@ -280,7 +280,7 @@ void FigureRows::add_rooms(const TimeScale& scale, std::vector<Room>& rooms) con
   };
   for (const int rank : rows_) {
     if (rank < 0) continue;
-    for (const VertexId v : ops_[index(rank)]) {
+    for (const VertexId v : ops_[rank]) {
       const double width = scale.x(run_.timeline->end[v]) - scale.x(run_.timeline->start[v]);
       add(graph[v], width);
       if (graph[v].kind == VertexKind::joint) add(graph.joint_partner(graph[v]), width);
@@ -312,7 +312,7 @@ void FigureRows::draw_communication(Svg& svg, double top, double pitch, const Ti
   const double height = row_height(pitch);
   std::vector<std::optional<double>> top_of(ops_.size());
   for (std::size_t row = 0; row < rows_.size(); ++row) {
-    if (rows_[row] >= 0) top_of[index(rows_[row])] = top + pitch * static_cast<double>(row);
+    if (rows_[row] >= 0) top_of[rows_[row]] = top + pitch * static_cast<double>(row);
   }
   std::string lines;
   std::string bands;
@@ -322,15 +322,15 @@ void FigureRows::draw_communication(Svg& svg, double top, double pitch, const Ti
     if (graph[v].kind == VertexKind::collective) {
       for (const int rank : graph.collective(graph[v]).ranks) {
         const double width = scale.x(run_.timeline->end[v]) - from;
-        if (!top_of[index(rank)] || !(width > 0)) continue;
+        if (!top_of[rank] || !(width > 0)) continue;
         const double band = std::min(3.0, height / 4);
-        bands += fmt::format("M{} {}h{}v{}h-{}z", px(from), px(*top_of[index(rank)] + height - band), px(width),
-                             px(band), px(width));
+        bands += fmt::format("M{} {}h{}v{}h-{}z", px(from), px(*top_of[rank] + height - band), px(width), px(band),
+                             px(width));
       }
     } else if (graph[v].kind == VertexKind::transfer) {
-      const Lane& lane = graph.lanes()[index(graph[v].lane)];
-      const auto sender = top_of[index(lane.rank)];
-      const auto receiver = top_of[index(lane.peer)];
+      const Lane& lane = graph.lanes()[graph[v].lane];
+      const auto sender = top_of[lane.rank];
+      const auto receiver = top_of[lane.peer];
       if (!sender || !receiver || ++transfers > kMaxTransfers) continue;
       const double to = scale.x(run_.timeline->arrival(graph, v));
       const bool down = *receiver > *sender;
@@ -371,10 +371,9 @@ Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
   }
   labels.size = std::min(largest, 7.0);
   for (int s = 0; s < kNumSwatches; ++s) {
-    labels.shown[index(s)] =
-        size_for(static_cast<std::size_t>(LabelText::microbatch), static_cast<Swatch>(s)) >= labels.size;
+    labels.shown[s] = size_for(static_cast<std::size_t>(LabelText::microbatch), static_cast<Swatch>(s)) >= labels.size;
   }
   return labels;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -12,7 +12,7 @@
 #include "traces/figure/drawn_run.h"
 #include "traces/figure/svg.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // The kinds of rectangles in a figure, in the order of the legend and, from the bottom, of stacked columns.
 enum class Swatch : std::uint8_t { forward, backward, input_gradient, weight_gradient, recompute, optimizer, idle };
@@ -99,4 +99,4 @@ class FigureRows {
 // the shortest text, for the kinds of which it fits nine in ten.
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -9,7 +9,7 @@
 #include "traces/figure/svg.h"
 #include "traces/text/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr double kPathColumn = 0.5;  // px
@@ -29,9 +29,8 @@ using Change = std::pair<Duration, double>;
 void add_change(const Schedule& schedule, const Vertex& op, Duration start, Duration end, std::vector<Change>& out) {
   if (op.op == OpKind::I) return;
   const MicrobatchShape& shape = schedule.shape(op.microbatch);
-  const double fraction = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(op.slice)]) /
-                          static_cast<double>(shape.tokens()) * schedule.num_ranks() /
-                          std::max(schedule.num_ranks(), schedule.num_stages());
+  const double fraction = static_cast<double>(shape.slice_lengths[op.slice]) / static_cast<double>(shape.tokens()) *
+                          schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
   const bool forward = op.op == OpKind::F;
   out.emplace_back(forward ? start : end, forward ? fraction : -fraction);
 }
@@ -70,15 +69,14 @@ Held held_over_time(const DrawnRun& run, std::span<const int> ranks) {
   if (found == held.ranks.end()) held.ranks.push_back(most_rank);
 
   if (held.bytes) {
-    for (const int rank : held.ranks)
-      held.levels.push_back(bytes_over_time(run.memory[static_cast<std::size_t>(rank)]));
+    for (const int rank : held.ranks) held.levels.push_back(bytes_over_time(run.memory[rank]));
     return held;
   }
   std::vector<std::vector<Change>> changes(static_cast<std::size_t>(graph.schedule().num_ranks()));
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
-    auto& of_rank = changes[static_cast<std::size_t>(graph.rank_of(v))];
+    auto& of_rank = changes[graph.rank_of(v)];
     const Duration start = run.timeline->start[v];
     const Duration end = run.timeline->end[v];
     add_change(graph.schedule(), vertex, start, end, of_rank);
@@ -86,8 +84,7 @@ Held held_over_time(const DrawnRun& run, std::span<const int> ranks) {
       add_change(graph.schedule(), graph.joint_partner(vertex), start, end, of_rank);
     }
   }
-  for (const int rank : held.ranks)
-    held.levels.push_back(levels_of(std::move(changes[static_cast<std::size_t>(rank)])));
+  for (const int rank : held.ranks) held.levels.push_back(levels_of(std::move(changes[rank])));
   return held;
 }
 
@@ -127,4 +124,4 @@ std::string held_path(std::span<const HeldLevel> levels, Duration end, const Hel
   return data;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -5,7 +5,7 @@
 
 #include "traces/figure/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // An amount from `time` until the next level.
 struct HeldLevel {
@@ -36,4 +36,4 @@ struct HeldScale {
 // px are reduced to their minimum, maximum and last value.
 std::string held_path(std::span<const HeldLevel> levels, Duration end, const HeldScale& scale);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <iterator>
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 // Advance widths of the characters from space to ~ in thousandths of an em, the wider of Helvetica's and DejaVu Sans's.
@@ -178,4 +178,4 @@ std::string tick_label(double value, double step) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include "model/units.h"
 #include "traces/text/palette.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Builds an SVG picture of plain shapes and text that browsers, rsvg-convert and Inkscape draw identically. Lengths are
 // in px.
@@ -61,4 +61,4 @@ TimeUnit unit_for(Duration longest);
 // Formats a value on an axis with the decimals that `step` needs: "0.5", "36 760".
 std::string tick_label(double value, double step);
 
-}  // namespace sluice
+}  // namespace sluice::traces

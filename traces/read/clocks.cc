@@ -9,25 +9,24 @@
 #include <numeric>
 #include <tuple>
 
+#include "model/to_size.h"
 #include "traces/text/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using Ns = std::int64_t;
 constexpr Ns kNever = std::numeric_limits<Ns>::max() / 4;
 
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
 // Difference constraints: offset of q - offset of r <= at(q, r).
 class Bounds {
  public:
-  explicit Bounds(int num_ranks) : n_(num_ranks), bounds_(index(num_ranks) * index(num_ranks), kNever) {
+  explicit Bounds(int num_ranks) : n_(num_ranks), bounds_(to_size(num_ranks) * to_size(num_ranks), kNever) {
     for (int r = 0; r < n_; ++r) at(r, r) = 0;
   }
   int size() const { return n_; }
-  Ns& at(int q, int r) { return bounds_[index(q) * index(n_) + index(r)]; }
-  Ns at(int q, int r) const { return bounds_[index(q) * index(n_) + index(r)]; }
+  Ns& at(int q, int r) { return bounds_[to_size(q) * to_size(n_) + to_size(r)]; }
+  Ns at(int q, int r) const { return bounds_[to_size(q) * to_size(n_) + to_size(r)]; }
   void tighten(int q, int r, Ns bound) { at(q, r) = std::min(at(q, r), bound); }
 
   // Computes the closure of the bounds (Floyd-Warshall). Returns false if they are infeasible.
@@ -61,23 +60,23 @@ std::vector<Duration> offsets_of(int num_ranks, std::span<const MatchedMessage> 
       delay.tighten(message.from, message.to, (message.received - message.sent).count());
     }
   }
-  std::vector<Duration> offsets(index(num_ranks), Duration::zero());
-  std::vector<char> joined(index(num_ranks), 0);
+  std::vector<Duration> offsets(to_size(num_ranks), Duration::zero());
+  std::vector<char> joined(to_size(num_ranks), 0);
   joined[0] = 1;
   for (int count = 1; count < num_ranks; ++count) {
     Ns least = kNever;
     int from = -1;
     int to = -1;
     for (int q = 0; q < num_ranks; ++q) {
-      for (int r = 0; r < num_ranks && joined[index(q)] != 0; ++r) {
-        if (joined[index(r)] != 0 || delay.at(q, r) == kNever || delay.at(r, q) == kNever) continue;
+      for (int r = 0; r < num_ranks && joined[q] != 0; ++r) {
+        if (joined[r] != 0 || delay.at(q, r) == kNever || delay.at(r, q) == kNever) continue;
         if (const Ns round_trip = delay.at(q, r) + delay.at(r, q); round_trip < least)
           std::tie(least, from, to) = std::tuple(round_trip, q, r);
       }
     }
     if (from < 0) return {};
-    offsets[index(to)] = offsets[index(from)] + Duration{(delay.at(to, from) - delay.at(from, to)) / 2};
-    joined[index(to)] = 1;
+    offsets[to] = offsets[from] + Duration{(delay.at(to, from) - delay.at(from, to)) / 2};
+    joined[to] = 1;
   }
   return offsets;
 }
@@ -127,7 +126,7 @@ bool closed(const Bounds& bounds, Ns slack, const std::vector<char>& fixed, Boun
     for (int q = 0; q < bounds.size(); ++q) {
       if (q != r && out.at(q, r) != kNever) out.at(q, r) += slack;
     }
-    if (fixed[index(r)] == 0) continue;
+    if (fixed[r] == 0) continue;
     if (first >= 0) {
       out.tighten(first, r, 0);
       out.tighten(r, first, 0);
@@ -139,7 +138,7 @@ bool closed(const Bounds& bounds, Ns slack, const std::vector<char>& fixed, Boun
 
 // Returns the smallest slack for which feasible offsets exist.
 Ns least_slack(const Bounds& bounds) {
-  const std::vector<char> none(index(bounds.size()), 0);
+  const std::vector<char> none(to_size(bounds.size()), 0);
   Bounds scratch(bounds.size());
   if (closed(bounds, 0, none, scratch)) return 0;
   Ns low = 0;  // infeasible
@@ -157,23 +156,22 @@ Ns least_slack(const Bounds& bounds) {
 
 // Chooses the ranks whose clocks are kept, greedily by number of violations, while the problem stays feasible.
 std::vector<char> fixed_ranks(const Bounds& bounds, Ns slack) {
-  std::vector<int> violations(index(bounds.size()), 0);
+  std::vector<int> violations(to_size(bounds.size()), 0);
   for (int q = 0; q < bounds.size(); ++q) {
     for (int r = 0; r < bounds.size(); ++r) {
       if (q == r || bounds.at(q, r) == kNever || bounds.at(q, r) + slack >= 0) continue;
-      ++violations[index(q)];
-      ++violations[index(r)];
+      ++violations[q];
+      ++violations[r];
     }
   }
-  std::vector<int> order(index(bounds.size()));
+  std::vector<int> order(to_size(bounds.size()));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return violations[index(a)] < violations[index(b)]; });
-  std::vector<char> fixed(index(bounds.size()), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return violations[a] < violations[b]; });
+  std::vector<char> fixed(to_size(bounds.size()), 0);
   Bounds scratch(bounds.size());
   for (const int rank : order) {
-    fixed[index(rank)] = 1;
-    if (!closed(bounds, slack, fixed, scratch)) fixed[index(rank)] = 0;
+    fixed[rank] = 1;
+    if (!closed(bounds, slack, fixed, scratch)) fixed[rank] = 0;
   }
   return fixed;
 }
@@ -185,9 +183,9 @@ std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
   const auto room = [&](int r) {
     std::pair<Ns, Ns> out{-kNever, kNever};
     for (int q = 0; q < bounds.size(); ++q) {
-      if (done[index(q)] == 0) continue;
-      if (bounds.at(r, q) != kNever) out.second = std::min(out.second, offsets[index(q)] + bounds.at(r, q));
-      if (bounds.at(q, r) != kNever) out.first = std::max(out.first, offsets[index(q)] - bounds.at(q, r));
+      if (done[q] == 0) continue;
+      if (bounds.at(r, q) != kNever) out.second = std::min(out.second, offsets[q] + bounds.at(r, q));
+      if (bounds.at(q, r) != kNever) out.first = std::max(out.first, offsets[q] - bounds.at(q, r));
     }
     return out;
   };
@@ -195,7 +193,7 @@ std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
     int next = -1;
     std::pair<Ns, Ns> next_room;
     for (int r = 0; r < bounds.size(); ++r) {
-      if (done[index(r)] != 0) continue;
+      if (done[r] != 0) continue;
       const auto here = room(r);
       if (next >= 0 && here.second - here.first >= next_room.second - next_room.first) continue;
       next = r;
@@ -203,8 +201,8 @@ std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
     }
     const auto [low, high] = next_room;
     const bool bounded = low > -kNever && high < kNever;
-    offsets[index(next)] = bounded ? low + (high - low) / 2 : std::clamp(Ns{0}, low, high);
-    done[index(next)] = 1;
+    offsets[next] = bounded ? low + (high - low) / 2 : std::clamp(Ns{0}, low, high);
+    done[next] = 1;
   }
   std::vector<Duration> out;
   for (const Ns offset : offsets) out.emplace_back(offset);
@@ -214,7 +212,7 @@ std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
 }  // namespace
 
 ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const MatchedMessage> messages) {
-  ClockAlignment alignment{.offsets = std::vector<Duration>(index(num_ranks), Duration::zero())};
+  ClockAlignment alignment{.offsets = std::vector<Duration>(to_size(num_ranks), Duration::zero())};
   if (num_ranks < 2) return alignment;
   if (std::vector<Duration> offsets = offsets_of(num_ranks, messages); !offsets.empty()) {
     alignment.by = ClockAlignment::By::messages;
@@ -255,4 +253,4 @@ std::string ClockAlignment::describe() const {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // A transfer whose send and receive were both recorded, each on the clock of its rank.
 struct MatchedMessage {
@@ -44,4 +44,4 @@ struct ClockAlignment {
 inline constexpr int kMaxClocks = 128;
 ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const MatchedMessage> messages);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -11,7 +11,7 @@
 #include "model/errors.h"
 #include "model/schedule/op_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr std::string_view kRange = "PP:";
@@ -251,4 +251,4 @@ std::vector<KinetoRank::Iteration> KinetoRank::whole_iterations() const {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -11,7 +11,7 @@
 #include "traces/chrome/trace_events.h"
 #include "traces/read/trace_read.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // The action that a `PP:` range of torch.distributed.pipelining denotes (_get_profiler_function_name: "PP:" + action).
 struct PipelineAction {
@@ -94,4 +94,4 @@ class KinetoRank {
 // Combines the finished files of a pipeline into one run.
 TraceRun kineto_run(std::vector<KinetoRank> files, const TraceReadOptions& options);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -12,13 +12,11 @@
 #include "traces/read/clocks.h"
 #include "traces/read/kineto.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using Kind = PipelineAction::Kind;
 using Range = KinetoRank::Range;
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 class Pipeline {
  public:
@@ -72,7 +70,7 @@ class Pipeline {
     std::map<int, int> rank_of;
     for (int rank = 0; rank < num_ranks_; ++rank) {
       std::set<int> stages;
-      for (const Range& op : files_[index(rank)].ops()) {
+      for (const Range& op : files_[rank].ops()) {
         stages.insert(op.action.op.stage);
         if (op.action.kind == Kind::joint) stages.insert(op.action.partner.stage);
       }
@@ -81,7 +79,7 @@ class Pipeline {
         const auto [at, fresh] = rank_of.try_emplace(stage, rank);
         if (fresh) continue;
         throw InputError(fmt::format("{}: stage {} is also in {}: expected the files of one pipeline, one per rank",
-                                     files_[index(rank)].source(), stage, files_[index(at->second)].source()));
+                                     files_[rank].source(), stage, files_[at->second].source()));
       }
     }
     int expected = 0;
@@ -129,7 +127,7 @@ class Pipeline {
           return std::any_of(list.begin(), list.end(), [&](const auto& i) { return i.number == iteration.number; });
         };
         if (!std::all_of(whole.begin(), whole.end(), has)) continue;
-        steps[iteration.number].assign(index(num_ranks_), iteration.number);
+        steps[iteration.number].assign(num_ranks_, iteration.number);
       }
     } else {
       steps = matched(whole);
@@ -182,19 +180,19 @@ class Pipeline {
   }
 
   void add_ops(int rank) {
-    const KinetoRank& file = files_[index(rank)];
+    const KinetoRank& file = files_[rank];
     std::vector<OpRow>& rows = out_.run.rows;
     for (const Range& op : file.ops()) {
-      if (op.iteration != iteration_[index(rank)]) continue;
+      if (op.iteration != iteration_[rank]) continue;
       rows.push_back(row_of(op, rank, op.action.kind == Kind::joint ? RowKind::joint : row_kind(op.action.op.kind)));
     }
     // The ranges of several optimizers, or of one reduction on several streams, are merged into one row.
     std::map<std::pair<RowKind, int>, OpRow> others;
     for (const Range& range : file.others()) {
-      if (range.iteration != iteration_[index(rank)]) continue;
+      if (range.iteration != iteration_[rank]) continue;
       const bool reduce = range.action.kind == Kind::reduce;
       OpRow row = row_of(range, rank, reduce ? RowKind::collective : RowKind::optimizer);
-      row.op = {.stage = static_cast<std::int16_t>(reduce ? range.action.op.stage : first_stage_[index(rank)])};
+      row.op = {.stage = static_cast<std::int16_t>(reduce ? range.action.op.stage : first_stage_[rank])};
       const auto [at, fresh] = others.try_emplace({row.kind, row.op.stage}, row);
       if (!fresh) at->second.end = std::max(at->second.end, row.end);
     }
@@ -214,8 +212,8 @@ class Pipeline {
     std::map<Key, Ends> ends;
     std::int64_t unmatched = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) {
-      for (const Range& range : files_[index(rank)].transfers()) {
-        if (range.iteration != iteration_[index(rank)]) continue;
+      for (const Range& range : files_[rank].transfers()) {
+        if (range.iteration != iteration_[rank]) continue;
         const RowOp& op = range.action.op;
         const bool send = range.action.kind == Kind::send;
         const int sender = send ? op.stage : op.stage + (op.kind == OpKind::F ? -1 : 1);
@@ -260,7 +258,7 @@ class Pipeline {
     std::vector<OpRow>& rows = out_.run.rows;
     const ClockAlignment clocks = align_clocks(num_ranks_, rows, messages_);
     if (num_ranks_ > 1) note(clocks.describe());
-    const auto offset = [&](int rank) { return clocks.offsets[index(rank)]; };
+    const auto offset = [&](int rank) { return clocks.offsets[rank]; };
     for (std::size_t i = 0; i < transfers_.size(); ++i) {
       OpRow& row = transfers_[i];
       // The receive ends when all data has arrived.
@@ -296,4 +294,4 @@ TraceRun kineto_run(std::vector<KinetoRank> files, const TraceReadOptions& optio
   return Pipeline(std::move(files), options).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

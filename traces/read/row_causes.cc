@@ -8,11 +8,10 @@
 
 #include "model/errors.h"
 #include "model/graph/lowering.h"
+#include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 bool is_op(RowKind kind) { return occupies_rank(kind) && kind != RowKind::recompute && kind != RowKind::optimizer; }
 
@@ -46,29 +45,29 @@ std::optional<ScheduleParts> parts_of(const RunRows& run) {
   if (forwards < std::int64_t{parts.num_stages} * parts.num_microbatches) return std::nullopt;
 
   // Microbatches with a different number of slices have their own shape, those on different ranks their own route.
-  std::vector<int> slices(index(parts.num_microbatches), 1);
-  std::vector<std::vector<int>> ranks(index(parts.num_microbatches), std::vector<int>(index(parts.num_stages), 0));
+  std::vector<int> slices(to_size(parts.num_microbatches), 1);
+  std::vector<std::vector<int>> ranks(to_size(parts.num_microbatches), std::vector<int>(to_size(parts.num_stages), 0));
   each([&](const OpRow& row, const RowOp& op) {
-    slices[index(op.microbatch)] = std::max(slices[index(op.microbatch)], op.slice + 1);
-    ranks[index(op.microbatch)][index(op.stage)] = row.rank;
+    slices[op.microbatch] = std::max(slices[op.microbatch], op.slice + 1);
+    ranks[op.microbatch][op.stage] = row.rank;
   });
   parts.shapes.clear();
   std::map<int, int> shape_of;
   std::map<std::vector<int>, std::uint8_t> route_of;
   for (int microbatch = 0; microbatch < parts.num_microbatches; ++microbatch) {
-    const int num_slices = slices[index(microbatch)];
+    const int num_slices = slices[microbatch];
     const auto [shape, new_shape] = shape_of.try_emplace(num_slices, static_cast<int>(parts.shapes.size()));
-    if (new_shape) parts.shapes.push_back({.slice_lengths = std::vector<std::int64_t>(index(num_slices), 1)});
+    if (new_shape) parts.shapes.push_back({.slice_lengths = std::vector<std::int64_t>(to_size(num_slices), 1)});
     parts.shape_of.push_back(shape->second);
     const auto [route, new_route] =
-        route_of.try_emplace(ranks[index(microbatch)], static_cast<std::uint8_t>(parts.routes.size()));
-    if (new_route) parts.routes.push_back(ranks[index(microbatch)]);
+        route_of.try_emplace(ranks[microbatch], static_cast<std::uint8_t>(parts.routes.size()));
+    if (new_route) parts.routes.push_back(ranks[microbatch]);
     if (parts.routes.size() > 2) return std::nullopt;
     parts.route_of.push_back(route->second);
   }
-  parts.orders.resize(index(run.num_ranks));
+  parts.orders.resize(run.num_ranks);
   for (const OpRow* row : ops) {
-    auto& order = parts.orders[index(row->rank)];
+    auto& order = parts.orders[row->rank];
     order.push_back(schedule_op(row->op, row->kind == RowKind::joint));
     if (row->kind == RowKind::joint) order.push_back(schedule_op(row->partner, false));
   }
@@ -141,7 +140,7 @@ bool adds_up(const RunRows& run, const std::vector<IdleByCause>& idle) {
   std::vector<Duration> sums(idle.size(), Duration::zero());
   for (const OpRow& row : run.rows) {
     makespan = std::max(makespan, row.end);
-    if (occupies_rank(row.kind)) sums[index(row.rank)] += row.end - row.start;
+    if (occupies_rank(row.kind)) sums[row.rank] += row.end - row.start;
   }
   for (std::size_t r = 0; r < idle.size(); ++r) {
     if (std::accumulate(idle[r].begin(), idle[r].end(), sums[r]) != makespan) return false;
@@ -169,4 +168,4 @@ std::vector<IdleByCause> idle_of_rows(const RunRows& run) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

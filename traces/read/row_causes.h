@@ -4,7 +4,7 @@
 
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Returns the idle time by cause of each rank of a run that was read from a file: idle_by_cause of the graph that is
 // reconstructed from the order of its ops, its placement and its collectives. If the run has no transfer between two
@@ -12,4 +12,4 @@ namespace sluice {
 // (missing ops, steps of several batches, overlapping ops on a rank). Causes always sum to makespan - busy.
 std::vector<IdleByCause> idle_of_rows(const RunRows& run);
 
-}  // namespace sluice
+}  // namespace sluice::traces

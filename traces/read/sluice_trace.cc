@@ -11,12 +11,10 @@
 #include "model/input/nearest.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr Duration kMaxIdle{1'000'000'000'000'000'000};
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 // An op such as "F3" in the name of a slice; R is recomputation.
 struct NamedOp {
@@ -173,7 +171,7 @@ void SluiceTraceReader::add_idle(const TraceEvent& event) {
   if (cause == kIdleCauseNames.end()) fail(event, fmt::format("unknown cause '{}'", event.cause));
   Process& process = process_of(event);
   process.has_idle = true;
-  Duration& sum = process.idle[static_cast<std::size_t>(cause - kIdleCauseNames.begin())];
+  Duration& sum = process.idle[cause - kIdleCauseNames.begin()];
   sum += row.end - row.start;
   if (sum > kMaxIdle) fail(event, "the sum of idle times exceeds 31 years");
 }
@@ -192,7 +190,7 @@ void SluiceTraceReader::add_memory(const TraceEvent& event) {
     constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
     if (bytes < 0 || bytes > kMaxBytes)
       fail(event, fmt::format("memory: {}: expected 0 to 2^60 bytes, got {}", name, bytes));
-    sample.bytes[static_cast<std::size_t>(found - kMemoryClassNames.begin())] = bytes;
+    sample.bytes[found - kMemoryClassNames.begin()] = bytes;
   }
   process.samples.push_back(sample);
 }
@@ -279,7 +277,7 @@ void SluiceTraceReader::set_memory(Duration begin, Duration end) {
   if (std::none_of(processes_.begin(), processes_.end(), has_bytes)) return;
   run_.memory.resize(processes_.size());
   for (auto& [pid, process] : processes_) {
-    RankMemory& memory = run_.memory[index(process.rank)];
+    RankMemory& memory = run_.memory[process.rank];
     std::stable_sort(process.samples.begin(), process.samples.end(),
                      [](const MemorySample& a, const MemorySample& b) { return a.time < b.time; });
     for (const MemorySample& sample : process.samples) {
@@ -334,7 +332,7 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
                                                      [](const auto& p) { return p.second.has_idle; });
   if (has_idle) {
     run_.idle.resize(processes_.size());
-    for (const auto& [pid, process] : processes_) run_.idle[index(process.rank)] = process.idle;
+    for (const auto& [pid, process] : processes_) run_.idle[process.rank] = process.idle;
   }
   TraceRun out;
   out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));
@@ -344,4 +342,4 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

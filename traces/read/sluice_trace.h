@@ -8,7 +8,7 @@
 #include "traces/chrome/trace_events.h"
 #include "traces/read/trace_read.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Builds a run from the events of one Sluice trace.
 class SluiceTraceReader {
@@ -57,4 +57,4 @@ class SluiceTraceReader {
   std::vector<End> receives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

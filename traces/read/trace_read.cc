@@ -12,7 +12,7 @@
 #include "traces/read/row_causes.h"
 #include "traces/read/sluice_trace.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 namespace fs = std::filesystem;
@@ -144,4 +144,4 @@ TraceRun read_trace_run_text(std::string_view text, const std::string& source, c
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 
 #include "traces/rows/run_rows.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct TraceReadOptions {
   // The iteration to read, if there are several: for Kineto the number of its ProfilerStep; without such ranges, and
@@ -52,4 +52,4 @@ TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOp
 // Reads a run from the text of one file; `source` names it in errors.
 TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,7 +10,7 @@
 #include "traces/report/report_data.h"
 #include "traces/report/report_tables.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 // The source expression 'sha256-...' of a content security policy.
@@ -103,4 +103,4 @@ void write_report_file(const std::string& path, const Report& report) {
   write_file_whole(path, [&report](const ByteSink& sink) { write_report(sink, report); });
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -7,7 +7,7 @@
 #include "model/input/files.h"
 #include "traces/figure/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // One metric of a report's summary.
 struct ReportMetric {
@@ -40,4 +40,4 @@ void write_report(const ByteSink& sink, const Report& report);
 // Writes the report to a file, which is replaced only when the report is complete. Throws InputError naming `path`.
 void write_report_file(const std::string& path, const Report& report);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -2,7 +2,9 @@
 
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::traces {
 
 // The static parts of a report, from the files in this folder, embedded in the program.
 struct ReportAssets {
@@ -14,4 +16,4 @@ struct ReportAssets {
 };
 ReportAssets report_assets();
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -11,13 +11,12 @@
 
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
+#include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 constexpr int kCollectiveKind = 16;
 constexpr int kOptimizerKind = 17;
@@ -111,8 +110,8 @@ struct Order {
 
 template <typename Visit>
 void for_each_lane(const OpGraph& graph, const Vertex& vertex, const Visit& visit) {
-  if (vertex.kind != VertexKind::collective) return visit(index(vertex.lane));
-  for (const int rank : graph.collective(vertex).ranks) visit(index(graph.collective_lane(rank)));
+  if (vertex.kind != VertexKind::collective) return visit(to_size(vertex.lane));
+  for (const int rank : graph.collective(vertex).ranks) visit(to_size(graph.collective_lane(rank)));
 }
 
 Order order_of(const OpGraph& graph) {
@@ -123,12 +122,12 @@ Order order_of(const OpGraph& graph) {
     for_each_lane(graph, vertex, [&](std::size_t lane) { ++order.lane_size[lane]; });
   std::vector<std::int64_t> next(lanes, 0);
   for (std::size_t lane = 1; lane < lanes; ++lane) next[lane] = next[lane - 1] + order.lane_size[lane - 1];
-  order.vertices.resize(lanes == 0 ? 0 : index(next[lanes - 1] + order.lane_size[lanes - 1]));
+  order.vertices.resize(lanes == 0 ? 0 : to_size(next[lanes - 1] + order.lane_size[lanes - 1]));
   order.position.assign(graph.size(), -1);
   for (VertexId v = 0; v < graph.size(); ++v) {
     for_each_lane(graph, graph[v], [&](std::size_t lane) {
       if (order.position[v] < 0) order.position[v] = static_cast<std::int32_t>(next[lane]);
-      order.vertices[index(next[lane]++)] = v;
+      order.vertices[next[lane]++] = v;
     });
   }
   return order;
@@ -226,7 +225,7 @@ class RunEncoder {
         slice[i] = vertex.slice;
         if (code == kCollectiveKind) stage[i] = describe(vertex, collectives, collective_index);
         if (vertex.kind == VertexKind::joint) partners.add(graph_.joint_partner(vertex));
-        Last& last = last_of[index(code)];
+        Last& last = last_of[code];
         const Last now{vertex.microbatch, position(last_need(graph_, timeline_, v).vertex), slacks[v].count()};
         microbatch[i] = static_cast<std::int32_t>(now.microbatch - last.microbatch);
         need[i] = static_cast<std::int32_t>(now.need - last.need);
@@ -269,7 +268,7 @@ class RunEncoder {
     std::vector<std::int64_t> gap(n), duration(n);
     std::vector<std::uint8_t> cause(n);
     std::vector<std::int32_t> from(n), next(n), need(n);
-    std::vector<std::int64_t> count(index(graph_.schedule().num_ranks()), 0);
+    std::vector<std::int64_t> count(to_size(graph_.schedule().num_ranks()), 0);
     for (std::size_t i = 0; i < n; ++i) {
       const IdleInterval& interval = intervals[i];
       const bool first = i == 0 || intervals[i - 1].rank != interval.rank;
@@ -279,7 +278,7 @@ class RunEncoder {
       from[i] = interval.from_rank;
       next[i] = position(interval.next);
       need[i] = position(interval.waits_for);
-      ++count[index(interval.rank)];
+      ++count[interval.rank];
     }
     header["idle"] = count;
     header["causes"] = kIdleCauseNames;
@@ -370,4 +369,4 @@ std::string base64(std::string_view bytes) {
 
 ReportData encode_run(const DrawnRun& run) { return RunEncoder(run).encode(); }
 
-}  // namespace sluice
+}  // namespace sluice::traces

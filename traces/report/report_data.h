@@ -6,7 +6,7 @@
 
 #include "traces/figure/drawn_run.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // The maximum number of memory samples over all ranks. More samples are reduced to the minimum and maximum of
 // intervals.
@@ -40,4 +40,4 @@ ReportData encode_run(const DrawnRun& run);
 // RFC 4648, with padding.
 std::string base64(std::string_view bytes);
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -10,10 +10,8 @@
 #include "model/timeline/causes.h"
 #include "traces/text/quantity_text.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
-
-std::size_t index(int i) { return static_cast<std::size_t>(i); }
 
 double fraction(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
@@ -221,7 +219,7 @@ std::string rank_table(const Report& report, std::size_t run) {
   }
   table.body();
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const RankMetrics& of = metrics.ranks[index(rank)];
+    const RankMetrics& of = metrics.ranks[rank];
     table.row(fmt::format("{}", rank), rank);
     const auto time = [&table](Duration t) { table.cell(time_text(t), to_seconds(t)); };
     table.cell(stages_text(schedule, rank), schedule.stages_of(rank).empty() ? -1 : schedule.stages_of(rank).front());
@@ -232,7 +230,7 @@ std::string rank_table(const Report& report, std::size_t run) {
     time(of.first_start);
     time(of.last_end);
     if (bytes) {
-      const RankMemory& memory = drawn.memory[index(rank)];
+      const RankMemory& memory = drawn.memory[rank];
       const auto gib = [&table](std::int64_t b) {
         table.cell(fmt::format("{:.2f} GiB", static_cast<double>(b) / kGiB), static_cast<double>(b));
       };
@@ -279,4 +277,4 @@ std::string ranks_html(const Report& report) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -5,7 +5,7 @@
 
 #include "traces/report/report.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Escapes text for elements and quoted attributes.
 std::string html_escaped(std::string_view text);
@@ -15,4 +15,4 @@ std::string headline_html(const Report& report);
 std::string idle_html(const Report& report);   // idle time by cause, as bars and numbers
 std::string ranks_html(const Report& report);  // one row per rank
 
-}  // namespace sluice
+}  // namespace sluice::traces

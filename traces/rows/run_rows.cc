@@ -6,7 +6,7 @@
 
 #include "traces/rows/transfer_drawing.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 RowOp op_of(const Vertex& vertex) { return {vertex.microbatch, vertex.stage, vertex.slice, vertex.op}; }
@@ -70,9 +70,7 @@ OpRow row_of(const OpGraph& graph, VertexId v) {
   OpRow row{.kind = kind_of(vertex), .rank = static_cast<std::int16_t>(graph.rank_of(v)), .op = op_of(vertex)};
   switch (vertex.kind) {
     case VertexKind::joint: row.partner = op_of(graph.joint_partner(vertex)); break;
-    case VertexKind::transfer:
-      row.peer = static_cast<std::int16_t>(graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
-      break;
+    case VertexKind::transfer: row.peer = static_cast<std::int16_t>(graph.lanes()[vertex.lane].peer); break;
     case VertexKind::collective: {
       const Collective collective = graph.collective(vertex);
       row.collective = collective.kind;
@@ -118,4 +116,4 @@ RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const 
   return run;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -13,7 +13,7 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 enum class RowKind : std::uint8_t { F, B, I, W, joint, recompute, transfer, collective, optimizer };
 inline constexpr int kNumRowKinds = 9;
@@ -92,4 +92,4 @@ struct RunRows {
 // `timeline` respects the graph's edges.
 RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

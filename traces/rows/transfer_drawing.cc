@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::traces {
 
 TransferDrawing::Drawn TransferDrawing::draw(VertexId transfer) {
   const Vertex& op = graph_[transfer];
@@ -15,4 +15,4 @@ TransferDrawing::Drawn TransferDrawing::draw(VertexId transfer) {
   return {start, drawn_until, start + timeline_.lane_latency[lane]};
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

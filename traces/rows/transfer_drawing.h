@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Places the transfers of a graph as traces show them. A transfer shorter than 1 ns is drawn 1 ns long; transfers that
 // would then overlap on a track are drawn one after another. Both ends of a transfer are drawn with the same length.
@@ -28,4 +28,4 @@ class TransferDrawing {
   std::vector<Duration> drawn_until_;  // by link, one for each of the two tracks that it may use between two ranks
 };
 
-}  // namespace sluice
+}  // namespace sluice::traces

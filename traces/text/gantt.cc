@@ -9,14 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "model/to_size.h"
 #include "traces/text/palette.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 constexpr int kMinWidth = 10;
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The parts of a label, from most to least detailed.
 enum class Label { slice, microbatch, last_digit };
@@ -46,12 +45,12 @@ class Gantt {
   Gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics, const GanttOptions& options)
       : graph_(graph), metrics_(metrics), options_(options), width_(std::max(options.width, kMinWidth)) {
     const int ranks = graph.schedule().num_ranks();
-    bars_.resize(index(ranks));
+    bars_.resize(ranks);
     for (VertexId v = 0; v < graph.size(); ++v) {
-      if (graph.lanes()[index(graph[v].lane)].kind != LaneKind::compute) continue;
+      if (graph.lanes()[graph[v].lane].kind != LaneKind::compute) continue;
       const Bar bar{timeline.start[v].count(), timeline.end[v].count(), v};
       makespan_ = std::max(makespan_, bar.end);
-      if (bar.end > bar.start) bars_[index(graph.rank_of(v))].push_back(bar);
+      if (bar.end > bar.start) bars_[graph.rank_of(v)].push_back(bar);
     }
     makespan_ = std::max<std::int64_t>(makespan_, metrics.makespan.count());
     for (int rank = 0; rank < ranks; ++rank) {
@@ -92,12 +91,12 @@ class Gantt {
 
   double busy_percent(int rank) const {
     if (metrics_.makespan.count() == 0) return 0;
-    return 100.0 * static_cast<double>(metrics_.ranks[index(rank)].busy.count()) /
+    return 100.0 * static_cast<double>(metrics_.ranks[rank].busy.count()) /
            static_cast<double>(metrics_.makespan.count());
   }
   // At most two decimals, no trailing zeros.
   std::string in_flight(int rank) const {
-    std::string text = fmt::format("{:.2f}", metrics_.ranks[index(rank)].peak_in_flight);
+    std::string text = fmt::format("{:.2f}", metrics_.ranks[rank].peak_in_flight);
     text.erase(text.find_last_not_of('0') + 1);
     if (text.back() == '.') text.pop_back();
     return text;
@@ -162,7 +161,7 @@ class Gantt {
       label_ = label;
       columns_per_unit_ = 1;
       for (const int rank : rows_) {
-        for (const Bar& bar : bars_[index(rank)]) {
+        for (const Bar& bar : bars_[rank]) {
           const std::int64_t length = (bar.end - bar.start) / unit;
           const std::int64_t needed = std::ssize(vertex_label(bar.vertex, label));
           columns_per_unit_ = std::max(columns_per_unit_, (needed + length - 1) / length);
@@ -194,14 +193,14 @@ class Gantt {
   std::vector<Run> runs(int rank) const {
     std::vector<Run> result;
     if (unit_) {
-      for (const Bar& bar : bars_[index(rank)]) {
+      for (const Bar& bar : bars_[rank]) {
         result.push_back({static_cast<int>(bar.start / *unit_ * columns_per_unit_),
                           static_cast<int>((bar.end - bar.start) / *unit_ * columns_per_unit_), bar});
       }
       return result;
     }
-    auto bar = bars_[index(rank)].begin();
-    const auto last = bars_[index(rank)].end();
+    auto bar = bars_[rank].begin();
+    const auto last = bars_[rank].end();
     for (int column = 0; column < columns_; ++column) {
       const double middle = (column + 0.5) / columns_ * static_cast<double>(makespan_);
       while (bar != last && static_cast<double>(bar->end) <= middle) ++bar;
@@ -219,16 +218,16 @@ class Gantt {
   // --- drawing ------------------------------------------------------------------------------------------------
 
   std::vector<Cell> row_cells(int rank) {
-    std::vector<Cell> cells(index(columns_));
+    std::vector<Cell> cells(to_size(columns_));
     for (const Run& run : runs(rank)) {
       const Vertex& vertex = graph_[run.bar.vertex];
       const auto [label, own] = fitted_label(run.bar.vertex, run.count, label_);
       if (label_ == Label::last_digit && label.size() > 1) modulo_ = modulo_ || exceeds_nine(vertex);
       for (int i = 0; i < run.count; ++i) {
-        Cell& cell = cells[index(run.first + i)];
+        Cell& cell = cells[run.first + i];
         cell.idle = false;
-        cell.character = index(i) < label.size() ? label[index(i)] : char{0};
-        const bool second = vertex.kind == VertexKind::joint && index(i) >= own;
+        cell.character = to_size(i) < label.size() ? label[i] : char{0};
+        const bool second = vertex.kind == VertexKind::joint && to_size(i) >= own;
         cell.colour = second ? colour_of(graph_.joint_partner(vertex).op) : colour_of(vertex);
       }
     }
@@ -305,4 +304,4 @@ std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Met
   return Gantt(graph, timeline, metrics, options).draw();
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -6,7 +6,7 @@
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 enum class TextColour { none, ansi256, truecolor };
 
@@ -32,4 +32,4 @@ struct GanttOptions {
 std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics,
                        const GanttOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -8,7 +8,7 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 std::string what(const OpGraph& graph, const Vertex& vertex) {
@@ -43,7 +43,7 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
     const bool transfer = vertex.kind == VertexKind::transfer;
     const bool collective = vertex.kind == VertexKind::collective;
     fmt::format_to(to, "{},", rank);
-    if (transfer) fmt::format_to(to, "{}", graph.lanes()[static_cast<std::size_t>(vertex.lane)].peer);
+    if (transfer) fmt::format_to(to, "{}", graph.lanes()[vertex.lane].peer);
     fmt::format_to(to, ",{},", what(graph, vertex));
     if (vertex.stage >= 0) fmt::format_to(to, "{}", vertex.stage);
     out += ',';
@@ -63,4 +63,4 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
   sink(out);
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

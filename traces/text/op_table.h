@@ -4,7 +4,7 @@
 #include "model/input/files.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 // Writes a CSV file with one row per vertex of the graph, in the order of ids (dependencies first):
 //   rank        for a transfer: the sender; for a collective: the first participating rank
@@ -15,4 +15,4 @@ namespace sluice {
 //   waited_for  the dependency that ended last
 void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline);
 
-}  // namespace sluice
+}  // namespace sluice::traces

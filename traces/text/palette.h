@@ -4,7 +4,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 struct Rgb {
   std::uint8_t red = 0;
@@ -50,4 +50,4 @@ constexpr Rgb colour_of(const Vertex& vertex) {
 // Whether text on this colour is easier to read in white than in black (luma of ITU-R BT.601).
 constexpr bool is_dark(Rgb c) { return 299 * c.red + 587 * c.green + 114 * c.blue < 128'000; }
 
-}  // namespace sluice
+}  // namespace sluice::traces

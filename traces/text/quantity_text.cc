@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace sluice {
+namespace sluice::traces {
 
 std::string time_text(Duration duration) {
   const double seconds = to_seconds(duration);
@@ -19,4 +19,4 @@ std::string grouped(double value) {
   return digits;
 }
 
-}  // namespace sluice
+}  // namespace sluice::traces

@@ -4,7 +4,7 @@
 
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::traces {
 
 inline constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
@@ -14,4 +14,4 @@ std::string time_text(Duration duration);
 // Formats a rounded number with thousands separated by spaces, "36 760".
 std::string grouped(double value);
 
-}  // namespace sluice
+}  // namespace sluice::traces

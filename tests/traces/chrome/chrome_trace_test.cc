@@ -12,7 +12,7 @@
 #include "tests/support/trace_check.h"
 #include "tests/support/trace_text.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -126,8 +126,7 @@ TEST(ChromeTrace, OtherPeersHaveTracksFromEight) {
   parts.orders.resize(6);
   for (int stage = 0; stage < 6; ++stage) {
     for (const OpKind kind : {OpKind::F, OpKind::B}) {
-      parts.orders[static_cast<std::size_t>(parts.routes[0][static_cast<std::size_t>(stage)])].push_back(
-          {.stage = static_cast<std::int16_t>(stage), .kind = kind});
+      parts.orders[parts.routes[0][stage]].push_back({.stage = static_cast<std::int16_t>(stage), .kind = kind});
     }
   }
   TraceOptions options;
@@ -170,7 +169,7 @@ TEST(ChromeTrace, TransferSlicesAreLaneTimeAndFlowsAreLatency) {
     if (run.graph[v].kind != VertexKind::transfer || run.graph[v].op != OpKind::F) continue;
     run.timeline.start[v] = Duration{10'000'000'000};
     run.timeline.end[v] = Duration{10'000'001'500};
-    run.timeline.lane_latency[static_cast<std::size_t>(run.graph[v].lane)] = Duration{7};
+    run.timeline.lane_latency[run.graph[v].lane] = Duration{7};
   }
   const std::string trace = trace_of(run);
   EXPECT_THAT(trace, HasSubstr(R"("tid":2,"ts":10000000.000,"dur":1.500,"cat":"p2p","name":"send F0")"));
@@ -327,7 +326,7 @@ TEST(ChromeTrace, TracesOfEveryFamilyAreValid) {
             if ((slices > 1 && !family.sliced) || (chunks > 1 && family.fixed_chunks != 0)) continue;
             FamilyParams params{
                 .ranks = ranks, .chunks = family.fixed_chunks == 0 ? chunks : 0, .microbatches = microbatches};
-            params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+            params.shape.slice_lengths.assign(slices, 1);
             LoweringOptions options;
             if (microbatches % 2 == 0) {
               options = {.footprint = &footprint, .data_parallel = 2, .recompute = true};
@@ -366,4 +365,4 @@ TEST(ChromeTrace, TracesOfEveryFamilyAreValid) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

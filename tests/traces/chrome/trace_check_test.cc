@@ -7,7 +7,7 @@
 #include "tests/support/trace_text.h"
 #include "traces/chrome/side_by_side.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::Contains;
@@ -263,4 +263,4 @@ TEST(TraceCheck, InvalidJsonIsOneViolation) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

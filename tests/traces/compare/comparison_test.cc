@@ -14,7 +14,7 @@
 #include "tests/support/trace_text.h"
 #include "traces/chrome/side_by_side.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::Simulated;
@@ -342,4 +342,4 @@ TEST(SideBySide, TracesOfEveryFamilyAreValid) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

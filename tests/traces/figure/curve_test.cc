@@ -10,7 +10,7 @@
 #include "tests/support/svg_elements.h"
 #include "traces/figure/svg.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::svg_elements;
@@ -59,8 +59,8 @@ TEST(Curve, PlacesPointsByTheirValues) {
   const auto points = circles(elements);
   // The third is missing. On a logarithmic axis 1, 2 and 8 are at 0, 1/3 and 1.
   ASSERT_EQ(points.size(), 3U);
-  const auto x = [&](int i) { return points[static_cast<std::size_t>(i)].number("cx"); };
-  const auto y = [&](int i) { return points[static_cast<std::size_t>(i)].number("cy"); };
+  const auto x = [&](int i) { return points[i].number("cx"); };
+  const auto y = [&](int i) { return points[i].number("cy"); };
   EXPECT_NEAR((x(1) - x(0)) / (x(2) - x(0)), 1.0 / 3, 1e-3);
   // 5 is below 60 % of 40: the axis starts at 0, at y = 294, so that heights are proportional to 10, 20 and 40.
   EXPECT_NEAR((294 - y(1)) / (294 - y(0)), 2, 1e-3);
@@ -206,4 +206,4 @@ TEST(Svg, TextIsTruncatedToWidth) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

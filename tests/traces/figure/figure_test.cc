@@ -13,7 +13,7 @@
 #include "tests/support/svg_elements.h"
 #include "traces/figure/svg.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::area_of_boxes;
@@ -306,10 +306,8 @@ TEST(Figure, ManyNarrowOpsKeepTheirFractionsOfTime) {
       }
       // Rounding to 0.01 px: half of that for each of up to 652 columns, a 16 px row high.
       EXPECT_NEAR(coloured, all, 0.005 * kPlot) << family << " rank " << rank;
-      EXPECT_NEAR(
-          coloured / kPlot,
-          to_seconds(one->metrics.ranks[static_cast<std::size_t>(rank)].busy) / to_seconds(one->metrics.makespan),
-          0.005);
+      EXPECT_NEAR(coloured / kPlot, to_seconds(one->metrics.ranks[rank].busy) / to_seconds(one->metrics.makespan),
+                  0.005);
       for (const auto& [colour, length] : time) {
         // A few ops next to gaps are drawn one by one, in the shade of their chunk.
         EXPECT_NEAR(area[colour], length, 0.02 * kPlot) << family << " rank " << rank << " " << colour;
@@ -440,4 +438,4 @@ TEST(Figure, RunOfLengthZeroIsDrawn) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

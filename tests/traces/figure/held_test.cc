@@ -7,7 +7,7 @@
 
 #include "tests/support/simulated.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::simulated;
@@ -112,4 +112,4 @@ TEST(HeldPath, LengthIsBoundedForManyLevels) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -12,7 +12,7 @@
 #include "traces/read/clocks.h"
 #include "traces/read/trace_read.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::error_of;
@@ -299,4 +299,4 @@ TEST_F(Kineto, ErrorsNameFileAndCause) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -19,7 +19,7 @@
 #include "traces/chrome/trace_events.h"
 #include "traces/compare/comparison.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -364,4 +364,4 @@ TEST_F(ReadTrace, CorruptFilesAreRejectedOrRead) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

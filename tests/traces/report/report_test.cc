@@ -18,7 +18,7 @@
 #include "traces/report/report_data.h"
 #include "traces/report/report_tables.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::between;
@@ -117,10 +117,9 @@ Lanes lanes_of(const OpGraph& graph) {
   Lanes lanes(graph.lanes().size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind == VertexKind::collective) {
-      for (const int rank : graph.collective(graph[v]).ranks)
-        lanes[static_cast<std::size_t>(graph.collective_lane(rank))].push_back(v);
+      for (const int rank : graph.collective(graph[v]).ranks) lanes[graph.collective_lane(rank)].push_back(v);
     } else {
-      lanes[static_cast<std::size_t>(graph[v].lane)].push_back(v);
+      lanes[graph[v].lane].push_back(v);
     }
   }
   return lanes;
@@ -160,7 +159,7 @@ void expect_ops(const ReportInput& drawn, const ReportColumns& data, const Lanes
       left += data["slack"][i];
       ASSERT_EQ(microbatch, vertex.microbatch);
       const VertexId needed = last_need(graph, timeline, v).vertex;
-      ASSERT_EQ(need < 0 ? kNoVertex : vertex_at[static_cast<std::size_t>(need)], needed) << graph.name(v);
+      ASSERT_EQ(need < 0 ? kNoVertex : vertex_at[need], needed) << graph.name(v);
       ASSERT_EQ(left, slacks[v].count()) << graph.name(v);
       ASSERT_EQ(data["critical"][i], on_path[v]);
       ASSERT_EQ(data["slice"][i], vertex.slice);
@@ -192,7 +191,7 @@ void expect_idle(const ReportInput& drawn, const ReportColumns& data, const std:
     if (k == 0 || intervals[k].rank != intervals[k - 1].rank) free = 0;
     const auto vertex = [&](const char* column) {
       const std::int64_t at = data[column][k];
-      return at < 0 ? kNoVertex : vertex_at[static_cast<std::size_t>(at)];
+      return at < 0 ? kNoVertex : vertex_at[at];
     };
     const std::int64_t start = free + data["idle_gap"][k];
     free = start + data["idle_duration"][k];
@@ -352,4 +351,4 @@ TEST(Report, FailureKeepsTheExistingFile) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

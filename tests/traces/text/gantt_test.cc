@@ -5,7 +5,7 @@
 
 #include "tests/support/simulated.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::Simulated;
@@ -122,4 +122,4 @@ TEST(Gantt, RowsHaveEqualWidth) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test
