@@ -45,7 +45,7 @@ TEST(Picture, OfOneRunOrTwo) {
 TEST(Picture, HasMemoryWhereAModelIs) {
   const std::string example = SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json";
   const auto all = texts(picture(example + " --svg-width 336 --svg-transfers"));
-  EXPECT_THAT(all, Contains(HasSubstr("memory (GiB): most on rank")));
+  EXPECT_THAT(all, Contains(HasSubstr("memory (GiB): peak on rank")));
   EXPECT_THAT(all, Contains("communication"));
   EXPECT_EQ(svg_elements(picture(example + " --svg-width 336"))[0].get("width"), "336");
 }
