@@ -12,7 +12,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/automatic.h"
 #include "tools/command.h"
 #include "tools/comparison_output.h"

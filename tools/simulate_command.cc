@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/automatic.h"
 #include "tools/command.h"
 #include "tools/explain_output.h"

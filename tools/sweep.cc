@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "sim/parallel.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/progress.h"
 #include "tools/scenario_flags.h"
 #include "traces/quantity_text.h"

@@ -8,7 +8,7 @@
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
 #include "sim/planner/zero_bubble_schedule.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::accuracy {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "model/cost/analytic.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/planner/plan.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {

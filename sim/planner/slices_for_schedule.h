@@ -7,7 +7,7 @@
 
 #include "model/scenario/scenario.h"
 #include "model/units.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice {
 

@@ -5,6 +5,7 @@
 
 #include "model/errors.h"
 #include "sim/engine.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {

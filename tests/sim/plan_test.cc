@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "model/errors.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 #include "sim/calibration/constants_files.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice {
 namespace {
