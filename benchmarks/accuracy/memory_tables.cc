@@ -6,8 +6,8 @@
 #include <map>
 
 #include "benchmarks/accuracy/scenarios.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 #include "model/errors.h"
-#include "sim/planner/zero_bubble_schedule.h"
 #include "sim/predict.h"
 
 namespace sluice::accuracy {

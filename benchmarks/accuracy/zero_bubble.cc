@@ -11,12 +11,12 @@
 #include <utility>
 
 #include "benchmarks/accuracy/replay.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 #include "model/errors.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
 #include "sim/engine.h"
-#include "sim/planner/zero_bubble_schedule.h"
 
 namespace sluice::accuracy {
 namespace {
