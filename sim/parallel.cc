@@ -8,7 +8,7 @@ namespace sluice {
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
 #ifdef SLUICE_HAVE_TBB
-  // One index a task: each is a simulation.
+  // One index per task, as each is a simulation.
   tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1), [&](const tbb::blocked_range<std::int64_t>& range) {
     for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i);
   });

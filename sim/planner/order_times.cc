@@ -29,7 +29,7 @@ OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::
 std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
   ++runs_;
   std::fill(arrived_.begin(), arrived_.end(), -1);
-  arrived_[kAlwaysThere] = 0;
+  arrived_[kAvailable] = 0;
   std::fill(clock_.begin(), clock_.end(), 0);
   std::fill(lane_free_.begin(), lane_free_.end(), 0);
   std::fill(next_.begin(), next_.end(), 0);
@@ -56,7 +56,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
       end_[at(op)] = end;
       index_[at(op)] = static_cast<std::int32_t>(position);
       clock = end;
-      if (row.makes == kForNobody) continue;
+      if (row.makes == kNoReader) continue;
       std::int64_t arrival = end;
       if (row.lane >= 0) {
         const std::int64_t left = std::max(end, lane_free_[at(row.lane)]) + row.send;
@@ -84,7 +84,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
   return makespan <= most ? makespan : kNever;
 }
 
-void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) const {
+void OrderTimes::critical_path(const Orders& orders, std::vector<Step>& path) const {
   Step step;
   std::int64_t latest = -1;
   for (int rank = 0; rank < table_.ranks; ++rank) {
@@ -101,7 +101,7 @@ void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) con
     const std::int32_t op = order[at(step.index)];
     const std::int64_t begin = start(op);
     step.follows =
-        step.index > 0 && (end_[at(order[at(step.index - 1)])] == begin || table_.rows[at(op)].need == kAlwaysThere ||
+        step.index > 0 && (end_[at(order[at(step.index - 1)])] == begin || table_.rows[at(op)].need == kAvailable ||
                            arrived_[at(table_.rows[at(op)].need)] < begin);
     path.push_back(step);
     if (begin == 0) return;

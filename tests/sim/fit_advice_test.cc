@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// GPT-3 13B on 8 A100: with 256 sequences in flight it is far over 80 GiB.
+// GPT-3 13B on 8 A100 with 256 sequences in flight, which need far more than 80 GiB.
 Scenario too_large(const nlohmann::json& changes) {
   nlohmann::json document = nlohmann::json::parse(R"({
     "model": {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 51200,
@@ -22,7 +22,7 @@ Scenario too_large(const nlohmann::json& changes) {
   return scenario_from_json(document, "test", "");
 }
 
-TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
+TEST(FitAdvice, ReturnsChangesThatFitFastestFirst) {
   const sluice::Setup setup(too_large(nlohmann::json::object()));
   ASSERT_FALSE(predict(setup).fit->fits);
   const std::vector<Remedy> remedies = what_would_fit(setup);
@@ -35,7 +35,7 @@ TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
   for (std::size_t i = 0; i < remedies.size(); ++i) EXPECT_EQ(remedies[i].flags, again[i].flags);
 }
 
-TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
+TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
   const sluice::Setup setup(too_large(nlohmann::json::object()));
   const auto remedies = what_would_fit(setup);
   const auto find = [&](const std::string& flags) {
@@ -49,8 +49,8 @@ TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
   EXPECT_EQ(leaner->iteration_s, to_seconds(prediction.iteration));
 }
 
-TEST(FitAdvice, IsEmptyWhereNothingHelps) {
-  // 13 billion parameters whole on one GPU: 18 bytes each are 220 GiB, whatever is recomputed.
+TEST(FitAdvice, IsEmptyIfNoChangeFits) {
+  // 13 billion parameters with 18 bytes each on one GPU need 220 GiB, with any recomputation.
   const sluice::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
                                        {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
                                        {"schedule", "1f1b"}}));
