@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/to_size.h"
 #include "sim/shared_links.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr LaneId kNoLane = -1;
-
-std::size_t index_of(int i) { return static_cast<std::size_t>(i); }
 
 // Part of a transfer's lane time during which its bytes move; the rest follows.
 Duration on_wire(const SharedLink& link, Duration takes) {
@@ -38,8 +37,8 @@ class ContendedRun {
     list_vertices(steps);
     for (const LaneState& lane : lanes_) busy_lanes_ += lane.count > 0 ? 1 : 0;
     if (copies > 1) {
-      copy_ends_.resize(static_cast<std::size_t>(copies));
-      lanes_through_.assign(static_cast<std::size_t>(copies), 0);
+      copy_ends_.resize(copies);
+      lanes_through_.assign(copies, 0);
     }
     ready_.reserve(lanes_.size());
   }
@@ -59,7 +58,7 @@ class ContendedRun {
     const int link = links_.next_end();
     if (link < 0) return false;
     const LaneId lane = first_link_ + link;
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
     advance(lane);
     advance_ready();
@@ -67,7 +66,7 @@ class ContendedRun {
   }
 
   int complete_copies() const { return complete_copies_; }
-  const LaneTimes& copy_end(int copy) const { return copy_ends_[index(copy)]; }
+  const LaneTimes& copy_end(int copy) const { return copy_ends_[copy]; }
   std::vector<Duration>&& take_done() { return std::move(done_); }
 
  private:
@@ -84,11 +83,6 @@ class ContendedRun {
     VertexId awaited = 0;
   };
 
-  template <typename T>
-  static std::size_t index(T i) {
-    return static_cast<std::size_t>(i);
-  }
-
   // When the result of the vertex is available, in repetition `copy`.
   Duration& done(VertexId v, int copy) { return done_[copies_ > 1 && copy % 2 == 1 ? graph_.size() + v : v]; }
 
@@ -96,7 +90,7 @@ class ContendedRun {
     const auto listed = [&](const Vertex& vertex) {
       return steps || (vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer);
     };
-    for (const Vertex& vertex : vertices_) lanes_[index(vertex.lane)].count += listed(vertex) ? 1 : 0;
+    for (const Vertex& vertex : vertices_) lanes_[vertex.lane].count += listed(vertex) ? 1 : 0;
     std::size_t first = 0;
     for (LaneState& lane : lanes_) {
       lane.first = lane.position = first;  // the position serves as a cursor below
@@ -104,7 +98,7 @@ class ContendedRun {
     }
     order_.resize(first);
     for (VertexId v = 0; v < graph_.size(); ++v) {
-      if (listed(vertices_[v])) order_[lanes_[index(vertices_[v].lane)].position++] = v;
+      if (listed(vertices_[v])) order_[lanes_[vertices_[v].lane].position++] = v;
     }
     for (LaneState& lane : lanes_) lane.position = 0;
   }
@@ -118,7 +112,7 @@ class ContendedRun {
   }
 
   void advance(LaneId lane) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (state.count == 0) return;
     while (state.copy < copies_) {
       const VertexId v = order_[state.first + state.position];
@@ -127,7 +121,7 @@ class ContendedRun {
       // The first dependency of a transfer is its data; the others are the order on its lane.
       for (const VertexId need : transfer ? graph_.needs(v).first(1) : graph_.needs(v)) {
         if (times_done_[need] <= state.copy) {
-          LaneState& there = lanes_[index(vertices_[need].lane)];
+          LaneState& there = lanes_[vertices_[need].lane];
           state.awaited = need;
           state.next_waiter = there.first_waiter;
           there.first_waiter = lane;
@@ -137,7 +131,7 @@ class ContendedRun {
       }
       const Duration takes = prices_.duration[v];
       if (transfer && links_.shares(lane - first_link_)) {
-        const Duration wire = on_wire(prices_.sharing.links[index(lane - first_link_)], takes);
+        const Duration wire = on_wire(prices_.sharing.links[lane - first_link_], takes);
         if (wire > Duration{0}) {
           state.off_wire = takes - wire;
           links_.add(lane - first_link_, start, wire, tie(lane, state.copy, v));
@@ -150,25 +144,25 @@ class ContendedRun {
 
   // Breaks ties in a queue by rank, then op.
   std::uint64_t tie(LaneId lane, int copy, VertexId v) const {
-    const auto rank = static_cast<std::uint64_t>(graph_.lanes()[index(lane)].rank);
+    const auto rank = static_cast<std::uint64_t>(graph_.lanes()[lane].rank);
     return (rank << 48) | (static_cast<std::uint64_t>(copy) << 32) | v;
   }
 
   // Records the times of `v`, the next vertex of `lane`, and wakes the lanes that wait for it.
   void resolve(LaneId lane, VertexId v, Duration start, Duration end) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (start_ != nullptr) (*start_)[v] = start;
-    done(v, state.copy) = end + prices_.lane_latency[index(lane)];
+    done(v, state.copy) = end + prices_.lane_latency[lane];
     ++times_done_[v];
     state.free = end;
     if (vertices_[v].kind == VertexKind::collective) {
       for (const int rank : graph_.collective(vertices_[v]).ranks) {
-        Duration& free = lanes_[index(graph_.collective_lane(rank))].free;
+        Duration& free = lanes_[graph_.collective_lane(rank)].free;
         free = std::max(free, end);
       }
     }
     for (LaneId* waiter = &state.first_waiter; *waiter != kNoLane;) {
-      LaneState& other = lanes_[index(*waiter)];
+      LaneState& other = lanes_[*waiter];
       if (other.awaited == v) {
         ready_.push_back(*waiter);
         *waiter = other.next_waiter;
@@ -180,12 +174,12 @@ class ContendedRun {
   }
 
   void end_copy(LaneId lane) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (copies_ > 1) {
-      LaneTimes& ends = copy_ends_[index(state.copy)];
+      LaneTimes& ends = copy_ends_[state.copy];
       if (ends.empty()) ends.resize(lanes_.size());
-      ends[index(lane)] = state.free;
-      if (++lanes_through_[index(state.copy)] == busy_lanes_) complete_copies_ = state.copy + 1;
+      ends[lane] = state.free;
+      if (++lanes_through_[state.copy] == busy_lanes_) complete_copies_ = state.copy + 1;
     }
     state.position = 0;
     ++state.copy;
@@ -220,8 +214,7 @@ Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
   timeline.end = run.take_done();
   timeline.lane_latency = prices.lane_latency;
   // A timeline has the time at which a transfer leaves its lanes, the run that of its arrival.
-  for (VertexId v = 0; v < graph.size(); ++v)
-    timeline.end[v] -= prices.lane_latency[static_cast<std::size_t>(graph[v].lane)];
+  for (VertexId v = 0; v < graph.size(); ++v) timeline.end[v] -= prices.lane_latency[graph[v].lane];
   return timeline;
 }
 
@@ -246,17 +239,17 @@ bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshar
     Duration start{};
     Duration end{};
   };
-  const auto first_link = index_of(2 * graph.schedule().num_ranks());
+  const auto first_link = to_size(2 * graph.schedule().num_ranks());
   const std::vector<SharedLink>& links = prices.sharing.links;
   std::vector<std::size_t> transfers(links.size(), 0);
   for (const Vertex& vertex : graph.vertices()) {
-    if (vertex.kind == VertexKind::transfer) ++transfers[index_of(vertex.lane) - first_link];
+    if (vertex.kind == VertexKind::transfer) ++transfers[to_size(vertex.lane) - first_link];
   }
   std::vector<std::vector<Passage>> passages(links.size());  // in their order
   for (std::size_t link = 0; link < links.size(); ++link) passages[link].reserve(transfers[link]);
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind != VertexKind::transfer) continue;
-    const std::size_t link = index_of(graph[v].lane) - first_link;
+    const std::size_t link = to_size(graph[v].lane) - first_link;
     const Duration wire = links[link].uses.empty() ? Duration{0} : on_wire(links[link], prices.duration[v]);
     if (wire > Duration{0}) passages[link].push_back({unshared.start[v], unshared.start[v] + wire});
   }
@@ -266,11 +259,10 @@ bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshar
     bool queues = false;
     Duration until{};  // end of the last started one
   };
-  std::vector<std::vector<Cursor>> resources(index_of(prices.sharing.num_resources));
+  std::vector<std::vector<Cursor>> resources(to_size(prices.sharing.num_resources));
   for (std::size_t link = 0; link < links.size(); ++link) {
     for (const ResourceUse& use : links[link].uses) {
-      resources[index_of(use.resource)].push_back(
-          {passages[link], use.share, links[link].policy == Sharing::queue, Duration{0}});
+      resources[use.resource].push_back({passages[link], use.share, links[link].policy == Sharing::queue, Duration{0}});
     }
   }
   for (std::vector<Cursor>& cursors : resources) {
@@ -297,4 +289,4 @@ bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshar
   return false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

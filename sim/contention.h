@@ -8,7 +8,7 @@
 #include "model/timeline/timeline.h"
 #include "sim/sweep.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Simulates a graph whose links share resources (`prices.sharing`). The rules are those of the sweep: a vertex starts
 // when its dependencies have ended or arrived and its lanes are free, and lanes run their vertices in order. In
@@ -27,4 +27,4 @@ void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
 // not, `simulate_contended` returns the same timeline, as no transfer takes longer than its price.
 bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshared);
 
-}  // namespace sluice
+}  // namespace sluice::sim

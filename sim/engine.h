@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Simulates the priced graph: a vertex starts when its dependencies have ended or arrived and its lanes are free. Lanes
 // run their vertices in order, so times are longest paths, which one sweep in the order of ids finds without an event
@@ -15,4 +15,4 @@ Timeline simulate(const OpGraph& graph, const Prices& prices);
 // Likewise, as if links shared nothing.
 Timeline simulate_unshared(const OpGraph& graph, const Prices& prices);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/graph/op_graph.h"
 #include "model/scenario/perturbation.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Applies the slow ranks and links of `perturbation` to `prices`. Throws InputError for a rank that is not in the
 // graph, or for a pair of ranks without transfers between them.
@@ -31,4 +31,4 @@ struct Trials {
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,
                   const std::function<void(std::int64_t)>& progress = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 #include "sim/engine.h"
 #include "sim/period.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Whether the schedule is the one that the scenario's family builds, so that it can be built for more batches.
@@ -108,4 +108,4 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   return prediction;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 #include "model/scenario/setup.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Device memory that a rank with this peak needs, including allocator overhead and reserved memory.
 std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes);
@@ -22,4 +22,4 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
 // jitter trials. Throws InputError.
 Prediction predict(const Setup& setup, const PredictOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -15,7 +15,7 @@
 #include "model/timeline/timeline.h"
 #include "sim/perturbed.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 struct Throughput {
   double tokens_per_s = 0;                // over all devices; 0 without a sequence length
@@ -56,4 +56,4 @@ struct PredictOptions {
   std::function<void(std::int64_t)> trial_progress{};  // called with the number of finished trials, from any thread
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

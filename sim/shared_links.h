@@ -7,7 +7,7 @@
 #include "model/cost/sharing.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // The time of the next event, or none, of each of a fixed number of slots, with constant-time access to the earliest.
 // Ties go to the lower slot. A tournament tree: `set` walks once to the root and does not allocate.
@@ -18,7 +18,7 @@ class Agenda {
   explicit Agenda(int slots);
   void set(int slot, Duration when);
   int first() const { return winner_[1]; }
-  Duration first_time() const { return times_[static_cast<std::size_t>(first())]; }
+  Duration first_time() const { return times_[first()]; }
 
  private:
   std::size_t leaves_ = 1;
@@ -35,7 +35,7 @@ class SharedLinks {
  public:
   explicit SharedLinks(const LinkSharing& sharing);
 
-  bool shares(int link) const { return !links_[static_cast<std::size_t>(link)].uses.empty(); }
+  bool shares(int link) const { return !links_[link].uses.empty(); }
 
   // Adds the next transfer of `link`, which is ready at `when` >= now and takes `work` > 0 at full speed. `order`
   // breaks ties between transfers that enter a queue at the same time. Precondition: the link's last transfer has
@@ -46,9 +46,9 @@ class SharedLinks {
   int next_end();
 
   Duration now() const { return now_; }
-  Duration began(int link) const { return flows_[static_cast<std::size_t>(link)].began; }  // after any queue
+  Duration began(int link) const { return flows_[link].began; }  // after any queue
   // The latest rate of the link's last transfer as a fraction of full speed; 0 before it began.
-  double rate(int link) const { return flows_[static_cast<std::size_t>(link)].rate; }
+  double rate(int link) const { return flows_[link].rate; }
 
  private:
   enum class State : std::uint8_t { idle, coming, waiting, moving };
@@ -71,8 +71,8 @@ class SharedLinks {
     double room = 0, weight = 0;  // of share_fairly
   };
 
-  Flow& flow(int link) { return flows_[static_cast<std::size_t>(link)]; }
-  const SharedLink& link(int i) const { return links_[static_cast<std::size_t>(i)]; }
+  Flow& flow(int link) { return flows_[link]; }
+  const SharedLink& link(int i) const { return links_[i]; }
   Resource& resource(const ResourceUse& use) { return resources_[static_cast<std::size_t>(use.resource)]; }
 
   void come(int link);
@@ -97,4 +97,4 @@ class SharedLinks {
   bool queue_changed_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

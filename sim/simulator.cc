@@ -9,7 +9,7 @@
 #include "sim/planner/auto_setup.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 struct Simulator::Parts {
   std::unique_ptr<Setup> setup;
@@ -35,6 +35,6 @@ const Scenario& Simulator::scenario() const { return parts_->setup->scenario(); 
 const Schedule& Simulator::schedule() const { return parts_->setup->schedule(); }
 const OpGraph& Simulator::graph() const { return parts_->setup->graph(); }
 
-Prediction Simulator::predict(const PredictOptions& options) const { return sluice::predict(*parts_->setup, options); }
+Prediction Simulator::predict(const PredictOptions& options) const { return sim::predict(*parts_->setup, options); }
 
-}  // namespace sluice
+}  // namespace sluice::sim

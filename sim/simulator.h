@@ -10,7 +10,7 @@
 #include "model/schedule/schedule.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Reads a scenario file ("sluice.scenario/1", docs/formats.md). Relative paths in it are resolved against the file's
 // folder. Throws InputError with the file, the JSON pointer, what was expected and what was found.
@@ -55,4 +55,4 @@ class Simulator {
   std::unique_ptr<const Parts> parts_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,7 +5,7 @@
 #include "model/cost/price.h"
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // When each lane is free. Passed from one sweep to the next, ranks repeat their lists without a barrier.
 using LaneTimes = std::vector<Duration>;
@@ -22,4 +22,4 @@ extern template void sweep<true>(const OpGraph&, const Prices&, LaneTimes&, std:
 extern template void sweep<false>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*,
                                   std::vector<Duration>&);
 
-}  // namespace sluice
+}  // namespace sluice::sim

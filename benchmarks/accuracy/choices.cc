@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 // The part of a setting ("hidden 2048, layers 24, tp 2") that is not chosen, with the number of GPUs.
@@ -79,4 +79,4 @@ std::string choices_text(const Choices& choices) {
   return out + "\n";
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

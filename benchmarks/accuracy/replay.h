@@ -4,7 +4,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Costs of published runs, in seconds, including effects that an OpGraph does not model.
 struct ReplayCosts {
@@ -25,4 +25,4 @@ struct ReplayResult {
 // Computes the longest paths of a schedule of unsliced microbatches on one route. Throws ScheduleError for a deadlock.
 ReplayResult replay(const Schedule& schedule, const ReplayCosts& costs);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

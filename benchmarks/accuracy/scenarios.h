@@ -2,9 +2,9 @@
 
 #include "model/input/json_reader.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Reads benchmarks/accuracy/scenarios/NAME.json, the settings that a table does not contain.
 Json base_of(const char* name);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -18,7 +18,7 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 // Constants of the framework and the machines of all rows. The first is counted, the other four were fitted together to
@@ -514,4 +514,4 @@ TableScore score_zero_bubble_throughput(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -2,7 +2,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Tables of Qi et al. 2023 (arXiv:2401.10241). Each also uses the other one if it is among the CSV files in the same
 // folder.
@@ -17,4 +17,4 @@ TableScore score_zero_bubble_bubbles(const CsvTable& table);
 // model without a profile are interpolated between models with one, by size. The only row of a model is skipped.
 TableScore score_zero_bubble_throughput(const CsvTable& table);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -8,7 +8,7 @@
 #include "model/schedule/schedule.h"
 #include "model/units.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Times and memory of one rank's ops on one microbatch: F adds `activation`, I releases all but `kept` of it, W
 // releases `kept`. Memory is in bytes or in any other unit of `limit`, which the rank never exceeds.
@@ -76,4 +76,4 @@ class ZeroBubbleCost : public CostModel {
   const ZeroBubbleProblem& problem_;
 };
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

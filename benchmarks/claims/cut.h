@@ -5,7 +5,7 @@
 
 #include "model/scenario/setup.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // Returns the slices of TeraPipe's optimum (model/slicing) for equally cut microbatches in the pipeline of `setup`: the
 // minimum of D sum(f_i + x_i) + (K - 1)(max f_i + max x_i) for D microbatches and K ranks, with the times of the
@@ -13,4 +13,4 @@ namespace sluice::claims {
 // otherwise the better one of the optima for the next lower and higher integer. Throws InputError.
 std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granularity);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -244,4 +244,4 @@ ResultRow evaluate(const Claim& claim, const Measure& measure, const std::vector
   return Evaluation(claim, measure, runs).run();
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

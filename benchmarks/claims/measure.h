@@ -6,7 +6,7 @@
 #include "benchmarks/claims/claim.h"
 #include "benchmarks/claims/run_result.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // A row of the table.
 struct ResultRow {
@@ -21,4 +21,4 @@ struct ResultRow {
 
 ResultRow evaluate(const Claim& claim, const Measure& measure, const std::vector<RunResult>& runs);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -5,7 +5,7 @@
 
 #include "benchmarks/claims/measure.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 struct EvaluatedClaim {
   Claim claim;
@@ -21,4 +21,4 @@ std::string table_json(const std::vector<EvaluatedClaim>& claims);  // sluice.cl
 // Writes one scenario file per run to `folder`, for `sluice simulate`. Throws InputError.
 void write_scenarios(const std::vector<EvaluatedClaim>& claims, const std::string& folder);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

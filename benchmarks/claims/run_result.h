@@ -7,7 +7,7 @@
 
 #include "benchmarks/claims/claim.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // The prediction of a run.
 struct RunResult {
@@ -32,4 +32,4 @@ std::vector<std::vector<RunResult>> run_all(std::span<const Claim> claims);
 // Returns the time in seconds of one op of a run, including recomputation.
 double op_seconds(const Claim& claim, std::size_t run, const RunResult& result, const Op& op);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

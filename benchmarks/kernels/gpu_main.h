@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "model/namespaces.h"
+
 namespace sluice::bench {
 
 // Common code of the GPU benchmarks: a `main` that prints in one line why there is no device and exits with 0 without

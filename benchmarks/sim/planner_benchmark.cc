@@ -2,7 +2,7 @@
 
 #include "benchmarks/accuracy/zero_bubble_schedule.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 // A model with tens of layers per rank: unequal times, latency, and two thirds of the memory of zb-h2.
@@ -23,4 +23,4 @@ void plan(benchmark::State& state) {
 BENCHMARK(plan)->Args({8, 32})->Args({16, 128})->Args({32, 256})->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -117,4 +119,4 @@ Software software_from_json(JsonReader reader);
 // "nic_per_gpu": bool}; gpu and links are names of the catalogue or objects (docs/formats.md).
 Cluster cluster_from_json(JsonReader reader);
 
-}  // namespace sluice
+}  // namespace sluice::model

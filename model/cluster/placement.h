@@ -7,7 +7,7 @@
 #include "model/cluster/cluster.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How a group of GPUs that communicate lies on the nodes.
 struct Reach {
@@ -63,4 +63,4 @@ class Placement {
   Reach world_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

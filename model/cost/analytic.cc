@@ -5,13 +5,11 @@
 
 #include "model/cost/expert_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 SliceSize size_of(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences,
-          .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
-          .context = shape.context(slice)};
+  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
 }
 
 AttentionShape attention_shape(const KernelCall& call) {
@@ -239,4 +237,4 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/cost/cost_model.h"
 #include "model/cost/stage_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A part of a stage, and how often it is there: "embedding", "layer", "head".
 struct KernelPart {
@@ -40,7 +40,7 @@ class AnalyticCost : public CostModel {
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
   // The first stage of the same contents.
-  int alike(int stage) const override { return alike_[static_cast<std::size_t>(stage)]; }
+  int alike(int stage) const override { return alike_[stage]; }
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   // As the cluster file says. The all-gather after a transfer occupies its lane, but nothing that is shared.
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
@@ -59,7 +59,7 @@ class AnalyticCost : public CostModel {
   // The host's time to issue so many kernels.
   double host_s(int kernels) const;
 
-  const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+  const StageContents& contents(int stage) const { return stages_[stage]; }
   const Cluster& cluster() const { return cluster_; }
   const Placement& placement() const { return placement_; }
 
@@ -80,4 +80,4 @@ class AnalyticCost : public CostModel {
   Collectives collectives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/cluster/placement.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Times of ring collectives of `bytes` (of the whole tensor) over a group that lies as `reach` says, in seconds:
 //   fixed + steps * step latency + share of the bytes / bandwidth of the ring.
@@ -37,4 +37,4 @@ class Collectives {
   Placement placement_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/cost/sharing.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What a collective of the OpGraph is for.
 enum class CollectiveKind : std::uint8_t {
@@ -72,4 +72,4 @@ class CostModel {
   virtual double optimizer_s(int /*stage*/) const { return 0; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -180,4 +180,4 @@ std::string to_json_text(const CostTable& table) {
   return root.dump(2) + "\n";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

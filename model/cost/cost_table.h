@@ -8,7 +8,7 @@
 
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The parts of a model whose times are measured. `stage` is what an op of a whole stage takes beside its parts: what
 // the program that runs it does around the kernels. `recompute`, of which there is F alone, is a layer made again
@@ -89,4 +89,4 @@ CostTable parse_cost_table(std::string_view text, const std::string& source);
 // The text of a cost file; parse_cost_table gives the same table back.
 std::string to_json_text(const CostTable& table);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/cost/kernel_parts.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A layer's experts in place of its MLP: router, the way to the experts and back, their products, and the shared one.
 // F, I or W. Tokens are taken to be spread evenly: each expert of each rank gets rows x per_token x ep / count of them.
@@ -12,4 +12,4 @@ namespace sluice {
 kernel_parts::Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const kernel_parts::Sizes& s);
 
-}  // namespace sluice
+}  // namespace sluice::model

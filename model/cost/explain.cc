@@ -5,7 +5,7 @@
 
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 Limit limit_of(const AnalyticCost& cost, const KernelCall& call) {
@@ -75,9 +75,8 @@ std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule&
                                        const MicrobatchShape& shape) {
   std::vector<ExplainedOp> out;
   for (int slice = 0; slice < shape.num_slices(); ++slice) {
-    const SliceSize size{.sequences = shape.sequences,
-                         .tokens = shape.slice_lengths[static_cast<std::size_t>(slice)],
-                         .context = shape.context(slice)};
+    const SliceSize size{
+        .sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
     const auto add = [&](ExplainedOp op) {
       op.stage = stage;
       op.slice = slice;
@@ -94,4 +93,4 @@ std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule&
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/cluster/cluster.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 struct Tile {
@@ -75,4 +75,4 @@ KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double by
           .launch_s = gpu.kernel_s};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

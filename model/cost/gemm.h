@@ -1,6 +1,8 @@
 #pragma once
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 struct Gpu;
 
@@ -50,4 +52,4 @@ struct AttentionShape {
 };
 KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // An OpGraph's durations under one cost model.
 struct Prices {
@@ -27,4 +27,4 @@ Prices price(const OpGraph& graph, const CostModel& cost, const LinkSharing& sha
 // safe. `price` has checked it; whoever makes prices longer checks again.
 void check_total(const OpGraph& graph, const Prices& prices);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/cost/cost_table.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // One measurement: an op of one part of a model, on a slice of so many tokens behind so many others.
 struct ProfileSample {
@@ -61,4 +61,4 @@ Profile parse_profile(std::string_view text, const std::string& source);
 // The text of a profile file; parse_profile gives the same profile back.
 std::string to_json_text(const Profile& profile);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/cost/cost_table.h"
 #include "model/cost/profile.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Of which samples a cost file is made, since it holds for one microbatch and tensor-parallel size.
 struct ProfileChoice {
@@ -63,4 +63,4 @@ struct ProfileFit {
 // choose from, samples without context, a forward or a backward of a part, transfers of which longer ones take longer.
 ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/schedule/op.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What bounds a kernel, and so how it is priced.
 enum class KernelClass : std::uint8_t {
@@ -65,4 +65,4 @@ std::vector<KernelCall> head_kernels(const Transformer& model, const Training& t
 std::vector<KernelCall> attention_kernels(const Transformer& model, const Training& training, OpKind kind,
                                           const SliceSize& slice);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/cost/cost_model.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What `--uniform` says, in seconds.
 struct UniformTimes {
@@ -45,4 +45,4 @@ class UniformCost : public CostModel {
   int num_chunks_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // The ops that did not run, and what each waits for.
@@ -19,11 +19,11 @@ class Blocked {
 
   Blocked(const Schedule& schedule, const std::vector<std::size_t>& next) : schedule_(schedule) {
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      first_.push_back(static_cast<int>(next[static_cast<std::size_t>(rank)]));
+      first_.push_back(static_cast<int>(next[rank]));
       base_.push_back(static_cast<int>(places_.size()));
       const auto ops = schedule.ops(rank);
       for (int i = first_.back(); i < static_cast<int>(ops.size()); ++i) {
-        const Op& op = ops[static_cast<std::size_t>(i)];
+        const Op& op = ops[i];
         index_[key(op.kind == OpKind::B ? OpKind::I : op.kind, op.stage, op.microbatch, op.slice)] =
             static_cast<int>(places_.size());
         places_.push_back({rank, i});
@@ -33,14 +33,14 @@ class Blocked {
 
   int size() const { return static_cast<int>(places_.size()); }
   const Op& op(int node) const {
-    const Place& place = places_[static_cast<std::size_t>(node)];
-    return schedule_.ops(place.rank)[static_cast<std::size_t>(place.position)];
+    const Place& place = places_[node];
+    return schedule_.ops(place.rank)[place.position];
   }
   std::string place(int node) const {
-    const Place& at = places_[static_cast<std::size_t>(node)];
+    const Place& at = places_[node];
     return schedule_.place(at.rank, static_cast<std::size_t>(at.position));
   }
-  int head(int node) const { return base_[static_cast<std::size_t>(places_[static_cast<std::size_t>(node)].rank)]; }
+  int head(int node) const { return base_[places_[node].rank]; }
   bool first_on_rank(int node) const { return head(node) == node; }
 
   // Ops left that `node` needs as data; both halves of a joint block wait together.
@@ -90,10 +90,10 @@ std::vector<int> ring_through(const Blocked& blocked, int start, int limit) {
   std::vector<int> from(static_cast<std::size_t>(2 * n), -1);
   std::deque<int> queue;
   const auto reach = [&](int node, int cost, int source) {
-    if (cost >= distance[static_cast<std::size_t>(node)] || cost > limit) return;
-    distance[static_cast<std::size_t>(node)] = cost;
-    from[static_cast<std::size_t>(node)] = source;
-    if (cost == (source < 0 ? 0 : distance[static_cast<std::size_t>(source)])) {
+    if (cost >= distance[node] || cost > limit) return;
+    distance[node] = cost;
+    from[node] = source;
+    if (cost == (source < 0 ? 0 : distance[source])) {
       queue.push_front(node);
     } else {
       queue.push_back(node);
@@ -118,20 +118,20 @@ std::vector<int> ring_through(const Blocked& blocked, int start, int limit) {
     }
     return false;
   };
-  distance[static_cast<std::size_t>(start)] = 0;
+  distance[start] = 0;
   expand(start, 0);
   while (!queue.empty()) {
     const int node = queue.front();
     queue.pop_front();
     if (closes(node)) {
       std::vector<int> ring;
-      for (int at = node; at >= 0 && at != start; at = from[static_cast<std::size_t>(at)]) {
+      for (int at = node; at >= 0 && at != start; at = from[at]) {
         if (at < n) ring.push_back(at);
       }
       ring.push_back(start);
       return {ring.rbegin(), ring.rend()};
     }
-    expand(node, distance[static_cast<std::size_t>(node)]);
+    expand(node, distance[node]);
   }
   if (closes(start)) return {start};
   return {};
@@ -141,8 +141,8 @@ std::vector<int> ring_through_heads(const Blocked& blocked, int any) {
   std::vector<int> path;
   std::vector<char> visited(static_cast<std::size_t>(blocked.size()), 0);
   int node = blocked.head(any);
-  while (visited[static_cast<std::size_t>(node)] == 0) {
-    visited[static_cast<std::size_t>(node)] = 1;
+  while (visited[node] == 0) {
+    visited[node] = 1;
     path.push_back(node);
     const auto needs = blocked.needs(node);
     if (needs.empty()) return {};
@@ -190,4 +190,4 @@ std::string deadlock_ring(const Schedule& schedule, const std::vector<std::size_
   return text;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

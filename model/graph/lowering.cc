@@ -13,7 +13,7 @@
 #include "model/graph/op_graph_data.h"
 #include "model/graph/rendezvous.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr VertexId kNone = ~VertexId{0};
@@ -575,4 +575,4 @@ OpGraph lower(const Schedule& schedule, const LoweringOptions& options) {
   return OpGraph(Lowering(schedule, options).run());
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -3,7 +3,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What surrounds the schedule's own ops in an iteration.
 struct LoweringOptions {
@@ -24,4 +24,4 @@ struct LoweringOptions {
 // InputError for options that its weight policy cannot have, and for more bytes than 64 bits count.
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::model

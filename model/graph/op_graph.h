@@ -11,7 +11,7 @@
 #include "model/graph/footprint.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using VertexId = std::uint32_t;
 using LaneId = std::int32_t;
@@ -73,7 +73,7 @@ class OpGraph {
   }
 
   std::span<const Lane> lanes() const { return lanes_; }
-  int rank_of(VertexId v) const { return lanes_[static_cast<std::size_t>(vertices_[v].lane)].rank; }
+  int rank_of(VertexId v) const { return lanes_[vertices_[v].lane].rank; }
   // Lanes: compute of rank r is r, collective of rank r is num_ranks + r, then the links by (sender, receiver).
   LaneId compute_lane(int rank) const { return rank; }
   LaneId collective_lane(int rank) const { return schedule().num_ranks() + rank; }
@@ -109,4 +109,4 @@ class OpGraph {
   bool has_bytes_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

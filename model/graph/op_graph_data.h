@@ -5,7 +5,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Edges lead from a vertex to what it waits for.
 using DependencyGraph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, boost::no_property,
@@ -38,4 +38,4 @@ struct OpGraph::Data {
 const OpGraph::Data& data_of(const OpGraph& graph);
 inline const DependencyGraph& dependency_graph(const OpGraph& graph) { return data_of(graph).dependencies; }
 
-}  // namespace sluice
+}  // namespace sluice::model

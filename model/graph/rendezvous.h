@@ -4,7 +4,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How ranks exchange what a schedule's communication says.
 enum class Exchange {
@@ -24,4 +24,4 @@ std::string hanging_ring(const Schedule& schedule, Exchange exchange);
 // that makes it. Shows whether a schedule needs its receives posted ahead.
 Schedule with_receives_just_in_time(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::model

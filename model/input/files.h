@@ -6,7 +6,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // Takes the next bytes of an output.
 using ByteSink = std::function<void(std::string_view)>;
@@ -24,4 +26,4 @@ void write_file_whole(const std::string& path, std::string_view content);
 // as it was.
 void write_file_whole(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,9 @@
 #include <optional>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // The name that stands for a schedule made for the scenario's own costs and memory, in place of a family.
 inline constexpr const char* kAutomatic = "auto";
@@ -28,4 +30,4 @@ struct AutomaticChoices {
   double seconds = 10;            // of search
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -11,7 +11,7 @@
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The stages that a model is cut into for a schedule (split_layers). Where every rank of the last stage has the first
 // one too, the head reads the embedding that is there, and has no copy. Throws InputError.
@@ -42,4 +42,4 @@ class ScenarioCosts {
   std::unique_ptr<CostModel> cost_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

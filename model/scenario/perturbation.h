@@ -5,7 +5,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -52,4 +54,4 @@ std::string to_string(const Jitter& jitter);
 // "trials", "seed"}, all optional; trials default to 1000 with jitter. Throws InputError.
 Perturbation perturbation_from_json(JsonReader& reader);
 
-}  // namespace sluice
+}  // namespace sluice::model

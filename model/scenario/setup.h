@@ -10,7 +10,7 @@
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The schedule that a scenario asks for: of a family, or read from a file, which the scenario's sizes must then agree
 // with. Throws InputError, or ScheduleError for an invalid file.
@@ -46,4 +46,4 @@ class Setup {
   OpGraph graph_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 // Schedules that repeat one building block (Qi et al. 2024, arXiv:2405.15362): two chunks a rank in a V, chunk 0 on the
 // way down, chunk 1 on the way up.
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 // The slots, one op long each, in which a rank runs its four ops of microbatch 0 that other ranks wait for; those of
 // microbatch j stand 6·j slots later, and the two W in the slots still free. Digits: the chunk.
@@ -23,4 +23,4 @@ struct BlockSlots {
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
                              BlockSlots (*slots)(int ranks, int rank));
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // What PyTorch's schedules say besides compute: transfers, and what sharded weights need around their stage.
 enum class CommunicationKind : std::uint8_t {
@@ -45,4 +47,4 @@ std::string to_string(const Communication& communication, bool sliced);
 // Reads that, and nothing else, but for `before`. False if `text` is anything else or out of range.
 bool parse_communication(std::string_view text, Communication& communication);
 
-}  // namespace sluice
+}  // namespace sluice::model

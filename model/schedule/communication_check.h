@@ -2,7 +2,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Checks the communication of a schedule whose ops have been checked: every hop between two ranks has one send, behind
 // the op that makes it, and one receive, before the op that reads it; both ends of a pair of ranks have them in the
@@ -10,4 +10,4 @@ namespace sluice {
 // fails.
 void check_communication(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What a person asks of a family. Zero means: the family's default.
 struct FamilyParams {
@@ -35,6 +35,7 @@ struct Family {
   bool grouped = false;         // takes `group`
   bool asynchronous = false;    // no flush: spans `batches`
   int replicas = 1;             // ranks that hold a stage
+  bool megatron = false;        // Megatron-LM has this schedule
   // Makes the schedule's parts for params that `make_schedule` has completed and checked. Throws InputError
   // with the reason for what the family cannot do.
   ScheduleParts (*make)(const FamilyParams&) = nullptr;
@@ -53,4 +54,4 @@ Schedule make_schedule(const Family& family, FamilyParams params);
 // The same without the last check: what the family says.
 ScheduleParts make_parts(const Family& family, FamilyParams params);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // F forward; B backward, input and weight gradients together; I input gradient alone; W weight gradient alone.
 enum class OpKind : std::uint8_t { F, B, I, W };
@@ -25,4 +27,4 @@ struct Op {
 // "F(stage 1, mb 0)"; with `sliced`, "F(stage 1, mb 0, slice 2)".
 std::string to_string(const Op& op, bool sliced);
 
-}  // namespace sluice
+}  // namespace sluice::model

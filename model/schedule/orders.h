@@ -9,7 +9,7 @@
 
 // The building blocks of the families' rules and of their placements. p ranks, m microbatches (of all batches), v
 // chunks a rank, k slices, as in the papers.
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 inline Op op(OpKind kind, int stage, int microbatch, int slice = 0) {
   return Op{.microbatch = microbatch,
@@ -99,9 +99,9 @@ class TwoLists {
   TwoLists(std::array<List, 2> lists, std::vector<Op>& order) : lists_(lists), order_(order) {}
 
   void add(OpKind kind, int digit) {
-    const List& list = lists_[static_cast<std::size_t>(digit)];
+    const List& list = lists_[digit];
     const OpKind counted_as = kind == OpKind::B ? OpKind::I : kind;
-    const int i = next_[static_cast<std::size_t>(counted_as)][static_cast<std::size_t>(digit)]++;
+    const int i = next_[static_cast<std::size_t>(counted_as)][digit]++;
     if (i < list.microbatches) order_.push_back(op(kind, list.stage, list.first_microbatch + i));
   }
 
@@ -148,4 +148,4 @@ ScheduleParts there_and_back(const Family& family, const FamilyParams& params);
 // `microbatches` those of a list.
 void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>& lists, std::vector<Op>& order);
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

@@ -5,7 +5,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The CSV of torch.distributed.pipelining: a row for each rank, a cell for each step, empty where the rank is idle. A
 // cell is "<stage><op><microbatch>", ops F, I, W and B, or a joint block "(0F1;3B0)OVERLAP_F_B"; with communication
@@ -20,4 +20,4 @@ std::string schedule_to_csv(const Schedule& schedule, bool with_communication = 
 // and cell (from 1) for text that does not parse, ScheduleError naming them for a schedule that is invalid.
 Schedule schedule_from_csv(std::string_view text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A schedule as JSON, schema "sluice.schedule/1": placement, weight policy, slices, and each rank's list of steps. A
 // step is an op "<stage><kind><microbatch>" ("2F0"), with ".<slice>" where the schedule is sliced ("2F0.1"), or a joint
@@ -17,4 +17,4 @@ std::string schedule_to_json(const Schedule& schedule);
 // too large, ScheduleError (naming `source`) for a schedule that is invalid.
 Schedule schedule_from_json(std::string_view text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::model

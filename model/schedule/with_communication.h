@@ -2,7 +2,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The schedule with its sends and receives written down where PyTorch's pipelining puts them (`_add_send_recv`): the
 // ranks take steps in turn, each as far as what it needs was sent; a send stands right behind what makes it, and its
@@ -14,4 +14,4 @@ Schedule with_communication(const Schedule& schedule);
 // is dropped.
 Schedule with_merged_backwards(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::model

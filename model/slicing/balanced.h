@@ -5,7 +5,7 @@
 
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // `slices` lengths of a sequence of `tokens` whose layers have equal FLOPs under causal attention, earlier ones longer
 // (Sun et al. 2024, Seq1F1B, 3.3: computation-wise partition; in closed form). Cuts are rounded to multiples of
@@ -23,4 +23,4 @@ constexpr std::int64_t balanced_multiple(std::int64_t tokens, int slices) {
   return tokens >= 4 * kMultiple * slices ? kMultiple : 1;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How long slices of one sequence take on one cell of a pipeline: t(i, j) of Li et al. 2021 (TeraPipe), 3.3, for i
 // tokens behind j earlier ones. Cuts lie at multiples of the granularity; where that does not divide the sequence, its
@@ -38,4 +38,4 @@ SliceTimes slice_times(std::int64_t tokens, std::int64_t granularity,
 SliceTimes tabulated_times(std::int64_t tokens, std::int64_t granularity,
                            std::vector<std::vector<Duration>> by_context);
 
-}  // namespace sluice
+}  // namespace sluice::model

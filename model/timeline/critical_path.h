@@ -6,7 +6,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A longest path through the timeline: each vertex began when the one before it was done.
 struct CriticalPath {
@@ -27,4 +27,4 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline);
 // lanes keeping their order. 0 on every critical path.
 std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline);
 
-}  // namespace sluice
+}  // namespace sluice::model

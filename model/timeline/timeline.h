@@ -6,7 +6,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // When every vertex of an OpGraph ran, predicted or measured. Times count from the first start, which is 0.
 struct Timeline {
@@ -14,9 +14,7 @@ struct Timeline {
   std::vector<Duration> end;           // by vertex; of a transfer: when its lanes are free again
   std::vector<Duration> lane_latency;  // by lane: a transfer has arrived this long after its end
 
-  Duration arrival(const OpGraph& graph, VertexId v) const {
-    return end[v] + lane_latency[static_cast<std::size_t>(graph[v].lane)];
-  }
+  Duration arrival(const OpGraph& graph, VertexId v) const { return end[v] + lane_latency[graph[v].lane]; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Activations of one layer and slice on one device, were everything kept, by how long they live.
 struct LayerBytes {
@@ -31,4 +31,4 @@ void add_latents(const Transformer& model, const Training& training, std::int64_
 //   I to W only             output gradients of both matrices of the experts and the shared one, and of the router
 void add_experts(const Transformer& model, const Training& training, std::int64_t rows, LayerBytes& bytes);
 
-}  // namespace sluice
+}  // namespace sluice::model

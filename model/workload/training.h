@@ -9,7 +9,7 @@
 
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How a transformer is trained: what parameters, activations and time on one device depend on besides its shape.
 struct Training {
@@ -104,4 +104,4 @@ std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const
 // Those of them that are routed experts'.
 std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep);
 
-}  // namespace sluice
+}  // namespace sluice::model

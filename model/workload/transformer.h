@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -145,4 +147,4 @@ Transformer transformer_from_json(JsonReader reader);
 // A model file of either kind: Hugging Face's if it has a model_type, else Megatron-LM's.
 Transformer read_model(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::model

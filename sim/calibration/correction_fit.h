@@ -6,7 +6,7 @@
 
 #include "model/scenario/correction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A predicted and a measured time.
 struct PredictedAndMeasured {
@@ -30,4 +30,4 @@ inline constexpr double kUsualDeviation = 0.01;
 // iteration (ms): 1234.5". Throws InputError naming the file if there is none.
 std::vector<double> read_megatron_log(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::sim

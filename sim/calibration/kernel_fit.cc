@@ -9,7 +9,7 @@
 
 #include "sim/calibration/measured_table.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr double kMostSize = 1e12;
@@ -137,7 +137,7 @@ LogFit fit_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) {
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm = with_gemm(gpu, x).gemm;
-    const GemmShape& shape = gemms[static_cast<std::size_t>(row)].shape;
+    const GemmShape& shape = gemms[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
@@ -154,7 +154,7 @@ LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredGemm>& grouped) {
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm.group_s = x[0];
-    const GemmShape& shape = grouped[static_cast<std::size_t>(row)].shape;
+    const GemmShape& shape = grouped[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
@@ -172,7 +172,7 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
   }
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
-    const MeasuredAttention& one = measured[static_cast<std::size_t>(row)];
+    const MeasuredAttention& one = measured[row];
     AttentionConstants& constants = one.shape.backward ? tried.attention_backward : tried.attention_forward;
     constants.peak_fraction = x[0];
     constants.tail_rows = x[1];
@@ -237,4 +237,4 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::sim {
 
 // A positive constant to fit between `low` and `high`. Its prior is `guess` up to a factor of exp(+-spread), which
 // matters only where the data do not determine the constant.
@@ -49,4 +51,4 @@ struct LogFitOptions {
 LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& predict, std::span<const double> measured,
                       std::span<const int> groups, const LogFitOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

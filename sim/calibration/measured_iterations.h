@@ -7,7 +7,7 @@
 #include "model/input/csv.h"
 #include "model/scenario/scenario.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A measured iteration: its scenario and time.
 struct MeasuredIteration {
@@ -38,4 +38,4 @@ std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, c
 // Columns that read_measured_iteration ignores.
 std::vector<std::string> unused_columns(const CsvTable& table);
 
-}  // namespace sluice
+}  // namespace sluice::sim

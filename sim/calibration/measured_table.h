@@ -8,7 +8,7 @@
 
 #include "model/input/csv.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Constants are fitted to at least this number of rows.
 inline constexpr std::size_t kFewestRows = 6;
@@ -23,4 +23,4 @@ inline std::string origin_of(const CsvTable& table, int row) {
   return table.has("source") ? table.text(row, "source") : table.source();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 #include "model/scenario/setup.h"
 #include "sim/planner/auto_schedule.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A scenario ready to simulate and, for an automatic schedule, the result of its search.
 struct PlannedSetup {
@@ -23,4 +23,4 @@ struct PlannedSetup {
 // if no schedule fits.
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

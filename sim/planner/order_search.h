@@ -7,7 +7,7 @@
 #include "sim/planner/order_times.h"
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Simulated annealing over orders. A move shifts an op along its rank's list, mostly an op of the critical path past
 // the one that it waits for; where a B takes less than I and W, moves also join and split them. Only orders within the
@@ -51,4 +51,4 @@ class OrderSearch {
   double mean_ = 1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

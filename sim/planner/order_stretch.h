@@ -5,7 +5,7 @@
 #include "sim/planner/order_times.h"
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Builds orders for more microbatches from good ones for few: each rank repeats a part of its list that contains
 // `period` microbatches of every group. The memory of the rank is the same before and after that part, so limits are
@@ -15,4 +15,4 @@ namespace sluice {
 Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, const OrderTimes& times, int period,
                  std::int64_t from);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
@@ -22,8 +22,8 @@ class OrderTimes {
   std::int64_t run(const Orders& orders, std::int64_t most = kNever);
 
   // Of the last complete run.
-  std::int64_t end(std::int32_t op) const { return end_[static_cast<std::size_t>(op)]; }
-  std::int64_t start(std::int32_t op) const { return end(op) - table_.rows[static_cast<std::size_t>(op)].duration; }
+  std::int64_t end(std::int32_t op) const { return end_[op]; }
+  std::int64_t start(std::int32_t op) const { return end(op) - table_.rows[op].duration; }
 
   // Appends a critical path of the last run to `path`, from its end backwards, as positions (rank, index).
   struct Step {
@@ -51,4 +51,4 @@ class OrderTimes {
   std::int64_t runs_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -12,7 +12,7 @@
 #include "model/schedule/schedule.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max() / 4;
 
@@ -146,4 +146,4 @@ bool keeps_limits(const PlacedProblem& problem, const OpTable& table, const Orde
 // Simulated makespan of `schedule`. A joint block takes the sum of its F and B.
 Duration simulated_makespan(const PlacedProblem& problem, const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::sim

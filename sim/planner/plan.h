@@ -10,7 +10,7 @@
 #include "sim/planner/plan_space.h"
 #include "sim/planner/structure_runs.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Searches all configurations of a model on a cluster, in rounds. Each round is a list of configurations to assess or
 // to simulate; they may be processed anywhere and in any order, with the same result:
@@ -76,4 +76,4 @@ class Plan {
   std::vector<std::pair<Duration, std::int64_t>> front_;    // time and memory, both strictly monotone
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

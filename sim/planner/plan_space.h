@@ -8,7 +8,7 @@
 #include "model/schedule/family.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // One configuration of a model on a cluster.
 struct PlanPoint {
@@ -59,4 +59,4 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
 // Returns the flags of `sluice simulate` that turn the base into the configuration.
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,7 +5,7 @@
 #include "model/cost/price.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Minimum, over all cuts, of the sum of `own` of all slices and `outer` of the first: a shortest path over the
@@ -38,7 +38,7 @@ SlicesBound::SlicesBound(const OpGraph& graph, const ScenarioCosts& costs, const
     ranks_.push_back({.stages = {stages.begin(), stages.end()}});
   }
   find_steps(graph, costs.cost());
-  last_steps_ = ranks_[static_cast<std::size_t>(schedule.rank_of(0, 0))].steps;
+  last_steps_ = ranks_[schedule.rank_of(0, 0)].steps;
   find_sends(schedule, costs);
 }
 
@@ -141,4 +141,4 @@ Duration SlicesBound::operator()(int slices) const {
   return bound;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 #include "model/scenario/costs.h"
 #include "model/slicing/stage_times.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Lower bound of the makespan of a schedule over all cuts of its sequences; slices_for_schedule.h derives it.
 class SlicesBound {
@@ -26,7 +26,7 @@ class SlicesBound {
   void find_steps(const OpGraph& graph, const CostModel& cost);
   void find_sends(const Schedule& schedule, const ScenarioCosts& costs);
   Duration send(const std::vector<std::vector<Duration>>& sends, int stage, std::int64_t granules) const {
-    return sends[static_cast<std::size_t>(stage)][static_cast<std::size_t>(granules - 1)];
+    return sends[stage][granules - 1];
   }
   Duration head(const Rank& rank, std::int64_t granules) const;
   Duration return_path(const Rank& rank, std::int64_t granules) const;
@@ -42,4 +42,4 @@ class SlicesBound {
   std::vector<std::vector<Duration>> sends_forward_, sends_gradient_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/units.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // The cuts of a sequence to search for a schedule.
 struct SlicesRequest {
@@ -58,4 +58,4 @@ struct ScheduleSlices {
 // links or jitter, uniform costs with one time per slice, and a granularity or number of slices out of range.
 ScheduleSlices slices_for_schedule(const SlicesRequest& request);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/schedule/schedule.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A scenario's schedule with a number of slices, lowered once and simulated for different cuts, which differ only in
 // times and bytes. Not movable: its parts refer to each other.
@@ -55,4 +55,4 @@ class SlicesRun {
   std::int64_t simulations_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,13 +4,12 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 std::int64_t largest(const std::vector<std::int64_t>& bytes, int& rank) {
   const auto most = std::max_element(bytes.begin(), bytes.end());
@@ -123,7 +122,7 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     Duration busy{0};
     for (VertexId v = 0; v < graph.size(); ++v) {
       out.makespan = std::max(out.makespan, timeline.end[v]);
-      if (graph.lanes()[at(graph[v].lane)].kind == LaneKind::compute) busy += prices.duration[v];
+      if (graph.lanes()[graph[v].lane].kind == LaneKind::compute) busy += prices.duration[v];
     }
     out.makespan += more->time;
     for (const Duration of_rank : more->busy) busy += of_rank;
@@ -175,11 +174,11 @@ Duration rounded(double seconds) { return from_seconds(seconds, "op"); }
 
 std::vector<TimesOfStage> times_by_stage(const Schedule& schedule, const CostModel& cost, bool recompute) {
   const MicrobatchShape& shape = schedule.shapes()[0];
-  std::vector<TimesOfStage> stages(at(schedule.num_stages()));
+  std::vector<TimesOfStage> stages(to_size(schedule.num_stages()));
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    TimesOfStage& of = stages[at(stage)];
+    TimesOfStage& of = stages[stage];
     if (const int like = cost.alike(stage); like != stage) {
-      of = stages[at(like)];
+      of = stages[like];
       continue;
     }
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
@@ -242,8 +241,8 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
     Duration weights{0};
     Duration after{0};
     for (const int stage : held) {
-      gradients += stages[at(stage)].forward + stages[at(stage)].gradient;
-      weights += stages[at(stage)].weight;
+      gradients += stages[stage].forward + stages[stage].gradient;
+      weights += stages[stage].weight;
       after += rounded(cost.optimizer_s(stage));
       if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
         after +=
@@ -251,12 +250,12 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
       }
     }
     gradients -= most_saved(schedule, cost, held) * std::ssize(held);
-    const Duration begin = forward_path[at(held.front())];
+    const Duration begin = forward_path[held.front()];
     least = std::max(least, begin + (gradients + weights) * of_route + after);
     // The last op of a rank, except weight gradients, is a gradient of its first stage, whose path leads to stage 0.
-    least = std::max(least, begin + gradients * of_route + return_path[at(held.front())]);
+    least = std::max(least, begin + gradients * of_route + return_path[held.front()]);
   }
   return least;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -11,7 +11,7 @@
 #include "sim/prediction.h"
 #include "sim/steady_state.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 enum class PlanStatus : std::uint8_t {
   open,       // may fit, not simulated yet
@@ -79,4 +79,4 @@ class StructureRuns {
 // equally many microbatches per route.
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
 
-}  // namespace sluice
+}  // namespace sluice::sim

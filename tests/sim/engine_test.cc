@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Whole nanoseconds drawn once for each kind, stage and slice.
@@ -87,7 +87,7 @@ TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
     EXPECT_EQ(metrics.makespan.count(), expected.makespan());
     EXPECT_EQ(metrics.span.count(), expected.largest_span());
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      EXPECT_EQ(metrics.ranks[static_cast<std::size_t>(rank)].busy.count(), expected.busy(rank));
+      EXPECT_EQ(metrics.ranks[rank].busy.count(), expected.busy(rank));
     }
   });
   EXPECT_GT(count, small ? 200 : 1000);
@@ -177,4 +177,4 @@ TEST(Graph, IdsAreATopologicalOrderOfTheBoostGraph) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // GPT-3 13B on 8 A100 with 256 sequences in flight, which need far more than 80 GiB.
@@ -43,7 +43,7 @@ TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
   };
   const auto leaner = find("--schedule 1f1b");
   ASSERT_NE(leaner, remedies.end());
-  const Prediction prediction = predict(sluice::Setup(too_large({{"schedule", "1f1b"}})));
+  const Prediction prediction = predict(model::Setup(too_large({{"schedule", "1f1b"}})));
   EXPECT_TRUE(prediction.fit->fits);
   EXPECT_EQ(leaner->needed_bytes, prediction.fit->needed_bytes);
   EXPECT_EQ(leaner->iteration_s, to_seconds(prediction.iteration));
@@ -59,4 +59,4 @@ TEST(FitAdvice, IsEmptyIfNoChangeFits) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -11,7 +11,7 @@
 #include "model/errors.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // A small GPT with many cheap microbatches; `changes` override it.
@@ -100,7 +100,7 @@ TEST(StructureRuns, EqualPredictions) {
       const PlanResult assessed = runs->assess(scenario);
       const PlanResult result = runs->run(scenario);
       try {
-        const sluice::Setup setup(scenario);
+        const model::Setup setup(scenario);
         const Prediction expected = predict(setup);
         ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
         ++simulated;
@@ -187,7 +187,7 @@ TEST(Plan, SkipsOnlyWorseConfigurations) {
     const auto figures = [](const Plan& plan) {
       std::vector<std::pair<Duration, std::int64_t>> out;
       for (const int point : plan.pareto_front()) {
-        const PlanResult& result = plan.results()[static_cast<std::size_t>(point)];
+        const PlanResult& result = plan.results()[point];
         out.emplace_back(result.iteration, result.needed_bytes);
       }
       return out;
@@ -234,4 +234,4 @@ TEST(Plan, StopsOnRequest) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

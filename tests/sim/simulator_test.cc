@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "sim/predict.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -19,7 +19,7 @@ const std::string kExamples = std::string(SLUICE_SOURCE_DIR) + "/examples/";
 TEST(Simulator, PredictsAScenarioFileAsPredictDoes) {
   const Scenario scenario = read_scenario(kExamples + "llama3-8b-zbv-h100.json");
   const Prediction found = Simulator(scenario).predict();
-  const Prediction expected = predict(sluice::Setup(scenario));
+  const Prediction expected = predict(model::Setup(scenario));
   EXPECT_EQ(found.iteration, expected.iteration);
   EXPECT_EQ(found.timeline.end, expected.timeline.end);
   ASSERT_TRUE(found.fit);
@@ -61,4 +61,4 @@ TEST(Simulator, PredictsAScheduleWithoutAFlushThatNoFamilyBuilt) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

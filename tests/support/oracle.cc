@@ -17,7 +17,7 @@ class Ends {
         end_(static_cast<std::size_t>(4 * schedule.num_stages() * units_), kNotYet) {}
   std::int64_t& at(OpKind kind, int stage, int mb, int slice) {
     const int kind_and_stage = static_cast<int>(kind) + 4 * stage;
-    return end_[static_cast<std::size_t>(kind_and_stage * units_ + mb * slices_ + slice)];
+    return end_[kind_and_stage * units_ + mb * slices_ + slice];
   }
   // Of the input gradient, which a B computes, too.
   std::int64_t gradient(int stage, int mb, int slice) {
@@ -62,16 +62,16 @@ OracleCosts uniform(std::int64_t f, std::int64_t b, std::int64_t w, std::int64_t
 
 OracleTimes longest_path(const Schedule& schedule, const OracleCosts& costs) {
   OracleTimes times;
-  times.start.resize(static_cast<std::size_t>(schedule.num_ranks()));
-  times.end.resize(static_cast<std::size_t>(schedule.num_ranks()));
+  times.start.resize(schedule.num_ranks());
+  times.end.resize(schedule.num_ranks());
   Ends ends(schedule);
   std::int64_t left = schedule.num_ops();
   for (bool progress = true; progress && left > 0;) {
     progress = false;
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       const auto ops = schedule.ops(rank);
-      auto& start = times.start[static_cast<std::size_t>(rank)];
-      auto& end = times.end[static_cast<std::size_t>(rank)];
+      auto& start = times.start[rank];
+      auto& end = times.end[rank];
       while (end.size() < ops.size()) {
         const auto block = ops.subspan(end.size(), ops[end.size()].joined ? 2 : 1);
         std::int64_t begin = end.empty() ? 0 : end.back();
@@ -105,9 +105,7 @@ std::int64_t OracleTimes::makespan() const {
   return last;
 }
 
-std::int64_t OracleTimes::span(int rank) const {
-  return end[static_cast<std::size_t>(rank)].back() - start[static_cast<std::size_t>(rank)].front();
-}
+std::int64_t OracleTimes::span(int rank) const { return end[rank].back() - start[rank].front(); }
 
 std::int64_t OracleTimes::largest_span() const {
   std::int64_t largest = 0;
@@ -116,8 +114,8 @@ std::int64_t OracleTimes::largest_span() const {
 }
 
 std::int64_t OracleTimes::busy(int rank) const {
-  const auto& starts = start[static_cast<std::size_t>(rank)];
-  const auto& stops = end[static_cast<std::size_t>(rank)];
+  const auto& starts = start[rank];
+  const auto& stops = end[rank];
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < starts.size(); ++i) {
     if (i == 0 || starts[i] != starts[i - 1]) sum += stops[i] - starts[i];

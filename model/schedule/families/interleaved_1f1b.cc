@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -19,7 +19,8 @@ Family interleaved_1f1b() {
           .fixed_chunks = 0,
           .default_chunks = 2,
           .grouped = true,
+          .megatron = true,
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

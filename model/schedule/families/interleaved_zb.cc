@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -23,4 +23,4 @@ Family interleaved_zb() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make(const FamilyParams& params) {
@@ -29,4 +29,4 @@ Family pipedream_2bw() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // Units of one slice in a group: whole microbatches (k divides G), all groups alike (G divides m·k), and enough of them
@@ -49,4 +49,4 @@ Family seq1f1b_interleaved() {
           .make = make};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/building_block.h"
 #include "model/schedule/families/families.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // A slot between the forwards of neighbours on the way down and the gradients on the way up, none otherwise.
@@ -27,4 +27,4 @@ Family v_half() {
       .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, block); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

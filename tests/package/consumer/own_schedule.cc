@@ -16,19 +16,20 @@
 
 namespace {
 
+using namespace sluice::sim;  // and of sluice::model, on which it builds
+
 constexpr int kRanks = 3;
 constexpr int kMicrobatches = 4;
 
-sluice::Schedule forwards_then_backwards() {
-  sluice::ScheduleParts parts{
-      .family = "custom", .num_ranks = kRanks, .num_stages = kRanks, .num_microbatches = kMicrobatches};
+Schedule forwards_then_backwards() {
+  ScheduleParts parts{.family = "custom", .num_ranks = kRanks, .num_stages = kRanks, .num_microbatches = kMicrobatches};
   parts.routes.emplace_back();
   for (int rank = 0; rank < kRanks; ++rank) {
     parts.routes[0].push_back(rank);
     auto& order = parts.orders.emplace_back();
-    for (const auto kind : {sluice::OpKind::F, sluice::OpKind::B}) {
+    for (const auto kind : {OpKind::F, OpKind::B}) {
       for (int mb = 0; mb < kMicrobatches; ++mb) {
-        sluice::Op op;
+        Op op;
         op.microbatch = mb;
         op.stage = static_cast<std::int16_t>(rank);
         op.kind = kind;
@@ -36,16 +37,14 @@ sluice::Schedule forwards_then_backwards() {
       }
     }
   }
-  return sluice::Schedule(std::move(parts));
+  return Schedule(std::move(parts));
 }
 
 // F takes 1 s, B 2 s, transfers nothing.
-class OwnCost : public sluice::CostModel {
+class OwnCost : public CostModel {
  public:
-  double compute_s(sluice::OpKind kind, int, const sluice::MicrobatchShape&, int) const override {
-    return kind == sluice::OpKind::F ? 1 : 2;
-  }
-  sluice::TransferTime transfer(int, int, std::int64_t) const override { return {}; }
+  double compute_s(OpKind kind, int, const MicrobatchShape&, int) const override { return kind == OpKind::F ? 1 : 2; }
+  TransferTime transfer(int, int, std::int64_t) const override { return {}; }
 };
 
 // (m + p - 1)(f + b) = (4 + 2) x 3 s: forwards and backwards each pass all ranks once.
@@ -55,21 +54,21 @@ constexpr double kExpected = 18;
 
 int main(int argc, char** argv) {
   const auto schedule = forwards_then_backwards();
-  const auto graph = sluice::lower(schedule);
-  const auto timeline = sluice::simulate(graph, sluice::price(graph, OwnCost()));
-  const auto metrics = sluice::measure(graph, timeline);
-  std::fputs(sluice::text_gantt(graph, timeline, metrics).c_str(), stdout);
-  if (argc > 1) sluice::write_trace_file(argv[1], graph, timeline, sluice::memory_over_time(graph, timeline, true));
+  const auto graph = lower(schedule);
+  const auto timeline = simulate(graph, price(graph, OwnCost()));
+  const auto metrics = measure(graph, timeline);
+  std::fputs(sluice::traces::text_gantt(graph, timeline, metrics).c_str(), stdout);
+  if (argc > 1) sluice::traces::write_trace_file(argv[1], graph, timeline, memory_over_time(graph, timeline, true));
 
-  sluice::Scenario scenario;  // uniform costs: F, I and W of 1 s each
-  const sluice::Simulator simulator(scenario, schedule);
+  Scenario scenario;  // uniform costs: F, I and W of 1 s each
+  const Simulator simulator(scenario, schedule);
   const double predicted = simulator.predict().iteration_s();
 
   bool refused = false;
   try {
-    sluice::read_scenario("/nowhere/scenario.json");
-  } catch (const sluice::InputError& error) {
+    read_scenario("/nowhere/scenario.json");
+  } catch (const InputError& error) {
     refused = std::string(error.what()).find("/nowhere/scenario.json") == 0;
   }
-  return sluice::to_seconds(metrics.makespan) == kExpected && predicted == kExpected && refused ? 0 : 1;
+  return to_seconds(metrics.makespan) == kExpected && predicted == kExpected && refused ? 0 : 1;
 }

@@ -8,7 +8,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Times of a GPU with known constants.
@@ -154,4 +154,4 @@ TEST(KernelFit, CatalogueAgreesWithTheTables) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test
