@@ -9,7 +9,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/kineto_files.h"
