@@ -1,4 +1,4 @@
-# Required packages end the configure step when missing; optional ones are reported and done without.
+# Required packages fail the configure step if they are missing; optional ones are reported.
 find_package(Boost 1.74 REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
@@ -12,19 +12,22 @@ function(sluice_note name text)
   set(SLUICE_SUMMARY "${SLUICE_SUMMARY};${name}|${text}" CACHE INTERNAL "")
 endfunction()
 
+# Prints what was found, and writes it to summary.txt in the build folder.
 function(sluice_print_summary)
-  message(STATUS "Sluice ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+  set(text "Sluice ${PROJECT_VERSION}, ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\n")
   foreach(row IN LISTS SLUICE_SUMMARY)
     if(row)
       string(REPLACE "|" ";" parts "${row}")
       list(GET parts 0 name)
-      list(GET parts 1 text)
+      list(GET parts 1 value)
       string(LENGTH "${name}" width)
       math(EXPR pad "12 - ${width}")
       string(REPEAT " " ${pad} space)
-      message(STATUS "  ${name}${space}${text}")
+      string(APPEND text "  ${name}${space}${value}\n")
     endif()
   endforeach()
+  message(STATUS "${text}")
+  file(WRITE ${PROJECT_BINARY_DIR}/summary.txt "${text}")
 endfunction()
 
 sluice_note("Boost" "${Boost_VERSION_STRING}")
@@ -45,8 +48,8 @@ if(SLUICE_CUDA)
     check_language(CUDA)
   endif()
   if(CMAKE_CUDA_COMPILER)
-    # Machine code for each, and PTX of the last for what comes after it. CUDA 13 has no sm_70 any more: the V100 needs
-    # CUDA 12; sm_75 is the nearest thing to it that both compile for.
+    # Machine code for each architecture, and PTX of the last for later GPUs. CUDA 13 has dropped sm_70, so that V100 needs
+    # CUDA 12; sm_75 is the oldest architecture that both support.
     if(NOT CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 90)
       if(CUDAToolkit_VERSION VERSION_LESS 13)
@@ -54,7 +57,7 @@ if(SLUICE_CUDA)
       endif()
     endif()
     enable_language(CUDA)
-    # CMake before 3.26 does not know C++20 of nvcc.
+    # CMake before 3.26 does not know nvcc's C++20 option.
     if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
@@ -91,16 +94,16 @@ find_library(SLUICE_OPENBLAS_LIBRARY NAMES openblas)
 if(SLUICE_OPENBLAS_LIBRARY)
   sluice_note("OpenBLAS" "${SLUICE_OPENBLAS_LIBRARY}")
 else()
-  sluice_note("OpenBLAS" "not found: Eigen's own products")
+  sluice_note("OpenBLAS" "not found: Eigen multiplies matrices")
 endif()
 
-# Only tests use it.
+# Used by tests only.
 find_path(SLUICE_SIMGRID_INCLUDE simgrid/s4u.hpp)
 find_library(SLUICE_SIMGRID_LIBRARY NAMES simgrid)
 if(SLUICE_SIMGRID_INCLUDE AND SLUICE_SIMGRID_LIBRARY)
   sluice_note("SimGrid" "${SLUICE_SIMGRID_LIBRARY}")
 else()
-  sluice_note("SimGrid" "not found: contention is not checked against it")
+  sluice_note("SimGrid" "not found: tests do not compare contention with it")
 endif()
 
 find_package(TBB QUIET)

@@ -48,26 +48,6 @@ std::vector<Change> changes_of_training(const Training& training, int layers) {
   return out;
 }
 
-// Families that hold less and otherwise do the same; the order is that of time.
-std::vector<std::string> leaner_families(const std::string& family) {
-  static const std::vector<std::pair<std::string, std::vector<std::string>>> leaner = {
-      {"gpipe", {"1f1b"}},
-      {"looped-bfs", {"interleaved-1f1b"}},
-      {"interleaved-1f1b", {"1f1b"}},
-      {"interleaved-zb", {"zb-h1"}},
-      {"zb-h2", {"zb-h1"}},
-      {"zb-v", {"v-half", "v-min"}},
-      {"v-half", {"v-min"}},
-      {"terapipe", {"seq1f1b"}},
-      {"seq1f1b-zb2p", {"seq1f1b-zb1p"}},
-      {"seq1f1b-interleaved", {"seq1f1b"}},
-  };
-  for (const auto& [name, others] : leaner) {
-    if (name == family) return others;
-  }
-  return {};
-}
-
 void cut_evenly(Scenario& scenario, int slices) {
   const std::int64_t tokens = scenario.training.sequence_length;
   scenario.shape.slice_lengths.clear();
@@ -93,9 +73,9 @@ std::vector<Change> changes_of_schedule(const Scenario& scenario) {
   }
   // Cut sequences hold a share of each microbatch.
   constexpr int kSlices = 4;
-  if ((family.name == "1f1b" || family.name == "interleaved-1f1b") && scenario.training.cp == 1 &&
-      scenario.training.sequence_length >= kSlices && scenario.model) {
-    const std::string sliced = family.name == "1f1b" ? "seq1f1b" : "seq1f1b-interleaved";
+  if (!family.sliced_variant.empty() && scenario.training.cp == 1 && scenario.training.sequence_length >= kSlices &&
+      scenario.model) {
+    const std::string sliced(family.sliced_variant);
     out.push_back({fmt::format("--schedule {} --slices {} --slicing balanced", sliced, kSlices), [sliced](Scenario& s) {
                      const std::int64_t tokens = s.training.sequence_length;
                      s.schedule = sliced;
@@ -103,7 +83,7 @@ std::vector<Change> changes_of_schedule(const Scenario& scenario) {
                          balanced_slices(*s.model, tokens, kSlices, balanced_multiple(tokens, kSlices));
                    }});
   }
-  for (const std::string& name : leaner_families(std::string(family.name))) {
+  for (const std::string_view name : family.leaner) {
     const bool chunked = scenario.chunks > 1 && find_family(name).fixed_chunks == 1;
     out.push_back({fmt::format("--schedule {}{}", name, chunked ? " --vpp 1" : ""), [name](Scenario& s) {
                      s.schedule = name;

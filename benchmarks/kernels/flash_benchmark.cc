@@ -18,7 +18,6 @@
 namespace sluice::bench {
 namespace {
 
-using cuda::AttentionShape;
 using cuda::KeySegments;
 
 constexpr int kHeads = 32;
@@ -61,12 +60,12 @@ class Slice {
                  .segments = segments_,
                  .log_sums = forward_.log_sums,
                  .out_gradient = memory_.numbers(elements, 4),
-                 .products = products,
+                 .dot_products = products,
                  .queries_gradient = memory_.room(elements * 2),
                  .queries_gradient_stride = shape_.query_width(),
                  .scratch = forward_.scratch};
     run(false, true);
-    cuda::row_products(shape_, kElement, forward_.out, backward_.out_gradient, products, *stream_);
+    cuda::row_dot_products(shape_, kElement, forward_.out, backward_.out_gradient, products, *stream_);
     device.synchronize(*stream_);
   }
 
@@ -121,7 +120,7 @@ class Slice {
   Device& device_;
   bench::Memory memory_;
   std::unique_ptr<Stream> stream_;
-  AttentionShape shape_;
+  AttentionSizes shape_;
   KeySegments segments_;
   cuda::AttentionForward forward_;
   cuda::AttentionBackward backward_;
@@ -132,7 +131,7 @@ void attention(benchmark::State& state) {
   const bool backward = state.range(3) != 0;
   const bool by_products = state.range(4) != 0;
   Device& device = *bench::gpu().device;
-  const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
+  const AttentionSizes shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
   if (!cuda::flash_fits(shape, device.compute_capability())) {
     state.SkipWithError((device.name() + " is older than sm_80").c_str());
     return;

@@ -79,15 +79,14 @@ class Products {
       float* const x = narrow_.floats();
       switch (half) {
         case Half::forward:
-          cpu::multiply_transposed<float>(n_, outputs, inputs, 1, x, inputs, weights, inputs, cpu::Into::set, y,
-                                          outputs);
+          cpu::gemm_nt<float>(n_, outputs, inputs, 1, x, inputs, weights, inputs, cpu::Into::set, y, outputs);
           break;
         case Half::input:
-          cpu::multiply<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
+          cpu::gemm_nn<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
           break;
         case Half::weight:
-          cpu::add_product_of_transposed<float>(outputs, inputs, n_, y, outputs, x, inputs,
-                                                gradients_.floats() + (weights - weights_.floats()), inputs);
+          cpu::gemm_tn<float>(outputs, inputs, n_, y, outputs, x, inputs,
+                              gradients_.floats() + (weights - weights_.floats()), inputs);
           break;
       }
       weights += outputs * inputs;
@@ -114,10 +113,10 @@ class Products {
     for (int head = 0; head < times * model_.heads; ++head) {
       const std::int64_t at = head % model_.heads * d;
       const std::int64_t key_at = at / d / (model_.heads / model_.kv_heads) * d;
-      cpu::multiply_transposed<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w,
-                                      cpu::Into::set, scores_.floats(), keys_);
-      cpu::multiply<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
-                           wide_.floats() + at, q);
+      cpu::gemm_nt<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w, cpu::Into::set,
+                          scores_.floats(), keys_);
+      cpu::gemm_nn<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
+                          wide_.floats() + at, q);
     }
   }
 

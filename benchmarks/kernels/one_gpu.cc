@@ -78,15 +78,15 @@ const Gpu& gpu() {
     Memory memory(*made.device);
     const auto stream = made.device->make_stream(StreamPriority::normal);
     constexpr std::int64_t kSide = 8192;
-    const MatrixProduct product{.rows = kSide,
-                                .columns = kSide,
-                                .inner = kSide,
-                                .a = memory.numbers(kSide * kSide, 1),
-                                .a_stride = kSide,
-                                .b = memory.numbers(kSide * kSide, 2),
-                                .b_stride = kSide,
-                                .c = memory.room(kSide * kSide * 2),
-                                .c_stride = kSide};
+    const GemmCall product{.rows = kSide,
+                           .columns = kSide,
+                           .inner = kSide,
+                           .a = memory.numbers(kSide * kSide, 1),
+                           .a_stride = kSide,
+                           .b = memory.numbers(kSide * kSide, 2),
+                           .b_stride = kSide,
+                           .c = memory.room(kSide * kSide * 2),
+                           .c_stride = kSide};
     double least = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 20; ++i) {
       least = std::min(least, seconds(*made.device, *stream, [&] { made.device->multiply(product, *stream); }));

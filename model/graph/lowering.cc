@@ -21,8 +21,8 @@ constexpr LaneId kSameRank = Links::kSameRank;
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
-// Walks every rank's list as far as its needs allow, emitting vertices as it goes. What a rank waits for wakes it when
-// it is emitted, so each op is looked at about once, and the order of emission is topological by construction.
+// Advances every rank's list as far as its needs allow and emits vertices. Emitting a vertex wakes the rank that waits
+// for it, so that each op is examined about once; the order of emission is topological by construction.
 class Lowering {
  public:
   Lowering(const Schedule& schedule, const LoweringOptions& options)
@@ -48,20 +48,18 @@ class Lowering {
     std::vector<std::size_t> left(next_.begin(), next_.end());
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
       if (left[index(rank)] < schedule_.ops(rank).size()) {
-        // The ops may be fine and only what is sent stand too late.
-        std::string ring = deadlock_ring(schedule_, left);
-        if (ring.empty() && communicates_) ring = hanging_ring(schedule_, Exchange::buffered);
-        throw ScheduleError("deadlock, each waits for the next: " + ring);
+        // The ops may be valid and only the sends too late.
+        std::string cycle = deadlock_cycle(schedule_, left);
+        if (cycle.empty() && communicates_) cycle = hanging_cycle(schedule_, Exchange::buffered);
+        throw ScheduleError("deadlock, each waits for the next: " + cycle);
       }
     }
     finish_steps();
-    data_->dependencies.m_forward.m_rowstart.swap(row_);
-    data_->dependencies.m_forward.m_column.swap(columns_);
     return std::move(data_);
   }
 
  private:
-  // Gradients of one stage on one rank, and its optimizer steps.
+  // Gradients and optimizer steps of one stage on one rank.
   struct StageState {
     int rank = 0;
     int stage = 0;
@@ -83,10 +81,10 @@ class Lowering {
 
   void check_options() const {
     if (flush() && schedule_.num_batches() > 1) {
-      throw InputError("a schedule that flushes holds one batch: repeat it instead");
+      throw InputError("a schedule with a flush has one batch");
     }
     if (!flush() && options_.global_norm) {
-      throw InputError(schedule_.family() + ": without a flush there is no moment for a global gradient norm");
+      throw InputError(schedule_.family() + ": a global gradient norm needs a schedule with a flush");
     }
     if (schedule_.weight_policy() == WeightPolicy::stashed && options_.tied_embedding && schedule_.num_ranks() > 1) {
       throw InputError(schedule_.family() +
@@ -143,12 +141,12 @@ class Lowering {
     const std::int64_t vertices = ops + transfers + extra;
     if (vertices > std::int64_t{1} << 31) throw InputError(fmt::format("{} graph vertices: too many", vertices));
     data_->vertices.reserve(index(vertices));
-    row_.reserve(index(vertices) + 1);
-    row_.push_back(0);
-    // F, and I or B: at most two and three data edges and one of order; W and transfers two.
+    data_->offsets.reserve(index(vertices) + 1);
+    data_->offsets.push_back(0);
+    // Data edges of an F: at most two, of an I or B: three; each has one order edge. W and transfers have two edges.
     const int sliced = schedule_.sliced() ? 2 : 0;
-    columns_.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
-                           (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
+    data_->targets.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
+                                 (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
     if (schedule_.has_joint_blocks()) data_->partners.reserve(index(ops / 4));
   }
 
@@ -191,7 +189,7 @@ class Lowering {
 
   // --- needs ------------------------------------------------------------------------------------------------
 
-  // The vertex that hands the result of `op_vertex`'s forward or gradient to a neighbouring stage.
+  // The vertex that passes the result of `op_vertex` (its forward or its gradient) to a neighbouring stage.
   VertexId message(VertexId op_vertex, bool forward, LaneId link) const {
     if (link == kSameRank) return op_vertex;
     const VertexId first = op_vertex + 1;
@@ -199,7 +197,7 @@ class Lowering {
     return (data_->vertices[first].op == OpKind::F) == forward ? first : first + 1;
   }
 
-  // Adds a need, or notes in blocked_on_ what is missing.
+  // Adds a need, or records the missing one in blocked_on_.
   bool need_op(bool forward, std::size_t where, LaneId link) {
     const bool sent = communicates_ && link != kSameRank;
     const auto& made = sent ? (forward ? sent_forward_ : sent_gradient_) : (forward ? forward_ : gradient_);
@@ -236,15 +234,15 @@ class Lowering {
   VertexId emit(Vertex vertex) {
     const auto id = static_cast<VertexId>(data_->vertices.size());
     data_->vertices.push_back(vertex);
-    for (int i = 0; i < num_needs_; ++i) columns_.push_back(needs_[index(i)]);
+    for (int i = 0; i < num_needs_; ++i) data_->targets.push_back(needs_[index(i)]);
     VertexId& last = last_on_lane_[index(vertex.lane)];
-    if (last != kNone) columns_.push_back(last);
+    if (last != kNone) data_->targets.push_back(last);
     last = id;
-    row_.push_back(static_cast<std::uint32_t>(columns_.size()));
+    data_->offsets.push_back(static_cast<std::uint32_t>(data_->targets.size()));
     return id;
   }
 
-  // With blocking transfers, the last that each of the rank's links has sent since its last op.
+  // With blocking transfers: adds the last transfer on each of the rank's links since its last op.
   void wait_for_sends(int rank) {
     for (const LaneId link : links_out_[index(rank)]) {
       VertexId& sent = sent_since_op_[index(link)];
@@ -264,7 +262,7 @@ class Lowering {
         .microbatch = op.microbatch, .stage = op.stage, .slice = op.slice, .op = op.kind, .kind = kind, .lane = lane};
   }
 
-  // Emits the next op of `rank`'s list, or notes what it waits for. False: blocked or at the end.
+  // Emits the next op of `rank`'s list, or records what it waits for. Returns false if blocked or at the end.
   bool emit_next(int rank) {
     const auto list = schedule_.ops(rank);
     const std::size_t position = next_[index(rank)];
@@ -283,7 +281,7 @@ class Lowering {
     }
     if (options_.blocking_transfers) wait_for_sends(rank);
     if (options_.recompute && (is_gradient(op.kind) || partner != nullptr)) {
-      // As Megatron has it, recomputation begins when the gradient has arrived. Its needs are those of the op.
+      // As in Megatron-LM, recomputation starts when the gradient has arrived. It has the needs of the op.
       const Op& gradient = is_gradient(op.kind) ? op : *partner;
       const VertexId recompute = emit(vertex_of(gradient, VertexKind::recompute, rank));
       needs_[num_needs_++] = recompute;
@@ -300,7 +298,7 @@ class Lowering {
     return true;
   }
 
-  // Records `op`, sends its result, wakes who waits for it, and counts its gradient.
+  // Records `op`, sends its result, wakes the rank that waits for it, and counts its gradient.
   void hand_over(const Op& op, VertexId id) {
     if (op.kind == OpKind::W) return count_gradient(op, id);
     const bool forward = op.kind == OpKind::F;
@@ -315,7 +313,7 @@ class Lowering {
     if (op.kind == OpKind::B) count_gradient(op, id);
   }
 
-  // Emits the transfer of what `op`, vertex `id`, has made, and wakes who waits for it.
+  // Emits the transfer of the result of `op`, vertex `id`, and wakes the rank that waits for it.
   VertexId send(const Op& op, VertexId id, LaneId link) {
     const VertexId transfer = emit_after(vertex_of(op, VertexKind::transfer, link), id);
     const int peer = data_->lanes[index(link)].peer;
@@ -327,8 +325,8 @@ class Lowering {
     return transfer;
   }
 
-  // The sends that the schedule puts before the op at `position`, in its order. Receives need no vertex: what has come
-  // waits in a buffer.
+  // Emits the sends that the schedule has before the op at `position`, in its order. Receives need no vertex: arrived
+  // messages wait in a buffer.
   void send_what_stands_before(int rank, std::size_t position) {
     const auto list = schedule_.communication(rank);
     for (std::size_t& next = next_communication_[index(rank)]; next < list.size(); ++next) {
@@ -344,7 +342,7 @@ class Lowering {
         op.kind = second ? data_->partners[vertex.extra].op : vertex.op;
       }
       const std::size_t hop = index(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
-      // Whatever stands between the op and its send comes first.
+      // Everything between the op and its send comes first.
       (forward ? sent_forward_ : sent_gradient_)[cell(op)] =
           send(op, last_on_lane_[index(rank)], (forward ? forward_link_ : backward_link_)[hop]);
     }
@@ -362,13 +360,13 @@ class Lowering {
     StageState* const embedding = embedding_of(stage);
     const bool ends_wait = embedding != nullptr && embedding->ready[index(step)] != kNone;
     if (ends_wait) embedding->ready[index(step)] = id;
-    if (flush() && !options_.overlap_grad_reduce) return;  // reduced when the rank's list has ended
+    if (flush() && !options_.overlap_grad_reduce) return;  // reduced at the end of the rank's list
     if (!waits) reduce(stage, step);
     if (ends_wait) reduce(*embedding, step);
   }
 
-  // The stage of the same rank whose head adds to the gradient of the embedding that `stage` holds, and the other way
-  // round; null if there is none.
+  // The stage of the same rank whose head adds to the gradient of the embedding that `stage` has, and vice versa; null
+  // if there is none.
   StageState* head_of(const StageState& stage) {
     const int last = schedule_.num_stages() - 1;
     return stage.stage == 0 ? sharing_with(stage, last) : nullptr;
@@ -404,19 +402,20 @@ class Lowering {
                                   static_cast<std::uint32_t>(ranks.size())});
     data_->collective_ranks.insert(data_->collective_ranks.end(), ranks.begin(), ranks.end());
     const auto add_unique = [&](std::size_t from, VertexId need) {
-      if (std::find(columns_.begin() + static_cast<std::ptrdiff_t>(from), columns_.end(), need) == columns_.end()) {
-        columns_.push_back(need);
+      if (std::find(data_->targets.begin() + static_cast<std::ptrdiff_t>(from), data_->targets.end(), need) ==
+          data_->targets.end()) {
+        data_->targets.push_back(need);
       }
     };
-    const std::size_t data = columns_.size();
+    const std::size_t data = data_->targets.size();
     for (const VertexId need : after) add_unique(data, need);
-    const std::size_t order = columns_.size();
+    const std::size_t order = data_->targets.size();
     for (const int rank : ranks) {
       VertexId& last = last_on_lane_[index(schedule_.num_ranks() + rank)];
       if (last != kNone) add_unique(order, last);
       last = id;
     }
-    row_.push_back(static_cast<std::uint32_t>(columns_.size()));
+    data_->offsets.push_back(static_cast<std::uint32_t>(data_->targets.size()));
     return id;
   }
 
@@ -432,8 +431,8 @@ class Lowering {
     }
   }
 
-  // Without a flush: before a forward, the steps that wrote the weights it reads. They stand as late as they can, so
-  // that the reduction of their gradients has the time in between.
+  // Without a flush: emits, before a forward, the steps that wrote the weights it reads. They are as late as possible,
+  // so that the reduction of their gradients has time to overlap.
   void take_steps_before(const Op& op) {
     if (op.kind != OpKind::F) return;
     StageState& stage = state(op.stage, op.microbatch);
@@ -447,7 +446,7 @@ class Lowering {
         throw ScheduleError(
             fmt::format("deadlock: {} reads weight version {}, but the gradients of step {} come later on rank {}: its "
                         "backwards must "
-                        "stand before it",
+                        "precede it",
                         to_string(op, schedule_.sliced()), version, step, stage.rank));
       }
       tie(stage, step);
@@ -457,7 +456,7 @@ class Lowering {
     needs_ = saved_needs;
   }
 
-  // First and last stage sum the gradient of the embedding that they share.
+  // All-reduces the gradient of the embedding that the first and the last stage share.
   void tie(StageState& stage, int step) {
     const int last_stage = schedule_.num_stages() - 1;
     if (!options_.tied_embedding || last_stage == 0 || (stage.stage != 0 && stage.stage != last_stage)) return;
@@ -479,7 +478,7 @@ class Lowering {
       after.push_back(other.ready[index(step)]);
     }
     tied_steps_ = step + 1;
-    // Ranks that hold both ends share one gradient; between replicas it is summed with the rest of the stage.
+    // Ranks with both ends have one gradient; between replicas it is all-reduced with the rest of the stage.
     if (!apart) return;
     std::sort(ranks.begin(), ranks.end());
     const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, ranks, after);
@@ -488,7 +487,7 @@ class Lowering {
     }
   }
 
-  // What follows the lists: reductions that were not overlapped, sums between replicas, norm, steps.
+  // Emits what follows the lists: reductions that were not overlapped, all-reduces between replicas, norm, steps.
   void finish_steps() {
     if (!flush()) {
       for (StageState& stage : states_) {
@@ -539,25 +538,23 @@ class Lowering {
   const LoweringOptions& options_;
   bool communicates_;
   std::unique_ptr<OpGraph::Data> data_;
-  std::vector<std::uint32_t> row_;
-  std::vector<VertexId> columns_;
 
   std::vector<LaneId> forward_link_;   // by (route, stage): the link to the next stage
-  std::vector<LaneId> backward_link_;  // and to the previous one
+  std::vector<LaneId> backward_link_;  // the same for the previous stage
   std::vector<VertexId> last_on_lane_;
 
   std::vector<VertexId> forward_;                // by cell: the vertex of its F
-  std::vector<VertexId> gradient_;               // and of its B or I
-  std::vector<VertexId> sent_forward_;           // by cell, of schedules with communication: the transfer
-  std::vector<VertexId> sent_gradient_;          // and of its gradient
+  std::vector<VertexId> gradient_;               // the same for its B or I
+  std::vector<VertexId> sent_forward_;           // by cell, for schedules with communication: the transfer
+  std::vector<VertexId> sent_gradient_;          // the same for its gradient
   std::vector<std::size_t> next_communication_;  // by rank
-  std::vector<std::vector<LaneId>> links_out_;   // by rank, of blocking transfers
-  std::vector<VertexId> sent_since_op_;          // by lane, of blocking transfers
+  std::vector<std::vector<LaneId>> links_out_;   // by rank, for blocking transfers
+  std::vector<VertexId> sent_since_op_;          // by lane, for blocking transfers
   std::vector<std::size_t> next_;                // by rank: position in its list
   std::vector<std::size_t> waiting_for_;
   std::vector<int> runnable_;
 
-  // Of a joint block two of its F and three of its B, one recomputation.
+  // A joint block has two for its F, three for its B, and one recomputation.
   static constexpr std::size_t kMostOwnNeeds = 8;
   std::vector<VertexId> needs_;
   int num_needs_ = 0;

@@ -19,7 +19,7 @@ struct MeasuredProduct {
 
 // A fused attention that somebody timed, causal: half the square is executed.
 struct MeasuredAttention {
-  AttentionShape shape;
+  AttentionWork shape;
   double bytes = 0;
   double seconds = 0;
 };

@@ -162,7 +162,7 @@ class Bounding {
   }
 
   void add(int stage, int slice, int j) {
-    const SliceTimes& times = problem_.times[problem_.slice_index(stage, slice)];
+    const SliceOpTimes& times = problem_.times[problem_.slice_index(stage, slice)];
     const std::size_t forward = node(OpKind::F, stage, slice, j);
     const std::size_t gradient = node(OpKind::I, stage, slice, j);
     const std::size_t weight = node(OpKind::W, stage, slice, j);

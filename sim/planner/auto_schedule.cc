@@ -36,7 +36,7 @@ struct Candidate {
 std::vector<ListRules> grid(const PlacedProblem& problem) {
   std::vector<ListRules> out;
   std::vector<ListRules::Fuse> fuses = {ListRules::Fuse::never};
-  const bool pays = std::any_of(problem.times.begin(), problem.times.end(), [](const SliceTimes& of) {
+  const bool pays = std::any_of(problem.times.begin(), problem.times.end(), [](const SliceOpTimes& of) {
     return of.backward < of.input_gradient + of.weight_gradient;
   });
   const bool holds_gradients = std::any_of(problem.bytes.begin(), problem.bytes.end(),

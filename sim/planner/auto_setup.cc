@@ -63,7 +63,7 @@ void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
     const Vertex& vertex = graph[v];
     if (vertex.kind == VertexKind::collective || vertex.kind == VertexKind::optimizer) continue;
     const std::size_t slice = problem.slice_index(vertex.stage, vertex.slice);
-    SliceTimes& times = problem.times[slice];
+    SliceOpTimes& times = problem.times[slice];
     const Duration time = prices.duration[v];
     if (vertex.kind == VertexKind::recompute) recompute[slice] = time;
     if (vertex.kind == VertexKind::transfer) {

@@ -84,7 +84,7 @@ class ListScheduler {
 
   void prepare_worth(const std::vector<std::int64_t>& tails) {
     double mean = 0;
-    for (const SliceTimes& times : problem_.times)
+    for (const SliceOpTimes& times : problem_.times)
       mean += static_cast<double>((times.forward + times.backward).count());
     mean /= 2.0 * static_cast<double>(problem_.times.size());
     std::mt19937 random(rules_.seed);

@@ -26,7 +26,7 @@ OrderSearch::OrderSearch(const PlacedProblem& problem, const OpTable& table, con
   best_ = orders_;
   best_makespan_ = makespan_;
   double sum = 0;
-  for (const SliceTimes& of : problem.times) {
+  for (const SliceOpTimes& of : problem.times) {
     const Duration split = of.input_gradient + of.weight_gradient;
     sum += static_cast<double>((of.forward + split).count());
     joins_ = joins_ || (problem.may_split && problem.may_fuse && of.backward < split);

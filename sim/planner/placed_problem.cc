@@ -21,12 +21,12 @@ std::int64_t accumulator(const PlacedProblem& problem, int stage) {
   return sum;
 }
 
-struct Change {
+struct MemoryChange {
   std::int64_t takes = 0;
   std::int64_t keeps = 0;
 };
 
-Change change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
+MemoryChange change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
   const SliceBytes& bytes = problem.bytes[problem.slice_index(stage, slice)];
   const std::int64_t opens = slice + 1 == problem.num_slices() ? accumulator(problem, stage) : 0;
   const std::int64_t closes = slice == 0 ? accumulator(problem, stage) : 0;
@@ -75,7 +75,7 @@ void check_times(const PlacedProblem& problem) {
     all += static_cast<double>(time.count());
   };
   double held = 0;
-  for (const SliceTimes& of : problem.times) {
+  for (const SliceOpTimes& of : problem.times) {
     for (const Duration time :
          {of.forward, of.input_gradient, of.weight_gradient, of.backward, of.send_forward, of.send_backward})
       add(time);
@@ -102,7 +102,7 @@ void check_times(const PlacedProblem& problem) {
 std::vector<std::int64_t> least_limits(const PlacedProblem& problem) {
   std::vector<std::int64_t> held(to_size(problem.num_ranks), 0);
   std::vector<std::int64_t> peak = held;
-  const auto run = [&](std::size_t rank, Change change) {
+  const auto run = [&](std::size_t rank, MemoryChange change) {
     peak[rank] = std::max(peak[rank], held[rank] + change.takes);
     held[rank] += change.keeps;
   };
@@ -157,10 +157,10 @@ OpTable::OpTable(const PlacedProblem& problem)
     for (int unit = 0; unit < units; ++unit) {
       const int slice = unit % slices;
       const std::int32_t cell = stage * units + unit;
-      const SliceTimes& times = problem.times[problem.slice_index(stage, slice)];
+      const SliceOpTimes& times = problem.times[problem.slice_index(stage, slice)];
       for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
         Row& row = rows[static_cast<std::int32_t>(kind) * cells + cell];
-        const Change change = change_of(problem, kind, stage, slice);
+        const MemoryChange change = change_of(problem, kind, stage, slice);
         row.takes = change.takes;
         row.keeps = change.keeps;
         row.need = kAlwaysThere;
@@ -283,7 +283,7 @@ Orders sequential_orders(const PlacedProblem& problem) {
 
 Prices price(const OpGraph& graph, const PlacedProblem& problem) {
   Prices prices;
-  const auto times_of = [&](const Vertex& v) -> const SliceTimes& {
+  const auto times_of = [&](const Vertex& v) -> const SliceOpTimes& {
     return problem.times[problem.slice_index(v.stage, v.slice)];
   };
   const auto duration_of = [&](const Vertex& v) {

@@ -18,7 +18,7 @@ inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max(
 
 // What the ops on one slice of one stage take, recomputation included, and how long what F and I or B hand on occupies
 // its link.
-struct SliceTimes {
+struct SliceOpTimes {
   Duration forward{};
   Duration input_gradient{};
   Duration weight_gradient{};
@@ -35,7 +35,7 @@ struct PlacedProblem {
   std::vector<int> rank_of;  // by stage
   int num_microbatches = 1;
   MicrobatchShape shape;
-  std::vector<SliceTimes> times;       // by slice
+  std::vector<SliceOpTimes> times;       // by slice
   std::vector<SliceBytes> bytes;       // by slice; in any unit
   std::vector<std::int64_t> limit;     // by rank, in that unit, of what the slices hold; kNoLimit without
   std::vector<Duration> forward_hop;   // by stage: latency of what its F hands on; 0 within a rank

@@ -37,7 +37,7 @@ TEST(Units, RefusesWhatIsNoTime) {
 TEST(Json, ErrorsNameSourcePlaceAndValue) {
   EXPECT_EQ(error_of([] { parse_json("{\"a\": 1,\n \"b\": }", "s.json"); }).substr(0, 24), "s.json: line 2, column 7");
   EXPECT_EQ(error_of([] { parse_json(R"({"a":1,"a":2})", "s.json"); }),
-            "s.json: key \"a\" is given twice in one object");
+            "s.json: key \"a\" occurs twice in one object");
   const Json doc = parse_json(R"({"cluster": {"gpus": -3, "nods": 1}})", "s.json");
   JsonReader root(doc, "s.json");
   JsonReader cluster = root.at("cluster");

@@ -91,12 +91,12 @@ PlacedProblem random_problem(Rng& random, const std::vector<int>& rank_of, int m
   PlacedProblem problem = even(rank_of, m, k, 1, 1, 1, release == 0 ? 0 : 1, release == 1 ? 0 : 1, kNoLimit,
                                random(0, 3) == 0 ? random(1, 4) : 0);
   const bool alike = random(0, 2) == 0;
-  const SliceTimes first{.forward = Duration(random(1, 9)),
+  const SliceOpTimes first{.forward = Duration(random(1, 9)),
                          .input_gradient = Duration(random(1, 9)),
                          .weight_gradient = Duration(random(0, 9))};
-  for (SliceTimes& of : problem.times) {
+  for (SliceOpTimes& of : problem.times) {
     of = alike ? first
-               : SliceTimes{.forward = Duration(random(0, 9)),
+               : SliceOpTimes{.forward = Duration(random(0, 9)),
                             .input_gradient = Duration(random(0, 9)),
                             .weight_gradient = Duration(random(0, 9))};
     of.backward = of.input_gradient + of.weight_gradient;
@@ -127,7 +127,7 @@ TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
       if (schedule->has_joint_blocks()) continue;
       PlacedProblem problem = random_problem(random, schedule->routes()[0], params.microbatches, params.slices(), 0);
       problem.blocking = random(0, 2) == 0;
-      for (SliceTimes& of : problem.times) {
+      for (SliceOpTimes& of : problem.times) {
         of.send_forward = Duration(random(0, 5));
         of.send_backward = Duration(random(0, 5));
       }
@@ -312,7 +312,7 @@ TEST(AutoSchedule, MeetsTheBoundOfLinearPlacementsWithoutACap) {
 TEST(AutoSchedule, UsesWholeBackwardsWhereSplittingCosts) {
   // Apart, I and W take 6 + 6; together 8. Two ranks, so some waiting would be filled by Ws; one that pays more is not.
   PlacedProblem problem = even(linear(2), 6, 1, 4, 6, 6, 0, 1, kNoLimit);
-  for (SliceTimes& of : problem.times) of.backward = Duration(8);
+  for (SliceOpTimes& of : problem.times) of.backward = Duration(8);
   const AutoResult result = solve(problem, 50'000);
   expect_true(problem, result);
   // 1F1B: (m + p - 1)(f + x) = 7 * 12.

@@ -24,7 +24,7 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ScheduleOptions {
   std::string name;
   std::string output;
   bool json = false;
@@ -93,7 +93,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   const std::string whose = own ? "its own order" : "receives posted when the sender sends, as PyTorch places them";
   for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
                                        std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
-    const std::string ring = hanging_ring(communicating, exchange);
+    const std::string ring = hanging_cycle(communicating, exchange);
     // One by one is stricter than anybody runs: PyTorch and Megatron-LM batch what stands together.
     out.push_back({.check = name,
                    .good = ring.empty(),
@@ -103,7 +103,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   if (own) return;
   Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
   try {
-    const std::string ring = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    const std::string ring = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
     if (!ring.empty()) late = {late.check, false, true, "hangs: " + ring};
   } catch (const ScheduleError& error) {
     late = {late.check, false, true, error.what()};
@@ -142,7 +142,7 @@ int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
 }
 
 // Writes the schedule as the options say, named for errors.
-int write_schedule(const Options& options, Schedule schedule, const std::string& name) {
+int write_schedule(const ScheduleOptions& options, Schedule schedule, const std::string& name) {
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
   const OpGraph graph = lower_named(schedule, {}, name);  // finds deadlocks
   const bool csv = options.output.ends_with(".csv");
@@ -159,7 +159,7 @@ int write_schedule(const Options& options, Schedule schedule, const std::string&
   return kDone;
 }
 
-int automatic_schedule(const Options& options, const Scenario& scenario) {
+int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario) {
   const PlannedSetup planned = planned_with_progress(scenario);
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
@@ -171,7 +171,7 @@ int automatic_schedule(const Options& options, const Scenario& scenario) {
   return write_schedule(options, schedule, kAutomatic);
 }
 
-int schedule_command(const Options& options) {
+int schedule_command(const ScheduleOptions& options) {
   const bool csv = options.output.ends_with(".csv");
   if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
     throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
@@ -203,7 +203,7 @@ Subcommand add_schedule_command(CLI::App& app) {
       "or misplaced; a deadlock; communication without its partner or in another order than the "
       "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
       "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ScheduleOptions>();
   command->add_option("name", options->name,
                       "a family ('sluice schedules' lists them), a schedule file, or auto: one made for these costs");
   command->add_option("-o,--output", options->output,

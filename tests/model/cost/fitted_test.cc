@@ -56,7 +56,7 @@ TEST(FittedCostTest, RefusesWhatItsTimesAreNotOf) {
   Training training;
   training.cp = 2;
   EXPECT_EQ(error_of([&] { FittedCost(table(), training, kStages); }),
-            "cost.json: times hold without context parallelism, got size 2");
+            "cost.json: times are without context parallelism, got size 2");
 }
 
 TEST(FittedCostTest, AddsUpWhatAStageHolds) {
@@ -137,7 +137,7 @@ TEST(FittedCostTest, RefusesWhatWasNotMeasured) {
   EXPECT_EQ(error_of([&] {
               cost.compute_s(OpKind::F, 0, {1, {128}}, 0);
             }),
-            "cost.json: /sequences: times hold for microbatches of 2 sequences, got 1");
+            "cost.json: /sequences: times are for microbatches of 2 sequences, got 1");
   EXPECT_EQ(error_of([&] {
               cost.compute_s(OpKind::I, 1, {2, {128}}, 0);
             }),
@@ -145,15 +145,15 @@ TEST(FittedCostTest, RefusesWhatWasNotMeasured) {
   Training tp;
   tp.tp = 4;
   EXPECT_EQ(error_of([&] { FittedCost(table(), tp, kStages); }),
-            "cost.json: /tensor_parallel: times hold for tensor-parallel size 1, got 4");
+            "cost.json: /tensor_parallel: times are for tensor-parallel size 1, got 4");
   CostTable headless = table();
   headless.curve(PartKind::head, OpKind::F).reset();
   EXPECT_EQ(error_of([&] { FittedCost(headless, Training{}, kStages); }),
-            "cost.json: /parts/head: required key is missing (stage 1 holds it)");
+            "cost.json: /parts/head: required key is missing (stage 1 has this part)");
   CostTable two = table();
   two.links.push_back({"other", 0, 1});
   EXPECT_EQ(error_of([&] { FittedCost(two, Training{}, kStages); }),
-            "cost.json: /links: expected one link, since no cluster tells which is crossed, got 2");
+            "cost.json: /links: without a cluster: expected one link, got 2");
 }
 
 TEST(CostFile, ComesBackAsWritten) {

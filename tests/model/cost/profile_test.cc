@@ -172,7 +172,7 @@ TEST(FitProfile, FitsPassesAndSums) {
   EXPECT_EQ(fit.table.sums[0].ranks, 2);
   EXPECT_NEAR(fit.table.sums[0].latency_s, 5e-6, 1e-11);
   EXPECT_NEAR(fit.table.sums[1].bandwidth_bytes_per_s, 2e9, 1e3);
-  EXPECT_EQ(fit.sums[1].name, "sum over 4 ranks");
+  EXPECT_EQ(fit.sums[1].name, "all-reduce over 4 ranks");
   EXPECT_EQ(to_json_text(parse_cost_table(to_json_text(fit.table), "again")), to_json_text(fit.table));
   profile.passes = {{PassKind::optimizer, 100, 2.0}, {PassKind::optimizer, 1'000'000'000, 1e-9}};
   profile.sums.clear();
@@ -198,7 +198,7 @@ TEST(FitProfile, ChoosesSequencesAndTensorParallelSize) {
     profile.samples.push_back(sample);
   }
   EXPECT_EQ(error_of(profile),
-            "p.json: /samples: a cost file holds for one value of tensor_parallel: choose one of 1, 2 "
+            "p.json: /samples: a cost file is for one value of tensor_parallel: choose one of 1, 2 "
             "with --tensor-parallel");
   EXPECT_EQ(error_of(profile, {.tensor_parallel = 4}),
             "p.json: /samples: --tensor-parallel: expected one of 1, 2, got 4");

@@ -410,7 +410,7 @@ TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
     lower(schedule, {.footprint = &one});
     ADD_FAILURE() << "no error";
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "gpipe: up to 8e+18 bytes of memory: more than 64 bits can count");
+    EXPECT_STREQ(error.what(), "gpipe: up to 8e+18 bytes of memory: more than fit in 64 bits");
   }
   EXPECT_NO_THROW(lower(schedule, {.footprint = &half}));
 }

@@ -18,7 +18,7 @@ namespace sluice::test {
 namespace {
 
 std::string ring(const std::string& text, Exchange exchange) {
-  return hanging_ring(schedule_from_csv(text, "s.csv"), exchange);
+  return hanging_cycle(schedule_from_csv(text, "s.csv"), exchange);
 }
 
 TEST(Rendezvous, PyTorchsPlacesHangForNoFamily) {
@@ -27,7 +27,7 @@ TEST(Rendezvous, PyTorchsPlacesHangForNoFamily) {
     SCOPED_TRACE(test::describe(schedule));
     const Schedule communicating = with_communication(schedule);
     for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
-      ASSERT_EQ(hanging_ring(communicating, exchange), "");
+      ASSERT_EQ(hanging_cycle(communicating, exchange), "");
     }
     // What is sent in that order is the graph of the schedule alone, but for numbering.
     const OpGraph plain = lower(schedule);
@@ -103,7 +103,7 @@ TEST(Rendezvous, ASendStartsWhenItsRankComesToIt) {
 
 TEST(Rendezvous, RingsNameCellsOfTablesAndRanksOfLists) {
   // Every family that needs its receives posted ahead hangs without: here 1f1b, at its first exchange.
-  EXPECT_EQ(hanging_ring(with_receives_just_in_time(test::make("1f1b", {.p = 2, .m = 2})), Exchange::rendezvous),
+  EXPECT_EQ(hanging_cycle(with_receives_just_in_time(test::make("1f1b", {.p = 2, .m = 2})), Exchange::rendezvous),
             "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
   // A deadlock of ops alone: each rank's backward stands before the forward that the other waits for.
   const Schedule schedule = schedule_from_csv("0F0,,0B0\n1B0,1F0\n", "s.csv");
@@ -184,7 +184,7 @@ TEST(Rendezvous, AgreesWithALookAtEverything) {
     const Schedule changed(std::move(parts));
     for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
       const bool runs = runs_to_the_end(changed, exchange);
-      ASSERT_EQ(hanging_ring(changed, exchange).empty(), runs);
+      ASSERT_EQ(hanging_cycle(changed, exchange).empty(), runs);
       ++(runs ? ran : hung);
     }
   });

@@ -16,14 +16,7 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::make;
-using test::OracleTimes;
-using test::Shape;
-using test::uniform;
-
 constexpr test::Limits kSmall = {.ranks = 4, .microbatches = 8, .chunks = 4, .slices = 4, .batches = 3};
-bool everywhere(const Shape&) { return true; }
 
 // Each op once, on the rank of its stage, with F, and B or I and W, for each cell.
 void expect_complete(const Schedule& schedule) {
@@ -139,6 +132,19 @@ TEST(Registry, FindsNamesAndAliasesInAnyCase) {
   }
 }
 
+TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
+  for (const Family& family : all_families()) {
+    for (const std::string_view leaner : family.leaner) {
+      EXPECT_EQ(find_family(leaner).name, leaner);
+      EXPECT_NE(leaner, family.name);
+    }
+    if (family.sliced_variant.empty()) continue;
+    EXPECT_FALSE(family.sliced);
+    EXPECT_EQ(find_family(family.sliced_variant).name, family.sliced_variant);
+    EXPECT_TRUE(find_family(family.sliced_variant).sliced);
+  }
+}
+
 TEST(Registry, NamesTheNearestFamily) {
   const auto error = [](const char* name) -> std::string {
     try {
@@ -193,17 +199,17 @@ TEST(Refusals, OfWhatTheFamilyDoesNotHave) {
   EXPECT_EQ(refusal("1f1b", {.chunks = 2}), "1f1b: chunks (--vpp): its placement fixes 1, got 2");
   EXPECT_EQ(refusal("zb-v", {.chunks = 4}), "zb-v: chunks (--vpp): its placement fixes 2, got 4");
   EXPECT_EQ(refusal("1f1b", {.shape = {.slice_lengths = {1, 1}}}),
-            "1f1b: does not cut sequences: expected 1 slice, got 2");
+            "1f1b: does not slice sequences: expected 1 slice, got 2");
   EXPECT_EQ(refusal("1f1b", {.group = 2}), "1f1b: group: only the interleaved families take one");
   EXPECT_EQ(refusal("1f1b", {.batches = 2}),
-            "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s tells the time per batch)");
+            "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s is the time per batch)");
 }
 
 TEST(Refusals, OfInterleavedGroups) {
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 10}),
-            "interleaved-1f1b: microbatches: 10 in groups of 4 leave a last group of 2, fewer than the 4 ranks");
+            "interleaved-1f1b: microbatches: 10 in groups of 4 leave a last group of 2, less than the 4 ranks");
   EXPECT_EQ(refusal("interleaved-zb", {.ranks = 4, .microbatches = 3}),
-            "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, fewer than the 4 ranks");
+            "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, less than the 4 ranks");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 8, .group = 3}),
             "interleaved-1f1b: group: expected at least one microbatch for each of 4 ranks, got 3");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 9, .group = 5}), "no refusal");  // 5 and 4
@@ -234,7 +240,7 @@ TEST(Refusals, OfTwoWayAndWaveShapes) {
   EXPECT_EQ(refusal("chimera", {.ranks = 4, .microbatches = 6}),
             "chimera: microbatches: expected a multiple of 4 (ranks), got 6");
   EXPECT_EQ(refusal("hanayo", {.ranks = 4, .chunks = 3, .microbatches = 4}),
-            "hanayo: chunks (--vpp): expected an even number (two a wave), got 3");
+            "hanayo: chunks (--vpp): expected an even number (two per wave), got 3");
   EXPECT_EQ(refusal("hanayo", {.ranks = 3, .microbatches = 3}), "hanayo: ranks: expected an even number or 1, got 3");
   EXPECT_EQ(refusal("hanayo", {.ranks = 4, .microbatches = 8}),
             "hanayo: microbatches: expected 4 (as many as ranks), got 8");
@@ -242,7 +248,7 @@ TEST(Refusals, OfTwoWayAndWaveShapes) {
 
 TEST(Refusals, OfTooShortBatchesForTwoVersions) {
   EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 6}),
-            "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 6");
+            "pipedream-2bw: microbatches: two versions of the weights need at least 7 per batch (ranks - 1), got 6");
   EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 7}), "no refusal");
 }
 

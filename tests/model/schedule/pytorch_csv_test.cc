@@ -121,7 +121,7 @@ TEST(PytorchCsv, IsCheckedMoreStrictlyThanByPyTorch) {
   EXPECT_EQ(invalid("0F0,,0F0,0B0\n"), "s.csv: row 1, cell 3: F(stage 0, mb 0): occurs twice, first at row 1, cell 1");
   EXPECT_EQ(invalid("0F0,0F1,0B0\n"), "s.csv: row 1: B(stage 0, mb 1) is missing");
   EXPECT_EQ(invalid("0F0,0B0\n,0F1,0B1\n"),
-            "s.csv: row 2, cell 2: F(stage 0, mb 1): stage 0 stands in row 1 too, at cell 1");
+            "s.csv: row 2, cell 2: F(stage 0, mb 1): stage 0 is also in row 1, at cell 1");
   EXPECT_EQ(invalid("0F0,0B0\n2F0,2B0\n"), "s.csv: no row has stage 1");
 }
 
@@ -138,9 +138,9 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
   EXPECT_EQ(bad("0F0,0RECV_B0,0B0", kSecond), "s.csv: row 1: 0SEND_F0 is missing");
   EXPECT_EQ(bad(kFirst, "1F0,1B0,1SEND_B0"), "s.csv: row 2: 1RECV_F0 is missing");
   EXPECT_EQ(bad("0SEND_F0,0F0,0RECV_B0,0B0", kSecond),
-            "s.csv: row 1, cell 1: 0SEND_F0: stands before F(stage 0, mb 0), which makes it");
+            "s.csv: row 1, cell 1: 0SEND_F0: precedes F(stage 0, mb 0), which produces it");
   EXPECT_EQ(bad("0F0,0SEND_F0,0B0,0RECV_B0", kSecond),
-            "s.csv: row 1, cell 4: 0RECV_B0: stands behind B(stage 0, mb 0), which reads it");
+            "s.csv: row 1, cell 4: 0RECV_B0: follows B(stage 0, mb 0), which reads it");
   EXPECT_EQ(bad("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", kSecond),
             "s.csv: row 1, cell 3: 0SEND_F0: occurs twice, first at row 1, cell 2");
   EXPECT_EQ(bad("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0", kSecond),
@@ -155,8 +155,8 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
   // Messages carry no tags: both ends need one order.
   EXPECT_EQ(
       bad("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1", "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"),
-      "s.csv: row 2, cell 1: 1RECV_F1: what comes then from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
-      "have one order");
+      "s.csv: row 2, cell 1: 1RECV_F1: the next message from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
+      "have the same order");
 }
 
 TEST(PytorchCsv, ShardingStandsWhereItStood) {

@@ -12,9 +12,6 @@
 namespace sluice::test {
 namespace {
 
-using test::make;
-using test::Shape;
-
 // Two ranks, two stages, two microbatches of 1f1b: rank 0 has F0 F1 B0 B1, rank 1 has F0 B0 F1 B1.
 ScheduleParts good_parts() { return make("1f1b", {.p = 2, .m = 2}).parts(); }
 
@@ -73,7 +70,7 @@ TEST(ScheduleErrors, ReplicasNeedAFlush) {
     const Schedule schedule(std::move(parts));
     FAIL();
   } catch (const ScheduleError& error) {
-    EXPECT_STREQ(error.what(), "routes: stages on two ranks sum their gradients at a flush, and there is none");
+    EXPECT_STREQ(error.what(), "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
   }
 }
 
@@ -106,7 +103,7 @@ TEST(ScheduleErrors, KeepWholeAndSplitBackwardsApart) {
     return op;
   };
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0].push_back(split(parts.orders[0][2], OpKind::W)); }),
-            "rank 0, position 4: W(stage 0, mb 0): B stands beside I or W of the same stage, microbatch and slice");
+            "rank 0, position 4: W(stage 0, mb 0): both B and I or W for the same stage, microbatch and slice");
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0][2].kind = OpKind::I; }),
             "rank 0: W(stage 0, mb 0) is missing");
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0][2].kind = OpKind::W; }),

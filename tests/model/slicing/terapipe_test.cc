@@ -331,7 +331,7 @@ TEST(BestSlices, RefuseWhatCannotBe) {
   EXPECT_EQ(error_of([&] {
               tabulated_times(2, 1, {{Duration{1}}, {Duration{1}}});
             }),
-            "expected 2 times behind 0 tokens, got 1");
+            "expected 2 times after a prefix of 0 tokens, got 1");
 }
 
 }  // namespace

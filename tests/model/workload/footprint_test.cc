@@ -201,12 +201,12 @@ TEST(SplitLayers, RefusesWhatDoesNotAddUp) {
   };
   EXPECT_EQ(error(13, {}), "13 stages are more than the 12 layers of gpt2");
   EXPECT_EQ(error(2, {6, 5}), "the stages' layers add up to 11, but gpt2 has 12");
-  EXPECT_EQ(error(3, {6, 6}), "layers are given for 2 stages, but there are 3");
+  EXPECT_EQ(error(3, {6, 6}), "layers are specified for 2 stages, but there are 3");
   EXPECT_EQ(error(2, {13, -1}), "a stage cannot have -1 layers");
   EXPECT_EQ(error(4, {}, 6, 5),
-            "first stage 6, last stage 5 layers: the 2 other stages are left with 1 of the 12 layers of gpt2");
+            "first stage 6, last stage 5 layers: the 2 other stages have 1 of the 12 layers of gpt2");
   EXPECT_EQ(error(2, {6, 6}, 6),
-            "layers of the first stage are given twice: in the list of all stages and by themselves");
+            "layers of the first stage are specified twice: in the list of all stages and separately");
 }
 
 // Found by the fuzzer: rows times widths overflowed.
