@@ -27,11 +27,30 @@ if(SLUICE_FUZZ)
   target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
+# Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
+# Files of one target must not give two things in anonymous namespaces the same name.
+option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
+set(SLUICE_UNITY_BATCH 8 CACHE STRING "Number of sources in a translation unit")
+function(sluice_batch target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
+  if(SLUICE_UNITY)
+    # GCC takes a source included by a batch for a header, where a member of an anonymous type would be a mistake.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  endif()
+endfunction()
+
+# The same for code whose speed does not matter (the command line, tests), which is hardly optimised.
+function(sluice_compile_fast target)
+  sluice_batch(${target})
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+endfunction()
+
 # sluice_library(name SOURCES ... USES ...): the library of one folder, also known as sluice::name.
 function(sluice_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
+    sluice_batch(sluice_${name})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

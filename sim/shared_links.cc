@@ -7,7 +7,7 @@
 namespace sluice::sim {
 namespace {
 
-constexpr double kNoise = 1e-9;       // of a resource's capacity
+constexpr double kRateNoise = 1e-9;   // of a resource's capacity
 constexpr double kSame = 1e-12;       // rates that differ by less, relatively, are one
 constexpr double kNanosecond = 1e-6;  // what a whole number of nanoseconds may be missed by
 
@@ -134,7 +134,7 @@ void SharedLinks::find_affected() {
         for (const ResourceUse& its : link(other).uses) demand += its.resource == use.resource ? its.share : 0;
       }
       const bool before = changed.crowded;
-      changed.crowded = demand > 1 + kNoise;
+      changed.crowded = demand > 1 + kRateNoise;
       if (before || changed.crowded) gather(changed);
     }
   }

@@ -10,18 +10,18 @@ cd "$(dirname "$0")/.."
 
 total=${1:-60}
 jobs=${SLUICE_JOBS:-$(nproc)}
-build=build/fuzz
+build=build/dev
 read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault trace}"
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 
 tools/install-packages.sh clang libclang-rt-dev
-cmake --preset fuzz
-cmake --build --preset fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}"
+cmake --preset dev
+cmake --build --preset dev -j "$jobs" --target "${targets[@]/#/fuzz_}"
 
 run_one() {  # run_one SECONDS TARGET
-  local name=$2 build=build/fuzz dictionary=tests/fuzz/json.dict seeds=()
-  local corpus=$build/corpus/$name finds=$build/finds/$name log=$build/$name.log
+  local name=$2 build=build/dev dictionary=tests/fuzz/json.dict seeds=()
+  local corpus=build/fuzz/corpus/$name finds=build/fuzz/finds/$name log=build/fuzz/$name.log
   case $name in
     scenario) seeds=(examples) ;;
     model) seeds=(examples/models) ;;

@@ -7,15 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include "exec/steady_clock.h"
 #include "exec/transport/device_transport.h"
 #include "exec/transport/group_sum.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
 constexpr int kTensorGroup = 1;
 constexpr int kFirstSumGroup = 16;

@@ -9,12 +9,11 @@
 #include <utility>
 
 #include "exec/plan/packing.h"
+#include "exec/steady_clock.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 // Nearest below; too small ones are zero.
 std::uint16_t bits_of(float value, Element element) {

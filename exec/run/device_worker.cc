@@ -11,13 +11,12 @@
 #include "exec/device/provider.h"
 #include "exec/plan/packing.h"
 #include "exec/run/op_outcome.h"
+#include "exec/steady_clock.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 Device& device_of(const WorkerServices& services) {
   if (services.device == nullptr || services.device_transport == nullptr) {

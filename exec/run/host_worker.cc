@@ -11,15 +11,14 @@
 #include <utility>
 
 #include "exec/run/op_outcome.h"
+#include "exec/steady_clock.h"
 #include "exec/watch/failure.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
-constexpr int kTensorGroup = 1;
+constexpr int kHostTensorGroup = 1;
 constexpr int kDataGroup = 1;
 constexpr int kFirstSharedGroup = 2;
 
@@ -68,7 +67,7 @@ void HostWorker::make_groups() {
   };
   if (layout.tensor > 1) {
     tensor_ =
-        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
+        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kHostTensorGroup);
     tensor_->tell_of_calls([this](bool begins) {
       doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
     });

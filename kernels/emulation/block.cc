@@ -68,9 +68,9 @@ thread_local Block* current = nullptr;
 thread_local Stacks stacks(kStackBytes);
 thread_local ExecutionOrder order;
 thread_local int capability = 80;
-thread_local std::minstd_rand numbers;
+thread_local std::minstd_rand random_numbers;
 
-std::uint32_t any_number() { return static_cast<std::uint32_t>(numbers() >> 8); }
+std::uint32_t any_number() { return static_cast<std::uint32_t>(random_numbers() >> 8); }
 
 void wait(At at) {
   Block& block = *current;
@@ -162,7 +162,7 @@ struct SharedMemory {
 void set_execution_order(const ExecutionOrder& of_blocks, int compute_capability) {
   order = of_blocks;
   capability = compute_capability;
-  numbers.seed(of_blocks.seed);
+  random_numbers.seed(of_blocks.seed);
 }
 
 void run_block(const BlockPlace& place, const std::function<void()>& body) {

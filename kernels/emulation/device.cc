@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/lanes.h"
 #include "kernels/emulation/block.h"
+#include "kernels/emulation/lanes.h"
 #include "kernels/stage.h"
 #include "model/errors.h"
 

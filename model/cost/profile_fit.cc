@@ -15,7 +15,7 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr std::array kFittedKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
 // What a cost file may hold.
 constexpr double kMostBandwidth = 1e15;
 constexpr double kMostLatency_s = 10;
@@ -277,16 +277,16 @@ LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& me
 }
 
 // What was measured, by size.
-using Sizes = std::map<std::int64_t, std::vector<double>>;
+using SliceLengths = std::map<std::int64_t, std::vector<double>>;
 
-Messages medians(const Sizes& sizes) {
+Messages medians(const SliceLengths& sizes) {
   Messages messages;
   for (const auto& [bytes, seconds] : sizes) messages.emplace_back(static_cast<double>(bytes), median(seconds));
   return messages;
 }
 
 void fit_links(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<std::string, Sizes> grouped;
+  std::map<std::string, SliceLengths> grouped;
   for (const ProfileTransfer& transfer : profile.transfers) {
     grouped[transfer.link][transfer.bytes].push_back(transfer.seconds);
   }
@@ -299,7 +299,7 @@ void fit_links(const Profile& profile, int folds, ProfileFit& out) {
 }
 
 void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<PassKind, Sizes> grouped;
+  std::map<PassKind, SliceLengths> grouped;
   for (const ProfilePass& pass : profile.passes) grouped[pass.pass][pass.parameters].push_back(pass.seconds);
   for (const auto& [kind, sizes] : grouped) {
     const LinkTime line =
@@ -309,7 +309,7 @@ void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
 }
 
 void fit_sums(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<int, Sizes> grouped;
+  std::map<int, SliceLengths> grouped;
   for (const ProfileSum& sum : profile.sums) grouped[sum.ranks][sum.bytes].push_back(sum.seconds);
   for (const auto& [ranks, sizes] : grouped) {
     const LinkTime line = fit_sizes(profile, {"/sums", fmt::format("sum over {} ranks", ranks), "array"},
@@ -357,7 +357,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   }
   for (const PartKind part : kParts) {
     const auto has = [&](OpKind kind) { return grouped.contains({part, kind}); };
-    if (std::none_of(kKinds.begin(), kKinds.end(), has)) continue;
+    if (std::none_of(kFittedKinds.begin(), kFittedKinds.end(), has)) continue;
     if (!has(OpKind::F)) {
       throw InputError(fmt::format("{}: /samples: part {} has no forward, F", profile.source, to_string(part)));
     }
@@ -365,7 +365,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
       throw InputError(
           fmt::format("{}: /samples: part {} has no backward, B or I and W", profile.source, to_string(part)));
     }
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kFittedKinds) {
       if (has(kind)) fit_part_kind(profile, part, kind, grouped.at({part, kind}), choice.folds, out);
     }
   }

@@ -11,7 +11,7 @@
 namespace sluice::model {
 namespace {
 
-constexpr double kMostBytes = 1e18;
+constexpr double kMaxFootprintBytes = 1e18;
 
 LayerBytes layer_bytes(const Transformer& model, const Training& training, LayerKind kind, std::int64_t tokens,
                        std::int64_t context) {
@@ -74,7 +74,7 @@ void check_countable(const Transformer& model, bool scored, int layers, const Mi
   const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
   const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // no fewer than are on one device
   const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words);
-  if (bytes <= kMostBytes) return;
+  if (bytes <= kMaxFootprintBytes) return;
   throw InputError(
       fmt::format("{}: a slice of {:.3g} tokens in {} sequences: more bytes of activations than can be "
                   "counted",

@@ -10,7 +10,7 @@
 namespace sluice::sim {
 namespace {
 
-constexpr int kFewestRows = 6;
+constexpr int kMinKernelRows = 6;
 constexpr double kMost = 1e12;
 
 // As the tables name them.
@@ -93,13 +93,15 @@ MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   return out;
 }
 
-bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
+bool has_all_kernel_columns(const CsvTable& table, std::initializer_list<std::string_view> columns) {
   return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
 }
 
-bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"}); }
+bool is_timed_kernel(const CsvTable& table) {
+  return has_all_kernel_columns(table, {"gpu", "m_tokens", "k", "n", "median_ms"});
+}
 bool is_rated(const CsvTable& table) {
-  return has_all(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"});
+  return has_all_kernel_columns(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"});
 }
 
 // One number for each distinct key, in the order of a hash so that folds mix sizes: golden-ratio steps.
@@ -185,11 +187,11 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
 
 }  // namespace
 
-bool has_measured_kernels(const CsvTable& table) { return is_timed(table) || is_rated(table); }
+bool has_measured_kernels(const CsvTable& table) { return is_timed_kernel(table) || is_rated(table); }
 
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table) {
   std::map<std::string, MeasuredKernels> out;
-  const bool timed = is_timed(table);
+  const bool timed = is_timed_kernel(table);
   for (int row = 0; row < table.num_rows(); ++row) {
     MeasuredKernels& of_gpu = out[catalogue_name(table.text(row, "gpu"))];
     if (of_gpu.origin.empty()) of_gpu.origin = table.has("source") ? table.text(row, "source") : table.source();
@@ -217,11 +219,11 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
              .grouped = {},
              .attention_forward = {},
              .attention_backward = {}};
-  if (measured.products.size() >= kFewestRows) {
+  if (measured.products.size() >= kMinKernelRows) {
     out.gemm = fit_products(gpu, measured.products);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
   }
-  if (measured.grouped.size() >= kFewestRows) {
+  if (measured.grouped.size() >= kMinKernelRows) {
     out.grouped = fit_groups(out.gpu, measured.grouped);
     out.gpu.gemm.group_s = out.grouped.constants[0];
   }
@@ -229,7 +231,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     std::vector<MeasuredAttention> rows;
     std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows),
                  [&](const MeasuredAttention& one) { return one.shape.backward == backward; });
-    if (rows.size() < kFewestRows) continue;
+    if (rows.size() < kMinKernelRows) continue;
     LogFit& fit = backward ? out.attention_backward : out.attention_forward;
     fit = fit_attention(gpu, rows);
     AttentionConstants& constants = backward ? out.gpu.attention_backward : out.gpu.attention_forward;

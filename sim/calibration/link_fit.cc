@@ -11,7 +11,7 @@
 namespace sluice::sim {
 namespace {
 
-constexpr std::size_t kFewestRows = 6;
+constexpr std::size_t kMinLinkRows = 6;
 
 struct Name {
   std::string_view table;
@@ -29,14 +29,16 @@ const Name* known(const std::string& name) {
   return found == std::end(kNames) ? nullptr : found;
 }
 
-bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
+bool has_all_link_columns(const CsvTable& table, std::initializer_list<std::string_view> columns) {
   return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
 }
 
-bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "gpus", "bytes", "time_us"}); }
+bool is_timed_transfer(const CsvTable& table) {
+  return has_all_link_columns(table, {"gpu", "gpus", "bytes", "time_us"});
+}
 bool is_fitted(const CsvTable& table) {
-  return has_all(table, {"network", "collective", "workers", "devices_per_node", "min_bytes", "max_bytes", "alpha_us",
-                         "busbw_GBps"});
+  return has_all_link_columns(table, {"network", "collective", "workers", "devices_per_node", "min_bytes", "max_bytes",
+                                      "alpha_us", "busbw_GBps"});
 }
 
 std::string origin(const CsvTable& table, int row) {
@@ -81,11 +83,11 @@ Link with_constants(Link link, const std::vector<int>& sizes, std::span<const do
 
 }  // namespace
 
-bool has_measured_links(const CsvTable& table) { return is_timed(table) || is_fitted(table); }
+bool has_measured_links(const CsvTable& table) { return is_timed_transfer(table) || is_fitted(table); }
 
 std::map<std::string, MeasuredLink> read_measured_links(const CsvTable& table) {
   std::map<std::string, MeasuredLink> out;
-  const bool timed = is_timed(table);
+  const bool timed = is_timed_transfer(table);
   for (int row = 0; row < table.num_rows(); ++row) {
     const Name* name = known(table.text(row, timed ? "gpu" : "network"));
     if (name == nullptr) continue;
@@ -108,7 +110,7 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
     out.link.latency_s = measured.message_latency_s;
     out.link.transfer_efficiency = std::min(1.0, measured.message_bytes_per_s / link.bandwidth_bytes_per_s);
   }
-  if (measured.all_reduces.size() < kFewestRows) return out;
+  if (measured.all_reduces.size() < kMinLinkRows) return out;
   std::set<int> all_sizes;
   std::vector<double> seconds;
   std::vector<int> groups;

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMost = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 40;
 
 // Whole numbers, and where they stand in a scenario.
 struct Column {
@@ -63,18 +63,18 @@ const TimeColumn* time_column(const CsvTable& table) {
   return nullptr;
 }
 
-class Row {
+class TableRow {
  public:
-  Row(const CsvTable& table, int row, const Json& base, const std::string& folder)
+  TableRow(const CsvTable& table, int row, const Json& base, const std::string& folder)
       : table_(table), row_(row), folder_(folder), document_(base) {}
 
   MeasuredIteration read() {
     for (const Column& column : kColumns) {
-      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMost);
+      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMaxSize);
     }
     // Left out where it says nothing.
-    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMost) > 1) {
-      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMost);
+    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMaxSize) > 1) {
+      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMaxSize);
     }
     if (table_.has("gpus")) read_gpus();
     read_schedule();
@@ -98,7 +98,7 @@ class Row {
   }
 
   void read_gpus() {
-    const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMost);
+    const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMaxSize);
     const std::int64_t each = count("/parallelism/tp") * count("/parallelism/cp") * count("/parallelism/pp");
     if (!table_.has("dp")) {
       if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x cp x pp = {}", each));
@@ -191,7 +191,7 @@ MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const 
   if (!has_measured_times(table)) {
     throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms");
   }
-  return Row(table, row, base, folder).read();
+  return TableRow(table, row, base, folder).read();
 }
 
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,

@@ -21,12 +21,12 @@ std::int64_t accumulator(const PlacedProblem& problem, int stage) {
   return sum;
 }
 
-struct Change {
+struct MemoryChange {
   std::int64_t takes = 0;
   std::int64_t keeps = 0;
 };
 
-Change change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
+MemoryChange change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
   const SliceBytes& bytes = problem.bytes[problem.slice_index(stage, slice)];
   const std::int64_t opens = slice + 1 == problem.num_slices() ? accumulator(problem, stage) : 0;
   const std::int64_t closes = slice == 0 ? accumulator(problem, stage) : 0;
@@ -102,7 +102,7 @@ void check_times(const PlacedProblem& problem) {
 std::vector<std::int64_t> least_limits(const PlacedProblem& problem) {
   std::vector<std::int64_t> held(to_size(problem.num_ranks), 0);
   std::vector<std::int64_t> peak = held;
-  const auto run = [&](std::size_t rank, Change change) {
+  const auto run = [&](std::size_t rank, MemoryChange change) {
     peak[rank] = std::max(peak[rank], held[rank] + change.takes);
     held[rank] += change.keeps;
   };
@@ -160,7 +160,7 @@ OpTable::OpTable(const PlacedProblem& problem)
       const SliceTimes& times = problem.times[problem.slice_index(stage, slice)];
       for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
         Row& row = rows[static_cast<std::int32_t>(kind) * cells + cell];
-        const Change change = change_of(problem, kind, stage, slice);
+        const MemoryChange change = change_of(problem, kind, stage, slice);
         row.takes = change.takes;
         row.keeps = change.keeps;
         row.need = kAlwaysThere;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
-constexpr std::int64_t kMostVertices = 100'000;  // of a structure that is kept for the next round
+constexpr std::int64_t kMaxPlanVertices = 100'000;  // of a structure that is kept for the next round
 
 }  // namespace
 
@@ -79,7 +79,7 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
       }
       if (progress) progress(1);
     }
-    if (structure && structure->num_vertices() > kMostVertices) structure.reset();
+    if (structure && structure->num_vertices() > kMaxPlanVertices) structure.reset();
   });
   return results;
 }

@@ -169,7 +169,7 @@ struct StageTimes {
   Duration last_gradient{};  // of the first slice
 };
 
-Duration rounded(double seconds) { return from_seconds(seconds, "op"); }
+Duration rounded_duration(double seconds) { return from_seconds(seconds, "op"); }
 
 std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& cost, bool recompute) {
   const MicrobatchShape& shape = schedule.shapes()[0];
@@ -181,13 +181,13 @@ std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& c
       continue;
     }
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
-      const Duration forward = rounded(cost.compute_s(OpKind::F, stage, shape, slice));
-      Duration gradient = recompute ? rounded(cost.recompute_s(stage, shape, slice)) : Duration{0};
-      const Duration whole = rounded(cost.compute_s(OpKind::B, stage, shape, slice));
+      const Duration forward = rounded_duration(cost.compute_s(OpKind::F, stage, shape, slice));
+      Duration gradient = recompute ? rounded_duration(cost.recompute_s(stage, shape, slice)) : Duration{0};
+      const Duration whole = rounded_duration(cost.compute_s(OpKind::B, stage, shape, slice));
       if (schedule.split_backward()) {
         // A few backwards may be whole all the same.
-        const Duration input = rounded(cost.compute_s(OpKind::I, stage, shape, slice));
-        const Duration weight = rounded(cost.compute_s(OpKind::W, stage, shape, slice));
+        const Duration input = rounded_duration(cost.compute_s(OpKind::I, stage, shape, slice));
+        const Duration weight = rounded_duration(cost.compute_s(OpKind::W, stage, shape, slice));
         gradient += std::min(whole, input);
         of.weight += std::max(Duration{0}, std::min(whole, input + weight) - std::min(whole, input));
       } else {
@@ -211,9 +211,9 @@ Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<c
   for (const int forward : stages) {
     for (const int backward : stages) {
       for (const OpKind kind : {OpKind::B, OpKind::I}) {
-        const Duration apart =
-            rounded(cost.compute_s(OpKind::F, forward, shape, 0)) + rounded(cost.compute_s(kind, backward, shape, 0));
-        most = std::max(most, apart - rounded(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
+        const Duration apart = rounded_duration(cost.compute_s(OpKind::F, forward, shape, 0)) +
+                               rounded_duration(cost.compute_s(kind, backward, shape, 0));
+        most = std::max(most, apart - rounded_duration(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
       }
     }
   }
@@ -242,10 +242,10 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
     for (const int stage : held) {
       gradients += stages[stage].forward + stages[stage].gradient;
       weights += stages[stage].weight;
-      behind += rounded(cost.optimizer_s(stage));
+      behind += rounded_duration(cost.optimizer_s(stage));
       if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
-        behind +=
-            rounded(cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
+        behind += rounded_duration(
+            cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
       }
     }
     gradients -= most_saved(schedule, cost, held) * std::ssize(held);

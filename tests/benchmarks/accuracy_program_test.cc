@@ -13,9 +13,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_program;
-using test::TemporaryFolder;
 using testing::HasSubstr;
 
 constexpr const char* kColumns =

@@ -14,9 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_program;
-using test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 

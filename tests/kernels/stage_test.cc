@@ -27,7 +27,7 @@ double largest(const std::vector<double>& values) {
 
 // Expects every gradient within `relative` of the largest of its matrix; vanishing ones (a GPT's key biases), within
 // `relative` of a thousandth of the largest of all.
-void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
+void expect_near_relative(const TrainingResult& result, const TrainingResult& reference, double relative) {
   EXPECT_TRUE(result.intact);
   EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
   EXPECT_NEAR(result.squared_norm, reference.squared_norm, 2 * relative * reference.squared_norm);
@@ -72,7 +72,7 @@ TEST(Slices, GradientsDoNotDependOnSlicing) {
     for (const std::vector<std::int64_t>& cut :
          {std::vector<std::int64_t>{5, 8}, {1, 1, 11}, {9, 3, 1}, {4, 3, 3, 3}}) {
       training.slices = cut;
-      expect_close(run(training, weights), reference, 1e-12);
+      expect_near_relative(run(training, weights), reference, 1e-12);
     }
   }
 }
@@ -88,7 +88,7 @@ TEST(Slices, LongSequencesUseSeveralTiles) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.slices = {290, 60, 140, 111};
-    expect_close(run(training, weights), reference, 1e-11);
+    expect_near_relative(run(training, weights), reference, 1e-11);
   }
 }
 
@@ -121,7 +121,7 @@ TEST(Backward, WeightGradientsMayBeDelayed) {
     training.backward = TrainingCase::Backward::late;
     expect_same_bits(run(training, weights), reference);
     training.backward = TrainingCase::Backward::late_reversed;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
@@ -164,7 +164,7 @@ TEST(Stages, GradientsDoNotDependOnStageBoundaries) {
             TrainingResult result = run(training, weights);
             // The gradients of the tied copy and the original are not added yet, so that the norm differs.
             if (training.model.tied_embeddings && !shares) result.squared_norm = reference.squared_norm;
-            expect_close(result, reference, 1e-12);
+            expect_near_relative(result, reference, 1e-12);
           }
         }
       }
@@ -186,7 +186,7 @@ TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
             training.tensor_parallel = t;
             training.recompute = recompute;
             training.backward = backward;
-            expect_close(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+            expect_near_relative(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
           }
         }
       }
@@ -204,7 +204,7 @@ TEST(TensorParallel, VocabularyIsSplitOverRanks) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.tensor_parallel = 2;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
@@ -360,7 +360,7 @@ TEST(Precision, FloatIsCloseToDouble) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     training.precision = Precision::float32;
-    expect_close(run(training, weights), reference, 2e-4);
+    expect_near_relative(run(training, weights), reference, 2e-4);
   }
 }
 
@@ -416,7 +416,7 @@ TEST(Property, RandomShapesEqualPlainLoops) {
     const TrainingResult result = run(training, weights);
     const double loss = naive_loss(model, weights, training.batch());
     EXPECT_NEAR(result.loss, loss, 1e-11 * loss);
-    expect_close(result, run(unsliced, weights), 1e-10);
+    expect_near_relative(result, run(unsliced, weights), 1e-10);
   }
 }
 

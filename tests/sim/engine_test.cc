@@ -20,9 +20,9 @@ namespace sluice::test {
 namespace {
 
 // Whole nanoseconds drawn once for each kind, stage and slice.
-class RandomCost : public CostModel {
+class RandomEngineCost : public CostModel {
  public:
-  RandomCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
+  RandomEngineCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
 
   std::int64_t nanoseconds(OpKind kind, int stage, int slice) const {
     const auto [found, added] = times_.try_emplace({kind, stage, slice}, 0);
@@ -64,7 +64,7 @@ TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
   const int count = test::for_each_schedule(sizes, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
     ++seed;
-    const RandomCost cost(seed, static_cast<int>(seed % 3) * 7);
+    const RandomEngineCost cost(seed, static_cast<int>(seed % 3) * 7);
     const OpGraph graph = lower(schedule);
     const Timeline timeline = simulate(graph, price(graph, cost));
     test::OracleCosts costs;
@@ -94,7 +94,7 @@ TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
 }
 
 // Each rank's list, `times` over, as one schedule.
-Schedule repeated(const Schedule& schedule, int times) {
+Schedule repeated_run(const Schedule& schedule, int times) {
   ScheduleParts parts = schedule.parts();
   parts.num_microbatches *= times;
   parts.route_of.clear();
@@ -118,14 +118,16 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     if (schedule.weight_policy() != WeightPolicy::flush) return;
     SCOPED_TRACE(test::describe(schedule));
-    const RandomCost cost(++seed, 3);
+    const RandomEngineCost cost(++seed, 3);
     const OpGraph graph = lower(schedule);
     const Duration period = repeated_period(graph, price(graph, cost));
     test::OracleCosts costs;
     costs.op = [&](const Op& op) { return cost.nanoseconds(op.kind, op.stage, op.slice); };
     costs.hop = 3;
     // Growth over a multiple of every cycle length up to 4, past the transient.
-    const auto makespan = [&](int times) { return test::longest_path(repeated(schedule, times), costs).makespan(); };
+    const auto makespan = [&](int times) {
+      return test::longest_path(repeated_run(schedule, times), costs).makespan();
+    };
     const std::int64_t growth = makespan(36) - makespan(24);
     EXPECT_EQ(period.count(), (growth + 6) / 12);
   });

@@ -17,7 +17,6 @@ namespace sluice::test {
 namespace {
 
 using std::chrono::microseconds;
-using test::OracleTimes;
 
 ZeroBubbleProblem even(int ranks, int microbatches, RankBudget budget, Duration hop = {}) {
   return {.num_microbatches = microbatches,

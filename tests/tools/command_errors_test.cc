@@ -11,11 +11,6 @@
 namespace sluice::test {
 namespace {
 
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
-
 void expect_refused(const std::vector<std::string>& arguments, int exit_code, const std::string& message) {
   const CommandResult result = run_sluice(arguments);
   EXPECT_EQ(result.exit_code, exit_code);

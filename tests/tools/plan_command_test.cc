@@ -17,10 +17,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 const std::string kExamples = SLUICE_SOURCE_DIR "/examples/";
 const std::string kLlama =

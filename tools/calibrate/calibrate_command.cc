@@ -13,14 +13,14 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct CalibrateOptions {
   CatalogueRequest request;
   std::string scenario;
   int skip = 2;
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-int calibrate_command(const Options& options) {
+int calibrate_command(const CalibrateOptions& options) {
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
   const std::string folder = std::filesystem::path(options.scenario).parent_path().string();
   const nlohmann::json base = options.flags->document(options.scenario);
@@ -65,7 +65,7 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "that were fitted and for rows held out.\n\n"
       "Constants of iterations: " +
           known_constants());
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CalibrateOptions>();
   command
       ->add_option("measured", options->request.tables,
                    "CSV tables, or logs of Megatron-LM; FILE=scenario.json gives what a file does not say")

@@ -15,7 +15,7 @@
 #include "sim/prediction.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

@@ -9,12 +9,12 @@
 #include "model/cost/profile_fit.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct FitOptions {
   std::string profile;
   std::string output;
   bool json = false;
@@ -145,7 +145,7 @@ void print_table(const Profile& profile, const ProfileFit& fit) {
   }
 }
 
-int fit_command(const Options& options) {
+int fit_command(const FitOptions& options) {
   const Profile profile = read_profile(options.profile);
   ProfileChoice choice{.folds = options.folds};
   if (options.sequences > 0) choice.sequences = options.sequences;
@@ -177,7 +177,7 @@ Subcommand add_fit_command(CLI::App& app) {
       "relative errors. Where there are too few lengths and contexts to tell the four terms apart, a1 is 0, then a2, "
       "then a0, and a warning says so. Samples with context are held out in turn, always the same ones, and predicted "
       "by a fit to the others; \"between lengths\" is what t(i, 0) would be off at each measured length without it.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<FitOptions>();
   command->add_option("profile", options->profile, "profile file (sluice.profile/1, docs/formats.md)")->required();
   command->add_option("-o,--output", options->output, "write the cost file (sluice.cost/1)");
   command->add_flag("--json", options->json, "one JSON document (sluice.fit/1) on standard output");

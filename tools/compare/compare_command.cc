@@ -16,15 +16,15 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/compare/comparison_output.h"
-#include "traces/chrome_trace.h"
-#include "traces/comparison.h"
-#include "traces/side_by_side.h"
-#include "traces/trace_read.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/compare/comparison.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct CompareOptions {
   std::string first;
   std::string second;
   bool json = false;
@@ -67,7 +67,7 @@ Side simulated_side(const std::string& path) {
   return side;
 }
 
-Side side_of(const std::string& word, const Options& options) {
+Side side_of(const std::string& word, const CompareOptions& options) {
   const std::vector<std::string> files = trace_files(word);
   if (files.size() == 1 && !is_trace_file(files[0])) return simulated_side(files[0]);
   return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
@@ -79,7 +79,7 @@ std::string notes_of(const std::string& name, const std::string& word, const Sid
   return out + "\n";
 }
 
-int compare_command(const Options& options) {
+int compare_command(const CompareOptions& options) {
   const bool limited = !options.tolerance.empty();
   const double tolerance = limited ? parse_tolerance(options.tolerance) : 0;
   const Side first = side_of(options.first, options);
@@ -140,7 +140,7 @@ Subcommand add_compare_command(CLI::App& app) {
       "the "
       "runs are told; runs of other stages, microbatches or slices are refused unless --by-kind.\n\n"
       "Exit codes: 0 done, 2 wrong input, 5 the makespan differs by more than --tolerance");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompareOptions>();
   command->add_option("first", options->first, "the first run, by convention the predicted one")->required();
   command->add_option("second", options->second, "the second run, by convention the measured one")->required();
   command->add_flag("--json", options->json, "one JSON document (sluice.comparison/1) on standard output");

@@ -53,7 +53,7 @@ constexpr std::string_view kChosen[] = {"--schedule",
                                         "--uniform",
                                         "--slow-rank"};
 
-struct Options {
+struct PlanOptions {
   std::string file;
   PlanSpace space;
   std::vector<std::string> schedules;
@@ -71,7 +71,7 @@ struct Options {
 };
 
 // The scenario without what the plan chooses.
-Scenario base_scenario(const Options& options) {
+Scenario base_scenario(const PlanOptions& options) {
   nlohmann::json document = options.flags->document(options.file);
   document.erase("schedule");
   if (document.contains("parallelism")) {
@@ -107,7 +107,7 @@ std::vector<bool> yes_or_no(const std::vector<std::string>& words, const char* f
   return out;
 }
 
-PlanSpace space_of(const Options& options) {
+PlanSpace space_of(const PlanOptions& options) {
   PlanSpace space = options.space;
   for (const std::string& name : options.schedules) {
     if (name == "auto") {
@@ -168,7 +168,7 @@ bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
   return true;
 }
 
-int plan_command(const Options& options) {
+int plan_command(const PlanOptions& options) {
   const MpiRanks ranks;
   const Interrupt interrupt;
   try {
@@ -209,7 +209,7 @@ Subcommand add_plan_command(CLI::App& app) {
       "cannot fit or is certainly worse than the --top fastest and not on the Pareto front of time and memory is "
       "not simulated, unless with --all.\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 nothing fits, 130 interrupted (what was found is printed)");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlanOptions>();
   command->add_option("scenario", options->file,
                       "scenario file: its model, cluster, batch and software; flags are laid over it");
   PlanSpace& space = options->space;

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/plan/megatron_arguments.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

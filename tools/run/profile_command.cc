@@ -19,7 +19,7 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ProfileOptions {
   std::unique_ptr<RunFlags> flags;
   ProfilingFlags profiling;
   std::string output;
@@ -68,7 +68,7 @@ void print_rest(const Profile& profile) {
   }
 }
 
-int profile_command(const Options& options) {
+int profile_command(const ProfileOptions& options) {
   const MpiRanks ranks;
   try {
     RunPlace place(options.place, ranks);
@@ -114,7 +114,7 @@ Subcommand add_profile_command(CLI::App& app) {
       "embedding, a layer and the head over slice lengths and contexts, again and again in changing order until the "
       "time is up, and given as medians with half the distance between quartiles; and what the executor takes an op "
       "besides (stage), optimizer steps, norms, messages and sums.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ProfileOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   options->profiling.add_to(*command);
   const char* kProfile = "Profile";

@@ -23,14 +23,14 @@
 #include "tools/command/mpi_ranks.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
-#include "traces/chrome_trace.h"
+#include "traces/chrome/chrome_trace.h"
 
 namespace sluice::tools {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-struct Options {
+struct RunOptions {
   std::unique_ptr<RunFlags> flags;
   int steps = 10;
   int warmup = 0;
@@ -171,7 +171,7 @@ void print_summary(const RunPlan& plan, const TrainingReport& report) {
              plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
 }
 
-void write_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
   if (options.trace.empty() || report.runs.empty() || report.runs.back().clocks.empty()) return;
   const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
   const auto memory = memory_over_time(plan.graph(), timeline, true);
@@ -179,7 +179,7 @@ void write_trace(const Options& options, const RunPlan& plan, const TrainingRepo
 }
 
 // Of a run that failed: what had ended of the step that broke, or, of processes, the last whole step.
-void write_broken_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+void write_broken_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
   if (std::ssize(report.broken) != plan.layout().pipeline) return write_trace(options, plan, report);
   TraceOptions trace{.ended = ended_vertices(plan.graph(), report.broken)};
   const bool any = std::any_of(trace.ended.begin(), trace.ended.end(), [](char ended) { return ended != 0; });
@@ -207,7 +207,7 @@ int runs_for(int steps, const RunPlan& plan) {
       fmt::format("--steps: expected a multiple of the schedule's {} batches, got {}", plan.batches(), steps));
 }
 
-TrainingOptions training_options(const Options& options, const RunPlan& plan, const std::string& recorders,
+TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, const std::string& recorders,
                                  bool print_failure) {
   TrainingOptions training;
   training.runs = runs_for(options.steps, plan);
@@ -226,12 +226,12 @@ TrainingOptions training_options(const Options& options, const RunPlan& plan, co
 }
 
 // Batches of one run of the graph, for schedules without a flush: the pipeline drains where a checkpoint is written.
-int batches_between(const Options& options) {
+int batches_between(const RunOptions& options) {
   return options.checkpoint_every > 0 ? std::min(options.checkpoint_every, options.steps) : options.steps;
 }
 
 // Loads what is resumed, and writes checkpoints.
-WorkerHooks hooks_of(const Options& options, const RunPlan& plan, TrainingOptions& training) {
+WorkerHooks hooks_of(const RunOptions& options, const RunPlan& plan, TrainingOptions& training) {
   WorkerHooks hooks;
   const std::string data = options.flags->data_name();
   if (!options.resume.empty()) {
@@ -273,7 +273,7 @@ int post_mortem(const std::string& folder) {
   return kDone;
 }
 
-int run_command(const Options& options) {
+int run_command(const RunOptions& options) {
   if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
   const HeldSignals held;
   const MpiRanks ranks;
@@ -358,7 +358,7 @@ Subcommand add_run_command(CLI::App& app) {
       "Exit codes: 0 done, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker's process died, 7 an op "
       "is past its deadline or ranks wait for what will not come, 8 a number is not finite, 9 another process "
       "failed, 130 interrupted");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<RunOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   const char* kRun = "Run";
   command->add_option("--steps", options->steps, "optimizer steps (default 10)")

@@ -24,12 +24,12 @@
 #include "tools/run/run_place.h"
 #include "tools/run/validation.h"
 #include "tools/run/validation_output.h"
-#include "traces/side_by_side.h"
+#include "traces/chrome/side_by_side.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ValidateOptions {
   std::unique_ptr<RunFlags> flags;
   std::vector<std::string> schedules;
   ProfilingFlags profiling;
@@ -68,13 +68,13 @@ CostTable table_of(const Profile& profile, const RunPlan& plan) {
 }
 
 // Of the files that were given; nothing if a profile is to be measured.
-std::optional<CostTable> given_table(const Options& options, const RunPlan& plan) {
+std::optional<CostTable> given_table(const ValidateOptions& options, const RunPlan& plan) {
   if (!options.cost.empty()) return read_cost_table(options.cost);
   if (!options.profile.empty()) return table_of(read_profile(options.profile), plan);
   return std::nullopt;
 }
 
-TrialReport run(const std::deque<Case>& cases, const Options& options, const RunPlace& place, bool measures) {
+TrialReport run(const std::deque<Case>& cases, const ValidateOptions& options, const RunPlace& place, bool measures) {
   TrialSpec spec{.runs = options.steps, .devices = &place.devices()};
   for (const Case& each : cases) {
     spec.plans.push_back(&each.plan);
@@ -104,7 +104,7 @@ void write_trace(const std::string& path, const Case& each, const Validation& va
   write_side_by_side_file(path, {TraceSide{"predicted", &predicted}, TraceSide{"measured", &measured}});
 }
 
-int validate_command(const Options& options) {
+int validate_command(const ValidateOptions& options) {
   if (!options.profile.empty() && !options.cost.empty()) {
     throw InputError("--profile and --cost: expected one of them, or neither, got both");
   }
@@ -189,7 +189,7 @@ Subcommand add_validate_command(CLI::App& app) {
       "--steps times that count. Nothing of these runs is in the prediction. Differences are measured / predicted - 1; "
       "measured values are medians over the runs, peaks of memory the most of any.\n\n"
       "Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 outside them");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ValidateOptions>();
   options->flags = std::make_unique<RunFlags>(*command, true);
   const char* kValidation = "Validation";
   command

@@ -24,7 +24,7 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ScheduleOptions {
   std::string name;
   std::string output;
   bool json = false;
@@ -142,7 +142,7 @@ int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
 }
 
 // Writes the schedule as the options say, named for errors.
-int write_schedule(const Options& options, Schedule schedule, const std::string& name) {
+int write_schedule(const ScheduleOptions& options, Schedule schedule, const std::string& name) {
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
   const OpGraph graph = lower_named(schedule, {}, name);  // finds deadlocks
   const bool csv = options.output.ends_with(".csv");
@@ -159,7 +159,7 @@ int write_schedule(const Options& options, Schedule schedule, const std::string&
   return kDone;
 }
 
-int automatic_schedule(const Options& options, const Scenario& scenario) {
+int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario) {
   const PlannedSetup planned = planned_with_progress(scenario);
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
@@ -171,7 +171,7 @@ int automatic_schedule(const Options& options, const Scenario& scenario) {
   return write_schedule(options, schedule, kAutomatic);
 }
 
-int schedule_command(const Options& options) {
+int schedule_command(const ScheduleOptions& options) {
   const bool csv = options.output.ends_with(".csv");
   if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
     throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
@@ -203,7 +203,7 @@ Subcommand add_schedule_command(CLI::App& app) {
       "or misplaced; a deadlock; communication without its partner or in another order than the "
       "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
       "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ScheduleOptions>();
   command->add_option("name", options->name,
                       "a family ('sluice schedules' lists them), a schedule file, or auto: one made for these costs");
   command->add_option("-o,--output", options->output,

@@ -20,16 +20,16 @@
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
-#include "traces/chrome_trace.h"
-#include "traces/curve.h"
-#include "traces/figure.h"
-#include "traces/gantt.h"
-#include "traces/op_table.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/figure/curve.h"
+#include "traces/figure/figure.h"
+#include "traces/text/gantt.h"
+#include "traces/text/op_table.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct SimulateOptions {
   std::string file;
   bool json = false;
   bool gantt = false;
@@ -50,7 +50,7 @@ struct Options {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-void write_trace(const Options& options, const Setup& setup, const Prediction& prediction) {
+void write_trace(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
   const TraceOptions trace{.ranks = options.trace_ranks,
                            .scenario = options.flags->document(options.file).dump(),
                            .idle = options.trace_idle};
@@ -61,7 +61,7 @@ void write_trace(const Options& options, const Setup& setup, const Prediction& p
 }
 
 // The figure and the report, of one run or two.
-void draw(const Options& options, const Setup& setup, const Prediction& prediction) {
+void draw(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
   const auto document = options.flags->document(options.file);
   std::optional<SimulatedRun> second;
   if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
@@ -76,7 +76,7 @@ void draw(const Options& options, const Setup& setup, const Prediction& predicti
   }
 }
 
-int simulate_one(const Options& options) {
+int simulate_one(const SimulateOptions& options) {
   const PlannedSetup planned = planned_with_progress(options.flags->scenario(options.file));
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
@@ -120,7 +120,7 @@ int simulate_one(const Options& options) {
 }
 
 // Exit code 3 if nothing of what was asked fits, 2 with the first error if nothing could be asked.
-int simulate_sweep(const Options& options) {
+int simulate_sweep(const SimulateOptions& options) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
   const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes));
@@ -137,7 +137,7 @@ int simulate_sweep(const Options& options) {
   return any_fits ? kDone : kAnswerIsNo;
 }
 
-int simulate_command(const Options& options) {
+int simulate_command(const SimulateOptions& options) {
   const auto refuse = [](bool given, const char* what) {
     if (given) throw InputError(fmt::format("simulate: {}", what));
   };
@@ -173,7 +173,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       "  sluice simulate examples/gpt3-175b-a100.json --sweep vpp=1,2,3,6 --sweep mbs=1,2 --csv sweep.csv\n"
       "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05 --trials 1000\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory (of auto: no schedule does), 4 invalid schedule");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SimulateOptions>();
   options->arguments = std::move(arguments);
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
   command->add_flag("--json", options->json, "one JSON document (sluice.simulation/1) on standard output");

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "tools/simulate/explain_output.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

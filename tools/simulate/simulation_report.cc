@@ -14,7 +14,7 @@
 #include "model/timeline/critical_path.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/version.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

@@ -13,7 +13,7 @@
 #include "sim/prediction.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {

@@ -24,7 +24,7 @@ namespace {
 // Flags of a scenario that no cut has a use for.
 constexpr std::string_view kOfAutomaticSchedules[] = {"--memory-cap", "--time-budget", "--placement"};
 
-struct Options {
+struct SliceOptions {
   std::string file;
   std::string times;
   std::string schedule;  // --for
@@ -40,12 +40,12 @@ struct Options {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-void write_lengths(const Options& options, const std::vector<std::int64_t>& lengths, const std::string& schedule) {
+void write_lengths(const SliceOptions& options, const std::vector<std::int64_t>& lengths, const std::string& schedule) {
   if (options.output.empty()) return;
   write_file_whole(options.output, lengths_text(lengths, schedule, options.output.ends_with(".json")));
 }
 
-SliceCosts costs_of(const Options& options, const nlohmann::json& document, std::int64_t granularity) {
+SliceCosts costs_of(const SliceOptions& options, const nlohmann::json& document, std::int64_t granularity) {
   if (options.times.empty()) return SliceCosts(document, options.file, granularity, options.backward);
   const nlohmann::json::json_pointer place("/parallelism/pp");
   if (!document.contains(place) || !document[place].is_number_integer())
@@ -72,7 +72,7 @@ double flops_spread(const Transformer& model, const std::vector<std::int64_t>& l
   return most / least - 1;
 }
 
-CutReport frame_of(const std::string& method, const Options& options, const SliceCosts& costs) {
+CutReport frame_of(const std::string& method, const SliceOptions& options, const SliceCosts& costs) {
   return {.method = method,
           .tokens = costs.tokens(),
           .granularity = costs.granularity(),
@@ -101,13 +101,13 @@ void compare(const SlicingProblem& problem, CutReport& report) {
   }
 }
 
-int print_cut(const Options& options, const CutReport& report) {
+int print_cut(const SliceOptions& options, const CutReport& report) {
   write_lengths(options, report.plan.lengths, "");
   fmt::print("{}", options.json ? cut_json(report) : cut_table(report));
   return kDone;
 }
 
-int terapipe(const Options& options, const nlohmann::json& document) {
+int terapipe(const SliceOptions& options, const nlohmann::json& document) {
   SliceCosts costs = costs_of(options, document, options.granularity);
   SlicingProblem problem = costs.problem();
   const int slices = asked_slices(*options.flags);
@@ -126,7 +126,7 @@ int terapipe(const Options& options, const nlohmann::json& document) {
 }
 
 // Equal FLOPs; the times, and how far they are from the optimum, are those of the costs.
-int balanced(const Options& options, const nlohmann::json& document) {
+int balanced(const SliceOptions& options, const nlohmann::json& document) {
   const int slices = asked_slices(*options.flags);
   if (slices == 0) throw InputError("slice: --balanced needs the number of slices: --slices");
   if (!options.times.empty()) throw InputError("slice: --balanced needs a model, not a table of times");
@@ -152,7 +152,7 @@ int balanced(const Options& options, const nlohmann::json& document) {
   return print_cut(options, report);
 }
 
-int joint(const Options& options, const nlohmann::json& document) {
+int joint(const SliceOptions& options, const nlohmann::json& document) {
   if (!options.output.empty()) throw InputError("slice: -o writes one cut, and --joint has one for each part");
   SliceCosts costs = costs_of(options, document, options.granularity);
   const int slices = asked_slices(*options.flags);
@@ -171,7 +171,7 @@ int joint(const Options& options, const nlohmann::json& document) {
   return kDone;
 }
 
-int for_schedule(const Options& options, nlohmann::json document) {
+int for_schedule(const SliceOptions& options, nlohmann::json document) {
   if (!options.times.empty()) throw InputError("slice: --for simulates a scenario, not a table of times");
   const int slices = asked_slices(*options.flags);
   name_schedule(document, options.schedule);
@@ -189,7 +189,7 @@ int for_schedule(const Options& options, nlohmann::json document) {
   return found.best ? kDone : kAnswerIsNo;
 }
 
-int slice_command(const Options& options) {
+int slice_command(const SliceOptions& options) {
   const auto refuse = [](bool given, const char* what) {
     if (given) throw InputError(fmt::format("slice: {}", what));
   };
@@ -226,7 +226,7 @@ Subcommand add_slice_command(CLI::App& app) {
       "of hops is not in it: it comes on top, once a hop, whatever the cut. With --for it searches the cut whose "
       "simulated iteration is fastest and fits in memory, and says how far that can be from the best.\n\n"
       "Exit codes: 0 done, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<SliceOptions>();
   command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
   command->add_option("--times", options->times,
                       "a table of slice times (sluice.slice_times/1) instead of a scenario, on --pp cells");

@@ -12,7 +12,7 @@ namespace sluice::traces {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-constexpr double kColumn = 0.5;  // px
+constexpr double kHeldColumn = 0.5;  // px
 
 std::vector<HeldLevel> bytes_over_time(const RankMemory& memory) {
   std::vector<HeldLevel> levels;
@@ -103,7 +103,7 @@ std::string held_path(std::span<const HeldLevel> levels, Duration end, const Hel
     double least = levels[i].amount;
     double most = levels[i].amount;
     std::size_t next = i + 1;
-    for (; next < levels.size() && x_of(levels[next].time) < x + kColumn; ++next) {
+    for (; next < levels.size() && x_of(levels[next].time) < x + kHeldColumn; ++next) {
       least = std::min(least, levels[next].amount);
       most = std::max(most, levels[next].amount);
     }

@@ -13,7 +13,7 @@ namespace {
 // the place in the half, F is in slot 2j + s + 2pu and B in 2j + 2p-1-s + 2pu. So in every other slot a rank meets,
 // unit by unit, the p/2 Fs of the way that enters at its nearer end and then the p/2 Bs of the other way, without a
 // gap; in the slots between, beginning p/2 - distance ops later, the Fs of the other way and the Bs of this one.
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_chimera(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int half = ranks / 2;
   if (ranks % 2 != 0) orders::refuse(chimera(), fmt::format("ranks: expected an even number, got {}", ranks));
@@ -54,7 +54,7 @@ Family chimera() {
           .summary = "two pipelines, one each way: half the bubble of 1f1b, every stage on two ranks",
           .source = "Li and Hoefler 2021, arXiv:2107.06925",
           .replicas = 2,
-          .make = make};
+          .make = make_chimera};
 }
 
 }  // namespace sluice::model::families

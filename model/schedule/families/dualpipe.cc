@@ -10,7 +10,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_dualpipe(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int half = params.microbatches / 2;
   if (ranks % 2 != 0) orders::refuse(dualpipe(), fmt::format("ranks: expected an even number, got {}", ranks));
@@ -45,7 +45,7 @@ Family dualpipe() {
           .source = "DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and its DualPipe code",
           .split_backward = true,
           .replicas = 2,
-          .make = make};
+          .make = make_dualpipe};
 }
 
 }  // namespace sluice::model::families

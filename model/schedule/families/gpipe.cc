@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_gpipe(const FamilyParams& params) {
   ScheduleParts parts = orders::frame(gpipe(), params, 2 * params.microbatches);
   parts.routes = {orders::linear(params.ranks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
@@ -22,7 +22,7 @@ Family gpipe() {
           .aliases = {},
           .summary = "all forwards, then all backwards; simplest, holds every microbatch",
           .source = "Huang et al. 2019, arXiv:1811.06965",
-          .make = make};
+          .make = make_gpipe};
 }
 
 }  // namespace sluice::model::families

@@ -9,7 +9,7 @@ namespace {
 // In slots that take one op, S stages, j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
 // rank meets, without a gap, the Fs of its chunks 0, 2, ... and then the Bs of its chunks ..., 3, 1; in the slots
 // between, beginning p - rank ops later, the Fs of chunks 1, 3, ... and the Bs of ..., 2, 0.
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_hanayo(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int waves = params.chunks / 2;
   if (params.chunks % 2 != 0) {
@@ -53,7 +53,7 @@ Family hanayo() {
           .source = "Liu et al. 2023, arXiv:2308.15762",
           .fixed_chunks = 0,
           .default_chunks = 2,
-          .make = make};
+          .make = make_hanayo};
 }
 
 }  // namespace sluice::model::families

@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_interleaved_1f1b(const FamilyParams& params) {
   const Family family = interleaved_1f1b();
   return orders::alternating(family, params, 2, orders::group_of_microbatches(family, params));
 }
@@ -20,7 +20,7 @@ Family interleaved_1f1b() {
           .default_chunks = 2,
           .grouped = true,
           .megatron = true,
-          .make = make};
+          .make = make_interleaved_1f1b};
 }
 
 }  // namespace sluice::model::families

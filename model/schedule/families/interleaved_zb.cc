@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_interleaved_zb(const FamilyParams& params) {
   const Family family = interleaved_zb();
   return orders::alternating(family, params, 1, orders::group_of_microbatches(family, params));
 }
@@ -20,7 +20,7 @@ Family interleaved_zb() {
           .default_chunks = 2,
           .split_backward = true,
           .grouped = true,
-          .make = make};
+          .make = make_interleaved_zb};
 }
 
 }  // namespace sluice::model::families

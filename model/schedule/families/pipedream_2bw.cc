@@ -6,7 +6,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_pipedream_2bw(const FamilyParams& params) {
   // A batch's first forward on rank 0 finds the step of the batch before the last done only then.
   if (params.microbatches < params.ranks - 1) {
     orders::refuse(pipedream_2bw(),
@@ -26,7 +26,7 @@ Family pipedream_2bw() {
           .summary = "1f1b that never drains, with a step after every batch and two versions of the weights",
           .source = "Narayanan et al. 2021, arXiv:2006.09503, section 3.1",
           .asynchronous = true,
-          .make = make};
+          .make = make_pipedream_2bw};
 }
 
 }  // namespace sluice::model::families

@@ -31,7 +31,7 @@ int group_of_units(const FamilyParams& params) {
   return group;
 }
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_seq1f1b_interleaved(const FamilyParams& params) {
   return orders::alternating(seq1f1b_interleaved(), params, 2, group_of_units(params) / params.slices());
 }
 
@@ -46,7 +46,7 @@ Family seq1f1b_interleaved() {
           .default_chunks = 2,
           .sliced = true,
           .grouped = true,
-          .make = make};
+          .make = make_seq1f1b_interleaved};
 }
 
 }  // namespace sluice::model::families

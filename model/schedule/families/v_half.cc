@@ -5,7 +5,7 @@ namespace sluice::model::families {
 namespace {
 
 // A slot between the forwards of neighbours on the way down and the gradients on the way up, none otherwise.
-orders::BlockSlots block(int ranks, int rank) {
+orders::BlockSlots v_half_block(int ranks, int rank) {
   const int shift = ranks % 2 == 0 ? 3 : 0;  // keeps the four slots of a rank apart
   return {.f0 = 2 * rank,
           .f1 = 3 * ranks - rank - 2,
@@ -24,7 +24,7 @@ Family v_half() {
       .source = "Qi et al. 2024, arXiv:2405.15362",
       .fixed_chunks = 2,
       .split_backward = true,
-      .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, block); }};
+      .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, v_half_block); }};
 }
 
 }  // namespace sluice::model::families

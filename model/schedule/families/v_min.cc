@@ -5,7 +5,7 @@ namespace sluice::model::families {
 namespace {
 
 // A microbatch passes from rank to rank without a pause.
-orders::BlockSlots block(int ranks, int rank) {
+orders::BlockSlots v_min_block(int ranks, int rank) {
   const int shift = ranks % 3 == 0 ? 2 : 0;  // keeps the four slots of a rank apart
   return {.f0 = rank, .f1 = 2 * ranks - rank - 1, .i1 = 2 * ranks + shift + rank, .i0 = 4 * ranks + shift - rank - 1};
 }
@@ -23,7 +23,7 @@ Family v_min() {
       .source = "Qi et al. 2024, arXiv:2405.15362",
       .fixed_chunks = 2,
       .split_backward = true,
-      .make = [](const FamilyParams& params) { return orders::repeated_block(v_min(), params, block); }};
+      .make = [](const FamilyParams& params) { return orders::repeated_block(v_min(), params, v_min_block); }};
 }
 
 }  // namespace sluice::model::families

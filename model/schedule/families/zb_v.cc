@@ -8,7 +8,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_zb_v(const FamilyParams& params) {
   const int ranks = params.ranks;
   ScheduleParts parts = orders::frame(zb_v(), params, 6 * params.microbatches);
   parts.routes = {orders::snake(ranks, 2)};
@@ -45,7 +45,7 @@ Family zb_v() {
           .source = "Qi et al. 2023, arXiv:2401.10241, section 6",
           .fixed_chunks = 2,
           .split_backward = true,
-          .make = make};
+          .make = make_zb_v};
 }
 
 }  // namespace sluice::model::families

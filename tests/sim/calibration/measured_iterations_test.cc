@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string error_of(const auto& call) {
+std::string table_error_of(const auto& call) {
   try {
     call();
   } catch (const InputError& error) {
@@ -76,18 +76,21 @@ TEST(MeasuredIterations, SlicesOfTheBaseAreForFamiliesThatCut) {
 }
 
 TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
-  EXPECT_EQ(error_of([] { only("pp,tp\n1,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp\n1,1\n"); }),
             "t.csv: header: expected a column of measured times, such as iter_ms");
-  EXPECT_EQ(error_of([] { only("pp,iter_s\nx,1\n"); }), "t.csv: row 1, column pp: expected a whole number, got 'x'");
-  EXPECT_EQ(error_of([] { only("pp,iter_s\n1,fast\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,iter_s\nx,1\n"); }),
+            "t.csv: row 1, column pp: expected a whole number, got 'x'");
+  EXPECT_EQ(table_error_of([] { only("pp,iter_s\n1,fast\n"); }),
             "t.csv: row 1, column iter_s: expected a number, got 'fast'");
-  EXPECT_EQ(error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected a multiple of tp x cp x pp = 4, got '6'");
-  EXPECT_EQ(error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected tp x cp x pp x dp = 8, got '6'");
-  EXPECT_NE(error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"), std::string::npos);
-  EXPECT_NE(error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
+  EXPECT_NE(table_error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"),
             std::string::npos);
+  EXPECT_NE(
+      table_error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
+      std::string::npos);
 }
 
 TEST(MeasuredIterations, SayWhatColumnsTheyDoNotRead) {

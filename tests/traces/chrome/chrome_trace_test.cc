@@ -16,12 +16,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::events_of;
-using test::Simulated;
-using test::simulated;
-using test::slice_of;
-using test::SmallFootprint;
-using test::trace_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 

@@ -17,9 +17,6 @@
 namespace sluice::test {
 namespace {
 
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;

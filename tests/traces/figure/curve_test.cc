@@ -13,8 +13,6 @@
 namespace sluice::test {
 namespace {
 
-using test::svg_elements;
-using test::SvgElement;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

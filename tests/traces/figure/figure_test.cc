@@ -16,10 +16,6 @@
 namespace sluice::test {
 namespace {
 
-using test::area_of_boxes;
-using test::simulated;
-using test::svg_elements;
-using test::SvgElement;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -243,7 +239,7 @@ TEST(Figure, TwoRunsHaveOneScaleOfWhatTheyHold) {
   EXPECT_NEAR(ticks[0] - ticks[1], 64 * 5 / 8.4, 0.011);
 }
 
-class Footed : public Footprint {
+class FootedStage : public Footprint {
  public:
   StageBytes stage(int) const override { return {.weights = std::int64_t{1} << 30}; }
   SliceBytes slice(int, const MicrobatchShape&, int) const override {
@@ -252,7 +248,7 @@ class Footed : public Footprint {
 };
 
 TEST(Figure, MemoryNamesWhoHoldsMostAndTheCapacity) {
-  const Footed footprint;
+  const FootedStage footprint;
   auto one = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1", {.footprint = &footprint}));
   // Rank 0 holds its weights and four microbatches.
   one->drawn.capacity_bytes = std::int64_t{8} << 30;

@@ -10,8 +10,6 @@
 namespace sluice::test {
 namespace {
 
-using test::simulated;
-
 std::vector<int> all_ranks(const Schedule& schedule) {
   std::vector<int> ranks(static_cast<std::size_t>(schedule.num_ranks()));
   std::iota(ranks.begin(), ranks.end(), 0);

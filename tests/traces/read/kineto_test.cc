@@ -15,13 +15,6 @@
 namespace sluice::test {
 namespace {
 
-using test::error_of;
-using test::facts_of;
-using test::KinetoStyle;
-using test::Simulated;
-using test::simulated;
-using test::TemporaryFolder;
-using test::write_kineto_files;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

@@ -23,12 +23,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
-using test::facts_of;
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
-using test::TemporaryFolder;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;

@@ -21,12 +21,6 @@
 namespace sluice::test {
 namespace {
 
-using test::between;
-using test::columns_of;
-using test::ReportColumns;
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
 using ::testing::HasSubstr;
 using ::testing::Not;
 

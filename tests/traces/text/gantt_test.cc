@@ -8,8 +8,6 @@
 namespace sluice::test {
 namespace {
 
-using test::Simulated;
-using test::simulated;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
