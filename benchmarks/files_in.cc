@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::bench {
 
 std::vector<std::string> files_in(const std::vector<std::string>& paths, std::string_view extension) {
   std::vector<std::string> files;
@@ -27,4 +27,4 @@ std::vector<std::string> files_in(const std::vector<std::string>& paths, std::st
   return files;
 }
 
-}  // namespace sluice
+}  // namespace sluice::bench

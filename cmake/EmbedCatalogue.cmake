@@ -9,7 +9,7 @@ foreach(name IN LISTS files)
 endforeach()
 file(WRITE ${OUTPUT} "#include \"model/cluster/catalogue.h\"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr CatalogueFile kFiles[] = {
@@ -19,5 +19,5 @@ ${rows}};
 
 std::span<const CatalogueFile> catalogue_files() { return kFiles; }
 
-}  // namespace sluice
+}  // namespace sluice::model
 ")

@@ -20,9 +20,9 @@ embed(kStyle "${style}")
 embed(kScript "${script}")
 string(SHA256 style_hash "${style}")
 string(SHA256 script_hash "${script}")
-file(WRITE ${OUTPUT} "#include \"traces/report_assets.h\"
+file(WRITE ${OUTPUT} "#include \"traces/report/report_assets.h\"
 
-namespace sluice {
+namespace sluice::traces {
 namespace {
 
 ${rows}
@@ -30,5 +30,5 @@ ${rows}
 
 ReportAssets report_assets() { return {kPage, kStyle, kScript, \"${style_hash}\", \"${script_hash}\"}; }
 
-}  // namespace sluice
+}  // namespace sluice::traces
 ")

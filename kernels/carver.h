@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Elements of a sub-buffer that the next one follows: a multiple of 16, so that buffers of float and double alike begin
 // at multiples of kBufferAlignment, and what a kernel computes does not depend on where a block lies.
@@ -35,4 +35,4 @@ class Carver {
   std::int64_t elements_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -4,7 +4,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // What a kernel may call inside an op: sums over the tensor-parallel ranks of one stage. Every rank of the group makes
 // the same calls in the same order; each gets the same bits, summed in the order of the ranks. Throws what ends the
@@ -34,4 +34,4 @@ class StreamGroup {
   virtual void gather(void* data, std::int64_t bytes, Stream& stream) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -6,7 +6,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::kernels {
 
 // What a number is stored as on a device. Products of 16-bit numbers accumulate in float32.
 enum class Element : std::uint8_t { float16, bfloat16, float32 };
@@ -108,4 +110,4 @@ class Device {
   virtual void end_range() = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -6,7 +6,7 @@
 #include "kernels/device.h"
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // What a build has for its devices: stages, and the few kernels that an executor itself needs. All are put on a stream.
 class DeviceKernels {
@@ -34,4 +34,4 @@ class DeviceKernels {
 // Those of this build; null where it has none.
 const DeviceKernels* device_kernels();
 
-}  // namespace sluice
+}  // namespace sluice::kernels

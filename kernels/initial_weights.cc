@@ -5,7 +5,7 @@
 #include <numbers>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit of the result depends on every bit of x.
@@ -69,4 +69,4 @@ void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std
 template void initialise_weights(const StageSpec&, const WeightOffsets&, std::uint64_t, float*);
 template void initialise_weights(const StageSpec&, const WeightOffsets&, std::uint64_t, double*);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

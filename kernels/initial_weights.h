@@ -4,10 +4,10 @@
 
 #include "kernels/weights.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Stage::initialise. Padding becomes zero.
 template <class T>
 void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

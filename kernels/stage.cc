@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace sluice {
+namespace sluice::kernels {
 
 void Stage::add_squared_norm(const std::byte*, float*, Stream&) const {
   throw std::logic_error("a stage of the CPU is asked for what those of devices do");
@@ -12,4 +12,4 @@ void Stage::set_weights(const std::byte*, std::byte*, std::byte*, Stream&) const
   throw std::logic_error("a stage of the CPU is asked for what those of devices do");
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

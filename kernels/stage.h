@@ -14,7 +14,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Letters of this file: h hidden, n rows (sequences x tokens of a slice; row = sequence * tokens + token), q query
 // width, w key/value width, f feed-forward size, V vocabulary; all of one tensor-parallel rank where they are split.
@@ -193,4 +193,4 @@ constexpr const char* to_string(Precision precision) {
 // do not divide by tensor_parallel.
 std::unique_ptr<Stage> make_cpu_stage(const StageSpec& spec, Precision precision);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

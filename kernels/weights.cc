@@ -9,7 +9,7 @@
 #include "kernels/carver.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 void check_divides(const Transformer& model, const char* what, std::int64_t value, int tensor_parallel) {
@@ -186,4 +186,4 @@ WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

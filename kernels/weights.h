@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::kernels {
 
 // Sizes on one tensor-parallel rank.
 struct RankSizes {
@@ -55,4 +55,4 @@ struct WeightOffsets {
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);
 
-}  // namespace sluice
+}  // namespace sluice::kernels

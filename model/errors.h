@@ -3,7 +3,9 @@
 #include <stdexcept>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // Wrong usage or input: the message names the location and what was expected. The command exits with 2.
 class InputError : public std::runtime_error {
@@ -23,4 +25,4 @@ class ScheduleError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

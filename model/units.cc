@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 Duration from_seconds(double seconds, std::string_view what) {
   constexpr double kMaxSeconds = 1e8;
@@ -17,4 +17,4 @@ Duration from_seconds(double seconds, std::string_view what) {
   return Duration{std::llround(static_cast<long double>(seconds) * 1e9L)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // Time in Sluice. Integer, so that sums, ties and closed forms are exact.
 using Duration = std::chrono::nanoseconds;
@@ -15,4 +17,4 @@ Duration from_seconds(double seconds, std::string_view what);
 
 inline double to_seconds(Duration d) { return static_cast<double>(d.count()) / 1e9; }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "model/to_size.h"
 #include "sim/shared_links.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr LaneId kNoLane = -1;
-
-std::size_t index_of(int i) { return static_cast<std::size_t>(i); }
 
 // Time of a transfer's lane that it is on the wire; the rest follows.
 Duration on_wire(const SharedLink& link, Duration takes) {
@@ -38,8 +37,8 @@ class ContendedRun {
     list_vertices(steps);
     for (const LaneState& lane : lanes_) busy_lanes_ += lane.count > 0 ? 1 : 0;
     if (copies > 1) {
-      copy_ends_.resize(static_cast<std::size_t>(copies));
-      lanes_through_.assign(static_cast<std::size_t>(copies), 0);
+      copy_ends_.resize(copies);
+      lanes_through_.assign(copies, 0);
     }
     ready_.reserve(lanes_.size());
   }
@@ -220,8 +219,7 @@ Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
   timeline.end = run.take_done();
   timeline.lane_latency = prices.lane_latency;
   // A timeline keeps when a transfer leaves its lanes; the run had its arrival.
-  for (VertexId v = 0; v < graph.size(); ++v)
-    timeline.end[v] -= prices.lane_latency[static_cast<std::size_t>(graph[v].lane)];
+  for (VertexId v = 0; v < graph.size(); ++v) timeline.end[v] -= prices.lane_latency[graph[v].lane];
   return timeline;
 }
 
@@ -246,17 +244,17 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
     Duration start{};
     Duration end{};
   };
-  const auto first_link = index_of(2 * graph.schedule().num_ranks());
+  const auto first_link = to_size(2 * graph.schedule().num_ranks());
   const std::vector<SharedLink>& links = prices.sharing.links;
   std::vector<std::size_t> transfers(links.size(), 0);
   for (const Vertex& vertex : graph.vertices()) {
-    if (vertex.kind == VertexKind::transfer) ++transfers[index_of(vertex.lane) - first_link];
+    if (vertex.kind == VertexKind::transfer) ++transfers[to_size(vertex.lane) - first_link];
   }
   std::vector<std::vector<Passage>> passages(links.size());  // in their order
   for (std::size_t link = 0; link < links.size(); ++link) passages[link].reserve(transfers[link]);
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind != VertexKind::transfer) continue;
-    const std::size_t link = index_of(graph[v].lane) - first_link;
+    const std::size_t link = to_size(graph[v].lane) - first_link;
     const Duration wire = links[link].uses.empty() ? Duration{0} : on_wire(links[link], prices.duration[v]);
     if (wire > Duration{0}) passages[link].push_back({alone.start[v], alone.start[v] + wire});
   }
@@ -266,11 +264,10 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
     bool queues = false;
     Duration until{};  // end of the last that began
   };
-  std::vector<std::vector<Cursor>> resources(index_of(prices.sharing.num_resources));
+  std::vector<std::vector<Cursor>> resources(to_size(prices.sharing.num_resources));
   for (std::size_t link = 0; link < links.size(); ++link) {
     for (const ResourceUse& use : links[link].uses) {
-      resources[index_of(use.resource)].push_back(
-          {passages[link], use.share, links[link].policy == Sharing::queue, Duration{0}});
+      resources[use.resource].push_back({passages[link], use.share, links[link].policy == Sharing::queue, Duration{0}});
     }
   }
   for (std::vector<Cursor>& cursors : resources) {
@@ -297,4 +294,4 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
   return false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,7 +8,7 @@
 #include "model/timeline/timeline.h"
 #include "sim/sweep.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // The engine for links that share something (`prices.sharing`). It means what the sweep means: every vertex starts when
 // what it needs has ended or arrived and its lanes are free, and lanes serve in order. But a transfer holds its lane
@@ -27,4 +27,4 @@ void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
 // `simulate_contended` answers: as long as nobody slows a transfer down, it takes what it is priced at.
 bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone);
 
-}  // namespace sluice
+}  // namespace sluice::sim

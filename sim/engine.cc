@@ -3,7 +3,7 @@
 #include "sim/contention.h"
 #include "sim/sweep.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 Timeline simulate(const OpGraph& graph, const Prices& prices) {
   Timeline timeline = simulate_unshared(graph, prices);
@@ -21,4 +21,4 @@ Timeline simulate_unshared(const OpGraph& graph, const Prices& prices) {
   return timeline;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

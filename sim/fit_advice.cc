@@ -11,7 +11,7 @@
 #include "model/slicing/balanced.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr VertexId kMostVertices = 2'000'000;
@@ -125,14 +125,14 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
   const std::vector<Change> changes = changes_of(plain, layers);
   std::vector<std::optional<Remedy>> found(changes.size());
   parallel_for(std::ssize(changes), [&](std::int64_t i) {
-    const Change& change = changes[static_cast<std::size_t>(i)];
+    const Change& change = changes[i];
     try {
       Scenario changed = plain;
       change.apply(changed);
       const Prediction prediction = predict(Setup(changed));
       if (!prediction.fit || !prediction.fit->fits) return;
       const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-      found[static_cast<std::size_t>(i)] = {change.flags, seconds, prediction.fit->needed_bytes};
+      found[i] = {change.flags, seconds, prediction.fit->needed_bytes};
     } catch (const InputError&) {
       // It cannot be had: sizes that do not divide, too few microbatches.
     }
@@ -147,4 +147,4 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A change to a scenario that makes it fit.
 struct Remedy {
@@ -23,4 +23,4 @@ std::vector<Remedy> what_would_fit(const Setup& setup);
 // Whether that can be had at once: not for graphs of over two million vertices.
 bool fit_advice_is_quick(const Setup& setup);
 
-}  // namespace sluice
+}  // namespace sluice::sim

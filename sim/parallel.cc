@@ -4,7 +4,7 @@
 #include <tbb/parallel_for.h>
 #endif
 
-namespace sluice {
+namespace sluice::sim {
 
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
 #ifdef SLUICE_HAVE_TBB
@@ -17,4 +17,4 @@ void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& b
 #endif
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

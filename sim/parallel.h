@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <functional>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::sim {
 
 // Calls `body(i)` for every i from 0 to count - 1, on all cores where oneTBB was found, else one after the other. What
 // a call throws is passed on, after which others may not have run.
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
-}  // namespace sluice
+}  // namespace sluice::sim

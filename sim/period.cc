@@ -7,7 +7,7 @@
 #include "sim/contention.h"
 #include "sim/sweep.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Duration divided(Duration total, std::int64_t n) { return Duration{(total.count() + n / 2) / n}; }
@@ -60,7 +60,7 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
   // everything one after the other, each transfer rounded up.
   Duration all{0};
   for (VertexId v = 0; v < graph.size(); ++v) {
-    all += prices.duration[v] + prices.lane_latency[static_cast<std::size_t>(graph[v].lane)] + Duration{1};
+    all += prices.duration[v] + prices.lane_latency[graph[v].lane] + Duration{1};
   }
   const std::int64_t rounds = rounds_in_range(std::min(most_rounds(graph, kMaxVisits), kMostRounds), all);
   std::optional<Duration> period;
@@ -107,12 +107,12 @@ BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline) {
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     if (vertex.kind != VertexKind::compute) continue;
-    auto& at = done[static_cast<std::size_t>(vertex.microbatch / schedule.num_microbatches())];
+    auto& at = done[vertex.microbatch / schedule.num_microbatches()];
     at = std::max(at, timeline.end[v]);
   }
   const int drain = (schedule.num_ranks() + schedule.num_microbatches() - 1) / schedule.num_microbatches();
   const int last = std::max(0, batches - 1 - drain);
-  const auto at = [&](int batch) { return batch < 0 ? Duration{0} : done[static_cast<std::size_t>(batch)]; };
+  const auto at = [&](int batch) { return batch < 0 ? Duration{0} : done[batch]; };
   for (int cycle = 1; cycle <= 4 && 2 * cycle <= last; ++cycle) {
     const Duration growth = at(last) - at(last - cycle);
     if (growth == at(last - cycle) - at(last - 2 * cycle)) return {divided(growth, cycle), true};
@@ -120,4 +120,4 @@ BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline) {
   return {last > 0 ? at(last) - at(last - 1) : at(0), false};
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

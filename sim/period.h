@@ -4,7 +4,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Time per batch when batches follow each other without a barrier: each rank repeats its list, and this is the growth
 // of the makespan per repetition once it is constant. It is the eigenvalue of the max-plus map from one repetition's
@@ -26,4 +26,4 @@ BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline);
 // Batches that a schedule without a flush must span for `batch_growth` to look past filling and draining.
 int batches_for_growth(int num_ranks, int num_microbatches);
 
-}  // namespace sluice
+}  // namespace sluice::sim

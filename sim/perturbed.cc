@@ -11,7 +11,7 @@
 #include "sim/engine.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // What cannot be counted is left at the most that check_total refuses.
@@ -75,7 +75,7 @@ void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& p
       throw InputError(
           fmt::format("slow rank {}: expected ranks 0 to {}", slow.rank, graph.schedule().num_ranks() - 1));
     }
-    factors[static_cast<std::size_t>(graph.compute_lane(slow.rank))] *= slow.factor;
+    factors[graph.compute_lane(slow.rank)] *= slow.factor;
   }
   for (const Perturbation::SlowLink& slow : perturbation.slow_links) {
     check_link(graph, slow);
@@ -96,7 +96,7 @@ void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& p
   for (VertexId v = 0; v < graph.size(); ++v) {
     // A collective takes as long as its slowest link allows; what a rank computes slowly does not change that.
     if (graph[v].kind == VertexKind::collective) continue;
-    const double factor = factors[static_cast<std::size_t>(graph[v].lane)];
+    const double factor = factors[graph[v].lane];
     if (factor != 1.0) prices.duration[v] = scaled(prices.duration[v], factor);
   }
   check_total(graph, prices);
@@ -113,7 +113,7 @@ Duration Trials::quantile(double q) const {
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,
                   const std::function<void(std::int64_t)>& progress) {
   Trials trials;
-  trials.makespans.resize(static_cast<std::size_t>(perturbation.trials));
+  trials.makespans.resize(perturbation.trials);
   std::atomic<std::int64_t> done = 0;
   parallel_for(perturbation.trials, [&](std::int64_t trial) {
     Factors factors(perturbation.jitter, perturbation.seed, static_cast<std::uint64_t>(trial));
@@ -121,7 +121,7 @@ Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation
     for (Duration& duration : drawn.duration) duration = scaled(duration, factors.next());
     check_total(graph, drawn);
     const Timeline timeline = simulate(graph, drawn);
-    trials.makespans[static_cast<std::size_t>(trial)] = *std::max_element(timeline.end.begin(), timeline.end.end());
+    trials.makespans[trial] = *std::max_element(timeline.end.begin(), timeline.end.end());
     const std::int64_t now = ++done;
     if (progress) progress(now);
   });
@@ -134,4 +134,4 @@ Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation
   return trials;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,7 +8,7 @@
 #include "model/graph/op_graph.h"
 #include "model/scenario/perturbation.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Makes the slow ranks and links of `perturbation` slower in `prices`. Throws InputError for a rank that the graph does
 // not have, or two between which nothing is sent.
@@ -30,4 +30,4 @@ struct Trials {
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,
                   const std::function<void(std::int64_t)>& progress = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

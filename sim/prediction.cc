@@ -6,7 +6,7 @@
 #include "sim/engine.h"
 #include "sim/period.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Duration period_of(const Setup& setup, const Prediction& prediction) {
@@ -101,4 +101,4 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   return prediction;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

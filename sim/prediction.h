@@ -12,7 +12,7 @@
 #include "model/timeline/timeline.h"
 #include "sim/perturbed.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 struct Throughput {
   double tokens_per_s = 0;                // of the whole cluster; 0 without a sequence length
@@ -63,4 +63,4 @@ struct PredictOptions {
 // Prices, slows down what the scenario says is slow, simulates and measures; then runs the trials of its jitter.
 Prediction predict(const Setup& setup, const PredictOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

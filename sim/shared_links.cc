@@ -4,7 +4,7 @@
 #include <cmath>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr double kNoise = 1e-9;       // of a resource's capacity
@@ -22,11 +22,11 @@ Agenda::Agenda(int slots) {
 }
 
 void Agenda::set(int slot, Duration when) {
-  times_[static_cast<std::size_t>(slot)] = when;
+  times_[slot] = when;
   for (std::size_t node = (leaves_ + static_cast<std::size_t>(slot)) / 2; node >= 1; node /= 2) {
     const int left = winner_[2 * node];
     const int right = winner_[2 * node + 1];
-    winner_[node] = times_[static_cast<std::size_t>(right)] < times_[static_cast<std::size_t>(left)] ? right : left;
+    winner_[node] = times_[right] < times_[left] ? right : left;
   }
 }
 
@@ -144,7 +144,7 @@ void SharedLinks::find_affected() {
     }
   }
   for (const int i : changed_) {
-    if (flow(i).state == State::moving && seen_[static_cast<std::size_t>(i)] != stamp_) set_rate(i, 1);
+    if (flow(i).state == State::moving && seen_[i] != stamp_) set_rate(i, 1);
   }
 }
 
@@ -152,7 +152,7 @@ void SharedLinks::gather(Resource& from) {
   if (from.seen == stamp_) return;
   from.seen = stamp_;
   for (const int i : from.links) {
-    std::uint64_t& seen = seen_[static_cast<std::size_t>(i)];
+    std::uint64_t& seen = seen_[i];
     if (flow(i).state != State::moving || seen == stamp_) continue;
     seen = stamp_;
     affected_.push_back(i);
@@ -222,4 +222,4 @@ void SharedLinks::set_rate(int i, double rate) {
   agenda_.set(i, now_ + (whole ? moving.work : Duration{static_cast<std::int64_t>(takes)}));
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,7 +7,7 @@
 #include "model/cost/sharing.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // For each of a fixed number of slots the time of its next event, or none; the earliest is at hand. Ties go to the
 // lower slot. A tournament: setting a time is one walk to the root, and nothing is ever allocated.
@@ -18,7 +18,7 @@ class Agenda {
   explicit Agenda(int slots);
   void set(int slot, Duration when);
   int first() const { return winner_[1]; }
-  Duration first_time() const { return times_[static_cast<std::size_t>(first())]; }
+  Duration first_time() const { return times_[first()]; }
 
  private:
   std::size_t leaves_ = 1;
@@ -35,7 +35,7 @@ class SharedLinks {
  public:
   explicit SharedLinks(const LinkSharing& sharing);
 
-  bool shares(int link) const { return !links_[static_cast<std::size_t>(link)].uses.empty(); }
+  bool shares(int link) const { return !links_[link].uses.empty(); }
 
   // The next transfer of `link` wants to begin at `when`, not before now, and takes `work` > 0 at full speed. `order`
   // decides between transfers of a queue that came at the same time. Precondition: the link's last one has ended.
@@ -45,9 +45,9 @@ class SharedLinks {
   int next_end();
 
   Duration now() const { return now_; }
-  Duration began(int link) const { return flows_[static_cast<std::size_t>(link)].began; }  // past its queue
+  Duration began(int link) const { return flows_[link].began; }  // past its queue
   // Of full speed, at which the link's last transfer went most recently; 0 before it began.
-  double rate(int link) const { return flows_[static_cast<std::size_t>(link)].rate; }
+  double rate(int link) const { return flows_[link].rate; }
 
  private:
   enum class State : std::uint8_t { idle, coming, waiting, moving };
@@ -70,8 +70,8 @@ class SharedLinks {
     double room = 0, weight = 0;  // of share_fairly
   };
 
-  Flow& flow(int link) { return flows_[static_cast<std::size_t>(link)]; }
-  const SharedLink& link(int i) const { return links_[static_cast<std::size_t>(i)]; }
+  Flow& flow(int link) { return flows_[link]; }
+  const SharedLink& link(int i) const { return links_[i]; }
   Resource& resource(const ResourceUse& use) { return resources_[static_cast<std::size_t>(use.resource)]; }
 
   void come(int link);
@@ -96,4 +96,4 @@ class SharedLinks {
   bool queue_changed_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,12 +5,12 @@
 #include <numeric>
 #include <utility>
 
-namespace sluice {
+#include "model/to_size.h"
+
+namespace sluice::sim {
 namespace {
 
 constexpr std::int64_t kBehind = std::numeric_limits<std::int64_t>::max();
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 bool same_later(const Op& early, const Op& late, int microbatches) {
   return late.microbatch == early.microbatch + microbatches && late.stage == early.stage && late.slice == early.slice &&
@@ -27,10 +27,10 @@ std::vector<std::int64_t> blocks_in_the_middle(const ScheduleParts& parts, int u
     // No block has more ops than a microbatch has on all its chunks, and twice for two directions.
     const std::int64_t most = std::min(std::ssize(list) - middle, 2 * std::ssize(list) * unit / parts.num_microbatches);
     std::int64_t block = 1;
-    while (block < most && !same_later(list[at(middle)], list[at(middle + block)], unit)) ++block;
+    while (block < most && !same_later(list[middle], list[middle + block], unit)) ++block;
     if (middle + 2 * block > std::ssize(list)) return {};
     for (std::int64_t i = middle; i < middle + block; ++i) {
-      if (!same_later(list[at(i)], list[at(i + block)], unit)) return {};
+      if (!same_later(list[i], list[i + block], unit)) return {};
     }
     blocks.push_back(block);
   }
@@ -42,17 +42,17 @@ std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<con
                                          int unit, int removed) {
   const auto differ = std::mismatch(few.begin(), few.end(), many.begin(), many.end());
   ShortSchedule::Cut cut{.block = block, .at = differ.first - few.begin()};
-  if (cut.at > 0 && few[at(cut.at - 1)].joined) --cut.at;
+  if (cut.at > 0 && few[cut.at - 1].joined) --cut.at;
   const std::int64_t taken = removed * block;
   if (std::ssize(few) + taken != std::ssize(many)) return std::nullopt;
   for (std::int64_t i = cut.at; i < std::ssize(few); ++i) {
-    if (!same_later(few[at(i)], many[at(i + taken)], unit * removed)) return std::nullopt;
+    if (!same_later(few[i], many[i + taken], unit * removed)) return std::nullopt;
   }
   // Backwards from the last op that repeats to the first.
   cut.begin = cut.at + taken - block;
-  while (cut.begin > 0 && same_later(many[at(cut.begin - 1)], many[at(cut.begin - 1 + block)], unit)) --cut.begin;
+  while (cut.begin > 0 && same_later(many[cut.begin - 1], many[cut.begin - 1 + block], unit)) --cut.begin;
   // The second op of a joint block alone does not repeat.
-  if (many[at(cut.begin + block - 1)].joined) ++cut.begin;
+  if (many[cut.begin + block - 1].joined) ++cut.begin;
   return cut.begin <= cut.at - block ? std::optional(cut) : std::nullopt;
 }
 
@@ -62,7 +62,7 @@ std::optional<ShortSchedule> taken_out(const Family& family, const FamilyParams&
   fewer.microbatches -= removed * unit;
   ShortSchedule out{.schedule = make_schedule(family, fewer), .unit = unit, .removed = removed};
   for (int mb = 0; mb + unit < many.num_microbatches; ++mb) {
-    if (!many.route_of.empty() && many.route_of[at(mb)] != many.route_of[at(mb + unit)]) return std::nullopt;
+    if (!many.route_of.empty() && many.route_of[mb] != many.route_of[mb + unit]) return std::nullopt;
   }
   for (std::size_t rank = 0; rank < many.orders.size(); ++rank) {
     const auto few = out.schedule.ops(static_cast<int>(rank));
@@ -103,13 +103,13 @@ SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
   repeats_.resize(cuts_.size());
   for (VertexId v = 0; v < graph_.size(); ++v) {
     const std::int64_t block = blocks_back(v);
-    const auto rank = at(graph_.rank_of(v));
+    const auto rank = to_size(graph_.rank_of(v));
     if (block > 0 && position_[v] >= cuts_[rank].begin) repeats_[rank].vertices.push_back(v);
     if (block == 1) ++repeats_[rank].per_block;
-    if (block >= std::ssize(reach_)) reach_.resize(at(block + 1), 0);
+    if (block >= std::ssize(reach_)) reach_.resize(block + 1, 0);
     for (const VertexId need : graph_.needs(v)) {
       const bool implied = graph_[need].lane == graph_[v].lane && graph_[v].kind != VertexKind::transfer;
-      if (!implied) reach_[at(block)] = std::max(reach_[at(block)], blocks_back(need));
+      if (!implied) reach_[block] = std::max(reach_[block], blocks_back(need));
     }
   }
   usable_ = repeat_alike();
@@ -120,7 +120,7 @@ void SteadyState::find_positions() {
   position_.assign(graph_.size(), kBehind);
   std::vector<std::int64_t> next(cuts_.size(), 0);
   for (VertexId v = 0; v < graph_.size(); ++v) {
-    std::int64_t& here = next[at(graph_.rank_of(v))];
+    std::int64_t& here = next[graph_.rank_of(v)];
     switch (graph_[v].kind) {
       case VertexKind::compute: position_[v] = here++; break;
       case VertexKind::joint:
@@ -145,7 +145,7 @@ bool SteadyState::close_cuts() {
       const auto behind = [&](VertexId need) { return blocks_back(need) == 0; };
       const auto needs = graph_.needs(v);
       if (std::none_of(needs.begin(), needs.end(), behind)) continue;
-      ShortSchedule::Cut& cut = cuts_[at(graph_.rank_of(v))];
+      ShortSchedule::Cut& cut = cuts_[graph_.rank_of(v)];
       cut.at = position_[v];
       if (cut.at < cut.begin) return false;
       moved = true;
@@ -156,7 +156,7 @@ bool SteadyState::close_cuts() {
 
 // How many blocks before its rank's cut the block is that holds a vertex; 0: behind it.
 std::int64_t SteadyState::blocks_back(VertexId v) const {
-  const ShortSchedule::Cut& cut = cuts_[at(graph_.rank_of(v))];
+  const ShortSchedule::Cut& cut = cuts_[graph_.rank_of(v)];
   return position_[v] >= cut.at ? 0 : (cut.at - position_[v] + cut.block - 1) / cut.block;
 }
 
@@ -167,9 +167,9 @@ bool SteadyState::repeat_alike() {
     const std::int64_t per_block = repeats_[rank].per_block;
     if (per_block == 0) return false;
     vertices.erase(vertices.begin(), vertices.begin() + std::ssize(vertices) % per_block);
-    for (std::size_t i = at(per_block); i < vertices.size(); ++i) {
+    for (std::size_t i = to_size(per_block); i < vertices.size(); ++i) {
       const Vertex& late = graph_[vertices[i]];
-      const Vertex& early = graph_[vertices[i - at(per_block)]];
+      const Vertex& early = graph_[vertices[i - to_size(per_block)]];
       if (late.kind != early.kind || late.op != early.op || late.stage != early.stage || late.slice != early.slice ||
           late.lane != early.lane || late.microbatch != early.microbatch + unit_) {
         return false;
@@ -180,14 +180,14 @@ bool SteadyState::repeat_alike() {
 }
 
 std::optional<SteadyState::Extension> SteadyState::extension(const Prices& prices, const Timeline& timeline) const {
-  Extension out{.busy = std::vector<Duration>(at(graph_.schedule().num_ranks()), Duration{0})};
+  Extension out{.busy = std::vector<Duration>(to_size(graph_.schedule().num_ranks()), Duration{0})};
   if (removed_ == 0) return out;
   const auto queues = [](const SharedLink& link) { return link.policy == Sharing::queue && !link.uses.empty(); };
   if (!usable_ || std::any_of(prices.sharing.links.begin(), prices.sharing.links.end(), queues)) return std::nullopt;
   constexpr std::int64_t kMostBlocks = 256;  // of a cycle
   std::int64_t depth = reach_[0];
   for (std::int64_t cycle = 1; cycle <= std::min<std::int64_t>(kMostBlocks, removed_); ++cycle) {
-    if (cycle < std::ssize(reach_)) depth = std::max(depth, reach_[at(cycle)]);
+    if (cycle < std::ssize(reach_)) depth = std::max(depth, reach_[cycle]);
     depth = std::max(depth, cycle + 1);  // the order of a lane
     const auto too_short = [&](const Repeats& of) { return std::ssize(of.vertices) < depth * of.per_block; };
     if (std::any_of(repeats_.begin(), repeats_.end(), too_short)) return std::nullopt;
@@ -198,7 +198,7 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
       const std::vector<VertexId>& vertices = repeats_[rank].vertices;
-      for (std::size_t i = vertices.size() - at(repeats_[rank].per_block); i < vertices.size(); ++i) {
+      for (std::size_t i = vertices.size() - to_size(repeats_[rank].per_block); i < vertices.size(); ++i) {
         if (graph_[vertices[i]].kind != VertexKind::transfer) out.busy[rank] += prices.duration[vertices[i]];
       }
       out.busy[rank] *= removed_;
@@ -212,8 +212,8 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
 std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const {
   std::optional<Duration> growth;
   for (const auto& [vertices, per_block] : repeats_) {
-    const auto distance = at(cycle * per_block);
-    for (std::size_t i = vertices.size() - at((depth - cycle) * per_block); i < vertices.size(); ++i) {
+    const auto distance = to_size(cycle * per_block);
+    for (std::size_t i = vertices.size() - to_size((depth - cycle) * per_block); i < vertices.size(); ++i) {
       const VertexId late = vertices[i];
       const VertexId early = vertices[i - distance];
       const Duration later = timeline.start[late] - timeline.start[early];
@@ -238,7 +238,7 @@ bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle
   const Duration from = first - growth - longest;
   std::vector<char> repeats(graph_.size(), 0);
   for (const auto& [vertices, per_block] : repeats_) {
-    const auto distance = at(cycle * per_block);
+    const auto distance = to_size(cycle * per_block);
     for (std::size_t i = vertices.size(); i-- > distance;) {
       if (timeline.start[vertices[i]] - timeline.start[vertices[i - distance]] != growth ||
           timeline.end[vertices[i]] - timeline.end[vertices[i - distance]] != growth) {
@@ -253,4 +253,4 @@ bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

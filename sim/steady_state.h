@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A schedule with repetitions taken out of its steady state. Each rank's list is a beginning, a block of ops that
 // repeats with later microbatches, and an end; the short schedule has fewer of these blocks and is otherwise the same.
@@ -83,4 +83,4 @@ class SteadyState {
   bool usable_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::sim {
 
 template <bool Steps>
 void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std::vector<Duration>* start,
@@ -27,7 +27,7 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
       for (const VertexId need : graph.needs(v)) begin = std::max(begin, done[need]);
       const Duration end = begin + prices.duration[v];
       for (const int rank : graph.collective(vertex).ranks) {
-        auto& free = lane_free[static_cast<std::size_t>(graph.collective_lane(rank))];
+        auto& free = lane_free[graph.collective_lane(rank)];
         free = std::max(free, end);
       }
       done[v] = end;
@@ -49,4 +49,4 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
 template void sweep<true>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
 template void sweep<false>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*, std::vector<Duration>&);
 
-}  // namespace sluice
+}  // namespace sluice::sim

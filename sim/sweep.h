@@ -5,7 +5,7 @@
 #include "model/cost/price.h"
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // When each lane is free. Kept from one sweep to the next it makes ranks repeat their lists without a barrier.
 using LaneTimes = std::vector<Duration>;
@@ -21,4 +21,4 @@ extern template void sweep<true>(const OpGraph&, const Prices&, LaneTimes&, std:
 extern template void sweep<false>(const OpGraph&, const Prices&, LaneTimes&, std::vector<Duration>*,
                                   std::vector<Duration>&);
 
-}  // namespace sluice
+}  // namespace sluice::sim

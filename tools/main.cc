@@ -4,15 +4,16 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <iterator>
 #include <new>
 #include <string>
 #include <vector>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
-#include "tools/command.h"
-#include "tools/command_tree.h"
-#include "tools/version.h"
+#include "tools/command/command.h"
+#include "tools/command/command_tree.h"
+#include "tools/command/version.h"
 
 namespace sluice::tools {
 namespace {
@@ -74,20 +75,12 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", std::string("sluice ") + kVersion);
   app.require_subcommand(1);
   app.get_formatter()->column_width(44);
-  int exit_code = kDone;
-  add_schedules_command(app, exit_code);
-  add_schedule_command(app, exit_code);
-  add_simulate_command(app, exit_code, {argv, argv + argc});
-  add_calibrate_command(app, exit_code);
-  add_profile_command(app, exit_code);
-  add_validate_command(app, exit_code);
-  add_fit_command(app, exit_code);
-  add_slice_command(app, exit_code);
-  add_plan_command(app, exit_code);
-  add_run_command(app, exit_code);
-  add_compare_command(app, exit_code);
-  add_doctor_command(app, exit_code);
-  add_completion_command(app, exit_code);
+  const Subcommand commands[] = {
+      add_schedules_command(app), add_schedule_command(app), add_simulate_command(app, {argv, argv + argc}),
+      add_calibrate_command(app), add_profile_command(app),  add_validate_command(app),
+      add_fit_command(app),       add_slice_command(app),    add_plan_command(app),
+      add_run_command(app),       add_compare_command(app),  add_doctor_command(app),
+      add_completion_command(app)};
   add_man_flag(app);
   try {
     app.parse(argc, argv);
@@ -96,14 +89,15 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return wrong_usage(app, error);
   }
-  return exit_code;
+  const auto chosen = std::find_if(std::begin(commands), std::end(commands),
+                                   [](const Subcommand& each) { return each.parser->parsed(); });
+  return chosen->run();
 }
 
 }  // namespace
 }  // namespace sluice::tools
 
 int main(int argc, char** argv) {
-  using namespace sluice;
   using namespace sluice::tools;
   try {
     const int code = run(argc, argv);

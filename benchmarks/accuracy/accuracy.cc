@@ -12,7 +12,7 @@
 #include "benchmarks/files_in.h"
 #include "model/errors.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 const TableKind* kind_of(const CsvTable& table) {
@@ -52,7 +52,7 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
 }
 
 }  // namespace
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy
 
 int main(int argc, char** argv) {
   CLI::App app("Predicts every row of published tables and prints how far off the predictions are.", "accuracy");
@@ -64,8 +64,8 @@ int main(int argc, char** argv) {
   app.add_flag("--json", json, "one JSON document (sluice.accuracy/1), with every row");
   CLI11_PARSE(app, argc, argv);
   try {
-    return sluice::accuracy::run(paths, rows, json);
-  } catch (const sluice::InputError& error) {
+    return sluice::bench::accuracy::run(paths, rows, json);
+  } catch (const sluice::model::InputError& error) {
     fmt::print(stderr, "accuracy: {}\n", error.what());
     return 2;
   } catch (const std::exception& error) {

@@ -7,7 +7,7 @@
 #include <map>
 #include <numeric>
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 // "hidden 2048, layers 24, tp 2": what is chosen is taken out, and the GPUs put in.
@@ -78,4 +78,4 @@ std::string choices_text(const Choices& choices) {
   return out + "\n";
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -5,7 +5,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // How well predictions choose between measured configurations of one model, batch and number of GPUs.
 struct Choices {
@@ -21,4 +21,4 @@ std::optional<Choices> choices_of(const TableScore& score);
 
 std::string choices_text(const Choices& choices);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

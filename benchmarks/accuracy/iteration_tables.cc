@@ -11,7 +11,7 @@
 #include "sim/calibration/measured_iterations.h"
 #include "sim/prediction.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 double seconds_of(const Scenario& scenario) { return to_seconds(predict(Setup(scenario)).metrics.makespan); }
@@ -147,4 +147,4 @@ TableScore score_mlperf(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

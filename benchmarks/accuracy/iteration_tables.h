@@ -2,7 +2,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Tables of measured iteration times.
 TableScore score_vtrain(const CsvTable& table);       // VIA-Research/vTrain, ground_truth_single and _multi
@@ -12,4 +12,4 @@ TableScore score_seq1f1b(const CsvTable& table);      // Sun et al. 2024 (Seq1F1
 TableScore score_mlperf(const CsvTable& table);       // MLPerf training, GPT-3, after calibration on two rows
 TableScore score_simumax(const CsvTable& table);      // MooreThreads/SimuMax docs/b200: time, and memory by rank
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -10,7 +10,7 @@
 #include "sim/planner/zero_bubble_schedule.h"
 #include "sim/prediction.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr double kGiB = 1 << 30;
@@ -29,7 +29,7 @@ Schedule scheduled(const Scenario& scenario, int held) {
                           .input_gradient = std::chrono::milliseconds(10),
                           .weight_gradient = std::chrono::milliseconds(7),
                           .limit = held};
-  problem.ranks.assign(static_cast<std::size_t>(scenario.training.pp), budget);
+  problem.ranks.assign(scenario.training.pp, budget);
   return plan_zero_bubble(problem).schedule;
 }
 
@@ -122,4 +122,4 @@ TableScore score_zero_bubble_memory(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

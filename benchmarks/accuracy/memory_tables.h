@@ -2,7 +2,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Korthikanti et al. 2022, figure 1: bytes of parameters with optimizer state, and of activations.
 TableScore score_korthikanti_memory(const CsvTable& table);
@@ -10,4 +10,4 @@ TableScore score_korthikanti_memory(const CsvTable& table);
 // their scheduler makes them, where a rank may hold p and 2p microbatches.
 TableScore score_zero_bubble_memory(const CsvTable& table);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -5,7 +5,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr double kNotYet = -1;
@@ -61,7 +61,7 @@ class Replay {
   }
 
   bool run_next(int index) {
-    Rank& rank = ranks_[static_cast<std::size_t>(index)];
+    Rank& rank = ranks_[index];
     const auto ops = schedule_.ops(index);
     if (rank.next == ops.size()) return false;
     const Op& op = ops[rank.next];
@@ -98,4 +98,4 @@ class Replay {
 
 ReplayResult replay(const Schedule& schedule, const ReplayCosts& costs) { return Replay(schedule, costs).run(); }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -4,7 +4,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // What published runs do and OpGraphs do not, in seconds.
 struct ReplayCosts {
@@ -25,4 +25,4 @@ struct ReplayResult {
 // Longest paths through a schedule of unsliced microbatches on one route. Throws ScheduleError for a deadlock.
 ReplayResult replay(const Schedule& schedule, const ReplayCosts& costs);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

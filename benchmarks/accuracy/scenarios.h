@@ -2,9 +2,9 @@
 
 #include "model/input/json_reader.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // What a table does not say: benchmarks/accuracy/scenarios/NAME.json.
 Json base_of(const char* name);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

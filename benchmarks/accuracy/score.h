@@ -6,7 +6,7 @@
 
 #include "model/input/csv.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // One predicted figure against a measured one. Figures of a group are averaged together.
 struct Figure {
@@ -55,4 +55,4 @@ const std::vector<TableKind>& table_kinds();
 std::string score_text(const std::string& table, const TableScore& score, bool rows);
 std::string score_json(const std::vector<std::pair<std::string, TableScore>>& scores);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -7,7 +7,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 struct Summary {
@@ -145,4 +145,4 @@ std::string score_json(const std::vector<std::pair<std::string, TableScore>>& sc
   return out.dump(2) + "\n";
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

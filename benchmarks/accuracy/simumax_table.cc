@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "sim/prediction.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr int kGpus = 8;
@@ -96,7 +96,7 @@ TableScore score_simumax(const CsvTable& table) {
       for (int rank = 0; rank < std::ssize(prediction.memory); ++rank) {
         const auto found = measured.find(rank * kGpus / scenario.training.pp);
         if (found == measured.end()) continue;
-        const auto peak = static_cast<double>(prediction.memory[static_cast<std::size_t>(rank)].peak_bytes);
+        const auto peak = static_cast<double>(prediction.memory[rank].peak_bytes);
         score.figures.push_back({"memory by rank" + kind, table.place(row), fmt::format("{} rank {}", setting, rank),
                                  found->second, peak / (1 << 20), "MiB"});
       }
@@ -107,4 +107,4 @@ TableScore score_simumax(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -5,7 +5,7 @@
 #include "benchmarks/accuracy/score.h"
 #include "benchmarks/accuracy/zero_bubble.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 namespace {
 
@@ -61,4 +61,4 @@ const std::vector<TableKind>& table_kinds() {
   return kinds;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -18,7 +18,7 @@
 #include "sim/engine.h"
 #include "sim/planner/zero_bubble_schedule.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 // What holds for the program and the machines of all rows. The first is counted, the other four were chosen together
@@ -513,4 +513,4 @@ TableScore score_zero_bubble_throughput(const CsvTable& table) {
   return score;
 }
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -2,7 +2,7 @@
 
 #include "benchmarks/accuracy/score.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 
 // Tables of Qi et al. 2023 (arXiv:2401.10241). Each also reads the other one, which is looked for among the CSV files
 // beside `table`.
@@ -17,4 +17,4 @@ TableScore score_zero_bubble_bubbles(const CsvTable& table);
 // profile takes the times of those that have one, by its sizes. A model's only row is skipped.
 TableScore score_zero_bubble_throughput(const CsvTable& table);
 
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

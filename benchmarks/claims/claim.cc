@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "model/input/nearest.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
@@ -222,4 +222,4 @@ std::string_view name_of(MeasureKind kind) { return kMeasureNames[static_cast<st
 
 Claim read_claim(const std::string& path) { return Reading(path).run(); }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

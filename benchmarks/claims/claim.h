@@ -8,7 +8,7 @@
 
 #include "model/input/json_reader.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // One prediction of a claim: its scenario with changes laid over it (merge patches, RFC 7386).
 struct Run {
@@ -84,4 +84,4 @@ Claim read_claim(const std::string& path);
 
 std::string_view name_of(MeasureKind kind);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

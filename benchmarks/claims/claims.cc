@@ -10,7 +10,7 @@
 #include "benchmarks/files_in.h"
 #include "model/errors.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 int run(const std::vector<std::string>& paths, bool explain, bool json, const std::string& folder) {
@@ -28,7 +28,7 @@ int run(const std::vector<std::string>& paths, bool explain, bool json, const st
 }
 
 }  // namespace
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims
 
 int main(int argc, char** argv) {
   CLI::App app("Runs claims of papers and prints the published figures beside ours.", "claims");
@@ -46,11 +46,11 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   try {
-    return sluice::claims::run(paths, explain, json, folder);
-  } catch (const sluice::InputError& error) {
+    return sluice::bench::claims::run(paths, explain, json, folder);
+  } catch (const sluice::model::InputError& error) {
     fmt::print(stderr, "claims: {}\n", error.what());
     return 2;
-  } catch (const sluice::ScheduleError& error) {
+  } catch (const sluice::model::ScheduleError& error) {
     fmt::print(stderr, "claims: {}\n", error.what());
     return 4;
   } catch (const std::exception& error) {

@@ -5,7 +5,7 @@
 
 #include "model/slicing/terapipe.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 // Of a whole microbatch, forward and backward, with what is computed again.
@@ -41,8 +41,8 @@ int slowest_hop(const Setup& setup, std::int64_t bytes) {
 SliceTimes tabulated(const SliceTimes& times) {
   std::vector<std::vector<Duration>> rows(static_cast<std::size_t>(times.granules()));
   for (std::int64_t begin = 0; begin < times.granules(); ++begin) {
-    auto& row = rows[static_cast<std::size_t>(begin)];
-    row.resize(static_cast<std::size_t>(times.granules() - begin));
+    auto& row = rows[begin];
+    row.resize(times.granules() - begin);
     times.row(begin * times.granularity, row);
   }
   return tabulated_times(times.tokens, times.granularity, std::move(rows));
@@ -102,4 +102,4 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   return best;
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

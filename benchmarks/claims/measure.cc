@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
@@ -244,4 +244,4 @@ Answer answer(const Claim& claim, const Measure& measure, const std::vector<Ran>
   return Answering(claim, measure, runs).run();
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -6,7 +6,7 @@
 #include "benchmarks/claims/claim.h"
 #include "benchmarks/claims/ran.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // A row of the table.
 struct Answer {
@@ -21,4 +21,4 @@ struct Answer {
 
 Answer answer(const Claim& claim, const Measure& measure, const std::vector<Ran>& runs);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

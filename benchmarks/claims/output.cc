@@ -12,7 +12,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 namespace fs = std::filesystem;
@@ -160,4 +160,4 @@ void write_scenarios(const std::vector<Answered>& claims, const std::string& fol
   }
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -5,7 +5,7 @@
 
 #include "benchmarks/claims/measure.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 struct Answered {
   Claim claim;
@@ -21,4 +21,4 @@ std::string table_json(const std::vector<Answered>& claims);  // sluice.claims/1
 // Writes the scenario of every run to `folder`, a file each, for `sluice simulate`. Throws InputError.
 void write_scenarios(const std::vector<Answered>& claims, const std::string& folder);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

@@ -11,7 +11,7 @@
 #include "sim/parallel.h"
 #include "sim/prediction.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 namespace {
 
 std::string source_of(const Claim& claim, std::size_t run) {
@@ -125,11 +125,11 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
   }
   std::vector<Ran> results(tasks.size());
   parallel_for(std::ssize(tasks), [&](std::int64_t i) {
-    const Task& task = tasks[static_cast<std::size_t>(i)];
+    const Task& task = tasks[i];
     const Claim& claim = claims[task.claim];
     Json document = combined(claim, claim.runs[task.run], task.combination);
     cut(document, claim, task.run);
-    results[static_cast<std::size_t>(i)] = run_one(document, claim, task.run);
+    results[i] = run_one(document, claim, task.run);
   });
   std::vector<std::vector<Ran>> out(claims.size());
   for (std::size_t c = 0; c < claims.size(); ++c) out[c].resize(claims[c].runs.size());
@@ -153,4 +153,4 @@ double op_seconds(const Claim& claim, std::size_t run, const Ran& ran, const Op&
   return op_seconds(setup, op.kind == "F" ? OpKind::F : OpKind::B, op.stage, op.slice);
 }
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

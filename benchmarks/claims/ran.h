@@ -7,7 +7,7 @@
 
 #include "benchmarks/claims/claim.h"
 
-namespace sluice::claims {
+namespace sluice::bench::claims {
 
 // What was predicted for a run.
 struct Ran {
@@ -32,4 +32,4 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims);
 // The time of one op of a run, recomputation included.
 double op_seconds(const Claim& claim, std::size_t run, const Ran& ran, const Op& op);
 
-}  // namespace sluice::claims
+}  // namespace sluice::bench::claims

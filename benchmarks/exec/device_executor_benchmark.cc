@@ -12,13 +12,13 @@
 
 #include "benchmarks/kernels/gpu_main.h"
 #include "exec/device/provider.h"
-#include "exec/run_plan.h"
-#include "exec/training_run.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/training_run.h"
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr const char* kFamilies[] = {"1f1b", "seq1f1b", "zb-h1"};
@@ -92,4 +92,4 @@ BENCHMARK_CAPTURE(overhead, stream_1, DeviceRequest::stream, 1)->Apply(families)
 BENCHMARK_CAPTURE(overhead, green_2, DeviceRequest::green, 2)->Apply(families);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -6,13 +6,13 @@
 #include <string>
 #include <utility>
 
-#include "exec/run_plan.h"
-#include "exec/training_run.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/training_run.h"
 #include "model/schedule/family.h"
 
 namespace {
 
-using namespace sluice;
+using namespace sluice::bench;
 
 constexpr const char* kFamilies[] = {"gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-v", "interleaved-1f1b"};
 

@@ -17,7 +17,7 @@
 #include "kernels/device_kernels.h"
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::array kOps = {"F", "B", "I+W"};
@@ -256,4 +256,4 @@ BENCHMARK_CAPTURE(layer, llama, llama(32))->Apply(all_slices);
 BENCHMARK_CAPTURE(layer, llama_8_kv_heads, llama(8))->Apply(all_slices);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

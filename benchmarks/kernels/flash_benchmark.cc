@@ -15,7 +15,7 @@
 #include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/gemm_attention.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 using cuda::AttentionShape;
@@ -167,4 +167,4 @@ BENCHMARK(attention)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -20,7 +20,7 @@ void fail(benchmark::State& state, const std::string& what) {
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  const std::string why = sluice::why_no_devices();
+  const std::string why = sluice::exec::why_no_devices();
   if (!why.empty()) {
     std::printf("nothing timed: %s\n", why.c_str());
     return 0;

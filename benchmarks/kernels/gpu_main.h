@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "model/namespaces.h"
+
 namespace sluice::bench {
 
 // What all benchmarks of a GPU share, and none of the CPU: a `main` that says in one line why there is no device and

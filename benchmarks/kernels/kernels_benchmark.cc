@@ -13,7 +13,7 @@
 #include "kernels/cpu/gemm.h"
 #include "kernels/stage.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 Transformer model_of_one_layer(bool llama) {
@@ -250,4 +250,4 @@ BENCHMARK(weight_gradient)->Apply(shapes);
 BENCHMARK(backward)->Apply(shapes);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

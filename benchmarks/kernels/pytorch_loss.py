@@ -47,7 +47,7 @@ def read_checkpoint(path):
 
 
 def mixed(x):
-    """The finaliser of SplitMix64, as exec/token_source.cc has it."""
+    """The finaliser of SplitMix64, as exec/run/token_source.cc has it."""
     x = (x + 0x9E3779B97F4A7C15) & ALL_BITS
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & ALL_BITS
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & ALL_BITS

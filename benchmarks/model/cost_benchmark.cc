@@ -8,7 +8,7 @@
 #include "model/scenario/setup.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // GPT-3 175B on 1,024 A100, interleaved 1F1B, 64 microbatches (Narayanan et al. 2021), and the same with 1F1B and four
@@ -70,4 +70,4 @@ void predict_whole(benchmark::State& state) {
 BENCHMARK(predict_whole)->Arg(0)->Arg(1)->ArgName("sliced")->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -10,7 +10,7 @@
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 enum Shape : std::int64_t { v100, smooth };
@@ -88,4 +88,4 @@ BENCHMARK(forward_backward)
     ->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -8,7 +8,7 @@
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_times.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // V placement, hops, the memory of ZB-V.
@@ -24,8 +24,8 @@ PlacedProblem problem_of(int ranks, int microbatches) {
                                 .weight_gradient = Duration(4'000'000),
                                 .backward = Duration(10'000'000)});
   problem.bytes.assign(stages, {.activations_to_weight_gradient = 1});
-  problem.limit.assign(static_cast<std::size_t>(ranks), 2 * ranks);
-  problem.after.assign(static_cast<std::size_t>(ranks), Duration{});
+  problem.limit.assign(ranks, 2 * ranks);
+  problem.after.assign(ranks, Duration{});
   problem.forward_hop.assign(stages, Duration(500'000));
   problem.backward_hop.assign(stages, Duration(500'000));
   return problem;
@@ -73,4 +73,4 @@ void list(benchmark::State& state) {
 BENCHMARK(list)->Args({8, 32})->Args({8, 64})->Unit(benchmark::kMicrosecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -10,7 +10,7 @@
 #include "model/schedule/family.h"
 #include "sim/planner/auto_schedule.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 constexpr std::int64_t kActivation = 1000;  // a microbatch through 1/p of the layers, held until its weight gradient
@@ -42,15 +42,14 @@ AutoPlacement placed(const Case& of, const std::string& name, const std::vector<
                              .backward = time(of.b + of.w)});
     problem.bytes.push_back({.activations_to_weight_gradient = kActivation / chunks});
     const auto latency = [&](int other) {
-      const bool apart = other >= 0 && other < stages &&
-                         rank_of[static_cast<std::size_t>(other)] != rank_of[static_cast<std::size_t>(stage)];
+      const bool apart = other >= 0 && other < stages && rank_of[other] != rank_of[stage];
       return apart ? hop : Duration{};
     };
     problem.forward_hop.push_back(latency(stage + 1));
     problem.backward_hop.push_back(latency(stage - 1));
   }
-  problem.limit.assign(static_cast<std::size_t>(of.ranks), limit);
-  problem.after.assign(static_cast<std::size_t>(of.ranks), Duration{});
+  problem.limit.assign(of.ranks, limit);
+  problem.after.assign(of.ranks, Duration{});
   out.families = families_of(problem);
   return out;
 }
@@ -119,8 +118,8 @@ int run(double seconds, int ranks) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench
 
 int main(int argc, char** argv) {
-  return sluice::run(argc > 1 ? std::atof(argv[1]) : 10, argc > 2 ? std::atoi(argv[2]) : 8);
+  return sluice::bench::run(argc > 1 ? std::atof(argv[1]) : 10, argc > 2 ? std::atoi(argv[2]) : 8);
 }

@@ -9,7 +9,7 @@
 #include "sim/engine.h"
 #include "sim/period.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // Transfers as long as a third of a forward, so that both directions meet all the time.
@@ -90,4 +90,4 @@ BENCHMARK(contended_simulate)
 BENCHMARK(contended_period)->ArgsProduct({{0, 1, 2}, {10'000, 100'000}})->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

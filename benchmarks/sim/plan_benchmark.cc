@@ -8,7 +8,7 @@
 
 #include "sim/planner/plan.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 Scenario gpt3() {
@@ -100,7 +100,7 @@ void predict_each(benchmark::State& state) {
   std::int64_t predicted = 0;
   for (auto _ : state) {
     for (std::size_t i = 0; i < all.size(); i += 20) {
-      const Setup setup(scenario_of(plan.base(), plan.space(), plan.points()[static_cast<std::size_t>(all[i].point)]));
+      const Setup setup(scenario_of(plan.base(), plan.space(), plan.points()[all[i].point]));
       benchmark::DoNotOptimize(predict(setup));
       ++predicted;
     }
@@ -117,4 +117,4 @@ BENCHMARK(predict_each)
     ->Iterations(1);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

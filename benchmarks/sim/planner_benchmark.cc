@@ -2,7 +2,7 @@
 
 #include "sim/planner/zero_bubble_schedule.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // A large model of tens of layers a rank: unequal times, latency, and two thirds of what zb-h2 holds.
@@ -23,4 +23,4 @@ void plan(benchmark::State& state) {
 BENCHMARK(plan)->Args({8, 32})->Args({16, 128})->Args({32, 256})->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -13,7 +13,7 @@
 #include "sim/engine.h"
 #include "sim/period.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 // Bytes for every op, so that the memory pass has its full work to do.
@@ -44,7 +44,7 @@ constexpr Shape kShapes[] = {
 
 FamilyParams params_for(const Shape& shape, std::int64_t vertices) {
   FamilyParams params{.ranks = shape.ranks, .chunks = shape.chunks};
-  params.shape.slice_lengths.assign(static_cast<std::size_t>(shape.slices), 1);
+  params.shape.slice_lengths.assign(shape.slices, 1);
   const Family& family = find_family(shape.family);
   const std::int64_t stages =
       shape.ranks * std::max<std::int64_t>(1, family.fixed_chunks == 0 ? shape.chunks : family.fixed_chunks);
@@ -146,4 +146,4 @@ BENCHMARK(step_measure)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_memory)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -6,10 +6,10 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "sim/engine.h"
-#include "traces/chrome_trace.h"
-#include "traces/gzip.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/gzip.h"
 
-namespace sluice {
+namespace sluice::bench {
 namespace {
 
 void write_trace(benchmark::State& state, bool gzipped) {
@@ -39,4 +39,4 @@ BENCHMARK_CAPTURE(write_trace, plain, false)->Arg(650)->Arg(6500)->Unit(benchmar
 BENCHMARK_CAPTURE(write_trace, gzipped, true)->Arg(650)->Arg(6500)->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::bench

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr std::int64_t kBytes = std::int64_t{64} << 20;
@@ -70,4 +70,4 @@ std::vector<CopyRate> measured_copies(std::span<const std::unique_ptr<Device>> d
   return rates;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,7 +7,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // How fast bytes go from one memory to another, by a few copies of some MiB; and what one of a few bytes takes.
 struct CopyRate {
@@ -20,4 +20,4 @@ struct CopyRate {
 // Between the host (pinned memory) and each device, and between every two devices. Throws DeviceError.
 std::vector<CopyRate> measured_copies(std::span<const std::unique_ptr<Device>> devices);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,11 +7,11 @@
 
 #include "exec/device/dynamic_library.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // The library of the toolkit's own major version first.
-#if CUBLAS_VER_MAJOR >= 13
+#if CUDART_VERSION >= 13000
 constexpr std::array<const char*, 2> kNames = {"libcublas.so.13", "libcublas.so.12"};
 #else
 constexpr std::array<const char*, 2> kNames = {"libcublas.so.12", "libcublas.so.13"};
@@ -65,4 +65,4 @@ ColumnMajorProduct column_major(const MatrixProduct& product) {
           .batch = as_int(product.batch, "a batch")};
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -1,14 +1,16 @@
 #pragma once
 
-#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string>
 
+#include "exec/device/cublas_api.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
-// cuBLAS, loaded when it is first asked for. Of its interface, what products need.
+// The functions of cuBLAS that matrix multiplications need; the library is loaded on first use.
 struct Cublas {
   cublasStatus_t (*create)(cublasHandle_t*);
   cublasStatus_t (*destroy)(cublasHandle_t);
@@ -47,4 +49,4 @@ struct ColumnMajorProduct {
 // Throws DeviceError if a size is past what cuBLAS counts with.
 ColumnMajorProduct column_major(const MatrixProduct& product);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -13,7 +13,7 @@
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // What cuBLAS advises for Hopper; less suffices before, and no kernel is chosen that needs more.
@@ -293,4 +293,4 @@ std::unique_ptr<Device> make_cuda_device(int ordinal, std::string name, std::opt
   return std::make_unique<CudaDevice>(ordinal, std::move(name), std::move(partition));
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,10 +7,10 @@
 #include "exec/device/green_contexts.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // A GPU, or a partition of one; see Device. Products have one workspace: those of one stream follow those of another.
 // Throws DeviceError, also if cuBLAS is not found.
 std::unique_ptr<Device> make_cuda_device(int ordinal, std::string name, std::optional<GreenPartition> partition);
 
-}  // namespace sluice
+}  // namespace sluice::exec

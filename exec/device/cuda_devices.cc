@@ -16,7 +16,7 @@
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string version_text(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
@@ -88,7 +88,7 @@ class CudaDevices final : public DeviceProvider {
     if (visible.count == 0) throw InputError("devices: " + visible.why);
     std::vector<int> gpus(ordinals.begin(), ordinals.end());
     if (gpus.empty()) {
-      gpus.resize(static_cast<std::size_t>(visible.count));
+      gpus.resize(visible.count);
       std::iota(gpus.begin(), gpus.end(), 0);
     }
     for (const int gpu : gpus) {
@@ -195,4 +195,4 @@ const DeviceProvider* device_provider() {
   return &provider;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

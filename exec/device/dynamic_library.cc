@@ -4,12 +4,13 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::string path_of(void* handle, const std::string& asked) {
@@ -64,7 +65,8 @@ std::span<const std::string> cuda_library_folders() {
       }
     }
 #ifdef SLUICE_CUDA_LIBRARIES
-    found.emplace_back(SLUICE_CUDA_LIBRARIES);
+    std::istringstream configured(SLUICE_CUDA_LIBRARIES);
+    for (std::string folder; std::getline(configured, folder, ':');) found.push_back(folder);
 #endif
     found.emplace_back("/usr/local/cuda/lib64");
     return found;
@@ -72,4 +74,4 @@ std::span<const std::string> cuda_library_folders() {
   return folders;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

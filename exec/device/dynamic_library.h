@@ -3,7 +3,9 @@
 #include <span>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // A shared library that is looked for when it is first needed, so that a program starts without it. It stays loaded.
 class DynamicLibrary {
@@ -33,8 +35,8 @@ class DynamicLibrary {
   void* handle_ = nullptr;
 };
 
-// Where toolkits put their libraries, besides where the loader looks: CUDA_HOME, CUDA_PATH, the one this was built
-// with.
+// Folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of the toolkit or
+// the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -6,7 +6,7 @@
 #include "kernels/emulation/device.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr int kGpus = 8;
@@ -70,4 +70,4 @@ const DeviceProvider* device_provider() {
   return &provider;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 #include "kernels/cuda/check.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 #if CUDA_VERSION >= 12050
 
@@ -179,4 +179,4 @@ int most_green_contexts(int ordinal) { return static_cast<int>(split_in_green_co
 
 #endif
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -3,10 +3,12 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 struct CUgreenCtx_st;
 struct CUstream_st;
 
-namespace sluice {
+namespace sluice::exec {
 
 // A set of multiprocessors of one GPU, disjoint from the others that were made with it. Its streams run there and
 // nowhere else. All else (memory, events, cuBLAS) belongs to the GPU's primary context, which stays the current one: a
@@ -38,4 +40,4 @@ std::vector<GreenPartition> split_in_green_contexts(int ordinal, int count);
 // How many parts of the least size the GPU can be split into. Throws DeviceError if it cannot.
 int most_green_contexts(int ordinal);
 
-}  // namespace sluice
+}  // namespace sluice::exec

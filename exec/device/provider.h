@@ -8,7 +8,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // What the ranks of a process are to run on.
 struct DeviceRequest {
@@ -86,4 +86,4 @@ void require_bfloat16(const Device& device);
 // GPU alone, or all of them to all.
 int ordinal_of(int local_rank, int visible);
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -9,7 +9,7 @@
 #include "exec/device/provider.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr std::array<std::pair<std::string_view, DeviceRequest::Kind>, 3> kKinds = {
@@ -57,4 +57,4 @@ void require_bfloat16(const Device& device) {
 
 int ordinal_of(int local_rank, int visible) { return visible > 0 ? local_rank % visible : 0; }
 
-}  // namespace sluice
+}  // namespace sluice::exec

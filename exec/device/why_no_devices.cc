@@ -1,10 +1,10 @@
 #include "exec/device/provider.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 std::string why_no_devices() {
   const DeviceProvider* const provider = device_provider();
   return provider == nullptr ? "this build has no CUDA: no kernels for GPUs" : provider->why_none();
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -10,7 +10,7 @@
 #include "kernels/collective.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Who talks to whom, by world rank; the same on every worker, in the same order.
 struct DeviceLinks {
@@ -65,4 +65,4 @@ class DeviceTransport {
   virtual bool waits_on_device() const { return false; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

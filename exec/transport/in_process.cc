@@ -9,10 +9,10 @@
 #include <thread>
 #include <utility>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+namespace sluice::exec {
+namespace {
 
 // Sends of an edge that the receiver has not taken.
 struct Mailbox {
@@ -84,7 +84,7 @@ class DeviceFabric::Group : public StreamGroup {
     const auto& all = meet(mine, *ready_, stream);
     for (int i = 1; i < size(); ++i) {
       const int member = (rank_ + i) % size();
-      device_.copy(mine + member * share, all[index(member)].data + member * share, share, stream);
+      device_.copy(mine + member * share, all[member].data + member * share, share, stream);
     }
     device_.record(*copied_, stream);
     meet(mine, *copied_, stream);
@@ -107,7 +107,7 @@ class DeviceFabric::Group : public StreamGroup {
     device_.record(*ready_, stream);
     const auto& all = meet(data, *ready_, stream);
     for (std::int64_t i = 1; i < members && length(rank_) > 0; ++i) {
-      const std::byte* const from = all[index((rank_ + i) % members)].data;
+      const std::byte* const from = all[(rank_ + i) % members].data;
       combine(from + first(rank_) * bytes, length(rank_), data + first(rank_) * bytes);
     }
     device_.record(*reduced_, stream);
@@ -115,8 +115,8 @@ class DeviceFabric::Group : public StreamGroup {
     for (std::int64_t i = 1; i < members; ++i) {
       const std::int64_t member = (rank_ + i) % members;
       if (length(member) == 0) continue;
-      device_.copy(data + first(member) * bytes, shares[index(member)].data + first(member) * bytes,
-                   length(member) * bytes, stream);
+      device_.copy(data + first(member) * bytes, shares[member].data + first(member) * bytes, length(member) * bytes,
+                   stream);
     }
     // Nobody writes to what others still read.
     device_.record(*copied_, stream);
@@ -150,12 +150,12 @@ class DeviceFabric::Connection : public DeviceConnection {
                                                                       static_cast<int>(me - members.begin()), device));
     }
     const std::lock_guard lock(shared_.mutex);
-    session_.connections[index(rank_)] = this;
+    session_.connections[rank_] = this;
   }
   ~Connection() override {
     drain();
     const std::lock_guard lock(shared_.mutex);
-    session_.connections[index(rank_)] = nullptr;
+    session_.connections[rank_] = nullptr;
   }
 
   void send(DeviceMessage& message) override {
@@ -261,8 +261,8 @@ class DeviceFabric::Worker : public DeviceTransport {
 };
 
 const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, Event& event, Stream& stream) {
-  auto& round = meeting_.brought[index(rounds_ % 2)];
-  round[index(rank_)] = {data, &event};
+  auto& round = meeting_.brought[rounds_ % 2];
+  round[rank_] = {data, &event};
   meeting_.arrivals.fetch_add(1);
   const std::int64_t all = ++rounds_ * size();
   while (meeting_.arrivals.load() < all) {
@@ -270,20 +270,20 @@ const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, 
     std::this_thread::yield();
   }
   for (int member = 0; member < size(); ++member) {
-    if (member != rank_) device_.wait(stream, *round[index(member)].event);
+    if (member != rank_) device_.wait(stream, *round[member].event);
   }
   return round;
 }
 
 DeviceFabric::DeviceFabric(int workers, const DeviceKernels& kernels)
-    : shared_(new Shared{.workers = index(workers), .kernels = kernels}) {
+    : shared_(new Shared{.workers = to_size(workers), .kernels = kernels}) {
   for (int rank = 0; rank < workers; ++rank) workers_.push_back(std::make_unique<Worker>(*shared_));
 }
 
 DeviceFabric::~DeviceFabric() = default;
 
 DeviceTransport& DeviceFabric::worker(const Transport& host) {
-  Worker& worker = *workers_[index(host.rank())];
+  Worker& worker = *workers_[host.rank()];
   worker.set_host(host);
   return worker;
 }
@@ -296,4 +296,4 @@ void DeviceFabric::drain() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

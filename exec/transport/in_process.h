@@ -7,7 +7,7 @@
 #include "exec/transport/transport.h"
 #include "kernels/device_kernels.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Devices of one process: whole GPUs, or partitions of one. A message is a copy on the receiver's side, put on its
 // edge's stream once both ends are there, and ordered by events; sums read the others' memory. Nobody spins on a device
@@ -35,4 +35,4 @@ class DeviceFabric {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -17,7 +17,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // What a launcher calls the four numbers. Without the first two it did not start this process.
@@ -262,4 +262,4 @@ void FileBootstrap::broadcast(std::span<std::byte> bytes, std::chrono::milliseco
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

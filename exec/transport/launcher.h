@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // The value of an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
@@ -60,4 +62,4 @@ class FileBootstrap {
   bool written_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

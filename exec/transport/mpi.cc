@@ -11,7 +11,7 @@
 #include <string>
 #include <thread>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // MPI counts in int: longer messages go in pieces of the same tag, which arrive in their order.
@@ -141,4 +141,4 @@ class MpiTransport : public Transport {
 
 std::unique_ptr<Transport> make_mpi_transport() { return std::make_unique<MpiTransport>(); }
 
-}  // namespace sluice
+}  // namespace sluice::exec

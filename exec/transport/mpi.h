@@ -4,10 +4,10 @@
 
 #include "exec/transport/transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Workers that are MPI processes, one each. MPI is initialised with MPI_THREAD_SERIALIZED or better.
 // Waiting tests and yields. Throws std::runtime_error if MPI reports an error.
 std::unique_ptr<Transport> make_mpi_transport();
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -13,7 +13,7 @@
 
 #include "exec/transport/nccl_communicators.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 // What a thread of NCCL's may still write to when nobody waits for it any more. Reachable, so that it is no leak.
@@ -216,4 +216,4 @@ DeviceTransport& NcclWorld::devices(const Transport& host) {
 
 void NcclWorld::abort() { communicators_->abort(); }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -11,7 +11,7 @@
 #include "exec/transport/transport.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 class NcclCommunicators;
 class NcclDevices;
@@ -64,4 +64,4 @@ class NcclWorld {
   int exceptions_;  // under way when it was made
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

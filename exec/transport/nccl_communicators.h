@@ -13,7 +13,7 @@
 #include "exec/transport/transport.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // All communicators of a process, which are made, used and ended by the same rules. None of them blocks the host. Used
 // by one thread at a time for each communicator, and by one at a time that has an operation in progress: NCCL keeps
@@ -108,4 +108,4 @@ std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators)
 // Which of `members` can be made by one split each: those of a round have no rank in common. Indices, ascending.
 std::vector<std::vector<std::size_t>> rounds_without_overlap(const std::vector<std::vector<int>>& members);
 
-}  // namespace sluice
+}  // namespace sluice::exec

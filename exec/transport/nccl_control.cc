@@ -11,7 +11,7 @@
 
 #include "exec/transport/nccl_communicators.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
@@ -174,4 +174,4 @@ std::unique_ptr<Transport> make_nccl_control(NcclCommunicators& communicators) {
   return std::make_unique<NcclControl>(communicators);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -7,7 +7,7 @@
 
 #include "exec/transport/nccl_communicators.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 NcclType type_of(Element element) {
@@ -284,4 +284,4 @@ std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators)
   return std::make_unique<Devices>(communicators);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -9,7 +9,7 @@
 #include "exec/device/dynamic_library.h"
 #include "kernels/device.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr std::array<const char*, 1> kNames = {"libnccl.so.2"};
@@ -63,4 +63,4 @@ const NcclFunctions& nccl() {
   return table;
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -5,10 +5,12 @@
 #include <cstddef>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
 
-// NCCL's interface, as far as it is used, in terms that need none of its headers; tests/exec/nccl_abi_test.cc holds it
-// against them. The library is loaded when it is first asked for.
+namespace sluice::exec {
+
+// NCCL's interface, as far as it is used, in terms that need none of its headers; tests/exec/transport/nccl_abi_test.cc
+// holds it against them. The library is loaded when it is first asked for.
 struct NcclCommunicatorState;
 using NcclCommunicator = NcclCommunicatorState*;
 
@@ -68,4 +70,4 @@ struct NcclFunctions {
 // later is not found.
 const NcclFunctions& nccl();
 
-}  // namespace sluice
+}  // namespace sluice::exec

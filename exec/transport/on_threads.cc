@@ -8,7 +8,7 @@
 
 #include "exec/transport/threads.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 void on_threads(int workers, const std::function<void(Transport&)>& work) {
   ThreadFabric fabric(workers);
@@ -31,4 +31,4 @@ void on_threads(int workers, const std::function<void(Transport&)>& work) {
   if (failure) std::rethrow_exception(failure);
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

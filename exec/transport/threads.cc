@@ -7,7 +7,7 @@
 #include <mutex>
 #include <thread>
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
@@ -64,7 +64,7 @@ struct ThreadFabric::Shared {
 
   Mailbox& mailbox(int from, int to, Channel channel) {
     const auto at = (from * size + to) * kNumChannels + static_cast<int>(channel);
-    return mailboxes[static_cast<std::size_t>(at)];
+    return mailboxes[at];
   }
 
   int size;
@@ -116,9 +116,7 @@ class ThreadFabric::Worker : public Transport {
   }
 
  private:
-  Bell& bell(int rank, Channel channel) const {
-    return shared_.bells[static_cast<std::size_t>(rank)][static_cast<std::size_t>(channel)];
-  }
+  Bell& bell(int rank, Channel channel) const { return shared_.bells[rank][static_cast<std::size_t>(channel)]; }
 
   void meet(Mailbox& box, Message& message, bool sends) {
     message.done.store(false, std::memory_order_relaxed);
@@ -152,6 +150,6 @@ ThreadFabric::ThreadFabric(int workers) : shared_(std::make_unique<Shared>(worke
 
 ThreadFabric::~ThreadFabric() = default;
 
-Transport& ThreadFabric::worker(int rank) { return *workers_[static_cast<std::size_t>(rank)]; }
+Transport& ThreadFabric::worker(int rank) { return *workers_[rank]; }
 
-}  // namespace sluice
+}  // namespace sluice::exec

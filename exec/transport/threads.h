@@ -5,7 +5,7 @@
 
 #include "exec/transport/transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 
 // Workers that are threads of one process: whoever comes second to a message copies it. Stopping one stops all.
 class ThreadFabric {
@@ -24,4 +24,4 @@ class ThreadFabric {
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

@@ -1,6 +1,6 @@
 #include "exec/transport/transport.h"
 
-namespace sluice {
+namespace sluice::exec {
 namespace {
 
 constexpr int kRoot = 0;
@@ -30,14 +30,14 @@ std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte>
     wait(message);
     return all;
   }
-  all.resize(static_cast<std::size_t>(size()));
+  all.resize(size());
   all[kRoot].assign(mine.begin(), mine.end());
   for (int peer = 1; peer < size(); ++peer) {
     set(message, peer, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
     post_receive(message);
     wait(message);
-    auto& theirs = all[static_cast<std::size_t>(peer)];
-    theirs.resize(static_cast<std::size_t>(bytes));
+    auto& theirs = all[peer];
+    theirs.resize(bytes);
     set(message, peer, id + 1, theirs.data(), bytes);
     post_receive(message);
     wait(message);
@@ -55,11 +55,11 @@ void Transport::broadcast(std::span<std::byte> bytes) {
   }
   std::vector<Message> messages(static_cast<std::size_t>(size()));
   for (int peer = 1; peer < size(); ++peer) {
-    Message& message = messages[static_cast<std::size_t>(peer)];
+    Message& message = messages[peer];
     set(message, peer, id, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     post_send(message);
   }
-  for (int peer = 1; peer < size(); ++peer) wait(messages[static_cast<std::size_t>(peer)]);
+  for (int peer = 1; peer < size(); ++peer) wait(messages[peer]);
 }
 
 void Transport::barrier() {
@@ -68,4 +68,4 @@ void Transport::barrier() {
   broadcast({&nothing, 1});
 }
 
-}  // namespace sluice
+}  // namespace sluice::exec

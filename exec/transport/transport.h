@@ -7,7 +7,9 @@
 #include <stdexcept>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::exec {
 
 // What messages are for. Each is a world of its own: messages of one channel never wait for those of another.
 enum class Channel : std::uint8_t { transfer, tensor, collective, control };
@@ -88,4 +90,4 @@ class Transport {
   std::int64_t control_messages_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::exec

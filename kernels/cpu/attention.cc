@@ -6,7 +6,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/gemm.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // Two tiles of float stay in a second-level cache of 512 KiB, beside the queries and keys that make them.
@@ -150,4 +150,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -6,7 +6,7 @@
 
 #include "kernels/carver.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 // Keys and values of one layer and slice: [sequences x tokens, width] each, rows `stride` apart, and their gradients.
 template <class T>
@@ -74,4 +74,4 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
                         const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
                         std::int64_t stride);
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -8,7 +8,7 @@
 
 #include "kernels/cpu/vectors.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // exp of what the platform's library would need a call for: 2^n e^r with |r| <= ln 2 / 2, n taken from the bits of
@@ -531,4 +531,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 
-namespace sluice::cpu {
+#include "model/namespaces.h"
+
+namespace sluice::kernels::cpu {
 
 // What a layer computes besides matrix products. All matrices are row-major and dense unless a stride is given; biases
 // may be null. Sums run in an order that depends on sizes alone.
@@ -103,4 +105,4 @@ void row_exponentials(T* matrix, std::int64_t stride, std::int64_t rows, std::in
 template <class T>
 void scale_rows(T* matrix, std::int64_t stride, std::int64_t rows, std::int64_t columns, const T* sums, T scale);
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -9,7 +9,7 @@ extern "C" char* openblas_get_config();
 #include <Eigen/Core>
 #endif
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 #if SLUICE_OPENBLAS
@@ -115,4 +115,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

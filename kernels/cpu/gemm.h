@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice::cpu {
+#include "model/namespaces.h"
+
+namespace sluice::kernels::cpu {
 
 // Products of row-major matrices, each given with the distance between its rows. Single-threaded, and safe to call from
 // several threads. Any size may be zero. The BLAS packs in buffers of its own; Eigen takes them from malloc.
@@ -29,4 +31,4 @@ std::string blas_name();
 // Makes the BLAS compute in the thread that calls it: ranks are threads, and each has one.
 void use_one_thread();
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

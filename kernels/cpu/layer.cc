@@ -2,7 +2,7 @@
 
 #include "kernels/cpu/gemm.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 template <class T>
 void LayerActivations<T>::carve_input(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows) {
@@ -174,4 +174,4 @@ SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -8,7 +8,7 @@
 #include "kernels/cpu/elementwise.h"
 #include "kernels/weights.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 // What one layer keeps, [rows, columns] each: letters as in kernels/stage.h.
 
@@ -93,4 +93,4 @@ struct Layer {
   void sum_over_group(T* data, std::int64_t count) const;
 };
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

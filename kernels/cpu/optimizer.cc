@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/vectors.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 struct SumOfSquares {
@@ -111,4 +111,4 @@ SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE
 // NOLINTEND(bugprone-macro-parentheses)
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -4,7 +4,7 @@
 
 #include "kernels/weights.h"
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 
 // Sum of squares of the gradients of parameters that are counted.
 template <class T>
@@ -15,4 +15,4 @@ template <class T>
 void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, const T* weights, T* new_weights,
                     T* moments, const T* gradients);
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

@@ -17,7 +17,7 @@
 #include "kernels/weights.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 using namespace cpu;  // NOLINT(google-build-using-namespace): all of it
@@ -142,7 +142,7 @@ class CpuStage final : public Stage {
   Layer<T> layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.spec = spec_,
             .sizes = sizes_,
-            .at = offsets_.layers[static_cast<std::size_t>(layer)],
+            .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = elements<T>(call.weights),
             .tensor = call.tensor,
@@ -474,4 +474,4 @@ std::unique_ptr<Stage> make_cpu_stage(const StageSpec& spec, Precision precision
   return std::make_unique<CpuStage<float>>(spec);
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 
-namespace sluice::cpu {
+#include "model/namespaces.h"
+
+namespace sluice::kernels::cpu {
 
 // Widest vectors that this processor and this build have.
 enum class Vectors : std::uint8_t { portable, avx2, avx512 };
@@ -44,4 +46,4 @@ void run_vectorised(Arguments... arguments) {
   Loop::run(arguments...);
 }
 
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

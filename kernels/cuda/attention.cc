@@ -5,7 +5,7 @@
 #include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/gemm_attention.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 std::int64_t attention_scratch_bytes(const AttentionShape& shape) {
   return std::max(gemm_attention_scratch_bytes(shape), flash_scratch_bytes(shape));
@@ -27,4 +27,4 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

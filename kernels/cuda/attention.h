@@ -6,7 +6,7 @@
 #include "kernels/carver.h"
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Causal attention of one slice's queries over the keys of its own and all earlier slices; heads / kv_heads query heads
 // share a key head: query head i reads key head i / (heads / kv_heads). Scores are scaled by 1 / sqrt(head_dim).
@@ -73,4 +73,4 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
 void row_products(const AttentionShape& shape, Element element, const void* out, const void* out_gradient,
                   float* products, Stream& stream);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

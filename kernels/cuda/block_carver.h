@@ -5,7 +5,7 @@
 
 #include "kernels/stage.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // As Carver, of numbers of several types: each buffer begins at a multiple of kBufferAlignment of the block.
 class BlockCarver {
@@ -26,4 +26,4 @@ class BlockCarver {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -2,7 +2,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/over_elements.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 template <class T>
@@ -97,4 +97,4 @@ void gradient_scale(Stream& stream, const float* squares, float clip, float loss
   launch(stream, Grid{.threads = 1}, GradientScale{squares, clip, loss_scale, scale, norm});
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

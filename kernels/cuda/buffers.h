@@ -4,7 +4,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What DeviceKernels says of them.
 void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into);
@@ -13,4 +13,4 @@ void flag_not_finite(Stream& stream, Element element, const void* data, std::int
 void fill_not_a_number(Stream& stream, Element element, void* data, std::int64_t count);
 void gradient_scale(Stream& stream, const float* squares, float clip, float loss_scale, float* scale, float* norm);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Throws DeviceError naming the call, the device and what the runtime says.
 inline void check(cudaError_t error, const char* call) {
@@ -17,6 +17,6 @@ inline void check(cudaError_t error, const char* call) {
                     cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda
 
-#define SLUICE_CUDA_CHECK(call) ::sluice::cuda::check((call), #call)
+#define SLUICE_CUDA_CHECK(call) ::sluice::kernels::cuda::check((call), #call)

@@ -1,7 +1,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 SLUICE_DEVICE float sigmoid(float x) { return reciprocal(1.0F + exponential(-x)); }
@@ -395,4 +395,4 @@ void embedding_gradient(Stream& stream, Element element, const EmbeddingShape& s
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

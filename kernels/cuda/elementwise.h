@@ -4,7 +4,7 @@
 
 #include "kernels/device.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What a layer computes besides products and attention. Matrices of 16-bit numbers (`element` says which) are
 // row-major and dense; biases may be null. All are put on a stream. Sums over rows and columns run in an order that
@@ -81,4 +81,4 @@ void embed(Stream& stream, Element element, const EmbeddingShape& shape, const s
 void embedding_gradient(Stream& stream, Element element, const EmbeddingShape& shape, const std::int32_t* tokens,
                         const Half* gradient, float* words, float* positions);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

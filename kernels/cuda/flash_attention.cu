@@ -5,7 +5,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/over_elements.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // A block takes 128 queries of a head, each of its 4 warps 32 of them, and goes over tiles of 64 keys from the first
@@ -247,4 +247,4 @@ void flash_attention_forward(const AttentionForward& call, Device&, Stream& stre
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

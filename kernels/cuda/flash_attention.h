@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/attention.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Attention by one kernel that never stores scores (Dao 2023), with a running softmax over tiles of keys of the
 // segments; the backward makes the probabilities again from the log sums. Needs the matrix units of sm_80 and later,
@@ -21,4 +21,4 @@ std::int64_t flash_scratch_bytes(const AttentionShape& shape);
 void flash_attention_forward(const AttentionForward& call, Device& device, Stream& stream);
 void flash_attention_backward(const AttentionBackward& call, Device& device, Stream& stream);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

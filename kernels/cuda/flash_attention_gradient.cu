@@ -4,7 +4,7 @@
 #include "kernels/cuda/flash_tiles.h"
 #include "kernels/cuda/launch.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 constexpr int kQueries = 64;  // of a tile
@@ -390,4 +390,4 @@ void flash_attention_backward(const AttentionBackward& call, Device& device, Str
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 #include "kernels/cuda/attention.h"
 #include "kernels/cuda/lanes.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What flash attention is made of: tiles of 16-bit numbers in shared memory, and products of them. Accumulators and
 // operands lie in registers as `multiply_add` of lanes.h has them: lane 4 g + c holds of 16 rows by 8 columns rows g (0
@@ -172,4 +172,4 @@ SLUICE_DEVICE void multiply_columns(float (&sums)[kM][kN][4], const Tile<kColumn
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

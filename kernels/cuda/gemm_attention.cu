@@ -5,7 +5,7 @@
 #include "kernels/cuda/gemm_attention.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 // Columns of the scores of one segment begin at a multiple of this, so that products can load them as vectors.
@@ -457,4 +457,4 @@ void row_products(const AttentionShape& shape, Element element, const void* out,
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

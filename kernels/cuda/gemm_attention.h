@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/attention.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Attention by batched products, for every GPU: the scores of a tile of queries, over all keys that they see, lie in
 // scratch as float32, and become probabilities in place; the backward pass makes them again from the log sums. Tiles
@@ -17,4 +17,4 @@ void gemm_attention_forward(const AttentionForward& call, Device& device, Stream
 void gemm_attention_backward(const AttentionBackward& call, Device& device, Stream& stream,
                              std::int64_t workspace = kAttentionWorkspace);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -7,10 +7,12 @@
 
 #include <cstdint>
 
+#include "model/namespaces.h"
+
 #define SLUICE_DEVICE __device__ __forceinline__
 #define SLUICE_UNROLL _Pragma("unroll")
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 using float16 = __half;
 using bfloat16 = __nv_bfloat16;
@@ -187,4 +189,4 @@ SLUICE_DEVICE void multiply_add(float (&)[4], const std::uint32_t (&)[4], const 
 }
 #endif
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -2,7 +2,7 @@
 #include "kernels/cuda/stage.h"
 #include "kernels/device_kernels.h"
 
-namespace sluice {
+namespace sluice::kernels {
 namespace {
 
 class CudaKernels final : public DeviceKernels {
@@ -36,4 +36,4 @@ const DeviceKernels* device_kernels() {
   return &kernels;
 }
 
-}  // namespace sluice
+}  // namespace sluice::kernels

@@ -35,7 +35,7 @@
 #include "kernels/emulation/lanes.h"
 #endif
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr int kWarp = 32;
 
@@ -66,4 +66,4 @@ SLUICE_DEVICE float warp_maximum(float value) {
   return value;
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

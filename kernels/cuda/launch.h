@@ -11,7 +11,7 @@
 #include "kernels/emulation/device.h"
 #endif
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 struct Grid {
   int blocks_x = 1;
@@ -68,4 +68,4 @@ void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
 
 #endif
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -1,6 +1,6 @@
 #include "kernels/cuda/layer.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 void LayerActivations::carve_input(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows) {
   input = carver.take<Half>(rows * sizes.hidden);
@@ -208,4 +208,4 @@ void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gra
   place.weight_gradient(gradients.down, inputs.down, n, h, sizes.ffn, weight_gradients + at.down);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -8,7 +8,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/weights.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // What one layer keeps, [rows, columns] each: as in kernels/cpu/layer.h. Letters as in kernels/stage.h.
 
@@ -121,4 +121,4 @@ struct Layer {
   void sum_over_group(Half* data, std::int64_t count) const;
 };
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

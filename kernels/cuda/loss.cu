@@ -4,7 +4,7 @@
 #include "kernels/cuda/over_elements.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 template <class T>
@@ -126,4 +126,4 @@ void logits_gradient(Stream& stream, Element element, const LogitsShape& shape, 
   launch(stream, row_grid(1, shape.rows * kChunk), SumLosses{sums.losses, shape.rows, loss});
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

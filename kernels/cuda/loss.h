@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/elementwise.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Cross-entropy of one tensor-parallel rank's part of the vocabulary: logits [rows, stride], whose first `columns`
 // count, those of tokens from first_token on. They are kept once: they become their own gradient.
@@ -34,4 +34,4 @@ void rescale_sums(Stream& stream, std::int64_t rows, const RowSums& sums);
 void logits_gradient(Stream& stream, Element element, const LogitsShape& shape, Half* logits,
                      const std::int32_t* targets, const RowSums& sums, float scale, float* loss);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -1,7 +1,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 template <class T>
@@ -218,4 +218,4 @@ void add_column_sums(Stream& stream, Element element, const Half* matrix, std::i
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

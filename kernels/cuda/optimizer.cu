@@ -6,7 +6,7 @@
 #include "kernels/cuda/over_elements.h"
 #include "kernels/cuda/rows.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 struct AddSquares {
@@ -172,4 +172,4 @@ void set_weights(Stream& stream, Element element, std::int64_t elements, const f
   });
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

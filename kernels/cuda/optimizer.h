@@ -7,7 +7,7 @@
 #include "kernels/stage.h"
 #include "kernels/weights.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // Parts of a stage's weights, in elements: what a kernel can treat alike.
 struct WeightRange {
@@ -36,4 +36,4 @@ void optimizer_step(Stream& stream, Element element, const std::vector<WeightRan
 void set_weights(Stream& stream, Element element, std::int64_t elements, const float* from, float* master,
                  Half* weights);
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

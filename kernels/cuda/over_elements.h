@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/launch.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // For kernels that go over the elements of a buffer: each thread takes every so manyth.
 inline constexpr int kElementThreads = 256;
@@ -39,4 +39,4 @@ void with_type(Element element, const Visit& visit) {
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -9,7 +9,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/launch.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 // For kernels that go over matrices row by row: a block takes a row, a thread every so manyth chunk of it.
 inline constexpr int kRowThreads = 256;
@@ -109,4 +109,4 @@ T* as(Half* numbers) {
   return reinterpret_cast<T*>(numbers);
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

@@ -11,7 +11,7 @@
 #include "kernels/initial_weights.h"
 #include "model/errors.h"
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 namespace {
 
 const Half* halves(const std::byte* buffer) { return reinterpret_cast<const Half*>(buffer); }
@@ -142,7 +142,7 @@ class CudaStage final : public Stage {
   Layer layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.spec = spec_,
             .sizes = sizes_,
-            .at = offsets_.layers[static_cast<std::size_t>(layer)],
+            .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = halves(call.weights),
             .place = place_of(call),
@@ -470,4 +470,4 @@ std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision) {
   throw InputError("precision: a device computes in fp16 or bf16");
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

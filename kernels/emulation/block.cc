@@ -17,7 +17,7 @@
 
 #include "kernels/emulation/stack_notes.h"
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 namespace {
 
 namespace context = boost::context;
@@ -83,7 +83,7 @@ void wait(At at) {
 }
 
 void resume(Block& block, int index) {
-  Thread& thread = block.threads[static_cast<std::size_t>(index)];
+  Thread& thread = block.threads[index];
   block.running = index;
   note_leaving(block.scheduler_notes, thread.notes, false);
   thread.fiber = std::move(thread.fiber).resume();
@@ -95,9 +95,9 @@ void release_warp(Block& block, int warp) {
   const int first = warp * kWarpLanes;
   const int last = std::min(first + kWarpLanes, block.place->threads);
   for (int i = first; i < last; ++i) {
-    if (block.threads[static_cast<std::size_t>(i)].at != At::warp) return;
+    if (block.threads[i].at != At::warp) return;
   }
-  for (int i = first; i < last; ++i) block.threads[static_cast<std::size_t>(i)].at = At::work;
+  for (int i = first; i < last; ++i) block.threads[i].at = At::work;
 }
 
 // Lets the block go on if all its threads wait for it. False: they do not.
@@ -120,7 +120,7 @@ int choose_warp(const Block& block, int before) {
     const int warp = backwards ? warps - 1 - i : (begin + i) % warps;
     const int last = std::min((warp + 1) * kWarpLanes, block.place->threads);
     for (int j = warp * kWarpLanes; j < last; ++j) {
-      if (block.threads[static_cast<std::size_t>(j)].at == At::work) return warp;
+      if (block.threads[j].at == At::work) return warp;
     }
   }
   return -1;
@@ -133,7 +133,7 @@ void advance(Block& block, int warp) {
   const bool backwards = schedule.warps == Schedule::Warps::last_ahead;
   for (int i = first; i < last; ++i) {
     const int index = backwards ? last - 1 - (i - first) : i;
-    if (block.threads[static_cast<std::size_t>(index)].at == At::work) resume(block, index);
+    if (block.threads[index].at == At::work) resume(block, index);
   }
   release_warp(block, warp);
 }
@@ -170,7 +170,7 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   Block block;
   block.place = &place;
   block.shared = shared.data;
-  block.threads.resize(static_cast<std::size_t>(place.threads));
+  block.threads.resize(place.threads);
   for (auto& slots : block.slots) slots.resize(block.threads.size());
   Block* const before = std::exchange(current, &block);
   note_thread(block.scheduler_notes);
@@ -208,7 +208,7 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   }
   block.abandoned = true;
   for (int i = 0; i < place.threads; ++i) {
-    if (block.threads[static_cast<std::size_t>(i)].at != At::end) resume(block, i);
+    if (block.threads[i].at != At::end) resume(block, i);
   }
   for (Thread& thread : block.threads) forget_fiber(thread.notes);
   current = before;
@@ -226,7 +226,7 @@ void sync_warp() { wait(At::warp); }
 const Slot* gather_over_warp(const Slot& mine) {
   Block& block = *current;
   const auto index = static_cast<std::size_t>(block.running);
-  auto& slots = block.slots[static_cast<std::size_t>(block.threads[index].exchanges++ % 2)];
+  auto& slots = block.slots[block.threads[index].exchanges++ % 2];
   slots[index] = mine;
   wait(At::warp);
   return slots.data() + index / kWarpLanes * kWarpLanes;
@@ -251,4 +251,4 @@ void finish_copies(std::size_t all_but) {
   }
 }
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

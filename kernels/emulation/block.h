@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <functional>
 
-namespace sluice::emulation {
+#include "model/namespaces.h"
+
+namespace sluice::kernels::emulation {
 
 // Where a block stands in its grid.
 struct BlockPlace {
@@ -59,4 +61,4 @@ void copy_later(void* to, const void* from, std::size_t bytes);
 void end_copy_group();
 void finish_copies(std::size_t all_but);
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

@@ -18,7 +18,7 @@
 #include "kernels/stage.h"
 #include "model/errors.h"
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 namespace {
 
 std::int64_t now_ns() {
@@ -294,4 +294,4 @@ void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, c
   }
 }
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

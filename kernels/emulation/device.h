@@ -8,7 +8,7 @@
 #include "kernels/device.h"
 #include "kernels/emulation/block.h"
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 
 // A device whose kernels run on threads of the host, one for each stream, so that streams are as independent of each
 // other as a GPU's. Not fast: for proofs. Stream::native is the Stream itself.
@@ -29,4 +29,4 @@ void put(Stream& stream, std::function<void()> task);
 // Runs a grid of blocks one after the other; see run_block.
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body);
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

@@ -15,7 +15,7 @@
 #define SLUICE_DEVICE inline
 #define SLUICE_UNROLL
 
-namespace sluice::cuda {
+namespace sluice::kernels::cuda {
 
 inline constexpr bool kHasMatrixUnits = true;
 
@@ -187,4 +187,4 @@ void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   }
 }
 
-}  // namespace sluice::cuda
+}  // namespace sluice::kernels::cuda

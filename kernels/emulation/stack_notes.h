@@ -6,9 +6,11 @@
 #include <sanitizer/common_interface_defs.h>
 #elif defined(__SANITIZE_THREAD__)
 #include <sanitizer/tsan_interface.h>
+
+#include "model/namespaces.h"
 #endif
 
-namespace sluice::emulation {
+namespace sluice::kernels::emulation {
 
 // What sanitizers must know of a stack between which and another a thread switches; nothing without them.
 #if defined(__SANITIZE_ADDRESS__)
@@ -52,4 +54,4 @@ inline void note_arriving(StackNotes&, StackNotes&) {}
 
 #endif
 
-}  // namespace sluice::emulation
+}  // namespace sluice::kernels::emulation

@@ -3,7 +3,9 @@
 #include <span>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // A file of model/cluster/catalogue/, embedded in the library: its name, such as "gpus/a100-80gb", and its text.
 struct CatalogueFile {
@@ -13,4 +15,4 @@ struct CatalogueFile {
 
 std::span<const CatalogueFile> catalogue_files();  // sorted by name
 
-}  // namespace sluice
+}  // namespace sluice::model

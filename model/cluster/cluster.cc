@@ -12,7 +12,7 @@
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr int kMaxNodes = 1 << 16;
@@ -264,4 +264,4 @@ Cluster load_cluster(const std::string& name_or_path, int nodes) {
   return cluster;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -116,4 +118,4 @@ Software software_from_json(JsonReader reader);
 // "nic_per_gpu": bool}; gpu and links are names of the catalogue or objects (docs/formats.md).
 Cluster cluster_from_json(JsonReader reader);
 
-}  // namespace sluice
+}  // namespace sluice::model

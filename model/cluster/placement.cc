@@ -8,7 +8,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // The group with slower communication: over more nodes, or with fewer ways out of each.
@@ -51,7 +51,7 @@ Reach Placement::worst_group(int size, int stride) const {
   std::vector<char> seen(static_cast<std::size_t>(gpus_per_node_), 0);
   for (int pipeline = 0; pipeline < pp_; ++pipeline) {
     // The groups of a pipeline rank are those of the first one, shifted.
-    char& aligned_so = seen[static_cast<std::size_t>(pipeline * std::int64_t{together_} % gpus_per_node_)];
+    char& aligned_so = seen[pipeline * std::int64_t{together_} % gpus_per_node_];
     if (std::exchange(aligned_so, 1) != 0) continue;
     for (int replica = 0; replica < replicas(); ++replica) {
       if (replica / stride % size != 0) continue;  // a later member of a group
@@ -101,4 +101,4 @@ int Placement::senders_per_node(int a, int b) const {
 
 int Placement::used_per_node() const { return std::min(gpus_per_node_, tp_ * dp_ * pp_); }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/cluster/cluster.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The distribution of a group of communicating GPUs over the nodes.
 struct Reach {
@@ -64,4 +64,4 @@ class Placement {
   Reach world_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 
 #include "model/cost/expert_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 AttentionWork attention_work(const KernelCall& call) {
@@ -233,4 +233,4 @@ std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShap
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

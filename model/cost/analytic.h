@@ -8,7 +8,7 @@
 #include "model/cost/cost_model.h"
 #include "model/cost/stage_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A part of a stage ("embedding", "layer", "head") and the number of times it occurs.
 struct KernelPart {
@@ -41,7 +41,7 @@ class AnalyticCost : public CostModel {
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
   // The first stage with the same contents.
-  int alike(int stage) const override { return alike_[static_cast<std::size_t>(stage)]; }
+  int alike(int stage) const override { return alike_[stage]; }
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
   // As specified by the cluster file. The all-gather after a transfer occupies its lane, but no shared resource.
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
@@ -60,7 +60,7 @@ class AnalyticCost : public CostModel {
   // The host's time to launch this number of kernels.
   double host_s(int kernels) const;
 
-  const StageContents& contents(int stage) const { return stages_[static_cast<std::size_t>(stage)]; }
+  const StageContents& contents(int stage) const { return stages_[stage]; }
   const Cluster& cluster() const { return cluster_; }
   const Placement& placement() const { return placement_; }
 
@@ -81,4 +81,4 @@ class AnalyticCost : public CostModel {
   Collectives collectives_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sluice {
+namespace sluice::model {
 
 double Collectives::ring_bytes_per_s(const Reach& reach) const {
   const double inside = cluster_.intra_node.ring_bandwidth(reach.per_node);
@@ -54,4 +54,4 @@ double Collectives::shift_s(const Reach& reach, double bytes) const {
   return cluster_.inter_node.latency_s + bytes / network_bytes_per_s();
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/cluster/placement.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Times of ring collectives of `bytes` (the size of the whole tensor) over a group placed as `reach` describes, in
 // seconds:
@@ -38,4 +38,4 @@ class Collectives {
   Placement placement_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

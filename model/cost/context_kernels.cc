@@ -1,6 +1,6 @@
 #include "model/cost/context_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using namespace kernel_parts;
 
@@ -72,4 +72,4 @@ Kernels context_attention_kernels(const Transformer& model, const Training& trai
                                                                       : all_to_all(model, training, kind, slice, s);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

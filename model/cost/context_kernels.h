@@ -2,7 +2,7 @@
 
 #include "model/cost/kernel_parts.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Fused attention over context-parallel ranks, F or I (W has none). The 2 cp chunks of a sequence are distributed so
 // that every rank has the same part of the causal half square.
@@ -13,4 +13,4 @@ namespace sluice {
 kernel_parts::Kernels context_attention_kernels(const Transformer& model, const Training& training, OpKind kind,
                                                 const SliceShape& slice, const kernel_parts::Sizes& s);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/graph/collective_kind.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Time of a transfer: it occupies its two lanes for `occupied_s` and arrives `latency_s` later.
 struct TransferTime {
@@ -52,4 +52,4 @@ class CostModel {
   virtual double optimizer_s(int /*stage*/) const { return 0; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::array kTableKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -181,4 +181,4 @@ std::string to_json_text(const CostTable& table) {
   return root.dump(2) + "\n";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

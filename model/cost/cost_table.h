@@ -8,7 +8,7 @@
 
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The parts of a model whose times are measured. `stage` is the time of a whole stage's op in addition to its parts:
 // what the framework does around the kernels. `recompute`, which has only F, is the recomputation of a layer before its
@@ -89,4 +89,4 @@ CostTable parse_cost_table(std::string_view text, const std::string& source);
 // Returns the text of a cost file, which parse_cost_table parses back to the same table.
 std::string to_json_text(const CostTable& table);
 
-}  // namespace sluice
+}  // namespace sluice::model

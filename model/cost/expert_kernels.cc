@@ -1,6 +1,6 @@
 #include "model/cost/expert_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using namespace kernel_parts;
 
@@ -129,4 +129,4 @@ Kernels expert_kernels(const Transformer& model, const Training& training, OpKin
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

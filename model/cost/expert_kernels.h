@@ -2,7 +2,7 @@
 
 #include "model/cost/kernel_parts.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The kernels of a layer's experts, in place of its MLP: the router, dispatch and combine, the experts' GEMMs, and the
 // shared expert. F, I or W. Tokens are assumed to be distributed evenly: each expert of each rank gets rows x per_token
@@ -12,4 +12,4 @@ namespace sluice {
 kernel_parts::Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const kernel_parts::Sizes& s);
 
-}  // namespace sluice
+}  // namespace sluice::model

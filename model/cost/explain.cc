@@ -5,7 +5,7 @@
 
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 Limit limit_of(const AnalyticCost& cost, const KernelCall& call) {
@@ -92,4 +92,4 @@ std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule&
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/cost/analytic.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What bounds a kernel's time.
 enum class Limit : std::uint8_t {
@@ -50,4 +50,4 @@ std::vector<int> distinct_stages(const AnalyticCost& cost, int num_stages);
 std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule& schedule, int stage,
                                        const MicrobatchShape& shape);
 
-}  // namespace sluice
+}  // namespace sluice::model

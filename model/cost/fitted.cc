@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 FittedCost::FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
                        std::unique_ptr<const CostModel> rest, ParameterCounts parameters)
@@ -46,7 +46,7 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
 }
 
 double FittedCost::part_s(PartKind part, OpKind kind, const MicrobatchShape& shape, int slice) const {
-  const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+  const std::int64_t tokens = shape.slice_lengths[slice];
   const std::int64_t context = shape.context(slice);
   if (const auto& curve = table_.curve(part, kind)) return curve->at(tokens, context);
   const auto& input = table_.curve(part, OpKind::I);
@@ -61,7 +61,7 @@ double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shap
     throw InputError(fmt::format("{}: /sequences: times are for microbatches of {} sequences, got {}", table_.source,
                                  table_.sequences, shape.sequences));
   }
-  const StageContents& held = stages_[static_cast<std::size_t>(stage)];
+  const StageContents& held = stages_[stage];
   double seconds = 0;
   if (held.layers > 0) seconds += held.layers * part_s(PartKind::layer, kind, shape, slice);
   if (held.embedding) seconds += part_s(PartKind::embedding, kind, shape, slice);
@@ -71,7 +71,7 @@ double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shap
 }
 
 double FittedCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
-  const int layers = stages_[static_cast<std::size_t>(stage)].layers;
+  const int layers = stages_[stage].layers;
   if (training_.recompute != Training::Recompute::full || layers == 0) return 0;
   const PartKind part = table_.curve(PartKind::recompute, OpKind::F) ? PartKind::recompute : PartKind::layer;
   return layers * part_s(part, OpKind::F, shape, slice);
@@ -112,9 +112,9 @@ double FittedCost::collective_s(CollectiveKind kind, int stage, std::int64_t byt
 double FittedCost::optimizer_s(int stage) const {
   const auto& pass = table_.pass(PassKind::optimizer);
   if (pass && !parameters_.of_stage.empty()) {
-    return pass->at(static_cast<double>(parameters_.of_stage[static_cast<std::size_t>(stage)]));
+    return pass->at(static_cast<double>(parameters_.of_stage[stage]));
   }
   return rest_ ? rest_->optimizer_s(stage) : 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/cost/cost_table.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Numbers of parameters that passes go over, on one device.
 struct ParameterCounts {
@@ -50,4 +50,4 @@ class FittedCost : public CostModel {
   ParameterCounts parameters_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -1,6 +1,8 @@
 #pragma once
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 struct Gpu;
 
@@ -52,4 +54,4 @@ struct AttentionWork {
 };
 KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sluice::kernel_parts {
+namespace sluice::model::kernel_parts {
 
 Sizes sizes_of(const Transformer& model, const Training& training, const SliceShape& slice) {
   const int t = training.tp;
@@ -71,4 +71,4 @@ KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSha
 
 void append(Kernels& out, const Kernels& more) { out.insert(out.end(), more.begin(), more.end()); }
 
-}  // namespace sluice::kernel_parts
+}  // namespace sluice::model::kernel_parts

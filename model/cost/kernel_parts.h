@@ -6,7 +6,7 @@
 #include "model/cost/stage_kernels.h"
 
 // Helpers for the kernel tables of a layer's parts.
-namespace sluice::kernel_parts {
+namespace sluice::model::kernel_parts {
 
 using Kernels = std::vector<KernelCall>;
 
@@ -48,4 +48,4 @@ KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSha
 
 void append(Kernels& out, const Kernels& more);
 
-}  // namespace sluice::kernel_parts
+}  // namespace sluice::model::kernel_parts

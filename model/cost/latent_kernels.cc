@@ -1,6 +1,6 @@
 #include "model/cost/latent_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using namespace kernel_parts;
 
@@ -87,4 +87,4 @@ Kernels latent_kernels(const Transformer& model, const Training& training, OpKin
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

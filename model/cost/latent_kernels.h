@@ -2,7 +2,7 @@
 
 #include "model/cost/kernel_parts.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The projections of latent attention, in place of QKV: down to the latents of queries and of keys and values (every
 // tensor rank on its own shard of the tokens under sequence parallelism), their norms, up to this device's heads, and
@@ -12,4 +12,4 @@ namespace sluice {
 kernel_parts::Kernels latent_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const kernel_parts::Sizes& s);
 
-}  // namespace sluice
+}  // namespace sluice::model

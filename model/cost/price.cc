@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr Duration kUnpriced{-1};
@@ -25,7 +25,7 @@ class Pricing {
     recompute_.assign(classes, kUnpriced);
     transfer_.assign(2 * classes * static_cast<std::size_t>(schedule_.num_routes()), kUnpriced);
     for (int stage = 0; stage < schedule_.num_stages(); ++stage) alike_.push_back(cost_.alike(stage));
-    joint_.resize(static_cast<std::size_t>(schedule_.num_ranks()));
+    joint_.resize(schedule_.num_ranks());
   }
 
   Prices run(const LinkSharing* sharing) {
@@ -63,11 +63,9 @@ class Pricing {
 
   std::size_t class_of(const Vertex& vertex) const { return class_of(vertex, vertex.stage); }
   // Of ops that take as long.
-  std::size_t price_class_of(const Vertex& vertex) const {
-    return class_of(vertex, alike_[static_cast<std::size_t>(vertex.stage)]);
-  }
+  std::size_t price_class_of(const Vertex& vertex) const { return class_of(vertex, alike_[vertex.stage]); }
   std::size_t class_of(const Vertex& vertex, int stage) const {
-    const auto offset = shape_offset_[static_cast<std::size_t>(schedule_.shape_index(vertex.microbatch))];
+    const auto offset = shape_offset_[schedule_.shape_index(vertex.microbatch)];
     return static_cast<std::size_t>(stage) * slices_ + offset + static_cast<std::size_t>(vertex.slice);
   }
 
@@ -95,7 +93,7 @@ class Pricing {
         const std::size_t classes = slices_ * static_cast<std::size_t>(schedule_.num_stages());
         Duration& known = transfer_[2 * (route * classes + class_of(vertex)) + (vertex.op == OpKind::F ? 0 : 1)];
         if (known == kUnpriced) {
-          const Lane& lane = graph_.lanes()[static_cast<std::size_t>(vertex.lane)];
+          const Lane& lane = graph_.lanes()[vertex.lane];
           known = rounded(cost_.transfer(lane.rank, lane.peer, graph_.transfer_bytes(vertex)).occupied_s, v);
         }
         return known;
@@ -114,7 +112,7 @@ class Pricing {
     const Vertex& second = graph_.joint_partner(first);
     const Vertex& forward = first.op == OpKind::F ? first : second;
     const Vertex& backward = first.op == OpKind::F ? second : first;
-    Joint& last = joint_[static_cast<std::size_t>(graph_.rank_of(v))];
+    Joint& last = joint_[graph_.rank_of(v)];
     if (last.forward != class_of(forward) || last.backward != class_of(backward) || last.kind != backward.op) {
       last = {class_of(forward), class_of(backward), backward.op,
               rounded(cost_.joint_s(forward.stage, schedule_.shape(forward.microbatch), forward.slice, backward.op,
@@ -159,4 +157,4 @@ void check_total(const OpGraph& graph, const Prices& prices) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

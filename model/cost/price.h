@@ -6,7 +6,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The durations of an OpGraph under a cost model.
 struct Prices {
@@ -27,4 +27,4 @@ Prices price(const OpGraph& graph, const CostModel& cost, const LinkSharing& sha
 // overflow. `price` checks it; code that increases prices must check again.
 void check_total(const OpGraph& graph, const Prices& prices);
 
-}  // namespace sluice
+}  // namespace sluice::model

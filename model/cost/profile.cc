@@ -5,7 +5,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxProfileTokens = std::int64_t{1} << 31;
@@ -20,7 +20,7 @@ const std::vector<std::string> kKindNames = {"F", "I", "W", "B"};
 template <typename T>
 T named(const JsonReader& reader, const std::vector<std::string>& names, const std::vector<T>& values) {
   const auto found = std::find(names.begin(), names.end(), reader.one_of(names));
-  return values[static_cast<std::size_t>(found - names.begin())];
+  return values[found - names.begin()];
 }
 
 ProfileSample sample_from_json(JsonReader reader) {
@@ -130,4 +130,4 @@ std::string to_json_text(const Profile& profile) {
   return root.dump(1) + "\n";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

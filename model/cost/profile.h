@@ -7,7 +7,7 @@
 
 #include "model/cost/cost_table.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A measurement of an op of one part of a model, on a slice of `tokens` after a prefix of `context` tokens.
 struct ProfileSample {
@@ -61,4 +61,4 @@ Profile parse_profile(std::string_view text, const std::string& source);
 // Returns the text of a profile file, which parse_profile parses back to the same profile.
 std::string to_json_text(const Profile& profile);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -12,7 +12,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::array kFittedKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -95,10 +95,10 @@ std::optional<std::array<double, 4>> fit_context(const TimeCurve& alone, const s
   Eigen::MatrixXd design(std::ssize(cells), columns);
   Eigen::VectorXd target(std::ssize(cells));
   for (Eigen::Index row = 0; row < design.rows(); ++row) {
-    const Cell& cell = cells[static_cast<std::size_t>(row)];
+    const Cell& cell = cells[row];
     const auto values = terms_of(cell);
     for (Eigen::Index column = 0; column < columns; ++column) {
-      design(row, column) = values[terms[static_cast<std::size_t>(column)]] / cell.seconds;
+      design(row, column) = values[terms[column]] / cell.seconds;
     }
     target(row) = (cell.seconds - alone.at(cell.tokens, 0)) / cell.seconds;
   }
@@ -110,7 +110,7 @@ std::optional<std::array<double, 4>> fit_context(const TimeCurve& alone, const s
   const Eigen::VectorXd found = scale.asDiagonal() * solver.solve(target);
   std::array<double, 4> out{};
   for (Eigen::Index column = 0; column < columns; ++column) {
-    out[terms[static_cast<std::size_t>(column)]] = found(column);
+    out[terms[column]] = found(column);
   }
   return out;
 }
@@ -223,7 +223,7 @@ LinkTime fit_messages(const Messages& messages) {
   // 1 = latency / t + inverse x bytes / t.
   Eigen::MatrixXd design(std::ssize(messages), 2);
   for (Eigen::Index row = 0; row < design.rows(); ++row) {
-    const auto& [bytes, seconds] = messages[static_cast<std::size_t>(row)];
+    const auto& [bytes, seconds] = messages[row];
     design(row, 0) = 1 / seconds;
     design(row, 1) = bytes / seconds;
   }
@@ -375,4 +375,4 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 #include "model/cost/cost_table.h"
 #include "model/cost/profile.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Selects the samples of a cost file, which is valid for one microbatch and tensor-parallel size.
 struct ProfileChoice {
@@ -64,4 +64,4 @@ struct ProfileFit {
 // increases with their size.
 ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 
 #include "model/cluster/placement.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // A resource represented by its column: the links that use it, each with its number of flows.
@@ -22,10 +22,10 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   out.links.resize(links.size());
   std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and location
   for (int i = 0; i < std::ssize(links); ++i) {
-    const auto [from, to] = links[static_cast<std::size_t>(i)];
+    const auto [from, to] = links[i];
     const bool inside = placement.pair(from, to).nodes == 1;
     const bool of_node = !inside && !cluster.nic_per_gpu;
-    SharedLink& link = out.links[static_cast<std::size_t>(i)];
+    SharedLink& link = out.links[i];
     link.policy = (inside ? cluster.intra_node : cluster.inter_node).sharing;
     if (link.policy == Sharing::none) continue;
     if (of_node) link.speed = 1.0 / placement.senders_per_node(from, to);
@@ -50,7 +50,7 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   std::sort(kept.begin(), kept.end());
   kept.erase(std::unique(kept.begin(), kept.end()), kept.end());
   for (const Column& column : kept) {
-    const auto link = [&](int i) -> SharedLink& { return out.links[static_cast<std::size_t>(i)]; };
+    const auto link = [&](int i) -> SharedLink& { return out.links[i]; };
     const auto share = [&](int i, int flows) { return std::min(1.0, flows * link(i).speed); };
     double sum = 0;
     for (const auto& [i, flows] : column) sum += share(i, flows);
@@ -62,4 +62,4 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 
 #include "model/cluster/cluster.h"
 
-namespace sluice {
+namespace sluice::model {
 
 class Placement;
 
@@ -49,4 +49,4 @@ struct LinkSharing {
 // at 1.
 LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster, const Placement& placement);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/cost/kernel_parts.h"
 #include "model/cost/latent_kernels.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using namespace kernel_parts;
 
@@ -215,4 +215,4 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

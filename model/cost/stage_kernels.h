@@ -9,7 +9,7 @@
 #include "model/workload/slice_shape.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The class of a kernel, which determines how it is priced.
 enum class KernelClass : std::uint8_t {
@@ -59,4 +59,4 @@ std::vector<KernelCall> head_kernels(const Transformer& model, const Training& t
 std::vector<KernelCall> attention_kernels(const Transformer& model, const Training& training, OpKind kind,
                                           const SliceShape& slice);
 
-}  // namespace sluice
+}  // namespace sluice::model

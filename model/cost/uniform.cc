@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 double parse_seconds(std::string_view text, std::string_view key) {
@@ -87,13 +87,11 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
   }
 }
 
-double UniformCost::weight(int stage) const {
-  return times_.stage_weights.empty() ? 1.0 : times_.stage_weights[static_cast<std::size_t>(stage)];
-}
+double UniformCost::weight(int stage) const { return times_.stage_weights.empty() ? 1.0 : times_.stage_weights[stage]; }
 
 double UniformCost::scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const {
-  if (times.size() > 1) return times[static_cast<std::size_t>(slice)] * weight(stage);
-  const auto tokens = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(slice)]);
+  if (times.size() > 1) return times[slice] * weight(stage);
+  const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   // One division, so that exact quotients stay exact.
   return times[0] * weight(stage) * tokens / (static_cast<double>(shape.tokens()) * num_chunks_);
 }
@@ -129,4 +127,4 @@ TransferTime UniformCost::transfer(int /*from*/, int /*to*/, std::int64_t /*byte
   return {.occupied_s = 0, .latency_s = times_.hop};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 
 #include "model/cost/cost_model.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The times of `--uniform`, in seconds.
 struct UniformTimes {
@@ -44,4 +44,4 @@ class UniformCost : public CostModel {
   int num_chunks_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

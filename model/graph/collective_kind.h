@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::model {
 
 // The purpose of a collective of the OpGraph.
 enum class CollectiveKind : std::uint8_t {
@@ -26,4 +26,4 @@ constexpr std::string_view name_of(CollectiveKind kind) {
   return "collective";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

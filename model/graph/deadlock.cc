@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 using WaitGraph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, boost::no_property,
@@ -23,9 +23,9 @@ class Blocked {
   Blocked(const Schedule& schedule, const std::vector<std::size_t>& next) : schedule_(schedule) {
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       const auto ops = schedule.ops(rank);
-      for (std::size_t i = next[static_cast<std::size_t>(rank)]; i < ops.size(); ++i) {
+      for (std::size_t i = next[rank]; i < ops.size(); ++i) {
         index_[key(ops[i].kind, ops[i].stage, ops[i].microbatch, ops[i].slice)] = size();
-        places_.push_back({rank, i, i == next[static_cast<std::size_t>(rank)]});
+        places_.push_back({rank, i, i == next[rank]});
       }
     }
     std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;  // by source
@@ -149,4 +149,4 @@ std::string deadlock_cycle(const Schedule& schedule, const std::vector<std::size
   return best.empty() ? text : text + blocked.text(best.front());
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr double kMaxBytes = 4e18;
@@ -39,13 +39,13 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
     data.shape_offset.push_back(data.slices_per_stage);
     data.slices_per_stage += shape.num_slices();
   }
-  data.stage_bytes.assign(static_cast<std::size_t>(schedule.num_stages()), {});
-  data.slice_bytes.assign(static_cast<std::size_t>(schedule.num_stages() * data.slices_per_stage), {});
+  data.stage_bytes.assign(schedule.num_stages(), {});
+  data.slice_bytes.assign(schedule.num_stages() * data.slices_per_stage, {});
   if (footprint == nullptr) return;
   std::size_t at = 0;
   double all = 0;  // upper bound for every rank
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    StageBytes& held = data.stage_bytes[static_cast<std::size_t>(stage)];
+    StageBytes& held = data.stage_bytes[stage];
     held = footprint->stage(stage);
     all += most_bytes(held, schedule.num_ranks());
     for (const MicrobatchShape& shape : schedule.shapes()) {
@@ -63,8 +63,8 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
 std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint) {
   switch (kind) {
     case CollectiveKind::gradient_reduce:
-    case CollectiveKind::replica_reduce: return data.stage_bytes[static_cast<std::size_t>(stage)].reduced;
-    case CollectiveKind::parameter_gather: return data.stage_bytes[static_cast<std::size_t>(stage)].gathered;
+    case CollectiveKind::replica_reduce: return data.stage_bytes[stage].reduced;
+    case CollectiveKind::parameter_gather: return data.stage_bytes[stage].gathered;
     case CollectiveKind::tied_embedding: return footprint == nullptr ? 0 : footprint->tied_embedding_bytes();
     case CollectiveKind::global_norm: return 4;
   }
@@ -77,4 +77,4 @@ void OpGraph::refill(const Footprint* footprint) {
   has_bytes_ = data_->has_bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

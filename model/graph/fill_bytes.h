@@ -2,7 +2,7 @@
 
 #include "model/graph/op_graph_data.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Fills in the bytes of every stage and slice from `footprint`, or zeros without one. Throws InputError if the memory
 // of a rank could exceed 64 bits.
@@ -12,4 +12,4 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
 // without a footprint.
 std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Bytes that one replica of a stage occupies for the whole run, on one device.
 struct StageBytes {
@@ -42,4 +42,4 @@ class Footprint {
   virtual std::int64_t tied_embedding_bytes() const { return 0; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -16,7 +16,7 @@
 #include "model/errors.h"
 #include "model/graph/boost_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr VertexId kMaxDrawnVertices = 20'000;
@@ -69,4 +69,4 @@ void write_dot(std::ostream& out, const OpGraph& graph) {
   boost::write_graphviz(out, picture, write_vertex, write_edge, write_defaults);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::model {
 
 Links make_links(const Schedule& schedule, LaneId first_lane) {
   const auto stages = static_cast<std::size_t>(schedule.num_stages());
@@ -33,4 +33,4 @@ Links make_links(const Schedule& schedule, LaneId first_lane) {
   return links;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The lanes between ranks: one for each ordered pair of ranks with neighbouring stages.
 struct Links {
@@ -18,4 +18,4 @@ struct Links {
 // `first_lane` is the id of the first of these lanes.
 Links make_links(const Schedule& schedule, LaneId first_lane);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // What an iteration has besides the schedule's own ops.
 struct LoweringOptions {
@@ -24,4 +24,4 @@ struct LoweringOptions {
 // InputError for options that its weight policy does not support, or for more bytes than fit in 64 bits.
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::model

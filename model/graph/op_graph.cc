@@ -4,7 +4,7 @@
 
 #include "model/graph/op_graph_data.h"
 
-namespace sluice {
+namespace sluice::model {
 
 OpGraph::OpGraph(std::unique_ptr<Data> data)
     : data_(std::move(data)),
@@ -27,11 +27,10 @@ Collective OpGraph::collective(const Vertex& vertex) const {
 
 const SliceBytes& OpGraph::slice_bytes(int stage, int microbatch, int slice) const {
   const auto shape = static_cast<std::size_t>(schedule_->shape_index(microbatch));
-  return data_
-      ->slice_bytes[static_cast<std::size_t>(stage * data_->slices_per_stage + data_->shape_offset[shape] + slice)];
+  return data_->slice_bytes[stage * data_->slices_per_stage + data_->shape_offset[shape] + slice];
 }
 
-const StageBytes& OpGraph::stage_bytes(int stage) const { return data_->stage_bytes[static_cast<std::size_t>(stage)]; }
+const StageBytes& OpGraph::stage_bytes(int stage) const { return data_->stage_bytes[stage]; }
 
 std::int64_t OpGraph::transfer_bytes(const Vertex& transfer) const {
   const SliceBytes& bytes = slice_bytes(transfer.stage, transfer.microbatch, transfer.slice);
@@ -49,7 +48,7 @@ std::string OpGraph::name(VertexId v) const {
     case VertexKind::joint: return op_of(vertex) + "+" + op_of(joint_partner(vertex));
     case VertexKind::recompute: return "recompute for " + op_of(vertex);
     case VertexKind::transfer: {
-      const Lane& lane = lanes_[static_cast<std::size_t>(vertex.lane)];
+      const Lane& lane = lanes_[vertex.lane];
       return fmt::format("send {} {}->{}", op_of(vertex), lane.rank, lane.peer);
     }
     case VertexKind::optimizer: return fmt::format("optimizer(stage {}, step {})", vertex.stage, vertex.microbatch);
@@ -63,4 +62,4 @@ std::string OpGraph::name(VertexId v) const {
   return "?";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

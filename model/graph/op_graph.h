@@ -10,7 +10,7 @@
 #include "model/graph/footprint.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using VertexId = std::uint32_t;
 using LaneId = std::int32_t;
@@ -72,7 +72,7 @@ class OpGraph {
   }
 
   std::span<const Lane> lanes() const { return lanes_; }
-  int rank_of(VertexId v) const { return lanes_[static_cast<std::size_t>(vertices_[v].lane)].rank; }
+  int rank_of(VertexId v) const { return lanes_[vertices_[v].lane].rank; }
   // Lanes: that of compute on rank r is r, that of collectives num_ranks + r; the links follow by (sender, receiver).
   LaneId compute_lane(int rank) const { return rank; }
   LaneId collective_lane(int rank) const { return schedule().num_ranks() + rank; }
@@ -106,4 +106,4 @@ class OpGraph {
   bool has_bytes_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

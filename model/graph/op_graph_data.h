@@ -4,7 +4,7 @@
 
 #include "model/graph/op_graph.h"
 
-namespace sluice {
+namespace sluice::model {
 
 struct CollectiveRow {
   CollectiveKind kind = CollectiveKind::gradient_reduce;
@@ -32,4 +32,4 @@ struct OpGraph::Data {
   bool has_bytes = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

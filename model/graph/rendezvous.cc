@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 class Run {
@@ -39,7 +39,7 @@ class Run {
   };
 
   std::span<const Communication> list(int rank) const { return schedule_.communication(rank); }
-  State& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  State& state(int rank) { return ranks_[rank]; }
 
   // The index of a message, by what is sent.
   std::size_t message(const Communication& c) const {
@@ -127,15 +127,15 @@ class Run {
         const int next = partner(list(rank)[i]);
         if (next == start) {
           std::vector<std::pair<int, std::size_t>> cycle = {{rank, i}};
-          for (int at = rank; at != start; at = from[static_cast<std::size_t>(at)]) {
-            cycle.emplace_back(from[static_cast<std::size_t>(at)], by[static_cast<std::size_t>(at)]);
+          for (int at = rank; at != start; at = from[at]) {
+            cycle.emplace_back(from[at], by[at]);
           }
           std::reverse(cycle.begin(), cycle.end());
           return cycle;
         }
-        if (from[static_cast<std::size_t>(next)] != -1) continue;
-        from[static_cast<std::size_t>(next)] = rank;
-        by[static_cast<std::size_t>(next)] = i;
+        if (from[next] != -1) continue;
+        from[next] = rank;
+        by[next] = i;
         queue.push_back(next);
       }
     }
@@ -162,7 +162,7 @@ Schedule with_receives_just_in_time(const Schedule& schedule) {
   parts.cells.clear();
   parts.communication_cells.clear();
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    auto& out = parts.communication[static_cast<std::size_t>(rank)];
+    auto& out = parts.communication[rank];
     const auto list = schedule.ops(rank);
     const auto place = [&](const Op& op, bool send, std::size_t before) {
       if (op.kind == OpKind::W) return;
@@ -186,4 +186,4 @@ Schedule with_receives_just_in_time(const Schedule& schedule) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

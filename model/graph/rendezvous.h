@@ -4,7 +4,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How ranks execute the communication of a schedule.
 enum class Exchange {
@@ -23,4 +23,4 @@ std::string hanging_cycle(const Schedule& schedule, Exchange exchange);
 // it, each send immediately after the op that produces it. Shows whether receives must be posted earlier.
 Schedule with_receives_just_in_time(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::model

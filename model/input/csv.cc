@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Splits a table into rows of cells.
@@ -110,9 +110,7 @@ std::size_t CsvTable::index(std::string_view column) const {
   return static_cast<std::size_t>(found - columns_.begin());
 }
 
-const std::string& CsvTable::text(int row, std::string_view column) const {
-  return rows_[static_cast<std::size_t>(row)][index(column)];
-}
+const std::string& CsvTable::text(int row, std::string_view column) const { return rows_[row][index(column)]; }
 
 double CsvTable::number(int row, std::string_view column, double low, double high) const {
   const std::string& cell = text(row, column);
@@ -142,4 +140,4 @@ void CsvTable::fail(int row, std::string_view column, const std::string& rule) c
 
 CsvTable read_csv(const std::string& path) { return {read_file(path, std::int64_t{1} << 28), path}; }
 
-}  // namespace sluice
+}  // namespace sluice::model

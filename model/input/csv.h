@@ -5,7 +5,9 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // A table with a header, as in RFC 4180: a quoted cell may contain commas, line breaks and doubled quotes. Rows are
 // numbered from 1 in messages, without the header.
@@ -41,4 +43,4 @@ class CsvTable {
 // Throws InputError naming the file and the row.
 CsvTable read_csv(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -13,7 +13,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 [[noreturn]] void fail(const std::string& path, std::string_view what, int error) {
@@ -113,4 +113,4 @@ void write_file_whole(const std::string& path, const std::function<void(const By
   output.keep_as(target);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // Consumes the next bytes of an output.
 using ByteSink = std::function<void(std::string_view)>;
@@ -22,4 +24,4 @@ void write_file_whole(const std::string& path, std::string_view content);
 // it was.
 void write_file_whole(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
-}  // namespace sluice
+}  // namespace sluice::model

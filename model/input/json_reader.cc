@@ -9,7 +9,7 @@
 
 #include "model/input/nearest.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 std::string place_of(std::string_view text, std::size_t byte) {
@@ -198,4 +198,4 @@ void JsonReader::finish() const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using Json = nlohmann::json;
 
@@ -67,4 +67,4 @@ class JsonReader {
   std::vector<std::string> asked_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <vector>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -46,4 +46,4 @@ std::string did_you_mean(std::string_view word, std::span<const std::string> can
   return found.empty() ? "" : "; did you mean '" + found + "'?";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 MemoryCap parse_memory_cap(const std::string& text, const std::string& place) {
   const auto refuse = [&] {
@@ -39,4 +39,4 @@ MemoryCap parse_memory_cap(const std::string& text, const std::string& place) {
   return {};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <optional>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // The name of the automatic schedule, generated for the scenario's own costs and memory, in place of a family.
 inline constexpr const char* kAutomatic = "auto";
@@ -27,4 +29,4 @@ struct AutomaticChoices {
   double seconds = 10;            // time limit of the search
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

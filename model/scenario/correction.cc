@@ -6,7 +6,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 
 Correction::Interval Correction::at(double predicted_s) const {
   const double seconds = scale * predicted_s + fixed_s;
@@ -52,4 +52,4 @@ std::string to_json_text(const Correction& correction) {
   return out.dump(2) + "\n";
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

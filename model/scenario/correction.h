@@ -3,7 +3,9 @@
 #include <array>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -36,4 +38,4 @@ Correction correction_from_json(JsonReader reader);
 Correction read_correction(const std::string& path);
 std::string to_json_text(const Correction& correction);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/workload/transformer_footprint.h"
 
-namespace sluice {
+namespace sluice::model {
 
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers) {
@@ -82,7 +82,7 @@ ParameterCounts ScenarioCosts::count_parameters(const Schedule& schedule) const 
   }
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::int64_t on_rank = 0;
-    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[static_cast<std::size_t>(stage)];
+    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[stage];
     counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
   }
   return counts;
@@ -105,4 +105,4 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   return options;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

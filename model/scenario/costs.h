@@ -11,7 +11,7 @@
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Returns the stages into which a model is cut for a schedule (split_layers). Where every rank of the last stage also
 // has the first one, the head reads that embedding and has no copy. Throws InputError.
@@ -42,4 +42,4 @@ class ScenarioCosts {
   std::unique_ptr<CostModel> cost_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -12,7 +12,7 @@
 #include "model/input/nearest.h"
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 const std::vector<std::string> kJitters = {"none", "lognormal", "normal", "uniform"};
@@ -83,4 +83,4 @@ Perturbation perturbation_from_json(JsonReader& reader) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -51,4 +53,4 @@ std::string to_string(const Jitter& jitter);
 // "trials", "seed"}, all optional; trials default to 1000 with jitter. Throws InputError.
 Perturbation perturbation_from_json(JsonReader& reader);
 
-}  // namespace sluice
+}  // namespace sluice::model

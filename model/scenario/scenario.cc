@@ -8,7 +8,7 @@
 #include "model/input/json_reader.h"
 #include "model/slicing/balanced.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMost = 1'000'000'000;
@@ -89,7 +89,7 @@ class Reading {
     const std::string path = resolved(model.string());
     std::error_code error;
     if (!std::filesystem::exists(path, error)) model.fail(fmt::format("expected a model file (there is no {})", path));
-    return sluice::read_model(path);
+    return model::read_model(path);
   }
 
   void read_parallelism(JsonReader& object) {
@@ -213,7 +213,7 @@ class Reading {
     root_.allow("calibration");
     if (!root_.has("calibration")) return;
     const JsonReader calibration = root_.at("calibration");
-    scenario_.correction = calibration.json().is_string() ? sluice::read_correction(resolved(calibration.string()))
+    scenario_.correction = calibration.json().is_string() ? model::read_correction(resolved(calibration.string()))
                                                           : correction_from_json(calibration);
   }
 
@@ -307,7 +307,7 @@ class Reading {
   void cut_evenly(int slices) {
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (sequence == 0) {
-      scenario_.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+      scenario_.shape.slice_lengths.assign(slices, 1);
       return;
     }
     try {
@@ -380,4 +380,4 @@ Scenario scenario_from_json(const nlohmann::json& document, const std::string& s
   return Reading(document, source, folder).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -15,7 +15,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 
@@ -59,4 +59,4 @@ bool names_file(const std::string& schedule);
 // Reads a scenario. Relative paths in it are relative to `folder`. Throws InputError.
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder);
 
-}  // namespace sluice
+}  // namespace sluice::model

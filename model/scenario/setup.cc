@@ -8,7 +8,7 @@
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 void agree(const Scenario& scenario, const char* field, std::int64_t asked, std::int64_t has) {
@@ -77,4 +77,4 @@ Setup::Setup(const Scenario& scenario, Schedule schedule)
       costs_(scenario, schedule_),
       graph_(lower_named(schedule_, costs_.lowering_options(schedule_.weight_policy()), scenario.schedule)) {}
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -10,7 +10,7 @@
 #include "model/schedule/schedule.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Returns the schedule of a scenario: of a family, or read from a file, which must then agree with the scenario's
 // sizes. Throws InputError, or ScheduleError for an invalid file.
@@ -46,4 +46,4 @@ class Setup {
   OpGraph graph_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -21,7 +21,7 @@
 //
 // (From the front, the same rule with F for W would leave the ranks of v-half 9, 23 and 37 idle slots for p = 4, 8 and
 // 12, and with W last of all 7, 19 and 31; from the end it leaves 5, 17 and 29.)
-namespace sluice::orders {
+namespace sluice::model::orders {
 namespace {
 
 // The ops of one microbatch on one rank.
@@ -36,11 +36,11 @@ using PerStep = std::array<int, kSteps>;
 PerStep with_free_slots(const BlockSlots& slots) {
   PerStep all = {slots.f0, slots.f1, slots.i1, slots.i0};
   std::array<bool, kSteps> taken = {};
-  for (const int slot : {slots.f0, slots.f1, slots.i1, slots.i0}) taken[static_cast<std::size_t>(slot % kSteps)] = true;
+  for (const int slot : {slots.f0, slots.f1, slots.i1, slots.i0}) taken[slot % kSteps] = true;
   const auto first_free = [&](int after) {
     int slot = after + 1;
-    while (taken[static_cast<std::size_t>(slot % kSteps)]) ++slot;
-    taken[static_cast<std::size_t>(slot % kSteps)] = true;
+    while (taken[slot % kSteps]) ++slot;
+    taken[slot % kSteps] = true;
     return slot;
   };
   all[kW1] = first_free(slots.i1);
@@ -151,4 +151,4 @@ ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
   return parts;
 }
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

@@ -4,7 +4,7 @@
 
 // Schedules that repeat one building block (Qi et al. 2024, arXiv:2405.15362): two chunks per rank, placed in a V.
 // Chunk 0 is on the way from rank 0 to the last rank, chunk 1 on the way back.
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 // Returns the time slots, each as long as one op, in which a rank runs the four ops F and I of microbatch 0. Those of
 // microbatch j are 6·j slots later; the two W take the slots that remain. Digits denote the chunk.
@@ -23,4 +23,4 @@ struct BlockSlots {
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
                              BlockSlots (*slots)(int ranks, int rank));
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

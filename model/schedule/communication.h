@@ -4,7 +4,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // An entry of PyTorch's schedules other than compute: a transfer, or an action on sharded weights.
 enum class CommunicationKind : std::uint8_t {
@@ -44,4 +46,4 @@ std::string to_string(const Communication& communication, bool sliced);
 // Parses such a text into all fields but `before`. Returns false for any other text, or a number out of range.
 bool parse_communication(std::string_view text, Communication& communication);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::uint32_t kNowhere = ~std::uint32_t{0};
@@ -140,7 +140,7 @@ class Check {
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) receives.push_back(by_peer(rank, false));
     for (int from = 0; from < schedule_.num_ranks(); ++from) {
       for (const auto& [to, sent] : by_peer(from, true)) {
-        const auto& received = receives[static_cast<std::size_t>(to)][from];
+        const auto& received = receives[to][from];
         // The same number of both, since nothing is missing.
         for (std::size_t i = 0; i < sent.size(); ++i) {
           const Communication& send = schedule_.communication(from)[sent[i]];
@@ -168,4 +168,4 @@ class Check {
 
 void check_communication(const Schedule& schedule) { Check(schedule).run(); }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -7,7 +7,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Parameters of a schedule. Zero selects the family's default.
 struct FamilyParams {
@@ -58,4 +58,4 @@ Schedule make_schedule(const Family& family, FamilyParams params);
 // The same without the final check of the schedule.
 ScheduleParts make_parts(const Family& family, FamilyParams params);
 
-}  // namespace sluice
+}  // namespace sluice::model

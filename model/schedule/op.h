@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 // F: forward. B: backward, that is, input and weight gradients in one op. I: input gradient only. W: weight gradient
 // only.
@@ -25,4 +27,4 @@ struct Op {
 // "F(stage 1, mb 0)"; with `sliced`, "F(stage 1, mb 0, slice 2)".
 std::string to_string(const Op& op, bool sliced);
 
-}  // namespace sluice
+}  // namespace sluice::model

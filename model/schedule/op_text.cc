@@ -7,7 +7,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Consumes an unsigned number at the start of `text`.
@@ -99,4 +99,4 @@ bool parse_communication(std::string_view text, Communication& communication) {
   return false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 #include "model/schedule/communication.h"
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Appends "<stage><kind><microbatch>", as in PyTorch's pipelining; with `sliced`, also ".<slice>".
 void append_op_text(std::string& out, const Op& op, bool sliced);
@@ -15,4 +15,4 @@ void append_op_text(std::string& out, const Op& op, bool sliced);
 // range.
 bool parse_op_text(std::string_view text, Op& op, bool old_backward = false);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 void refuse(const Family& family, const std::string& reason) {
   throw InputError(fmt::format("{}: {}", family.name, reason));
@@ -41,8 +41,8 @@ ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of
   parts.num_microbatches = params.microbatches;
   parts.num_batches = params.batches;
   parts.shapes = {params.shape};
-  parts.orders.resize(static_cast<std::size_t>(params.ranks));
-  for (auto& order : parts.orders) order.reserve(static_cast<std::size_t>(ops_of_a_rank));
+  parts.orders.resize(params.ranks);
+  for (auto& order : parts.orders) order.reserve(ops_of_a_rank);
   return parts;
 }
 
@@ -71,7 +71,7 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
   ScheduleParts parts = frame(family, params, (family.split_backward ? 3 : 2) * count);
   parts.routes = {looped(ranks, chunks)};
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     const std::int64_t ahead =
         std::int64_t{lead} * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices + slices - 1;
     const int warm = static_cast<int>(std::min<std::int64_t>(ahead, count));
@@ -104,12 +104,12 @@ ScheduleParts there_and_back(const Family& family, const FamilyParams& params) {
   ScheduleParts parts = frame(family, params, 2 * count);
   parts.routes = {looped(params.ranks, params.chunks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     Walk forward(OpKind::F, {.first = rank, .step = params.ranks, .count = params.chunks}, params.microbatches,
                  params.microbatches, params.slices());
     for (int i = 0; i < count; ++i) order.push_back(forward.next());
     for (int i = count - 1; i >= 0; --i) {
-      Op backward = order[static_cast<std::size_t>(i)];
+      Op backward = order[i];
       backward.kind = OpKind::B;
       order.push_back(backward);
     }
@@ -173,4 +173,4 @@ void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>&
   for (int i = 0; i < before; ++i) weight_gradient();
 }
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

@@ -9,7 +9,7 @@
 
 // Helpers for generating the orders and placements of families. As in the papers: p ranks, m microbatches (of all
 // batches), v chunks per rank, k slices.
-namespace sluice::orders {
+namespace sluice::model::orders {
 
 inline Op op(OpKind kind, int stage, int microbatch, int slice = 0) {
   return Op{.microbatch = microbatch,
@@ -100,9 +100,9 @@ class TwoLists {
   TwoLists(std::array<List, 2> lists, std::vector<Op>& order) : lists_(lists), order_(order) {}
 
   void add(OpKind kind, int digit) {
-    const List& list = lists_[static_cast<std::size_t>(digit)];
+    const List& list = lists_[digit];
     const OpKind counted_as = kind == OpKind::B ? OpKind::I : kind;
-    const int i = next_[static_cast<std::size_t>(counted_as)][static_cast<std::size_t>(digit)]++;
+    const int i = next_[static_cast<std::size_t>(counted_as)][digit]++;
     if (i < list.microbatches) order_.push_back(op(kind, list.stage, list.first_microbatch + i));
   }
 
@@ -150,4 +150,4 @@ ScheduleParts there_and_back(const Family& family, const FamilyParams& params);
 // meet, `microbatches` the number per list.
 void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>& lists, std::vector<Op>& order);
 
-}  // namespace sluice::orders
+}  // namespace sluice::model::orders

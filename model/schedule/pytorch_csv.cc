@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/schedule/op_text.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::string_view kOverlap = ")OVERLAP_F_B";
@@ -130,12 +130,12 @@ class Reader {
     for (std::size_t rank = 0; rank < parts.orders.size(); ++rank) {
       for (std::size_t i = 0; i < parts.orders[rank].size(); ++i) {
         const Op& op = parts.orders[rank][i];
-        Home& home = homes[static_cast<std::size_t>(op.stage)];
+        Home& home = homes[op.stage];
         if (home.rank == -1) home = {static_cast<int>(rank), i};
         if (home.rank == static_cast<int>(rank)) continue;
         throw ScheduleError(fmt::format("row {}, cell {}: {}: stage {} is also in row {}, at cell {}", rank + 1,
                                         cells_[rank][i], to_string(op, false), op.stage, home.rank + 1,
-                                        cells_[static_cast<std::size_t>(home.rank)][home.position]));
+                                        cells_[home.rank][home.position]));
       }
     }
     const auto missing = std::find_if(homes.begin(), homes.end(), [](const Home& home) { return home.rank == -1; });
@@ -204,4 +204,4 @@ Schedule schedule_from_csv(std::string_view text, const std::string& source) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The CSV format of torch.distributed.pipelining: one row per rank and one cell per step, empty where the rank is idle.
 // A cell is "<stage><op><microbatch>" with op F, I, W or B, or a joint block "(0F1;3B0)OVERLAP_F_B"; with communication
@@ -21,4 +21,4 @@ std::string schedule_to_csv(const Schedule& schedule, bool with_communication = 
 // invalid schedule.
 Schedule schedule_from_csv(std::string_view text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::model

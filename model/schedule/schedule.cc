@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/schedule/communication_check.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 void require(bool ok, const std::string& message) {
@@ -44,20 +44,20 @@ std::string Schedule::place(int rank) const {
 
 std::string Schedule::place(int rank, std::size_t position) const {
   if (!read_from_table()) return fmt::format("rank {}, position {}", rank, position);
-  return fmt::format("{}, cell {}", place(rank), parts_.cells[static_cast<std::size_t>(rank)][position]);
+  return fmt::format("{}, cell {}", place(rank), parts_.cells[rank][position]);
 }
 
 std::string Schedule::communication_place(int rank, std::size_t index) const {
   if (!read_from_table()) return fmt::format("rank {}, communication {}", rank, index);
-  return fmt::format("{}, cell {}", place(rank), parts_.communication_cells[static_cast<std::size_t>(rank)][index]);
+  return fmt::format("{}, cell {}", place(rank), parts_.communication_cells[rank][index]);
 }
 
 Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
   check_frame();
-  stages_of_.resize(static_cast<std::size_t>(parts_.num_ranks));
+  stages_of_.resize(parts_.num_ranks);
   for (int stage = 0; stage < parts_.num_stages; ++stage) {
     for (const auto& route : parts_.routes) {
-      auto& stages = stages_of_[static_cast<std::size_t>(route[static_cast<std::size_t>(stage)])];
+      auto& stages = stages_of_[route[stage]];
       if (stages.empty() || stages.back() != stage) stages.push_back(stage);
     }
   }
@@ -67,7 +67,7 @@ Schedule::Schedule(ScheduleParts parts) : parts_(std::move(parts)) {
     max_slices_ = parts_.shapes[0].num_slices();
     num_units_ = static_cast<std::int64_t>(total) * max_slices_;
   } else {
-    first_unit_.reserve(static_cast<std::size_t>(total));
+    first_unit_.reserve(total);
     for (int mb = 0; mb < total; ++mb) {
       first_unit_.push_back(num_units_);
       num_units_ += num_slices(mb);
@@ -174,8 +174,8 @@ void Schedule::check_ops() {
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
-  constexpr std::uint8_t kWhole = 0b0011;  // F, B
-  constexpr std::uint8_t kSplit = 0b1101;  // F, I, W
+  constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
+  constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -195,7 +195,7 @@ void Schedule::check_ops() {
             fmt::format("{}: the placement has this stage on rank {}", where(), rank_of(op.stage, op.microbatch)));
       }
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
-      auto& cell = seen[static_cast<std::size_t>(op.stage * num_units_ + first_unit(op.microbatch) + op.slice)];
+      auto& cell = seen[op.stage * num_units_ + first_unit(op.microbatch) + op.slice];
       if ((cell & bit) != 0) {
         const auto same = [&](const Op& other) {
           return other.kind == op.kind && other.stage == op.stage && other.microbatch == op.microbatch &&
@@ -225,8 +225,8 @@ void Schedule::check_ops() {
   for (int stage = 0; stage < num_stages(); ++stage) {
     for (int mb = 0; mb < total; ++mb) {
       for (int slice = 0; slice < num_slices(mb); ++slice) {
-        const auto cell = seen[static_cast<std::size_t>(stage * num_units_ + first_unit(mb) + slice)];
-        if (cell == kWhole || cell == kSplit) continue;
+        const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
+        if (cell == kWholeBackward || cell == kSplitBackward) continue;
         Op op{.microbatch = mb, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
         op.kind = (cell & 1) == 0             ? OpKind::F
                   : (cell & 0b1100) == 0b0100 ? OpKind::W
@@ -262,4 +262,4 @@ int num_weight_versions(const Schedule& schedule, int rank) {
   return 1;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

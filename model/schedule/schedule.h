@@ -9,7 +9,7 @@
 #include "model/schedule/communication.h"
 #include "model/schedule/op.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The sizes of a microbatch: number of sequences, and tokens per slice. Without a sequence length the lengths are
 // relative (1, 1, ...).
@@ -83,48 +83,37 @@ class Schedule {
   // Number of stages per rank: num_stages / num_ranks. (A replicated stage counts once.)
   int num_chunks() const { return std::max(1, parts_.num_stages / parts_.num_ranks); }
   // The stages of a rank in model order; a chunk is an index in this list.
-  std::span<const int> stages_of(int rank) const { return stages_of_[static_cast<std::size_t>(rank)]; }
+  std::span<const int> stages_of(int rank) const { return stages_of_[rank]; }
   int chunk_of(int rank, int stage) const;
 
   int num_routes() const { return static_cast<int>(parts_.routes.size()); }
-  int route(int microbatch) const {
-    return parts_.route_of.empty() ? 0 : parts_.route_of[static_cast<std::size_t>(microbatch)];
-  }
-  int rank_of(int stage, int microbatch) const {
-    return parts_.routes[static_cast<std::size_t>(route(microbatch))][static_cast<std::size_t>(stage)];
-  }
+  int route(int microbatch) const { return parts_.route_of.empty() ? 0 : parts_.route_of[microbatch]; }
+  int rank_of(int stage, int microbatch) const { return parts_.routes[route(microbatch)][stage]; }
   const std::vector<std::vector<int>>& routes() const { return parts_.routes; }
 
   std::span<const MicrobatchShape> shapes() const { return parts_.shapes; }
   // Replaces the numbers of sequences and the slice lengths; the ops stay. Throws ScheduleError for another number of
   // shapes or slices, and like the constructor for sizes out of range.
   void resize(std::vector<MicrobatchShape> shapes);
-  int shape_index(int microbatch) const {
-    return parts_.shape_of.empty() ? 0 : parts_.shape_of[static_cast<std::size_t>(microbatch)];
-  }
-  const MicrobatchShape& shape(int microbatch) const {
-    return parts_.shapes[static_cast<std::size_t>(shape_index(microbatch))];
-  }
+  int shape_index(int microbatch) const { return parts_.shape_of.empty() ? 0 : parts_.shape_of[microbatch]; }
+  const MicrobatchShape& shape(int microbatch) const { return parts_.shapes[shape_index(microbatch)]; }
   int num_slices(int microbatch) const { return shape(microbatch).num_slices(); }
   int max_slices() const { return max_slices_; }
   bool sliced() const { return max_slices_ > 1; }
 
   // Slices are numbered over all microbatches: unit = first_unit(microbatch) + slice.
   std::int64_t first_unit(int microbatch) const {
-    return first_unit_.empty() ? static_cast<std::int64_t>(microbatch) * max_slices_
-                               : first_unit_[static_cast<std::size_t>(microbatch)];
+    return first_unit_.empty() ? static_cast<std::int64_t>(microbatch) * max_slices_ : first_unit_[microbatch];
   }
   std::int64_t num_units() const { return num_units_; }
 
-  std::span<const Op> ops(int rank) const { return parts_.orders[static_cast<std::size_t>(rank)]; }
+  std::span<const Op> ops(int rank) const { return parts_.orders[rank]; }
   std::int64_t num_ops() const { return num_ops_; }
   bool split_backward() const { return split_backward_; }  // has any W
   bool has_joint_blocks() const { return has_joint_blocks_; }
 
   bool has_communication() const { return !parts_.communication.empty(); }
-  std::span<const Communication> communication(int rank) const {
-    return parts_.communication[static_cast<std::size_t>(rank)];
-  }
+  std::span<const Communication> communication(int rank) const { return parts_.communication[rank]; }
 
   // The location of an op for error messages: "rank 1, position 3", or "row 2, cell 5" of a table.
   std::string place(int rank) const;
@@ -170,4 +159,4 @@ int weight_version(const Schedule& schedule, int microbatch, int rank);
 // newest. PipeDream: p - r, from 2(p - r) - 2 microbatches on.
 int num_weight_versions(const Schedule& schedule, int rank);
 
-}  // namespace sluice
+}  // namespace sluice::model

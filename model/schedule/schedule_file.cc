@@ -9,7 +9,7 @@
 #include "model/input/json_reader.h"
 #include "model/schedule/op_text.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::string_view kSchema = "sluice.schedule/1";
@@ -171,4 +171,4 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

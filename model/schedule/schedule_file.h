@@ -5,7 +5,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The JSON format of schedules, schema "sluice.schedule/1": placement, weight policy, slices, and a list of steps per
 // rank. A step is an op "<stage><kind><microbatch>" ("2F0"), with ".<slice>" where the schedule is sliced ("2F0.1"), or
@@ -16,4 +16,4 @@ std::string schedule_to_json(const Schedule& schedule);
 // too large, and ScheduleError (naming `source`) for an invalid schedule.
 Schedule schedule_from_json(std::string_view text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 class Placing {
@@ -24,7 +24,7 @@ class Placing {
       for (int rank = 0; rank < schedule_.num_ranks(); ++rank) progress |= step(rank);
     }
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
-      if (next_[index(rank)] < schedule_.ops(rank).size()) {
+      if (next_[rank] < schedule_.ops(rank).size()) {
         throw ScheduleError("its ops deadlock: sends and receives cannot be placed");
       }
     }
@@ -32,8 +32,6 @@ class Placing {
   }
 
  private:
-  static std::size_t index(int i) { return static_cast<std::size_t>(i); }
-
   std::size_t cell(const Op& op, int stage) const {
     return static_cast<std::size_t>(stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
   }
@@ -51,7 +49,7 @@ class Placing {
 
   bool step(int rank) {
     const auto list = schedule_.ops(rank);
-    std::size_t& position = next_[index(rank)];
+    std::size_t& position = next_[rank];
     if (position == list.size()) return false;
     const Op& op = list[position];
     const Op* partner = op.joined ? &list[position + 1] : nullptr;
@@ -75,11 +73,11 @@ class Placing {
   }
 
   void place(int rank, const Op& op, int stage, CommunicationKind kind) {
-    placed_[index(rank)].push_back({.microbatch = op.microbatch,
-                                    .stage = static_cast<std::int16_t>(stage),
-                                    .slice = op.slice,
-                                    .before = static_cast<std::uint32_t>(next_[index(rank)]),
-                                    .kind = kind});
+    placed_[rank].push_back({.microbatch = op.microbatch,
+                             .stage = static_cast<std::int16_t>(stage),
+                             .slice = op.slice,
+                             .before = static_cast<std::uint32_t>(next_[rank]),
+                             .kind = kind});
   }
 
   const Schedule& schedule_;
@@ -124,4 +122,4 @@ Schedule with_merged_backwards(const Schedule& schedule) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Returns the schedule with sends and receives inserted as PyTorch's pipelining does (`_add_send_recv`): ranks advance
 // round-robin, each as far as its inputs were sent; a send is immediately after the op that produces it, and its
@@ -14,4 +14,4 @@ Schedule with_communication(const Schedule& schedule);
 // (`_merge_bw`). Communication is dropped.
 Schedule with_merged_backwards(const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::model

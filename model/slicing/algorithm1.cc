@@ -6,14 +6,13 @@
 #include <limits>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kMaxGranules = 16384;
-
-std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
 
 // t_fwd of all slices, stored where the dynamic program reads it: by the end of the slice, then by its length.
 class Table {
@@ -22,10 +21,10 @@ class Table {
     if (granules_ > kMaxGranules) {
       throw InputError(fmt::format("expected at most {} granules for Algorithm 1, got {}", kMaxGranules, granules_));
     }
-    times_.resize(at(granules_ * (granules_ + 1) / 2));
+    times_.resize(granules_ * (granules_ + 1) / 2);
     std::vector<Duration> row;
     for (std::int64_t begin = 0; begin < granules_; ++begin) {
-      row.resize(at(granules_ - begin));
+      row.resize(granules_ - begin);
       add(problem.forward, begin, row);
       if (problem.backward) add(*problem.backward, begin, row);
     }
@@ -33,7 +32,7 @@ class Table {
 
   // The slice of `length` granules that ends after `end` granules.
   std::int64_t operator()(std::int64_t length, std::int64_t end) const {
-    return times_[at(end * (end - 1) / 2 + length - 1)];
+    return times_[end * (end - 1) / 2 + length - 1];
   }
   const std::vector<std::int64_t>& times() const { return times_; }
   std::int64_t granules() const { return granules_; }
@@ -43,7 +42,7 @@ class Table {
     times.row(begin * times.granularity, row);
     for (std::int64_t n = 0; n < std::ssize(row); ++n) {
       const std::int64_t end = begin + n + 1;
-      times_[at(end * (end - 1) / 2 + n)] += row[at(n)].count();
+      times_[end * (end - 1) / 2 + n] += row[n].count();
     }
   }
 
@@ -59,13 +58,13 @@ void least_sums(const Table& table, std::int64_t longest, std::vector<std::int64
     for (std::int64_t k = 1; k <= i; ++k) {
       const std::int64_t time = table(k, i);
       if (time > longest) continue;
-      const std::int64_t sum = sums[at(i - k)] + time;
+      const std::int64_t sum = sums[i - k] + time;
       if (sum < least) {
         least = sum;
-        last[at(i)] = k;
+        last[i] = k;
       }
     }
-    sums[at(i)] = least;
+    sums[i] = least;
   }
 }
 
@@ -79,7 +78,7 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
   std::sort(values.begin(), values.end());
   values.erase(std::unique(values.begin(), values.end()), values.end());
 
-  std::vector<std::int64_t> sums(at(granules + 1), 0), last(at(granules + 1), 0), lengths;
+  std::vector<std::int64_t> sums(to_size(granules + 1), 0), last(to_size(granules + 1), 0), lengths;
   std::int64_t best = kNever, lower_bound = kNever, sweeps = 0;
   auto tried = values.cend();
   const auto attempt = [&](std::vector<std::int64_t>::const_iterator value) {
@@ -93,7 +92,7 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
       if (latency < best) {
         best = latency;
         lengths.clear();
-        for (std::int64_t end = granules; end > 0; end -= last[at(end)]) lengths.push_back(last[at(end)]);
+        for (std::int64_t end = granules; end > 0; end -= last[end]) lengths.push_back(last[end]);
       }
     }
     tried = value;
@@ -116,4 +115,4 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

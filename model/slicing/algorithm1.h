@@ -2,7 +2,7 @@
 
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Algorithm 1 of Li et al. 2021 (TeraPipe) as printed, with the enumeration of t_max of its section 3.3: t_max takes
 // all values of t_fwd from small to large, each at least `epsilon` above the previous one, until K t_max exceeds the
@@ -13,4 +13,4 @@ namespace sluice {
 // number of slices. Throws InputError like check_problem.
 SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon);
 
-}  // namespace sluice
+}  // namespace sluice::model

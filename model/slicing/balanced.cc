@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t tokens, int slices,
                                           std::int64_t multiple) {
@@ -45,4 +45,4 @@ std::vector<std::int64_t> even_slices(std::int64_t tokens, int slices) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

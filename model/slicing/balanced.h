@@ -5,7 +5,7 @@
 
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Returns `slices` lengths of a sequence of `tokens` with equal FLOPs per layer under causal attention; earlier slices
 // are longer (Sun et al. 2024, Seq1F1B, 3.3: computation-wise partition; in closed form). Cuts are rounded to multiples
@@ -24,4 +24,4 @@ constexpr std::int64_t balanced_multiple(std::int64_t tokens, int slices) {
   return tokens >= 4 * kMultiple * slices ? kMultiple : 1;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

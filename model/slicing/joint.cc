@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int sequences)>& problem_of) {
   if (batch < 1) throw InputError(fmt::format("expected a batch of at least one sequence, got {}", batch));
@@ -27,13 +27,13 @@ JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int se
     }
   }
   JointPlan joint{.latency = least.back(), .lower_bound = least.back()};
-  for (int left = batch; left > 0; left -= last[static_cast<std::size_t>(left)]) {
-    const int sequences = last[static_cast<std::size_t>(left)];
-    joint.parts.push_back({sequences, plans[static_cast<std::size_t>(sequences)]});
+  for (int left = batch; left > 0; left -= last[left]) {
+    const int sequences = last[left];
+    joint.parts.push_back({sequences, plans[sequences]});
   }
   std::stable_sort(joint.parts.begin(), joint.parts.end(),
                    [](const auto& a, const auto& b) { return a.sequences > b.sequences; });
   return joint;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A batch cut along both dimensions: each part passes the pipeline separately, cut into its own slices.
 struct JointPlan {
@@ -23,4 +23,4 @@ struct JointPlan {
 // and like best_slices.
 JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int sequences)>& problem_of);
 
-}  // namespace sluice
+}  // namespace sluice::model

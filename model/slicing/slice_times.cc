@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 
 Duration SliceTimes::time(std::int64_t begin, std::int64_t granules) const {
   std::vector<Duration> out(static_cast<std::size_t>(granules));
@@ -34,15 +34,15 @@ SliceTimes tabulated_times(std::int64_t tokens, std::int64_t granularity,
                                  granularity, tokens, by_context.size()));
   }
   for (std::int64_t j = 0; j < granules; ++j) {
-    if (std::ssize(by_context[static_cast<std::size_t>(j)]) < granules - j) {
+    if (std::ssize(by_context[j]) < granules - j) {
       throw InputError(fmt::format("expected {} times after a prefix of {} tokens, got {}", granules - j,
-                                   j * granularity, by_context[static_cast<std::size_t>(j)].size()));
+                                   j * granularity, by_context[j].size()));
     }
   }
   auto row = [granularity, table = std::move(by_context)](std::int64_t context, std::span<Duration> out) {
-    std::copy_n(table[static_cast<std::size_t>(context / granularity)].begin(), out.size(), out.begin());
+    std::copy_n(table[context / granularity].begin(), out.size(), out.begin());
   };
   return {.tokens = tokens, .granularity = granularity, .row = std::move(row)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

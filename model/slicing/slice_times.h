@@ -8,7 +8,7 @@
 
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The times of slices of a sequence on one cell of a pipeline: t(i, j) of Li et al. 2021 (TeraPipe), 3.3, for i tokens
 // after a prefix of j tokens. Cuts are at multiples of the granularity; where it does not divide the sequence, the last
@@ -38,4 +38,4 @@ SliceTimes slice_times(std::int64_t tokens, std::int64_t granularity,
 SliceTimes tabulated_times(std::int64_t tokens, std::int64_t granularity,
                            std::vector<std::vector<Duration>> by_context);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxFileTokens = std::int64_t{1} << 31;
@@ -56,4 +56,4 @@ SliceTimesTable parse_slice_times(std::string_view text, const std::string& sour
 
 SliceTimesTable read_slice_times(const std::string& path) { return parse_slice_times(read_file(path, 1 << 30), path); }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 
 #include "model/slicing/slice_times.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A table of slice times (schema sluice.slice_times/1, docs/formats.md): one row per context, one entry per length, in
 // seconds.
@@ -19,4 +19,4 @@ struct SliceTimesTable {
 SliceTimesTable read_slice_times(const std::string& path);
 SliceTimesTable parse_slice_times(std::string_view text, const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 
 using Nanoseconds = std::int64_t;
 
@@ -26,7 +26,7 @@ template <typename T>
 class SliceWindow {
  public:
   SliceWindow(const SlicingProblem& problem, Nanoseconds longest) : granules_(problem.forward.granules()) {
-    rows_.resize(static_cast<std::size_t>(granules_));
+    rows_.resize(granules_);
     for (std::int64_t begin = 0; begin < granules_; ++begin) add_row(problem, begin, longest);
   }
 
@@ -35,7 +35,7 @@ class SliceWindow {
     const T* forward = nullptr;  // f; the same as `both` without a backward
     std::int64_t size = 0;
   };
-  const Row& row(std::int64_t begin) const { return rows_[static_cast<std::size_t>(begin)]; }
+  const Row& row(std::int64_t begin) const { return rows_[begin]; }
   std::int64_t granules() const { return granules_; }
   bool grows() const { return grows_; }  // f and x, both, in every row
 
@@ -69,7 +69,7 @@ class SliceWindow {
   }
 
   static void read_row(const SliceTimes& times, std::int64_t context, std::int64_t size, std::vector<Duration>& out) {
-    out.resize(static_cast<std::size_t>(size));
+    out.resize(size);
     times.row(context, out);
   }
 
@@ -86,7 +86,7 @@ class SliceWindow {
                       "expected a coarser granularity",
                       problem.forward.tokens, problem.forward.granularity));
     }
-    Row& row = rows_[static_cast<std::size_t>(begin)];
+    Row& row = rows_[begin];
     row.size = size;
     T* both = place(size);
     T* forward = problem.backward ? place(size) : both;
@@ -95,7 +95,7 @@ class SliceWindow {
     for (std::int64_t n = 0; n < size; ++n) {
       // A longer slice between shorter ones, where times do not increase: excluded from any minimum.
       const Nanoseconds sum = sum_at(problem, n);
-      forward[n] = static_cast<T>(std::min(forward_[static_cast<std::size_t>(n)].count(), longest));
+      forward[n] = static_cast<T>(std::min(forward_[n].count(), longest));
       both[n] = sum > longest ? kFarTime<T> : static_cast<T>(sum);
     }
     for (std::int64_t n = 1; n < size && grows_; ++n) {
@@ -108,7 +108,7 @@ class SliceWindow {
   T* place(std::int64_t size) {
     if (size > left_) {
       left_ = std::max(size, kBlock);
-      blocks_.push_back(std::unique_ptr<T[]>(new T[static_cast<std::size_t>(left_)]));
+      blocks_.push_back(std::unique_ptr<T[]>(new T[left_]));
       free_ = blocks_.back().get();
     }
     T* out = free_;
@@ -127,4 +127,4 @@ class SliceWindow {
   std::vector<Duration> forward_, backward_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

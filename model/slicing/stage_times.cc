@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxStageGranules = 4096;
@@ -42,7 +42,7 @@ StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const St
   std::vector<int> first_stages;  // by table
   for (int stage = 0; stage < num_stages; ++stage) {
     const auto alike = [&](int other) {
-      if (!stages.empty()) return stages[static_cast<std::size_t>(other)] == stages[static_cast<std::size_t>(stage)];
+      if (!stages.empty()) return stages[other] == stages[stage];
       return cost.alike(stage) == other;
     };
     const auto found = std::find_if(first_stages.begin(), first_stages.end(), alike);
@@ -107,4 +107,4 @@ SliceTimes StageTimes::slowest_backward() const {
   return {.tokens = cut_.tokens, .granularity = cut_.granularity, .row = std::move(row)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -9,7 +9,7 @@
 #include "model/slicing/slice_times.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // How a sequence may be cut, and what is computed together.
 struct SequenceCut {
@@ -60,7 +60,7 @@ class StageTimes {
     return static_cast<std::size_t>(begin * granules_ - begin * (begin - 1) / 2 + granules - 1);
   }
   const Times& times(int stage, std::int64_t begin, std::int64_t granules) const {
-    return tables_[table_of_[static_cast<std::size_t>(stage)]][place(begin, granules)];
+    return tables_[table_of_[stage]][place(begin, granules)];
   }
 
   SequenceCut cut_;
@@ -69,4 +69,4 @@ class StageTimes {
   std::vector<Table> tables_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -13,7 +13,7 @@
 #include "model/errors.h"
 #include "model/slicing/slice_window.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Everything counts in granules and, for time, in whole nanoseconds.
@@ -59,7 +59,7 @@ inline __attribute__((always_inline)) T least_in_lanes(std::int64_t size, const 
   const auto add = [&](std::int64_t n) __attribute__((always_inline)) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {
       const T one = sum(n + lane);
-      T& least = lanes[static_cast<std::size_t>(lane)];
+      T& least = lanes[lane];
       least = one < least ? one : least;
     }
   };
@@ -118,10 +118,9 @@ class Sweeps {
     // Slices are counted only if their number matters: then there is a layer for each number.
     if (min_slices_ <= 1 && (max_slices_ == 0 || max_slices_ >= granules)) max_slices_ = 0;
     if (max_slices_ == 0 && min_slices_ > 1) max_slices_ = granules;
-    rest_.assign(static_cast<std::size_t>(max_slices_ + 1),
-                 std::vector<T>(static_cast<std::size_t>(granules + 1), kFarTime<T>));
+    rest_.assign(max_slices_ + 1, std::vector<T>(static_cast<std::size_t>(granules + 1), kFarTime<T>));
     rest_[0].back() = 0;
-    reach_.resize(static_cast<std::size_t>(granules));
+    reach_.resize(granules);
   }
 
   // Plans with a sum of `limit` or more, which is at most `far`, are not wanted. Empty if there is no other.
@@ -138,8 +137,8 @@ class Sweeps {
     }
     std::int64_t best = 0;
     for (std::int64_t layer = 1; layer <= max_slices_; ++layer) {
-      sweep(rest_[at(layer - 1)], rest_[at(layer)]);
-      if (layer >= min_slices_ && (best == 0 || rest_[at(layer)][0] < rest_[at(best)][0])) best = layer;
+      sweep(rest_[layer - 1], rest_[layer]);
+      if (layer >= min_slices_ && (best == 0 || rest_[layer][0] < rest_[best][0])) best = layer;
     }
     return trace(best, limit);
   }
@@ -151,7 +150,6 @@ class Sweeps {
 
  private:
   using Row = typename SliceWindow<T>::Row;
-  static std::size_t at(std::int64_t n) { return static_cast<std::size_t>(n); }
 
   bool allowed(const Row& row, std::int64_t n) const { return limits_.allow(row.forward[n], row.both[n]); }
 
@@ -168,7 +166,7 @@ class Sweeps {
         reach = row.size;
       }
       while (reach > 0 && !allowed(row, reach - 1)) --reach;
-      reach_[at(begin)] = reach;
+      reach_[begin] = reach;
     }
   }
 
@@ -177,23 +175,23 @@ class Sweeps {
     for (std::int64_t begin = window_.granules() - 1; begin >= 0; --begin) {
       const Row& row = window_.row(begin);
       const T* rest = after.data() + begin + 1;
-      const std::int64_t reach = reach_[at(begin)];
-      out[at(begin)] = window_.grows() ? least_sum(row.both, rest, reach)
-                                       : least_allowed_sum(row.both, row.forward, rest, reach, limits_);
+      const std::int64_t reach = reach_[begin];
+      out[begin] = window_.grows() ? least_sum(row.both, rest, reach)
+                                   : least_allowed_sum(row.both, row.forward, rest, reach, limits_);
     }
   }
 
   std::optional<Found> trace(std::int64_t layer, Nanoseconds limit) const {
     Found found;
-    found.sum = static_cast<Nanoseconds>(rest_[at(layer)][0]);
+    found.sum = static_cast<Nanoseconds>(rest_[layer][0]);
     if (found.sum >= limit) return std::nullopt;
     for (std::int64_t begin = 0; begin < window_.granules();) {
       const Row& row = window_.row(begin);
-      const T sum = rest_[at(layer)][at(begin)];
+      const T sum = rest_[layer][begin];
       if (layer > 0) --layer;
-      const std::vector<T>& rest = rest_[at(layer)];
+      const std::vector<T>& rest = rest_[layer];
       std::int64_t n = 0;
-      while (!(allowed(row, n) && row.both[n] + rest[at(begin + n + 1)] == sum)) ++n;
+      while (!(allowed(row, n) && row.both[n] + rest[begin + n + 1] == sum)) ++n;
       found.longest.forward = std::max(found.longest.forward, static_cast<Nanoseconds>(row.forward[n]));
       found.longest.backward = std::max(found.longest.backward, static_cast<Nanoseconds>(row.both[n] - row.forward[n]));
       found.lengths.push_back(n + 1);
@@ -403,7 +401,7 @@ std::vector<std::int64_t> even_slices(std::int64_t tokens, std::int64_t granular
                                  tokens, granularity, slices));
   }
   std::vector<std::int64_t> out(static_cast<std::size_t>(slices), granules / slices * granularity);
-  for (std::int64_t i = 0; i < granules % slices; ++i) out[static_cast<std::size_t>(i)] += granularity;
+  for (std::int64_t i = 0; i < granules % slices; ++i) out[i] += granularity;
   out.back() -= granules * granularity - tokens;
   return out;
 }
@@ -418,4 +416,4 @@ SlicePlan best_slices(const SlicingProblem& problem) {
   return known < kFarTime<std::int32_t> ? searched<std::int32_t>(problem, known) : searched<double>(problem, known);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/slicing/slice_times.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // TeraPipe's problem (Li et al. 2021, eq. 4 and 5): cut a sequence so that its slices pass `num_cells` equal cells in
 // the least time. Forward only, that time is sum t_i + (K - 1) max t_i. With a following backward sweep, which takes
@@ -46,4 +46,4 @@ std::vector<std::int64_t> even_slices(std::int64_t tokens, std::int64_t granular
 // days, and for more than 2^29 slices that could be in an optimum (a coarser granularity has fewer).
 SlicePlan best_slices(const SlicingProblem& problem);
 
-}  // namespace sluice
+}  // namespace sluice::model

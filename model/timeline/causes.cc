@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
+namespace sluice::model {
+namespace {
 
 bool same_microbatch(const Vertex& a, const Vertex& b) {
   return a.op == b.op && a.stage == b.stage && a.microbatch == b.microbatch && a.slice != b.slice;
@@ -16,13 +16,13 @@ template <typename Visit>
 class Idle {
  public:
   Idle(const OpGraph& graph, const Timeline& timeline, Visit& visit)
-      : graph_(graph), timeline_(timeline), visit_(visit), ranks_(index(graph.schedule().num_ranks())) {
+      : graph_(graph), timeline_(timeline), visit_(visit), ranks_(to_size(graph.schedule().num_ranks())) {
     const Schedule& schedule = graph.schedule();
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       const auto list = schedule.ops(rank);
       const auto last = std::find_if(list.rbegin(), list.rend(), [](const Op& op) { return op.kind == OpKind::F; });
-      ranks_[index(rank)].forwards_end = list.rend() - last;
-      ranks_[index(rank)].ops_left = std::ssize(list);
+      ranks_[rank].forwards_end = list.rend() - last;
+      ranks_[rank].ops_left = std::ssize(list);
     }
     for (VertexId v = 0; v < graph.size(); ++v) {
       const Duration end = timeline.end[v];
@@ -36,7 +36,7 @@ class Idle {
     for (VertexId v = 0; v < graph_.size(); ++v) {
       const Vertex& vertex = graph_[v];
       if (vertex.kind == VertexKind::transfer || vertex.kind == VertexKind::collective) continue;
-      Rank& rank = ranks_[index(vertex.lane)];  // compute lanes are numbered by rank
+      Rank& rank = ranks_[vertex.lane];  // compute lanes are numbered by rank
       if (timeline_.start[v] > rank.free) before(v, rank);
       rank.free = timeline_.end[v];
       rank.last = v;
@@ -145,12 +145,12 @@ std::vector<IdleInterval> idle_intervals(const OpGraph& graph, const Timeline& t
 }
 
 std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& timeline) {
-  std::vector<IdleByCause> sums(index(graph.schedule().num_ranks()), IdleByCause{});
+  std::vector<IdleByCause> sums(to_size(graph.schedule().num_ranks()), IdleByCause{});
   const auto add = [&](const IdleInterval& interval) {
-    sums[index(interval.rank)][static_cast<std::size_t>(interval.cause)] += interval.end - interval.start;
+    sums[interval.rank][static_cast<std::size_t>(interval.cause)] += interval.end - interval.start;
   };
   Idle(graph, timeline, add).run();
   return sums;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

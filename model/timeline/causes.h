@@ -8,7 +8,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::model {
 
 inline constexpr VertexId kNoVertex = ~VertexId{0};
 
@@ -56,4 +56,4 @@ struct LastNeed {
 };
 LastNeed last_need(const OpGraph& graph, const Timeline& timeline, VertexId v);
 
-}  // namespace sluice
+}  // namespace sluice::model

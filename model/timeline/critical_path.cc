@@ -4,7 +4,7 @@
 
 #include "model/timeline/causes.h"
 
-namespace sluice {
+namespace sluice::model {
 
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
   CriticalPath path;
@@ -44,8 +44,7 @@ std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
     const Duration latest_start = latest[v] - (timeline.end[v] - timeline.start[v]);
     for (const VertexId need : graph.needs(v)) {
       const bool same_lane = graph[need].lane == graph[v].lane;
-      const Duration on_the_way =
-          same_lane ? Duration::zero() : timeline.lane_latency[static_cast<std::size_t>(graph[need].lane)];
+      const Duration on_the_way = same_lane ? Duration::zero() : timeline.lane_latency[graph[need].lane];
       latest[need] = std::min(latest[need], latest_start - on_the_way);
     }
   }
@@ -53,4 +52,4 @@ std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
   return latest;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // A critical path of the timeline: each vertex started when the one before it was complete.
 struct CriticalPath {
@@ -26,4 +26,4 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline);
 // orders of lanes stay the same. 0 on every critical path.
 std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 std::size_t slot(MemoryClass c) { return static_cast<std::size_t>(c); }
@@ -100,7 +100,7 @@ class Changes {
     per_route_ = 4 * slices_ * static_cast<std::size_t>(schedule_.num_stages());
     rows_.resize(per_route_ * static_cast<std::size_t>(schedule_.num_routes()));
     known_.resize(rows_.size(), 0);
-    last_blocks_.resize(static_cast<std::size_t>(schedule_.num_ranks()), {~std::uint64_t{0}, 0});
+    last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
   }
 
   // The row of an op's change in `at`: of a compute vertex, a half of a joint one, or the op whose result a transfer
@@ -122,7 +122,7 @@ class Changes {
   // the right one.
   std::uint32_t row_of_block(const Vertex& first, const Vertex& second) {
     const std::uint64_t pair = (std::uint64_t{row_of(first)} << 32U) | row_of(second);
-    auto& [last_pair, last_row] = last_blocks_[static_cast<std::size_t>(first.lane)];
+    auto& [last_pair, last_row] = last_blocks_[first.lane];
     if (last_pair == pair) return last_row;
     const auto [found, added] = blocks_.try_emplace(pair, static_cast<std::uint32_t>(rows_.size()));
     if (added) {
@@ -237,7 +237,7 @@ std::int64_t total(const BytesByClass& bytes) { return std::accumulate(bytes.beg
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples) {
   const int ranks = graph.schedule().num_ranks();
   std::vector<RankMemory> out;
-  out.reserve(static_cast<std::size_t>(ranks));
+  out.reserve(ranks);
   if (!graph.has_bytes()) {
     for (int rank = 0; rank < ranks; ++rank) out.push_back(Account({}, keep_samples).take());
     return out;
@@ -247,7 +247,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
   // scattered over the graph.
   const auto lanes = graph.lanes();
   std::vector<std::size_t> lane_end(lanes.size(), 0);
-  for (const Vertex& vertex : graph.vertices()) ++lane_end[static_cast<std::size_t>(vertex.lane)];
+  for (const Vertex& vertex : graph.vertices()) ++lane_end[vertex.lane];
   std::exclusive_scan(lane_end.begin(), lane_end.end(), lane_end.begin(), std::size_t{0});
   const auto by_lane = std::make_unique_for_overwrite<Served[]>(graph.size());
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -260,7 +260,7 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
         default: return kNoChange;
       }
     };
-    by_lane[lane_end[static_cast<std::size_t>(vertex.lane)]++] = {timeline.start[v], timeline.end[v], row()};
+    by_lane[lane_end[vertex.lane]++] = {timeline.start[v], timeline.end[v], row()};
   }
   const auto served_by = [&](std::size_t lane) {
     const std::size_t begin = lane == 0 ? 0 : lane_end[lane - 1];
@@ -316,7 +316,7 @@ std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph) {
       const Change& change =
           changes.at(vertex.kind == VertexKind::compute ? changes.row_of(vertex)
                                                         : changes.row_of_block(vertex, graph.joint_partner(vertex)));
-      Held& of = held[static_cast<std::size_t>(vertex.lane)];
+      Held& of = held[vertex.lane];
       of.now += change.start.sum();
       of.peak = std::max(of.peak, of.now);
       of.now += change.end.sum();
@@ -337,4 +337,4 @@ std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footpri
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

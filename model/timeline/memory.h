@@ -8,7 +8,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::model {
 
 enum class MemoryClass : std::uint8_t { weights, gradients, optimizer, activations, keys_values, buffers };
 inline constexpr int kNumMemoryClasses = 6;
@@ -46,4 +46,4 @@ std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
 std::int64_t standing_bytes(const OpGraph& graph, int rank);
 std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::model {
 
 double peak_in_flight(const Schedule& schedule, int rank) {
   const OpKind release = schedule.split_backward() ? OpKind::W : OpKind::B;
@@ -15,7 +15,7 @@ double peak_in_flight(const Schedule& schedule, int rank) {
     // A schedule may mix both forms: a B frees what it stores even where others split.
     if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) return;
     const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
-    auto share = static_cast<double>(cut.slice_lengths[static_cast<std::size_t>(op.slice)]);
+    auto share = static_cast<double>(cut.slice_lengths[op.slice]);
     if (!alike) share /= static_cast<double>(cut.tokens());
     held += op.kind == OpKind::F ? share : -share;
     peak = std::max(peak, held);
@@ -35,7 +35,7 @@ double peak_in_flight(const Schedule& schedule, int rank) {
 Metrics measure(const OpGraph& graph, const Timeline& timeline) {
   const Schedule& schedule = graph.schedule();
   Metrics metrics;
-  metrics.ranks.resize(static_cast<std::size_t>(schedule.num_ranks()));
+  metrics.ranks.resize(schedule.num_ranks());
   std::vector<char> seen(metrics.ranks.size(), 0);
   Duration last{0};
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -54,7 +54,7 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline) {
   }
   Duration busy{0};
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    RankMetrics& of = metrics.ranks[static_cast<std::size_t>(rank)];
+    RankMetrics& of = metrics.ranks[rank];
     of.peak_in_flight = peak_in_flight(schedule, rank);
     busy += of.busy;
     metrics.ideal = std::max(metrics.ideal, of.busy);
@@ -70,4 +70,4 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline) {
   return metrics;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
 
-namespace sluice {
+namespace sluice::model {
 
 struct RankMetrics {
   Duration busy{};         // compute lane: ops, recomputation, optimizer
@@ -31,4 +31,4 @@ Metrics measure(const OpGraph& graph, const Timeline& timeline);
 // when it ends.
 double peak_in_flight(const Schedule& schedule, int rank);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -5,7 +5,7 @@
 #include "model/graph/op_graph.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The start and end of every vertex of an OpGraph, predicted or measured. Times are relative to the first start.
 struct Timeline {
@@ -13,9 +13,7 @@ struct Timeline {
   std::vector<Duration> end;           // by vertex; for a transfer: when it leaves its lanes
   std::vector<Duration> lane_latency;  // by lane: the time from the end of a transfer until it arrives
 
-  Duration arrival(const OpGraph& graph, VertexId v) const {
-    return end[v] + lane_latency[static_cast<std::size_t>(graph[v].lane)];
-  }
+  Duration arrival(const OpGraph& graph, VertexId v) const { return end[v] + lane_latency[graph[v].lane]; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -1,6 +1,6 @@
 #include "model/workload/expert_footprint.h"
 
-namespace sluice {
+namespace sluice::model {
 
 void add_latents(const Transformer& model, const Training& training, std::int64_t rows, LayerBytes& bytes) {
   const LatentAttention& latent = model.latent;
@@ -27,4 +27,4 @@ void add_experts(const Transformer& model, const Training& training, std::int64_
   bytes.output_gradients += 2 * (sent * model.hidden + inputs * (width + shared) + routed);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

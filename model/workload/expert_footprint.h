@@ -5,7 +5,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Activations of one layer and slice on one device without recomputation, by lifetime.
 struct LayerBytes {
@@ -32,4 +32,4 @@ void add_latents(const Transformer& model, const Training& training, std::int64_
 //   I to W only             output gradients of both matrices of the experts and the shared one, and of the router
 void add_experts(const Transformer& model, const Training& training, std::int64_t rows, LayerBytes& bytes);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -2,7 +2,7 @@
 
 #include "model/schedule/schedule.h"
 
-namespace sluice {
+namespace sluice::model {
 
 SliceShape slice_shape(const MicrobatchShape& microbatch, int slice) {
   return {.sequences = microbatch.sequences,
@@ -10,4 +10,4 @@ SliceShape slice_shape(const MicrobatchShape& microbatch, int slice) {
           .context = microbatch.context(slice)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

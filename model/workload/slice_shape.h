@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::model {
 
 struct MicrobatchShape;
 
@@ -19,4 +19,4 @@ struct SliceShape {
 // Returns the shape of slice `slice` of a microbatch.
 SliceShape slice_shape(const MicrobatchShape& microbatch, int slice);
 
-}  // namespace sluice
+}  // namespace sluice::model

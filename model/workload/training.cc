@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 // Distributes `layers` over `count` stages. The remainder goes to the middle, and of two stages equally near it to the
@@ -16,7 +16,7 @@ std::vector<int> deal(int layers, int count) {
   std::vector<int> out(static_cast<std::size_t>(count), layers / count);
   const int extra = layers % count;
   const int begin = (count - extra) / 2;
-  for (int i = begin; i < begin + extra; ++i) ++out[static_cast<std::size_t>(i)];
+  for (int i = begin; i < begin + extra; ++i) ++out[i];
   return out;
 }
 
@@ -220,4 +220,4 @@ std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const
   return count;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

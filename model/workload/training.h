@@ -8,7 +8,7 @@
 
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // The training configuration of a transformer: everything besides its shape that determines parameters, activations and
 // time on one device.
@@ -104,4 +104,4 @@ std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const
 // The routed experts' part of these.
 std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep);
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr double kMostParameters = 1e14;
@@ -161,4 +161,4 @@ void check_transformer(const Transformer& model) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -4,7 +4,9 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::model {
 
 class JsonReader;
 
@@ -146,4 +148,4 @@ Transformer transformer_from_json(JsonReader reader);
 // Reads a model file of either kind: Hugging Face's if it has a model_type, otherwise Megatron-LM's.
 Transformer read_model(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::model

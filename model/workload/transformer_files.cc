@@ -9,7 +9,7 @@
 #include "model/input/json_reader.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward sizes and positions
@@ -155,7 +155,7 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
     layers.fail(fmt::format("expected one number per layer, {}", num_layers));
   int dense = 0;
   for (int i = 0; i < num_layers; ++i) {
-    const JsonReader& layer = list[static_cast<std::size_t>(i)];
+    const JsonReader& layer = list[i];
     if (layer.integer(0, 1) == 1) continue;
     if (dense != i) layer.fail("expected 1: dense layers are modelled at the front only");
     ++dense;
@@ -276,4 +276,4 @@ Transformer read_model(const std::string& path) {
   return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -8,7 +8,7 @@
 #include "model/errors.h"
 #include "model/workload/expert_footprint.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 constexpr double kMaxSliceBytes = 1e18;
@@ -63,7 +63,7 @@ LayerBytes sum(const LayerBytes& a, const LayerBytes& b) {
 
 // Rejects slices whose bytes could overflow, by an upper bound of all of them together, in floating point.
 void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
-  const auto tokens = static_cast<double>(shape.slice_lengths[static_cast<std::size_t>(slice)]);
+  const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   const double rows = tokens * shape.sequences;
   const double latents = 2.0 * model.latent.query_rank + 2.0 * model.latent.key_value_rank;
   const double experts =
@@ -89,7 +89,7 @@ TransformerFootprint::TransformerFootprint(Transformer model, Training training,
 }
 
 StageBytes TransformerFootprint::stage(int stage) const {
-  const StageContents& held = stages_[static_cast<std::size_t>(stage)];
+  const StageContents& held = stages_[stage];
   const std::int64_t count = stage_parameters_per_device(model_, training_.tp, held, training_.ep);
   const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.ep);
   const bool sharded = training_.distributed_optimizer;
@@ -128,9 +128,9 @@ std::int64_t TransformerFootprint::tied_embedding_bytes() const {
 }
 
 SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
-  const StageContents& contents = stages_[static_cast<std::size_t>(stage)];
+  const StageContents& contents = stages_[stage];
   check_countable(model_, !training_.flash_attention, contents.layers, shape, slice);
-  const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)] / training_.cp;
+  const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
   const std::int64_t rows = tokens * shape.sequences;
   const std::int64_t layers = contents.layers;
   const bool sliced = shape.num_slices() > 1;
@@ -197,4 +197,4 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

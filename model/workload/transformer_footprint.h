@@ -6,7 +6,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::model {
 
 // Bytes of a transformer's stages on one device, in mixed precision with Adam: 2 per weight, 2 or 4 per gradient, 12
 // per parameter of optimizer state.
@@ -42,4 +42,4 @@ class TransformerFootprint : public Footprint {
   std::vector<StageContents> stages_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::model

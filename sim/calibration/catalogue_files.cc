@@ -8,7 +8,7 @@
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // Lines of a file whose members stand on a line each.
@@ -109,4 +109,4 @@ std::string link_file_with(const std::string& name, const LinkFit& fit, const st
   return lines.text();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

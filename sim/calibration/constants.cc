@@ -15,7 +15,7 @@
 #include "sim/engine.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // A row made ready: its graph is lowered once, and priced anew for every set of constants.
@@ -151,7 +151,7 @@ ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<cons
   std::vector<FitConstant> beliefs;
   for (const Constant& constant : constants) beliefs.push_back(belief_of(constant, tables));
   const FitModel predict = [&](std::span<const double> values, int row) {
-    return rows[static_cast<std::size_t>(row)]->seconds(constants, values);
+    return rows[row]->seconds(constants, values);
   };
   ConstantsFit out;
   out.fit = fit_logarithms(beliefs, predict, measured, groups,
@@ -166,4 +166,4 @@ ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<cons
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "sim/calibration/log_fit.h"
 #include "sim/calibration/measured_iterations.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A number of the catalogue that measured iterations can tell.
 struct Constant {
@@ -45,4 +45,4 @@ struct ConstantsFit {
 // InputError if a row cannot be simulated, or there are fewer rows than folds.
 ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants, int folds);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Document = nlohmann::ordered_json;
@@ -92,4 +92,4 @@ ConstantsFiles files_with_constants(const nlohmann::json& scenario, const std::s
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

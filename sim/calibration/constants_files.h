@@ -6,7 +6,7 @@
 
 #include "sim/calibration/constants.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // What a fit found, as files that --cluster and --software take.
 struct ConstantsFiles {
@@ -20,4 +20,4 @@ ConstantsFiles files_with_constants(const nlohmann::json& scenario, const std::s
                                     std::span<const Constant> constants, std::span<const double> values,
                                     const std::string& source);
 
-}  // namespace sluice
+}  // namespace sluice::sim

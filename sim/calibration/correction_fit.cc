@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr double kUsualWeight = 2;     // measurements that kUsualDeviation counts as
@@ -29,7 +29,7 @@ Line fit_line(std::span<const PredictedAndMeasured> rows, bool with_fixed) {
   const Eigen::Index k = with_fixed ? 2 : 1;
   Eigen::MatrixXd design(n, k);
   for (Eigen::Index i = 0; i < n; ++i) {
-    const PredictedAndMeasured& row = rows[static_cast<std::size_t>(i)];
+    const PredictedAndMeasured& row = rows[i];
     design(i, 0) = row.predicted_s / row.measured_s;
     if (with_fixed) design(i, 1) = 1 / row.measured_s;
   }
@@ -103,4 +103,4 @@ std::vector<double> read_megatron_log(const std::string& path) {
   return seconds;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "model/scenario/correction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A prediction and what was measured.
 struct PredictedAndMeasured {
@@ -31,4 +31,4 @@ inline constexpr double kUsualDeviation = 0.01;
 // stands in the line. Throws InputError naming the file if there is none.
 std::vector<double> read_megatron_log(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::sim

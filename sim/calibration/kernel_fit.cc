@@ -7,7 +7,7 @@
 #include <string_view>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr int kFewestRows = 6;
@@ -139,7 +139,7 @@ LogFit fit_products(const Gpu& gpu, const std::vector<MeasuredProduct>& products
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm = with_gemm(gpu, x).gemm;
-    const GemmShape& shape = products[static_cast<std::size_t>(row)].shape;
+    const GemmShape& shape = products[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
@@ -156,7 +156,7 @@ LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredProduct>& grouped) {
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm.group_s = x[0];
-    const GemmShape& shape = grouped[static_cast<std::size_t>(row)].shape;
+    const GemmShape& shape = grouped[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
@@ -174,7 +174,7 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
   }
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
-    const MeasuredAttention& one = measured[static_cast<std::size_t>(row)];
+    const MeasuredAttention& one = measured[row];
     AttentionConstants& constants = one.shape.backward ? tried.attention_backward : tried.attention_forward;
     constants.peak_fraction = x[0];
     constants.tail_rows = x[1];
@@ -239,4 +239,4 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

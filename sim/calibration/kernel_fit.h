@@ -9,7 +9,7 @@
 #include "model/input/csv.h"
 #include "sim/calibration/log_fit.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A matrix product that somebody timed.
 struct MeasuredProduct {
@@ -54,4 +54,4 @@ struct GpuFit {
 };
 GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured);
 
-}  // namespace sluice
+}  // namespace sluice::sim

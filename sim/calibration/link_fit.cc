@@ -8,7 +8,7 @@
 
 #include "model/cost/collectives.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::size_t kFewestRows = 6;
@@ -128,7 +128,7 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
   Cluster node;
   node.gpus_per_node = sizes.back();
   const FitModel predict = [&](std::span<const double> x, int row) {
-    const MeasuredAllReduce& one = measured.all_reduces[static_cast<std::size_t>(row)];
+    const MeasuredAllReduce& one = measured.all_reduces[row];
     node.intra_node = with_constants(link, sizes, x);
     const Collectives collectives(node, Placement(Training{}, node));
     return collectives.all_reduce_s({.size = one.gpus, .nodes = 1, .per_node = one.gpus}, one.bytes);
@@ -139,4 +139,4 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

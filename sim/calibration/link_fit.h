@@ -8,7 +8,7 @@
 #include "model/input/csv.h"
 #include "sim/calibration/log_fit.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // An all-reduce that somebody timed inside a node.
 struct MeasuredAllReduce {
@@ -48,4 +48,4 @@ struct LinkFit {
 };
 LinkFit fit_link(const Link& link, const MeasuredLink& measured);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,7 +8,7 @@
 
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Eigen::MatrixXd;
@@ -26,7 +26,7 @@ class Problem {
   const LogFitOptions& options() const { return options_; }
 
   Eigen::Index num_constants() const { return static_cast<Eigen::Index>(constants_.size()); }
-  const FitConstant& constant(Eigen::Index i) const { return constants_[static_cast<std::size_t>(i)]; }
+  const FitConstant& constant(Eigen::Index i) const { return constants_[i]; }
 
   // Of the rows, then of the beliefs, in units of noise.
   VectorXd residuals(const VectorXd& logs) const {
@@ -35,8 +35,8 @@ class Problem {
     const auto num_rows = static_cast<Eigen::Index>(rows_.size());
     VectorXd out(num_rows + logs.size());
     const auto residual = [&](std::int64_t i) {
-      const int row = rows_[static_cast<std::size_t>(i)];
-      out[i] = std::log(predict_(values, row) / measured_[static_cast<std::size_t>(row)]) / kNoise;
+      const int row = rows_[i];
+      out[i] = std::log(predict_(values, row) / measured_[row]) / kNoise;
     };
     if (options_.parallel) {
       parallel_for(num_rows, residual);
@@ -80,7 +80,7 @@ class Problem {
  private:
   double weight(Eigen::Index i) const {
     if (options_.weights.empty()) return 1;
-    return options_.weights[static_cast<std::size_t>(rows_[static_cast<std::size_t>(i)])];
+    return options_.weights[rows_[i]];
   }
 
   std::span<const FitConstant> constants_;
@@ -186,7 +186,7 @@ LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& pr
     const std::vector<double> found =
         best_constants({constants, predict, measured, rows_where([&](int group) { return !inside(group); }), options});
     for (const int row : rows_where(inside)) {
-      out.predicted_held_out[static_cast<std::size_t>(row)] = predict(found, row);
+      out.predicted_held_out[row] = predict(found, row);
     }
     for (std::size_t i = 0; i < squares.size(); ++i) {
       const double off = std::log(found[i] / out.constants[i]);
@@ -198,4 +198,4 @@ LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& pr
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
-namespace sluice {
+#include "model/namespaces.h"
+
+namespace sluice::sim {
 
 // A positive constant to find: between low and high, believed to be `guess` up to a factor of exp(+-spread). The belief
 // decides only where the data do not.
@@ -49,4 +51,4 @@ struct LogFitOptions {
 LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& predict, std::span<const double> measured,
                       std::span<const int> groups, const LogFitOptions& options = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Json = nlohmann::json;
@@ -212,4 +212,4 @@ std::vector<std::string> unused_columns(const CsvTable& table) {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

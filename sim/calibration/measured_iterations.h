@@ -7,7 +7,7 @@
 #include "model/input/csv.h"
 #include "model/scenario/scenario.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // An iteration that somebody ran: what was asked and what it took.
 struct MeasuredIteration {
@@ -38,4 +38,4 @@ std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, c
 // Columns that rows are not read from.
 std::vector<std::string> unused_columns(const CsvTable& table);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,10 +4,10 @@
 #include <queue>
 #include <utility>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+namespace sluice::sim {
+namespace {
 
 // Above this the edges of the j-th ops alone give heads and tails: what must come before an op is a set of all others.
 constexpr std::size_t kMostNodesForSets = 8192;
@@ -35,19 +35,19 @@ std::vector<std::int64_t> heads_of(const Relaxation& graph, int num_ranks) {
   const bool sets = n <= kMostNodesForSets;
   const std::size_t words = (n + 63) / 64;
   std::vector<std::uint64_t> ancestors(sets ? n * words : 0);
-  std::vector<std::vector<std::size_t>> by_head(at(num_ranks));  // nodes of a rank so far, by their heads
+  std::vector<std::vector<std::size_t>> by_head(to_size(num_ranks));  // nodes of a rank so far, by their heads
   for (std::size_t v = 0; v < n; ++v) {
     const Node& node = graph.nodes[v];
     head[v] = node.after;
     for (const Edge& edge : graph.before[v]) {
-      const std::size_t u = at(edge.other);
+      const std::size_t u = to_size(edge.other);
       head[v] = std::max(head[v], head[u] + graph.nodes[u].duration + edge.delay);
       if (!sets) continue;
       for (std::size_t w = 0; w < words; ++w) ancestors[v * words + w] |= ancestors[u * words + w];
       ancestors[v * words + u / 64] |= std::uint64_t{1} << (u % 64);
     }
     if (!sets) continue;
-    auto& others = by_head[at(node.rank)];
+    auto& others = by_head[node.rank];
     std::int64_t clock = 0;
     for (const std::size_t u : others) {
       if ((ancestors[v * words + u / 64] >> (u % 64) & 1U) == 0) continue;
@@ -73,21 +73,21 @@ class Bounding {
     reversed.before.resize(n);
     for (std::size_t v = 0; v < n; ++v) {
       Node& node = reversed.nodes[n - 1 - v] = relaxed_.nodes[v];
-      node.after = problem_.after[at(node.rank)].count();
+      node.after = problem_.after[node.rank].count();
       node.blocks = 0;  // before the op, seen from behind: left out
       for (const Edge& edge : relaxed_.before[v]) {
-        reversed.before[n - 1 - at(edge.other)].push_back({static_cast<std::int32_t>(n - 1 - v), edge.delay});
+        reversed.before[n - 1 - to_size(edge.other)].push_back({static_cast<std::int32_t>(n - 1 - v), edge.delay});
       }
     }
     const std::vector<std::int64_t> back = heads_of(reversed, table_.ranks);
     AutoBounds bounds;
-    std::vector<std::vector<HeadTail>> machines(at(table_.ranks));
+    std::vector<std::vector<HeadTail>> machines(to_size(table_.ranks));
     for (std::size_t v = 0; v < n; ++v) {
       const Node& node = relaxed_.nodes[v];
       const std::int64_t tail = back[n - 1 - v];
       bounds.makespan = std::max(bounds.makespan, head[v] + node.duration + tail);
       const std::int64_t blocks = std::min(node.blocks, tail);
-      machines[at(node.rank)].push_back({head[v], node.duration + blocks, tail - blocks});
+      machines[node.rank].push_back({head[v], node.duration + blocks, tail - blocks});
     }
     add_blocked(head, back, machines);
     for (auto& machine : machines) bounds.makespan = std::max(bounds.makespan, preemptive_bound(std::move(machine)));
@@ -96,7 +96,7 @@ class Bounding {
       // A B is done when its W would be; what waits for its I alone is left out.
       const OpKind kind = table_.kind(op) == OpKind::B ? OpKind::W : table_.kind(op);
       const std::size_t v = node(kind, table_.stage(op), table_.slice(op), table_.microbatch(op));
-      bounds.tail[at(op)] = back[n - 1 - v];
+      bounds.tail[op] = back[n - 1 - v];
     }
     return bounds;
   }
@@ -116,7 +116,7 @@ class Bounding {
           const std::size_t v = node(OpKind::I, stage, slice, j);
           if (wait == 0 || relaxed_.nodes[v].blocks > 0) continue;
           const std::size_t reader = node(OpKind::I, stage - 1, slice, j);
-          machines[at(table_.rank_of[at(stage)])].push_back(
+          machines[table_.rank_of[stage]].push_back(
               {head[v] + relaxed_.nodes[v].duration, wait, relaxed_.nodes[reader].duration + back[n - 1 - reader]});
         }
       }
@@ -130,7 +130,7 @@ class Bounding {
     const int within = kind == OpKind::F   ? up
                        : kind == OpKind::W ? 2 * cells + (cells - 1 - up)
                                            : cells + (cells - 1 - up);
-    return at(std::int64_t{j} * 3 * cells + within);
+    return to_size(std::int64_t{j} * 3 * cells + within);
   }
 
   void edge(std::size_t from, std::size_t to, std::int64_t delay) {
@@ -145,13 +145,13 @@ class Bounding {
 
   // The least that what `op` hands on takes to its reader.
   std::int64_t hop(OpKind kind, int stage, int slice) const {
-    const OpTable::Row& row = table_.rows[at(table_.id(kind, stage, 0, slice))];
+    const OpTable::Row& row = table_.rows[table_.id(kind, stage, 0, slice)];
     return row.makes == kForNobody ? 0 : row.send + row.hop;
   }
 
   void make_relaxation() {
     const int m = table_.microbatches;
-    relaxed_.nodes.resize(at(std::int64_t{m} * 3 * table_.stages * table_.slices));
+    relaxed_.nodes.resize(std::int64_t{m} * 3 * table_.stages * table_.slices);
     relaxed_.before.resize(relaxed_.nodes.size());
     for (int stage = 0; stage < table_.stages; ++stage) {
       for (int slice = 0; slice < table_.slices; ++slice) {
@@ -175,7 +175,7 @@ class Bounding {
       both = std::min(both, fused);
     }
     if (!problem_.may_split) first = both;
-    const int rank = table_.rank_of[at(stage)];
+    const int rank = table_.rank_of[stage];
     const auto set = [&](std::size_t v, std::int64_t duration, OpKind kind) {
       relaxed_.nodes[v] = {.rank = rank, .duration = duration};
       // With joint blocks nobody says who sends when.
@@ -188,7 +188,7 @@ class Bounding {
     set(gradient, first, OpKind::I);
     set(weight, both - first, OpKind::W);
     for (const std::size_t v : {forward, gradient, weight}) {
-      if (j > 0) edge(v - at(std::int64_t{3} * table_.stages * table_.slices), v, 0);
+      if (j > 0) edge(v - to_size(std::int64_t{3} * table_.stages * table_.slices), v, 0);
     }
     edge(forward, gradient, 0);
     edge(gradient, weight, 0);
@@ -205,12 +205,12 @@ class Bounding {
   // Between F and I of a slice, all slices before it and all earlier stages of its rank are held, too: their F came
   // before and their I come after. Between F and W, its own share of W is.
   void add_limits(int stage, int slice) {
-    const int rank = table_.rank_of[at(stage)];
-    const std::int64_t limit = problem_.limit[at(rank)];
+    const int rank = table_.rank_of[stage];
+    const std::int64_t limit = problem_.limit[rank];
     if (limit >= kNoLimit) return;
     std::int64_t together = 0;
     for (int s = 0; s <= stage; ++s) {
-      if (table_.rank_of[at(s)] != rank) continue;
+      if (table_.rank_of[s] != rank) continue;
       for (int i = 0; i <= slice; ++i) {
         const SliceBytes& bytes = problem_.bytes[problem_.slice_index(s, i)];
         together += bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.keys_values;
@@ -264,4 +264,4 @@ std::int64_t preemptive_bound(std::vector<HeadTail> ops) {
 
 AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table) { return Bounding(problem, table).run(); }
 
-}  // namespace sluice
+}  // namespace sluice::sim

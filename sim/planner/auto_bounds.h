@@ -5,7 +5,7 @@
 
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // What no order of a problem can beat. Nanoseconds.
 struct AutoBounds {
@@ -29,4 +29,4 @@ struct HeadTail {
 };
 std::int64_t preemptive_bound(std::vector<HeadTail> ops);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 #include "sim/parallel.h"
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/list_scheduling.h"
@@ -14,12 +15,10 @@
 #include "sim/planner/order_stretch.h"
 #include "sim/planner/order_times.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 constexpr std::size_t kMostElite = 6;  // of a placement
 constexpr std::int64_t kSearches = 2;  // at once, whatever the cores, so that the answer is the same on any
@@ -324,8 +323,8 @@ class AutoScheduler {
         task.shorter = i == 1 && shorter[task.place] && !shorter[task.place]->proven();
         const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
         const std::size_t count = place.elite().size();
-        task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + at(i)) % count;
-        task.warmth = kWarmths[(generation + at(i)) % kWarmths.size()];
+        task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + to_size(i)) % count;
+        task.warmth = kWarmths[(generation + to_size(i)) % kWarmths.size()];
         task.moves = std::min(moves, moves_left);
         task.seed = options_.seed * 1'000'003U + generation * 16 + static_cast<unsigned>(i);
         moves_left -= task.moves;
@@ -335,13 +334,13 @@ class AutoScheduler {
       std::vector<Candidate> found(tasks.size());
       std::vector<std::int64_t> evaluations(tasks.size());
       parallel_for(std::ssize(tasks), [&](std::int64_t i) {
-        const Task& task = tasks[at(i)];
+        const Task& task = tasks[i];
         const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
         OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
                            task.seed);
         search.anneal(task.moves, task.warmth, place.least(), stop);
-        found[at(i)] = {search.best(), search.best_orders(), "search"};
-        evaluations[at(i)] = search.evaluations();
+        found[i] = {search.best(), search.best_orders(), "search"};
+        evaluations[i] = search.evaluations();
       });
       for (std::size_t i = 0; i < tasks.size(); ++i) {
         Place& place = places_[tasks[i].place];
@@ -411,4 +410,4 @@ AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOption
   return AutoScheduler(std::move(placements), options, judge).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

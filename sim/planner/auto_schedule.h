@@ -11,7 +11,7 @@
 #include "model/units.h"
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A placement that the search may choose.
 struct AutoPlacement {
@@ -63,4 +63,4 @@ std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& p
 AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOptions& options = {},
                          const ScheduleJudge& judge = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

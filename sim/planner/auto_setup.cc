@@ -8,13 +8,12 @@
 
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 #include "sim/perturbed.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 Prices prices_of(const Setup& setup) {
   Prices prices = price(setup.graph(), setup.cost());
@@ -35,20 +34,20 @@ std::vector<Duration> times_after(const Setup& setup, const Prices& prices) {
     out[v] += prices.duration[v];
     for (const VertexId need : graph.needs(v)) out[need] = std::max(out[need], out[v]);
   }
-  std::vector<Duration> by_stage(at(schedule.num_stages()), Duration{});
+  std::vector<Duration> by_stage(to_size(schedule.num_stages()), Duration{});
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     // The last gradient of the stage.
-    if (vertex.kind == VertexKind::compute && vertex.op != OpKind::F) by_stage[at(vertex.stage)] = out[v];
+    if (vertex.kind == VertexKind::compute && vertex.op != OpKind::F) by_stage[vertex.stage] = out[v];
   }
   const LoweringOptions options = setup.lowering_options();
   const bool reduced_behind = options.data_parallel > 1 && !options.overlap_grad_reduce;
   std::vector<Duration> after;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     const auto stages = schedule.stages_of(rank);
-    Duration least = by_stage[at(stages.front())];
+    Duration least = by_stage[stages.front()];
     for (const int stage : stages) {
-      if (!reduced_behind) least = std::min(least, by_stage[at(stage)]);
+      if (!reduced_behind) least = std::min(least, by_stage[stage]);
     }
     after.push_back(least);
   }
@@ -70,7 +69,7 @@ void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
     if (vertex.kind == VertexKind::transfer) {
       const bool forward = vertex.op == OpKind::F;
       (forward ? times.send_forward : times.send_backward) = time;
-      (forward ? problem.forward_hop : problem.backward_hop)[at(vertex.stage)] = prices.lane_latency[at(vertex.lane)];
+      (forward ? problem.forward_hop : problem.backward_hop)[vertex.stage] = prices.lane_latency[vertex.lane];
     }
     if (vertex.kind != VertexKind::compute) continue;
     switch (vertex.op) {
@@ -97,7 +96,7 @@ double joint_share(const Setup& setup, const PlacedProblem& problem) {
   const MicrobatchShape& shape = problem.shape;
   for (int f = 0; f < problem.num_stages(); ++f) {
     for (int b = 0; b < problem.num_stages(); ++b) {
-      if (problem.rank_of[at(f)] != problem.rank_of[at(b)]) continue;
+      if (problem.rank_of[f] != problem.rank_of[b]) continue;
       const double apart =
           setup.cost().compute_s(OpKind::F, f, shape, 0) + setup.cost().compute_s(OpKind::B, b, shape, 0);
       const double joint = setup.cost().joint_s(f, shape, 0, OpKind::B, b, shape, 0);
@@ -171,12 +170,12 @@ class Planning {
     problem.num_microbatches = 1;
     problem.shape = scenario_.shape;
     const std::size_t stages = rank_of.size();
-    problem.times.resize(stages * at(problem.num_slices()));
+    problem.times.resize(stages * to_size(problem.num_slices()));
     problem.bytes.resize(problem.times.size());
     problem.forward_hop.resize(stages);
     problem.backward_hop.resize(stages);
-    problem.limit.assign(at(problem.num_ranks), kNoLimit);
-    problem.after.assign(at(problem.num_ranks), Duration{});
+    problem.limit.assign(problem.num_ranks, kNoLimit);
+    problem.after.assign(problem.num_ranks, Duration{});
     const double ops = static_cast<double>(problem.times.size()) * 3 * scenario_.microbatches;
     if (ops > 3e6) {
       refusal_ += fmt::format("{}{}: {:.0f} ops are too many to search", refusal_.empty() ? "" : "; ", name, ops);
@@ -221,12 +220,12 @@ class Planning {
         for (int stage = 0; stage < problem.num_stages(); ++stage) {
           for (int slice = 0; slice < problem.num_slices(); ++slice) {
             problem.bytes[problem.slice_index(stage, slice)] = {.activations_to_weight_gradient =
-                                                                    problem.shape.slice_lengths[at(slice)]};
+                                                                    problem.shape.slice_lengths[slice]};
           }
         }
         const double chunks = static_cast<double>(problem.num_stages()) / problem.num_ranks;
         const double tokens = *cap.microbatches * static_cast<double>(problem.shape.tokens()) * chunks;
-        problem.limit.assign(at(problem.num_ranks), static_cast<std::int64_t>(std::min(tokens + 1e-6, 1e17)));
+        problem.limit.assign(problem.num_ranks, static_cast<std::int64_t>(std::min(tokens + 1e-6, 1e17)));
       }
       if (*cap.microbatches < 1) {
         throw DoesNotFit(fmt::format(
@@ -297,8 +296,7 @@ class Planning {
       const std::vector<std::int64_t> least = least_limits(problem);
       for (std::size_t rank = 0; rank < least.size(); ++rank) {
         const std::int64_t over = std::max<std::int64_t>(0, memory[rank].peak_bytes - *tensors_);
-        const std::int64_t buffers =
-            std::max(over, memory[rank].at_peak[at(static_cast<int>(MemoryClass::buffers))] / 2);
+        const std::int64_t buffers = std::max(over, memory[rank].at_peak[static_cast<int>(MemoryClass::buffers)] / 2);
         problem.limit[rank] = std::max(least[rank], limits_[i][rank] - buffers);
       }
     }
@@ -361,4 +359,4 @@ PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(do
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

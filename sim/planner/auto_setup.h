@@ -7,7 +7,7 @@
 #include "model/scenario/setup.h"
 #include "sim/planner/auto_schedule.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A scenario ready to simulate, and, where its schedule is automatic, how that was found.
 struct PlannedSetup {
@@ -22,4 +22,4 @@ struct PlannedSetup {
 // Throws as Setup does, InputError for choices that do not go together, DoesNotFit if no schedule keeps within memory.
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress = {});
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,10 +5,11 @@
 #include <limits>
 #include <random>
 
-namespace sluice {
+#include "model/to_size.h"
+
+namespace sluice::sim {
 namespace {
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 constexpr std::int64_t kUnknown = std::numeric_limits<std::int64_t>::max();
 constexpr std::int32_t kNoOp = -1;
 
@@ -19,14 +20,14 @@ class ListScheduler {
       : problem_(problem),
         table_(table),
         rules_(rules),
-        stages_(at(table.stages)),
-        ranks_(at(table.ranks)),
-        arrived_(at(table.num_slots), kUnknown),
-        lane_free_(at(table.num_lanes), 0),
+        stages_(to_size(table.stages)),
+        ranks_(to_size(table.ranks)),
+        arrived_(to_size(table.num_slots), kUnknown),
+        lane_free_(to_size(table.num_lanes), 0),
         worth_(table.rows.size()) {
     arrived_[kAlwaysThere] = 0;
-    for (int stage = 0; stage < table.stages; ++stage) ranks_[at(table.rank_of[at(stage)])].stages.push_back(stage);
-    for (Rank& rank : ranks_) rank.in_flight.assign(at(table.microbatches), {});
+    for (int stage = 0; stage < table.stages; ++stage) ranks_[table.rank_of[stage]].stages.push_back(stage);
+    for (Rank& rank : ranks_) rank.in_flight.assign(table.microbatches, {});
     prepare_worth(tails);
     prepare_needs();
   }
@@ -42,7 +43,7 @@ class ListScheduler {
       if (next[rank].op == kNoOp) break;
       const int reader = place(rank, next[rank]);
       next[rank] = choose(rank);
-      if (reader >= 0 && at(reader) != rank) next[at(reader)] = choose(at(reader));
+      if (reader >= 0 && to_size(reader) != rank) next[reader] = choose(to_size(reader));
     }
     Orders orders;
     for (const Stage& stage : stages_) {
@@ -79,7 +80,7 @@ class ListScheduler {
     std::int64_t start = kUnknown;
   };
 
-  const OpTable::Row& row(std::int32_t op) const { return table_.rows[at(op)]; }
+  const OpTable::Row& row(std::int32_t op) const { return table_.rows[op]; }
 
   void prepare_worth(const std::vector<std::int64_t>& tails) {
     double mean = 0;
@@ -89,10 +90,10 @@ class ListScheduler {
     std::mt19937 random(rules_.seed);
     std::uniform_real_distribution<double> noise(0, 1);
     for (std::int32_t op = 0; op < std::ssize(worth_); ++op) {
-      double worth = static_cast<double>(tails[at(op)] + row(op).duration);
+      double worth = static_cast<double>(tails[op] + row(op).duration);
       worth += mean * (rules_.depth_bias * table_.stage(op) + (table_.gradient(op) ? rules_.gradient_bias : 0));
       if (rules_.noise > 0) worth += mean * rules_.noise * noise(random);
-      worth_[at(op)] = worth;
+      worth_[op] = worth;
     }
   }
 
@@ -111,7 +112,7 @@ class ListScheduler {
 
   void prepare_needs() {
     for (int stage = 0; stage < table_.stages; ++stage) {
-      Rank& rank = ranks_[at(table_.rank_of[at(stage)])];
+      Rank& rank = ranks_[table_.rank_of[stage]];
       for (int slice = 0; slice < table_.slices; ++slice) {
         const std::int64_t held = row(table_.id(OpKind::F, stage, 0, slice)).keeps;
         for (InFlight& of : rank.in_flight) of.to_come += held;
@@ -144,7 +145,7 @@ class ListScheduler {
     // Newest first: what is held from each microbatch on, and what that one still takes.
     std::int64_t held = 0;
     for (int j = std::max(mb, rank.newest); j >= rank.oldest; --j) {
-      const InFlight& of = rank.in_flight[at(j)];
+      const InFlight& of = rank.in_flight[j];
       held += of.held + (j == mb ? more : 0);
       const std::int64_t to_come = of.to_come - (j == mb && table_.kind(op) == OpKind::F ? more : 0);
       if (held + to_come + rank.drain > limit) return false;
@@ -161,18 +162,18 @@ class ListScheduler {
     std::vector<std::pair<std::int32_t, std::int64_t>>& candidates = candidates_;
     candidates.clear();
     const auto consider = [&](std::int32_t op) {
-      const std::int64_t there = arrived_[at(row(op).need)];
+      const std::int64_t there = arrived_[row(op).need];
       if (there == kUnknown) return;
       const std::int64_t start = std::max(rank.clock, there);
       if (allowed(r, op)) {
         candidates.emplace_back(op, start);
-      } else if (start < blocked_since || (start == blocked_since && worth_[at(op)] > blocked_worth)) {
+      } else if (start < blocked_since || (start == blocked_since && worth_[op] > blocked_worth)) {
         blocked_since = start;
-        blocked_worth = worth_[at(op)];
+        blocked_worth = worth_[op];
       }
     };
     for (const int stage : rank.stages) {
-      const Stage& of = stages_[at(stage)];
+      const Stage& of = stages_[stage];
       const int units = table_.units;
       const bool full = rules_.in_flight > 0 && of.forwards - of.gradients >= rules_.in_flight * table_.slices;
       if (of.forwards < units && !full) {
@@ -192,9 +193,9 @@ class ListScheduler {
     for (const auto& [op, start] : candidates) {
       const auto patience = static_cast<std::int64_t>(rules_.hold_back * static_cast<double>(row(op).duration));
       if (start > first && start > first + patience) continue;
-      if (best.op == kNoOp || worth_[at(op)] > best_worth) {
+      if (best.op == kNoOp || worth_[op] > best_worth) {
         best = {op, start};
-        best_worth = worth_[at(op)];
+        best_worth = worth_[op];
       }
     }
     const std::int32_t weight = best_weight(r);
@@ -217,12 +218,12 @@ class ListScheduler {
     const Rank& rank = ranks_[r];
     if (!problem_.may_fuse) return none;
     for (const int stage : rank.stages) {
-      const Stage& of = stages_[at(stage)];
+      const Stage& of = stages_[stage];
       const int mb = of.gradients / table_.slices;
       const int slice = table_.slices - 1 - of.gradients % table_.slices;
       if (of.gradients >= table_.units || (mb + 1) * table_.slices > of.forwards) continue;
       const std::int32_t op = table_.id(OpKind::B, stage, mb, slice);
-      const std::int64_t there = arrived_[at(row(op).need)];
+      const std::int64_t there = arrived_[row(op).need];
       if (there == kUnknown || rank.held + row(op).takes > problem_.limit[r]) continue;
       return {op, std::max(rank.clock, there)};
     }
@@ -232,7 +233,7 @@ class ListScheduler {
   std::int32_t best_weight(std::size_t r) const {
     std::int32_t best = kNoOp;
     for (const int stage : ranks_[r].stages) {
-      const auto& weights = stages_[at(stage)].weights;
+      const auto& weights = stages_[stage].weights;
       if (weights.empty()) continue;
       if (best == kNoOp || table_.microbatch(weights.front()) < table_.microbatch(best)) best = weights.front();
     }
@@ -247,11 +248,11 @@ class ListScheduler {
     rank.order.push_back(op);
     rank.clock = end;
     rank.held += row(op).keeps;
-    InFlight& of = rank.in_flight[at(table_.microbatch(op))];
+    InFlight& of = rank.in_flight[table_.microbatch(op)];
     of.held += row(op).keeps;
     of.begun = true;
     rank.newest = std::max(rank.newest, table_.microbatch(op));
-    Stage& stage = stages_[at(table_.stage(op))];
+    Stage& stage = stages_[table_.stage(op)];
     switch (table_.kind(op)) {
       case OpKind::F:
         ++stage.forwards;
@@ -264,19 +265,19 @@ class ListScheduler {
       case OpKind::B: ++stage.gradients; break;
       case OpKind::W: stage.weights.pop_front(); break;
     }
-    while (rank.oldest + 1 < table_.microbatches && rank.in_flight[at(rank.oldest)].begun &&
-           rank.in_flight[at(rank.oldest)].held <= 0 && rank.in_flight[at(rank.oldest)].to_come <= 0) {
+    while (rank.oldest + 1 < table_.microbatches && rank.in_flight[rank.oldest].begun &&
+           rank.in_flight[rank.oldest].held <= 0 && rank.in_flight[rank.oldest].to_come <= 0) {
       ++rank.oldest;
     }
     if (row(op).makes == kForNobody) return -1;
     std::int64_t arrival = end;
     if (row(op).lane >= 0) {
-      std::int64_t& free = lane_free_[at(row(op).lane)];
+      std::int64_t& free = lane_free_[row(op).lane];
       free = std::max(end, free) + row(op).send;
       arrival = free + row(op).hop;
       if (problem_.blocking) rank.clock = arrival;
     }
-    arrived_[at(row(op).makes)] = arrival;
+    arrived_[row(op).makes] = arrival;
     return row(op).reader;
   }
 
@@ -298,4 +299,4 @@ Orders list_schedule(const PlacedProblem& problem, const OpTable& table, const s
   return ListScheduler(problem, table, tails, rules).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -5,7 +5,7 @@
 
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // How a rank chooses among what it could run next.
 struct ListRules {
@@ -34,4 +34,4 @@ struct ListRules {
 Orders list_schedule(const PlacedProblem& problem, const OpTable& table, const std::vector<std::int64_t>& tails,
                      const ListRules& rules);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <utility>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+namespace sluice::sim {
+namespace {
 
 // Takes what stands at `from` out and puts it where it then stands at `to`.
 void put(std::vector<std::int32_t>& order, std::size_t from, std::size_t to) {
@@ -49,28 +49,28 @@ OrderSearch::Move OrderSearch::propose() {
   Move move;
   if (pick(8) != 0) {
     // Bring an op of the path before what it follows, or send what it follows behind it.
-    const OrderTimes::Step& step = path_[at(pick(std::ssize(path_)))];
-    move.rank = at(step.rank);
+    const OrderTimes::Step& step = path_[pick(std::ssize(path_))];
+    move.rank = to_size(step.rank);
     const auto size = std::ssize(orders_[move.rank]);
     std::int64_t distance = 1;
     while (distance < 16 && pick(2) == 0) ++distance;
     if (pick(2) == 0) {
-      move.from = at(step.index);
-      move.to = at(std::max<std::int64_t>(0, step.index - distance));
+      move.from = to_size(step.index);
+      move.to = to_size(std::max<std::int64_t>(0, step.index - distance));
     } else {
-      move.from = at(std::max<std::int64_t>(0, step.index - 1));
-      move.to = at(std::min<std::int64_t>(size - 1, step.index - 1 + distance));
+      move.from = to_size(std::max<std::int64_t>(0, step.index - 1));
+      move.to = to_size(std::min<std::int64_t>(size - 1, step.index - 1 + distance));
     }
     return move;
   }
-  move.rank = at(pick(table_.ranks));
+  move.rank = to_size(pick(table_.ranks));
   const auto size = std::ssize(orders_[move.rank]);
   if (size == 0) return move;
-  move.from = at(pick(size));
+  move.from = to_size(pick(size));
   std::int64_t distance = 1;
   while (distance < 64 && pick(4) != 0) ++distance;
   const auto target = static_cast<std::int64_t>(move.from) + (pick(2) == 0 ? distance : -distance);
-  move.to = at(std::clamp<std::int64_t>(target, 0, size - 1));
+  move.to = to_size(std::clamp<std::int64_t>(target, 0, size - 1));
   return move;
 }
 
@@ -92,7 +92,7 @@ bool OrderSearch::shift(const Move& move) {
   std::int64_t held = 0;
   const std::size_t end = std::max(move.from, move.to);
   for (std::size_t i = 0; i <= end; ++i) {
-    const OpTable::Row& row = table_.rows[at(order[i])];
+    const OpTable::Row& row = table_.rows[order[i]];
     if (held + row.takes > problem_.limit[move.rank]) {
       put(order, move.to, move.from);
       return false;
@@ -104,10 +104,10 @@ bool OrderSearch::shift(const Move& move) {
 
 // Makes an I and its W one B where the I stands, or parts a B, if the makespan stays within `most`.
 bool OrderSearch::join_or_part(std::int64_t most) {
-  const std::size_t rank = at(pick(table_.ranks));
+  const std::size_t rank = to_size(pick(table_.ranks));
   auto& order = orders_[rank];
   if (order.empty()) return false;
-  const std::size_t place = at(pick(std::ssize(order)));
+  const std::size_t place = to_size(pick(std::ssize(order)));
   const std::int32_t op = order[place];
   const OpKind kind = table_.kind(op);
   if (kind != OpKind::B && kind != OpKind::I) return false;
@@ -125,8 +125,8 @@ bool OrderSearch::join_or_part(std::int64_t most) {
   std::int64_t held = 0;
   bool fits = true;
   for (const std::int32_t each : order) {
-    fits = fits && held + table_.rows[at(each)].takes <= problem_.limit[rank];
-    held += table_.rows[at(each)].keeps;
+    fits = fits && held + table_.rows[each].takes <= problem_.limit[rank];
+    held += table_.rows[each].keeps;
   }
   const std::int64_t makespan = fits ? times_.run(orders_, most) : kNever;
   if (makespan == kNever) {
@@ -170,4 +170,4 @@ void OrderSearch::anneal(std::int64_t steps, double warmth, std::int64_t goal, c
   look_at_path();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

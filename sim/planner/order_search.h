@@ -7,7 +7,7 @@
 #include "sim/planner/order_times.h"
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Simulated annealing over orders: an op moves along its rank's list, most often one on a longest path to before or
 // after what holds it up; where a B takes less than I and W, they also join and part. Only orders that keep the limits
@@ -51,4 +51,4 @@ class OrderSearch {
   double mean_ = 1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

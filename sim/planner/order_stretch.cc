@@ -4,20 +4,20 @@
 #include <cstdlib>
 #include <limits>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
+namespace sluice::sim {
+namespace {
 
 // Where the stretch of `length` ops begins that has each of the rank's groups equally often, and that begins nearest to
 // `from`; -1 if there is none.
 std::int64_t stretch_of(const OpTable& table, const std::vector<std::int32_t>& order, const OrderTimes& times,
                         std::int64_t length, int period, std::int64_t from) {
-  std::vector<int> count(at(std::int64_t{3} * table.stages * table.slices), 0);
+  std::vector<int> count(to_size(std::int64_t{3} * table.stages * table.slices), 0);
   std::int64_t even = 0;  // groups that stand `period` times in the window
   const std::int64_t groups = length / period;
   const auto change = [&](std::int32_t op, int by) {
-    int& of = count[at(table.group(op))];
+    int& of = count[table.group(op)];
     even -= of == period ? 1 : 0;
     of += by;
     even += of == period ? 1 : 0;
@@ -25,11 +25,11 @@ std::int64_t stretch_of(const OpTable& table, const std::vector<std::int32_t>& o
   std::int64_t best = -1;
   std::int64_t best_distance = std::numeric_limits<std::int64_t>::max();
   for (std::int64_t i = 0; i < std::ssize(order); ++i) {
-    change(order[at(i)], 1);
-    if (i >= length) change(order[at(i - length)], -1);
+    change(order[i], 1);
+    if (i >= length) change(order[i - length], -1);
     const std::int64_t begin = i + 1 - length;
     if (begin < 0 || even != groups) continue;
-    const std::int64_t distance = std::abs(times.start(order[at(begin)]) - from);
+    const std::int64_t distance = std::abs(times.start(order[begin]) - from);
     if (distance < best_distance) {
       best = begin;
       best_distance = distance;
@@ -54,7 +54,7 @@ Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, 
     if (begin < 0) return {};
     const auto append = [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t i = first; i < last; ++i) {
-        const std::int32_t op = order[at(i)];
+        const std::int32_t op = order[i];
         out[rank].push_back(many.id(few.kind(op), few.stage(op), 0, few.slice(op)));
       }
     };
@@ -65,4 +65,4 @@ Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, 
   return renamed(many, std::move(out));
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

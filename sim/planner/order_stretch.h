@@ -5,7 +5,7 @@
 #include "sim/planner/order_times.h"
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Orders for more microbatches, made of good ones for few: on each rank a stretch of the list that holds `period`
 // microbatches of every group is repeated until there are enough. What the rank holds is the same before and after it,
@@ -16,4 +16,4 @@ namespace sluice {
 Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, const OrderTimes& times, int period,
                  std::int64_t from);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -3,27 +3,23 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
-namespace {
+#include "model/to_size.h"
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
-
-}  // namespace
-
+namespace sluice::sim {
 OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::vector<std::int64_t> tails)
     : problem_(problem),
       table_(table),
       tails_(std::move(tails)),
-      arrived_(at(table.num_slots)),
+      arrived_(to_size(table.num_slots)),
       end_(table.rows.size()),
       index_(table.rows.size()),
-      maker_(at(table.num_slots), -1),
-      clock_(at(table.ranks)),
-      lane_free_(at(table.num_lanes)),
-      next_(at(table.ranks)),
-      waiting_(at(table.ranks)) {
+      maker_(to_size(table.num_slots), -1),
+      clock_(to_size(table.ranks)),
+      lane_free_(to_size(table.num_lanes)),
+      next_(to_size(table.ranks)),
+      waiting_(to_size(table.ranks)) {
   if (tails_.empty()) tails_.assign(table.rows.size(), 0);
-  runnable_.reserve(at(table.ranks) + 1);
+  runnable_.reserve(to_size(table.ranks) + 1);
 }
 
 std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
@@ -39,47 +35,47 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
   while (!runnable_.empty()) {
     const std::int32_t rank = runnable_.back();
     runnable_.pop_back();
-    const std::vector<std::int32_t>& order = orders[at(rank)];
+    const std::vector<std::int32_t>& order = orders[rank];
     const std::size_t size = order.size();
-    std::int64_t clock = clock_[at(rank)];
-    std::size_t position = at(next_[at(rank)]);
+    std::int64_t clock = clock_[rank];
+    std::size_t position = to_size(next_[rank]);
     for (; position < size; ++position) {
       const std::int32_t op = order[position];
-      const OpTable::Row& row = table_.rows[at(op)];
-      const std::int64_t there = arrived_[at(row.need)];
+      const OpTable::Row& row = table_.rows[op];
+      const std::int64_t there = arrived_[row.need];
       if (there < 0) {
-        waiting_[at(rank)] = row.need;
+        waiting_[rank] = row.need;
         break;
       }
       const std::int64_t end = std::max(clock, there) + row.duration;
-      if (end + tails_[at(op)] > most) return kNever;
-      end_[at(op)] = end;
-      index_[at(op)] = static_cast<std::int32_t>(position);
+      if (end + tails_[op] > most) return kNever;
+      end_[op] = end;
+      index_[op] = static_cast<std::int32_t>(position);
       clock = end;
       if (row.makes == kForNobody) continue;
       std::int64_t arrival = end;
       if (row.lane >= 0) {
-        const std::int64_t left = std::max(end, lane_free_[at(row.lane)]) + row.send;
-        lane_free_[at(row.lane)] = left;
+        const std::int64_t left = std::max(end, lane_free_[row.lane]) + row.send;
+        lane_free_[row.lane] = left;
         arrival = left + row.hop;
         if (problem_.blocking) clock = arrival;
       }
-      arrived_[at(row.makes)] = arrival;
-      maker_[at(row.makes)] = op;
-      if (waiting_[at(row.reader)] == row.makes) {
-        waiting_[at(row.reader)] = -1;
+      arrived_[row.makes] = arrival;
+      maker_[row.makes] = op;
+      if (waiting_[row.reader] == row.makes) {
+        waiting_[row.reader] = -1;
         runnable_.push_back(row.reader);
       }
     }
-    clock_[at(rank)] = clock;
-    next_[at(rank)] = static_cast<std::int32_t>(position);
+    clock_[rank] = clock;
+    next_[rank] = static_cast<std::int32_t>(position);
   }
   std::int64_t makespan = 0;
   for (int rank = 0; rank < table_.ranks; ++rank) {
-    const auto& order = orders[at(rank)];
-    if (at(next_[at(rank)]) < order.size()) return kNever;
-    const std::int64_t end = order.empty() ? 0 : end_[at(order.back())];
-    makespan = std::max(makespan, end + problem_.after[at(rank)].count());
+    const auto& order = orders[rank];
+    if (to_size(next_[rank]) < order.size()) return kNever;
+    const std::int64_t end = order.empty() ? 0 : end_[order.back()];
+    makespan = std::max(makespan, end + problem_.after[rank].count());
   }
   return makespan <= most ? makespan : kNever;
 }
@@ -88,31 +84,30 @@ void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) con
   Step step;
   std::int64_t latest = -1;
   for (int rank = 0; rank < table_.ranks; ++rank) {
-    const auto& order = orders[at(rank)];
+    const auto& order = orders[rank];
     if (order.empty()) continue;
-    const std::int64_t end = end_[at(order.back())] + problem_.after[at(rank)].count();
+    const std::int64_t end = end_[order.back()] + problem_.after[rank].count();
     if (end > latest) {
       latest = end;
       step = {.rank = rank, .index = static_cast<int>(order.size()) - 1};
     }
   }
   while (true) {
-    const auto& order = orders[at(step.rank)];
-    const std::int32_t op = order[at(step.index)];
+    const auto& order = orders[step.rank];
+    const std::int32_t op = order[step.index];
     const std::int64_t begin = start(op);
-    step.follows =
-        step.index > 0 && (end_[at(order[at(step.index - 1)])] == begin || table_.rows[at(op)].need == kAlwaysThere ||
-                           arrived_[at(table_.rows[at(op)].need)] < begin);
+    step.follows = step.index > 0 && (end_[order[step.index - 1]] == begin || table_.rows[op].need == kAlwaysThere ||
+                                      arrived_[table_.rows[op].need] < begin);
     path.push_back(step);
     if (begin == 0) return;
     if (step.follows) {
       --step.index;
       continue;
     }
-    const std::int32_t from = maker_[at(table_.rows[at(op)].need)];
+    const std::int32_t from = maker_[table_.rows[op].need];
     if (from < 0) return;
-    step = {.rank = table_.rank_of[at(table_.stage(from))], .index = index_[at(from)]};
+    step = {.rank = table_.rank_of[table_.stage(from)], .index = index_[from]};
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -6,7 +6,7 @@
 
 #include "sim/planner/placed_problem.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
@@ -23,8 +23,8 @@ class OrderTimes {
   std::int64_t run(const Orders& orders, std::int64_t most = kNever);
 
   // Of the last run that was not given up.
-  std::int64_t end(std::int32_t op) const { return end_[static_cast<std::size_t>(op)]; }
-  std::int64_t start(std::int32_t op) const { return end(op) - table_.rows[static_cast<std::size_t>(op)].duration; }
+  std::int64_t end(std::int32_t op) const { return end_[op]; }
+  std::int64_t start(std::int32_t op) const { return end(op) - table_.rows[op].duration; }
 
   // A longest path of the last run, from its end backwards: the ops, each with whether the one before it on its rank is
   // what it waited for. Appends positions (rank, index) to `path`.
@@ -53,4 +53,4 @@ class OrderTimes {
   std::int64_t runs_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -7,12 +7,11 @@
 #include <utility>
 
 #include "model/graph/lowering.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 // Bytes of the accumulator of the gradients of a stage's keys and values.
 std::int64_t accumulator(const PlacedProblem& problem, int stage) {
@@ -47,9 +46,9 @@ Change change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice
 
 void check_sizes(const PlacedProblem& problem) {
   const auto refuse = [](const std::string& reason) { throw InputError("automatic schedule: " + reason); };
-  const std::size_t ranks = at(problem.num_ranks);
+  const std::size_t ranks = to_size(problem.num_ranks);
   const std::size_t stages = problem.rank_of.size();
-  const std::size_t slices = stages * at(problem.num_slices());
+  const std::size_t slices = stages * to_size(problem.num_slices());
   if (problem.num_ranks < 1 || problem.num_ranks > kMaxRanks || stages < 1 || problem.num_microbatches < 1) {
     refuse("expected ranks, stages and microbatches");
   }
@@ -82,8 +81,8 @@ void check_times(const PlacedProblem& problem) {
       add(time);
   }
   for (int stage = 0; stage < problem.num_stages(); ++stage) {
-    add(problem.forward_hop[at(stage)]);
-    add(problem.backward_hop[at(stage)]);
+    add(problem.forward_hop[stage]);
+    add(problem.backward_hop[stage]);
   }
   for (const SliceBytes& of : problem.bytes) {
     for (const std::int64_t part :
@@ -101,18 +100,18 @@ void check_times(const PlacedProblem& problem) {
 }  // namespace
 
 std::vector<std::int64_t> least_limits(const PlacedProblem& problem) {
-  std::vector<std::int64_t> held(at(problem.num_ranks), 0);
+  std::vector<std::int64_t> held(to_size(problem.num_ranks), 0);
   std::vector<std::int64_t> peak = held;
   const auto run = [&](std::size_t rank, Change change) {
     peak[rank] = std::max(peak[rank], held[rank] + change.takes);
     held[rank] += change.keeps;
   };
   for (int stage = 0; stage < problem.num_stages(); ++stage) {
-    const std::size_t rank = at(problem.rank_of[at(stage)]);
+    const std::size_t rank = to_size(problem.rank_of[stage]);
     for (int slice = 0; slice < problem.num_slices(); ++slice) run(rank, change_of(problem, OpKind::F, stage, slice));
   }
   for (int stage = problem.num_stages() - 1; stage >= 0; --stage) {
-    const std::size_t rank = at(problem.rank_of[at(stage)]);
+    const std::size_t rank = to_size(problem.rank_of[stage]);
     for (int slice = problem.num_slices() - 1; slice >= 0; --slice) {
       // A B never takes more than the I of the same slice.
       if (problem.may_fuse) {
@@ -153,14 +152,14 @@ OpTable::OpTable(const PlacedProblem& problem)
   const std::int32_t forwards = 2;
   const std::int32_t backwards = forwards + cells;
   num_slots = backwards + cells;
-  rows.resize(at(std::int64_t{4} * cells));
+  rows.resize(std::int64_t{4} * cells);
   for (int stage = 0; stage < stages; ++stage) {
     for (int unit = 0; unit < units; ++unit) {
       const int slice = unit % slices;
       const std::int32_t cell = stage * units + unit;
       const SliceOpTimes& times = problem.times[problem.slice_index(stage, slice)];
       for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
-        Row& row = rows[at(static_cast<std::int32_t>(kind) * cells + cell)];
+        Row& row = rows[static_cast<std::int32_t>(kind) * cells + cell];
         const Change change = change_of(problem, kind, stage, slice);
         row.takes = change.takes;
         row.keeps = change.keeps;
@@ -170,13 +169,13 @@ OpTable::OpTable(const PlacedProblem& problem)
         const int next = stage + (forward ? 1 : -1);
         if (kind != OpKind::W && next >= 0 && next < stages) {
           row.makes = (forward ? forwards : backwards) + cell;
-          row.reader = rank_of[at(next)];
-          row.hop = (forward ? problem.forward_hop : problem.backward_hop)[at(stage)].count();
+          row.reader = rank_of[next];
+          row.hop = (forward ? problem.forward_hop : problem.backward_hop)[stage].count();
           row.send = (forward ? times.send_forward : times.send_backward).count();
-          if (row.reader == rank_of[at(stage)]) {
+          if (row.reader == rank_of[stage]) {
             row.hop = row.send = 0;
           } else {
-            row.lane = lane(rank_of[at(stage)], row.reader);
+            row.lane = lane(rank_of[stage], row.reader);
           }
         }
         switch (kind) {
@@ -234,7 +233,7 @@ Schedule schedule_of(const PlacedProblem& problem, const Orders& orders) {
 }
 
 Orders renamed(const OpTable& table, Orders orders) {
-  std::vector<int> seen(at(std::int64_t{3} * table.stages * table.slices), 0);
+  std::vector<int> seen(to_size(std::int64_t{3} * table.stages * table.slices), 0);
   // A microbatch whose backward is one op has no W: the j-th W belongs to the j-th I, whatever stands between.
   std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches that have one
   for (auto& order : orders) {
@@ -242,33 +241,33 @@ Orders renamed(const OpTable& table, Orders orders) {
       const OpKind kind = table.kind(op);
       const int stage = table.stage(op);
       const int slice = table.slice(op);
-      const std::size_t group = at(table.group(op));
+      const std::size_t group = to_size(table.group(op));
       const int index = seen[group]++;
-      if (kind == OpKind::I) splits[at(table.group(table.id(OpKind::W, stage, 0, slice)))].push_back(index);
-      op = table.id(kind, stage, kind == OpKind::W ? splits[group][at(index)] : index, slice);
+      if (kind == OpKind::I) splits[table.group(table.id(OpKind::W, stage, 0, slice))].push_back(index);
+      op = table.id(kind, stage, kind == OpKind::W ? splits[group][index] : index, slice);
     }
   }
   return orders;
 }
 
 Orders orders_of(const OpTable& table, const Schedule& schedule) {
-  Orders orders(at(table.ranks));
+  Orders orders(to_size(table.ranks));
   for (int rank = 0; rank < table.ranks; ++rank) {
-    for (const Op& op : schedule.ops(rank)) orders[at(rank)].push_back(table.id(op.kind, op.stage, 0, op.slice));
+    for (const Op& op : schedule.ops(rank)) orders[rank].push_back(table.id(op.kind, op.stage, 0, op.slice));
   }
   return renamed(table, std::move(orders));
 }
 
 Orders sequential_orders(const PlacedProblem& problem) {
   const OpTable table(problem);
-  Orders orders(at(problem.num_ranks));
+  Orders orders(to_size(problem.num_ranks));
   for (int mb = 0; mb < problem.num_microbatches; ++mb) {
     for (int stage = 0; stage < table.stages; ++stage) {
-      auto& order = orders[at(problem.rank_of[at(stage)])];
+      auto& order = orders[problem.rank_of[stage]];
       for (int slice = 0; slice < table.slices; ++slice) order.push_back(table.id(OpKind::F, stage, mb, slice));
     }
     for (int stage = table.stages - 1; stage >= 0; --stage) {
-      auto& order = orders[at(problem.rank_of[at(stage)])];
+      auto& order = orders[problem.rank_of[stage]];
       for (int slice = table.slices - 1; slice >= 0; --slice) {
         if (problem.may_fuse) {
           order.push_back(table.id(OpKind::B, stage, mb, slice));
@@ -304,7 +303,7 @@ Prices price(const OpGraph& graph, const PlacedProblem& problem) {
     if (vertex.kind == VertexKind::transfer) {
       const bool forward = vertex.op == OpKind::F;
       duration = forward ? times_of(vertex).send_forward : times_of(vertex).send_backward;
-      prices.lane_latency[at(vertex.lane)] = (forward ? problem.forward_hop : problem.backward_hop)[at(vertex.stage)];
+      prices.lane_latency[vertex.lane] = (forward ? problem.forward_hop : problem.backward_hop)[vertex.stage];
     }
     prices.duration.push_back(duration);
   }
@@ -315,8 +314,8 @@ bool keeps_limits(const PlacedProblem& problem, const OpTable& table, const Orde
   for (std::size_t rank = 0; rank < orders.size(); ++rank) {
     std::int64_t held = 0;
     for (const std::int32_t op : orders[rank]) {
-      if (held + table.rows[at(op)].takes > problem.limit[rank]) return false;
-      held += table.rows[at(op)].keeps;
+      if (held + table.rows[op].takes > problem.limit[rank]) return false;
+      held += table.rows[op].keeps;
     }
   }
   return true;
@@ -327,11 +326,11 @@ Duration simulated_makespan(const PlacedProblem& problem, const Schedule& schedu
   options.blocking_transfers = problem.blocking;
   const OpGraph graph = lower(schedule, options);
   const Timeline timeline = simulate(graph, price(graph, problem));
-  std::vector<Duration> last(at(problem.num_ranks), Duration{});
+  std::vector<Duration> last(to_size(problem.num_ranks), Duration{});
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
     if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) continue;
-    last[at(vertex.lane)] = std::max(last[at(vertex.lane)], timeline.end[v]);
+    last[vertex.lane] = std::max(last[vertex.lane], timeline.end[v]);
   }
   Duration makespan{};
   for (std::size_t rank = 0; rank < last.size(); ++rank)
@@ -339,4 +338,4 @@ Duration simulated_makespan(const PlacedProblem& problem, const Schedule& schedu
   return makespan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

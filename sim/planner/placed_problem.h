@@ -12,7 +12,7 @@
 #include "model/schedule/schedule.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max() / 4;
 
@@ -145,4 +145,4 @@ bool keeps_limits(const PlacedProblem& problem, const OpTable& table, const Orde
 // What the simulator makes of `schedule`, which may have joint blocks: an F and a B take their sum.
 Duration simulated_makespan(const PlacedProblem& problem, const Schedule& schedule);
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,14 +8,12 @@
 #include "model/errors.h"
 #include "sim/parallel.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
 constexpr std::int64_t kMostVertices = 100'000;  // of a structure that is kept for the next round
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 }  // namespace
 
@@ -37,7 +35,7 @@ Plan::~Plan() = default;
 std::vector<Plan::Work> Plan::next() {
   std::vector<Work> work;
   const auto add = [&](int point, bool simulate) {
-    work.push_back({.point = point, .structure = structure_of_[at(point)], .simulate = simulate});
+    work.push_back({.point = point, .structure = structure_of_[point], .simulate = simulate});
   };
   if (round_size_ == 0) {
     for (int point = 0; point < std::ssize(points_); ++point) add(point, false);
@@ -45,7 +43,7 @@ std::vector<Plan::Work> Plan::next() {
   while (work.empty() && taken_ < queue_.size()) {
     const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
     for (; taken_ < end; ++taken_) {
-      PlanResult& result = results_[at(queue_[taken_])];
+      PlanResult& result = results_[queue_[taken_]];
       if (!everything_ && certainly_worse(result)) {
         result.status = PlanStatus::bounded;
       } else {
@@ -67,12 +65,12 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
     runs.back().second = i + 1;
   }
   parallel_for(std::ssize(runs), [&](std::int64_t index) {
-    const auto [begin, end] = runs[static_cast<std::size_t>(index)];
-    std::unique_ptr<StructureRuns>& structure = structures_[at(work[begin].structure)];
+    const auto [begin, end] = runs[index];
+    std::unique_ptr<StructureRuns>& structure = structures_[work[begin].structure];
     for (std::size_t i = begin; i < end; ++i) {
       if (stop != nullptr && *stop) return;
       try {
-        const Scenario scenario = scenario_of(base_, space_, points_[at(work[i].point)]);
+        const Scenario scenario = scenario_of(base_, space_, points_[work[i].point]);
         if (!structure) structure = std::make_unique<StructureRuns>(scenario);
         results[i] = work[i].simulate ? structure->run(scenario) : structure->assess(scenario);
       } catch (const InputError& error) {
@@ -89,7 +87,7 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
 void Plan::take(std::span<const Work> work, std::span<const PlanResult> results) {
   for (std::size_t i = 0; i < work.size(); ++i) {
     if (results[i].status == PlanStatus::open && work[i].simulate) continue;  // stopped before it
-    PlanResult& known = results_[at(work[i].point)];
+    PlanResult& known = results_[work[i].point];
     const Duration bound = known.bound;
     known = results[i];
     if (!work[i].simulate) continue;
@@ -100,7 +98,7 @@ void Plan::take(std::span<const Work> work, std::span<const PlanResult> results)
 
 std::int64_t Plan::num_closed() const {
   return std::count_if(queue_.begin(), queue_.end(),
-                       [&](int point) { return results_[at(point)].status != PlanStatus::open; });
+                       [&](int point) { return results_[point].status != PlanStatus::open; });
 }
 
 // After the first round: what may fit is to be simulated, the most promising first.
@@ -109,20 +107,19 @@ void Plan::end_round() {
   round_size_ = kFirstRound;
   std::vector<char> needed(structures_.size(), 0);
   for (int point = 0; point < std::ssize(points_); ++point) {
-    if (results_[at(point)].status != PlanStatus::open) continue;
+    if (results_[point].status != PlanStatus::open) continue;
     queue_.push_back(point);
-    needed[at(structure_of_[at(point)])] = 1;
+    needed[structure_of_[point]] = 1;
   }
   for (std::size_t i = 0; i < needed.size(); ++i) {
     if (needed[i] == 0) structures_[i].reset();
   }
-  std::stable_sort(queue_.begin(), queue_.end(),
-                   [&](int a, int b) { return results_[at(a)].bound < results_[at(b)].bound; });
+  std::stable_sort(queue_.begin(), queue_.end(), [&](int a, int b) { return results_[a].bound < results_[b].bound; });
 }
 
 // Simulated: among the fastest, and on the front?
 void Plan::note(int point) {
-  const PlanResult& result = results_[at(point)];
+  const PlanResult& result = results_[point];
   if (result.status != PlanStatus::simulated || !result.fits) return;
   fastest_.insert(std::upper_bound(fastest_.begin(), fastest_.end(), result.iteration), result.iteration);
   if (std::ssize(fastest_) > keep_) fastest_.pop_back();
@@ -143,11 +140,11 @@ bool Plan::certainly_worse(const PlanResult& result) const {
 std::vector<int> Plan::ranking() const {
   std::vector<int> out;
   for (int point = 0; point < std::ssize(points_); ++point) {
-    if (results_[at(point)].status == PlanStatus::simulated && results_[at(point)].fits) out.push_back(point);
+    if (results_[point].status == PlanStatus::simulated && results_[point].fits) out.push_back(point);
   }
   std::stable_sort(out.begin(), out.end(), [&](int a, int b) {
-    const PlanResult& x = results_[at(a)];
-    const PlanResult& y = results_[at(b)];
+    const PlanResult& x = results_[a];
+    const PlanResult& y = results_[b];
     return std::tie(x.iteration, x.needed_bytes) < std::tie(y.iteration, y.needed_bytes);
   });
   return out;
@@ -156,9 +153,9 @@ std::vector<int> Plan::ranking() const {
 std::vector<int> Plan::pareto_front() const {
   std::vector<int> out;
   for (const int point : ranking()) {
-    if (out.empty() || results_[at(point)].needed_bytes < results_[at(out.back())].needed_bytes) out.push_back(point);
+    if (out.empty() || results_[point].needed_bytes < results_[out.back()].needed_bytes) out.push_back(point);
   }
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -10,7 +10,7 @@
 #include "sim/planner/plan_space.h"
 #include "sim/planner/structure_runs.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // The search over all configurations of a model on a cluster. It goes in rounds, each of which says what to work out;
 // the work may be done anywhere and in any order, and the answer is the same:
@@ -74,4 +74,4 @@ class Plan {
   std::vector<std::pair<Duration, std::int64_t>> front_;    // time and memory, both strictly monotone
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/input/nearest.h"
 #include "model/slicing/balanced.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 constexpr int kMostChunks = 8;
@@ -246,4 +246,4 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

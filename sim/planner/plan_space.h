@@ -8,7 +8,7 @@
 #include "model/schedule/family.h"
 #include "model/workload/training.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // One way to run a model on a cluster.
 struct PlanPoint {
@@ -59,4 +59,4 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
 // The flags of `sluice simulate` that, laid over the base, give it.
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
 
-}  // namespace sluice
+}  // namespace sluice::sim

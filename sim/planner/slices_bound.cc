@@ -5,7 +5,7 @@
 #include "model/cost/price.h"
 #include "model/slicing/terapipe.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 // The least, over cuts, of `own` of all slices and `outer` of the first: a shortest path over the sequence.
@@ -37,7 +37,7 @@ SlicesBound::SlicesBound(const OpGraph& graph, const ScenarioCosts& costs, const
     ranks_.push_back({.stages = {stages.begin(), stages.end()}});
   }
   find_steps(graph, costs.cost());
-  last_steps_ = ranks_[static_cast<std::size_t>(schedule.rank_of(0, 0))].steps;
+  last_steps_ = ranks_[schedule.rank_of(0, 0)].steps;
   find_sends(schedule, costs);
 }
 
@@ -140,4 +140,4 @@ Duration SlicesBound::operator()(int slices) const {
   return bound;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

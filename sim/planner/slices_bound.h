@@ -6,7 +6,7 @@
 #include "model/scenario/costs.h"
 #include "model/slicing/stage_times.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A bound on the makespan of a schedule over all cuts of its sequences (the argument: slices_for_schedule.h).
 class SlicesBound {
@@ -27,7 +27,7 @@ class SlicesBound {
   void find_steps(const OpGraph& graph, const CostModel& cost);
   void find_sends(const Schedule& schedule, const ScenarioCosts& costs);
   Duration send(const std::vector<std::vector<Duration>>& sends, int stage, std::int64_t granules) const {
-    return sends[static_cast<std::size_t>(stage)][static_cast<std::size_t>(granules - 1)];
+    return sends[stage][granules - 1];
   }
   Duration head(const Rank& rank, std::int64_t granules) const;
   Duration way_back(const Rank& rank, std::int64_t granules) const;
@@ -43,4 +43,4 @@ class SlicesBound {
   std::vector<std::vector<Duration>> sends_forward_, sends_gradient_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -17,7 +17,7 @@
 #include "sim/planner/slices_bound.h"
 #include "sim/planner/slices_run.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -150,11 +150,11 @@ class Search {
     for (std::int64_t apart = 1; apart < slices; ++apart) {
       for (std::int64_t a = 0; a + apart < slices; ++a) {
         for (const auto& [from, to] : {std::pair(a, a + apart), std::pair(a + apart, a)}) {
-          while (counts_[static_cast<std::size_t>(from)] > step) {
+          while (counts_[from] > step) {
             if (Clock::now() >= deadline) return false;
             std::vector<std::int64_t> moved = counts_;
-            moved[static_cast<std::size_t>(from)] -= step;
-            moved[static_cast<std::size_t>(to)] += step;
+            moved[from] -= step;
+            moved[to] += step;
             if (!try_cut(moved)) break;
             helped = true;
           }
@@ -214,7 +214,7 @@ class Planner {
       const bool room = best == nullptr || search.candidate().lower_bound < best->candidate().makespan;
       if (room || !search.fits()) worth.push_back(&search);
     }
-    parallel_for(std::ssize(worth), [&](std::int64_t i) { worth[static_cast<std::size_t>(i)]->search(deadline_); });
+    parallel_for(std::ssize(worth), [&](std::int64_t i) { worth[i]->search(deadline_); });
   }
 
   void tabulate() {
@@ -288,4 +288,4 @@ ScheduleSlices slices_for_schedule(const SlicesRequest& request) {
   return Planner(request).run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/units.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // Which cuts of a sequence are looked at for a schedule.
 struct SlicesRequest {
@@ -58,4 +58,4 @@ struct ScheduleSlices {
 // noise, uniform costs with a time for each slice, granularity and slices that the sequence does not have.
 ScheduleSlices slices_for_schedule(const SlicesRequest& request);
 
-}  // namespace sluice
+}  // namespace sluice::sim

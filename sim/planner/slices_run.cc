@@ -8,7 +8,7 @@
 #include "model/slicing/terapipe.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
 
 Scenario with_slices(Scenario scenario, std::int64_t granularity, int slices) {
@@ -48,7 +48,7 @@ class SlicesRun::KnownCosts : public CostModel {
 
  private:
   double known(int what, int stage, const MicrobatchShape& shape, int slice, const auto& ask) const {
-    const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+    const std::int64_t tokens = shape.slice_lengths[slice];
     const auto [found, added] = times_.try_emplace({what, stage, tokens, shape.context(slice)}, 0.0);
     if (added) found->second = ask();
     return found->second;
@@ -82,7 +82,7 @@ Timeline SlicesRun::timeline_of(const std::vector<std::int64_t>& granules) {
   shape.slice_lengths = lengths_of(granules);
   schedule_.resize({std::move(shape)});
   graph_.refill(costs_.footprint());
-  return sluice::simulate(graph_, price(graph_, *known_));
+  return sim::simulate(graph_, price(graph_, *known_));
 }
 
 std::optional<Fit> SlicesRun::fit_of_timeline(const Timeline& timeline) const {
@@ -107,4 +107,4 @@ std::optional<SlicesRun::Result> SlicesRun::simulate_if_better(const std::vector
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -9,7 +9,7 @@
 #include "model/schedule/schedule.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // A scenario's schedule with a number of slices, lowered once; simulated for one cut after the other, which differ only
 // in what ops take and hold. Not movable: its parts refer to each other.
@@ -54,4 +54,4 @@ class SlicesRun {
   std::int64_t simulations_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -4,12 +4,11 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 std::int64_t largest(const std::vector<std::int64_t>& bytes, int& rank) {
   const auto most = std::max_element(bytes.begin(), bytes.end());
@@ -122,7 +121,7 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     Duration busy{0};
     for (VertexId v = 0; v < graph.size(); ++v) {
       out.makespan = std::max(out.makespan, timeline.end[v]);
-      if (graph.lanes()[at(graph[v].lane)].kind == LaneKind::compute) busy += prices.duration[v];
+      if (graph.lanes()[graph[v].lane].kind == LaneKind::compute) busy += prices.duration[v];
     }
     out.makespan += more->time;
     for (const Duration of_rank : more->busy) busy += of_rank;
@@ -174,11 +173,11 @@ Duration rounded(double seconds) { return from_seconds(seconds, "op"); }
 
 std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& cost, bool recompute) {
   const MicrobatchShape& shape = schedule.shapes()[0];
-  std::vector<StageTimes> stages(at(schedule.num_stages()));
+  std::vector<StageTimes> stages(to_size(schedule.num_stages()));
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    StageTimes& of = stages[at(stage)];
+    StageTimes& of = stages[stage];
     if (const int like = cost.alike(stage); like != stage) {
-      of = stages[at(like)];
+      of = stages[like];
       continue;
     }
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
@@ -241,8 +240,8 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
     Duration weights{0};
     Duration behind{0};
     for (const int stage : held) {
-      gradients += stages[at(stage)].forward + stages[at(stage)].gradient;
-      weights += stages[at(stage)].weight;
+      gradients += stages[stage].forward + stages[stage].gradient;
+      weights += stages[stage].weight;
       behind += rounded(cost.optimizer_s(stage));
       if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
         behind +=
@@ -250,12 +249,12 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
       }
     }
     gradients -= most_saved(schedule, cost, held) * std::ssize(held);
-    const Duration begin = there[at(held.front())];
+    const Duration begin = there[held.front()];
     least = std::max(least, begin + (gradients + weights) * of_route + behind);
     // Whatever a rank does last but for weight gradients is a gradient of its first stage, on its way to stage 0.
-    least = std::max(least, begin + gradients * of_route + back[at(held.front())]);
+    least = std::max(least, begin + gradients * of_route + back[held.front()]);
   }
   return least;
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

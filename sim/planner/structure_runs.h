@@ -11,7 +11,7 @@
 #include "sim/prediction.h"
 #include "sim/steady_state.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 enum class PlanStatus : std::uint8_t {
   open,       // may fit, not simulated yet
@@ -78,4 +78,4 @@ class StructureRuns {
 // it and before the way of the last gradient back. Precondition: one shape, and routes take equal shares.
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
 
-}  // namespace sluice
+}  // namespace sluice::sim

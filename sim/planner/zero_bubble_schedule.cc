@@ -10,12 +10,11 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::sim {
 namespace {
-
-std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 void check(const ZeroBubbleProblem& problem) {
   const auto refuse = [](const std::string& reason) { throw InputError("zero-bubble schedule: " + reason); };
@@ -69,9 +68,9 @@ class Builder {
   Builder(const ZeroBubbleProblem& problem, const ZeroBubbleRules& rules)
       : problem_(problem), rules_(rules), ranks_(problem.ranks.size()) {
     for (Rank& rank : ranks_) {
-      rank.order.reserve(3 * at(problem.num_microbatches));
-      rank.forward_end.reserve(at(problem.num_microbatches));
-      rank.gradient_end.reserve(at(problem.num_microbatches));
+      rank.order.reserve(3 * to_size(problem.num_microbatches));
+      rank.forward_end.reserve(problem.num_microbatches);
+      rank.gradient_end.reserve(problem.num_microbatches);
     }
   }
 
@@ -85,7 +84,7 @@ class Builder {
     std::vector<std::vector<Op>> orders;
     for (int rank = 0; rank < num_ranks(); ++rank) {
       finish_weights(rank);
-      orders.push_back(std::move(ranks_[at(rank)].order));
+      orders.push_back(std::move(ranks_[rank].order));
     }
     return orders;
   }
@@ -106,20 +105,19 @@ class Builder {
   };
 
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
-  const RankBudget& budget(int rank) const { return problem_.ranks[at(rank)]; }
+  const RankBudget& budget(int rank) const { return problem_.ranks[rank]; }
 
   // When what the next F or I of `rank` needs from its neighbour is there.
   Duration forward_ready(int rank) const {
-    return rank == 0 ? Duration::zero()
-                     : ranks_[at(rank - 1)].forward_end[at(ranks_[at(rank)].forwards())] + problem_.hop;
+    return rank == 0 ? Duration::zero() : ranks_[rank - 1].forward_end[ranks_[rank].forwards()] + problem_.hop;
   }
   Duration gradient_ready(int rank) const {
     return rank + 1 == num_ranks() ? Duration::zero()
-                                   : ranks_[at(rank + 1)].gradient_end[at(ranks_[at(rank)].gradients())] + problem_.hop;
+                                   : ranks_[rank + 1].gradient_end[ranks_[rank].gradients()] + problem_.hop;
   }
 
   Duration run(int rank, OpKind kind, int microbatch, Duration ready, Duration time) {
-    Rank& state = ranks_[at(rank)];
+    Rank& state = ranks_[rank];
     if (!state.order.empty() && ready > state.clock) {
       state.idle += ready - state.clock;
       most_idle_ = std::max(most_idle_, state.idle);
@@ -129,29 +127,29 @@ class Builder {
     return state.clock;
   }
   void forward(int rank) {
-    Rank& state = ranks_[at(rank)];
+    Rank& state = ranks_[rank];
     state.forward_end.push_back(run(rank, OpKind::F, state.forwards(), forward_ready(rank), budget(rank).forward));
     state.held += budget(rank).activation;
   }
   void input_gradient(int rank) {
-    Rank& state = ranks_[at(rank)];
+    Rank& state = ranks_[rank];
     state.gradient_end.push_back(
         run(rank, OpKind::I, state.gradients(), gradient_ready(rank), budget(rank).input_gradient));
     state.held -= budget(rank).activation - budget(rank).kept;
   }
   void weight_gradient(int rank) {
-    Rank& state = ranks_[at(rank)];
+    Rank& state = ranks_[rank];
     run(rank, OpKind::W, state.weights++, Duration::zero(), budget(rank).weight_gradient);
     state.held -= budget(rank).kept;
   }
   void finish_weights(int rank) {
-    while (ranks_[at(rank)].weights_pending()) weight_gradient(rank);
+    while (ranks_[rank].weights_pending()) weight_gradient(rank);
   }
 
   // Weight gradients in the time until `ready`. One that would end after it is worth it where the wait would make this
   // rank the one that has waited longest.
   void fill_until(int rank, Duration ready) {
-    Rank& state = ranks_[at(rank)];
+    Rank& state = ranks_[rank];
     while (state.weights_pending() && state.clock + budget(rank).weight_gradient <= ready) weight_gradient(rank);
     if (!state.weights_pending() || state.clock >= ready) return;
     if (rules_.fill_every_gap || state.idle + (ready - state.clock) > most_idle_) weight_gradient(rank);
@@ -163,9 +161,9 @@ class Builder {
     Duration gradient_end = ranks_.back().clock + problem_.ranks.back().input_gradient;
     for (int rank = num_ranks() - 2; rank >= 0; --rank) {
       const Duration ready = gradient_end + problem_.hop;
-      Duration clock = ranks_[at(rank)].clock;
-      std::int64_t held = ranks_[at(rank)].held;
-      int& count = counts[at(rank)];
+      Duration clock = ranks_[rank].clock;
+      std::int64_t held = ranks_[rank].held;
+      int& count = counts[rank];
       while (1 + count < problem_.num_microbatches && held + budget(rank).activation <= budget(rank).limit) {
         if (rules_.delay_first_gradient ? clock >= ready : clock + budget(rank).forward > ready) break;
         held += budget(rank).activation;
@@ -187,16 +185,16 @@ class Builder {
     for (int rank = 0; rank < num_ranks(); ++rank) forward(rank);
     const std::vector<int> counts = forwards_before_gradient();
     for (int rank = 0; rank < num_ranks(); ++rank) {
-      for (int i = 0; i < counts[at(rank)]; ++i) forward(rank);
+      for (int i = 0; i < counts[rank]; ++i) forward(rank);
     }
     for (int rank = num_ranks() - 1; rank >= 0; --rank) input_gradient(rank);
   }
 
   // Whether `rank`, which is two forwards ahead of the next, does better to wait for that one's input gradient.
   bool better_held_back(int rank) const {
-    const Rank& state = ranks_[at(rank)];
+    const Rank& state = ranks_[rank];
     const Duration gradient_here =
-        ranks_[at(rank + 1)].clock + budget(rank + 1).forward + budget(rank + 1).input_gradient + problem_.hop;
+        ranks_[rank + 1].clock + budget(rank + 1).forward + budget(rank + 1).input_gradient + problem_.hop;
     if (state.clock >= gradient_here) return true;
     Duration end = state.clock + budget(rank).forward;
     std::int64_t held = state.held + budget(rank).activation;
@@ -211,12 +209,12 @@ class Builder {
   std::vector<bool> forwards_of_round() const {
     std::vector<bool> runs(ranks_.size());
     for (int rank = num_ranks() - 1; rank >= 0; --rank) {
-      bool wants = ranks_[at(rank)].forwards() < problem_.num_microbatches;
+      bool wants = ranks_[rank].forwards() < problem_.num_microbatches;
       if (rank + 1 < num_ranks() && wants) {
-        const int ahead = ranks_[at(rank)].forwards() - ranks_[at(rank + 1)].forwards();
-        wants = runs[at(rank + 1)] && !(rules_.hold_back_forwards && ahead >= 2 && better_held_back(rank));
+        const int ahead = ranks_[rank].forwards() - ranks_[rank + 1].forwards();
+        wants = runs[rank + 1] && !(rules_.hold_back_forwards && ahead >= 2 && better_held_back(rank));
       }
-      runs[at(rank)] = wants;
+      runs[rank] = wants;
     }
     return runs;
   }
@@ -225,8 +223,8 @@ class Builder {
   void round() {
     const std::vector<bool> runs = forwards_of_round();
     for (int rank = 0; rank < num_ranks(); ++rank) {
-      if (!runs[at(rank)]) continue;
-      Rank& state = ranks_[at(rank)];
+      if (!runs[rank]) continue;
+      Rank& state = ranks_[rank];
       // With every W done there is room: as many microbatches are between F and I as the warm-up left, and one fewer.
       while (state.held + budget(rank).activation > budget(rank).limit && state.weights_pending())
         weight_gradient(rank);
@@ -252,15 +250,14 @@ class Builder {
   // What is there first: an input gradient before a forward before a weight gradient. Where nothing is, weight
   // gradients fill the time until something comes.
   Choice next_by_arrival(int rank) const {
-    const Rank& state = ranks_[at(rank)];
+    const Rank& state = ranks_[rank];
     const bool last = rank + 1 == num_ranks();
     Choice gradient{.kind = OpKind::I};
-    if (state.gradients() < state.forwards() && (last || ranks_[at(rank + 1)].gradients() > state.gradients())) {
+    if (state.gradients() < state.forwards() && (last || ranks_[rank + 1].gradients() > state.gradients())) {
       gradient.start = std::max(state.clock, gradient_ready(rank));
     }
     Choice forward{.kind = OpKind::F};
-    if (state.forwards() < problem_.num_microbatches &&
-        (rank == 0 || ranks_[at(rank - 1)].forwards() > state.forwards()) &&
+    if (state.forwards() < problem_.num_microbatches && (rank == 0 || ranks_[rank - 1].forwards() > state.forwards()) &&
         state.held + budget(rank).activation <= budget(rank).limit) {
       forward.start = std::max(state.clock, forward_ready(rank));
     }
@@ -277,7 +274,7 @@ class Builder {
   // Places the ops of all ranks in the order of their starts, so that a rank knows of all that has come by then.
   void run_by_arrival() {
     std::vector<Choice> next(ranks_.size());
-    for (int rank = 0; rank < num_ranks(); ++rank) next[at(rank)] = next_by_arrival(rank);
+    for (int rank = 0; rank < num_ranks(); ++rank) next[rank] = next_by_arrival(rank);
     while (true) {
       const auto first =
           std::min_element(next.begin(), next.end(), [](const auto& a, const auto& b) { return a.start < b.start; });
@@ -289,7 +286,7 @@ class Builder {
         default: weight_gradient(rank); break;
       }
       for (int near = std::max(0, rank - 1); near <= std::min(rank + 1, num_ranks() - 1); ++near) {
-        next[at(near)] = next_by_arrival(near);
+        next[near] = next_by_arrival(near);
       }
     }
   }
@@ -321,7 +318,7 @@ Metrics measured(const ZeroBubbleProblem& problem, const Schedule& schedule) {
 
 bool fits(const ZeroBubbleProblem& problem, const Schedule& schedule) {
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const RankBudget& budget = problem.ranks[at(rank)];
+    const RankBudget& budget = problem.ranks[rank];
     if (peak_held(schedule, rank, budget) > budget.limit) return false;
   }
   return true;
@@ -397,7 +394,7 @@ std::int64_t peak_held(const Schedule& schedule, int rank, const RankBudget& bud
 }
 
 double ZeroBubbleCost::compute_s(OpKind kind, int stage, const MicrobatchShape& /*shape*/, int /*slice*/) const {
-  const RankBudget& budget = problem_.ranks[at(stage)];
+  const RankBudget& budget = problem_.ranks[stage];
   switch (kind) {
     case OpKind::F: return to_seconds(budget.forward);
     case OpKind::I: return to_seconds(budget.input_gradient);
@@ -411,4 +408,4 @@ TransferTime ZeroBubbleCost::transfer(int /*from*/, int /*to*/, std::int64_t /*b
   return {.occupied_s = 0, .latency_s = to_seconds(problem_.hop)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::sim

@@ -8,7 +8,7 @@
 #include "model/schedule/schedule.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::sim {
 
 // What one rank's ops on one microbatch take, and what they hold: an F adds `activation`, its I leaves `kept` of that,
 // its W takes the rest. Bytes, or any other unit that `limit` is in; the limit holds at every moment.
@@ -76,4 +76,4 @@ class ZeroBubbleCost : public CostModel {
   const ZeroBubbleProblem& problem_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::sim

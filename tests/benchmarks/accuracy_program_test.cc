@@ -9,7 +9,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -53,4 +53,4 @@ TEST(AccuracyProgram, RefusesFoldersWithoutATableItKnows) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

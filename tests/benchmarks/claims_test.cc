@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -256,4 +256,4 @@ TEST(Claims, OfThePapersAllRun) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -13,7 +13,7 @@
 #include "tests/support/command.h"
 #include "tests/support/oracle.h"
 
-namespace sluice::accuracy {
+namespace sluice::bench::accuracy {
 namespace {
 
 constexpr const char* kProfile =
@@ -175,4 +175,4 @@ TEST_F(PublishedTables, ThroughputLeftOneOut) {
 }
 
 }  // namespace
-}  // namespace sluice::accuracy
+}  // namespace sluice::bench::accuracy

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "exec/checkpoint.h"
-#include "exec/faults.h"
+#include "exec/checkpoint/checkpoint.h"
+#include "exec/run/faults.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 // A file in memory, with a path.
@@ -52,4 +52,4 @@ void try_fault(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

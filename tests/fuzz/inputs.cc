@@ -11,7 +11,7 @@
 #include "model/workload/transformer.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 
 void try_model(std::string_view text) {
   accepts([&] {
@@ -123,4 +123,4 @@ void try_catalogue(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 namespace fs = std::filesystem;
@@ -53,4 +53,4 @@ TEST(Targets, TellRefusedFromAcceptedAndReportTheRest) {
 }
 
 }  // namespace
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -7,7 +7,7 @@
 #include "sim/prediction.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 // Larger ones take long because they are asked to. Chunks and batches that nobody gave are a family's default, at
@@ -34,4 +34,4 @@ void try_scenario(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

@@ -7,7 +7,7 @@
 #include "model/schedule/with_communication.h"
 #include "tests/fuzz/targets.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 namespace {
 
 // Some schedules deadlock, and are refused here.
@@ -77,4 +77,4 @@ void try_schedule_csv(std::string_view text) {
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

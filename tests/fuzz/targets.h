@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 
 // Each takes any text through one parser, and what the parser made of it a step further. Being refused with InputError
 // or ScheduleError is a good end; another exception, a crash or a sanitizer's complaint is a find.
@@ -63,4 +63,4 @@ bool accepts(const Call& call) {
   return false;
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

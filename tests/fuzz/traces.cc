@@ -1,10 +1,10 @@
 #include "tests/fuzz/targets.h"
-#include "traces/comparison.h"
-#include "traces/side_by_side.h"
-#include "traces/trace_check.h"
-#include "traces/trace_read.h"
+#include "tests/support/trace_check.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/compare/comparison.h"
+#include "traces/read/trace_read.h"
 
-namespace sluice::fuzz {
+namespace sluice::test::fuzz {
 
 void try_trace(std::string_view text) {
   accepts([&] {
@@ -18,9 +18,9 @@ void try_trace(std::string_view text) {
     if (run.rows.size() > kMostRows) return;
     std::string both;
     write_side_by_side([&](std::string_view bytes) { both += bytes; }, {TraceSide{"a", &run}, TraceSide{"b", &run}});
-    const std::vector<std::string> breaches = check_trace(both);
+    const std::vector<std::string> breaches = test::check_trace(both);
     require(breaches.empty(), breaches.empty() ? "" : breaches.front());
   });
 }
 
-}  // namespace sluice::fuzz
+}  // namespace sluice::test::fuzz

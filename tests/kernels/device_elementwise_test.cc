@@ -264,15 +264,15 @@ TEST_P(DeviceElementwise, Embedding) {
     Numbers expected_without;
     Numbers expected_gradient = before;
     for (std::int64_t row = 0; row < 8; ++row) {
-      const std::int64_t token = tokens[static_cast<std::size_t>(row)] - 3;
+      const std::int64_t token = tokens[row] - 3;
       const bool here = token >= 0 && token < 10;
       for (std::int64_t i = 0; i < h; ++i) {
-        const double word = here ? words[static_cast<std::size_t>(token * h + i)] : 0;
-        const double of_row = gradient[static_cast<std::size_t>(row * h + i)];
+        const double word = here ? words[token * h + i] : 0;
+        const double of_row = gradient[row * h + i];
         expected_without.push_back(word);
-        expected.push_back(word + positions[static_cast<std::size_t>(row % 4 * h + i)]);
-        if (here) expected_gradient[static_cast<std::size_t>(token * h + i)] += of_row;
-        expected_gradient[static_cast<std::size_t>((10 + row % 4) * h + i)] += of_row;
+        expected.push_back(word + positions[row % 4 * h + i]);
+        if (here) expected_gradient[token * h + i] += of_row;
+        expected_gradient[(10 + row % 4) * h + i] += of_row;
       }
     }
     expect_near(read(out), expected, "out");
@@ -299,7 +299,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShards) {
     const std::int64_t vocabulary = ranks.back().first_token + ranks.back().columns;
     const std::vector<std::int32_t> targets = {0, 17, static_cast<std::int32_t>(vocabulary) - 1, 42, 3};
     Numbers logits = random(n * vocabulary, 3);
-    for (std::int64_t i = 0; i < vocabulary; ++i) logits[static_cast<std::size_t>(i)] += i % 2 == 0 ? 500 : 480;
+    for (std::int64_t i = 0; i < vocabulary; ++i) logits[i] += i % 2 == 0 ? 500 : 480;
     logits = rounded(element(), logits);
 
     std::vector<cuda::Half*> parts;
@@ -309,8 +309,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShards) {
       Numbers part(static_cast<std::size_t>(n * shape.stride));
       for (std::int64_t row = 0; row < n; ++row) {
         for (std::int64_t i = 0; i < shape.columns; ++i) {
-          part[static_cast<std::size_t>(row * shape.stride + i)] =
-              logits[static_cast<std::size_t>(row * vocabulary + shape.first_token + i)];
+          part[row * shape.stride + i] = logits[row * vocabulary + shape.first_token + i];
         }
       }
       parts.push_back(halves(part));
@@ -340,7 +339,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShards) {
       const double highest = *std::max_element(of_row, of_row + vocabulary);
       double sum = 0;
       for (std::int64_t i = 0; i < vocabulary; ++i) sum += std::exp(of_row[i] - highest);
-      const auto target = static_cast<std::int64_t>(targets[static_cast<std::size_t>(row)]);
+      const auto target = static_cast<std::int64_t>(targets[row]);
       expected_loss += std::log(sum) + highest - of_row[target];
       for (std::int64_t i = 0; i < vocabulary; ++i) {
         of_row[i] = kScale * (std::exp(of_row[i] - highest) / sum - (i == target ? 1 : 0));
@@ -356,9 +355,9 @@ TEST_P(DeviceElementwise, CrossEntropyOverShards) {
       const Numbers part = read(parts[rank]);
       for (std::int64_t row = 0; row < n; ++row) {
         for (std::int64_t i = 0; i < shape.stride; ++i) {
-          const double number = part[static_cast<std::size_t>(row * shape.stride + i)];
+          const double number = part[row * shape.stride + i];
           if (i < shape.columns) {
-            gradient[static_cast<std::size_t>(row * vocabulary + shape.first_token + i)] = number;
+            gradient[row * vocabulary + shape.first_token + i] = number;
           } else {
             EXPECT_EQ(number, 0) << "padding";
           }

@@ -51,7 +51,7 @@ class DeviceOptimizer : public DeviceKernels {
   Numbers master() const {
     device_->synchronize(*stream_);
     Numbers out = as_numbers(Element::float32, moments_->read());
-    out.resize(static_cast<std::size_t>(elements_));
+    out.resize(elements_);
     return out;
   }
   Numbers weights() const {

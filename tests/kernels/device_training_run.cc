@@ -7,19 +7,18 @@
 #include <thread>
 
 #include "kernels/device_kernels.h"
+#include "model/to_size.h"
 #include "tests/support/test_device.h"
 
 namespace sluice::test {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Element element_of(Precision precision) {
   return precision == Precision::float16 ? Element::float16 : Element::bfloat16;
 }
 
 struct Board {
-  explicit Board(int size) : barrier(size), data(index(size)) {}
+  explicit Board(int size) : barrier(size), data(to_size(size)) {}
   std::barrier<> barrier;
   std::vector<std::vector<double>> data;
 };
@@ -46,7 +45,7 @@ class HostGroup final : public StreamGroup {
     std::byte* const host = device_.allocate_host(bytes);
     device_.copy(host, data, bytes, stream);
     device_.synchronize(stream);
-    board_.data[index(rank_)] = as_numbers(element, {host, index(bytes)});
+    board_.data[rank_] = as_numbers(element, {host, to_size(bytes)});
     board_.barrier.arrive_and_wait();
     std::vector<double> result = board_.data.front();
     for (std::size_t rank = 1; rank < board_.data.size(); ++rank) {
@@ -149,13 +148,13 @@ class DeviceRank {
     state.weights = std::make_unique<DeviceMemory>(device_, *stream_, memory.weights);
     state.gradients = std::make_unique<DeviceMemory>(device_, *stream_, memory.gradients);
     state.gradients->fill(std::byte{0});
-    std::vector<double> numbers(index(memory.weights / state.stage->element_bytes()));
+    std::vector<double> numbers(to_size(memory.weights / state.stage->element_bytes()));
     for (const Parameter& p : state.stage->parameters()) {
       const std::vector<double>& matrix = weights.at(p.name);
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
-          numbers[index(p.offset + row * p.columns + column)] =
-              matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)];
+          numbers[p.offset + row * p.columns + column] =
+              matrix[(p.first_row + row) * p.all_columns + p.first_column + column];
         }
       }
     }
@@ -169,10 +168,10 @@ class DeviceRank {
         std::vector<std::int32_t> tokens;
         std::vector<std::int32_t> targets;
         for (int sequence = 0; sequence < training_.sequences; ++sequence) {
-          const Sequence& from = batch_[index(m * training_.sequences + sequence)];
+          const Sequence& from = batch_[m * training_.sequences + sequence];
           for (std::int64_t i = context; i < context + of_slice; ++i) {
-            tokens.push_back(from.tokens[index(i)]);
-            targets.push_back(from.targets[index(i)]);
+            tokens.push_back(from.tokens[i]);
+            targets.push_back(from.targets[i]);
           }
         }
         slices.push_back(
@@ -188,7 +187,7 @@ class DeviceRank {
   template <class Op>
   void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
     StageState& state = states_[s];
-    auto& microbatch = state.slices[index(m)];
+    auto& microbatch = state.slices[m];
     SliceBuffers& slice = *microbatch[k];
     // Nothing may depend on what scratch holds.
     state.scratch->fill(std::byte{0xff});
@@ -221,9 +220,9 @@ class DeviceRank {
     call.keys_values = keys_values;
     call.keys_values_gradient = keys_values_gradient;
     call.slice_tokens = std::span(training_.slices).first(k + 1);
-    if (s > 0) call.input = states_[s - 1].slices[index(m)][k]->output.data();
+    if (s > 0) call.input = states_[s - 1].slices[m][k]->output.data();
     call.output = slice.output.data();
-    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[index(m)][k]->input_gradient.data();
+    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[m][k]->input_gradient.data();
     call.input_gradient = slice.input_gradient.data();
     call.tokens = reinterpret_cast<const std::int32_t*>(slice.tokens.data());
     call.targets = reinterpret_cast<const std::int32_t*>(slice.targets.data());
@@ -254,7 +253,7 @@ class DeviceRank {
   }
   void weight(std::size_t s, int m, std::size_t k) {
     // What lived until the input gradient is gone by now.
-    SliceBuffers& slice = *states_[s].slices[index(m)][k];
+    SliceBuffers& slice = *states_[s].slices[m][k];
     slice.to_input.fill(std::byte{0xff});
     if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
     run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
@@ -264,13 +263,13 @@ class DeviceRank {
     const std::vector<double> numbers = as_numbers(Element::float32, state.gradients->read());
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
-      matrix.resize(index(p.all_rows * p.all_columns));
+      matrix.resize(p.all_rows * p.all_columns);
       // Of what all ranks have whole, the first one's.
       if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
-          matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)] +=
-              numbers[index(p.offset + row * p.columns + column)];
+          matrix[(p.first_row + row) * p.all_columns + p.first_column + column] +=
+              numbers[p.offset + row * p.columns + column];
         }
       }
     }

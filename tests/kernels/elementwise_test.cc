@@ -9,7 +9,7 @@
 #include <numbers>
 #include <vector>
 
-namespace sluice::cpu {
+namespace sluice::kernels::cpu {
 namespace {
 
 // The error of exp is some units in the last place wherever the result is a normal number: arguments from -87 to 0 in
@@ -87,7 +87,7 @@ TEST(ColumnSums, AreExactOnWholeNumbers) {
       std::vector<float> expected(static_cast<std::size_t>(width), 1);
       for (std::int64_t i = 0; i < rows * width; ++i) {
         matrix.push_back(static_cast<float>(i * 7 % 23 - 11));
-        expected[static_cast<std::size_t>(i % width)] += matrix.back();
+        expected[i % width] += matrix.back();
       }
       std::vector<float> sums(static_cast<std::size_t>(width), 1);
       add_column_sums<float>(matrix.data(), rows, width, sums.data());
@@ -110,11 +110,11 @@ TEST(SoftmaxTile, SeesUpToItsLimit) {
   EXPECT_EQ(sum, (std::vector<double>{1, 1, 2, 3}));
   for (std::int64_t row = 0; row < 4; ++row) {
     for (std::int64_t column = 0; column < columns; ++column) {
-      EXPECT_EQ(scores[static_cast<std::size_t>(row * columns + column)], column < row - 1 ? 1 : 0) << row;
+      EXPECT_EQ(scores[row * columns + column], column < row - 1 ? 1 : 0) << row;
     }
   }
   EXPECT_EQ(out, std::vector<double>(4, 7.0));  // the maximum stayed
 }
 
 }  // namespace
-}  // namespace sluice::cpu
+}  // namespace sluice::kernels::cpu

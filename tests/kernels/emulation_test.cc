@@ -20,7 +20,7 @@
 #include "kernels/cuda/launch.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using namespace cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
@@ -115,10 +115,10 @@ TEST_F(Emulation, WarpsGoOnInAnyOrder) {
     device->synchronize(*stream);
     orders.insert(seen);
     if (schedule.warps == Schedule::Warps::first_ahead) {
-      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[static_cast<std::size_t>(warp * 32 + 31)], warp + 1);
+      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[warp * 32 + 31], warp + 1);
     }
     if (schedule.warps == Schedule::Warps::last_ahead) {
-      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[static_cast<std::size_t>(warp * 32 + 31)], 3 - warp);
+      for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[warp * 32 + 31], 3 - warp);
     }
   }
   EXPECT_GE(orders.size(), 3U);
@@ -219,12 +219,12 @@ TEST_F(Emulation, MultipliesAsTheMatrixUnitsDo) {
   std::array<bfloat16, 256> a{};
   std::array<bfloat16, 128> b{};
   std::array<bfloat16, 128> b_transposed{};
-  for (int i = 0; i < 256; ++i) a[static_cast<std::size_t>(i)] = from_float<bfloat16>(static_cast<float>(i * 7 % 13));
+  for (int i = 0; i < 256; ++i) a[i] = from_float<bfloat16>(static_cast<float>(i * 7 % 13));
   for (int i = 0; i < 16; ++i) {
     for (int j = 0; j < 8; ++j) {
       const auto value = from_float<bfloat16>(static_cast<float>((i * 8 + j) * 5 % 11));
-      b[static_cast<std::size_t>(i * 8 + j)] = value;
-      b_transposed[static_cast<std::size_t>(j * 16 + i)] = value;
+      b[i * 8 + j] = value;
+      b_transposed[j * 16 + i] = value;
     }
   }
   for (const bool transposed : {false, true}) {
@@ -299,4 +299,4 @@ TEST_F(Emulation, FindsWhatIsNotFinite) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

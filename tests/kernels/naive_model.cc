@@ -3,24 +3,24 @@
 #include <cmath>
 #include <numbers>
 
+#include "model/to_size.h"
+
 namespace sluice::test {
 namespace {
 
 using Vector = std::vector<double>;
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 class Naive {
  public:
   Naive(const Transformer& model, const Matrices& weights) : model_(model), weights_(weights) {}
 
   double loss(const Sequence& sequence) const {
-    const std::size_t h = at(model_.hidden);
+    const std::size_t h = to_size(model_.hidden);
     std::vector<Vector> x;
     for (std::size_t p = 0; p < sequence.tokens.size(); ++p) {
       Vector row(h);
       for (std::size_t c = 0; c < h; ++c) {
-        row[c] = matrix("embedding.word.weight")[at(sequence.tokens[p]) * h + c];
+        row[c] = matrix("embedding.word.weight")[to_size(sequence.tokens[p]) * h + c];
         if (model_.positions > 0) row[c] += matrix("embedding.position.weight")[p * h + c];
       }
       x.push_back(row);
@@ -30,10 +30,10 @@ class Naive {
     for (std::size_t p = 0; p < x.size(); ++p) {
       const Vector normed = norm("final_norm", x[p]);
       const Vector& head = matrix(model_.tied_embeddings ? "embedding.word.weight" : "head.weight");
-      const Vector logits = product(head, normed, at(model_.vocab));
+      const Vector logits = product(head, normed, to_size(model_.vocab));
       double total = 0;
       for (const double logit : logits) total += std::exp(logit);
-      sum += std::log(total) - logits[at(sequence.targets[p])];
+      sum += std::log(total) - logits[sequence.targets[p]];
     }
     return sum;
   }
@@ -51,7 +51,7 @@ class Naive {
 
   // W x, plus the bias if the model has it.
   Vector linear(const std::string& name, const Vector& x, std::int64_t outputs, bool bias) const {
-    Vector out = product(matrix(name + ".weight"), x, at(outputs));
+    Vector out = product(matrix(name + ".weight"), x, to_size(outputs));
     for (std::size_t o = 0; bias && o < out.size(); ++o) out[o] += matrix(name + ".bias")[o];
     return out;
   }
@@ -74,7 +74,7 @@ class Naive {
 
   // Turns each pair (i, i + d/2) of every head by position x 10000^(-2i/d).
   void rotate(Vector& x, std::size_t position) const {
-    const std::size_t d = at(model_.head_dim);
+    const std::size_t d = to_size(model_.head_dim);
     for (std::size_t head = 0; head < x.size() / d; ++head) {
       for (std::size_t i = 0; i < d / 2; ++i) {
         const double angle = static_cast<double>(position) *
@@ -89,10 +89,10 @@ class Naive {
   }
 
   Vector attend(const Vector& query, const std::vector<Vector>& keys, const std::vector<Vector>& values) const {
-    const std::size_t d = at(model_.head_dim);
+    const std::size_t d = to_size(model_.head_dim);
     Vector out(query.size(), 0.0);
-    for (std::size_t head = 0; head < at(model_.heads); ++head) {
-      const std::size_t shared = head / at(model_.heads / model_.kv_heads);
+    for (std::size_t head = 0; head < to_size(model_.heads); ++head) {
+      const std::size_t shared = head / to_size(model_.heads / model_.kv_heads);
       Vector weights;
       double total = 0;
       for (const Vector& key : keys) {

@@ -35,10 +35,10 @@ Matrices initial(const std::vector<StageSpec>& specs, Precision precision, std::
     EXPECT_TRUE(weights.intact());
     for (const Parameter& p : stage->parameters()) {
       std::vector<double>& matrix = out[p.name];
-      matrix.resize(static_cast<std::size_t>(p.all_rows * p.all_columns), -1e30);
+      matrix.resize(p.all_rows * p.all_columns, -1e30);
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
-          matrix[static_cast<std::size_t>((p.first_row + row) * p.all_columns + p.first_column + column)] =
+          matrix[(p.first_row + row) * p.all_columns + p.first_column + column] =
               element(precision, weights.data(), p.offset + row * p.columns + column);
         }
       }

@@ -64,7 +64,7 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
         double most = -std::numeric_limits<double>::infinity();
         for (int key = 0; key <= query; ++key) {
           const double* const k = inputs.keys.row(sequence, key) + key_column;
-          double& score = p[static_cast<std::size_t>(key)];
+          double& score = p[key];
           for (int i = 0; i < d; ++i) score += q[i] * k[i];
           score *= scale;
           most = std::max(most, score);
@@ -74,7 +74,7 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
         results.log_sums.row(sequence, query)[head] = most + std::log(sum);
         double* const out = results.out.row(sequence, query) + column;
         for (int key = 0; key <= query; ++key) {
-          double& share = p[static_cast<std::size_t>(key)];
+          double& share = p[key];
           share = std::exp(share - most) / sum;
           const double* const v = inputs.values.row(sequence, key) + key_column;
           for (int i = 0; i < d; ++i) out[i] += share * v[i];
@@ -83,7 +83,7 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
         for (int i = 0; i < d; ++i) product += out[i] * out_gradient[i];
         double* const q_gradient = gradients.queries.row(sequence, query) + column;
         for (int key = 0; key <= query; ++key) {
-          const double share = p[static_cast<std::size_t>(key)];
+          const double share = p[key];
           const double* const k = inputs.keys.row(sequence, key) + key_column;
           const double* const v = inputs.values.row(sequence, key) + key_column;
           double* const k_gradient = gradients.keys.row(sequence, key) + key_column;

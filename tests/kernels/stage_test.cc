@@ -226,10 +226,10 @@ TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
           EXPECT_GE(p.offset, end) << p.name;
           end = p.offset + p.size();
           std::vector<int>& times = covered[p.name];
-          times.resize(static_cast<std::size_t>(p.all_rows * p.all_columns));
+          times.resize(p.all_rows * p.all_columns);
           for (std::int64_t row = p.first_row; row < p.first_row + p.rows; ++row) {
             for (std::int64_t column = p.first_column; column < p.first_column + p.columns; ++column) {
-              ++times[static_cast<std::size_t>(row * p.all_columns + column)];
+              ++times[row * p.all_columns + column];
             }
           }
           EXPECT_EQ(p.decays, p.all_columns > 1) << p.name;

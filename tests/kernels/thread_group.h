@@ -37,7 +37,7 @@ class ThreadGroup final : public TensorGroup {
  private:
   template <class T, class Combine>
   void combine(T* data, std::int64_t count, const Combine& combined) {
-    board_.data[static_cast<std::size_t>(rank_)] = data;
+    board_.data[rank_] = data;
     board_.barrier.arrive_and_wait();
     const T* const first = static_cast<const T*>(board_.data.front());
     std::vector<T> result(first, first + count);

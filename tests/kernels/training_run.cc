@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "model/to_size.h"
 #include "tests/kernels/thread_group.h"
 #include "tests/support/count_allocations.h"
 
@@ -15,8 +16,6 @@ namespace {
 
 constexpr std::size_t kGuard = 192;
 constexpr std::byte kGuardByte{0xA5};
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 // The buffers of one slice of one microbatch on one stage.
 struct SliceBuffers {
@@ -95,7 +94,7 @@ class Rank {
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
           set_element(training_.precision, state.weights->data(), p.offset + row * p.columns + column,
-                      matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)]);
+                      matrix[(p.first_row + row) * p.all_columns + p.first_column + column]);
         }
       }
     }
@@ -107,10 +106,10 @@ class Rank {
         const SliceShape shape{.sequences = training_.sequences, .tokens = tokens, .context = context};
         auto& slice = slices.emplace_back(std::make_unique<SliceBuffers>(state.stage->slice_memory(shape)));
         for (int sequence = 0; sequence < training_.sequences; ++sequence) {
-          const Sequence& from = batch_[index(m * training_.sequences + sequence)];
+          const Sequence& from = batch_[m * training_.sequences + sequence];
           for (std::int64_t i = context; i < context + tokens; ++i) {
-            slice->tokens.push_back(from.tokens[index(i)]);
-            slice->targets.push_back(from.targets[index(i)]);
+            slice->tokens.push_back(from.tokens[i]);
+            slice->targets.push_back(from.targets[i]);
           }
         }
         scratch = std::max(scratch, state.stage->scratch_bytes(shape));
@@ -129,7 +128,7 @@ class Rank {
   };
   void fill(Call& out, std::size_t s, int m, std::size_t k) {
     StageState& state = states_[s];
-    auto& microbatch = state.slices[index(m)];
+    auto& microbatch = state.slices[m];
     SliceBuffers& slice = *microbatch[k];
     SliceCall& call = out.call;
     call.shape = {
@@ -149,7 +148,7 @@ class Rank {
       }
     }
     // Nothing may depend on what scratch holds.
-    std::memset(state.scratch->data(), 0xFF, index(state.scratch->size()));
+    std::memset(state.scratch->data(), 0xFF, to_size(state.scratch->size()));
     call.scratch = state.scratch->data();
     call.to_input_gradient = slice.to_input.data();
     call.to_weight_gradient = slice.to_weight.data();
@@ -161,9 +160,9 @@ class Rank {
     call.keys_values = out.keys_values;
     call.keys_values_gradient = out.keys_values_gradient;
     call.slice_tokens = std::span(training_.slices).first(k + 1);
-    if (s > 0) call.input = states_[s - 1].slices[index(m)][k]->output.data();
+    if (s > 0) call.input = states_[s - 1].slices[m][k]->output.data();
     call.output = slice.output.data();
-    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[index(m)][k]->input_gradient.data();
+    if (s + 1 < states_.size()) call.output_gradient = states_[s + 1].slices[m][k]->input_gradient.data();
     call.input_gradient = slice.input_gradient.data();
     call.tokens = slice.tokens.data();
     call.targets = slice.targets.data();
@@ -197,10 +196,10 @@ class Rank {
   }
   void weight(std::size_t s, int m, std::size_t k) {
     // What lived until the input gradient is gone by now.
-    SliceBuffers& slice = *states_[s].slices[index(m)][k];
-    std::memset(slice.to_input.data(), 0xFF, index(slice.to_input.size()));
+    SliceBuffers& slice = *states_[s].slices[m][k];
+    std::memset(slice.to_input.data(), 0xFF, to_size(slice.to_input.size()));
     if (k + 1 == training_.slices.size()) {
-      std::memset(slice.keys_values.data(), 0xFF, index(slice.keys_values.size()));
+      std::memset(slice.keys_values.data(), 0xFF, to_size(slice.keys_values.size()));
     }
     counted(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
   }
@@ -208,12 +207,12 @@ class Rank {
   void collect_gradients(const StageState& state, Matrices& gradients) const {
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
-      matrix.resize(index(p.all_rows * p.all_columns));
+      matrix.resize(p.all_rows * p.all_columns);
       // Of what all ranks have whole, the first one's.
       if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
-          matrix[index((p.first_row + row) * p.all_columns + p.first_column + column)] +=
+          matrix[(p.first_row + row) * p.all_columns + p.first_column + column] +=
               element(training_.precision, state.gradients->data(), p.offset + row * p.columns + column);
         }
       }
@@ -232,14 +231,14 @@ class Rank {
 }  // namespace
 
 GuardedBuffer::GuardedBuffer(std::int64_t bytes)
-    : memory_(index(bytes) + 2 * kGuard + kBufferAlignment, kGuardByte), size_(bytes) {
+    : memory_(to_size(bytes) + 2 * kGuard + kBufferAlignment, kGuardByte), size_(bytes) {
   void* begin = memory_.data() + kGuard;
-  std::size_t space = index(bytes) + kGuard + kBufferAlignment;
-  data_ = static_cast<std::byte*>(std::align(kBufferAlignment, index(bytes), begin, space));
-  std::memset(data_, 0xFF, index(bytes));
+  std::size_t space = to_size(bytes) + kGuard + kBufferAlignment;
+  data_ = static_cast<std::byte*>(std::align(kBufferAlignment, to_size(bytes), begin, space));
+  std::memset(data_, 0xFF, to_size(bytes));
 }
 
-void GuardedBuffer::zero() { std::memset(data_, 0, index(size_)); }
+void GuardedBuffer::zero() { std::memset(data_, 0, to_size(size_)); }
 
 bool GuardedBuffer::intact() const {
   const auto is_guard = [](std::byte b) { return b == kGuardByte; };
@@ -268,7 +267,7 @@ std::int64_t TrainingCase::tokens() const { return std::accumulate(slices.begin(
 
 std::vector<Sequence> TrainingCase::batch() const {
   std::mt19937_64 random(7);
-  std::vector<Sequence> out(index(std::int64_t{sequences} * microbatches));
+  std::vector<Sequence> out(to_size(std::int64_t{sequences} * microbatches));
   for (Sequence& sequence : out) {
     for (std::int64_t i = 0; i <= tokens(); ++i) {
       const auto token = static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(model.vocab));

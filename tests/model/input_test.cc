@@ -10,7 +10,7 @@
 #include "model/input/nearest.h"
 #include "model/units.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 std::string error_of(const auto& call) {
@@ -111,4 +111,4 @@ TEST(Csv, ErrorsNameFileRowAndColumn) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -7,7 +7,7 @@
 #include "sim/engine.h"
 #include "tests/support/count_allocations.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 class Linked : public CostModel {
@@ -43,4 +43,4 @@ TEST(Allocations, AreAsManyForManyOpsAsForFew) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,6 +9,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/schedule/schedule_file.h"
+#include "model/to_size.h"
 #include "sim/engine.h"
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/list_scheduling.h"
@@ -18,10 +19,8 @@
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
-
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
 
 std::vector<int> linear(int p) {
   std::vector<int> out;
@@ -46,15 +45,15 @@ PlacedProblem even(const std::vector<int>& rank_of, int m, int k, int f, int b, 
   out.rank_of = rank_of;
   out.num_ranks = 1 + *std::max_element(rank_of.begin(), rank_of.end());
   out.num_microbatches = m;
-  out.shape.slice_lengths.assign(at(k), 1);
-  const std::size_t slices = rank_of.size() * at(k);
+  out.shape.slice_lengths.assign(k, 1);
+  const std::size_t slices = rank_of.size() * to_size(k);
   out.times.assign(slices, {.forward = Duration(f),
                             .input_gradient = Duration(b),
                             .weight_gradient = Duration(w),
                             .backward = Duration(b + w)});
   out.bytes.assign(slices, {.activations_to_input_gradient = until_i, .activations_to_weight_gradient = until_w});
-  out.limit.assign(at(out.num_ranks), limit);
-  out.after.assign(at(out.num_ranks), Duration{});
+  out.limit.assign(out.num_ranks, limit);
+  out.after.assign(out.num_ranks, Duration{});
   for (std::size_t s = 0; s < rank_of.size(); ++s) {
     const auto apart = [&](std::size_t other) { return other < rank_of.size() && rank_of[other] != rank_of[s]; };
     out.forward_hop.emplace_back(apart(s + 1) ? hop : 0);
@@ -117,7 +116,7 @@ TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
     if (family.asynchronous || family.replicas > 1) continue;
     for (int i = 0; i < 12; ++i) {
       FamilyParams params{.ranks = random(1, 4), .microbatches = random(1, 10)};
-      if (family.sliced) params.shape.slice_lengths.assign(at(random(1, 3)), 1);
+      if (family.sliced) params.shape.slice_lengths.assign(random(1, 3), 1);
       if (family.fixed_chunks == 0) params.chunks = random(1, 3);
       std::optional<Schedule> schedule;
       try {
@@ -366,4 +365,4 @@ TEST(AutoSchedule, RefusesSizesThatDoNotAgree) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

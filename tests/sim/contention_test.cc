@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -226,7 +226,7 @@ TEST(Contention, TwoPipelineRanksOfANodeThatSendAtOnce) {
       "cluster": {"name": "p3.16xlarge", "nodes": 3}, "parallelism": {"pp": 6, "dp": 4},
       "batch": {"micro_batch": 1, "microbatches": 12, "sequence_length": 2048}})"),
                                                "test", std::string(SLUICE_SOURCE_DIR) + "/examples");
-  const sluice::Setup setup(scenario);
+  const model::Setup setup(scenario);
   const OpGraph& graph = setup.graph();
   const Prices prices = price(graph, setup.cost());
   const auto link_of = [&](int from, int to) {
@@ -319,7 +319,7 @@ TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
     LaneTimes expected(graph.lanes().size(), Duration{0});
     for (VertexId v = 0; v < graph.size(); ++v) {
       if (graph[v].kind == VertexKind::optimizer || graph[v].kind == VertexKind::collective) continue;
-      auto& end = expected[static_cast<std::size_t>(graph[v].lane)];
+      auto& end = expected[graph[v].lane];
       end = std::max(end, timeline.end[v]);
     }
     ASSERT_EQ(ends, expected);
@@ -330,7 +330,7 @@ TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
     std::vector<Duration> busy(static_cast<std::size_t>(schedule.num_ranks()), Duration{0});
     for (VertexId v = 0; v < once.size(); ++v) {
       if (once[v].kind == VertexKind::compute || once[v].kind == VertexKind::joint) {
-        busy[static_cast<std::size_t>(once.rank_of(v))] += prices.duration[v];
+        busy[once.rank_of(v)] += prices.duration[v];
       }
     }
     EXPECT_GE(period, *std::max_element(busy.begin(), busy.end()));
@@ -338,4 +338,4 @@ TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

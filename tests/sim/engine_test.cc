@@ -18,7 +18,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Whole nanoseconds drawn once for each kind, stage and slice.
@@ -89,7 +89,7 @@ TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
     EXPECT_EQ(metrics.makespan.count(), expected.makespan());
     EXPECT_EQ(metrics.span.count(), expected.largest_span());
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      EXPECT_EQ(metrics.ranks[static_cast<std::size_t>(rank)].busy.count(), expected.busy(rank));
+      EXPECT_EQ(metrics.ranks[rank].busy.count(), expected.busy(rank));
     }
   });
   EXPECT_GT(count, small ? 200 : 1000);
@@ -167,7 +167,7 @@ TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
 
 // The oracle above knows ops and transfers only; this takes the lowered graph with everything in it.
 TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
-  using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
+  using WeightedGraph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
                                       boost::property<boost::edge_weight_t, std::int64_t>>;
   test::for_each_schedule({.ranks = 3, .microbatches = 4, .chunks = 2, .slices = 2}, [](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
@@ -183,7 +183,7 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
     // From a vertex to those that wait for it, and from one before all. A transfer is late only for those that read
     // it: the next transfer of its lane starts when the lane is free.
     const std::size_t beginning = graph.size();
-    Graph waited_for_by(graph.size() + 1);
+    WeightedGraph waited_for_by(graph.size() + 1);
     const auto duration = duration_map(prices.duration);
     BGL_FORALL_EDGES_T(edge, graph, OpGraph) {
       const VertexId from = target(edge, graph);
@@ -207,4 +207,4 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // GPT-3 13B on 8 A100: with 256 sequences in flight it is far over 80 GiB.
@@ -23,7 +23,7 @@ Scenario too_large(const nlohmann::json& changes) {
 }
 
 TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
-  const sluice::Setup setup(too_large(nlohmann::json::object()));
+  const model::Setup setup(too_large(nlohmann::json::object()));
   ASSERT_FALSE(predict(setup).fit->fits);
   const std::vector<Remedy> remedies = what_would_fit(setup);
   ASSERT_FALSE(remedies.empty());
@@ -36,14 +36,14 @@ TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
 }
 
 TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
-  const sluice::Setup setup(too_large(nlohmann::json::object()));
+  const model::Setup setup(too_large(nlohmann::json::object()));
   const auto remedies = what_would_fit(setup);
   const auto find = [&](const std::string& flags) {
     return std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.flags == flags; });
   };
   const auto leaner = find("--schedule 1f1b");
   ASSERT_NE(leaner, remedies.end());
-  const Prediction prediction = predict(sluice::Setup(too_large({{"schedule", "1f1b"}})));
+  const Prediction prediction = predict(model::Setup(too_large({{"schedule", "1f1b"}})));
   EXPECT_TRUE(prediction.fit->fits);
   EXPECT_EQ(leaner->needed_bytes, prediction.fit->needed_bytes);
   EXPECT_EQ(leaner->iteration_s, to_seconds(prediction.iteration));
@@ -51,12 +51,12 @@ TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
 
 TEST(FitAdvice, IsEmptyWhereNothingHelps) {
   // 13 billion parameters whole on one GPU: 18 bytes each are 220 GiB, whatever is recomputed.
-  const sluice::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
-                                       {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
-                                       {"schedule", "1f1b"}}));
+  const model::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
+                                      {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
+                                      {"schedule", "1f1b"}}));
   ASSERT_FALSE(predict(setup).fit->fits);
   EXPECT_TRUE(what_would_fit(setup).empty());
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "model/input/json_reader.h"
 #include "tests/support/simulated.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -193,4 +193,4 @@ TEST(Perturbation, ReadsItsSection) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // A small GPT, so that many microbatches cost little; `changes` are laid over it.
@@ -99,7 +99,7 @@ TEST(StructureRuns, AreWhatPredictSays) {
       const PlanResult assessed = runs->assess(scenario);
       const PlanResult result = runs->run(scenario);
       try {
-        const sluice::Setup setup(scenario);
+        const model::Setup setup(scenario);
         const Prediction expected = predict(setup);
         ASSERT_EQ(result.status, PlanStatus::simulated) << result.reason;
         ++simulated;
@@ -186,7 +186,7 @@ TEST(Plan, LeavesOutOnlyWhatIsWorse) {
     const auto figures = [](const Plan& plan) {
       std::vector<std::pair<Duration, std::int64_t>> out;
       for (const int point : plan.pareto_front()) {
-        const PlanResult& result = plan.results()[static_cast<std::size_t>(point)];
+        const PlanResult& result = plan.results()[point];
         out.emplace_back(result.iteration, result.needed_bytes);
       }
       return out;
@@ -233,4 +233,4 @@ TEST(Plan, StopsWhenAsked) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -7,7 +7,7 @@
 #include <random>
 #include <set>
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -219,8 +219,8 @@ TEST(SharedLinks, QueuesServeOneAtATimeAndLeaveNothingIdle) {
     }
     ASSERT_EQ(served.size(), 6 * left.size());
     const auto meet = [&](int a, int b) {
-      for (const ResourceUse& x : world.sharing.links[static_cast<std::size_t>(a)].uses) {
-        for (const ResourceUse& y : world.sharing.links[static_cast<std::size_t>(b)].uses) {
+      for (const ResourceUse& x : world.sharing.links[a].uses) {
+        for (const ResourceUse& y : world.sharing.links[b].uses) {
           if (x.resource == y.resource) return true;
         }
       }
@@ -239,4 +239,4 @@ TEST(SharedLinks, QueuesServeOneAtATimeAndLeaveNothingIdle) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

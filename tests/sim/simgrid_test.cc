@@ -31,7 +31,7 @@ TEST(SimGrid, AgreesOnEveryTransfersEnd) {
 #include "sim/engine.h"
 #include "sim/shared_links.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 namespace s4u = simgrid::s4u;
@@ -289,7 +289,7 @@ TEST(SimGrid, OtherSchedules) {
 int compare_cluster(const std::string& scenario_text, int gpus_per_node) {
   const Scenario scenario =
       scenario_from_json(nlohmann::json::parse(scenario_text), "test", std::string(SLUICE_SOURCE_DIR) + "/examples");
-  const sluice::Setup setup(scenario);
+  const model::Setup setup(scenario);
   const OpGraph& graph = setup.graph();
   Prices prices = price(graph, setup.cost());
   const int replicas = scenario.training.dp * scenario.training.tp;
@@ -402,6 +402,6 @@ TEST(SimGrid, RandomFlows) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test
 
 #endif

@@ -11,7 +11,7 @@
 #include "model/scenario/setup.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -246,4 +246,4 @@ TEST(SlicesForSchedule, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -13,7 +13,7 @@
 #include "model/timeline/metrics.h"
 #include "sim/engine.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Integer nanoseconds that differ by stage and kind, drawn once; sends take time and arrive later.
@@ -29,12 +29,12 @@ class DrawnCost : public CostModel {
     if (latency) send_ = {.occupied_s = time(random) * 1e-9, .latency_s = time(random) * 1e-9};
   }
   double compute_s(OpKind kind, int stage, const MicrobatchShape& /*shape*/, int slice) const override {
-    const auto& [f, b, w] = times_[static_cast<std::size_t>(stage)];
+    const auto& [f, b, w] = times_[stage];
     const double time = kind == OpKind::F ? f : kind == OpKind::I ? b : kind == OpKind::W ? w : b + w;
     return (time + slice) * 1e-9;
   }
   double recompute_s(int stage, const MicrobatchShape& /*shape*/, int /*slice*/) const override {
-    return times_[static_cast<std::size_t>(stage)][0] * 1e-9;
+    return times_[stage][0] * 1e-9;
   }
   TransferTime transfer(int /*from*/, int /*to*/, std::int64_t /*bytes*/) const override { return send_; }
   double collective_s(CollectiveKind /*kind*/, int stage, std::int64_t /*bytes*/) const override {
@@ -82,7 +82,7 @@ Count compare(const Family& family, bool even, std::uint32_t seed) {
         for (const int microbatches : {ranks * 24, ranks * 36, 97}) {
           FamilyParams params{
               .ranks = ranks, .chunks = family.fixed_chunks != 0 ? 0 : chunks, .microbatches = microbatches};
-          params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), 1);
+          params.shape.slice_lengths.assign(slices, 1);
           std::optional<ShortSchedule> found;
           try {
             found.emplace(shorten(family, params, 6 * ranks));
@@ -155,4 +155,4 @@ TEST(SteadyState, SaysWhatTheLongRunDoes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

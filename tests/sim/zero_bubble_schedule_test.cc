@@ -13,7 +13,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::microseconds;
@@ -81,7 +81,7 @@ TEST(ZeroBubbleSchedule, EveryRuleKeepsTheLimitsAndRuns) {
       EXPECT_FALSE(oracle(problem, schedule).deadlock);
       for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
         EXPECT_EQ(schedule.ops(rank).size(), 3u * static_cast<std::size_t>(problem.num_microbatches));
-        const RankBudget& budget = problem.ranks[static_cast<std::size_t>(rank)];
+        const RankBudget& budget = problem.ranks[rank];
         EXPECT_LE(peak_held(schedule, rank, budget), budget.limit);
       }
     }
@@ -231,4 +231,4 @@ TEST(ZeroBubblePlan, RefusesWhatMakesNoSense) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 struct CommandResult {

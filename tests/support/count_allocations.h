@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // How often operator new has been called in this program.

@@ -7,8 +7,6 @@
 namespace sluice::test {
 namespace {
 
-std::size_t at(std::int64_t index) { return static_cast<std::size_t>(index); }
-
 // Groups: kind (0 F, 1 I, 2 W), stage, slice. A state is how many of each group are placed, and the times.
 class Exact {
  public:
@@ -20,29 +18,28 @@ class Exact {
         k_(problem.num_slices()),
         stages_(problem.num_stages()),
         groups_(3 * stages_ * k_) {
-    placed_.assign(at(groups_), 0);
-    end_.assign(at(std::int64_t{groups_} * m_), -1);
-    clock_.assign(at(problem.num_ranks), 0);
-    held_.assign(at(problem.num_ranks), 0);
-    left_.assign(at(problem.num_ranks), 0);
-    for (int g = 0; g < groups_; ++g) left_[at(rank(g))] += time(g) * m_;
+    placed_.assign(groups_, 0);
+    end_.assign(std::int64_t{groups_} * m_, -1);
+    clock_.assign(problem.num_ranks, 0);
+    held_.assign(problem.num_ranks, 0);
+    left_.assign(problem.num_ranks, 0);
+    for (int g = 0; g < groups_; ++g) left_[rank(g)] += time(g) * m_;
     // What at least follows the end of an op of the group, up the stages and back down: a plain longest path.
-    follows_.assign(at(groups_), 0);
+    follows_.assign(groups_, 0);
     for (int s = 0; s < stages_; ++s) {
       for (int i = 0; i < k_; ++i) {
         std::int64_t best = time(group(2, s, i));
-        if (s > 0) best = std::max(best, back_hop(s) + time(group(1, s - 1, i)) + follows_[at(group(1, s - 1, i))]);
-        if (i > 0) best = std::max(best, time(group(1, s, i - 1)) + follows_[at(group(1, s, i - 1))]);
-        follows_[at(group(1, s, i))] = best;
+        if (s > 0) best = std::max(best, back_hop(s) + time(group(1, s - 1, i)) + follows_[group(1, s - 1, i)]);
+        if (i > 0) best = std::max(best, time(group(1, s, i - 1)) + follows_[group(1, s, i - 1)]);
+        follows_[group(1, s, i)] = best;
       }
     }
     for (int s = stages_ - 1; s >= 0; --s) {
       for (int i = k_ - 1; i >= 0; --i) {
-        std::int64_t best = time(group(1, s, i)) + follows_[at(group(1, s, i))];
-        if (s + 1 < stages_)
-          best = std::max(best, hop(s) + time(group(0, s + 1, i)) + follows_[at(group(0, s + 1, i))]);
-        if (i + 1 < k_) best = std::max(best, time(group(0, s, i + 1)) + follows_[at(group(0, s, i + 1))]);
-        follows_[at(group(0, s, i))] = best;
+        std::int64_t best = time(group(1, s, i)) + follows_[group(1, s, i)];
+        if (s + 1 < stages_) best = std::max(best, hop(s) + time(group(0, s + 1, i)) + follows_[group(0, s + 1, i)]);
+        if (i + 1 < k_) best = std::max(best, time(group(0, s, i + 1)) + follows_[group(0, s, i + 1)]);
+        follows_[group(0, s, i)] = best;
       }
     }
   }
@@ -58,22 +55,22 @@ class Exact {
   int kind(int g) const { return g / (stages_ * k_); }
   int stage(int g) const { return g / k_ % stages_; }
   int slice(int g) const { return g % k_; }
-  int rank(int g) const { return problem_.rank_of[at(stage(g))]; }
+  int rank(int g) const { return problem_.rank_of[stage(g)]; }
   std::int64_t time(int g) const {
     const SliceOpTimes& of = problem_.times[problem_.slice_index(stage(g), slice(g))];
     return (kind(g) == 0 ? of.forward : kind(g) == 1 ? of.input_gradient : of.weight_gradient).count();
   }
   std::int64_t hop(int s) const {
-    return problem_.rank_of[at(s)] == problem_.rank_of[at(s + 1)] ? 0 : problem_.forward_hop[at(s)].count();
+    return problem_.rank_of[s] == problem_.rank_of[s + 1] ? 0 : problem_.forward_hop[s].count();
   }
   std::int64_t back_hop(int s) const {
-    return problem_.rank_of[at(s)] == problem_.rank_of[at(s - 1)] ? 0 : problem_.backward_hop[at(s)].count();
+    return problem_.rank_of[s] == problem_.rank_of[s - 1] ? 0 : problem_.backward_hop[s].count();
   }
-  std::int64_t end(int g, int j) const { return end_[at(g * m_ + j)]; }
+  std::int64_t end(int g, int j) const { return end_[g * m_ + j]; }
 
   // When the next op of the group could start by what it needs; -1 if that is not placed.
   std::int64_t ready(int g) const {
-    const int j = placed_[at(g)];
+    const int j = placed_[g];
     std::int64_t there = 0;
     const auto need = [&](int other, std::int64_t delay) {
       const std::int64_t e = end(other, j);
@@ -107,7 +104,7 @@ class Exact {
   std::vector<std::int64_t> signature(std::int64_t now) const {
     std::vector<std::int64_t> out = clock_;
     for (int g = 0; g < groups_; ++g) {
-      for (int j = 0; j < placed_[at(g)]; ++j) {
+      for (int j = 0; j < placed_[g]; ++j) {
         if (awaited(g, j)) out.push_back(end(g, j));
       }
     }
@@ -115,7 +112,7 @@ class Exact {
     return out;
   }
   bool awaited(int g, int j) const {
-    const auto open = [&](int other) { return placed_[at(other)] <= j; };
+    const auto open = [&](int other) { return placed_[other] <= j; };
     const int s = stage(g);
     const int i = slice(g);
     if (kind(g) == 2) return false;
@@ -152,9 +149,9 @@ class Exact {
       if (from + left_[r] >= best_) return;
     }
     for (int g = 0; g < groups_; ++g) {
-      if (placed_[at(g)] == m_) continue;
+      if (placed_[g] == m_) continue;
       const std::int64_t there = ready(g);
-      if (there >= 0 && std::max({there, clock_[at(rank(g))], now}) + time(g) + follows_[at(g)] >= best_) return;
+      if (there >= 0 && std::max({there, clock_[rank(g)], now}) + time(g) + follows_[g] >= best_) return;
     }
     if (dominated(now)) return;
     ++states_;
@@ -165,10 +162,10 @@ class Exact {
     std::vector<Branch> branches;
     for (int g = 0; g < groups_; ++g) {
       const int r = rank(g);
-      if (placed_[at(g)] == m_) continue;
+      if (placed_[g] == m_) continue;
       const std::int64_t there = ready(g);
-      if (there < 0 || held_[at(r)] + change(g) > problem_.limit[at(r)]) continue;
-      const std::int64_t start = std::max(there, clock_[at(r)]);
+      if (there < 0 || held_[r] + change(g) > problem_.limit[r]) continue;
+      const std::int64_t start = std::max(there, clock_[r]);
       if (start < now) continue;
       branches.push_back({start, g});
     }
@@ -176,17 +173,17 @@ class Exact {
                      [](const Branch& a, const Branch& b) { return a.start < b.start; });
     for (const auto& [start, g] : branches) {
       const int r = rank(g);
-      const int j = placed_[at(g)]++;
-      const std::int64_t clock = clock_[at(r)];
-      clock_[at(r)] = end_[at(g * m_ + j)] = start + time(g);
-      held_[at(r)] += change(g);
-      left_[at(r)] -= time(g);
+      const int j = placed_[g]++;
+      const std::int64_t clock = clock_[r];
+      clock_[r] = end_[g * m_ + j] = start + time(g);
+      held_[r] += change(g);
+      left_[r] -= time(g);
       search(start, depth + 1);
-      left_[at(r)] += time(g);
-      held_[at(r)] -= change(g);
-      end_[at(g * m_ + j)] = -1;
-      clock_[at(r)] = clock;
-      --placed_[at(g)];
+      left_[r] += time(g);
+      held_[r] -= change(g);
+      end_[g * m_ + j] = -1;
+      clock_[r] = clock;
+      --placed_[g];
     }
   }
 

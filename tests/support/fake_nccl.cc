@@ -174,8 +174,8 @@ void together(Communicator& communicator, void* data, const std::function<void(s
   std::unique_lock lock(clique.mutex);
   clique.changed.wait(lock, [&] { return clique.left == 0 || communicator.aborted; });  // of the sum before
   if (communicator.aborted) return;
-  clique.brought.resize(static_cast<std::size_t>(clique.size));
-  clique.brought[static_cast<std::size_t>(communicator.rank)] = data;
+  clique.brought.resize(clique.size);
+  clique.brought[communicator.rank] = data;
   if (++clique.arrived == clique.size) {
     combine_all(clique.brought);
     clique.left = clique.size;

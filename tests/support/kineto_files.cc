@@ -77,7 +77,7 @@ std::vector<Range> ranges_of(const RunRows& run, int rank, bool transfers) {
 std::string kineto_text(const RunRows& run, int rank, const KinetoStyle& style) {
   std::int64_t makespan = 0;
   for (const OpRow& row : run.rows) makespan = std::max(makespan, row.end.count());
-  const std::int64_t ahead = style.clocks.empty() ? 0 : style.clocks[static_cast<std::size_t>(rank)].count();
+  const std::int64_t ahead = style.clocks.empty() ? 0 : style.clocks[rank].count();
   const std::vector<Range> one = ranges_of(run, rank, style.transfers);
   std::vector<Range> ranges;
   std::string body;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "traces/run_rows.h"
+#include "traces/rows/run_rows.h"
 
 namespace sluice::test {
 

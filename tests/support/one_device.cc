@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "model/to_size.h"
+
 namespace sluice::test {
 namespace {
-
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 Transformer small(int layers) {
   Transformer model;
@@ -27,7 +27,7 @@ Transformer small(int layers) {
 // A buffer as the executor aligns it.
 class Buffer {
  public:
-  explicit Buffer(std::int64_t bytes) : store_(index(bytes) + 2 * kBufferAlignment) {}
+  explicit Buffer(std::int64_t bytes) : store_(to_size(bytes) + 2 * kBufferAlignment) {}
   std::byte* data() {
     void* at = store_.data();
     std::size_t space = store_.size();
@@ -43,8 +43,8 @@ template <typename Visit>
 void for_elements(const Parameter& parameter, Visit&& visit) {
   for (std::int64_t row = 0; row < parameter.rows; ++row) {
     for (std::int64_t column = 0; column < parameter.columns; ++column) {
-      visit(index((parameter.first_row + row) * parameter.all_columns + parameter.first_column + column),
-            index(parameter.offset + row * parameter.columns + column));
+      visit(to_size((parameter.first_row + row) * parameter.all_columns + parameter.first_column + column),
+            to_size(parameter.offset + row * parameter.columns + column));
     }
   }
 }
@@ -54,7 +54,7 @@ void add_blocks_of(const Stage& stage, const std::byte* data, Weights& all) {
   const auto* from = reinterpret_cast<const Scalar*>(data);
   for (const Parameter& parameter : stage.parameters()) {
     auto& whole = all[parameter.name];
-    if (whole.empty()) whole.assign(index(parameter.all_rows * parameter.all_columns), std::nan(""));
+    if (whole.empty()) whole.assign(parameter.all_rows * parameter.all_columns, std::nan(""));
     for_elements(parameter, [&](std::size_t to, std::size_t at) {
       const auto value = static_cast<double>(from[at]);
       if (!std::isnan(whole[to])) {
@@ -128,7 +128,7 @@ OneDevice::OneDevice(const Transformer& model) {
 
 Weights OneDevice::initial(std::uint64_t seed) const {
   Buffer weights(stage_->memory().weights);
-  std::memset(weights.data(), 0, index(stage_->memory().weights));
+  std::memset(weights.data(), 0, to_size(stage_->memory().weights));
   stage_->initialise(weights.data(), seed);
   Weights all;
   add_blocks(*stage_, weights.data(), all);
@@ -146,11 +146,11 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
   Buffer to_weight(memory.to_weight_gradient);
   Buffer keys(memory.keys_values);
   Buffer keys_gradient(memory.keys_values_gradient);
-  std::memset(held.data(), 0, index(stage_->memory().weights));
+  std::memset(held.data(), 0, to_size(stage_->memory().weights));
   set_blocks(*stage_, weights, held.data());
-  std::memset(gradients.data(), 0, index(stage_->memory().gradients));
-  std::vector<std::int32_t> ids(index(shape.rows()));
-  std::vector<std::int32_t> targets(index(shape.rows()));
+  std::memset(gradients.data(), 0, to_size(stage_->memory().gradients));
+  std::vector<std::int32_t> ids(to_size(shape.rows()));
+  std::vector<std::int32_t> targets(to_size(shape.rows()));
   std::byte* const key_block = keys.data();
   std::byte* const key_gradient_block = keys_gradient.data();
   Result result;
@@ -171,7 +171,7 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
     call.scratch = scratch.data();
     call.to_input_gradient = to_input.data();
     call.to_weight_gradient = to_weight.data();
-    std::memset(keys_gradient.data(), 0, index(memory.keys_values_gradient));
+    std::memset(keys_gradient.data(), 0, to_size(memory.keys_values_gradient));
     call.keys_values = {&key_block, 1};
     call.keys_values_gradient = {&key_gradient_block, 1};
     call.slice_tokens = {&shape.tokens, 1};

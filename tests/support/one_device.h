@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "exec/training_run.h"
+#include "exec/run/training_run.h"
 #include "kernels/stage.h"
 #include "model/workload/transformer.h"
 

@@ -118,9 +118,7 @@ std::int64_t OracleTimes::makespan() const {
   return last;
 }
 
-std::int64_t OracleTimes::span(int rank) const {
-  return end[static_cast<std::size_t>(rank)].back() - start[static_cast<std::size_t>(rank)].front();
-}
+std::int64_t OracleTimes::span(int rank) const { return end[rank].back() - start[rank].front(); }
 
 std::int64_t OracleTimes::largest_span() const {
   std::int64_t largest = 0;
@@ -129,8 +127,8 @@ std::int64_t OracleTimes::largest_span() const {
 }
 
 std::int64_t OracleTimes::busy(int rank) const {
-  const auto& starts = start[static_cast<std::size_t>(rank)];
-  const auto& stops = end[static_cast<std::size_t>(rank)];
+  const auto& starts = start[rank];
+  const auto& stops = end[rank];
   std::int64_t sum = 0;
   for (std::size_t i = 0; i < starts.size(); ++i) {
     if (i == 0 || starts[i] != starts[i - 1]) sum += stops[i] - starts[i];

@@ -12,6 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // What stands between the first `open` and the next `close`.

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/errors.h"
-#include "traces/run_rows.h"
+#include "traces/rows/run_rows.h"
 
 namespace sluice::test {
 

@@ -8,17 +8,16 @@
 #include <tuple>
 #include <vector>
 
-#include "exec/op_outcome.h"
+#include "exec/run/op_outcome.h"
+#include "model/to_size.h"
 
 namespace sluice::test {
 namespace {
 
-std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-
 // Zeroed and aligned.
 class Block {
  public:
-  explicit Block(std::int64_t bytes = 0) : lines_(index(bytes) / kBufferAlignment + 1) {}
+  explicit Block(std::int64_t bytes = 0) : lines_(to_size(bytes) / kBufferAlignment + 1) {}
   std::byte* data() { return lines_.front().bytes.data(); }
 
  private:
@@ -127,7 +126,7 @@ class Step {
       call.output_gradient = slice(data, op.stage + 1, op.microbatch, op.slice).input_gradient.data();
     }
     if (op.stage > 0) call.input_gradient = own.input_gradient.data();
-    std::vector<std::int32_t> tokens(index(call.shape.rows()));
+    std::vector<std::int32_t> tokens(to_size(call.shape.rows()));
     std::vector<std::int32_t> targets(tokens.size());
     tokens_.fill(0, plan_.first_sequence(op.microbatch, data), call.shape.sequences, call.shape.context,
                  call.shape.tokens, tokens, targets);

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "exec/run_plan.h"
-#include "exec/token_source.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/token_source.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "model/namespaces.h"
+
 namespace sluice::test {
 
 // An element of an SVG as it is drawn.

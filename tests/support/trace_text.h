@@ -6,7 +6,7 @@
 
 #include "model/timeline/memory.h"
 #include "tests/support/simulated.h"
-#include "traces/chrome_trace.h"
+#include "traces/chrome/chrome_trace.h"
 
 namespace sluice::test {
 

@@ -10,7 +10,7 @@
 #include "model/schedule/family.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -149,4 +149,4 @@ TEST(AutoCommand, RefusesWhatItCannotHave) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

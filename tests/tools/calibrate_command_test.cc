@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -150,4 +150,4 @@ TEST_F(Calibrate, ErrorsAreOneLineThatNamesThePlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -8,7 +8,7 @@
 
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::CommandResult;
@@ -251,4 +251,4 @@ TEST(CommandErrors, FilesAreWrittenWholeOrNotAtAll) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -13,9 +13,9 @@
 #include "model/schedule/schedule_file.h"
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
-#include "traces/trace_check.h"
+#include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -312,7 +312,7 @@ TEST(Examples, AllRunFitAndTrace) {
     EXPECT_GT(prediction.at("throughput").at("mfu"), 0.04);
     EXPECT_LT(prediction.at("throughput").at("mfu"), 0.75);
     EXPECT_GE(prediction.at("makespan_s"), prediction.at("ideal_s"));
-    const std::vector<std::string> breaches = check_trace(read_file(trace));
+    const std::vector<std::string> breaches = test::check_trace(read_file(trace));
     EXPECT_TRUE(breaches.empty()) << breaches.front() << " and " << breaches.size() - 1 << " more";
   }
   EXPECT_GE(count, 4);
@@ -383,4 +383,4 @@ TEST(Output, ColourOnlyWhenAskedOffATerminal) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -13,10 +13,10 @@
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/kineto_files.h"
-#include "traces/trace_check.h"
-#include "traces/trace_read.h"
+#include "tests/support/trace_check.h"
+#include "traces/read/trace_read.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -49,7 +49,7 @@ class Compare : public ::testing::Test {
   }
   // What the scenario's run looks like to PyTorch's profiler.
   std::string kineto(const std::string& file, const test::KinetoStyle& style = {}) {
-    const sluice::Setup setup(scenario_from_json(parse_json(read_file(file), file), file, folder_.path()));
+    const model::Setup setup(scenario_from_json(parse_json(read_file(file), file), file, folder_.path()));
     const Prediction prediction = predict(setup);
     std::filesystem::create_directory(folder_.path("traces"));
     test::write_kineto_files(folder_.path("traces"), rows_of(setup.graph(), prediction.timeline), style);
@@ -145,7 +145,7 @@ TEST_F(Compare, AScenarioIsSimulated) {
   EXPECT_EQ(document.at("unpaired").at("first").at("names").at(0), "optimizer(stage 0, step 0)");
   // One trace with both: 4 processes.
   const CommandResult unzipped = test::run_program("/bin/sh", {"-c", "gzip -dc " + both});
-  EXPECT_THAT(check_trace(unzipped.out), IsEmpty());
+  EXPECT_THAT(test::check_trace(unzipped.out), IsEmpty());
   for (const char* name : {"first rank 0", "first rank 1", "second rank 0", "second rank 1"}) {
     EXPECT_THAT(unzipped.out, HasSubstr(std::string("\"") + name + "\""));
   }
@@ -174,7 +174,7 @@ TEST_F(Compare, OtherSchedulesAreRefusedUnlessByKind) {
   const std::string both = folder_.path("both.json");
   const CommandResult by_kind = run_sluice({"compare", a, more, "--by-kind", "--json", "--trace", both});
   EXPECT_EQ(by_kind.exit_code, 0) << by_kind.err;
-  EXPECT_THAT(check_trace(read_file(both)), IsEmpty());
+  EXPECT_THAT(test::check_trace(read_file(both)), IsEmpty());
   const json document = json::parse(by_kind.out);
   EXPECT_EQ(document.at("by_kind"), true);
   EXPECT_EQ(document.at("pairs"), 0);
@@ -218,4 +218,4 @@ TEST_F(Compare, HelpBeginsWithExamples) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "tests/support/command.h"
-#include "tools/command_tree.h"
+#include "tools/command/command_tree.h"
 
 namespace sluice::tools {
 namespace {

@@ -14,7 +14,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -154,4 +154,4 @@ TEST(DeviceCommands, SayThatThereIsNoDevice) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

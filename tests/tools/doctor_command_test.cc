@@ -9,7 +9,7 @@
 
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -61,4 +61,4 @@ TEST(Doctor, SaysWhatALauncherHasTold) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -12,7 +12,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -85,4 +85,4 @@ TEST(ExplainCommand, RefusesWhatItCannotExplain) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -126,4 +126,4 @@ TEST_F(Fit, ErrorsAreOneLineAndWriteNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

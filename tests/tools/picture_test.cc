@@ -7,7 +7,7 @@
 #include "tests/support/command.h"
 #include "tests/support/svg_elements.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::CommandResult;
@@ -77,4 +77,4 @@ TEST(Picture, WhatCannotBeIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

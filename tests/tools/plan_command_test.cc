@@ -13,7 +13,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -194,4 +194,4 @@ TEST(PlanCommand, IsTheSameOverMpi) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 #include "tests/support/command.h"
 #include "tests/support/report_text.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::between;
@@ -113,4 +113,4 @@ TEST(ReportCommand, SaysWhenItDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

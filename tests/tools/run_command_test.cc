@@ -15,9 +15,9 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
-#include "traces/trace_check.h"
+#include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -138,7 +138,7 @@ TEST(RunCommand, WritesATraceOfWhatItMeasured) {
   const std::string path = folder.path("run.json");
   ASSERT_EQ(run(kTiny + "--steps 2 --pp 2 --schedule zb-h1 --dp 2 --trace " + path).exit_code, 0);
   const std::string trace = read_file(path);
-  EXPECT_THAT(check_trace(trace), IsEmpty());
+  EXPECT_THAT(test::check_trace(trace), IsEmpty());
   int ops = 0;
   const json document = json::parse(trace);
   for (const json& event : document.at("traceEvents")) ops += event.value("cat", "") == "compute" ? 1 : 0;
@@ -277,7 +277,7 @@ TEST(BrokenRun, KeepsThePartOfTheTraceThatItHas) {
   const std::string path = folder.path("part.json");
   EXPECT_EQ(run(kTiny + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
   const std::string trace = read_file(path);
-  EXPECT_THAT(check_trace(trace), IsEmpty());
+  EXPECT_THAT(test::check_trace(trace), IsEmpty());
   std::vector<std::string> ops;
   const json document = json::parse(trace);
   for (const json& event : document.at("traceEvents")) {
@@ -329,4 +329,4 @@ TEST(BrokenRun, NamesTheProcessThatDied) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

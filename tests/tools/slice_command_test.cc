@@ -10,7 +10,7 @@
 #include "model/input/files.h"
 #include "tests/support/command.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -250,4 +250,4 @@ TEST_F(Slice, ErrorsOfTablesNameThePlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

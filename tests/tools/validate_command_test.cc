@@ -8,9 +8,9 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
-#include "traces/trace_check.h"
+#include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -135,7 +135,7 @@ TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   EXPECT_THAT(result.out, HasSubstr("\n  W  "));
   EXPECT_THAT(result.out, HasSubstr("\n  rank 1"));
   const std::string text = read_file(trace, 1 << 26);
-  EXPECT_THAT(check_trace(text), testing::IsEmpty());
+  EXPECT_THAT(test::check_trace(text), testing::IsEmpty());
   EXPECT_THAT(text, HasSubstr("predicted rank 0"));
   EXPECT_THAT(text, HasSubstr("measured rank 1"));
 }
@@ -195,4 +195,4 @@ TEST_F(Validate, ErrorsAreOneLine) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

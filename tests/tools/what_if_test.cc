@@ -8,9 +8,9 @@
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
-#include "traces/trace_check.h"
+#include "tests/support/trace_check.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using nlohmann::json;
@@ -59,7 +59,7 @@ TEST(Causes, StandInTheTraceAndTheTableOfOps) {
                   folder.path("t.json"), "--trace-idle", "--ops", folder.path("ops.csv")});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const std::string trace = read_file(folder.path("t.json"));
-  EXPECT_EQ(check_trace(trace), std::vector<std::string>{});
+  EXPECT_EQ(test::check_trace(trace), std::vector<std::string>{});
   EXPECT_NE(trace.find("idle warm_up"), std::string::npos);
   EXPECT_NE(trace.find("idle link"), std::string::npos);
   const std::string ops = read_file(folder.path("ops.csv"));
@@ -216,4 +216,4 @@ TEST(Flags, ListsLeaveTheScenarioBehindThemAlone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -1,5 +1,5 @@
 
-// The runs' numbers. How they are laid out is said in traces/report_data.h.
+// The runs' numbers. How they are laid out is said in traces/report/report_data.h.
 
 const kLetters = ['F', 'B', 'I', 'W'];
 const kCollective = 16;

@@ -6,7 +6,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // Microbatches are in units of p, half of them in each direction. In slots of one op, with u the unit, s the stage and
@@ -26,7 +26,7 @@ ScheduleParts make_chimera(const FamilyParams& params) {
   parts.routes = {orders::linear(ranks), orders::mirrored(ranks)};
   for (int mb = 0; mb < params.microbatches; ++mb) parts.route_of.push_back(mb % ranks < half ? 0 : 1);
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     const int distance = std::min(rank, ranks - 1 - rank);
     const int nearer = distance == rank ? 0 : 1;
     // The list of the Fs of one direction and the Bs of the other.
@@ -58,4 +58,4 @@ Family chimera() {
           .make = make_chimera};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -7,7 +7,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_dualpipe(const FamilyParams& params) {
@@ -22,7 +22,7 @@ ScheduleParts make_dualpipe(const FamilyParams& params) {
   ScheduleParts parts = orders::frame(dualpipe(), params, 2 * params.microbatches + ranks);
   parts.routes = {orders::linear(ranks), orders::mirrored(ranks)};
   // The first half enters at rank 0, the second at the last rank.
-  parts.route_of.assign(static_cast<std::size_t>(params.microbatches), 0);
+  parts.route_of.assign(params.microbatches, 0);
   std::fill(parts.route_of.begin() + half, parts.route_of.end(), std::uint8_t{1});
   for (int rank = 0; rank < ranks; ++rank) {
     // List 0 is the one that enters at the nearer end.
@@ -31,7 +31,7 @@ ScheduleParts make_dualpipe(const FamilyParams& params) {
         {{.stage = rank, .first_microbatch = 0, .microbatches = half},
          {.stage = ranks - 1 - rank, .first_microbatch = half, .microbatches = half}}};
     if (distance != rank) std::swap(lists[0], lists[1]);
-    orders::dualpipe_steps(distance, ranks / 2, lists, parts.orders[static_cast<std::size_t>(rank)]);
+    orders::dualpipe_steps(distance, ranks / 2, lists, parts.orders[rank]);
   }
   return parts;
 }
@@ -49,4 +49,4 @@ Family dualpipe() {
       .make = make_dualpipe};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

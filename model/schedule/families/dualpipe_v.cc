@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_dualpipe_v(const FamilyParams& params) {
@@ -18,7 +18,7 @@ ScheduleParts make_dualpipe_v(const FamilyParams& params) {
     orders::dualpipe_steps(rank, ranks,
                            {{{.stage = rank, .microbatches = params.microbatches},
                              {.stage = 2 * ranks - 1 - rank, .microbatches = params.microbatches}}},
-                           parts.orders[static_cast<std::size_t>(rank)]);
+                           parts.orders[rank]);
   }
   return parts;
 }
@@ -35,4 +35,4 @@ Family dualpipe_v() {
           .make = make_dualpipe_v};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family eager_1f1b() {
   return {.name = "eager-1f1b",
@@ -11,4 +11,4 @@ Family eager_1f1b() {
           .make = [](const FamilyParams& params) { return orders::alternating(eager_1f1b(), params, 2); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family eager_seq1f1b() {
   return {.name = "eager-seq1f1b",
@@ -12,4 +12,4 @@ Family eager_seq1f1b() {
           .make = [](const FamilyParams& params) { return orders::alternating(eager_seq1f1b(), params, 2); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -3,7 +3,7 @@
 #include "model/schedule/family.h"
 
 // One function for each family, each in the file of its name. The registry calls them; nothing else does.
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family gpipe();
 Family one_f_one_b();
@@ -29,4 +29,4 @@ Family hanayo();
 Family pipedream();
 Family pipedream_2bw();
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

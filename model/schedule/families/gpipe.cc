@@ -1,14 +1,14 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_gpipe(const FamilyParams& params) {
   ScheduleParts parts = orders::frame(gpipe(), params, 2 * params.microbatches);
   parts.routes = {orders::linear(params.ranks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::F, rank, mb));
     for (int mb = 0; mb < params.microbatches; ++mb) order.push_back(orders::op(OpKind::B, rank, mb));
   }
@@ -26,4 +26,4 @@ Family gpipe() {
           .make = make_gpipe};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

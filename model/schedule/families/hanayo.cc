@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // In slots of one op, with S stages and j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
@@ -27,7 +27,7 @@ ScheduleParts make_hanayo(const FamilyParams& params) {
   const int wave = 2 * ranks;
   const int count = waves * ranks;
   for (int rank = 0; rank < ranks; ++rank) {
-    auto& order = parts.orders[static_cast<std::size_t>(rank)];
+    auto& order = parts.orders[rank];
     const int even = rank;
     const int odd = wave - 1 - rank;
     const auto list = [&](int forward_stage, int backward_stage) {
@@ -56,4 +56,4 @@ Family hanayo() {
           .make = make_hanayo};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_interleaved_1f1b(const FamilyParams& params) {
@@ -25,4 +25,4 @@ Family interleaved_1f1b() {
           .make = make_interleaved_1f1b};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_interleaved_zb(const FamilyParams& params) {
@@ -24,4 +24,4 @@ Family interleaved_zb() {
           .make = make_interleaved_zb};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

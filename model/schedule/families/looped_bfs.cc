@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family looped_bfs() {
   return {.name = "looped-bfs",
@@ -14,4 +14,4 @@ Family looped_bfs() {
           .make = [](const FamilyParams& params) { return orders::there_and_back(looped_bfs(), params); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

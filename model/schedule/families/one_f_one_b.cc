@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family one_f_one_b() {
   return {.name = "1f1b",
@@ -13,4 +13,4 @@ Family one_f_one_b() {
           .make = [](const FamilyParams& params) { return orders::alternating(one_f_one_b(), params, 1); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_pipedream(const FamilyParams& params) {
@@ -21,4 +21,4 @@ Family pipedream() {
           .make = make_pipedream};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_pipedream_2bw(const FamilyParams& params) {
@@ -30,4 +30,4 @@ Family pipedream_2bw() {
           .make = make_pipedream_2bw};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

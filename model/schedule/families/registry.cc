@@ -9,7 +9,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/family.h"
 
-namespace sluice {
+namespace sluice::model {
 namespace {
 
 const std::vector<Family>& registry() {
@@ -125,4 +125,4 @@ Schedule make_schedule(const Family& family, FamilyParams params) {
   return Schedule(make_parts(family, std::move(params)));
 }
 
-}  // namespace sluice
+}  // namespace sluice::model

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family seq1f1b() {
   return {.name = "seq1f1b",
@@ -12,4 +12,4 @@ Family seq1f1b() {
           .make = [](const FamilyParams& params) { return orders::alternating(seq1f1b(), params, 1); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -3,7 +3,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // A group has units of one slice: whole microbatches (k divides G), all groups of the same size (G divides m·k), and
@@ -51,4 +51,4 @@ Family seq1f1b_interleaved() {
           .make = make_seq1f1b_interleaved};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

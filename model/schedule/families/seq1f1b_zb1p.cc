@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family seq1f1b_zb1p() {
   return {.name = "seq1f1b-zb1p",
@@ -13,4 +13,4 @@ Family seq1f1b_zb1p() {
           .make = [](const FamilyParams& params) { return orders::alternating(seq1f1b_zb1p(), params, 1); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

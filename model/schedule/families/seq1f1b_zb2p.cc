@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family seq1f1b_zb2p() {
   return {.name = "seq1f1b-zb2p",
@@ -14,4 +14,4 @@ Family seq1f1b_zb2p() {
           .make = [](const FamilyParams& params) { return orders::alternating(seq1f1b_zb2p(), params, 2); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family terapipe() {
   return {.name = "terapipe",
@@ -13,4 +13,4 @@ Family terapipe() {
           .make = [](const FamilyParams& params) { return orders::there_and_back(terapipe(), params); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/building_block.h"
 #include "model/schedule/families/families.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // One slot between the forwards of neighbours on the way to the last rank and between the gradients on the way back,
@@ -30,4 +30,4 @@ Family v_half() {
       .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, v_half_block); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -1,7 +1,7 @@
 #include "model/schedule/building_block.h"
 #include "model/schedule/families/families.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 // A microbatch passes from rank to rank without a pause.
@@ -26,4 +26,4 @@ Family v_min() {
           .make = [](const FamilyParams& params) { return orders::repeated_block(v_min(), params, v_min_block); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

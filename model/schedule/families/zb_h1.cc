@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family zb_h1() {
   return {.name = "zb-h1",
@@ -12,4 +12,4 @@ Family zb_h1() {
           .make = [](const FamilyParams& params) { return orders::alternating(zb_h1(), params, 1); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

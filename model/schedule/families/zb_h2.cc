@@ -1,7 +1,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 
 Family zb_h2() {
   return {.name = "zb-h2",
@@ -13,4 +13,4 @@ Family zb_h2() {
           .make = [](const FamilyParams& params) { return orders::alternating(zb_h2(), params, 2); }};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -5,7 +5,7 @@
 #include "model/schedule/families/families.h"
 #include "model/schedule/orders.h"
 
-namespace sluice::families {
+namespace sluice::model::families {
 namespace {
 
 ScheduleParts make_zb_v(const FamilyParams& params) {
@@ -15,7 +15,7 @@ ScheduleParts make_zb_v(const FamilyParams& params) {
   for (int rank = 0; rank < ranks; ++rank) {
     orders::TwoLists list({{{.stage = rank, .microbatches = params.microbatches},
                             {.stage = 2 * ranks - 1 - rank, .microbatches = params.microbatches}}},
-                          parts.orders[static_cast<std::size_t>(rank)]);
+                          parts.orders[rank]);
     const auto add = [&](std::initializer_list<std::pair<OpKind, int>> ops, int times) {
       for (int i = 0; i < times; ++i) {
         for (const auto& [kind, chunk] : ops) list.add(kind, chunk);
@@ -49,4 +49,4 @@ Family zb_v() {
           .make = make_zb_v};
 }
 
-}  // namespace sluice::families
+}  // namespace sluice::model::families

@@ -12,7 +12,7 @@
 #include "model/input/json_reader.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Cluster from_text(const std::string& text) {
@@ -245,4 +245,4 @@ TEST(PlacementTest, RefusesMoreRanksThanGpus) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

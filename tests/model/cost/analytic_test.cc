@@ -8,7 +8,7 @@
 
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Training training_of(int tp, int dp, int pp, std::int64_t tokens) {
@@ -374,4 +374,4 @@ TEST(Analytic, UnfusedSoftmaxCostsMoreWhereTheKernelDoesNotFit) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

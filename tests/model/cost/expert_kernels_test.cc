@@ -7,7 +7,7 @@
 #include "model/cost/analytic.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
@@ -247,4 +247,4 @@ TEST(ContextParallel, AndExpertsSplitTheTimeOfAStage) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 #include "model/schedule/family.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -23,7 +23,7 @@ Explained make(const std::string& family, const Training& training, const char* 
                double issue_s = 5e-5) {
   FamilyParams params{.ranks = training.pp, .microbatches = 2 * training.pp};
   params.shape.sequences = training.micro_batch;
-  params.shape.slice_lengths.assign(static_cast<std::size_t>(slices), training.sequence_length / slices);
+  params.shape.slice_lengths.assign(slices, training.sequence_length / slices);
   Schedule schedule = make_schedule(find_family(family), params);
   Software software = load_software("megatron-lm");
   software.issue_s = issue_s;
@@ -125,4 +125,4 @@ TEST(Explain, StagesAreDistinctByTheirContents) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 const std::string kText = R"({"schema": "sluice.cost/1", "machine": "bench", "sequences": 2, "tensor_parallel": 1,
@@ -204,4 +204,4 @@ TEST(CostFile, ErrorsNameFileAndPlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -6,7 +6,7 @@
 
 #include "model/cluster/cluster.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 constexpr const char* kGpus[] = {"v100-32gb", "a100-80gb", "a100-pcie-80gb", "h100-80gb", "b200-180gb"};
@@ -142,4 +142,4 @@ TEST(Attention, TakesItsTailOnEveryMultiprocessor) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

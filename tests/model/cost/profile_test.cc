@@ -8,7 +8,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using testing::ElementsAre;
@@ -272,4 +272,4 @@ TEST(Profile, ErrorsNameThePlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -7,7 +7,7 @@
 #include "model/cost/analytic.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Training sizes(int tp, int dp, int pp) {
@@ -126,4 +126,4 @@ TEST(LinkSharingTest, LeavesTheGatheringAfterATransferOut) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -16,7 +16,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 BOOST_CONCEPT_ASSERT((boost::VertexListGraphConcept<OpGraph>));
@@ -109,4 +109,4 @@ TEST(Graphviz, DrawsEachVertexAndTheEdgesThatDoNotFollowFromOthers) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Bytes that tell stages, slices and directions apart.
@@ -18,7 +18,7 @@ class TellingFootprint : public Footprint {
  public:
   StageBytes stage(int stage) const override { return {.reduced = 1000 + stage, .gathered = 2000 + stage}; }
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override {
-    const std::int64_t tokens = shape.slice_lengths[static_cast<std::size_t>(slice)];
+    const std::int64_t tokens = shape.slice_lengths[slice];
     return {.transfer_forward = 10 * tokens + stage, .transfer_backward = 10'000 * tokens + stage};
   }
   std::int64_t tied_embedding_bytes() const override { return 77; }
@@ -86,10 +86,10 @@ TEST(Lowering, HasEveryDependencyOfTheDesignAndNoOther) {
             for (const auto& [kind, from, to] : {std::tuple(OpKind::F, s, s + 1), std::tuple(OpKind::I, s + 1, s)}) {
               const VertexId transfer = ops.handed_over(kind, from, mb, i);
               expected[transfer].insert(ops.at(kind, from, mb, i));
-              const Lane& lane = graph.lanes()[static_cast<std::size_t>(graph[transfer].lane)];
+              const Lane& lane = graph.lanes()[graph[transfer].lane];
               EXPECT_EQ(lane.rank, schedule.rank_of(from, mb));
               EXPECT_EQ(lane.peer, schedule.rank_of(to, mb));
-              const std::int64_t tokens = schedule.shape(mb).slice_lengths[static_cast<std::size_t>(i)];
+              const std::int64_t tokens = schedule.shape(mb).slice_lengths[i];
               EXPECT_EQ(graph.transfer_bytes(graph[transfer]), (kind == OpKind::F ? 10 : 10'000) * tokens + from);
             }
           }
@@ -301,10 +301,9 @@ TEST(Lowering, WithoutAFlushAForwardRunsWithTheVersionItReads) {
       std::vector<int> steps(static_cast<std::size_t>(p), 0);
       for (VertexId v = 0; v < graph.size(); ++v) {
         const Vertex& vertex = graph[v];
-        if (vertex.kind == VertexKind::optimizer) ++steps[static_cast<std::size_t>(vertex.lane)];
+        if (vertex.kind == VertexKind::optimizer) ++steps[vertex.lane];
         if (vertex.kind != VertexKind::compute || vertex.op != OpKind::F) continue;
-        EXPECT_EQ(steps[static_cast<std::size_t>(vertex.lane)],
-                  weight_version(schedule, vertex.microbatch, vertex.lane))
+        EXPECT_EQ(steps[vertex.lane], weight_version(schedule, vertex.microbatch, vertex.lane))
             << family << " p=" << p << " " << graph.name(v);
       }
       for (const int count : steps) EXPECT_EQ(count, schedule.weight_policy() == WeightPolicy::stashed ? 16 : 4);
@@ -390,7 +389,7 @@ TEST(Lowering, RefilledGraphIsTheOneOfItsNewSizes) {
     EXPECT_THROW(schedule.resize({larger, larger}), ScheduleError);
     larger.slice_lengths.push_back(1);
     EXPECT_THROW(schedule.resize({larger}), ScheduleError);
-    larger.slice_lengths.assign(static_cast<std::size_t>(shape.k), 0);
+    larger.slice_lengths.assign(shape.k, 0);
     EXPECT_THROW(schedule.resize({larger}), ScheduleError);
   }
 }
@@ -417,4 +416,4 @@ TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -14,7 +14,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 std::string ring(const std::string& text, Exchange exchange) {
@@ -143,7 +143,7 @@ bool runs_to_the_end(const Schedule& schedule, Exchange exchange) {
     moved = false;
     for (int rank = 0; rank < ranks; ++rank) {
       const auto list = schedule.communication(rank);
-      std::size_t& begin = at[static_cast<std::size_t>(rank)];
+      std::size_t& begin = at[rank];
       if (begin == list.size()) continue;
       const std::size_t end = group_end(rank, begin);
       bool done = true;
@@ -160,7 +160,7 @@ bool runs_to_the_end(const Schedule& schedule, Exchange exchange) {
     }
   }
   for (int rank = 0; rank < ranks; ++rank) {
-    if (at[static_cast<std::size_t>(rank)] < schedule.communication(rank).size()) return false;
+    if (at[rank] < schedule.communication(rank).size()) return false;
   }
   return true;
 }
@@ -193,4 +193,4 @@ TEST(Rendezvous, AgreesWithALookAtEverything) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

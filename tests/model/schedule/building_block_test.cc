@@ -10,7 +10,7 @@
 
 // What v-half and v-min promise: memory, and time where F, I and W take alike. Slots are ops of one chunk long, half of
 // what an op takes for 1/p of the model; p ranks, m microbatches. Each rank works 6 slots a microbatch.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::longest_path;
@@ -130,4 +130,4 @@ TEST(BuildingBlock, VHalfBearsUnevenCosts) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

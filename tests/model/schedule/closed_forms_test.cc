@@ -12,7 +12,7 @@
 // microbatches to 24, chunks to 3, slices to 8. Letters as in the papers: p ranks, m microbatches, v chunks, k slices,
 // G units in a group, r a rank; costs of one op f, b (input gradient), w (weight gradient), x = b + w; c the latency of
 // a hop.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::longest_path;
@@ -265,4 +265,4 @@ TEST(ClosedForms, NoLinearPlacementBeatsItsLastRank) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

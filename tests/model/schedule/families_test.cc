@@ -13,7 +13,7 @@
 
 // What holds for every family, over all small shapes, and what each refuses. The orders themselves are in
 // orders_test.cc.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::longest_path;
@@ -260,4 +260,4 @@ TEST(Refusals, OfTooShortBatchesForTwoVersions) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -6,7 +6,7 @@
 #include "tests/support/shapes.h"
 
 // Single figures that papers and this project's documents quote. Letters as in closed_forms_test.cc.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::longest_path;
@@ -81,4 +81,4 @@ TEST(Figures, ZbH1IsOptimalInItsMemory) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

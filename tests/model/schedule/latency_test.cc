@@ -8,7 +8,7 @@
 
 // What a hop's latency c adds to the makespan, and the figures that papers and this project's documents quote. Letters
 // as in closed_forms_test.cc.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::longest_path;
@@ -76,4 +76,4 @@ TEST(Latency, InterleavedPaysForEveryStage) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -7,7 +7,7 @@
 
 // The orders of small schedules, derived by hand from the rules of their papers. An op is written as stage, kind,
 // microbatch and slice, "2F5/1"; a joint block in brackets.
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::make;
@@ -243,4 +243,4 @@ TEST(Slots, Hanayo) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

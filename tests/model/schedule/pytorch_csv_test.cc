@@ -11,7 +11,7 @@
 #include "tests/support/golden.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 template <typename Error>
@@ -193,4 +193,4 @@ TEST(MergedBackwards, JoinsAnIWithTheWRightBehindIt) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

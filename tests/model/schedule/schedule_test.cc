@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using test::make;
@@ -167,7 +167,7 @@ Played play(const Schedule& schedule, int rank, int batch, const std::function<i
   for (const Op& op : schedule.ops(rank)) {
     if (op.kind == OpKind::F) {
       const int version = version_of(op.microbatch, steps);
-      played.version[static_cast<std::size_t>(op.microbatch)] = version;
+      played.version[op.microbatch] = version;
       played.in_time = played.in_time && version <= steps;
     } else {
       done.insert(op.microbatch);
@@ -175,7 +175,7 @@ Played play(const Schedule& schedule, int rank, int batch, const std::function<i
     }
     std::set<int> held = {steps};
     for (int mb = 0; mb < total; ++mb) {
-      int version = played.version[static_cast<std::size_t>(mb)];
+      int version = played.version[mb];
       if (version < 0 && known_ahead) version = version_of(mb, steps);
       if (version >= 0 && version <= steps && !done.contains(mb)) held.insert(version);
     }
@@ -192,7 +192,7 @@ TEST(WeightVersions, OfPipedreamAreThoseThatItsOrderLeaves) {
           const Played played = play(
               schedule, rank, 1, [](int, int steps) { return steps; }, false);
           for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
-            EXPECT_EQ(weight_version(schedule, mb, rank), played.version[static_cast<std::size_t>(mb)]);
+            EXPECT_EQ(weight_version(schedule, mb, rank), played.version[mb]);
           }
           EXPECT_EQ(num_weight_versions(schedule, rank), played.most_held) << "rank " << rank;
         }
@@ -210,7 +210,7 @@ TEST(WeightVersions, OfPipedream2bwAreTwo) {
           EXPECT_TRUE(played.in_time);
           EXPECT_EQ(num_weight_versions(schedule, rank), played.most_held) << "rank " << rank;
           for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
-            EXPECT_EQ(weight_version(schedule, mb, rank), played.version[static_cast<std::size_t>(mb)]);
+            EXPECT_EQ(weight_version(schedule, mb, rank), played.version[mb]);
           }
         }
       });
@@ -233,4 +233,4 @@ TEST(WeightVersions, OfAFlushAreOneABatch) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 double flops_of(const Transformer& model, std::int64_t tokens, std::int64_t context) {
@@ -62,4 +62,4 @@ TEST(BalancedSlices, RefuseMoreThanThereIs) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

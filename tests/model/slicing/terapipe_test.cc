@@ -11,7 +11,7 @@
 #include "model/slicing/algorithm1.h"
 #include "model/slicing/joint.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using Lengths = std::vector<std::int64_t>;
@@ -25,13 +25,13 @@ SliceTimes random_times(std::int64_t tokens, std::int64_t granularity, Growth gr
   const std::int64_t granules = (tokens + granularity - 1) / granularity;
   std::vector<std::vector<Duration>> table(static_cast<std::size_t>(granules));
   for (std::int64_t j = 0; j < granules; ++j) {
-    auto& row = table[static_cast<std::size_t>(j)];
+    auto& row = table[j];
     for (std::int64_t n = 0; n < granules - j; ++n) {
       const std::int64_t step = unit * static_cast<std::int64_t>(random() % 7);
       std::int64_t time = step;
       if (growth != Growth::none && n > 0) time = row.back().count() + step;
       if (growth == Growth::both && j > 0) {
-        time = std::max(time, table[static_cast<std::size_t>(j - 1)][static_cast<std::size_t>(n)].count());
+        time = std::max(time, table[j - 1][n].count());
       }
       row.emplace_back(time);
     }
@@ -199,7 +199,7 @@ Duration least_partition(const std::vector<Duration>& latencies, int left, int m
   if (left == 0) return Duration{0};
   Duration best = Duration::max();
   for (int b = std::min(left, most); b >= 1; --b) {
-    best = std::min(best, latencies[static_cast<std::size_t>(b)] + least_partition(latencies, left - b, b));
+    best = std::min(best, latencies[b] + least_partition(latencies, left - b, b));
   }
   return best;
 }
@@ -212,20 +212,19 @@ TEST(BestJointSlices, EqualBruteForce) {
     std::vector<SlicingProblem> problems(static_cast<std::size_t>(batch + 1));
     std::vector<Duration> latencies(1);
     for (int b = 1; b <= batch; ++b) {
-      SlicingProblem& problem = problems[static_cast<std::size_t>(b)];
+      SlicingProblem& problem = problems[b];
       problem = {.forward = random_times(6, 1, static_cast<Growth>(round % 3), random), .num_cells = cells};
       if (round % 2 == 1) problem.backward = random_times(6, 1, Growth::both, random);
       latencies.push_back(brute_force(problem));
     }
-    const JointPlan plan =
-        best_joint_slices(batch, [&](int sequences) { return problems[static_cast<std::size_t>(sequences)]; });
+    const JointPlan plan = best_joint_slices(batch, [&](int sequences) { return problems[sequences]; });
     ASSERT_EQ(plan.latency, least_partition(latencies, batch, batch));
     ASSERT_EQ(plan.lower_bound, plan.latency);
     int sequences = 0;
     Duration sum{};
     for (const JointPlan::Part& part : plan.parts) {
       sequences += part.sequences;
-      sum += pipeline_latency(problems[static_cast<std::size_t>(part.sequences)], part.plan.lengths);
+      sum += pipeline_latency(problems[part.sequences], part.plan.lengths);
     }
     ASSERT_EQ(sequences, batch);
     ASSERT_EQ(sum, plan.latency);
@@ -336,4 +335,4 @@ TEST(BestSlices, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

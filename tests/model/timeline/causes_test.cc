@@ -14,7 +14,7 @@
 #include "tests/support/shapes.h"
 #include "tests/support/simulated.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using std::chrono::seconds;
@@ -72,10 +72,10 @@ std::vector<std::vector<std::pair<Duration, Duration>>> gaps(const OpGraph& grap
     Duration free{0};
     for (VertexId v = 0; v < graph.size(); ++v) {
       if (graph[v].lane != graph.compute_lane(rank)) continue;
-      if (timeline.start[v] > free) out[static_cast<std::size_t>(rank)].emplace_back(free, timeline.start[v]);
+      if (timeline.start[v] > free) out[rank].emplace_back(free, timeline.start[v]);
       free = timeline.end[v];
     }
-    if (makespan > free) out[static_cast<std::size_t>(rank)].emplace_back(free, makespan);
+    if (makespan > free) out[rank].emplace_back(free, makespan);
   }
   return out;
 }
@@ -112,7 +112,7 @@ TEST(Causes, CoverIdleTimeExactlyForEveryFamily) {
           from_intervals[rank][static_cast<std::size_t>(interval.cause)] += interval.end - interval.start;
           if (interval.cause == IdleCause::link) {
             ASSERT_EQ(graph[interval.waits_for].kind, VertexKind::transfer);
-            ASSERT_EQ(graph.lanes()[static_cast<std::size_t>(graph[interval.waits_for].lane)].peer, interval.rank);
+            ASSERT_EQ(graph.lanes()[graph[interval.waits_for].lane].peer, interval.rank);
           }
           ASSERT_NE(interval.from_rank, interval.rank);
         }
@@ -146,7 +146,7 @@ TEST(Causes, OneForwardOneBackwardFillsAndDrains) {
     IdleByCause expected{};
     expected[static_cast<std::size_t>(IdleCause::warm_up)] = seconds(6 - r);
     expected[static_cast<std::size_t>(IdleCause::drain)] = seconds(3 + r);
-    EXPECT_EQ(ranks[static_cast<std::size_t>(r)], expected) << "rank " << r;
+    EXPECT_EQ(ranks[r], expected) << "rank " << r;
   }
 }
 
@@ -304,4 +304,4 @@ TEST(Slack, IsWhatAnOpCanTakeLonger) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

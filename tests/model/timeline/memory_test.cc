@@ -11,7 +11,7 @@
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Bytes drawn once for each stage and slice.
@@ -82,7 +82,7 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
   };
   for (VertexId v = 0; v < graph.size(); ++v) {
     const Vertex& vertex = graph[v];
-    const Lane& lane = graph.lanes()[static_cast<std::size_t>(vertex.lane)];
+    const Lane& lane = graph.lanes()[vertex.lane];
     if (vertex.kind == VertexKind::transfer && lane.peer == rank) {
       changes.push_back({timeline.start[v], v, 1, graph.transfer_bytes(vertex)});
     }
@@ -107,7 +107,7 @@ TEST(Memory, AgreesWithSortedChangesAndEndsWhereItBegan) {
     const Timeline timeline = simulate(graph, price(graph, cost));
     const std::vector<RankMemory> memory = memory_over_time(graph, timeline, true);
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      const RankMemory& of = memory[static_cast<std::size_t>(rank)];
+      const RankMemory& of = memory[rank];
       std::int64_t held = 0;
       for (const int stage : schedule.stages_of(rank)) {
         const StageBytes bytes = footprint.stage(stage);
@@ -170,4 +170,4 @@ TEST(Memory, SplitBackwardHoldsThreeLifetimes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -8,7 +8,7 @@
 #include "sim/engine.h"
 #include "tests/support/shapes.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 TEST(PeakInFlight, ABlockHoldsBothItsOpsWhicheverStandsFirst) {
@@ -39,4 +39,4 @@ TEST(Metrics, CountStepsAsWorkButNotAsSpan) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -3,7 +3,7 @@
 #include "model/workload/transformer_footprint.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Training training_of(int tp, int cp, int dp, int ep) {
@@ -119,4 +119,4 @@ TEST(CheckTraining, NamesWhatExpertsAndContextNeed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -8,7 +8,7 @@
 #include "model/workload/transformer.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Transformer from_text(const std::string& text) {
@@ -151,4 +151,4 @@ TEST(HuggingFaceExperts, MissingKeysNameThemselves) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -6,7 +6,7 @@
 #include "model/workload/transformer_footprint.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using Recompute = Training::Recompute;
@@ -273,4 +273,4 @@ TEST(Memory, OfTransformerEngineAddsOneOfEachWeightAndOfAFusedLossTwoBytesALogit
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -6,7 +6,7 @@
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
 
-namespace sluice {
+namespace sluice::test {
 
 // A file of examples/models/.
 inline Transformer example(const std::string& name) {
@@ -23,4 +23,4 @@ inline std::string error_of(const auto& call) {
   return "no error";
 }
 
-}  // namespace sluice
+}  // namespace sluice::test

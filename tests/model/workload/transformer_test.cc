@@ -10,7 +10,7 @@
 #include "model/input/json_reader.h"
 #include "tests/model/workload/models.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 Transformer from_text(const char* text, const std::string& source = "config.json") {
@@ -151,4 +151,4 @@ TEST(Megatron, ErrorsNameFileAndKey) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -10,7 +10,8 @@
 #include "sim/engine.h"
 
 int main() {
-  using namespace sluice;
+  using namespace sluice::model;
+  using namespace sluice::sim;
   FamilyParams params;
   params.ranks = 4;
   params.microbatches = 8;

@@ -9,7 +9,7 @@
 #include "sim/calibration/constants_files.h"
 #include "sim/prediction.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -38,7 +38,7 @@ MeasuredTable table_with(const std::vector<std::pair<std::string, double>>& trut
         for (const auto& [name, value] : truth) {
           find_constant(name).value(*true_one.cluster, true_one.software) = value;
         }
-        row.seconds = to_seconds(predict(sluice::Setup(true_one)).metrics.makespan);
+        row.seconds = to_seconds(predict(model::Setup(true_one)).metrics.makespan);
         table.rows.push_back(std::move(row));
       }
     }
@@ -121,4 +121,4 @@ TEST(ConstantsFiles, AreReadBackWithTheConstants) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -9,7 +9,7 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 std::string error_of(const auto& call) {
@@ -136,4 +136,4 @@ TEST_F(MegatronLog, ErrorsNameFileAndLine) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

@@ -8,7 +8,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 // Times that a GPU of known constants would take.
@@ -154,4 +154,4 @@ TEST(KernelFit, CatalogueHoldsWhatTheTablesSay) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

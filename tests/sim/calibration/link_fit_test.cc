@@ -11,7 +11,7 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/catalogue_files.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -141,4 +141,4 @@ TEST(LinkFit, CatalogueHoldsWhatTheTablesSay) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

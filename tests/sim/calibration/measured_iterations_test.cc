@@ -6,7 +6,7 @@
 
 #include "model/errors.h"
 
-namespace sluice {
+namespace sluice::test {
 namespace {
 
 using Json = nlohmann::json;
@@ -95,4 +95,4 @@ TEST(MeasuredIterations, SayWhatColumnsTheyDoNotRead) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::test

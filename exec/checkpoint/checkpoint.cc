@@ -1,0 +1,318 @@
+#include "exec/checkpoint/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+// The format is little-endian; so are all hosts that this runs on.
+static_assert(std::endian::native == std::endian::little);
+
+constexpr std::int64_t kLengthBytes = 8;
+constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // of the reference implementation
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::string_view kMetadata = "__metadata__";
+
+std::int64_t bytes_of(Precision precision) { return precision == Precision::float64 ? 8 : 4; }
+const std::string& name_of(Precision precision) {
+  static const std::array<std::string, 2> names = {"F32", "F64"};
+  return names[precision == Precision::float64 ? 1 : 0];
+}
+
+// rows x columns x bytes, or -1 if 64 bits do not count it.
+std::int64_t volume(std::int64_t rows, std::int64_t columns, std::int64_t bytes) {
+  std::int64_t total = 0;
+  if (__builtin_mul_overflow(rows, columns, &total) || __builtin_mul_overflow(total, bytes, &total)) return -1;
+  return total;
+}
+
+std::vector<std::int64_t> shape_of(const Parameter& block) {
+  if (block.all_columns == 1) return {block.all_rows};
+  return {block.all_rows, block.all_columns};
+}
+
+bool lies_within(const Parameter& block) {
+  return block.rows >= 1 && block.columns >= 1 && block.first_row >= 0 && block.first_column >= 0 &&
+         block.rows <= block.all_rows - block.first_row && block.columns <= block.all_columns - block.first_column;
+}
+
+// Calls `visit(offset in the tensor, offset in the block, how many)`, in bytes, for what lies together in both.
+template <typename Visit>
+void for_each_run(const Parameter& block, std::int64_t element, const Visit& visit) {
+  const bool whole_rows = block.columns == block.all_columns;
+  const std::int64_t runs = whole_rows ? 1 : block.rows;
+  const std::int64_t bytes = (whole_rows ? block.rows * block.columns : block.columns) * element;
+  for (std::int64_t run = 0; run < runs; ++run) {
+    visit(((block.first_row + run) * block.all_columns + block.first_column) * element, run * bytes, bytes);
+  }
+}
+
+}  // namespace
+
+// --- writing ---------------------------------------------------------------------------------------------------------
+
+struct CheckpointWriter::Tensor {
+  Precision precision = Precision::float32;
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::vector<std::byte> data;
+  std::vector<Parameter> blocks;  // that are there; names left empty
+  std::int64_t covered = 0;       // elements
+};
+
+CheckpointWriter::CheckpointWriter(const std::string& model, std::int64_t step, CheckpointMetadata extra)
+    : metadata_(std::move(extra)) {
+  const CheckpointMetadata own = {
+      {"schema", std::string(kCheckpointSchema)}, {"model", model}, {"step", std::to_string(step)}};
+  for (const auto& [key, value] : own) {
+    if (!metadata_.emplace(key, value).second) throw std::logic_error("a checkpoint's own metadata: " + key);
+  }
+}
+
+CheckpointWriter::~CheckpointWriter() = default;
+
+void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Precision precision,
+                           const std::byte* data) {
+  const std::string name = block.name + std::string(suffix);
+  const auto refuse = [&name](const std::string& what) {
+    throw std::logic_error(fmt::format("checkpoint: {}: {}", name, what));
+  };
+  const std::int64_t element = bytes_of(precision);
+  const std::int64_t bytes = volume(block.all_rows, block.all_columns, element);
+  if (bytes < 0 || !lies_within(block)) refuse("a block that is not inside it");
+  if (name == kMetadata) refuse("no name for a tensor");
+
+  const std::lock_guard lock(mutex_);
+  auto [at, added] = tensors_.try_emplace(name);
+  Tensor& tensor = at->second;
+  if (added) {
+    tensor.precision = precision;
+    tensor.rows = block.all_rows;
+    tensor.columns = block.all_columns;
+    tensor.data.resize(bytes);
+  }
+  if (tensor.precision != precision) refuse("blocks of different precisions");
+  if (tensor.rows != block.all_rows || tensor.columns != block.all_columns) {
+    refuse(fmt::format("a block of {} x {} and one of {} x {}", tensor.rows, tensor.columns, block.all_rows,
+                       block.all_columns));
+  }
+  for (const Parameter& other : tensor.blocks) {
+    const bool apart = block.first_row + block.rows <= other.first_row ||
+                       other.first_row + other.rows <= block.first_row ||
+                       block.first_column + block.columns <= other.first_column ||
+                       other.first_column + other.columns <= block.first_column;
+    if (apart) continue;
+    const bool same = block.first_row == other.first_row && block.rows == other.rows &&
+                      block.first_column == other.first_column && block.columns == other.columns;
+    if (!same) refuse("blocks that overlap");
+    bool equal = true;
+    for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
+      equal = equal && std::memcmp(tensor.data.data() + in_tensor, data + in_block, to_size(count)) == 0;
+    });
+    if (!equal) refuse("two workers hold the same block with different values");
+    return;
+  }
+  for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
+    std::memcpy(tensor.data.data() + in_tensor, data + in_block, to_size(count));
+  });
+  tensor.blocks.push_back(block);
+  tensor.blocks.back().name.clear();
+  tensor.covered += block.rows * block.columns;
+}
+
+void CheckpointWriter::write(const std::string& path) const {
+  // Wide elements first, as the reference implementation does: every tensor is aligned to its elements.
+  std::vector<std::pair<const std::string*, const Tensor*>> order;
+  for (const Precision precision : {Precision::float64, Precision::float32}) {
+    for (const auto& [name, tensor] : tensors_) {
+      if (tensor.precision == precision) order.emplace_back(&name, &tensor);
+    }
+  }
+  nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  header[std::string(kMetadata)] = metadata_;
+  std::int64_t at = 0;
+  for (const auto& [name, tensor] : order) {
+    if (tensor->covered != tensor->rows * tensor->columns) {
+      throw std::logic_error(fmt::format("checkpoint: {}: {} of {} elements are missing", *name,
+                                         tensor->rows * tensor->columns - tensor->covered,
+                                         tensor->rows * tensor->columns));
+    }
+    const auto end = at + std::ssize(tensor->data);
+    auto shape = nlohmann::ordered_json::array({tensor->rows});
+    if (tensor->columns != 1) shape.push_back(tensor->columns);
+    header[*name] = {{"dtype", name_of(tensor->precision)}, {"shape", shape}, {"data_offsets", {at, end}}};
+    at = end;
+  }
+  // Text that is not UTF-8, as a file's name may be, must not cost the checkpoint.
+  std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  if (std::ssize(text) > kMaxHeaderBytes) throw std::logic_error("checkpoint: a header that no reader takes");
+  write_file_whole(path, [&](const ByteSink& sink) {
+    const std::uint64_t length = text.size();
+    sink({reinterpret_cast<const char*>(&length), kLengthBytes});
+    sink(text);
+    for (const auto& [name, tensor] : order) {
+      sink({reinterpret_cast<const char*>(tensor->data.data()), tensor->data.size()});
+    }
+  });
+}
+
+// --- reading ---------------------------------------------------------------------------------------------------------
+
+CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
+  map();
+  try {
+    read_header();
+  } catch (...) {
+    ::munmap(const_cast<std::byte*>(file_), to_size(file_bytes_));
+    throw;
+  }
+}
+
+CheckpointReader::~CheckpointReader() { ::munmap(const_cast<std::byte*>(file_), to_size(file_bytes_)); }
+
+void CheckpointReader::fail(const std::string& what) const { throw InputError(path_ + ": " + what); }
+
+void CheckpointReader::map() {
+  const int fd = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) fail(fmt::format("cannot open: {}", std::strerror(errno)));
+  struct stat status {};
+  ::fstat(fd, &status);
+  void* memory = MAP_FAILED;
+  file_bytes_ = status.st_size;
+  const bool regular = S_ISREG(status.st_mode);
+  if (regular && file_bytes_ >= kLengthBytes) {
+    memory = ::mmap(nullptr, to_size(file_bytes_), PROT_READ, MAP_PRIVATE, fd, 0);
+  }
+  const int error = errno;
+  ::close(fd);
+  if (S_ISDIR(status.st_mode)) fail("is a folder, expected a checkpoint");
+  if (!regular) fail("not a checkpoint: no file of a disk");
+  if (file_bytes_ < kLengthBytes) {
+    fail(fmt::format("cut short: expected 8 bytes with the length of a header, got {} bytes", file_bytes_));
+  }
+  if (memory == MAP_FAILED) fail(fmt::format("cannot map: {}", std::strerror(error)));
+  file_ = static_cast<const std::byte*>(memory);
+}
+
+void CheckpointReader::read_header() {
+  std::uint64_t length = 0;
+  std::memcpy(&length, file_, kLengthBytes);
+  if (length < 2 || length > static_cast<std::uint64_t>(kMaxHeaderBytes)) {
+    fail(fmt::format("not a checkpoint: expected a header of 2 to {} bytes, got {}", kMaxHeaderBytes, length));
+  }
+  first_byte_ = kLengthBytes + static_cast<std::int64_t>(length);
+  if (first_byte_ > file_bytes_) {
+    fail(fmt::format("cut short: expected a header of {} bytes, got {}", length, file_bytes_ - kLengthBytes));
+  }
+  const std::string_view text(reinterpret_cast<const char*>(file_) + kLengthBytes, length);
+  if (text.front() != '{') fail("not a checkpoint: its header does not begin with '{'");
+  const Json json = parse_json(text, path_ + ": header");
+  const JsonReader header(json, path_ + ": header");
+
+  JsonReader root = header;
+  JsonReader metadata = root.at(std::string(kMetadata));
+  if (!metadata.json().is_object()) metadata.fail("expected an object");
+  for (const auto& [key, value] : metadata.json().items()) metadata_[key] = metadata.string(key);
+  const std::string schema = metadata.string("schema");
+  if (schema != kCheckpointSchema) metadata.at("schema").fail(fmt::format("expected \"{}\"", kCheckpointSchema));
+  metadata.string("model");
+  const std::string step = metadata.string("step");
+  const auto [rest, error] = std::from_chars(step.data(), step.data() + step.size(), step_);
+  if (error != std::errc() || rest != step.data() + step.size() || step_ < 0) {
+    metadata.at("step").fail("expected a whole number from 0 on, as text");
+  }
+
+  const std::vector<std::string> dtypes = {name_of(Precision::float32), name_of(Precision::float64)};
+  for (const auto& [name, value] : json.items()) {
+    if (name == kMetadata) continue;
+    JsonReader reader = root.at(name);
+    Tensor tensor;
+    tensor.precision = reader.at("dtype").one_of(dtypes) == "F64" ? Precision::float64 : Precision::float32;
+    for (const JsonReader& size : reader.at("shape").elements()) tensor.shape.push_back(size.integer(1, kMost));
+    if (tensor.shape.empty() || tensor.shape.size() > 2) reader.at("shape").fail("expected one or two sizes");
+    const std::vector<JsonReader> offsets = reader.at("data_offsets").elements();
+    if (offsets.size() != 2) reader.at("data_offsets").fail("expected a beginning and an end");
+    tensor.begin = offsets[0].integer(0, kMost);
+    tensor.end = offsets[1].integer(tensor.begin, kMost);
+    reader.finish();
+    const std::int64_t bytes =
+        volume(tensor.shape[0], tensor.shape.size() == 2 ? tensor.shape[1] : 1, bytes_of(tensor.precision));
+    if (bytes < 0) reader.at("shape").fail("expected a size that 64 bits count");
+    if (tensor.end - tensor.begin != bytes) {
+      reader.at("data_offsets").fail(fmt::format("expected {} bytes, as the shape has", bytes));
+    }
+    tensors_.emplace(name, std::move(tensor));
+  }
+  check_places(file_bytes_ - first_byte_);
+}
+
+// One behind the other, from the first to the last byte.
+void CheckpointReader::check_places(std::int64_t bytes) const {
+  std::vector<const std::pair<const std::string, Tensor>*> order;
+  for (const auto& entry : tensors_) order.push_back(&entry);
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) { return a->second.begin < b->second.begin; });
+  std::int64_t at = 0;
+  const std::string* before = nullptr;
+  for (const auto* entry : order) {
+    const auto& [name, tensor] = *entry;
+    if (tensor.begin < at) fail(fmt::format("{}: overlaps {}", name, *before));
+    if (tensor.begin > at) fail(fmt::format("{}: {} bytes before it belong to no tensor", name, tensor.begin - at));
+    if (tensor.end > bytes) {
+      fail(fmt::format("{}: cut short: ends at byte {} of the tensors, of which the file has {}", name, tensor.end,
+                       bytes));
+    }
+    at = tensor.end;
+    before = &name;
+  }
+  if (at != bytes) fail(fmt::format("{} bytes at its end belong to no tensor", bytes - at));
+}
+
+std::vector<std::string> CheckpointReader::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : tensors_) names.push_back(name);
+  return names;
+}
+
+void CheckpointReader::read(const Parameter& block, std::string_view suffix, Precision precision,
+                            std::byte* data) const {
+  const std::string name = block.name + std::string(suffix);
+  const auto found = tensors_.find(name);
+  if (found == tensors_.end()) fail(fmt::format("{}: no such tensor", name));
+  const Tensor& tensor = found->second;
+  if (tensor.precision != precision) {
+    fail(fmt::format("{}: expected {}, got {}", name, name_of(precision), name_of(tensor.precision)));
+  }
+  std::vector<std::int64_t> shape = tensor.shape;
+  if (shape.size() == 2 && shape[1] == 1) shape.pop_back();
+  if (shape != shape_of(block)) {
+    fail(fmt::format("{}: expected the shape [{}], got [{}]", name, fmt::join(shape_of(block), ", "),
+                     fmt::join(tensor.shape, ", ")));
+  }
+  if (!lies_within(block)) throw std::logic_error(fmt::format("checkpoint: {}: a block that is not inside it", name));
+  const std::byte* from = file_ + first_byte_ + tensor.begin;
+  for_each_run(block, bytes_of(precision), [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
+    std::memcpy(data + in_block, from + in_tensor, to_size(count));
+  });
+}
+
+}  // namespace sluice::exec

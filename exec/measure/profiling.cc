@@ -1,0 +1,403 @@
+#include "exec/measure/profiling.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "exec/measure/link_bench.h"
+#include "exec/plan/host_memory.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/token_source.h"
+#include "exec/run/worker.h"
+#include "model/errors.h"
+#include "model/schedule/family.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
+
+constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
+constexpr std::int64_t kLargeMessage = 1 << 20;
+constexpr int kOverheadMicrobatches = 4;  // of the runs that measure what the executor takes
+constexpr std::int64_t kMostOverheadVocabulary = 256;
+
+// One thing that is measured: where its times go in the profile.
+struct Point {
+  enum class What : std::uint8_t { op, pass, transfer, sum };
+  What what = What::op;
+  ProfileSample sample;
+  ProfilePass pass;
+  ProfileTransfer transfer;
+  ProfileSum sum;
+  std::vector<double> seconds;  // by round, and repetition
+};
+
+double quantile(std::vector<double>& values, double q) {
+  const auto at = static_cast<std::size_t>(q * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(at), values.end());
+  return values[at];
+}
+
+// The mean without the longest hundredth: times of many ops add up in a run, which medians do not, while what happens
+// less than once in a run does not show in the median of several.
+double typical(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  const auto kept = static_cast<std::ptrdiff_t>(values.size() - values.size() / 100);
+  return std::accumulate(values.begin(), values.begin() + kept, 0.0) / static_cast<double>(kept);
+}
+
+// Runs of the executor with one small layer a rank, for what it takes itself: an op of so many tokens.
+struct OverheadRun {
+  std::unique_ptr<RunPlan> plan;
+  std::unique_ptr<TokenSource> tokens;
+  std::unique_ptr<Worker> worker;
+  std::array<std::size_t, 4> points{};  // by OpKind
+  std::int64_t ops = 0;
+  std::int64_t runs = 0;
+};
+
+}  // namespace
+
+struct Profiler::Impl {
+  Impl(const ProfilingSpec& given, Transport& to, const WorkerDevice& on);
+
+  void round();
+  Profile gather();
+
+  void check_memory_for(const PartBenchSpec& bench);
+  void make_points();
+  void add_overhead_run(std::int64_t tokens);
+  std::size_t add(Point point) {
+    points.push_back(std::move(point));
+    return points.size() - 1;
+  }
+  void note(std::size_t point, double seconds) {
+    if (rounds > 0) points[point].seconds.push_back(std::max(seconds, 1e-9));
+  }
+  std::size_t op_point(PartKind part, OpKind kind, const ProfileCell& cell) const;
+  void measure_ops();
+  void measure_pass(PartKind part, PassKind pass);
+  void measure_overhead();
+  void measure_links();
+
+  ProfilingSpec spec;
+  Transport& transport;
+  WorkerDevice device;
+  std::vector<int> group_sizes;
+  std::unique_ptr<LinkBench> links;
+  std::unique_ptr<PartBench> bench;
+  struct Call {
+    PartKind part = PartKind::layer;
+    ProfileCell cell;
+    std::optional<PassKind> pass;  // else the ops of the cell
+  };
+  std::vector<Call> calls;    // of the bench, in a round
+  std::vector<Point> points;  // the same ones on every worker
+  std::vector<OverheadRun> overhead_runs;
+  std::mt19937_64 random;  // the same on every worker
+  int rounds = -1;         // that count
+};
+
+Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevice& on)
+    : spec(given), transport(to), device(on), random(given.seed) {
+  const int workers = transport.size();
+  if (workers % spec.tensor_parallel != 0) {
+    throw InputError(fmt::format("expected a tensor-parallel size that divides the {} workers, got {}", workers,
+                                 spec.tensor_parallel));
+  }
+  const int me = transport.rank();
+  // Two ranks share a tied embedding or a replicated stage, replicas a stage's gradients, all a norm.
+  for (const int size : std::set<int>{2, spec.data_parallel, workers / spec.data_parallel}) {
+    if (size >= 2 && workers % size == 0) group_sizes.push_back(size);
+  }
+  const PartBenchSpec of_bench{.model = spec.model,
+                               .precision = spec.precision,
+                               .kernels = spec.kernels,
+                               .recompute = spec.recompute,
+                               .sequences = spec.sequences,
+                               .sequence_length = spec.sequence_length,
+                               .tensor_parallel = spec.tensor_parallel,
+                               .tensor_rank = me % spec.tensor_parallel,
+                               .layers = spec.layers,
+                               .cells = spec.cells,
+                               .seed = spec.seed};
+  check_memory_for(of_bench);
+  bench = std::make_unique<PartBench>(of_bench, device.device);
+  make_points();
+}
+
+void Profiler::Impl::check_memory_for(const PartBenchSpec& of_bench) {
+  if (spec.kernels != nullptr) return;  // the device says so itself
+  const double needed = static_cast<double>(PartBench::bytes_of(of_bench)) * transport.size();
+  const auto available = static_cast<double>(available_memory_bytes());
+  if (needed <= available) return;
+  constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+  throw DoesNotFit(fmt::format("measuring a profile takes {:.2f} GiB for {} workers, and {:.2f} GiB are available",
+                               needed / kGiB, transport.size(), available / kGiB));
+}
+
+void Profiler::Impl::make_points() {
+  std::set<std::int64_t> lengths;
+  for (const ProfileCell& cell : spec.cells) lengths.insert(cell.tokens);
+  const auto add_ops = [&](PartKind part, const ProfileCell& cell) {
+    for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+      if (part == PartKind::recompute && kind != OpKind::F) continue;
+      add({.what = Point::What::op,
+           .sample = {.part = part,
+                      .kind = kind,
+                      .tokens = cell.tokens,
+                      .context = cell.context,
+                      .sequences = spec.sequences,
+                      .tensor_parallel = spec.tensor_parallel}});
+    }
+  };
+  for (const ProfileCell& cell : spec.cells) {
+    add_ops(PartKind::layer, cell);
+    if (spec.recompute) add_ops(PartKind::recompute, cell);
+    calls.push_back({.part = PartKind::layer, .cell = cell});
+  }
+  for (const PartKind part : {PartKind::embedding, PartKind::head}) {
+    for (const std::int64_t tokens : lengths) {
+      add_ops(part, {.tokens = tokens});
+      calls.push_back({.part = part, .cell = {.tokens = tokens}});
+    }
+  }
+  for (const std::int64_t tokens : lengths) {
+    add_ops(PartKind::stage, {.tokens = tokens});
+    add_overhead_run(tokens);
+  }
+  for (const PassKind pass : kPasses) {
+    for (const PartKind part : kModelParts) {
+      add({.what = Point::What::pass, .pass = {.pass = pass, .parameters = bench->parameters(part)}});
+      calls.push_back({.part = part, .pass = pass});
+    }
+  }
+  const std::int64_t most = bench->boundary_bytes(spec.sequence_length);
+  // So large that it takes longer than a small one however the machine's other work gets in between.
+  const std::int64_t largest = std::max(4 * most, kLargeMessage);
+  if (transport.size() > 1) {
+    for (const std::int64_t bytes : std::set<std::int64_t>{64, most / 4, most, largest}) {
+      if (bytes > 0) add({.what = Point::What::transfer, .transfer = {.link = spec.link, .bytes = bytes}});
+    }
+  }
+  const std::int64_t parameter_bytes =
+      std::max(kLargeMessage, bench->parameters(PartKind::layer) * (spec.precision == Precision::float64 ? 8 : 4));
+  for (const int size : group_sizes) {
+    for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 8, parameter_bytes}) {
+      add({.what = Point::What::sum, .sum = {.ranks = size, .bytes = bytes / 8 * 8}});
+    }
+  }
+  links = make_link_bench({.tensor_parallel = spec.tensor_parallel,
+                           .group_sizes = group_sizes,
+                           .most_bytes = std::max(largest, parameter_bytes)},
+                          transport, device);
+}
+
+std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCell& cell) const {
+  const auto found = std::find_if(points.begin(), points.end(), [&](const Point& point) {
+    return point.what == Point::What::op && point.sample.part == part && point.sample.kind == kind &&
+           point.sample.tokens == cell.tokens && point.sample.context == cell.context;
+  });
+  return static_cast<std::size_t>(found - points.begin());
+}
+
+void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
+  RunSpec run{.model = spec.model, .precision = spec.precision, .kernels = spec.kernels};
+  run.tensor_parallel = spec.tensor_parallel;
+  run.model.tied_embeddings = false;  // no collectives, whose threads would be woken by those of other runs
+  run.optimizer.learning_rate = 1e-9;
+  const int ranks = transport.size() / run.tensor_parallel;
+  run.model.layers = ranks;
+  if (run.model.vocab % run.tensor_parallel == 0 && kMostOverheadVocabulary % run.tensor_parallel == 0) {
+    run.model.vocab = std::min(run.model.vocab, kMostOverheadVocabulary);
+  }
+  FamilyParams params{.ranks = ranks, .microbatches = kOverheadMicrobatches};
+  params.shape.sequences = spec.sequences;
+  params.shape.slice_lengths = {tokens};
+  OverheadRun out;
+  out.plan = std::make_unique<RunPlan>(run, make_schedule(find_family("1f1b"), params));
+  out.tokens =
+      std::make_unique<TokenSource>(TokenSource::synthetic(static_cast<int>(run.model.vocab), tokens, spec.seed));
+  out.worker = make_worker(*out.plan, transport.rank(), transport,
+                           {.tokens = out.tokens.get(), .device = device.device, .device_transport = device.transport});
+  out.worker->initialise();
+  for (const PlannedStep& step : out.worker->rank_plan().steps) out.ops += step.kind == PlannedStep::Kind::op ? 1 : 0;
+  for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+    out.points[static_cast<std::size_t>(kind)] = op_point(PartKind::stage, kind, {.tokens = tokens});
+  }
+  overhead_runs.push_back(std::move(out));
+}
+
+void Profiler::Impl::measure_ops() {
+  std::shuffle(calls.begin(), calls.end(), random);
+  for (const Call& call : calls) {
+    // All begin together, and who is first waits for the others, as ranks do: schedulers favour who has slept.
+    transport.barrier();
+    if (call.pass) {
+      measure_pass(call.part, *call.pass);
+      continue;
+    }
+    for (const PartBench::OpTime& time : bench->run(call.part, call.cell, links->tensor(), links->stream_tensor())) {
+      const int layers = call.part == PartKind::layer ? spec.layers : 1;
+      note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);
+      if (time.recompute_ns > 0) {
+        note(op_point(PartKind::recompute, OpKind::F, call.cell), in_seconds(time.recompute_ns) / layers);
+      }
+    }
+  }
+}
+
+void Profiler::Impl::measure_pass(PartKind part, PassKind pass) {
+  const double seconds = in_seconds(bench->run_pass(part, pass));
+  const auto found = std::find_if(points.begin(), points.end(), [&](const Point& point) {
+    return point.what == Point::What::pass && point.pass.pass == pass &&
+           point.pass.parameters == bench->parameters(part);
+  });
+  note(static_cast<std::size_t>(found - points.begin()), seconds);
+}
+
+void Profiler::Impl::measure_overhead() {
+  for (OverheadRun& run : overhead_runs) {
+    transport.barrier();
+    const double rate = 1e-9;
+    run.worker->run(run.runs++, {&rate, 1});
+    const double seconds = in_seconds(run.worker->times().overhead()) / static_cast<double>(run.ops);
+    for (const std::size_t point : run.points) note(point, seconds);
+  }
+}
+
+void Profiler::Impl::measure_links() {
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (points[i].what == Point::What::transfer) {
+      transport.barrier();
+      for (const double seconds : links->time_messages(points[i].transfer.bytes)) note(i, seconds);
+    } else if (points[i].what == Point::What::sum) {
+      note(i, links->time_sum(points[i].sum.ranks, points[i].sum.bytes));
+    }
+  }
+}
+
+void Profiler::Impl::round() {
+  transport.barrier();
+  measure_ops();
+  measure_overhead();
+  if (transport.size() > 1) measure_links();
+  ++rounds;
+}
+
+Profile Profiler::Impl::gather() {
+  std::vector<double> mine;
+  for (const Point& point : points) {
+    mine.push_back(static_cast<double>(point.seconds.size()));
+    mine.insert(mine.end(), point.seconds.begin(), point.seconds.end());
+  }
+  const auto all = transport.gather(std::as_bytes(std::span(mine)));
+  Profile profile;
+  if (transport.rank() != 0) return profile;
+  profile.dtype = to_string(spec.precision);
+  profile.model = spec.model.name;
+  std::vector<std::vector<double>> notes;
+  for (const auto& bytes : all) {
+    auto& note = notes.emplace_back(bytes.size() / sizeof(double));
+    std::memcpy(note.data(), bytes.data(), bytes.size());
+  }
+  std::vector<std::vector<double>> times(points.size());
+  std::vector<std::size_t> at(notes.size(), 0);
+  std::vector<double> late;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    for (std::size_t worker = 0; worker < notes.size(); ++worker) {
+      const auto count = static_cast<std::size_t>(notes[worker][at[worker]++]);
+      for (std::size_t repetition = 0; repetition < count; ++repetition) {
+        const double value = notes[worker][at[worker]++];
+        // A sum begins when its last rank has come: that of a repetition is the shortest that a rank saw.
+        if (points[i].what == Point::What::sum && worker > 0) {
+          times[i][repetition] = std::min(times[i][repetition], value);
+        } else {
+          times[i].push_back(value);
+        }
+      }
+    }
+    if (points[i].what != Point::What::transfer || times[i].empty()) continue;
+    const double middle = quantile(times[i], 0.5);
+    for (const double value : times[i]) late.push_back(value - middle);
+  }
+  // Whoever waits for a message wakes late where others are at work; that has nothing to do with its size.
+  const double lateness = late.empty() ? 0 : std::max(0.0, typical(late));
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const Point& point = points[i];
+    std::vector<double>& seconds = times[i];
+    if (seconds.empty()) continue;
+    const double middle = quantile(seconds, 0.5);
+    switch (point.what) {
+      case Point::What::op: {
+        ProfileSample sample = point.sample;
+        sample.seconds = sample.part == PartKind::stage ? middle : typical(seconds);
+        sample.spread_s = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / 2;
+        profile.samples.push_back(sample);
+        break;
+      }
+      case Point::What::pass: profile.passes.push_back({point.pass.pass, point.pass.parameters, middle}); break;
+      case Point::What::transfer:
+        profile.transfers.push_back({point.transfer.link, point.transfer.bytes, middle + lateness});
+        break;
+      case Point::What::sum: profile.sums.push_back({point.sum.ranks, point.sum.bytes, middle}); break;
+    }
+  }
+  return profile;
+}
+
+Profiler::Profiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device)
+    : impl_(std::make_unique<Impl>(spec, transport, device)) {}
+Profiler::~Profiler() = default;
+void Profiler::round() { impl_->round(); }
+Profile Profiler::gather() { return impl_->gather(); }
+
+std::vector<ProfileCell> profile_grid(std::int64_t sequence_length) {
+  std::vector<ProfileCell> cells;
+  for (const std::int64_t cut : {1, 2, 4, 8}) {
+    const std::int64_t tokens = sequence_length / cut;
+    if (tokens < 1 || (cut > 1 && tokens * cut != sequence_length)) continue;
+    for (std::int64_t place = 0; place < cut; place += std::max<std::int64_t>(1, cut / 4)) {
+      cells.push_back({.tokens = tokens, .context = place * tokens});
+    }
+  }
+  return cells;
+}
+
+Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
+                        const WorkerDevice& device) {
+  const std::int64_t began = now_ns();
+  Profiler profiler(spec, transport, device);
+  profiler.round();
+  for (int done = 0;;) {
+    profiler.round();
+    ++done;
+    const double seconds = in_seconds(now_ns() - began);
+    if (transport.rank() == 0 && observer) observer(seconds);
+    std::byte more{seconds * (done + 2) / (done + 1) < spec.budget_s || done < spec.least_rounds};
+    transport.broadcast({&more, 1});
+    if (more == std::byte{0}) break;
+  }
+  return profiler.gather();
+}
+
+Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer,
+                             const RunDevices& devices) {
+  Profile profile;
+  on_device_threads(workers, devices, [&](Transport& transport, const WorkerDevice& device) {
+    Profile own = measure_profile(spec, transport, observer, device);
+    if (transport.rank() == 0) profile = std::move(own);
+  });
+  return profile;
+}
+
+}  // namespace sluice::exec

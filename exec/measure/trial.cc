@@ -1,0 +1,143 @@
+#include "exec/measure/trial.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "exec/plan/host_memory.h"
+#include "exec/run/worker.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
+
+constexpr int kVisits = 5;  // of each plan
+
+// The rounds of a profile, dealt out over the runs.
+class SharedOut {
+ public:
+  SharedOut(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device, int total_runs)
+      : spec_(spec), transport_(transport), profiler_(spec, transport, device), total_runs_(total_runs) {
+    profiler_.round();
+  }
+
+  void after_run(int runs_done) {
+    const double share = static_cast<double>(runs_done) / total_runs_;
+    while (true) {
+      const bool wanted = spent_s_ < spec_.budget_s * share || rounds_ < spec_.least_rounds * share;
+      std::byte more{wanted};
+      transport_.broadcast({&more, 1});
+      if (more == std::byte{0}) return;
+      const std::int64_t began = now_ns();
+      profiler_.round();
+      spent_s_ += in_seconds(now_ns() - began);
+      ++rounds_;
+    }
+  }
+  Profile gather() { return profiler_.gather(); }
+
+ private:
+  const ProfilingSpec& spec_;
+  Transport& transport_;
+  Profiler profiler_;
+  int total_runs_;
+  double spent_s_ = 0;
+  int rounds_ = 0;
+};
+
+struct Note {
+  std::int64_t held = 0;
+  std::int64_t arena = 0;
+};
+
+// Puts what every worker of the first replica saw of a run into `trials`, at rank 0.
+void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport, bool counts, PlanTrials& trials) {
+  const Note note{worker.held_bytes(), worker.arena_bytes()};
+  const std::size_t times = plan.graph().size() * sizeof(std::int64_t);
+  std::vector<std::byte> bytes(sizeof note + 2 * times);
+  std::memcpy(bytes.data(), &note, sizeof note);
+  std::memcpy(bytes.data() + sizeof note, worker.starts().data(), times);
+  std::memcpy(bytes.data() + sizeof note + times, worker.ends().data(), times);
+  const auto all = transport.gather(bytes);
+  if (transport.rank() != 0) return;
+  const auto ranks = to_size(plan.layout().pipeline);
+  trials.held_bytes.resize(ranks);
+  trials.arena_bytes.resize(ranks);
+  std::vector<WorkerClock> clocks(ranks);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    const auto& from = all[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];
+    Note of;
+    std::memcpy(&of, from.data(), sizeof of);
+    trials.held_bytes[rank] = std::max(trials.held_bytes[rank], of.held);
+    trials.arena_bytes[rank] = of.arena;
+    clocks[rank].starts.resize(plan.graph().size());
+    clocks[rank].ends.resize(plan.graph().size());
+    std::memcpy(clocks[rank].starts.data(), from.data() + sizeof of, times);
+    std::memcpy(clocks[rank].ends.data(), from.data() + sizeof of + times, times);
+  }
+  if (counts) trials.clocks.push_back(std::move(clocks));
+}
+
+}  // namespace
+
+TrialReport run_trials(const TrialSpec& spec, Transport& transport, const WorkerDevice& device,
+                       const TrialObserver& observer) {
+  TrialReport report;
+  report.plans.resize(spec.plans.size());
+  const int total = spec.runs * static_cast<int>(spec.plans.size());
+  std::unique_ptr<SharedOut> profile;
+  if (spec.profiling != nullptr) profile = std::make_unique<SharedOut>(*spec.profiling, transport, device, total);
+  const int visits = std::min(spec.runs, kVisits);
+  int done = 0;
+  for (int visit = 0; visit < visits; ++visit) {
+    for (std::size_t i = 0; i < spec.plans.size(); ++i) {
+      const RunPlan& plan = *spec.plans[i];
+      const std::vector<double> rates(to_size(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
+      const std::unique_ptr<Worker> worker =
+          make_worker(plan, transport.rank(), transport,
+                      {.tokens = spec.tokens[i], .device = device.device, .device_transport = device.transport});
+      worker->initialise();
+      const int runs = spec.runs * (visit + 1) / visits - spec.runs * visit / visits;
+      for (int run = 0; run <= runs; ++run) {
+        transport.barrier();
+        try {
+          worker->run(std::int64_t{run} * plan.batches(), rates);
+        } catch (const Stopped&) {
+          worker->rethrow_own_error();
+          throw;
+        }
+        gather_run(plan, *worker, transport, run > 0, report.plans[i]);
+        if (run == 0) continue;
+        ++done;
+        if (transport.rank() == 0 && observer) observer(done);
+        if (profile) profile->after_run(done);
+      }
+    }
+  }
+  if (profile) report.profile = profile->gather();
+  return report;
+}
+
+TrialReport run_trials_with_threads(const TrialSpec& spec, const TrialObserver& observer) {
+  const RunLayout& layout = spec.plans.front()->layout();
+  const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
+  for (const RunPlan* plan : spec.plans) {
+    plan->on_devices() ? check_device_memory(*plan, *spec.devices)
+                       : check_memory(*plan, workers_here, available_memory_bytes());
+  }
+  TrialReport report;
+  const RunDevices cpu;
+  on_device_threads(layout.size(), spec.devices != nullptr ? *spec.devices : cpu,
+                    [&](Transport& transport, const WorkerDevice& device) {
+                      TrialReport own = run_trials(spec, transport, device, observer);
+                      if (transport.rank() == 0) report = std::move(own);
+                    });
+  return report;
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "model/namespaces.h"
+
+namespace sluice::exec {
+
+// How the workers of a run are counted: tensor ranks innermost, then data, then pipeline, as Megatron-LM does.
+struct RunLayout {
+  int pipeline = 1;
+  int data = 1;
+  int tensor = 1;
+
+  int size() const { return pipeline * data * tensor; }
+  int world_rank(int pipeline_rank, int data_rank, int tensor_rank) const {
+    return (pipeline_rank * data + data_rank) * tensor + tensor_rank;
+  }
+  int tensor_rank(int world_rank) const { return world_rank % tensor; }
+  int data_rank(int world_rank) const { return world_rank / tensor % data; }
+  int pipeline_rank(int world_rank) const { return world_rank / tensor / data; }
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,437 @@
+#include "exec/plan/rank_plan.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "exec/plan/packing.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
+
+// What the whole graph says about its transfers.
+class Transfers {
+ public:
+  explicit Transfers(const OpGraph& graph) : graph_(graph), reader_(graph.size(), 0) {
+    follow();
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      const Vertex& vertex = graph[v];
+      if (vertex.lane >= graph.schedule().num_ranks()) continue;
+      // Of a recomputation and its op, the op: it comes later.
+      for (const VertexId need : graph.needs(v)) {
+        if (graph[need].kind == VertexKind::transfer && receiver(need) == vertex.lane) reader_[need] = v;
+      }
+    }
+  }
+
+  int receiver(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].peer; }
+  int sender(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].rank; }
+  // The op that reads it.
+  VertexId reader(VertexId transfer) const { return reader_[transfer]; }
+  // How many vertices of a rank's compute lane have certainly ended when the transfer begins.
+  int ended(VertexId transfer, int rank) const {
+    return before_[std::int64_t{transfer} * graph_.schedule().num_ranks() + rank];
+  }
+  // The place of a vertex on its compute lane.
+  int place(VertexId v) const { return place_[v]; }
+
+ private:
+  // Of every vertex: how far each compute lane has certainly come before it starts (vector clocks).
+  void follow() {
+    const int ranks = graph_.schedule().num_ranks();
+    before_.assign(std::int64_t{graph_.size()} * ranks, 0);
+    place_.assign(graph_.size(), 0);
+    std::vector<int> next(to_size(ranks), 0);
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      int* const mine = before_.data() + (std::int64_t{v} * ranks);
+      for (const VertexId need : graph_.needs(v)) {
+        const int* const theirs = before_.data() + (std::int64_t{need} * ranks);
+        for (int rank = 0; rank < ranks; ++rank) mine[rank] = std::max(mine[rank], theirs[rank]);
+        const LaneId lane = graph_[need].lane;
+        if (lane < ranks) mine[lane] = std::max(mine[lane], place_[need] + 1);
+      }
+      const LaneId lane = graph_[v].lane;
+      if (lane < ranks) place_[v] = next[lane]++;
+    }
+  }
+
+  const OpGraph& graph_;
+  std::vector<VertexId> reader_;
+  std::vector<int> before_;  // by vertex and rank
+  std::vector<int> place_;
+};
+
+class RankPlanner {
+ public:
+  RankPlanner(const OpGraph& graph, const Transfers& transfers, int rank)
+      : graph_(graph), schedule_(graph.schedule()), transfers_(transfers), rank_(rank) {
+    plan_.rank = rank;
+  }
+
+  RankPlan run() {
+    for (VertexId v = 0; v < graph_.size(); ++v) add(v);
+    place_receives();
+    place_outputs();
+    place_gradients();
+    place_blocks();
+    return std::move(plan_);
+  }
+
+ private:
+  void add(VertexId v) {
+    const Vertex& vertex = graph_[v];
+    switch (vertex.kind) {
+      case VertexKind::recompute:
+        if (vertex.lane == rank_) recompute_ = v;
+        return;
+      case VertexKind::compute:
+      case VertexKind::joint:
+        if (vertex.lane == rank_) add_op(v);
+        return;
+      case VertexKind::optimizer:
+        if (vertex.lane == rank_) add_optimizer(v);
+        return;
+      case VertexKind::transfer:
+        if (transfers_.sender(v) == rank_) add_send(v);
+        if (transfers_.receiver(v) == rank_) {
+          receive_of_[v] = static_cast<int>(plan_.receives.size());
+          plan_.receives.push_back({v, transfers_.sender(v), kNone, graph_.transfer_bytes(vertex)});
+        }
+        return;
+      case VertexKind::collective: return add_collective(v);
+    }
+  }
+
+  OpPlan op_plan(const Vertex& op, VertexId v) {
+    OpPlan plan{.op = op, .chunk = schedule_.chunk_of(rank_, op.stage)};
+    plan.unit = schedule_.first_unit(op.microbatch) + op.slice;
+    plan.weight_version = weight_version(schedule_, op.microbatch, rank_);
+    for (const VertexId need : graph_.needs(v)) {
+      const Vertex& transfer = graph_[need];
+      if (transfer.kind != VertexKind::transfer || transfers_.receiver(need) != rank_) continue;
+      const bool forward = op.op == OpKind::F;
+      if ((transfer.op == OpKind::F) != forward || op.op == OpKind::W || transfer.microbatch != op.microbatch ||
+          transfer.slice != op.slice || transfer.stage != op.stage + (forward ? -1 : 1)) {
+        continue;
+      }
+      plan.receive = receive_of_.at(need);
+    }
+    return plan;
+  }
+
+  // What `v` waits for that order alone does not give.
+  void add_waits(VertexId v, PlannedStep& step) {
+    for (const VertexId need : graph_.needs(v)) {
+      const Vertex& vertex = graph_[need];
+      if (vertex.kind == VertexKind::collective) {
+        if (const auto found = collective_of_.find(need); found != collective_of_.end()) {
+          step.waits_for.push_back(found->second);
+        }
+      } else if (vertex.kind == VertexKind::transfer && transfers_.sender(need) == rank_) {
+        step.waits_for_sent.push_back(send_of_.at(need));
+      }
+    }
+  }
+
+  void add_op(VertexId v) {
+    const Vertex& vertex = graph_[v];
+    PlannedStep step{.kind = PlannedStep::Kind::op, .vertex = v};
+    step.ops[0] = op_plan(vertex, v);
+    if (vertex.kind == VertexKind::joint) {
+      step.num_ops = 2;
+      step.ops[1] = op_plan(graph_.joint_partner(vertex), v);
+    }
+    if (recompute_) {
+      step.recomputes = true;
+      step.recompute = *recompute_;
+      add_waits(*recompute_, step);
+      recompute_.reset();
+    }
+    add_waits(v, step);
+    step_of_[v] = static_cast<int>(plan_.steps.size());
+    plan_.steps.push_back(std::move(step));
+  }
+
+  void add_optimizer(VertexId v) {
+    const Vertex& vertex = graph_[v];
+    PlannedStep step{.kind = PlannedStep::Kind::optimizer, .vertex = v};
+    step.chunk = schedule_.chunk_of(rank_, vertex.stage);
+    step.step = vertex.microbatch;
+    add_waits(v, step);
+    plan_.steps.push_back(std::move(step));
+  }
+
+  void add_send(VertexId v) {
+    send_of_[v] = static_cast<int>(plan_.sends.size());
+    PlannedStep step{.kind = PlannedStep::Kind::send, .vertex = v};
+    step.send = static_cast<int>(plan_.sends.size());
+    plan_.sends.push_back({v, transfers_.receiver(v), kNone, graph_.transfer_bytes(graph_[v])});
+    plan_.steps.push_back(std::move(step));
+  }
+
+  void add_collective(VertexId v) {
+    const Collective collective = graph_.collective(graph_[v]);
+    if (std::find(collective.ranks.begin(), collective.ranks.end(), rank_) == collective.ranks.end()) return;
+    PlannedCollective planned{.vertex = v, .kind = collective.kind, .stage = collective.stage};
+    planned.step = graph_[v].microbatch;
+    planned.ranks.assign(collective.ranks.begin(), collective.ranks.end());
+    for (const VertexId need : graph_.needs(v)) {
+      if (graph_[need].lane != rank_) continue;
+      planned.after = std::max(planned.after, need);
+      planned.after_any = true;
+    }
+    collective_of_[v] = static_cast<int>(plan_.collectives.size());
+    plan_.collectives.push_back(std::move(planned));
+  }
+
+  int new_buffer(std::int64_t bytes, bool receives) {
+    plan_.buffer_bytes.push_back(bytes);
+    plan_.buffer_receives.push_back(receives ? 1 : 0);
+    return static_cast<int>(plan_.buffer_bytes.size()) - 1;
+  }
+  void grow(int buffer, std::int64_t bytes) {
+    std::int64_t& held = plan_.buffer_bytes[buffer];
+    held = std::max(held, bytes);
+  }
+
+  // Buffers of each inbound link, so that whoever was in one has been read before the next is sent.
+  void place_receives() {
+    struct Buffer {
+      int buffer = 0;
+      int receive = 0;  // in it
+    };
+    std::map<int, std::vector<Buffer>> of_peer;
+    for (int i = 0; i < std::ssize(plan_.receives); ++i) {
+      PlannedMessage& receive = plan_.receives[i];
+      auto& buffers = of_peer[receive.peer];
+      const int ended = transfers_.ended(receive.vertex, rank_);
+      const auto free = std::find_if(buffers.begin(), buffers.end(), [&](const Buffer& buffer) {
+        return transfers_.place(transfers_.reader(plan_.receives[buffer.receive].vertex)) < ended;
+      });
+      if (free == buffers.end()) {
+        receive.buffer = new_buffer(receive.bytes, true);
+        buffers.push_back({receive.buffer, i});
+        plan_.first_posts.push_back(i);
+        continue;
+      }
+      receive.buffer = free->buffer;
+      grow(receive.buffer, receive.bytes);
+      const VertexId reader = transfers_.reader(plan_.receives[free->receive].vertex);
+      plan_.steps[step_of_.at(reader)].posts.push_back(i);
+      free->receive = i;
+    }
+    for (PlannedStep& step : plan_.steps) {
+      for (OpPlan& op : step.ops) {
+        if (op.receive != kNone) op.input_buffer = plan_.receives[op.receive].buffer;
+      }
+    }
+  }
+
+  // Where ops put what they make: a buffer from which it is sent, or where a stage of the same rank finds it.
+  void place_outputs() {
+    using Key = std::pair<int, std::int64_t>;  // chunk and unit
+    std::map<Key, int> forward;                // buffers that a stage of this rank will read
+    std::map<Key, int> backward;
+    std::vector<int> idle;                     // of those buffers
+    std::map<int, std::vector<int>> of_peer;   // buffers that are sent from
+    std::map<int, int> last_send;              // of such a buffer
+    std::map<Key, std::array<int, 2>> unsent;  // buffer of an op's output until its send stands in the list
+    const int stages = schedule_.num_stages();
+    for (PlannedStep& step : plan_.steps) {
+      if (step.kind == PlannedStep::Kind::send) {
+        const Vertex& transfer = graph_[step.vertex];
+        const Key key{schedule_.chunk_of(rank_, transfer.stage),
+                      schedule_.first_unit(transfer.microbatch) + transfer.slice};
+        PlannedMessage& send = plan_.sends[step.send];
+        const auto found = unsent.find(key);
+        send.buffer = found->second[transfer.op == OpKind::F ? 0 : 1];
+        of_peer[send.peer].push_back(send.buffer);
+        last_send[send.buffer] = step.send;
+        continue;
+      }
+      if (step.kind != PlannedStep::Kind::op) continue;
+      for (int i = 0; i < step.num_ops; ++i) {
+        OpPlan& op = step.ops[i];
+        const Vertex& vertex = op.op;
+        if (vertex.op == OpKind::W) continue;
+        const bool ahead = vertex.op == OpKind::F;
+        const Key key{op.chunk, op.unit};
+        auto& handed = ahead ? forward : backward;
+        if (op.receive == kNone) {
+          const auto found = handed.find(key);
+          if (found != handed.end()) {
+            op.input_buffer = found->second;
+            handed.erase(found);
+          }
+        }
+        const int next = vertex.stage + (ahead ? 1 : -1);
+        if (next >= 0 && next < stages) {
+          const int peer = schedule_.rank_of(next, vertex.microbatch);
+          const std::int64_t bytes = output_bytes(vertex);
+          if (peer == rank_) {
+            op.output_buffer = take_idle(idle, bytes);
+            handed[{schedule_.chunk_of(rank_, next), op.unit}] = op.output_buffer;
+          } else {
+            // The one that was sent longest ago, once there are two.
+            auto& sent = of_peer[peer];
+            if (sent.size() < 2) {
+              op.output_buffer = new_buffer(bytes, false);
+            } else {
+              op.output_buffer = sent.front();
+              sent.erase(sent.begin());
+              grow(op.output_buffer, bytes);
+              op.busy_send = last_send.at(op.output_buffer);
+            }
+            auto [at, added] = unsent.try_emplace(key, std::array<int, 2>{kNone, kNone});
+            at->second[ahead ? 0 : 1] = op.output_buffer;
+          }
+        }
+        if (op.receive == kNone && op.input_buffer != kNone) idle.push_back(op.input_buffer);
+      }
+    }
+  }
+
+  std::int64_t output_bytes(const Vertex& op) const {
+    const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
+    return op.op == OpKind::F ? bytes.transfer_forward : bytes.transfer_backward;
+  }
+
+  int take_idle(std::vector<int>& idle, std::int64_t bytes) {
+    if (idle.empty()) return new_buffer(bytes, false);
+    const int buffer = idle.back();
+    idle.pop_back();
+    grow(buffer, bytes);
+    return buffer;
+  }
+
+  // Gradients of a step are added up from its first backward until its optimizer step has read them.
+  void place_gradients() {
+    const auto chunks = schedule_.stages_of(rank_).size();
+    plan_.weight_versions.assign(chunks, num_weight_versions(schedule_, rank_));
+    plan_.gradient_buffers.assign(chunks, 0);
+    std::vector<std::set<int>> idle(chunks);
+    std::map<std::pair<int, int>, int> open;  // chunk and step to buffer
+    const auto step_of = [&](int microbatch) {
+      return schedule_.weight_policy() == WeightPolicy::stashed ? microbatch
+                                                                : microbatch / schedule_.num_microbatches();
+    };
+    std::map<std::pair<int, int>, int> all;
+    for (PlannedStep& step : plan_.steps) {
+      if (step.kind == PlannedStep::Kind::op) {
+        for (int i = 0; i < step.num_ops; ++i) {
+          OpPlan& op = step.ops[i];
+          if (op.op.op == OpKind::F) continue;
+          const std::pair<int, int> key{op.chunk, step_of(op.op.microbatch)};
+          auto [at, added] = open.try_emplace(key, 0);
+          if (added) {
+            auto& free = idle[op.chunk];
+            if (free.empty()) {
+              at->second = plan_.gradient_buffers[op.chunk]++;
+            } else {
+              at->second = *free.begin();
+              free.erase(free.begin());
+            }
+            all[key] = at->second;
+          }
+          op.gradient_buffer = at->second;
+        }
+      } else if (step.kind == PlannedStep::Kind::optimizer) {
+        const auto found = open.find({step.chunk, step.step});
+        step.gradient_buffer = found->second;
+        idle[step.chunk].insert(found->second);
+        open.erase(found);
+      }
+    }
+    for (PlannedCollective& collective : plan_.collectives) {
+      for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
+        const auto found = all.find({static_cast<int>(chunk), collective.step});
+        collective.gradient_buffers.push_back(found == all.end() ? kNone : found->second);
+      }
+    }
+  }
+
+  // Blocks of slices, by the lifetimes that SliceBytes tells.
+  void place_blocks() {
+    const std::int64_t units = schedule_.num_units();
+    plan_.blocks.resize(schedule_.stages_of(rank_).size() * to_size(units));
+    Packing packing;
+    for (const PlannedStep& step : plan_.steps) {
+      const bool ops = step.kind == PlannedStep::Kind::op;
+      for (int i = 0; ops && i < step.num_ops; ++i) take(step.ops[i], packing);
+      plan_.held_after_start.push_back(packing.held());
+      for (int i = 0; ops && i < step.num_ops; ++i) give(step.ops[i], packing);
+    }
+    plan_.blocks_bytes = packing.size();
+    plan_.most_held_bytes = packing.most_held();
+  }
+
+  UnitBlocks& blocks_of(int chunk, std::int64_t unit) { return plan_.blocks[chunk * schedule_.num_units() + unit]; }
+  const SliceBytes& bytes_of(const OpPlan& op) const {
+    return graph_.slice_bytes(op.op.stage, op.op.microbatch, op.op.slice);
+  }
+
+  void take(const OpPlan& op, Packing& packing) {
+    UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
+    const SliceBytes& bytes = bytes_of(op);
+    if (op.op.op == OpKind::F) {
+      blocks.to_input_gradient = packing.take(bytes.activations_to_input_gradient);
+      blocks.to_weight_gradient = packing.take(bytes.activations_to_weight_gradient);
+      blocks.keys_values = packing.take(bytes.keys_values);
+    } else if (is_gradient(op.op.op)) {
+      if (op.op.op == OpKind::I) blocks.output_gradients = packing.take(bytes.gradients_to_weight_gradient);
+      if (op.op.slice + 1 != schedule_.num_slices(op.op.microbatch)) return;
+      for (int slice = 0; slice <= op.op.slice; ++slice) {
+        blocks_of(op.chunk, op.unit - op.op.slice + slice).keys_values_gradient =
+            packing.take(graph_.slice_bytes(op.op.stage, op.op.microbatch, slice).keys_values_gradient);
+      }
+    }
+  }
+
+  void give(const OpPlan& op, Packing& packing) {
+    const UnitBlocks& blocks = blocks_of(op.chunk, op.unit);
+    const SliceBytes& bytes = bytes_of(op);
+    if (is_gradient(op.op.op)) {
+      packing.give(blocks.to_input_gradient, bytes.activations_to_input_gradient);
+      packing.give(blocks.keys_values, bytes.keys_values);
+      if (op.op.slice == 0) {
+        for (int slice = 0; slice < schedule_.num_slices(op.op.microbatch); ++slice) {
+          packing.give(blocks_of(op.chunk, op.unit + slice).keys_values_gradient,
+                       graph_.slice_bytes(op.op.stage, op.op.microbatch, slice).keys_values_gradient);
+        }
+      }
+    }
+    if (op.op.op == OpKind::B || op.op.op == OpKind::W) {
+      packing.give(blocks.to_weight_gradient, bytes.activations_to_weight_gradient);
+    }
+    if (op.op.op == OpKind::W) packing.give(blocks.output_gradients, bytes.gradients_to_weight_gradient);
+  }
+
+  const OpGraph& graph_;
+  const Schedule& schedule_;
+  const Transfers& transfers_;
+  int rank_;
+  RankPlan plan_;
+  std::optional<VertexId> recompute_;
+  std::map<VertexId, int> receive_of_;
+  std::map<VertexId, int> send_of_;
+  std::map<VertexId, int> collective_of_;
+  std::map<VertexId, int> step_of_;
+};
+
+}  // namespace
+
+std::vector<RankPlan> plan_ranks(const OpGraph& graph) {
+  const Transfers transfers(graph);
+  std::vector<RankPlan> plans;
+  for (int rank = 0; rank < graph.schedule().num_ranks(); ++rank) {
+    plans.push_back(RankPlanner(graph, transfers, rank).run());
+  }
+  return plans;
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,163 @@
+#include "exec/plan/run_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "exec/plan/message_order.h"
+#include "exec/plan/packing.h"
+#include "model/errors.h"
+#include "model/graph/lowering.h"
+#include "model/scenario/costs.h"
+
+namespace sluice::exec {
+namespace {
+
+// Hands out places one behind the other.
+class Places {
+ public:
+  std::int64_t next(std::int64_t bytes) {
+    const std::int64_t at = end_;
+    end_ += aligned(bytes);
+    return at;
+  }
+  std::int64_t end() const { return end_; }
+
+ private:
+  std::int64_t end_ = 0;
+};
+
+}  // namespace
+
+RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), schedule_(std::move(schedule)) {
+  layout_ = {.pipeline = schedule_.num_ranks(), .data = spec_.data_parallel, .tensor = spec_.tensor_parallel};
+  for (const MicrobatchShape& shape : schedule_.shapes()) {
+    if (sequence_length_ == 0) sequence_length_ = shape.tokens();
+    if (shape.tokens() != sequence_length_) {
+      throw InputError(fmt::format("microbatches of {} and of {} tokens: a run takes one sequence length",
+                                   sequence_length_, shape.tokens()));
+    }
+  }
+  const int microbatches = schedule_.num_microbatches();
+  for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
+    const int sequences = schedule_.shape(mb).sequences;
+    if (mb < microbatches) {
+      first_sequences_.push_back(sequences_per_replica_);
+      sequences_per_replica_ += sequences;
+    } else if (sequences != schedule_.shape(mb % microbatches).sequences) {
+      throw InputError("batches of different sequences: a run takes batches that are alike");
+    }
+  }
+  sequences_per_batch_ = sequences_per_replica_ * layout_.data;
+  if (spec_.model.positions > 0 && sequence_length_ > spec_.model.positions) {
+    throw InputError(fmt::format("{}: {} learned positions, fewer than the {} tokens of a sequence", spec_.model.name,
+                                 spec_.model.positions, sequence_length_));
+  }
+  if (spec_.precision == Precision::float16 && schedule_.weight_policy() != WeightPolicy::flush) {
+    throw InputError(
+        "float16 finds overflows by the norm of all gradients, for which a schedule without a flush has no moment: "
+        "bfloat16 needs none");
+  }
+  make_stages();
+  footprint_ = std::make_unique<StageFootprint>(stages_[0]);
+  LoweringOptions options{.footprint = footprint_.get()};
+  options.data_parallel = layout_.data;
+  options.overlap_grad_reduce = spec_.overlap_grad_reduce;
+  options.tied_embedding = spec_.model.tied_embeddings;
+  options.global_norm = spec_.clip_gradients > 0 || spec_.precision == Precision::float16;
+  options.recompute = spec_.recompute;
+  graph_ = std::make_unique<OpGraph>(lower(schedule_, options));
+  ranks_ = plan_ranks(*graph_);
+  if (on_devices()) prove_message_order(*graph_, ranks_);
+  for (const RankPlan& rank : ranks_) {
+    arenas_.push_back(plan_arena(rank));
+    const auto held = schedule_.stages_of(rank.rank);
+    std::int64_t kept = 0;
+    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
+      const StageMemory memory = stages_[0][held[chunk]]->memory();
+      kept += aligned(memory.weights) * rank.weight_versions[chunk] +
+              aligned(memory.gradients) * rank.gradient_buffers[chunk] + aligned(memory.moments);
+    }
+    for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
+      footprint_->set_rank(held[chunk], rank.gradient_buffers[chunk], arenas_.back().standing_bytes - kept);
+    }
+  }
+  graph_->refill(footprint_.get());
+}
+
+void RunPlan::make_stages() {
+  contents_ =
+      split_stages(spec_.model, schedule_, spec_.stage_layers, spec_.first_stage_layers, spec_.last_stage_layers);
+  for (int tensor = 0; tensor < layout_.tensor; ++tensor) {
+    auto& stages = stages_.emplace_back();
+    int first_layer = 0;
+    for (const StageContents& contents : contents_) {
+      const StageSpec spec{.model = spec_.model,
+                           .contents = contents,
+                           .first_layer = first_layer,
+                           .tensor_parallel = layout_.tensor,
+                           .tensor_rank = tensor,
+                           .recompute = spec_.recompute,
+                           .sliced = schedule_.sliced()};
+      stages.push_back(on_devices() ? spec_.kernels->make_stage(spec, spec_.precision)
+                                    : make_cpu_stage(spec, spec_.precision));
+      first_layer += contents.layers;
+    }
+  }
+}
+
+ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
+  ArenaPlan plan;
+  Places places;
+  const auto held = schedule_.stages_of(rank.rank);
+  std::int64_t scratch = 0;
+  std::int64_t rows = 0;
+  for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
+    const Stage& stage = *stages_[0][held[chunk]];
+    const StageMemory memory = stage.memory();
+    auto& weights = plan.weights.emplace_back();
+    for (int i = 0; i < rank.weight_versions[chunk]; ++i) weights.push_back(places.next(memory.weights));
+    auto& gradients = plan.gradients.emplace_back();
+    for (int i = 0; i < rank.gradient_buffers[chunk]; ++i) gradients.push_back(places.next(memory.gradients));
+    plan.moments.push_back(places.next(memory.moments));
+    for (const MicrobatchShape& shape : schedule_.shapes()) {
+      for (int slice = 0; slice < shape.num_slices(); ++slice) {
+        const SliceShape of_slice = slice_shape(shape, slice);
+        scratch = std::max(scratch, stage.scratch_bytes(of_slice));
+        rows = std::max(rows, of_slice.rows());
+      }
+    }
+  }
+  plan.scratch = places.next(scratch);
+  if (on_devices()) rows = sequences_per_replica_ * sequence_length_ * batches();
+  plan.tokens = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
+  plan.targets = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
+  plan.buffers.resize(rank.buffer_bytes.size());
+  for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
+    if (rank.buffer_receives[i] == 0) plan.buffers[i] = places.next(rank.buffer_bytes[i]);
+  }
+  plan.standing_bytes = places.end();
+  for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
+    if (rank.buffer_receives[i] != 0) plan.buffers[i] = places.next(rank.buffer_bytes[i]);
+  }
+  plan.blocks = places.next(rank.blocks_bytes);
+  plan.total_bytes = places.end();
+  return plan;
+}
+
+int RunPlan::steps_per_run() const {
+  return schedule_.weight_policy() == WeightPolicy::stashed ? schedule_.total_microbatches() : batches();
+}
+
+double RunPlan::tokens_per_step(int microbatch) const {
+  if (schedule_.weight_policy() != WeightPolicy::stashed) return tokens_per_batch();
+  return static_cast<double>(schedule_.shape(microbatch).sequences * layout_.data) *
+         static_cast<double>(sequence_length_);
+}
+
+int RunPlan::first_sequence(int microbatch, int data_rank) const {
+  return data_rank * sequences_per_replica_ + first_sequences_[microbatch % schedule_.num_microbatches()];
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "kernels/stage.h"
+#include "model/graph/footprint.h"
+
+namespace sluice::exec {
+
+// Bytes of stages as their kernels lay them out, for the memory model.
+class StageFootprint : public Footprint {
+ public:
+  // `stages` by stage, of one tensor rank; they outlive this.
+  explicit StageFootprint(std::span<const std::unique_ptr<Stage>> stages);
+
+  StageBytes stage(int stage) const override;
+  SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;
+  std::int64_t tied_embedding_bytes() const override;
+
+  // What a rank of this stage needs besides, once its list is known: so many buffers for gradients, and what it keeps
+  // for the run that is not weights, gradients or moments (scratch, buffers of what it makes).
+  void set_rank(int stage, int gradient_buffers, std::int64_t scratch_bytes);
+
+ private:
+  struct OfRank {
+    int gradient_buffers = 1;
+    std::int64_t scratch_bytes = 0;
+  };
+  std::span<const std::unique_ptr<Stage>> stages_;
+  std::vector<OfRank> ranks_;
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,231 @@
+// What a worker sees of its device: how far that is, and what a run came to.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "exec/run/device_worker.h"
+#include "exec/watch/failure.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+// Ops that stand on the compute stream and are not done: enough that the device never runs dry, few enough that a
+// failure is seen soon.
+constexpr std::size_t kAhead = 8;
+
+// Waits a little, at first by looking again at once: what a device does ends within microseconds, or takes long.
+class Patience {
+ public:
+  explicit Patience(bool crowded) : looks_left_(crowded ? 20 : 5000) {}
+  void wait() {
+    if (--looks_left_ > 0) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
+
+ private:
+  int looks_left_;
+};
+
+// How long another worker has to say that a number was not finite there first.
+constexpr std::int64_t kTimeForTheFirst_ns = 1'000'000'000;
+
+}  // namespace
+
+// Looks at what the device has done, and at whether anything has failed.
+void DeviceWorker::observe() {
+  if (transport_.stopped()) throw Stopped("stopped");
+  links_->progress();
+  for (; compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]]); ++compute_done_) {
+    check_flag(compute_items_[compute_done_]);
+  }
+  while (collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]])) ++collective_done_;
+  tell_recorder();
+}
+
+// What the device is at: the first op that is not done, at work or waiting for what it reads.
+void DeviceWorker::tell_recorder() {
+  if (services_.recorder == nullptr) return;
+  Doing now{.activity = Activity::working, .vertex = next_vertex_};
+  if (compute_done_ < compute_issued_) {
+    const Item& item = items_[compute_items_[compute_done_]];
+    now.vertex = item.vertex;
+    const PlannedStep& step = rank_.steps[item.index];
+    for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+      const int receive = step.ops[i].receive;
+      if (receive == kNone || device_.done(*receives_[receive].done)) continue;
+      now.activity = Activity::waiting;
+      now.waits_for = rank_.receives[receive].vertex;
+    }
+    for (const int collective : step.waits_for) {
+      if (done(items_[item_of_[rank_.collectives[collective].vertex]])) continue;
+      now.activity = Activity::waiting;
+      now.waits_for = rank_.collectives[collective].vertex;
+    }
+  } else if (next_waits_for_ != Doing::no_vertex) {
+    now.activity = Activity::waiting;
+    now.waits_for = next_waits_for_;
+  }
+  const auto tell = [&](WorkerThread thread, const Doing& what) {
+    Doing& told = told_[static_cast<std::size_t>(thread)];
+    if (told.activity == what.activity && told.vertex == what.vertex && told.waits_for == what.waits_for) return;
+    told = what;
+    doing(thread, what.activity, what.vertex, what.waits_for);
+  };
+  tell(WorkerThread::compute, now);
+  if (collective_items_.empty()) return;
+  Doing collective{.activity = Activity::between};
+  if (collective_done_ < collective_issued_) {
+    const Item& item = items_[collective_items_[collective_done_]];
+    const PlannedCollective& planned = rank_.collectives[item.index];
+    const bool begun = !planned.after_any || done(items_[item_of_[planned.after]]);
+    collective.activity = begun ? Activity::exchanging : Activity::waiting;
+    collective.vertex = item.vertex;
+    collective.waits_for = begun ? 0 : planned.after;
+  }
+  tell(WorkerThread::collective, collective);
+}
+
+void DeviceWorker::keep_up() {
+  Patience patience(crowded_);
+  observe();
+  while (compute_issued_ - compute_done_ > kAhead) {
+    patience.wait();
+    observe();
+  }
+}
+
+// What is put on the compute stream from now on comes after the message.
+void DeviceWorker::wait_on_device(DeviceMessage& message, VertexId vertex, VertexId transfer) {
+  Patience patience(crowded_);
+  next_vertex_ = vertex;
+  next_waits_for_ = transfer;
+  while (!message.placed.load(std::memory_order_acquire)) {
+    observe();
+    patience.wait();
+  }
+  next_waits_for_ = Doing::no_vertex;
+  device_.wait(*compute_, *message.done);
+}
+
+// --- the end of a run ----------------------------------------------------------------------------------------------
+
+void DeviceWorker::finish() {
+  for (const std::size_t item : collective_items_) device_.wait(*compute_, *items_[item].end);
+  for (std::size_t i = 0; i < sends_.size(); ++i) {
+    if (fault_at(rank_.sends[i].vertex).drop) continue;
+    wait_on_device(sends_[i], rank_.sends[i].vertex, rank_.sends[i].vertex);
+  }
+  device_.copy(small_host_, small_device_, small_bytes_, *compute_);
+  device_.record(*last_, *compute_);
+  Patience patience(crowded_);
+  while (!device_.done(*last_)) {
+    observe();
+    patience.wait();
+  }
+  observe();
+  take_norms();
+  std::copy_n(on_host_.losses, unit_losses_.size(), unit_losses_.begin());
+  add_up_losses();
+  read_times();
+  count_held();
+  steps_done_ += std::ssize(learning_rates_);
+  ++run_number_;
+  doing(WorkerThread::compute, Activity::between);
+}
+
+void DeviceWorker::check_flag(std::size_t item) {
+  if (flags_[item] == 0) return;
+  // What came from another worker may have been broken there: that one is to say so first.
+  const PlannedStep& step = rank_.steps[items_[item].index];
+  bool received = false;
+  for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[i].receive != kNone;
+  const std::int64_t until = now_ns() + (received ? kTimeForTheFirst_ns : 0);
+  while (now_ns() < until) {
+    if (transport_.stopped()) throw Stopped("stopped");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  fail_not_finite(items_[item].vertex, plan_.graph()[items_[item].vertex].microbatch);
+}
+
+void DeviceWorker::take_norms() {
+  skipped_steps_ = 0;
+  if (!has_norm()) return;
+  for (std::int64_t step = 0; step < plan_.steps_per_run(); ++step) {
+    const double norm = on_host_.norms[step];
+    const bool overflowed = !std::isfinite(norm);
+    skipped_steps_ += overflowed ? 1 : 0;
+    if (!overflowed) norm_ = norm;
+    if (loss_scale_.update(overflowed)) continue;
+    throw RunFailure(FailureKind::non_finite, world_rank_,
+                     fmt::format("the norm of the gradients of step {} is not finite", first_step_));
+  }
+}
+
+void DeviceWorker::read_times() {
+  times_ = {};
+  std::int64_t free_since = base_ns_;
+  for (std::size_t i = 0; i < receives_.size(); ++i) ends_[rank_.receives[i].vertex] = time_of(*receives_[i].done);
+  for (std::size_t i = 0; i < sends_.size(); ++i) {
+    // Where only the other end knows when it began: when it could.
+    Event* const began = sends_[i].started != nullptr ? sends_[i].started : sends_[i].ready;
+    if (began != nullptr) starts_[rank_.sends[i].vertex] = time_of(*began);
+  }
+  for (const std::size_t at : collective_items_) {
+    starts_[items_[at].vertex] = time_of(*items_[at].begin);
+    ends_[items_[at].vertex] = time_of(*items_[at].end);
+  }
+  for (const std::size_t at : compute_items_) {
+    const Item& item = items_[at];
+    const PlannedStep& step = rank_.steps[item.index];
+    const std::int64_t start = starts_[item.vertex] = time_of(*item.begin);
+    const std::int64_t end = ends_[item.vertex] = time_of(*item.end);
+    // How much of a backward made activations again is not known.
+    if (step.recomputes) starts_[step.recompute] = ends_[step.recompute] = start;
+    std::int64_t inputs = free_since;
+    for (int op = 0; step.kind == PlannedStep::Kind::op && op < step.num_ops; ++op) {
+      const int receive = step.ops[op].receive;
+      if (receive != kNone) inputs = std::max(inputs, ends_[rank_.receives[receive].vertex]);
+    }
+    for (const int collective : step.waits_for) {
+      inputs = std::max(inputs, ends_[rank_.collectives[collective].vertex]);
+    }
+    times_.waiting += std::min(inputs, start) - free_since;
+    times_.kernels += end - start;
+    free_since = end;
+  }
+  times_.total = free_since - base_ns_;
+}
+
+// What was held while each step ran: its blocks, and the buffers of what had come and was not read.
+void DeviceWorker::count_held() {
+  std::vector<std::int64_t> read_at(receives_.size(), std::numeric_limits<std::int64_t>::max());
+  for (const PlannedStep& step : rank_.steps) {
+    for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+      const int receive = step.ops[i].receive;
+      if (receive != kNone) read_at[receive] = ends_[step.vertex];
+    }
+  }
+  most_held_ = 0;
+  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
+    const PlannedStep& step = rank_.steps[i];
+    if (step.kind == PlannedStep::Kind::send) continue;
+    std::int64_t held = arena_plan_.standing_bytes + rank_.held_after_start[i];
+    for (std::size_t receive = 0; receive < receives_.size(); ++receive) {
+      const bool has_come = ends_[rank_.receives[receive].vertex] <= starts_[step.vertex];
+      if (has_come && read_at[receive] > starts_[step.vertex]) held += rank_.receives[receive].bytes;
+    }
+    most_held_ = std::max(most_held_, held);
+  }
+}
+
+}  // namespace sluice::exec

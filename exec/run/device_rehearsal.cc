@@ -1,0 +1,42 @@
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "exec/plan/stage_footprint.h"
+#include "exec/run/device_worker.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+// Runs each kind of op on each shape once, on zeros and without messages, so that nothing is loaded onto the device in
+// the middle of a run.
+void DeviceWorker::rehearse() {
+  const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
+  learning_rates_ = no_rates;
+  std::set<std::tuple<OpKind, int, int, std::int64_t, std::int64_t>> done;
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    if (items_[i].collective) continue;
+    const PlannedStep& step = rank_.steps[items_[i].index];
+    if (step.kind == PlannedStep::Kind::optimizer) issue_optimizer(step);
+    bool fresh = false;
+    for (int half = 0; step.kind == PlannedStep::Kind::op && half < step.num_ops; ++half) {
+      const OpPlan& op = step.ops[half];
+      const SliceShape shape = slice_shape(plan_.schedule().shape(op.op.microbatch), op.op.slice);
+      fresh = done.insert({op.op.op, op.chunk, shape.sequences, shape.tokens, shape.context}).second || fresh;
+    }
+    if (fresh) issue_ops(step, i);
+  }
+  if (has_norm()) {
+    for (std::size_t chunk = 0; chunk < arena_plan_.gradients.size(); ++chunk) {
+      const int at = static_cast<int>(chunk);
+      stage_of(at).add_squared_norm(gradients(at, 0), on_device_.squares, *compute_);
+    }
+    kernels_.gradient_scale(*compute_, on_device_.squares, 0, 1, on_device_.scales, on_device_.norms);
+  }
+  device_.zero(arena_, std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment), *compute_);
+  device_.zero(small_device_, small_bytes_, *compute_);
+  device_.synchronize(*compute_);
+  learning_rates_ = {};
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,477 @@
+#include "exec/run/device_worker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "exec/device/provider.h"
+#include "exec/plan/packing.h"
+#include "exec/run/op_outcome.h"
+#include "model/errors.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+Device& device_of(const WorkerServices& services) {
+  if (services.device == nullptr || services.device_transport == nullptr) {
+    throw std::logic_error("a plan for devices, and a worker without one");
+  }
+  return *services.device;
+}
+
+}  // namespace
+
+DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services)
+    : Worker(plan, world_rank, services),
+      transport_(transport),
+      device_(device_of(services)),
+      kernels_(*plan.spec().kernels),
+      run_links_(plan),
+      item_of_(plan.graph().size(), kNone),
+      sends_(rank_.sends.size()),
+      receives_(rank_.receives.size()),
+      edge_of_receive_(rank_.receives.size()),
+      freed_(rank_.receives.size(), 0),
+      loss_scale_(plan.spec().precision == Precision::float16) {
+  crowded_ = 2 * plan.layout().size() > static_cast<int>(std::thread::hardware_concurrency());
+  device_.make_current();
+  if (element() == Element::bfloat16) require_bfloat16(device_);
+  compute_ = device_.make_stream(StreamPriority::normal);
+  collectives_ = device_.make_stream(StreamPriority::high);
+  base_ = device_.make_event();
+  last_ = device_.make_event();
+  list_items();
+  make_messages();
+  arena_ = device_.allocate(std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment));
+  place_small();
+  links_ = services.device_transport->connect(run_links_.links(), device_);
+  find_groups();
+  if (services.device_transport->waits_on_device()) rehearse();
+}
+
+void DeviceWorker::settle() {
+  try {
+    device_.make_current();
+    device_.synchronize(*compute_);
+    device_.synchronize(*collectives_);
+  } catch (const DeviceError&) {
+    // Whoever ran it knows.
+  }
+}
+
+DeviceWorker::~DeviceWorker() {
+  DeviceWorker::settle();
+  links_.reset();
+  device_.release(arena_);
+  device_.release(small_device_);
+  device_.release_host(small_host_);
+  device_.release_host(tokens_host_);
+  device_.release_host(reinterpret_cast<std::byte*>(flags_));
+}
+
+Element DeviceWorker::element() const {
+  return plan_.spec().precision == Precision::float16 ? Element::float16 : Element::bfloat16;
+}
+
+bool DeviceWorker::has_norm() const {
+  return plan_.spec().clip_gradients > 0 || plan_.spec().precision == Precision::float16;
+}
+
+void DeviceWorker::find_groups() {
+  const auto group = [&](std::size_t at) { return at == RunLinks::kAlone ? nullptr : links_->group(at); };
+  tensor_ = group(run_links_.tensor_group(world_rank_));
+  for (const PlannedCollective& collective : rank_.collectives) {
+    groups_.push_back(group(run_links_.group_of(collective.vertex, world_rank_)));
+  }
+}
+
+void DeviceWorker::list_items() {
+  for (std::size_t i = 0; i < rank_.steps.size(); ++i) items_.push_back({.vertex = rank_.steps[i].vertex, .index = i});
+  for (std::size_t i = 0; i < rank_.collectives.size(); ++i) {
+    items_.push_back({.vertex = rank_.collectives[i].vertex, .collective = true, .index = i});
+  }
+  std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.vertex < b.vertex; });
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    Item& item = items_[i];
+    item_of_[item.vertex] = static_cast<int>(i);
+    if (!item.collective && rank_.steps[item.index].kind == PlannedStep::Kind::send) continue;
+    item.name = plan_.graph().name(item.vertex);
+    item.begin = device_.make_event();
+    item.end = device_.make_event();
+    (item.collective ? collective_items_ : compute_items_).push_back(i);
+  }
+}
+
+// What of a message this worker sends or receives: its share, if the tensor ranks share it out.
+std::int64_t DeviceWorker::share_of(std::int64_t bytes) const {
+  const std::int64_t shares = plan_.spec().scatter_gather ? plan_.layout().tensor : 1;
+  return bytes % (shares * static_cast<std::int64_t>(kBufferAlignment)) == 0 ? bytes / shares : bytes;
+}
+
+void DeviceWorker::make_messages() {
+  const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message) {
+    message.data = nullptr;  // until the arena is there
+    message.bytes = share_of(planned.bytes);
+    message.edge = run_links_.edge_of(planned.vertex, world_rank_);
+    message_events_.push_back(device_.make_event());
+    message.started = message_events_.back().get();
+    message_events_.push_back(device_.make_event());
+    message.done = message_events_.back().get();
+  };
+  for (std::size_t i = 0; i < sends_.size(); ++i) prepare(rank_.sends[i], sends_[i]);
+  std::vector<int> order;
+  for (std::size_t i = 0; i < receives_.size(); ++i) {
+    prepare(rank_.receives[i], receives_[i]);
+    order.push_back(static_cast<int>(i));
+  }
+  std::sort(order.begin(), order.end(),
+            [&](int a, int b) { return rank_.receives[a].vertex < rank_.receives[b].vertex; });
+  std::vector<std::size_t> edges;
+  for (const int receive : order) {
+    const std::size_t edge = receives_[receive].edge;
+    const auto found = static_cast<std::size_t>(std::find(edges.begin(), edges.end(), edge) - edges.begin());
+    if (found == edges.size()) {
+      edges.push_back(edge);
+      edge_receives_.emplace_back();
+    }
+    edge_receives_[found].push_back(receive);
+    edge_of_receive_[receive] = found;
+  }
+  edge_posted_.assign(edges.size(), 0);
+}
+
+void DeviceWorker::place_small() {
+  const Schedule& schedule = plan_.schedule();
+  const auto units = static_cast<std::int64_t>(schedule.num_units());
+  const std::int64_t steps = plan_.steps_per_run();
+  const auto place = [&](std::byte* base, Small& small) {
+    std::int64_t at = 0;
+    const auto next = [&](std::int64_t count) {
+      std::byte* const here = base + at;
+      at += aligned(count * static_cast<std::int64_t>(sizeof(float)));
+      return here;
+    };
+    small.losses = reinterpret_cast<float*>(next(units));
+    small.squares = reinterpret_cast<float*>(next(steps));
+    small.scales = reinterpret_cast<float*>(next(steps));
+    small.norms = reinterpret_cast<float*>(next(steps));
+    return at;
+  };
+  Small sizes;
+  small_bytes_ = place(nullptr, sizes);
+  small_device_ = device_.allocate(small_bytes_);
+  small_host_ = device_.allocate_host(small_bytes_);
+  place(small_device_, on_device_);
+  place(small_host_, on_host_);
+  flags_ = reinterpret_cast<std::int32_t*>(
+      device_.allocate_host(std::ssize(items_) * static_cast<std::int64_t>(sizeof(std::int32_t))));
+  for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
+      token_rows_.push_back(all_rows_);
+      all_rows_ += slice_shape(schedule.shape(mb), slice).rows();
+    }
+  }
+  tokens_host_ = device_.allocate_host(2 * all_rows_ * static_cast<std::int64_t>(sizeof(std::int32_t)));
+}
+
+void DeviceWorker::initialise() {
+  for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
+    const Stage& stage = stage_of(chunk);
+    const std::int64_t elements = stage.memory().weights / plan_.element_bytes();
+    ChunkState fresh{std::vector<std::byte>(to_size(4 * elements)), std::vector<std::byte>(to_size(8 * elements))};
+    stage.initialise(fresh.weights.data(), plan_.spec().seed);
+    set_state(chunk, fresh);
+  }
+}
+
+ChunkState DeviceWorker::state(int chunk) {
+  device_.make_current();
+  const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
+  ChunkState state{std::vector<std::byte>(to_size(bytes)), std::vector<std::byte>(to_size(2 * bytes))};
+  // Master weights come before the moments.
+  device_.copy(state.weights.data(), moments(chunk), bytes, *compute_);
+  device_.copy(state.moments.data(), moments(chunk) + bytes, 2 * bytes, *compute_);
+  device_.synchronize(*compute_);
+  return state;
+}
+
+void DeviceWorker::set_state(int chunk, const ChunkState& state) {
+  device_.make_current();
+  const Stage& stage = stage_of(chunk);
+  const auto bytes = static_cast<std::int64_t>(state.weights.size());
+  // Gradients are as large, and zero between runs.
+  std::byte* const staging = gradients(chunk, 0);
+  device_.copy(staging, state.weights.data(), bytes, *compute_);
+  stage.set_weights(staging, weights(chunk, steps_done_), moments(chunk), *compute_);
+  device_.copy(moments(chunk) + bytes, state.moments.data(), 2 * bytes, *compute_);
+  device_.zero(staging, bytes, *compute_);
+  device_.synchronize(*compute_);
+}
+
+// --- a run of the graph --------------------------------------------------------------------------------------------
+
+void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning_rates) {
+  first_step_ = first_step;
+  learning_rates_ = learning_rates;
+  try {
+    device_.make_current();
+    run_items();
+  } catch (const Stopped&) {
+    doing(WorkerThread::compute, Activity::stopped);
+    throw;
+  } catch (const DeviceError& error) {
+    doing(WorkerThread::compute, Activity::failed);
+    throw DeviceError(fmt::format("rank {}: {}", world_rank_, error.what()));
+  } catch (...) {
+    doing(WorkerThread::compute, Activity::failed);
+    throw;
+  }
+}
+
+void DeviceWorker::run_items() {
+  version_base_ = steps_done_;
+  std::fill(freed_.begin(), freed_.end(), 0);
+  std::fill_n(flags_, items_.size(), 0);
+  std::fill(edge_posted_.begin(), edge_posted_.end(), 0);
+  std::fill(starts_.begin(), starts_.end(), 0);
+  std::fill(ends_.begin(), ends_.end(), 0);
+  compute_issued_ = compute_done_ = collective_issued_ = collective_done_ = 0;
+  for (Doing& told : told_) told = {};
+  load_tokens();
+  device_.zero(small_device_, small_bytes_, *compute_);
+  device_.record(*base_, *compute_);
+  device_.synchronize(*base_);
+  base_ns_ = now_ns();
+  last_end_ = base_.get();
+  for (const int receive : rank_.first_posts) free_receive(receive, nullptr);
+  for (Item& item : items_) {
+    next_vertex_ = item.vertex;
+    next_waits_for_ = Doing::no_vertex;
+    device_.begin_range(item.name.c_str());
+    item.collective ? issue_collective(item) : issue_step(item);
+    device_.end_range();
+    keep_up();
+  }
+  finish();
+}
+
+// Tokens and targets of all units that this worker looks at, in one copy.
+void DeviceWorker::load_tokens() {
+  const Schedule& schedule = plan_.schedule();
+  bool needed = false;
+  for (std::size_t chunk = 0; chunk < arena_plan_.weights.size(); ++chunk) {
+    const StageContents& contents = stage_of(static_cast<int>(chunk)).spec().contents;
+    needed = needed || contents.embedding || contents.head;
+  }
+  if (!needed) return;
+  auto* const tokens = reinterpret_cast<std::int32_t*>(tokens_host_);
+  auto* const targets = tokens + all_rows_;
+  std::size_t unit = 0;
+  for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    for (int slice = 0; slice < schedule.num_slices(mb); ++slice, ++unit) {
+      const SliceShape shape = slice_shape(schedule.shape(mb), slice);
+      const auto rows = to_size(shape.rows());
+      services_.tokens->fill(first_step_ + mb / schedule.num_microbatches(), plan_.first_sequence(mb, data_rank_),
+                             shape.sequences, shape.context, shape.tokens, {tokens + token_rows_[unit], rows},
+                             {targets + token_rows_[unit], rows});
+    }
+  }
+  const std::int64_t bytes = all_rows_ * static_cast<std::int64_t>(sizeof(std::int32_t));
+  device_.copy(arena_ + arena_plan_.tokens, tokens, bytes, *compute_);
+  device_.copy(arena_ + arena_plan_.targets, targets, bytes, *compute_);
+}
+
+// A receive's buffer is free from `freed` on (null: now). Receives of an edge are posted in its order.
+void DeviceWorker::free_receive(int receive, Event* freed) {
+  freed_[receive] = 1;
+  receives_[receive].ready = freed;
+  const std::size_t edge = edge_of_receive_[receive];
+  const std::vector<int>& in_order = edge_receives_[edge];
+  for (std::size_t& posted = edge_posted_[edge]; posted < in_order.size(); ++posted) {
+    const int next = in_order[posted];
+    if (freed_[next] == 0) return;
+    const PlannedMessage& planned = rank_.receives[next];
+    DeviceMessage& message = receives_[next];
+    message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
+    message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
+    message.placed.store(false, std::memory_order_relaxed);
+    links_->receive(message);
+  }
+}
+
+void DeviceWorker::issue_step(Item& item) {
+  const PlannedStep& step = rank_.steps[item.index];
+  if (step.kind == PlannedStep::Kind::send) return issue_send(step);
+  for (const int collective : step.waits_for) {
+    device_.wait(*compute_, *items_[item_of_[rank_.collectives[collective].vertex]].end);
+  }
+  for (const int send : step.waits_for_sent) {
+    wait_on_device(sends_[send], step.vertex, rank_.sends[send].vertex);
+  }
+  const FaultAction action = fault_at(step.vertex);
+  if (step.kind == PlannedStep::Kind::op) {
+    for (int i = 0; i < step.num_ops; ++i) {
+      const OpPlan& op = step.ops[i];
+      if (op.receive != kNone) {
+        const PlannedMessage& planned = rank_.receives[op.receive];
+        wait_on_device(receives_[op.receive], step.vertex, planned.vertex);
+        if (receives_[op.receive].bytes < planned.bytes) {
+          tensor_->gather(buffer(planned.buffer), planned.bytes, *compute_);
+        }
+      }
+      if (op.busy_send != kNone) {
+        wait_on_device(sends_[op.busy_send], step.vertex, rank_.sends[op.busy_send].vertex);
+      }
+    }
+  }
+  doing(WorkerThread::compute, Activity::working, step.vertex);
+  told_[0] = {};
+  suffer(action, transport_);
+  device_.record(*item.begin, *compute_);
+  if (step.kind == PlannedStep::Kind::op) {
+    issue_ops(step, static_cast<std::size_t>(&item - items_.data()));
+    if (action.poison) {
+      const OpPlan& op = step.ops[0];
+      const SliceCall call = slice_call(op);
+      std::byte* const made = call.output != nullptr ? call.output : call.input_gradient;
+      if (made != nullptr) {
+        kernels_.fill_not_a_number(*compute_, element(), made,
+                                   call.shape.rows() * stage_of(op.chunk).spec().model.hidden);
+      } else if (call.gradients != nullptr) {
+        kernels_.fill_not_a_number(*compute_, Element::float32, call.gradients, 1);
+      } else {
+        kernels_.fill_not_a_number(*compute_, Element::float32, on_device_.losses + op.unit, 1);
+      }
+      check_outcome(op, call, static_cast<std::size_t>(&item - items_.data()));
+    }
+  } else {
+    issue_optimizer(step);
+  }
+  device_.record(*item.end, *compute_);
+  last_end_ = item.end.get();
+  ++compute_issued_;
+  for (const int receive : step.posts) free_receive(receive, item.end.get());
+}
+
+void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
+  for (int i = 0; i < step.num_ops; ++i) {
+    const OpPlan& op = step.ops[i];
+    const Stage& stage = stage_of(op.chunk);
+    SliceCall call = slice_call(op);
+    call.stream = compute_.get();
+    call.device = &device_;
+    call.stream_group = tensor_;
+    call.loss_on_device = on_device_.losses + op.unit;
+    call.loss_scale *= loss_scale_.value();
+    if (begins_backward(op)) {
+      const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
+      for (int slice = 0; slice < shape.num_slices(); ++slice) {
+        const std::int64_t bytes = stage.slice_memory(slice_shape(shape, slice)).keys_values_gradient;
+        if (bytes > 0) device_.zero(call.keys_values_gradient[slice], bytes, *compute_);
+      }
+    }
+    if (needs_tokens(op)) {
+      call.tokens = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.tokens) + token_rows_[op.unit];
+      call.targets = reinterpret_cast<const std::int32_t*>(arena_ + arena_plan_.targets) + token_rows_[op.unit];
+    }
+    switch (op.op.op) {
+      case OpKind::F: stage.forward(call); break;
+      case OpKind::I: stage.input_gradient(call); break;
+      case OpKind::W: stage.weight_gradient(call); break;
+      case OpKind::B: stage.backward(call); break;
+    }
+    check_outcome(op, call, item);
+  }
+}
+
+// Gradients of float16 may overflow: the norm finds that, and the step is left out.
+void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item) {
+  const bool forward = op.op.op == OpKind::F;
+  std::int32_t* const flag = flags_ + item;
+  if (!forward && (op.op.op == OpKind::W || element() == Element::float16)) return;
+  const std::byte* const made = forward ? call.output : call.input_gradient;
+  const Stage& stage = stage_of(op.chunk);
+  if (made != nullptr) {
+    kernels_.flag_not_finite(*compute_, element(), made, call.shape.rows() * stage.spec().model.hidden, flag);
+  }
+  if (forward && stage.spec().contents.head) {
+    kernels_.flag_not_finite(*compute_, Element::float32, on_device_.losses + op.unit, 1, flag);
+  }
+}
+
+void DeviceWorker::issue_send(const PlannedStep& step) {
+  const PlannedMessage& planned = rank_.sends[step.send];
+  DeviceMessage& message = sends_[step.send];
+  message.data = buffer(planned.buffer) + (message.bytes < planned.bytes ? tensor_rank_ * message.bytes : 0);
+  message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
+  message.ready = last_end_;
+  message.placed.store(false, std::memory_order_relaxed);
+  const FaultAction action = fault_at(step.vertex);
+  if (action.drop) return;
+  links_->send(message);
+}
+
+void DeviceWorker::issue_optimizer(const PlannedStep& step) {
+  const Stage& stage = stage_of(step.chunk);
+  OptimizerStep update = update_of(step, learning_rates_);
+  update.stream = compute_.get();
+  update.scale_on_device = has_norm() ? on_device_.scales + step.step : nullptr;
+  std::byte* const read = gradients(step.chunk, step.gradient_buffer);
+  const std::int64_t version = version_base_ + step.step;
+  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
+  device_.zero(read, stage.memory().gradients, *compute_);
+}
+
+void DeviceWorker::issue_collective(Item& item) {
+  const PlannedCollective& collective = rank_.collectives[item.index];
+  if (collective.after_any) device_.wait(*collectives_, *items_[item_of_[collective.after]].end);
+  suffer(fault_at(collective.vertex), transport_);
+  StreamGroup* const group = groups_[item.index];
+  device_.record(*item.begin, *collectives_);
+  switch (collective.kind) {
+    case CollectiveKind::gradient_reduce:
+    case CollectiveKind::replica_reduce: {
+      const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
+      const std::int64_t bytes = stage_of(chunk).memory().gradients;
+      if (group != nullptr) {
+        group->sum(gradients(chunk, collective.gradient_buffers[chunk]), bytes / plan_.gradient_element_bytes(),
+                   Element::float32, *collectives_);
+      }
+      break;
+    }
+    case CollectiveKind::tied_embedding: {
+      const int chunk = embedding_chunk();
+      const Parameter& word = word_embedding(stage_of(chunk));
+      if (group != nullptr) {
+        group->sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
+                   word.size(), Element::float32, *collectives_);
+      }
+      break;
+    }
+    case CollectiveKind::global_norm: issue_norm(collective, group); break;
+    case CollectiveKind::parameter_gather: break;  // no plan has it
+  }
+  device_.record(*item.end, *collectives_);
+  ++collective_issued_;
+}
+
+void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* group) {
+  float* const squares = on_device_.squares + collective.step;
+  for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
+    if (!counts_in_norm(chunk)) continue;
+    stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[chunk]), squares, *collectives_);
+  }
+  if (group != nullptr) group->sum(squares, 1, Element::float32, *collectives_);
+  kernels_.gradient_scale(*collectives_, squares, static_cast<float>(plan_.spec().clip_gradients),
+                          static_cast<float>(loss_scale_.value()), on_device_.scales + collective.step,
+                          on_device_.norms + collective.step);
+}
+
+}  // namespace sluice::exec

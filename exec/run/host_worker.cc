@@ -1,0 +1,439 @@
+#include "exec/run/host_worker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "exec/run/op_outcome.h"
+#include "exec/watch/failure.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+constexpr int kTensorGroup = 1;
+constexpr int kDataGroup = 1;
+constexpr int kFirstSharedGroup = 2;
+
+}  // namespace
+
+HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services)
+    : Worker(plan, world_rank, services),
+      transport_(transport),
+      sends_(rank_.sends.size()),
+      receives_(rank_.receives.size()),
+      consumed_(rank_.receives.size(), 0),
+      wakes_collectives_(rank_.steps.size(), 0) {
+  awaiting_.reserve(rank_.receives.size());
+  for (const PlannedCollective& collective : rank_.collectives) {
+    if (!collective.after_any) continue;
+    for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
+      if (rank_.steps[i].vertex == collective.after) wakes_collectives_[i] = 1;
+    }
+  }
+  make_groups();
+  // Touched at once, so that there is memory for it before the first op runs.
+  const std::size_t bytes = std::max<std::size_t>(to_size(arena_plan_.total_bytes), kBufferAlignment);
+  arena_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
+  std::memset(arena_, 0, bytes);
+  if (!rank_.collectives.empty()) collective_thread_ = std::thread([this] { collective_loop(); });
+}
+
+HostWorker::~HostWorker() {
+  leaving_.store(true);
+  transport_.wake(Channel::collective);
+  if (collective_thread_.joinable()) collective_thread_.join();
+  ::operator delete (arena_, std::align_val_t{kBufferAlignment});
+}
+
+// Every worker numbers the groups in the order of the graph, so that messages of one are told from those of another.
+void HostWorker::make_groups() {
+  const RunLayout& layout = plan_.layout();
+  const auto members_over = [&](const std::vector<int>& pipeline, bool all_tensor_ranks) {
+    std::vector<int> members;
+    for (const int rank : pipeline) {
+      for (int t = 0; t < layout.tensor; ++t) {
+        if (all_tensor_ranks || t == tensor_rank_) members.push_back(layout.world_rank(rank, data_rank_, t));
+      }
+    }
+    return members;
+  };
+  if (layout.tensor > 1) {
+    tensor_ =
+        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
+    tensor_->tell_of_calls([this](bool begins) {
+      doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
+    });
+  }
+  std::vector<int> data;
+  for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));
+  groups_.push_back(std::make_unique<GroupSum>(transport_, Channel::collective, std::move(data), kDataGroup));
+  GroupSum* const data_group = groups_.back().get();
+
+  std::map<std::pair<bool, std::vector<int>>, int> numbers;
+  std::map<std::pair<bool, std::vector<int>>, GroupSum*> known;
+  std::size_t mine = 0;
+  const OpGraph& graph = plan_.graph();
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::collective) continue;
+    const Collective collective = graph.collective(graph[v]);
+    const bool ours = mine < rank_.collectives.size() && rank_.collectives[mine].vertex == v;
+    mine += ours ? 1 : 0;
+    if (collective.kind == CollectiveKind::gradient_reduce) {
+      if (ours) group_of_.push_back(data_group);
+      continue;
+    }
+    const std::pair<bool, std::vector<int>> key{collective.kind == CollectiveKind::global_norm,
+                                                {collective.ranks.begin(), collective.ranks.end()}};
+    const auto number = numbers.try_emplace(key, kFirstSharedGroup + static_cast<int>(numbers.size())).first->second;
+    if (!ours) continue;
+    GroupSum*& group = known[key];
+    if (group == nullptr) {
+      groups_.push_back(
+          std::make_unique<GroupSum>(transport_, Channel::collective, members_over(key.second, key.first), number));
+      group = groups_.back().get();
+    }
+    group_of_.push_back(group);
+  }
+}
+
+void HostWorker::initialise() {
+  for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
+    stage_of(chunk).initialise(weights(chunk, steps_done_), plan_.spec().seed);
+    std::memset(moments(chunk), 0, to_size(stage_of(chunk).memory().moments));
+  }
+}
+
+ChunkState HostWorker::state(int chunk) {
+  const StageMemory memory = stage_of(chunk).memory();
+  const std::byte* const newest = weights(chunk, steps_done_);
+  return {{newest, newest + memory.weights}, {moments(chunk), moments(chunk) + memory.moments}};
+}
+
+void HostWorker::set_state(int chunk, const ChunkState& state) {
+  std::copy(state.weights.begin(), state.weights.end(), weights(chunk, steps_done_));
+  std::copy(state.moments.begin(), state.moments.end(), moments(chunk));
+}
+
+// --- the compute thread --------------------------------------------------------------------------------------------
+
+void HostWorker::run(std::int64_t first_step, std::span<const double> learning_rates) {
+  try {
+    run_steps(first_step, learning_rates);
+  } catch (const Stopped&) {
+    doing(WorkerThread::compute, Activity::stopped, running_);
+    throw;
+  } catch (...) {
+    doing(WorkerThread::compute, Activity::failed, running_);
+    throw;
+  }
+}
+
+void HostWorker::run_steps(std::int64_t first_step, std::span<const double> learning_rates) {
+  first_step_ = first_step;
+  learning_rates_ = learning_rates;
+  version_base_ = steps_done_;
+  times_ = {};
+  most_held_ = 0;
+  std::fill(unit_losses_.begin(), unit_losses_.end(), 0.0);
+  std::fill(consumed_.begin(), consumed_.end(), 0);
+  std::fill(starts_.begin(), starts_.end(), 0);
+  std::fill(ends_.begin(), ends_.end(), 0);
+  awaiting_.clear();
+  for (Message& send : sends_) send.done.store(true, std::memory_order_relaxed);
+  if (!rank_.collectives.empty()) {
+    runs_begun_.store(run_number_ + 1);
+    transport_.wake(Channel::collective);
+  }
+  const std::int64_t began = now_ns();
+  const auto size = static_cast<std::int64_t>(plan_.graph().size());
+  for (const int receive : rank_.first_posts) post_receive(receive);
+  for (std::size_t i = 0; i < rank_.steps.size(); ++i) {
+    const PlannedStep& step = rank_.steps[i];
+    running_ = step.vertex;
+    await(step);
+    count_held(i);
+    switch (step.kind) {
+      case PlannedStep::Kind::op: run_ops(step); break;
+      case PlannedStep::Kind::send: run_send(step); break;
+      case PlannedStep::Kind::optimizer: run_optimizer(step); break;
+    }
+    progress_.store(run_number_ * size + step.vertex + 1);
+    if (wakes_collectives_[i] != 0) transport_.wake(Channel::collective);
+    for (const int receive : step.posts) post_receive(receive);
+  }
+  // What was sent must have arrived before its buffer may be used again, and collectives must be over.
+  const std::int64_t all_collectives = (run_number_ + 1) * std::ssize(rank_.collectives);
+  const VertexId last = rank_.steps.empty() ? 0 : rank_.steps.back().vertex;
+  for (std::size_t i = 0; i < sends_.size(); ++i) {
+    wait_for(last, rank_.sends[i].vertex, [&] { return transport_.poll(sends_[i]); });
+  }
+  if (!rank_.collectives.empty()) {
+    wait_for(last, rank_.collectives.back().vertex, [&] { return collectives_done_.load() >= all_collectives; });
+  }
+  times_.total = now_ns() - began;
+  add_up_losses();
+  steps_done_ += std::ssize(learning_rates);
+  ++run_number_;
+  doing(WorkerThread::compute, Activity::between);
+}
+
+void HostWorker::post_receive(int receive) {
+  const PlannedMessage& planned = rank_.receives[receive];
+  Message& message = receives_[receive];
+  message.data = buffer(planned.buffer);
+  message.bytes = planned.bytes;
+  message.peer = world_rank_of(planned.peer);
+  message.channel = Channel::transfer;
+  message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
+  awaiting_.push_back(receive);
+  transport_.post_receive(message);
+}
+
+// Waits, if it must, and says so to the recorder.
+template <typename Condition>
+void HostWorker::wait_for(VertexId vertex, VertexId waits_for, Condition&& condition) {
+  if (condition()) return;
+  const std::int64_t began = now_ns();
+  doing(WorkerThread::compute, Activity::waiting, vertex, waits_for);
+  transport_.wait_until(Channel::transfer, condition);
+  times_.waiting += now_ns() - began;
+}
+
+void HostWorker::await(const PlannedStep& step) {
+  const std::int64_t collectives = run_number_ * std::ssize(rank_.collectives);
+  for (const int collective : step.waits_for) {
+    wait_for(step.vertex, rank_.collectives[collective].vertex,
+             [&] { return collectives_done_.load() > collectives + collective; });
+  }
+  for (const int send : step.waits_for_sent) {
+    wait_for(step.vertex, rank_.sends[send].vertex, [&] { return transport_.poll(sends_[send]); });
+  }
+  for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+    const OpPlan& op = step.ops[i];
+    if (op.receive != kNone) {
+      const VertexId transfer = rank_.receives[op.receive].vertex;
+      wait_for(step.vertex, transfer, [&] { return transport_.poll(receives_[op.receive]); });
+      ends_[transfer] = receives_[op.receive].done_ns;
+    }
+    if (op.busy_send != kNone) {
+      wait_for(step.vertex, rank_.sends[op.busy_send].vertex, [&] { return transport_.poll(sends_[op.busy_send]); });
+    }
+  }
+}
+
+// What is held while the step runs: its blocks, and the buffers of what has come and was not read.
+void HostWorker::count_held(std::size_t step) {
+  std::int64_t held = arena_plan_.standing_bytes + rank_.held_after_start[step];
+  std::size_t kept = 0;
+  for (const int receive : awaiting_) {
+    if (consumed_[receive] != 0) continue;
+    awaiting_[kept++] = receive;
+    if (receives_[receive].done.load(std::memory_order_acquire)) held += rank_.receives[receive].bytes;
+  }
+  awaiting_.resize(kept);
+  most_held_ = std::max(most_held_, held);
+}
+
+void HostWorker::run_ops(const PlannedStep& step) {
+  doing(WorkerThread::compute, Activity::working, step.vertex);
+  const std::int64_t began = now_ns();
+  const FaultAction action = fault_at(step.vertex);
+  suffer(action, transport_);
+  std::int64_t recompute_ns = 0;
+  for (int i = 0; i < step.num_ops; ++i) {
+    const OpPlan& op = step.ops[i];
+    SliceCall call = call_of(op);
+    const std::int64_t start = now_ns();
+    const Stage& stage = stage_of(op.chunk);
+    switch (op.op.op) {
+      case OpKind::F: stage.forward(call); break;
+      case OpKind::I: stage.input_gradient(call); break;
+      case OpKind::W: stage.weight_gradient(call); break;
+      case OpKind::B: stage.backward(call); break;
+    }
+    times_.kernels += now_ns() - start;
+    recompute_ns += call.recompute_ns;
+    if (op.op.op == OpKind::F) unit_losses_[op.unit] = call.loss;
+    if (action.poison) poison(stage, call);
+    check_finite(stage, op, step.vertex, call);
+    if (op.receive != kNone) consumed_[op.receive] = 1;
+  }
+  const std::int64_t end = now_ns();
+  starts_[step.vertex] = began;
+  ends_[step.vertex] = end;
+  if (step.recomputes) {
+    // It ran layer by layer inside the backward, and is shown before it.
+    starts_[step.recompute] = began;
+    starts_[step.vertex] = ends_[step.recompute] = began + recompute_ns;
+  }
+}
+
+SliceCall HostWorker::call_of(const OpPlan& op) {
+  const Schedule& schedule = plan_.schedule();
+  SliceCall call = slice_call(op);
+  call.tensor = tensor_.get();
+  if (begins_backward(op)) {
+    const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
+    for (int slice = 0; slice < shape.num_slices(); ++slice) {
+      const SliceMemory memory = stage_of(op.chunk).slice_memory(slice_shape(shape, slice));
+      std::memset(call.keys_values_gradient[slice], 0, to_size(memory.keys_values_gradient));
+    }
+  }
+  if (needs_tokens(op)) {
+    auto* const tokens = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.tokens);
+    auto* const targets = reinterpret_cast<std::int32_t*>(arena_ + arena_plan_.targets);
+    const auto rows = to_size(call.shape.rows());
+    services_.tokens->fill(first_step_ + op.op.microbatch / schedule.num_microbatches(),
+                           plan_.first_sequence(op.op.microbatch, data_rank_), call.shape.sequences, call.shape.context,
+                           call.shape.tokens, {tokens, rows}, {targets, rows});
+    call.tokens = tokens;
+    call.targets = targets;
+  }
+  return call;
+}
+
+void HostWorker::check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const {
+  const std::byte* const made = op.op.op == OpKind::F ? call.output : call.input_gradient;
+  const std::int64_t elements = call.shape.rows() * stage.spec().model.hidden;
+  const bool fine = (made == nullptr || op.op.op == OpKind::W || all_finite(made, elements, plan_.spec().precision)) &&
+                    std::isfinite(call.loss);
+  if (!fine) fail_not_finite(vertex, op.op.microbatch);
+}
+
+void HostWorker::poison(const Stage& stage, SliceCall& call) const {
+  std::byte* const made = call.output != nullptr ? call.output : call.input_gradient;
+  if (made != nullptr) {
+    fill_not_a_number(made, stage.spec().model.hidden, plan_.spec().precision);
+  } else if (call.gradients != nullptr) {
+    fill_not_a_number(call.gradients, 1, plan_.spec().precision);
+  } else {
+    call.loss = std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+void HostWorker::run_send(const PlannedStep& step) {
+  const PlannedMessage& planned = rank_.sends[step.send];
+  Message& message = sends_[step.send];
+  message.data = buffer(planned.buffer);
+  message.bytes = planned.bytes;
+  message.peer = world_rank_of(planned.peer);
+  message.channel = Channel::transfer;
+  message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
+  starts_[step.vertex] = now_ns();
+  if (fault_at(step.vertex).drop) return;  // it stays done
+  transport_.post_send(message);
+}
+
+void HostWorker::run_optimizer(const PlannedStep& step) {
+  doing(WorkerThread::compute, Activity::working, step.vertex);
+  const std::int64_t began = now_ns();
+  suffer(fault_at(step.vertex), transport_);
+  const Stage& stage = stage_of(step.chunk);
+  OptimizerStep update = update_of(step, learning_rates_);
+  update.gradient_scale = gradient_scale_;
+  std::byte* const read = gradients(step.chunk, step.gradient_buffer);
+  const std::int64_t version = version_base_ + step.step;
+  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
+  std::memset(read, 0, to_size(stage.memory().gradients));
+  const std::int64_t end = now_ns();
+  starts_[step.vertex] = began;
+  ends_[step.vertex] = end;
+  times_.kernels += end - began;
+}
+
+// --- the collective thread -------------------------------------------------------------------------------------------
+
+void HostWorker::collective_loop() {
+  try {
+    for (std::int64_t run = 0;; ++run) {
+      const auto begun = [&] { return leaving_.load() || runs_begun_.load() > run; };
+      transport_.wait_until(Channel::collective, begun);
+      if (runs_begun_.load() <= run) return;
+      const auto size = static_cast<std::int64_t>(plan_.graph().size());
+      for (std::size_t i = 0; i < rank_.collectives.size(); ++i) {
+        const PlannedCollective& collective = rank_.collectives[i];
+        if (collective.after_any) {
+          const std::int64_t until = run * size + collective.after + 1;
+          if (progress_.load() < until) {
+            doing(WorkerThread::collective, Activity::waiting, collective.vertex, collective.after);
+            transport_.wait_until(Channel::collective, [&] { return progress_.load() >= until; });
+          }
+        }
+        run_collective(collective, *group_of_[i]);
+        if (i + 1 == rank_.collectives.size()) doing(WorkerThread::collective, Activity::between);
+        collectives_done_.store(run * std::ssize(rank_.collectives) + static_cast<std::int64_t>(i) + 1);
+        transport_.wake(Channel::transfer);
+      }
+    }
+  } catch (...) {
+    collective_error_ = std::current_exception();
+    transport_.stop();
+  }
+}
+
+void HostWorker::rethrow_own_error() {
+  if (!collective_thread_.joinable()) return;
+  leaving_.store(true);
+  transport_.wake(Channel::collective);
+  collective_thread_.join();
+  if (collective_error_) std::rethrow_exception(collective_error_);
+}
+
+void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& group) {
+  doing(WorkerThread::collective, Activity::exchanging, collective.vertex);
+  starts_[collective.vertex] = now_ns();
+  suffer(fault_at(collective.vertex), transport_);
+  const Schedule& schedule = plan_.schedule();
+  const auto sum = [&](std::byte* data, std::int64_t elements) {
+    if (plan_.spec().precision == Precision::float64) {
+      group.sum(reinterpret_cast<double*>(data), elements);
+    } else {
+      group.sum(reinterpret_cast<float*>(data), elements);
+    }
+  };
+  switch (collective.kind) {
+    case CollectiveKind::gradient_reduce:
+    case CollectiveKind::replica_reduce: {
+      const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
+      sum(gradients(chunk, collective.gradient_buffers[chunk]),
+          stage_of(chunk).memory().gradients / plan_.element_bytes());
+      break;
+    }
+    case CollectiveKind::tied_embedding: {
+      const int chunk = embedding_chunk();
+      const Stage& stage = stage_of(chunk);
+      const Parameter& word = word_embedding(stage);
+      sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.element_bytes(), word.size());
+      break;
+    }
+    case CollectiveKind::global_norm: {
+      double squares = 0;
+      for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
+        if (!counts_in_norm(chunk)) continue;
+        squares += stage_of(chunk).squared_norm(gradients(chunk, collective.gradient_buffers[chunk]));
+      }
+      group.sum(&squares, 1);
+      norm_ = std::sqrt(squares);
+      if (!std::isfinite(norm_)) {
+        throw RunFailure(FailureKind::non_finite, world_rank_,
+                         fmt::format("the norm of the gradients of step {} is not finite", first_step_));
+      }
+      const double most = plan_.spec().clip_gradients;
+      gradient_scale_ = norm_ > most ? most / norm_ : 1;
+      break;
+    }
+    case CollectiveKind::parameter_gather: break;  // no plan has it
+  }
+  ends_[collective.vertex] = now_ns();
+}
+
+}  // namespace sluice::exec

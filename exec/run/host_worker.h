@@ -1,0 +1,71 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "exec/run/worker.h"
+#include "exec/transport/group_sum.h"
+#include "exec/transport/transport.h"
+
+namespace sluice::exec {
+
+// A worker on the CPU: one thread computes and sends, and one does what is collective.
+class HostWorker final : public Worker {
+ public:
+  // Throws std::bad_alloc if there is no memory for the arena.
+  HostWorker(const RunPlan& plan, int world_rank, Transport& transport, const WorkerServices& services);
+  ~HostWorker() override;
+
+  void initialise() override;
+  void run(std::int64_t first_step, std::span<const double> learning_rates) override;
+  void rethrow_own_error() override;
+  ChunkState state(int chunk) override;
+  void set_state(int chunk, const ChunkState& state) override;
+
+ private:
+  void post_receive(int receive);
+  void await(const PlannedStep& step);
+  template <typename Condition>
+  void wait_for(VertexId vertex, VertexId waits_for, Condition&& condition);
+  void run_ops(const PlannedStep& step);
+  void run_steps(std::int64_t first_step, std::span<const double> learning_rates);
+  void run_send(const PlannedStep& step);
+  void run_optimizer(const PlannedStep& step);
+  SliceCall call_of(const OpPlan& op);
+  void check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const;
+  void poison(const Stage& stage, SliceCall& call) const;
+  void count_held(std::size_t step);
+  void collective_loop();
+  void run_collective(const PlannedCollective& collective, GroupSum& group);
+  void make_groups();
+
+  Transport& transport_;
+  std::unique_ptr<GroupSum> tensor_;  // null where the stage is not split
+  std::vector<std::unique_ptr<GroupSum>> groups_;
+  std::vector<GroupSum*> group_of_;  // by RankPlan::collectives
+  std::vector<Message> sends_;
+  std::vector<Message> receives_;
+  std::vector<char> consumed_;           // by receive, in this run: its buffer was read
+  std::vector<int> awaiting_;            // receives posted and not read
+  std::vector<char> wakes_collectives_;  // by step: a collective begins after it
+
+  VertexId running_ = 0;  // or about to
+  std::span<const double> learning_rates_;
+  double gradient_scale_ = 1;
+
+  // Between the two threads. Numbers grow over all runs, so that nothing is reset.
+  std::atomic<std::int64_t> progress_{0};          // run * size + vertex + 1 of the last that compute has done
+  std::atomic<std::int64_t> collectives_done_{0};  // run * collectives + done
+  std::atomic<std::int64_t> runs_begun_{0};
+  std::atomic<bool> leaving_{false};
+  std::exception_ptr collective_error_;  // read once the thread has been joined
+  std::thread collective_thread_;
+};
+
+}  // namespace sluice::exec

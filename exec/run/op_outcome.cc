@@ -1,0 +1,48 @@
+#include "exec/run/op_outcome.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace sluice::exec {
+namespace {
+
+// By the exponent, in integers: compilers turn it into a few vector instructions.
+template <typename Word>
+bool no_exponent_is_full(const std::byte* data, std::int64_t elements, Word exponent) {
+  Word full = 0;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<std::int64_t>(sizeof word), sizeof word);
+    full |= static_cast<Word>((word & exponent) == exponent ? 1 : 0);
+  }
+  return full == 0;
+}
+
+template <typename Scalar>
+void fill(std::byte* data, std::int64_t elements) {
+  std::fill_n(reinterpret_cast<Scalar*>(data), elements, std::numeric_limits<Scalar>::quiet_NaN());
+}
+
+}  // namespace
+
+bool all_finite(const std::byte* data, std::int64_t elements, Precision precision) {
+  if (precision == Precision::float64) {
+    return no_exponent_is_full<std::uint64_t>(data, elements, std::uint64_t{0x7ff} << 52);
+  }
+  return no_exponent_is_full<std::uint32_t>(data, elements, std::uint32_t{0xff} << 23);
+}
+
+void fill_not_a_number(std::byte* data, std::int64_t elements, Precision precision) {
+  precision == Precision::float64 ? fill<double>(data, elements) : fill<float>(data, elements);
+}
+
+const Parameter& word_embedding(const Stage& stage) {
+  for (const Parameter& parameter : stage.parameters()) {
+    if (parameter.name == kWordEmbedding) return parameter;
+  }
+  throw std::logic_error("a stage without a word embedding");
+}
+
+}  // namespace sluice::exec

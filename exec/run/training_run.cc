@@ -1,0 +1,327 @@
+#include "exec/run/training_run.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <thread>
+
+#include "exec/plan/host_memory.h"
+#include "exec/transport/in_process.h"
+#include "exec/transport/threads.h"
+#include "exec/watch/process_state.h"
+#include "model/errors.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+constexpr int kRoot = 0;
+
+// What a worker tells the root of a run of the graph, as bytes.
+class Note {
+ public:
+  Note() = default;
+  explicit Note(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
+
+  template <typename T>
+  void put(const T& value) {
+    const auto* from = reinterpret_cast<const std::byte*>(&value);
+    bytes_.insert(bytes_.end(), from, from + sizeof value);
+  }
+  template <typename T>
+  void put_all(std::span<const T> values) {
+    const auto bytes = std::as_bytes(values);
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
+  template <typename T>
+  T take() {
+    T value;
+    std::memcpy(&value, bytes_.data() + at_, sizeof value);
+    at_ += sizeof value;
+    return value;
+  }
+  template <typename T>
+  std::vector<T> take_all(std::size_t count) {
+    std::vector<T> values(count);
+    if (count > 0) std::memcpy(values.data(), bytes_.data() + at_, count * sizeof(T));
+    at_ += count * sizeof(T);
+    return values;
+  }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::size_t at_ = 0;
+};
+
+Note note_of(const Worker& worker, bool keep_clock) {
+  Note note;
+  note.put_all(worker.losses());
+  note.put(worker.gradient_norm());
+  note.put(worker.held_bytes());
+  note.put(worker.arena_bytes());
+  note.put(worker.times());
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = 0;
+  for (const std::int64_t start : worker.starts()) first = start > 0 ? std::min(first, start) : first;
+  for (const std::int64_t end : worker.ends()) last = std::max(last, end);
+  note.put(first);
+  note.put(last);
+  if (keep_clock) {
+    note.put_all(worker.starts());
+    note.put_all(worker.ends());
+  }
+  return note;
+}
+
+// Whether the worker is of the replica and the tensor share whose times are kept.
+bool of_first_replica(const RunLayout& layout, int world_rank) {
+  return layout.data_rank(world_rank) == 0 && layout.tensor_rank(world_rank) == 0;
+}
+
+RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& plan, bool keep,
+                     std::vector<WorkerReport>& workers) {
+  const RunLayout& layout = plan.layout();
+  RunReport report;
+  report.losses.assign(plan.batches(), 0);
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  std::int64_t last = 0;
+  for (int rank = 0; rank < layout.size(); ++rank) {
+    Note note(std::move(all[rank]));
+    const auto losses = note.take_all<double>(report.losses.size());
+    // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, their own.
+    for (std::size_t i = 0; layout.tensor_rank(rank) == 0 && i < losses.size(); ++i) report.losses[i] += losses[i];
+    report.gradient_norm = std::max(report.gradient_norm, note.take<double>());
+    WorkerReport& worker = workers[rank];
+    worker.held_bytes = std::max(worker.held_bytes, note.take<std::int64_t>());
+    worker.arena_bytes = note.take<std::int64_t>();
+    worker.times = note.take<WorkerTimes>();
+    const auto its_first = note.take<std::int64_t>();
+    const auto its_last = note.take<std::int64_t>();
+    if (!of_first_replica(layout, rank)) continue;
+    first = std::min(first, its_first);
+    last = std::max(last, its_last);
+    if (!keep) continue;
+    WorkerClock clock;
+    clock.starts = note.take_all<std::int64_t>(plan.graph().size());
+    clock.ends = note.take_all<std::int64_t>(plan.graph().size());
+    report.clocks.push_back(std::move(clock));
+  }
+  for (double& loss : report.losses) loss /= plan.tokens_per_batch();
+  report.seconds = static_cast<double>(last - first) / 1e9;
+  return report;
+}
+
+// The workers of a layout by world rank, all in one process.
+std::vector<RecorderOwner> owners_of(const RunLayout& layout) {
+  std::vector<RecorderOwner> owners;
+  for (int rank = 0; rank < layout.size(); ++rank) {
+    owners.push_back({.world_rank = rank,
+                      .pipeline_rank = layout.pipeline_rank(rank),
+                      .data_rank = layout.data_rank(rank),
+                      .tensor_rank = layout.tensor_rank(rank),
+                      .world_size = layout.size(),
+                      .process = static_cast<std::int64_t>(::getpid()),
+                      .host = host_name()});
+  }
+  return owners;
+}
+
+// Puts each worker's process and host into `owners`, on every worker.
+void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
+  struct Known {
+    std::int64_t process = 0;
+    std::array<char, 256> host{};
+  };
+  const RecorderOwner& own = owners[transport.rank()];
+  Known mine{.process = own.process};
+  std::copy_n(own.host.begin(), std::min(own.host.size(), mine.host.size() - 1), mine.host.begin());
+  const auto all = transport.gather(std::as_bytes(std::span(&mine, 1)));
+  std::vector<Known> known(owners.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) std::memcpy(&known[rank], all[rank].data(), sizeof(Known));
+  transport.broadcast(std::as_writable_bytes(std::span(known)));
+  for (std::size_t rank = 0; rank < owners.size(); ++rank) {
+    owners[rank].process = known[rank].process;
+    owners[rank].host = known[rank].host.data();
+  }
+}
+
+}  // namespace
+
+double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step) {
+  const double whole = plan.spec().optimizer.learning_rate;
+  if (step >= options.warmup_steps) return whole;
+  return whole * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
+}
+
+namespace {
+
+// The part of one worker: all of them call it, each with its own transport. The report is the root's.
+void train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
+           Supervisor& supervisor, TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
+  const bool root = transport.rank() == kRoot;
+  if (root) report.workers.resize(transport.size());
+  if (hooks.begin) {
+    hooks.begin(worker, transport);
+  } else {
+    worker.initialise();
+  }
+  std::int64_t step = options.first_step;
+  std::vector<double> rates(to_size(plan.steps_per_run()));
+  for (int run = 0; run < options.runs; ++run) {
+    // Of stashed weights each microbatch is a step of its own; the rate follows its batch.
+    for (std::size_t i = 0; i < rates.size(); ++i) {
+      const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
+      rates[i] = learning_rate_of(plan, options, step + batch);
+    }
+    // All begin together, or end together.
+    transport.gather({});
+    auto go = std::byte{1};
+    if (root && (supervisor.stop_asked() || (options.stop != nullptr && options.stop->load()))) go = std::byte{0};
+    transport.broadcast({&go, 1});
+    if (go == std::byte{0}) {
+      if (root) report.interrupted = true;
+      return;
+    }
+    worker.run(step, rates);
+    const bool keep = options.keep_times != KeepTimes::none && of_first_replica(plan.layout(), transport.rank());
+    if (of_first_replica(plan.layout(), transport.rank())) supervisor.expect(worker.starts(), worker.ends());
+    auto all = transport.gather(note_of(worker, keep).bytes());
+    step += plan.batches();
+    if (root) {
+      RunReport of_run = read_notes(std::move(all), plan, options.keep_times != KeepTimes::none, report.workers);
+      of_run.first_step = step - plan.batches();
+      if (observer) observer(of_run);
+      if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
+      report.runs.push_back(std::move(of_run));
+    }
+    if (hooks.after_run) hooks.after_run(worker, transport, step);
+  }
+}
+
+// Makes a worker and trains it; what goes wrong is the supervisor's.
+void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& transport, const WorkerDevice& device,
+          const TokenSource& tokens, const FaultPlan& faults, const TrainingOptions& options, Supervisor& supervisor,
+          TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
+  const int rank = transport.rank();
+  try {
+    const WorkerServices services{.tokens = &tokens,
+                                  .recorder = supervisor.recorder(rank),
+                                  .faults = &faults,
+                                  .device = device.device,
+                                  .device_transport = device.transport};
+    // Made by the thread that uses it, so that its memory is near.
+    worker = make_worker(plan, rank, transport, services);
+    train(*worker, transport, plan, options, supervisor, report, hooks, observer);
+  } catch (const Stopped&) {
+    try {
+      if (worker) worker->rethrow_own_error();
+    } catch (const Stopped&) {
+    } catch (...) {
+      supervisor.fail(std::current_exception());
+    }
+  } catch (...) {
+    supervisor.fail(std::current_exception());
+  }
+  if (Recorder* recorder = supervisor.recorder(rank)) {
+    if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);
+  }
+}
+
+// Steps of the run over which faults may come: those that it counts from, up to its last.
+FaultPlan faults_of(const RunPlan& plan, const std::vector<RecorderOwner>& owners, const TrainingOptions& options) {
+  const std::int64_t steps = options.first_step + std::int64_t{options.runs} * plan.batches();
+  return FaultPlan(plan.graph(), owners, static_cast<int>(steps), options.faults);
+}
+
+}  // namespace
+
+void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options,
+                        TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
+  const RunLayout& layout = plan.layout();
+  const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
+  std::unique_ptr<DeviceFabric> device_fabric;
+  if (plan.on_devices()) {
+    check_device_memory(plan, *options.devices);
+    device_fabric = std::make_unique<DeviceFabric>(layout.size(), *options.devices->kernels);
+  } else {
+    check_memory(plan, workers_here, available_memory_bytes());
+  }
+  const std::vector<RecorderOwner> owners = owners_of(layout);
+  const FaultPlan faults = faults_of(plan, owners, options);
+  ThreadFabric fabric(layout.size());
+  // Workers outlive all threads: whoever ends early leaves its buffers to those that still look at them.
+  std::vector<std::unique_ptr<Worker>> workers(to_size(layout.size()));
+  std::vector<int> here(to_size(layout.size()));
+  std::iota(here.begin(), here.end(), 0);
+  Supervisor supervisor(plan.graph(), options.supervision, owners, here, [&] { fabric.worker(kRoot).stop(); });
+  supervisor.watch();
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < layout.size(); ++rank) {
+      threads.emplace_back([&, rank] {
+        WorkerDevice device;
+        if (device_fabric) {
+          device = {options.devices->devices[rank], &device_fabric->worker(fabric.worker(rank))};
+        }
+        live(workers[rank], plan, fabric.worker(rank), device, tokens, faults, options, supervisor, report, hooks,
+             observer);
+      });
+    }
+  }
+  for (int rank = 0; rank < layout.size(); ++rank) {
+    const Worker* const worker = workers[rank].get();
+    if (options.keep_times == KeepTimes::none || !of_first_replica(layout, rank) || worker == nullptr) continue;
+    report.broken.push_back(
+        {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
+  }
+  // Nobody's memory and events go while another's device may still look at them.
+  if (device_fabric) device_fabric->drain();
+  for (const auto& worker : workers) {
+    if (worker != nullptr) worker->settle();
+  }
+  workers.clear();
+  supervisor.end();
+  report.broken.clear();
+}
+
+void train_as_process(const RunPlan& plan, Transport& transport, const TokenSource& tokens,
+                      const TrainingOptions& options, TrainingReport& report, const WorkerHooks& hooks,
+                      const RunObserver& observer) {
+  const RunLayout& layout = plan.layout();
+  if (transport.size() != layout.size()) {
+    throw InputError(fmt::format("{} processes for {} workers ({} pipeline x {} data x {} tensor ranks)",
+                                 transport.size(), layout.size(), layout.pipeline, layout.data, layout.tensor));
+  }
+  // Everybody learns who the others are, and which of them share this host.
+  std::vector<RecorderOwner> owners = owners_of(layout);
+  exchange_owners(transport, owners);
+  std::vector<int> workers_here(to_size(layout.pipeline), 0);
+  for (const RecorderOwner& owner : owners) {
+    if (owner.host == host_name()) ++workers_here[owner.pipeline_rank];
+  }
+  WorkerDevice device;
+  if (plan.on_devices()) {
+    check_device_memory(plan, *options.devices);
+    device = {options.devices->devices[transport.rank()], options.devices->transport};
+  } else {
+    check_memory(plan, workers_here, available_memory_bytes());
+  }
+  const FaultPlan faults = faults_of(plan, owners, options);
+  std::unique_ptr<Worker> worker;
+  Supervisor supervisor(plan.graph(), options.supervision, owners, {transport.rank()}, [&] { transport.stop(); });
+  transport.barrier();
+  supervisor.watch();
+  live(worker, plan, transport, device, tokens, faults, options, supervisor, report, hooks, observer);
+  worker.reset();
+  supervisor.end();
+}
+
+}  // namespace sluice::exec

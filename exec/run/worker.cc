@@ -1,0 +1,170 @@
+#include "exec/run/worker.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <thread>
+
+#include "exec/run/device_worker.h"
+#include "exec/run/host_worker.h"
+#include "exec/run/op_outcome.h"
+#include "exec/watch/failure.h"
+#include "model/to_size.h"
+
+namespace sluice::exec {
+namespace {
+
+std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+}  // namespace
+
+Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& services)
+    : plan_(plan),
+      world_rank_(world_rank),
+      pipeline_rank_(plan.layout().pipeline_rank(world_rank)),
+      data_rank_(plan.layout().data_rank(world_rank)),
+      tensor_rank_(plan.layout().tensor_rank(world_rank)),
+      rank_(plan.rank(pipeline_rank_)),
+      arena_plan_(plan.arena(pipeline_rank_)),
+      services_(services),
+      unit_losses_(to_size(plan.schedule().num_units()), 0.0),
+      losses_(to_size(plan.batches()), 0.0),
+      starts_(plan.graph().size(), 0),
+      ends_(plan.graph().size(), 0),
+      keys_values_(to_size(plan.schedule().max_slices())),
+      keys_values_gradients_(to_size(plan.schedule().max_slices())) {}
+
+const Stage& Worker::stage_of(int chunk) const {
+  return plan_.stage(tensor_rank_, plan_.schedule().stages_of(pipeline_rank_)[chunk]);
+}
+
+std::byte* Worker::weights(int chunk, std::int64_t version) const {
+  const auto& buffers = arena_plan_.weights[chunk];
+  const auto count = static_cast<std::int64_t>(buffers.size());
+  return arena_ + buffers[(version % count + count) % count];
+}
+
+std::byte* Worker::gradients(int chunk, int buffer) const { return arena_ + arena_plan_.gradients[chunk][buffer]; }
+
+SliceCall Worker::slice_call(const OpPlan& op) {
+  const Schedule& schedule = plan_.schedule();
+  const Stage& stage = stage_of(op.chunk);
+  const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
+  const bool forward = op.op.op == OpKind::F;
+  SliceCall call;
+  call.shape = slice_shape(shape, op.op.slice);
+  const std::int64_t version = version_base_ + op.weight_version;
+  call.weights = weights(op.chunk, version);
+  call.gradients = forward ? nullptr : gradients(op.chunk, op.gradient_buffer);
+  if (stage.spec().head_is_embedding()) {
+    // Chunk 0 has the embedding: stages are listed in model order.
+    const std::int64_t element = word_embedding_offset(stage_of(0));
+    call.embedding = weights(0, version) + element * plan_.element_bytes();
+    if (!forward) {
+      call.embedding_gradient =
+          gradients(0, op.chunk == 0 ? op.gradient_buffer : 0) + element * plan_.gradient_element_bytes();
+    }
+  }
+  call.scratch = arena_ + arena_plan_.scratch;
+
+  std::byte* const blocks = arena_ + arena_plan_.blocks;
+  const std::int64_t units = schedule.num_units();
+  const UnitBlocks& own = rank_.blocks_of(op.chunk, op.unit, units);
+  call.to_input_gradient = blocks + own.to_input_gradient;
+  call.to_weight_gradient = blocks + own.to_weight_gradient;
+  if (op.op.op == OpKind::I || op.op.op == OpKind::W) call.output_gradients = blocks + own.output_gradients;
+  const int slices = op.op.slice + 1;
+  const std::int64_t first = op.unit - op.op.slice;
+  for (int slice = 0; slice < slices; ++slice) {
+    const UnitBlocks& of = rank_.blocks_of(op.chunk, first + slice, units);
+    keys_values_[slice] = blocks + of.keys_values;
+    keys_values_gradients_[slice] = blocks + of.keys_values_gradient;
+  }
+  call.keys_values = {keys_values_.data(), to_size(slices)};
+  call.slice_tokens = {shape.slice_lengths.data(), to_size(slices)};
+  if (op.op.op == OpKind::B || op.op.op == OpKind::I) {
+    call.keys_values_gradient = {keys_values_gradients_.data(), to_size(slices)};
+  }
+  const std::byte* const in = op.input_buffer == kNone ? nullptr : buffer(op.input_buffer);
+  std::byte* const out = op.output_buffer == kNone ? nullptr : buffer(op.output_buffer);
+  (forward ? call.input : call.output_gradient) = in;
+  (forward ? call.output : call.input_gradient) = out;
+  call.loss_scale = 1.0 / plan_.tokens_per_step(op.op.microbatch);
+  return call;
+}
+
+bool Worker::begins_backward(const OpPlan& op) const {
+  return (op.op.op == OpKind::B || op.op.op == OpKind::I) &&
+         op.op.slice + 1 == plan_.schedule().shape(op.op.microbatch).num_slices();
+}
+
+bool Worker::needs_tokens(const OpPlan& op) const {
+  const StageContents& contents = stage_of(op.chunk).spec().contents;
+  return op.op.op != OpKind::W && (contents.embedding || (contents.head && op.op.op == OpKind::F));
+}
+
+OptimizerStep Worker::update_of(const PlannedStep& step, std::span<const double> learning_rates) const {
+  OptimizerStep update = plan_.spec().optimizer;
+  update.learning_rate = learning_rates[step.step];
+  update.number = version_base_ + step.step + 1;
+  return update;
+}
+
+void Worker::doing(WorkerThread thread, Activity activity, VertexId vertex, VertexId waits_for) {
+  if (services_.recorder == nullptr) return;
+  services_.recorder->doing(thread, activity, static_cast<int>(first_step_), vertex, waits_for);
+}
+
+FaultAction Worker::fault_at(VertexId vertex) const {
+  if (services_.faults == nullptr || services_.faults->empty()) return {};
+  return services_.faults->at(world_rank_, static_cast<int>(first_step_), vertex);
+}
+
+void Worker::suffer(const FaultAction& action, const Transport& transport) const {
+  if (action.kill) kill_own_process();
+  const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
+  while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
+    if (transport.stopped()) throw Stopped("stopped");
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
+  throw RunFailure(FailureKind::non_finite, world_rank_,
+                   fmt::format("{} of step {} on rank {} made a number that is not finite", plan_.graph().name(vertex),
+                               first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
+}
+
+bool Worker::counts_in_norm(int chunk) const {
+  const Schedule& schedule = plan_.schedule();
+  const int stage = schedule.stages_of(pipeline_rank_)[chunk];
+  int first = schedule.num_ranks();
+  for (const auto& route : schedule.routes()) first = std::min(first, route[stage]);
+  return first == pipeline_rank_;
+}
+
+int Worker::embedding_chunk() const {
+  // Of a rank with the first stage, that of its embedding; of one with the last, that of its copy.
+  const auto held = plan_.schedule().stages_of(pipeline_rank_);
+  return held.front() == 0 ? 0 : static_cast<int>(held.size()) - 1;
+}
+
+void Worker::add_up_losses() {
+  const Schedule& schedule = plan_.schedule();
+  std::fill(losses_.begin(), losses_.end(), 0.0);
+  for (int mb = 0; mb < schedule.total_microbatches(); ++mb) {
+    for (int slice = 0; slice < schedule.num_slices(mb); ++slice) {
+      losses_[mb / schedule.num_microbatches()] += unit_losses_[schedule.first_unit(mb) + slice];
+    }
+  }
+}
+
+std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
+                                    const WorkerServices& services) {
+  if (plan.on_devices()) return std::make_unique<DeviceWorker>(plan, world_rank, transport, services);
+  return std::make_unique<HostWorker>(plan, world_rank, transport, services);
+}
+
+}  // namespace sluice::exec

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/watch/failure.h"
+#include "exec/watch/recorder.h"
+#include "exec/watch/wait_chain.h"
+#include "exec/watch/watchdog.h"
+#include "model/graph/op_graph.h"
+
+namespace sluice::exec {
+
+// How the workers of a run are watched, and what happens when they do not make progress.
+struct Supervision {
+  // Existing folder for the flight recorders, shared by the processes of a host. Empty: the run is not watched.
+  std::string folder;
+  // expected_ns is set by the supervisor: the duration of each op in the previous run of the graph.
+  WaitLimits limits;
+  // Handle SIGTERM and SIGINT, which HeldSignals must hold: SIGTERM (a launcher sends it when another process has died)
+  // ends the run with a report of the wait-for chain, SIGINT stops it after the current run of the graph.
+  bool signals = false;
+  std::chrono::milliseconds patience{4000};  // for workers to end once the run has been stopped
+  // Called when some workers do not end in that time: ends the process.
+  std::function<void(const RunFailure&)> give_up;
+};
+
+// What the workers of one process share besides messages: their recorders, the watchdog and the first failure.
+class Supervisor {
+ public:
+  // `owners` of all workers, by world rank; `here` are the world ranks of this process. `stop` ends all waiting of the
+  // workers of this process. `graph` and `supervision` outlive this.
+  Supervisor(const OpGraph& graph, const Supervision& supervision, std::vector<RecorderOwner> owners,
+             const std::vector<int>& here, std::function<void()> stop);
+  ~Supervisor();
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  // Null if the run is not watched or the worker belongs to another process.
+  Recorder* recorder(int world_rank);
+  // Starts the watchdog. Precondition: the recorders of all processes exist.
+  void watch();
+  // Takes a worker's times of the last run of the graph (by vertex, ns; 0 if unknown) as expectation for the next.
+  void expect(std::span<const std::int64_t> starts, std::span<const std::int64_t> ends);
+  // Whether SIGINT has asked the run to stop.
+  bool stop_asked() const { return stop_asked_.load(); }
+
+  // Reports that a worker has ended because of `error`, and stops the others. The first error is the run's failure.
+  void fail(std::exception_ptr error);
+  // Ends supervision once all workers of this process have ended. Throws the run's failure, if there was one.
+  void end();
+
+ private:
+  void alarm(const Alarm& alarm);
+
+  const OpGraph& graph_;
+  const Supervision& supervision_;
+  std::vector<RecorderOwner> owners_;
+  std::function<void()> stop_;
+  std::vector<std::unique_ptr<Recorder>> recorders_;  // by world rank; null for other processes
+  std::vector<std::atomic<std::int64_t>> expected_;   // by vertex, ns
+  std::atomic<bool> stop_asked_{false};
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::exception_ptr failure_;
+  bool ended_ = false;
+  std::unique_ptr<Watchdog> watchdog_;  // last: its thread uses all of the above
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,389 @@
+#include "exec/watch/wait_chain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <tuple>
+
+#include "exec/watch/wait_graph.h"
+
+namespace sluice::exec {
+namespace {
+
+std::string seconds(std::int64_t ns) { return fmt::format("{:.1f} s", static_cast<double>(ns) / 1e9); }
+
+// Says in words what a WaitGraph found.
+class Words {
+ public:
+  Words(const OpGraph& graph, const std::vector<RecorderOwner>& owners, const WaitLimits& limits,
+        const WaitGraph& waits, std::int64_t now_ns)
+      : graph_(graph), owners_(owners), limits_(limits), waits_(waits), now_ns_(now_ns) {
+    parallel_ = std::any_of(owners.begin(), owners.end(),
+                            [](const RecorderOwner& owner) { return owner.data_rank > 0 || owner.tensor_rank > 0; });
+  }
+
+  std::string rank(int world_rank) const { return rank_name(owners_[world_rank], parallel_); }
+
+  // The name of the vertex that a thread is in, or "".
+  std::string op(int node) const {
+    const Doing& doing = waits_.doing(node);
+    switch (doing.activity) {
+      case Activity::starting:
+      case Activity::between:
+      case Activity::finished: return "";
+      default: return doing.vertex < graph_.size() ? graph_.name(doing.vertex) : "";
+    }
+  }
+
+  // What `node` does to `other`, which it waits for.
+  std::string wait(int node, int other) const {
+    const Doing& doing = waits_.doing(node);
+    const std::string whom = other / 2 != node / 2 ? rank(other / 2)
+                             : other % 2 == 0      ? "its compute thread"
+                                                   : "its collective thread";
+    switch (doing.activity) {
+      case Activity::summing: return fmt::format("sums in {} with {}", op(node), whom);
+      case Activity::exchanging: return fmt::format("waits in {} for {}", op(node), whom);
+      case Activity::working: return fmt::format("sends {} to {}", sent(doing.vertex), whom);
+      case Activity::waiting:
+        if (waits_.sends(node, doing.waits_for)) return fmt::format("sends {} to {}", sent(doing.waits_for), whom);
+        return fmt::format("waits for {} from {}", awaited(doing), whom);
+      default: return fmt::format("waits for a step to begin from {}", whom);
+    }
+  }
+
+  // What the end of a chain does, without its subject.
+  std::string state(int node) const {
+    const WaitNode& here = waits_.nodes()[node];
+    const Doing& doing = waits_.doing(node);
+    const std::string since = " since " + seconds(now_ns_ - here.since_ns);
+    if (!waits_.worker(node).seen) return "cannot be seen from here";
+    if (here.cause == RootCause::dead) return "died " + place(node);
+    const bool stopped = doing.activity == Activity::stopped;
+    if (here.cause == RootCause::failed) return (stopped ? "was stopped " : "failed ") + place(node);
+    if (waits_.worker(node).process == ProcessState::suspended) {
+      return fmt::format("is suspended {}{}", place(node), since);
+    }
+    switch (doing.activity) {
+      case Activity::starting: return "is starting" + since;
+      case Activity::between: return fmt::format("is between steps, behind step {},{}", doing.step, since);
+      case Activity::finished: return "has finished";
+      case Activity::working:
+      case Activity::summing:
+      case Activity::exchanging:
+      case Activity::waiting:
+      case Activity::failed:
+      case Activity::stopped: break;
+    }
+    if (here.all_there) {
+      return fmt::format("is in {}, to which all have come{}: a message of it is lost", op(node), since);
+    }
+    if (doing.activity == Activity::waiting) return fmt::format("waits for {}{}", awaited(doing), since);
+    return fmt::format("is inside {}{}", op(node), since);
+  }
+
+  // What comes behind `state` where it is too long.
+  std::string beyond(int node) const {
+    const WaitNode& here = waits_.nodes()[node];
+    if (here.cause != RootCause::slow) return "";
+    return ", past its deadline of " + seconds(limits_.deadline_ns(waits_.doing(node).vertex));
+  }
+
+  std::string subject(int node) const {
+    return node % 2 == 0 ? rank(node / 2) : "the collective thread of " + rank(node / 2);
+  }
+
+  // An op whose result is sent, as "F(stage 1, mb 0)".
+  std::string sent(VertexId transfer) const { return op_of(graph_[transfer]); }
+
+  // What a thread waits for: a message by the op that it is for, other things by their own name.
+  std::string awaited(const Doing& doing) const {
+    const Vertex& message = graph_[doing.waits_for];
+    if (message.kind != VertexKind::transfer) return graph_.name(doing.waits_for);
+    const Vertex& reader = graph_[doing.vertex];
+    const bool forward = message.op == OpKind::F;
+    const auto is_for = [&](const Vertex& op) {
+      return op.microbatch == message.microbatch && op.slice == message.slice &&
+             op.stage == message.stage + (forward ? 1 : -1) && (op.op == OpKind::F) == forward && op.op != OpKind::W;
+    };
+    if (is_for(reader)) return op_of(reader);
+    if (reader.kind == VertexKind::joint && is_for(graph_.joint_partner(reader))) {
+      return op_of(graph_.joint_partner(reader));
+    }
+    return graph_.name(doing.waits_for);
+  }
+
+ private:
+  std::string op_of(const Vertex& vertex) const {
+    return to_string(
+        Op{.microbatch = vertex.microbatch, .stage = vertex.stage, .slice = vertex.slice, .kind = vertex.op},
+        graph_.schedule().sliced());
+  }
+
+  std::string place(int node) const {
+    const Doing& doing = waits_.doing(node);
+    switch (doing.activity) {
+      case Activity::starting: return "while it started";
+      case Activity::between: return fmt::format("behind step {}", doing.step);
+      case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
+      default:
+        return op(node).empty() ? fmt::format("in step {}", doing.step)
+                                : fmt::format("in step {}, inside {}", doing.step, op(node));
+    }
+  }
+
+  const OpGraph& graph_;
+  const std::vector<RecorderOwner>& owners_;
+  const WaitLimits& limits_;
+  const WaitGraph& waits_;
+  std::int64_t now_ns_;
+  bool parallel_ = false;
+};
+
+// Who reaches a set of nodes: over whom next, and from how far.
+struct Reach {
+  std::vector<int> next;      // -1: one of the set, or does not reach it
+  std::vector<int> distance;  // -1: does not reach it
+};
+
+Reach reach(std::span<const WaitNode> nodes, const std::vector<int>& roots) {
+  std::vector<std::vector<int>> waiters(nodes.size());
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    for (const int other : nodes[i].waits_for) {
+      waiters[other].push_back(static_cast<int>(i));
+    }
+  }
+  Reach found{.next = std::vector<int>(nodes.size(), -1), .distance = std::vector<int>(nodes.size(), -1)};
+  std::deque<int> queue(roots.begin(), roots.end());
+  for (const int root : roots) found.distance[root] = 0;
+  while (!queue.empty()) {
+    const int node = queue.front();
+    queue.pop_front();
+    for (const int waiter : waiters[node]) {
+      if (found.distance[waiter] >= 0) continue;
+      found.distance[waiter] = found.distance[node] + 1;
+      found.next[waiter] = node;
+      queue.push_back(waiter);
+    }
+  }
+  return found;
+}
+
+constexpr int kPerhaps = 8;  // may yet turn out to be nothing
+constexpr int kNoTrouble = 9;
+
+// Smaller explains more. Who died or failed is named before the limits say that it is for good, so that what follows
+// from it does not come first.
+int tier(const WaitGraph& waits, int node) {
+  const WaitNode& here = waits.nodes()[node];
+  const Activity activity = waits.doing(node).activity;
+  switch (here.cause) {
+    case RootCause::dead:
+      // Killed in the middle of something: the others were ended because of it.
+      return activity == Activity::working || activity == Activity::summing ? 0 : 1;
+    case RootCause::failed:
+      // Who was stopped explains nothing: what it was stopped for comes first. A collective thread that ended with its
+      // worker says less than its compute thread.
+      if (activity == Activity::stopped) return here.broken ? 7 : kPerhaps;
+      return activity == Activity::failed ? 2 : kNoTrouble;
+    case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
+    case RootCause::slow: return 5;
+    case RootCause::lost: return here.broken ? 6 : kPerhaps;
+    case RootCause::ring:
+    case RootCause::none: break;
+  }
+  return kNoTrouble;
+}
+
+// The node whose trouble explains most; where there is none, the end of a chain that most wait for; or -1 if nobody
+// does anything.
+int worst(const WaitGraph& waits) {
+  const auto nodes = waits.nodes();
+  std::tuple<int, std::int64_t, int> best(kNoTrouble, 0, -1);  // tier, since, node
+  for (int node = 0; node < std::ssize(nodes); ++node) {
+    const WaitNode& here = nodes[node];
+    const int rank = tier(waits, node);
+    if (!here.waits_for.empty() || rank == kNoTrouble) continue;
+    best = std::min(best, {rank, rank < 3 ? waits.doing(node).since_ns : here.since_ns, node});
+  }
+  if (std::get<2>(best) >= 0) return std::get<2>(best);
+  std::tuple<std::ptrdiff_t, std::int64_t, int> most(0, 0, -1);  // how many wait (negative), since, node
+  for (int node = 0; node < std::ssize(nodes); ++node) {
+    const WaitNode& here = nodes[node];
+    if (!here.waits_for.empty()) continue;
+    const Reach found = reach(nodes, {node});
+    const auto waiting = std::count_if(found.distance.begin(), found.distance.end(), [](int d) { return d > 0; });
+    const bool acts = waits.worker(node).seen && waits.doing(node).activity != Activity::finished && !here.idle;
+    if (waiting == 0 && !acts) continue;
+    if (std::get<2>(most) < 0 || std::tuple(-waiting, here.since_ns, node) < most) {
+      most = {-waiting, here.since_ns, node};
+    }
+  }
+  return std::get<2>(most);
+}
+
+void join(WaitReport& report, const std::string& subject) {
+  report.chain = subject;
+  for (std::size_t i = 0; i < report.links.size(); ++i) {
+    report.chain += (i == 0 ? " " : ", which ") + report.links[i].text;
+  }
+}
+
+WaitReport report_ring(const Words& words, const WaitGraph& waits, const WaitLimits& limits, std::vector<int> ring,
+                       std::int64_t now_ns) {
+  std::rotate(ring.begin(), std::min_element(ring.begin(), ring.end()), ring.end());
+  WaitReport report{.cause = RootCause::ring, .world_rank = ring.front() / 2};
+  const Doing& first = waits.doing(ring.front());
+  report.step = first.step;
+  report.op = words.op(ring.front());
+  if (!report.op.empty()) report.vertex = first.vertex;
+  std::int64_t since = first.since_ns;
+  for (std::size_t i = 0; i < ring.size(); ++i) {
+    const int node = ring[i];
+    since = std::max(since, waits.doing(node).since_ns);
+    report.links.push_back(
+        {node / 2, static_cast<WorkerThread>(node % 2), words.wait(node, ring[(i + 1) % ring.size()])});
+  }
+  report.broken = now_ns - since > limits.floor_ns;
+  join(report, words.subject(ring.front()));
+  report.root = fmt::format("{} is in a ring of {} waits since {}", words.subject(ring.front()), ring.size(),
+                            seconds(now_ns - since));
+  const Reach found = reach(waits.nodes(), ring);
+  for (std::size_t i = 0; i < found.distance.size(); i += 2) {
+    const int rank = static_cast<int>(i) / 2;
+    if (rank != report.world_rank && (found.distance[i] >= 0 || found.distance[i + 1] >= 0)) {
+      report.waiting.push_back(rank);
+    }
+  }
+  return report;
+}
+
+WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph& waits, int root) {
+  const WaitNode& end = waits.nodes()[root];
+  const Doing& doing = waits.doing(root);
+  WaitReport report{.broken = end.broken, .cause = end.cause, .world_rank = root / 2, .step = doing.step};
+  report.op = words.op(root);
+  if (!report.op.empty()) report.vertex = doing.vertex;
+  report.root = words.subject(root) + " " + words.state(root) + words.beyond(root);
+
+  // Of a worker that has ended or is suspended, both threads.
+  const bool whole = end.cause == RootCause::dead || end.cause == RootCause::failed ||
+                     waits.worker(root).process == ProcessState::suspended;
+  const int other = root ^ 1;
+  std::vector<int> roots = {root};
+  if (whole && waits.nodes()[other].waits_for.empty()) roots.push_back(other);
+  const Reach found = reach(waits.nodes(), roots);
+  const auto farthest = std::max_element(found.distance.begin(), found.distance.end());
+  int node = static_cast<int>(farthest - found.distance.begin());
+  if (*farthest == 0) node = root;
+  // That a worker's collectives wait for its ops says nothing new.
+  if (node % 2 == 1 && *farthest > 1 && found.next[node] == node - 1) node -= 1;
+  const std::string first = words.subject(node);
+  const auto add = [&](int who, std::string text) {
+    report.links.push_back({who / 2, static_cast<WorkerThread>(who % 2), std::move(text)});
+  };
+  while (found.next[node] >= 0) {
+    const int next = found.next[node];
+    add(node, words.wait(node, next));
+    node = next;
+  }
+  const bool message = end.cause == RootCause::lost && !end.all_there;
+  const bool unseen_end = end.cause == RootCause::stopped && end.culprit >= 0;
+  if (message && end.culprit != root / 2) {
+    // The one at fault is who sent it.
+    report.world_rank = end.culprit;
+    report.vertex = doing.waits_for;
+    report.op = graph.name(doing.waits_for);
+    add(node, words.wait(node, 2 * end.culprit));
+    add(2 * end.culprit, "has sent it: the message is lost");
+    report.root = fmt::format("{}, sent by {} in step {}, is lost: {} {}", report.op, words.rank(end.culprit),
+                              doing.step, words.subject(root), words.state(root));
+  } else if (message) {
+    add(node, words.state(node) + ", although it was received");
+  } else if (unseen_end) {
+    add(node, words.state(node) + ", which is done");
+    report.root += ", which is done";
+  } else {
+    add(node, words.state(node));
+  }
+  join(report, first);
+  for (std::size_t i = 0; i < found.distance.size(); i += 2) {
+    const int rank = static_cast<int>(i) / 2;
+    if (rank == report.world_rank) continue;
+    const bool waits_for_it = found.distance[i] > 0 || found.distance[i + 1] > 0 || (message && rank == root / 2);
+    if (waits_for_it) report.waiting.push_back(rank);
+  }
+  return report;
+}
+
+}  // namespace
+
+struct WaitChains::Memory : WaitMemory {
+  std::vector<VertexId> readers;
+};
+
+std::int64_t WaitLimits::deadline_ns(VertexId v) const {
+  if (!expected_ns) return floor_ns;
+  // In floating point, so that a large multiple of a long time stays one.
+  const double allowed = multiple * static_cast<double>(expected_ns(v));
+  return allowed > 9e18 ? std::int64_t{9'000'000'000'000'000'000}
+                        : std::max(floor_ns, static_cast<std::int64_t>(allowed));
+}
+
+std::string WaitReport::text() const {
+  std::string out = root;
+  if (links.size() > 1) out += "\n" + chain;
+  if (!waiting.empty()) {
+    out += fmt::format("\nwaiting for it: {} {}", waiting.size() == 1 ? "rank" : "ranks", fmt::join(waiting, ", "));
+  }
+  return out;
+}
+
+std::string rank_name(const RecorderOwner& owner, bool parallel) {
+  if (!parallel) return fmt::format("rank {}", owner.world_rank);
+  return fmt::format("rank {} (pipeline {}, data {}, tensor {})", owner.world_rank, owner.pipeline_rank,
+                     owner.data_rank, owner.tensor_rank);
+}
+
+std::vector<int> collective_ranks(const OpGraph& graph, const std::vector<RecorderOwner>& owners, VertexId v,
+                                  int world_rank) {
+  const Collective collective = graph.collective(graph[v]);
+  const RecorderOwner& me = owners[world_rank];
+  const bool over_data =
+      collective.kind == CollectiveKind::gradient_reduce || collective.kind == CollectiveKind::parameter_gather;
+  const bool over_tensor = collective.kind == CollectiveKind::global_norm;
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < owners.size(); ++i) {
+    const RecorderOwner& other = owners[i];
+    const bool in_pipeline =
+        std::find(collective.ranks.begin(), collective.ranks.end(), other.pipeline_rank) != collective.ranks.end();
+    if (in_pipeline && (over_data || other.data_rank == me.data_rank) &&
+        (over_tensor || other.tensor_rank == me.tensor_rank)) {
+      ranks.push_back(static_cast<int>(i));
+    }
+  }
+  return ranks;
+}
+
+WaitChains::WaitChains(const OpGraph& graph, std::vector<RecorderOwner> owners, WaitLimits limits)
+    : graph_(graph), owners_(std::move(owners)), limits_(std::move(limits)), memory_(std::make_unique<Memory>()) {
+  memory_->readers = transfer_readers(graph);
+}
+
+WaitChains::~WaitChains() = default;
+
+WaitReport WaitChains::examine(const std::vector<WorkerView>& workers, std::int64_t now_ns) {
+  const WaitGraph waits(graph_, memory_->readers, owners_, limits_, workers, now_ns, *memory_);
+  const Words words(graph_, owners_, limits_, waits, now_ns);
+  const int root = worst(waits);
+  // A ring stands below what is at fault by itself, and above what only may be.
+  if (root < 0 || tier(waits, root) >= kPerhaps) {
+    const std::vector<int> ring = waits.ring();
+    if (!ring.empty()) return report_ring(words, waits, limits_, ring, now_ns);
+  }
+  if (root < 0) return {};
+  return report_root(graph_, words, waits, root);
+}
+
+}  // namespace sluice::exec

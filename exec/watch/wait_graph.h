@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "exec/watch/wait_chain.h"
+
+namespace sluice::exec {
+
+// What WaitChains keeps between its looks.
+struct WaitMemory {
+  // By worker: since when its process is what it is, if it does not run.
+  struct Trouble {
+    ProcessState state = ProcessState::running;
+    std::int64_t since_ns = 0;
+  };
+  // By thread: when it was first seen to wait for something that is done already.
+  struct Done {
+    Doing wait;
+    std::int64_t first_seen_ns = 0;
+  };
+  std::vector<Trouble> trouble;
+  std::vector<std::optional<Done>> done;
+};
+
+// One thread of a worker, at 2 x world rank + WorkerThread.
+struct WaitNode {
+  std::vector<int> waits_for;  // threads that have to do something first; none: the end of a chain
+  RootCause cause = RootCause::none;
+  bool broken = false;
+  std::int64_t since_ns = 0;  // of the cause; else of what it does
+  int culprit = -1;           // world rank, of a lost message: who sent it
+  bool all_there = false;     // lost: in a sum or collective, to which all have come
+  bool idle = false;
+};
+
+// By transfer: the op of its receiver that reads it (not the recomputation before it). Of other vertices: graph.size().
+std::vector<VertexId> transfer_readers(const OpGraph& graph);
+
+// Who waits for whom at one moment.
+class WaitGraph {
+ public:
+  WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, const std::vector<RecorderOwner>& owners,
+            const WaitLimits& limits, const std::vector<WorkerView>& workers, std::int64_t now_ns, WaitMemory& memory);
+
+  std::span<const WaitNode> nodes() const { return nodes_; }
+  const Doing& doing(int node) const {
+    const WorkerView& worker = workers_[node / 2];
+    return node % 2 == 0 ? worker.compute : worker.collective;
+  }
+  const WorkerView& worker(int node) const { return workers_[node / 2]; }
+  // Whether a thread is in the middle of sending `v`, or waits until it is received.
+  bool sends(int node, VertexId v) const;
+  // A ring of waits, each node waiting for the next; empty if there is none.
+  std::vector<int> ring() const;
+
+ private:
+  void look_at(int node);
+  void look_at_wait(int node, VertexId awaited);
+  void look_at_send(int node, VertexId transfer);
+  void look_at_meeting(int node, const std::vector<int>& ranks);
+  void look_at_idle(int node);
+
+  void wait_or_lose(int node, int other, VertexId awaited, RootCause cause);
+  void set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause);
+  bool is_past(const Doing& doing, int step, VertexId v) const;
+  bool ended(int node) const;  // dead, failed or stopped
+  int world_rank(int pipeline_rank, int like_node) const;
+  const RecorderOwner& owner(int node) const { return owners_[node / 2]; }
+  WaitNode& at(int node) { return nodes_[node]; }
+
+  const OpGraph& graph_;
+  std::span<const VertexId> readers_;
+  const std::vector<RecorderOwner>& owners_;
+  const WaitLimits& limits_;
+  std::vector<WorkerView> workers_;
+  std::int64_t now_ns_;
+  WaitMemory& memory_;
+  std::vector<WaitNode> nodes_;
+  std::vector<char> remembered_;  // by node: still waits for what is done
+};
+
+}  // namespace sluice::exec

@@ -1,0 +1,384 @@
+#include "exec/checkpoint/checkpoint.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "tests/support/command.h"
+
+namespace sluice::test {
+namespace {
+
+using test::TemporaryFolder;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The block of a whole matrix, or of a part of it.
+Parameter block_of(const std::string& name, std::int64_t all_rows, std::int64_t all_columns) {
+  Parameter block{.name = name, .all_rows = all_rows, .all_columns = all_columns};
+  block.rows = all_rows;
+  block.columns = all_columns;
+  return block;
+}
+Parameter part(Parameter whole, std::int64_t first_row, std::int64_t rows, std::int64_t first_column,
+               std::int64_t columns) {
+  whole.first_row = first_row;
+  whole.rows = rows;
+  whole.first_column = first_column;
+  whole.columns = columns;
+  return whole;
+}
+
+// Element (row, column) of any matrix here: told from every other.
+template <typename Scalar>
+std::vector<Scalar> values_of(const Parameter& block, double base = 0) {
+  std::vector<Scalar> values;
+  for (std::int64_t r = 0; r < block.rows; ++r) {
+    for (std::int64_t c = 0; c < block.columns; ++c) {
+      values.push_back(
+          static_cast<Scalar>(base + static_cast<double>((block.first_row + r) * 1000 + block.first_column + c)));
+    }
+  }
+  return values;
+}
+
+template <typename Scalar>
+const std::byte* bytes(const std::vector<Scalar>& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+
+template <typename Scalar>
+constexpr Precision precision_of() {
+  return sizeof(Scalar) == 8 ? Precision::float64 : Precision::float32;
+}
+
+template <typename Scalar>
+void add(CheckpointWriter& writer, const Parameter& block, const std::string& suffix = "", double base = 0) {
+  writer.add(block, suffix, precision_of<Scalar>(), bytes(values_of<Scalar>(block, base)));
+}
+
+template <typename Scalar>
+std::vector<Scalar> read(const CheckpointReader& reader, const Parameter& block, const std::string& suffix = "") {
+  std::vector<Scalar> values(static_cast<std::size_t>(block.size()), Scalar{-1});
+  reader.read(block, suffix, precision_of<Scalar>(), reinterpret_cast<std::byte*>(values.data()));
+  return values;
+}
+
+// A cut of a matrix into a grid of blocks.
+std::vector<Parameter> grid(const Parameter& whole, std::mt19937_64& random) {
+  const auto cuts = [&](std::int64_t size) {
+    std::vector<std::int64_t> at = {0, size};
+    for (int i = static_cast<int>(random() % 4); i > 0; --i) {
+      at.push_back(static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(size)));
+    }
+    std::sort(at.begin(), at.end());
+    at.erase(std::unique(at.begin(), at.end()), at.end());
+    return at;
+  };
+  std::vector<Parameter> blocks;
+  const auto rows = cuts(whole.all_rows);
+  const auto columns = cuts(whole.all_columns);
+  for (std::size_t r = 0; r + 1 < rows.size(); ++r) {
+    for (std::size_t c = 0; c + 1 < columns.size(); ++c) {
+      blocks.push_back(part(whole, rows[r], rows[r + 1] - rows[r], columns[c], columns[c + 1] - columns[c]));
+    }
+  }
+  return blocks;
+}
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  std::string path() const { return folder_.path("run.safetensors"); }
+  std::string error_of(const std::string& file) const {
+    try {
+      const CheckpointReader reader(file);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "none";
+  }
+  // A file with this header and so many bytes of tensors.
+  std::string error_of_header(const std::string& header, std::size_t data) const {
+    const std::uint64_t length = header.size();
+    std::string content(reinterpret_cast<const char*>(&length), 8);
+    content += header + std::string(data, '\0');
+    write_file_whole(path(), content);
+    return error_of(path());
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(CheckpointTest, AnyCutGoesInAndAnyOtherComesOut) {
+  std::mt19937_64 random(5);
+  for (int round = 0; round < 60; ++round) {
+    const auto size = [&] { return static_cast<std::int64_t>(1 + random() % 40); };
+    const Parameter matrix = block_of("layers.0.attention.query.weight", size(), size());
+    const Parameter vector = block_of("layers.0.norm.gain", size(), 1);
+    CheckpointWriter writer("tiny", round);
+    std::vector<std::pair<Parameter, bool>> blocks;  // of double?
+    for (const bool wide : {false, true}) {
+      for (const Parameter& whole : {matrix, vector}) {
+        for (const Parameter& block : grid(whole, random)) blocks.emplace_back(block, wide);
+      }
+    }
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    // Some come twice, as from replicas.
+    for (int i = 0; i < 3; ++i) blocks.push_back(blocks[random() % blocks.size()]);
+    for (const auto& [block, wide] : blocks) {
+      wide ? add<double>(writer, block, ".exp_avg", 0.5) : add<float>(writer, block);
+    }
+    writer.write(path());
+
+    const CheckpointReader reader(path());
+    EXPECT_EQ(reader.step(), round);
+    EXPECT_EQ(reader.names().size(), 4U);
+    for (const Parameter& whole : {matrix, vector}) {
+      for (const Parameter& block : grid(whole, random)) {
+        ASSERT_EQ(read<float>(reader, block), values_of<float>(block));
+        ASSERT_EQ(read<double>(reader, block, ".exp_avg"), values_of<double>(block, 0.5));
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, IsSafetensorsToTheByte) {
+  CheckpointWriter writer("tiny", 12, {{"seed", "7"}});
+  add<float>(writer, block_of("b", 2, 3));
+  add<float>(writer, block_of("a", 3, 1));
+  add<double>(writer, block_of("c", 1, 2));
+  writer.write(path());
+  const std::string file = read_file(path());
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  EXPECT_EQ(length % 8, 0U);  // so that tensors are aligned in a mapped file
+  const std::string text = file.substr(8, length);
+  EXPECT_EQ(text.front(), '{');
+  const Json header = parse_json(text, "header");
+  // Doubles first, then by name; offsets count from behind the header; a last byte ends the file.
+  const Json expected = {
+      {"__metadata__", {{"schema", "sluice.checkpoint/1"}, {"model", "tiny"}, {"step", "12"}, {"seed", "7"}}},
+      {"c", {{"dtype", "F64"}, {"shape", {1, 2}}, {"data_offsets", {0, 16}}}},
+      {"a", {{"dtype", "F32"}, {"shape", {3}}, {"data_offsets", {16, 28}}}},
+      {"b", {{"dtype", "F32"}, {"shape", {2, 3}}, {"data_offsets", {28, 52}}}}};
+  EXPECT_EQ(header, expected);
+  ASSERT_EQ(file.size(), 8 + length + 52);
+  const auto of_c = values_of<double>(block_of("c", 1, 2));
+  EXPECT_EQ(std::memcmp(file.data() + 8 + length, of_c.data(), 16), 0);
+  const auto of_b = values_of<float>(block_of("b", 2, 3));
+  EXPECT_EQ(std::memcmp(file.data() + 8 + length + 28, of_b.data(), 24), 0);
+
+  const CheckpointReader reader(path());
+  EXPECT_EQ(reader.model(), "tiny");
+  EXPECT_EQ(reader.step(), 12);
+  EXPECT_EQ(reader.metadata().at("seed"), "7");
+  EXPECT_THAT(reader.names(), ElementsAre("a", "b", "c"));
+  EXPECT_TRUE(reader.has("c"));
+  EXPECT_FALSE(reader.has("d"));
+}
+
+TEST_F(CheckpointTest, ATensorNotCoveredExactlyIsNotWritten) {
+  const Parameter whole = block_of("layers.1.mlp.up.weight", 4, 6);
+  const auto add_part = [&](CheckpointWriter& writer, int first_row, int rows, int first_column, int columns) {
+    add<float>(writer, part(whole, first_row, rows, first_column, columns));
+  };
+  const auto message = [](const auto& act) -> std::string {
+    try {
+      act();
+    } catch (const std::logic_error& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  CheckpointWriter writer("tiny", 0);
+  add_part(writer, 0, 4, 0, 3);
+  EXPECT_EQ(message([&] { writer.write(path()); }),
+            "checkpoint: layers.1.mlp.up.weight: 12 of 24 elements are missing");
+  EXPECT_FALSE(std::filesystem::exists(path()));
+  EXPECT_THAT(message([&] { add_part(writer, 3, 1, 2, 2); }), HasSubstr("layers.1.mlp.up.weight: blocks that overlap"));
+  EXPECT_THAT(message([&] { add<float>(writer, part(whole, 0, 4, 0, 3), "", 0.5); }),
+              HasSubstr("the same block with different values"));
+  EXPECT_THAT(message([&] { add<double>(writer, part(whole, 0, 4, 3, 3)); }), HasSubstr("different precisions"));
+  EXPECT_THAT(message([&] { add<float>(writer, block_of("layers.1.mlp.up.weight", 6, 4)); }),
+              HasSubstr("a block of 4 x 6 and one of 6 x 4"));
+  EXPECT_THAT(message([&] { add_part(writer, 3, 2, 3, 3); }), HasSubstr("a block that is not inside it"));
+  EXPECT_THAT(message([&] { add_part(writer, -1, 2, 3, 3); }), HasSubstr("not inside"));
+  add_part(writer, 0, 4, 0, 3);  // the same again
+  add_part(writer, 0, 4, 3, 3);
+  writer.write(path());
+  EXPECT_EQ(read<float>(CheckpointReader(path()), whole), values_of<float>(whole));
+  EXPECT_THROW(CheckpointWriter("tiny", 0, {{"step", "3"}}), std::logic_error);
+}
+
+TEST_F(CheckpointTest, AnOldFileStaysWhenTheNewOneCannotBeWritten) {
+  CheckpointWriter writer("tiny", 1);
+  add<float>(writer, block_of("a", 2, 2));
+  writer.write(path());
+  const std::string before = read_file(path());
+  CheckpointWriter second("tiny", 2);
+  add<float>(second, part(block_of("a", 2, 2), 0, 1, 0, 2));
+  EXPECT_THROW(second.write(path()), std::logic_error);
+  EXPECT_EQ(read_file(path()), before);
+  EXPECT_EQ(folder_.num_files(), 1);
+  EXPECT_THROW(writer.write(folder_.path("none/run.safetensors")), InputError);
+}
+
+TEST_F(CheckpointTest, ReadingNamesWhatDoesNotFit) {
+  CheckpointWriter writer("tiny", 1);
+  add<float>(writer, block_of("a", 4, 2));
+  add<float>(writer, block_of("v", 4, 1));
+  writer.write(path());
+  const CheckpointReader reader(path());
+  const auto error = [&](const Parameter& block, bool wide = false) -> std::string {
+    try {
+      wide ? static_cast<void>(read<double>(reader, block)) : static_cast<void>(read<float>(reader, block));
+    } catch (const InputError& failure) {
+      return failure.what();
+    }
+    return "none";
+  };
+  EXPECT_EQ(error(block_of("b", 4, 2)), path() + ": b: no such tensor");
+  EXPECT_EQ(error(block_of("a", 4, 2), true), path() + ": a: expected F64, got F32");
+  EXPECT_EQ(error(block_of("a", 2, 4)), path() + ": a: expected the shape [2, 4], got [4, 2]");
+  EXPECT_EQ(error(block_of("v", 5, 1)), path() + ": v: expected the shape [5], got [4]");
+  EXPECT_EQ(error(block_of("v", 1, 4)), path() + ": v: expected the shape [1, 4], got [4]");
+  EXPECT_EQ(error(block_of("v", 4, 1)), "none");
+  EXPECT_THROW(read<float>(reader, part(block_of("a", 4, 2), 3, 2, 0, 2)), std::logic_error);
+}
+
+constexpr const char* kMeta = R"("__metadata__":{"schema":"sluice.checkpoint/1","model":"m","step":"3"})";
+
+TEST_F(CheckpointTest, HeadersThatBreakARuleAreRefused) {
+  const auto with = [&](const std::string& tensors, std::size_t data) {
+    return error_of_header(std::string("{") + kMeta + (tensors.empty() ? "" : ",") + tensors + "}", data);
+  };
+  const std::string good = R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]})";
+  EXPECT_EQ(with(good, 24), "none");
+  EXPECT_EQ(with("", 0), "none");
+  EXPECT_EQ(with(R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]})", 8), "none");
+  // Others may pad with blanks, and order tensors as they like.
+  EXPECT_EQ(with(R"("b":{"dtype":"F64","shape":[1],"data_offsets":[24,32]},)" + good + "   ", 32), "none");
+
+  EXPECT_THAT(with(good, 23), HasSubstr("a: cut short: ends at byte 24 of the tensors, of which the file has 23"));
+  EXPECT_THAT(with(good, 25), HasSubstr("1 bytes at its end belong to no tensor"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]})", 28),
+              HasSubstr("a: 4 bytes before it belong to no tensor"));
+  EXPECT_THAT(with(good + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[20,28]})", 28),
+              HasSubstr("b: overlaps a"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]})", 20),
+              HasSubstr("/a/data_offsets: expected 24 bytes, as the shape has"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[24,0]})", 24),
+              HasSubstr("/a/data_offsets/1: expected a whole number from 24"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[-24,0]})", 24),
+              HasSubstr("/a/data_offsets/0: expected a whole number"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0]})", 24),
+              HasSubstr("/a/data_offsets: expected a beginning and an end"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]})", 12),
+              HasSubstr("/a/dtype: expected one of F32, F64"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,0],"data_offsets":[0,0]})", 0), HasSubstr("/a/shape/1: expected"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[],"data_offsets":[0,4]})", 4),
+              HasSubstr("/a/shape: expected one or two sizes"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[1,1,1],"data_offsets":[0,4]})", 4),
+              HasSubstr("/a/shape: expected one or two sizes"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F64","shape":[4611686018427387904,8],"data_offsets":[0,0]})", 0),
+              HasSubstr("/a/shape: expected a size that 64 bits count"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3]})", 24), HasSubstr("/a/data_offsets: required key is missing"));
+  EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24],"x":1})", 24), HasSubstr("unknown key"));
+  EXPECT_THAT(with(R"("a":7)", 0), HasSubstr("/a: expected an object"));
+  EXPECT_THAT(with(good + "," + good, 24), HasSubstr("given twice"));
+
+  EXPECT_THAT(error_of_header("{}", 0), HasSubstr("/__metadata__: required key is missing"));
+  EXPECT_THAT(error_of_header("[]", 0), HasSubstr("does not begin with '{'"));
+  EXPECT_THAT(error_of_header("{\"a\"", 0), HasSubstr("header: line 1"));
+  EXPECT_THAT(error_of_header(R"({"__metadata__":{"schema":"other/1","model":"m","step":"3"}})", 0),
+              HasSubstr("/__metadata__/schema: expected \"sluice.checkpoint/1\""));
+  EXPECT_THAT(error_of_header(R"({"__metadata__":{"schema":"sluice.checkpoint/1","model":"m","step":3}})", 0),
+              HasSubstr("/__metadata__/step: expected a string"));
+  EXPECT_THAT(error_of_header(R"({"__metadata__":{"schema":"sluice.checkpoint/1","model":"m","step":"x"}})", 0),
+              HasSubstr("/__metadata__/step: expected a whole number"));
+  EXPECT_THAT(error_of_header(R"({"__metadata__":{"schema":"sluice.checkpoint/1","step":"1"}})", 0),
+              HasSubstr("/__metadata__/model: required key is missing"));
+}
+
+TEST_F(CheckpointTest, FilesThatAreNoneAreRefusedByName) {
+  EXPECT_THAT(error_of(folder_.path("missing")), HasSubstr("missing: cannot open"));
+  EXPECT_THAT(error_of(folder_.path()), HasSubstr("is a folder"));
+  EXPECT_THAT(error_of("/dev/null"), HasSubstr("/dev/null: not a checkpoint"));
+  write_file_whole(path(), "");
+  EXPECT_THAT(error_of(path()), HasSubstr("cut short: expected 8 bytes"));
+  write_file_whole(path(), "sluice is no checkpoint");
+  EXPECT_THAT(error_of(path()), HasSubstr("expected a header of 2 to 100000000 bytes"));
+  write_file_whole(path(), std::string("\xff\0\0\0\0\0\0\0{}", 10));
+  EXPECT_THAT(error_of(path()), HasSubstr("cut short: expected a header of 255 bytes, got 2"));
+}
+
+TEST_F(CheckpointTest, EveryCutAndEveryWrongByteIsRefusedOrRead) {
+  CheckpointWriter writer("tiny", 4);
+  const Parameter a = block_of("a", 3, 2);
+  const Parameter b = block_of("b", 5, 1);
+  add<float>(writer, a);
+  add<double>(writer, b);
+  writer.write(path());
+  const std::string whole = read_file(path());
+  std::uint64_t length = 0;
+  std::memcpy(&length, whole.data(), 8);
+  const std::string file = folder_.path("damaged");
+  const auto look = [&](const std::string& content) {
+    std::filesystem::remove(file);  // some file systems flush a file that is written over
+    std::ofstream(file, std::ios::binary) << content;
+    try {
+      const CheckpointReader reader(file);
+      read<float>(reader, a);
+      read<double>(reader, b);
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(file + ": "));
+      return false;
+    }
+    return true;
+  };
+  for (std::size_t size = 0; size < whole.size(); ++size) EXPECT_FALSE(look(whole.substr(0, size))) << size;
+  std::mt19937_64 random(3);
+  int refused = 0;
+  for (std::size_t at = 0; at < 8 + length; ++at) {
+    for (const int flip : {1, 2, 16, 128, static_cast<int>(1 + random() % 255)}) {
+      std::string content = whole;
+      content[at] = static_cast<char>(content[at] ^ flip);
+      refused += look(content) ? 0 : 1;
+    }
+  }
+  // Only names and values of the metadata, and blanks, may change unseen.
+  EXPECT_GT(refused, static_cast<int>(8 + length) * 3);
+  for (int i = 0; i < 2000; ++i) {
+    std::string content = whole;
+    for (int changes = 0; changes < 4; ++changes) {
+      content[random() % content.size()] = static_cast<char>(random());
+    }
+    look(content);
+  }
+}
+
+TEST_F(CheckpointTest, NamesAndMetadataOfAnyBytesCanBeWritten) {
+  CheckpointWriter writer("tiny \"x\"\n", 4, {{"text", "caf\xe9"}, {"path", "a/b~c"}});
+  add<float>(writer, block_of("odd/name~\"1\"", 1, 1));
+  writer.write(path());
+  const CheckpointReader reader(path());
+  EXPECT_EQ(reader.model(), "tiny \"x\"\n");
+  EXPECT_EQ(reader.metadata().at("path"), "a/b~c");
+  EXPECT_EQ(reader.metadata().at("text"), "caf\xef\xbf\xbd");  // U+FFFD for what is not UTF-8
+  EXPECT_THAT(reader.names(), ElementsAre("odd/name~\"1\""));
+}
+
+}  // namespace
+}  // namespace sluice::test

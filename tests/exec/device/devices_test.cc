@@ -1,0 +1,115 @@
+// What is asked of devices, and who provides them; on the emulation.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "exec/device/dynamic_library.h"
+#include "exec/device/provider.h"
+#include "kernels/emulation/device.h"
+#include "model/errors.h"
+
+namespace sluice::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(DeviceRequest, IsReadAndWritten) {
+  EXPECT_EQ(parse_devices("gpu").kind, DeviceRequest::gpu);
+  EXPECT_EQ(parse_devices("gpu").count, 0);
+  EXPECT_EQ(parse_devices("gpu:2").count, 2);
+  EXPECT_EQ(parse_devices("green:4").kind, DeviceRequest::green);
+  EXPECT_EQ(parse_devices("green:4").count, 4);
+  EXPECT_EQ(parse_devices("stream:1").kind, DeviceRequest::stream);
+  for (const char* const text : {"gpu", "gpu:2", "green:4", "stream:1", "green:1024"}) {
+    EXPECT_EQ(to_string(parse_devices(text)), text);
+  }
+}
+
+TEST(DeviceRequest, AnythingElseIsRefused) {
+  for (const char* const text :
+       {"", "cpu", "gpus", "gpu:", "gpu:0", "gpu:-1", "gpu:2x", "gpu: 2", "green", "stream", "green:1025", "gpu:2:3"}) {
+    try {
+      parse_devices(text);
+      FAIL() << "'" << text << "' was read";
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(std::string("'") + text + "'"));
+    }
+  }
+}
+
+TEST(DeviceRequest, EachProcessOfAHostHasItsGpu) {
+  EXPECT_EQ(ordinal_of(3, 8), 3);
+  EXPECT_EQ(ordinal_of(3, 1), 0);  // the launcher shows it its own alone
+  EXPECT_EQ(ordinal_of(5, 4), 1);  // two processes a GPU
+}
+
+std::vector<int> ordinals(const std::vector<std::unique_ptr<Device>>& devices) {
+  std::vector<int> out;
+  for (const auto& device : devices) out.push_back(device->ordinal());
+  return out;
+}
+
+TEST(EmulatedDevices, AreAsManyAsAskedFor) {
+  const DeviceProvider* const provider = device_provider();
+  ASSERT_NE(provider, nullptr);
+  EXPECT_EQ(why_no_devices(), "");
+  EXPECT_THAT(ordinals(provider->open(parse_devices("gpu:3"))), ElementsAre(0, 1, 2));
+  EXPECT_THAT(ordinals(provider->open(parse_devices("green:3"))), ElementsAre(0, 0, 0));
+  EXPECT_EQ(static_cast<int>(provider->open(parse_devices("gpu")).size()), provider->num_devices());
+  EXPECT_EQ(static_cast<int>(provider->devices().size()), provider->num_devices());
+  const std::vector<int> given = {5, 2};
+  EXPECT_THAT(ordinals(provider->open(parse_devices("gpu"), given)), ElementsAre(5, 2));
+  EXPECT_THAT(ordinals(provider->open(parse_devices("gpu:1"), given)), ElementsAre(5));
+  EXPECT_THAT(ordinals(provider->open(parse_devices("stream:2"), given)), ElementsAre(5, 5));
+  EXPECT_THROW(provider->open(parse_devices("gpu:3"), given), InputError);
+  EXPECT_THROW(provider->open(parse_devices("gpu:1"), std::array{99}), InputError);
+}
+
+TEST(EmulatedDevices, WithoutMatrixUnitsRefuseBfloat16) {
+  const auto turing = emulation::make_device({.name = "an old one", .compute_capability = 75});
+  const auto ampere = emulation::make_device({.compute_capability = 80});
+  EXPECT_NO_THROW(require_bfloat16(*ampere));
+  try {
+    require_bfloat16(*turing);
+    FAIL() << "bfloat16 on sm_75";
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(),
+                 "an old one is sm_75: bfloat16 needs sm_80 or later; float16 with a loss scale runs there");
+  }
+}
+
+TEST(DynamicLibrary, IsNamedWhenItIsNotFound) {
+  constexpr std::array<const char*, 2> kNames = {"libsluice-has-none.so.2", "libsluice-has-none.so.1"};
+  const std::vector<std::string> folders = {"/nowhere"};
+  try {
+    const DynamicLibrary library("Nothing", kNames, folders);
+    FAIL() << library.path();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("Nothing is not found: libsluice-has-none.so.2"));
+  }
+}
+
+TEST(DynamicLibrary, GivesWhatItHas) {
+  constexpr std::array<const char*, 1> kNames = {"libm.so.6"};
+  const DynamicLibrary library("the mathematics library", kNames, {});
+  double (*root)(double) = nullptr;
+  library.find(root, "sqrt");
+  EXPECT_EQ(root(9.0), 3.0);
+  EXPECT_THAT(library.path(), HasSubstr("/libm.so.6"));
+  library.find_if_there(root, "sluice_has_none");
+  EXPECT_EQ(root, nullptr);
+  try {
+    library.find(root, "sluice_has_none");
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the mathematics library has no sluice_has_none"));
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

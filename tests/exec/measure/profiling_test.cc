@@ -1,0 +1,211 @@
+// Profiles as they are measured: what is in them, that they can be fitted and price a plan; nothing about how fast this
+// machine is.
+
+#include "exec/measure/profiling.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "exec/measure/trial.h"
+#include "exec/plan/run_plan.h"
+#include "exec/transport/on_threads.h"
+#include "model/cost/fitted.h"
+#include "model/cost/price.h"
+#include "model/cost/profile_fit.h"
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "sim/engine.h"
+#include "tests/support/one_device.h"
+
+namespace sluice::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::int64_t kTokens = 16;
+
+ProfilingSpec small_spec() {
+  ProfilingSpec spec{.model = test::small_gpt(2)};
+  spec.sequence_length = kTokens;
+  spec.layers = 2;
+  spec.cells = profile_grid(kTokens);
+  spec.budget_s = 0;
+  spec.least_rounds = 2;
+  return spec;
+}
+
+TEST(ProfileGrid, HasEvenSlicesOfTheSequence) {
+  using Cell = ProfileCell;
+  EXPECT_THAT(profile_grid(8), ElementsAre(Cell{8, 0}, Cell{4, 0}, Cell{4, 4}, Cell{2, 0}, Cell{2, 2}, Cell{2, 4},
+                                           Cell{2, 6}, Cell{1, 0}, Cell{1, 2}, Cell{1, 4}, Cell{1, 6}));
+  EXPECT_THAT(profile_grid(6), ElementsAre(Cell{6, 0}, Cell{3, 0}, Cell{3, 3}));
+  EXPECT_THAT(profile_grid(1), ElementsAre(Cell{1, 0}));
+}
+
+// Every part, kind and slice once, every pass, message and sum, all of them above 0.
+TEST(Profiling, MeasuresEverythingOfItsGrid) {
+  const ProfilingSpec spec = small_spec();
+  const Profile profile = profile_with_threads(spec, 2);
+  std::set<std::tuple<PartKind, OpKind, std::int64_t, std::int64_t>> seen;
+  for (const ProfileSample& sample : profile.samples) {
+    EXPECT_TRUE(seen.insert({sample.part, sample.kind, sample.tokens, sample.context}).second);
+    EXPECT_GT(sample.seconds, 0);
+    EXPECT_EQ(sample.sequences, 1);
+    EXPECT_EQ(sample.tensor_parallel, 1);
+  }
+  // Four kinds: of layers at 11 slices, of embedding, head and what the executor takes at four lengths.
+  EXPECT_EQ(seen.size(), 4 * (11 + 3 * 4));
+  EXPECT_EQ(profile.passes.size(), 2 * 3);
+  for (const ProfilePass& pass : profile.passes) EXPECT_GT(pass.seconds, 0);
+  EXPECT_EQ(profile.transfers.size(), 4);
+  for (const ProfileTransfer& transfer : profile.transfers) EXPECT_GT(transfer.seconds, 0);
+  EXPECT_EQ(profile.sums.size(), 3);
+  for (const ProfileSum& sum : profile.sums) EXPECT_EQ(sum.ranks, 2);
+  EXPECT_EQ(profile.dtype, "float32");
+}
+
+TEST(Profiling, ComesBackAsWritten) {
+  const Profile profile = profile_with_threads(small_spec(), 2);
+  const std::string text = to_json_text(profile);
+  EXPECT_EQ(to_json_text(parse_profile(text, "p.json")), text);
+}
+
+// One round and its samples of each worker: the first is for the caches.
+TEST(Profiling, CountsNoneOfTheFirstRound) {
+  std::size_t samples = 1;
+  on_threads(2, [&](Transport& transport) {
+    Profiler profiler(small_spec(), transport);
+    profiler.round();
+    const Profile profile = profiler.gather();
+    if (transport.rank() == 0) samples = profile.samples.size();
+  });
+  EXPECT_EQ(samples, 0U);
+}
+
+TEST(Profiling, WorksWithDataAndTensorRanksAndBothPrecisions) {
+  for (const Precision precision : {Precision::float32, Precision::float64}) {
+    ProfilingSpec spec = small_spec();
+    spec.precision = precision;
+    spec.model = test::small_gpt(2, false);
+    spec.tensor_parallel = 2;
+    spec.data_parallel = 2;
+    spec.sequences = 2;
+    spec.recompute = true;
+    spec.cells = {{.tokens = kTokens}, {.tokens = 8, .context = 8}, {.tokens = 8}};
+    const Profile profile = profile_with_threads(spec, 4);
+    ASSERT_FALSE(profile.samples.empty());
+    EXPECT_EQ(profile.samples.front().tensor_parallel, 2);
+    EXPECT_EQ(profile.samples.front().sequences, 2);
+    // At the three slices.
+    EXPECT_EQ(std::count_if(profile.samples.begin(), profile.samples.end(),
+                            [](const ProfileSample& sample) { return sample.part == PartKind::recompute; }),
+              3);
+    EXPECT_EQ(profile.dtype, precision == Precision::float64 ? "float64" : "float32");
+    for (const ProfileSum& sum : profile.sums) EXPECT_EQ(sum.ranks, 2);  // replicas, tied stages, and ranks of a norm
+  }
+}
+
+TEST(Profiling, RefusesWhatCannotBe) {
+  ProfilingSpec spec = small_spec();
+  spec.tensor_parallel = 2;
+  try {
+    profile_with_threads(spec, 3);
+    ADD_FAILURE() << "no error";
+  } catch (const InputError& error) {
+    EXPECT_EQ(std::string(error.what()), "expected a tensor-parallel size that divides the 3 workers, got 2");
+  }
+  spec = small_spec();
+  spec.model.experts.count = 4;
+  EXPECT_THROW(profile_with_threads(spec, 2), InputError);
+}
+
+// From times to the price of every vertex of a plan: compute, joint, recomputation, transfers, collectives, optimizer.
+TEST(Profiling, PricesAPlan) {
+  const ProfileFit fit = fit_profile(profile_with_threads(small_spec(), 2), {});
+  for (const std::string name : {"zb-h1", "dualpipe", "seq1f1b"}) {
+    SCOPED_TRACE(name);
+    const Family& family = find_family(name);
+    RunSpec run{.model = test::small_gpt(4)};
+    run.recompute = true;
+    run.clip_gradients = 1;
+    FamilyParams params{.ranks = 2, .microbatches = 4};
+    params.shape.slice_lengths = family.sliced ? std::vector<std::int64_t>{8, 8} : std::vector<std::int64_t>{16};
+    const RunPlan plan(run, make_schedule(family, params));
+    Training training;
+    training.pp = 2;
+    training.recompute = Training::Recompute::full;
+    ParameterCounts parameters;
+    for (int stage = 0; stage < plan.schedule().num_stages(); ++stage) {
+      parameters.of_stage.push_back(plan.stage(0, stage).memory().weights / 4);
+      parameters.most_on_a_rank += parameters.of_stage.back();
+    }
+    const FittedCost cost(fit.table, training, plan.contents(), nullptr, parameters);
+    const Prices prices = price(plan.graph(), cost);
+    std::set<VertexKind> kinds;
+    for (VertexId v = 0; v < plan.graph().size(); ++v) {
+      kinds.insert(plan.graph()[v].kind);
+      EXPECT_GT(prices.duration[v].count(), 0) << plan.graph().name(v);
+    }
+    EXPECT_TRUE(kinds.contains(VertexKind::recompute));
+    EXPECT_TRUE(kinds.contains(VertexKind::collective));
+    EXPECT_TRUE(kinds.contains(VertexKind::optimizer));
+    EXPECT_GT(simulate(plan.graph(), prices).end.back().count(), 0);
+  }
+}
+
+TEST(Trials, RunEveryPlanAsOftenAsAsked) {
+  const RunSpec run{.model = test::small_gpt(2)};
+  FamilyParams params{.ranks = 2, .microbatches = 3};
+  params.shape.slice_lengths = {kTokens};
+  const RunPlan first(run, make_schedule(find_family("gpipe"), params));
+  const RunPlan second(run, make_schedule(find_family("zb-h1"), params));
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  const ProfilingSpec profiling = small_spec();
+  const TrialSpec spec{.plans = {&first, &second}, .tokens = {&tokens, &tokens}, .runs = 7, .profiling = &profiling};
+  int told = 0;
+  const TrialReport report = run_trials_with_threads(spec, [&](int runs) { told = runs; });
+  EXPECT_EQ(told, 14);
+  EXPECT_FALSE(report.profile.samples.empty());
+  ASSERT_EQ(report.plans.size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const RunPlan& plan = *spec.plans[i];
+    const PlanTrials& trials = report.plans[i];
+    ASSERT_EQ(trials.clocks.size(), 7U);
+    for (int rank = 0; rank < 2; ++rank) {
+      const auto at = static_cast<std::size_t>(rank);
+      EXPECT_EQ(trials.arena_bytes[at], plan.arena(rank).total_bytes);
+      EXPECT_GE(trials.held_bytes[at], plan.arena(rank).standing_bytes + plan.rank(rank).most_held_bytes);
+      EXPECT_LE(trials.held_bytes[at], trials.arena_bytes[at]);
+    }
+    for (const auto& clocks : trials.clocks) {
+      const Timeline timeline = measured_timeline(plan.graph(), clocks);
+      for (VertexId v = 0; v < plan.graph().size(); ++v) {
+        EXPECT_GE(timeline.end[v], timeline.start[v]) << plan.graph().name(v);
+        for (const VertexId need : plan.graph().needs(v)) {
+          if (plan.graph()[need].kind == VertexKind::compute && plan.graph()[v].kind == VertexKind::compute) {
+            EXPECT_GE(timeline.start[v], timeline.end[need]) << plan.graph().name(v);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Trials, MeasureNothingUnlessAsked) {
+  const RunSpec run{.model = test::small_gpt(2)};
+  FamilyParams params{.ranks = 2, .microbatches = 2};
+  params.shape.slice_lengths = {kTokens};
+  const RunPlan plan(run, make_schedule(find_family("1f1b"), params));
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  const TrialReport report = run_trials_with_threads({.plans = {&plan}, .tokens = {&tokens}, .runs = 1});
+  EXPECT_TRUE(report.profile.samples.empty());
+  EXPECT_EQ(report.plans.at(0).clocks.size(), 1U);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,331 @@
+// The parts that the executor is made of, and runs that break, inside one process.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <random>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "exec/measure/measured_timeline.h"
+#include "exec/plan/host_memory.h"
+#include "exec/plan/packing.h"
+#include "exec/plan/rank_plan.h"
+#include "exec/plan/run_plan.h"
+#include "exec/run/op_outcome.h"
+#include "exec/run/training_run.h"
+#include "exec/transport/group_sum.h"
+#include "exec/transport/threads.h"
+#include "exec/watch/failure.h"
+#include "exec/watch/recorder_file.h"
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "model/timeline/causes.h"
+#include "model/timeline/memory.h"
+#include "model/timeline/metrics.h"
+#include "tests/support/all_schedules.h"
+#include "tests/support/command.h"
+#include "tests/support/one_device.h"
+
+namespace sluice::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Random takes and gives: no two blocks that are held at once share a byte, and the arena is as large as is said.
+TEST(Packing, KeepsBlocksApart) {
+  std::mt19937 random(1);
+  for (int round = 0; round < 50; ++round) {
+    Packing packing;
+    std::map<std::int64_t, std::int64_t> held;  // offset to bytes
+    std::int64_t most = 0;
+    for (int i = 0; i < 300; ++i) {
+      if (!held.empty() && random() % 5 < 2) {
+        const auto gone = std::next(held.begin(), static_cast<std::ptrdiff_t>(random() % held.size()));
+        packing.give(gone->first, gone->second);
+        held.erase(gone);
+        continue;
+      }
+      const std::int64_t bytes = 1 + static_cast<std::int64_t>(random() % 1000);
+      const std::int64_t offset = packing.take(bytes);
+      EXPECT_EQ(offset % 64, 0);
+      EXPECT_LE(offset + bytes, packing.size());
+      const auto behind = held.lower_bound(offset);
+      if (behind != held.end()) {
+        EXPECT_LE(offset + bytes, behind->first);
+      }
+      if (behind != held.begin()) {
+        EXPECT_LE(std::prev(behind)->first + std::prev(behind)->second, offset);
+      }
+      held[offset] = bytes;
+      std::int64_t sum = 0;
+      for (const auto& [at, size] : held) sum += aligned(size);
+      EXPECT_EQ(packing.held(), sum);
+      most = std::max(most, sum);
+    }
+    EXPECT_EQ(packing.most_held(), most);
+    EXPECT_GE(packing.size(), most);
+  }
+}
+
+// Blocks of one size, as even slices have, leave no gaps.
+TEST(Packing, OfEqualBlocksWastesNothing) {
+  Packing packing;
+  std::vector<std::int64_t> offsets;
+  for (int i = 0; i < 4; ++i) offsets.push_back(packing.take(100));
+  for (int i = 0; i < 100; ++i) {
+    packing.give(offsets.front(), 100);
+    offsets.erase(offsets.begin());
+    offsets.push_back(packing.take(100));
+  }
+  EXPECT_EQ(packing.size(), 4 * 128);
+}
+
+// Whole numbers: sums in float are exact in any order, so every member must have just that.
+TEST(GroupSum, IsTheSameForAll) {
+  constexpr int kMembers = 3;
+  for (const std::int64_t count : {1, 2, 5, 1000, 200'000}) {
+    ThreadFabric fabric(kMembers + 1);
+    std::vector<std::vector<float>> values(kMembers);
+    std::vector<std::vector<double>> most(kMembers);
+    {
+      std::vector<std::jthread> threads;
+      for (int member = 0; member < kMembers; ++member) {
+        threads.emplace_back([&, member] {
+          auto& mine = values[member];
+          auto& maximum = most[member];
+          for (std::int64_t i = 0; i < count; ++i) {
+            mine.push_back(static_cast<float>((i % 100) * (member + 1)));
+            maximum.push_back(static_cast<double>((i * 7 + member * 5) % 11));
+          }
+          // Members are ranks 1 to 3 of 4.
+          GroupSum group(fabric.worker(member + 1), Channel::collective, {1, 2, 3}, 5);
+          EXPECT_EQ(group.rank(), member);
+          group.sum(mine.data(), count);
+          group.maximum(maximum.data(), count);
+        });
+      }
+    }
+    for (int member = 0; member < kMembers; ++member) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        ASSERT_EQ(values[member][i], static_cast<float>((i % 100) * 6));
+        ASSERT_EQ(most[member][i], static_cast<double>(std::max({(i * 7) % 11, (i * 7 + 5) % 11, (i * 7 + 10) % 11})));
+      }
+    }
+  }
+}
+
+TEST(Finite, IsSeenOfEveryElement) {
+  std::vector<double> values(17, 1e300);
+  const auto* data = reinterpret_cast<const std::byte*>(values.data());
+  EXPECT_TRUE(all_finite(data, 17, Precision::float64));
+  for (const double bad : {HUGE_VAL, -HUGE_VAL, std::nan("")}) {
+    for (double& value : values) {
+      value = bad;
+      EXPECT_FALSE(all_finite(data, 17, Precision::float64));
+      value = -1e-320;
+    }
+  }
+}
+
+RunSpec spec_of(int stages) { return {.model = test::small_llama(std::max(stages, 1))}; }
+
+// Whatever is in a buffer has been read by an op that certainly ended before the next message to it was sent: shown by
+// running the lists in an order that favours senders as much as the graph lets it.
+TEST(RankPlan, NeverSendsIntoABufferThatIsNotRead) {
+  int tried = 0;
+  test::for_each_schedule({.ranks = 4, .microbatches = 6, .chunks = 2, .slices = 3}, [&](const Schedule& made) {
+    SCOPED_TRACE(test::describe(made));
+    Schedule schedule = made;
+    std::vector<MicrobatchShape> shapes;
+    for (const MicrobatchShape& shape : made.shapes()) shapes.push_back({1, shape.slice_lengths});
+    schedule.resize(shapes);
+    RunSpec spec = spec_of(schedule.num_stages());
+    const RunPlan plan(spec, schedule);
+    const OpGraph& graph = plan.graph();
+    // For each rank as receiver: hold its own ops back as long as anything else can run.
+    for (int slow = 0; slow < schedule.num_ranks(); ++slow) {
+      const RankPlan& rank = plan.rank(slow);
+      std::map<VertexId, int> buffer_of;
+      std::map<VertexId, VertexId> reader_of;  // transfer to op
+      for (const PlannedMessage& receive : rank.receives) buffer_of[receive.vertex] = receive.buffer;
+      for (const PlannedStep& step : rank.steps) {
+        for (const OpPlan& op : step.ops) {
+          if (op.receive != kNone) reader_of[rank.receives[op.receive].vertex] = step.vertex;
+        }
+      }
+      ASSERT_EQ(reader_of.size(), buffer_of.size());
+      std::map<int, VertexId> in_buffer;
+      std::vector<char> done(graph.size(), 0);
+      std::vector<VertexId> left(graph.size());
+      for (VertexId v = 0; v < graph.size(); ++v) left[v] = v;
+      while (!left.empty()) {
+        std::vector<VertexId> held_back;
+        bool moved = false;
+        for (const VertexId v : left) {
+          const auto needs = graph.needs(v);
+          const bool ready = std::all_of(needs.begin(), needs.end(), [&](VertexId need) { return done[need] != 0; });
+          const bool own = graph[v].lane == slow;
+          if (!ready || own) {
+            held_back.push_back(v);
+            continue;
+          }
+          done[v] = 1;
+          moved = true;
+          if (const auto found = buffer_of.find(v); found != buffer_of.end()) {
+            const auto [at, empty] = in_buffer.try_emplace(found->second, v);
+            ASSERT_TRUE(empty) << graph.name(v) << " overwrites " << graph.name(at->second);
+          }
+        }
+        left = std::move(held_back);
+        if (moved) continue;
+        const auto next = std::find_if(left.begin(), left.end(), [&](VertexId v) { return graph[v].lane == slow; });
+        ASSERT_NE(next, left.end());
+        done[*next] = 1;
+        std::erase_if(in_buffer, [&](const auto& held) { return reader_of.at(held.second) == *next; });
+        left.erase(next);
+      }
+    }
+    ++tried;
+  });
+  EXPECT_GT(tried, 300);
+}
+
+// What the memory model says of the measured timeline is what the arena held.
+TEST(Memory, IsWhatTheModelSays) {
+  for (const char* name :
+       {"gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-v", "interleaved-1f1b", "dualpipe", "pipedream-2bw"}) {
+    SCOPED_TRACE(name);
+    const Family& family = find_family(name);
+    FamilyParams params{.ranks = 2, .microbatches = 8, .batches = family.asynchronous ? 3 : 0};
+    params.shape.slice_lengths = family.sliced ? std::vector<std::int64_t>{9, 6, 5} : std::vector<std::int64_t>{20};
+    const Schedule schedule = make_schedule(family, params);
+    const RunPlan plan(spec_of(2 * schedule.num_stages()), schedule);
+    const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+    TrainingOptions options{.keep_times = KeepTimes::last};
+    TrainingReport report;
+    train_with_threads(plan, tokens, options, report);
+    const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
+    const auto memory = memory_over_time(plan.graph(), timeline, false);
+    for (std::size_t rank = 0; rank < memory.size(); ++rank) {
+      const std::int64_t held = report.workers[rank].held_bytes;
+      // A message that comes while an op runs is seen at the next op's start.
+      const auto message = static_cast<double>(20 * 16 * 4);
+      EXPECT_NEAR(static_cast<double>(held), static_cast<double>(memory[rank].peak_bytes), 2 * message);
+      EXPECT_LE(held, report.workers[rank].arena_bytes);
+    }
+  }
+}
+
+TEST(Timeline, OfARunKeepsTheGraphsOrder) {
+  FamilyParams params{.ranks = 4, .microbatches = 8};
+  params.shape.slice_lengths = {9, 6, 5};
+  const Schedule schedule = make_schedule(find_family("seq1f1b-zb1p"), params);
+  RunSpec spec = spec_of(4);
+  spec.data_parallel = 2;
+  spec.clip_gradients = 1;
+  spec.recompute = true;
+  const RunPlan plan(spec, schedule);
+  const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+  TrainingOptions options{.runs = 3, .keep_times = KeepTimes::all};
+  TrainingReport report;
+  train_with_threads(plan, tokens, options, report);
+  ASSERT_EQ(report.runs.size(), 3U);
+  for (const RunReport& run : report.runs) {
+    const Timeline timeline = measured_timeline(plan.graph(), run.clocks);
+    for (VertexId v = 0; v < plan.graph().size(); ++v) {
+      EXPECT_LE(timeline.start[v], timeline.end[v]) << plan.graph().name(v);
+      if (plan.graph()[v].kind == VertexKind::transfer || plan.graph()[v].kind == VertexKind::collective) continue;
+      for (const VertexId need : plan.graph().needs(v)) {
+        EXPECT_LE(timeline.end[need], timeline.start[v]) << plan.graph().name(need) << " " << plan.graph().name(v);
+      }
+    }
+    EXPECT_EQ(measure(plan.graph(), timeline).makespan, Duration(static_cast<std::int64_t>(run.seconds * 1e9 + 0.5)));
+  }
+}
+
+TEST(Plan, RefusesWhatCannotRun) {
+  FamilyParams params{.ranks = 2, .microbatches = 2};
+  params.shape.slice_lengths = {65};
+  RunSpec spec{.model = test::small_gpt(2)};
+  EXPECT_THROW(RunPlan(spec, make_schedule(find_family("1f1b"), params)), InputError);  // 64 positions
+  params.shape.slice_lengths = {64};
+  spec.tensor_parallel = 3;
+  EXPECT_THROW(RunPlan(spec, make_schedule(find_family("1f1b"), params)), InputError);
+  spec.tensor_parallel = 1;
+  const RunPlan plan(spec, make_schedule(find_family("1f1b"), params));
+  const std::vector<int> workers = {1, 1};
+  EXPECT_THROW(check_memory(plan, workers, 1000), DoesNotFit);
+  check_memory(plan, workers, available_memory_bytes());
+}
+
+// --- runs that break ------------------------------------------------------------------------------------------------
+
+struct Broken {
+  std::optional<FailureKind> kind;
+  std::string what;
+};
+
+Broken break_run(const std::string& fault, int data = 1, int tensor = 1, const char* family = "1f1b") {
+  FamilyParams params{.ranks = 2, .microbatches = 4};
+  params.shape.slice_lengths = {20};
+  RunSpec spec = spec_of(2);
+  spec.data_parallel = data;
+  spec.tensor_parallel = tensor;
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, make_schedule(find_family(family), params));
+  const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+  const test::TemporaryFolder folder;
+  TrainingOptions options{.runs = 3, .faults = {parse_fault(fault)}};
+  options.supervision.folder = folder.path();
+  options.supervision.limits.floor_ns = 500'000'000;
+  TrainingReport report;
+  try {
+    train_with_threads(plan, tokens, options, report);
+  } catch (const RunFailure& failure) {
+    EXPECT_EQ(report.runs.size(), 1U);  // of the step before
+    EXPECT_EQ(open_recorders(folder.path()).size(), static_cast<std::size_t>(plan.layout().size()));
+    return {failure.kind(), failure.what()};
+  }
+  return {};
+}
+
+TEST(Broken, RunsNameTheRankAndTheOp) {
+  Broken broken = break_run("stop:rank=0,op=B,mb=1,step=1");
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, HasSubstr("rank 0 is inside B(stage 0, mb 1)"));
+  broken = break_run("drop:rank=0,op=F,mb=3,step=1");
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, HasSubstr("send F(stage 0, mb 3) 0->1, sent by rank 0 in step 1, is lost"));
+  broken = break_run("nan:rank=1,op=F,mb=2,step=1");
+  EXPECT_EQ(broken.kind, FailureKind::non_finite);
+  EXPECT_THAT(broken.what, HasSubstr("F(stage 1, mb 2) of step 1 on rank 1"));
+  broken = break_run("nan:rank=0,op=W,mb=2,step=1", 1, 1, "zb-h1");  // seen in the norm alone
+  EXPECT_EQ(broken.kind, FailureKind::non_finite);
+  EXPECT_THAT(broken.what, HasSubstr("the norm of the gradients of step 1 is not finite"));
+}
+
+TEST(Broken, RunsStopInCollectivesAndSums) {
+  Broken broken = break_run("stop:rank=1,op=gradient-reduce,step=1", 2);
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, HasSubstr("gradient reduce(stage 0"));
+  broken = break_run("stop:rank=3,op=F,mb=0,step=1", 1, 2);
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, HasSubstr("rank 3 (pipeline 1, data 0, tensor 1)"));
+  broken = break_run("stop:rank=1,op=optimizer,step=1", 1, 1);
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, HasSubstr("optimizer(stage 1"));
+}
+
+TEST(Broken, ADelayWithinTheDeadlineIsNoFailure) {
+  EXPECT_EQ(break_run("delay:rank=0,op=B,mb=1,step=1,seconds=0.2").what, "");
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,184 @@
+#include "exec/run/faults.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/graph/lowering.h"
+#include "model/schedule/family.h"
+
+namespace sluice::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string error_of(const std::string& text) {
+  try {
+    parse_fault(text);
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Faults, AreReadFromText) {
+  const Fault fault = parse_fault("delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2.5");
+  EXPECT_EQ(fault.kind, FaultKind::delay);
+  EXPECT_EQ(fault.vertex, VertexKind::compute);
+  EXPECT_EQ(fault.op, OpKind::F);
+  EXPECT_EQ(fault.rank, 1);
+  EXPECT_EQ(fault.stage, 1);
+  EXPECT_EQ(fault.microbatch, 2);
+  EXPECT_EQ(fault.step, 3);
+  EXPECT_EQ(fault.slice, std::nullopt);
+  EXPECT_EQ(fault.delay, std::chrono::milliseconds(2500));
+  EXPECT_EQ(fault.text, "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2.5");
+
+  EXPECT_EQ(parse_fault("kill").kind, FaultKind::kill);
+  EXPECT_EQ(parse_fault("stop:").kind, FaultKind::stop);
+  EXPECT_EQ(parse_fault("nan:op=W,slice=3").slice, 3);
+  EXPECT_EQ(parse_fault("kill:op=optimizer").vertex, VertexKind::optimizer);
+  EXPECT_EQ(parse_fault("stop:op=global-norm").collective, CollectiveKind::global_norm);
+  EXPECT_EQ(parse_fault("stop:op=parameter-gather").collective, CollectiveKind::parameter_gather);
+  EXPECT_EQ(parse_fault("drop:op=I").op, OpKind::I);
+}
+
+TEST(Faults, ErrorsNameThePart) {
+  EXPECT_EQ(error_of("dealy:rank=1"),
+            "--fault 'dealy:rank=1': expected delay, drop, kill, stop or nan before the colon, got 'dealy'; did you "
+            "mean 'delay'?");
+  EXPECT_THAT(error_of(""), HasSubstr("expected delay, drop"));
+  EXPECT_THAT(error_of("kill:rnak=1"), HasSubstr("unknown key 'rnak'; did you mean 'rank'?"));
+  EXPECT_THAT(error_of("kill:rank"), HasSubstr("expected key=value, got 'rank'"));
+  EXPECT_THAT(error_of("kill:rank=1,"), HasSubstr("after the last comma"));
+  EXPECT_THAT(error_of("kill:,rank=1"), HasSubstr("expected key=value, got ''"));
+  EXPECT_THAT(error_of("kill:rank=1,rank=2"), HasSubstr("rank is given twice"));
+  EXPECT_THAT(error_of("kill:rank=-1"), HasSubstr("rank: expected a whole number from 0 to 2147483647, got '-1'"));
+  EXPECT_THAT(error_of("kill:step=2147483648"), HasSubstr("step: expected a whole number"));
+  EXPECT_THAT(error_of("kill:mb=1x"), HasSubstr("mb: expected a whole number"));
+  EXPECT_THAT(error_of("kill:mb="), HasSubstr("mb: expected a whole number"));
+  EXPECT_THAT(error_of("kill:op=X"), HasSubstr("op: expected one of F, B, I, W, optimizer, gradient-reduce"));
+  EXPECT_THAT(error_of("kill:op=optimiser"), HasSubstr("did you mean 'optimizer'?"));
+  EXPECT_THAT(error_of("delay:rank=1"), HasSubstr("expected seconds="));
+  for (const std::string bad : {"0", "-1", "nan", "inf", "1e7", "two", ""}) {
+    EXPECT_THAT(error_of("delay:seconds=" + bad), HasSubstr("seconds: expected a number above 0")) << bad;
+  }
+  EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: expected of a delay alone"));
+  EXPECT_THAT(error_of("drop:op=W"), HasSubstr("op: expected F, B or I"));
+  EXPECT_THAT(error_of("drop:op=optimizer"), HasSubstr("op: expected F, B or I"));
+  EXPECT_THAT(error_of("nan:op=global-norm"), HasSubstr("op: expected F, B, I or W"));
+  EXPECT_THAT(error_of("kill:op=optimizer,mb=1"), HasSubstr("has no microbatch"));
+}
+
+class FaultPlanTest : public ::testing::Test {
+ protected:
+  // Pipeline ranks 0 and 1, data ranks 0 and 1: world rank 2 x pipeline + data.
+  FaultPlanTest()
+      : schedule_(make_schedule(find_family("1f1b"), {.ranks = 2, .microbatches = 3})),
+        graph_(lower(schedule_, {.data_parallel = 2, .recompute = true})) {
+    for (int rank = 0; rank < 4; ++rank) {
+      owners_.push_back({.world_rank = rank, .pipeline_rank = rank / 2, .data_rank = rank % 2, .world_size = 4});
+    }
+  }
+  FaultPlan plan(const std::vector<std::string>& texts) const {
+    std::vector<Fault> faults;
+    for (const std::string& text : texts) faults.push_back(parse_fault(text));
+    return {graph_, owners_, 10, std::move(faults)};
+  }
+  std::string refusal(const std::string& text) const {
+    try {
+      plan({text});
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "none";
+  }
+  // The names of the vertices at which something happens.
+  std::vector<std::string> hits(const FaultPlan& plan, int rank, int step) const {
+    std::vector<std::string> names;
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      if (plan.at(rank, step, v) != FaultAction{}) names.push_back(graph_.name(v));
+    }
+    return names;
+  }
+
+  Schedule schedule_;
+  OpGraph graph_;
+  std::vector<RecorderOwner> owners_;
+};
+
+TEST_F(FaultPlanTest, HappensAtItsOpAlone) {
+  const FaultPlan one = plan({"delay:rank=3,op=F,mb=2,step=4,seconds=2"});
+  using ::testing::ElementsAre;
+  using ::testing::IsEmpty;
+  // Which of them the worker runs is its own: stage 0 is not on world rank 3.
+  EXPECT_THAT(hits(one, 3, 4), ElementsAre("F(stage 0, mb 2)", "F(stage 1, mb 2)"));
+  EXPECT_THAT(hits(one, 3, 5), IsEmpty());
+  EXPECT_THAT(hits(one, 2, 4), IsEmpty());
+  EXPECT_THAT(hits(plan({"drop:op=B"}), 2, 0),
+              ElementsAre("send B(stage 1, mb 0) 1->0", "send B(stage 1, mb 1) 1->0", "send B(stage 1, mb 2) 1->0"));
+  EXPECT_THAT(hits(plan({"kill:op=optimizer,stage=1"}), 2, 0), ElementsAre("optimizer(stage 1, step 0)"));
+  EXPECT_THAT(hits(plan({"stop:op=gradient-reduce"}), 2, 0),
+              ElementsAre("gradient reduce(stage 0, step 0)", "gradient reduce(stage 1, step 0)"));
+  // Any op, and neither transfers, recomputations, steps nor collectives: 2 stages x 3 microbatches x (F, B).
+  EXPECT_EQ(hits(plan({"nan"}), 2, 0).size(), 12U);
+}
+
+TEST_F(FaultPlanTest, FaultsAddUp) {
+  const FaultPlan both = plan({"delay:mb=1,seconds=1", "delay:op=F,seconds=0.5", "nan:stage=0,op=F", "kill:mb=2"});
+  EXPECT_FALSE(both.empty());
+  EXPECT_TRUE(plan({}).empty());
+  for (VertexId v = 0; v < graph_.size(); ++v) {
+    if (graph_.name(v) == "F(stage 0, mb 1)") {
+      EXPECT_EQ(both.at(0, 0, v), (FaultAction{.delay = std::chrono::milliseconds(1500), .poison = true}));
+    }
+  }
+}
+
+TEST_F(FaultPlanTest, WhatCanNeverHappenIsRefused) {
+  EXPECT_EQ(refusal("kill:rank=4"), "--fault 'kill:rank=4': rank: expected a world rank below 4, got 4");
+  EXPECT_THAT(refusal("kill:step=10"), HasSubstr("step: expected one below 10"));
+  EXPECT_THAT(refusal("kill:mb=3"), HasSubstr("no op of the schedule matches"));
+  EXPECT_THAT(refusal("kill:op=W"), HasSubstr("no op of the schedule matches"));
+  EXPECT_THAT(refusal("kill:rank=0,stage=1"), HasSubstr("no op of the schedule matches"));
+  EXPECT_THAT(refusal("drop:op=F,stage=1"), HasSubstr("no message of the schedule matches"));  // the last stage
+  EXPECT_THAT(refusal("drop:rank=0,op=B"), HasSubstr("no message of the schedule matches"));
+  EXPECT_THAT(refusal("stop:op=global-norm"), HasSubstr("no op of the schedule matches"));
+  EXPECT_EQ(refusal("stop:rank=3,op=gradient-reduce,stage=1"), "none");
+  EXPECT_THAT(refusal("stop:rank=1,op=gradient-reduce,stage=1"), HasSubstr("no op"));
+}
+
+TEST(Faults, JointBlocksMatchByEitherOp) {
+  const Schedule schedule = make_schedule(find_family("dualpipe"), {.ranks = 4, .microbatches = 10});
+  const OpGraph graph = lower(schedule);
+  std::vector<RecorderOwner> owners(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    owners[rank] = {.world_rank = rank, .pipeline_rank = rank, .world_size = 4};
+  }
+  VertexId joint = 0;
+  while (graph[joint].kind != VertexKind::joint) ++joint;
+  for (const Vertex& half : {graph[joint], graph.joint_partner(graph[joint])}) {
+    const std::string text = std::string("stop:op=") + letter(half.op) + ",stage=" + std::to_string(half.stage) +
+                             ",mb=" + std::to_string(half.microbatch);
+    EXPECT_TRUE(FaultPlan(graph, owners, 1, {parse_fault(text)}).at(graph.rank_of(joint), 0, joint).stop) << text;
+  }
+}
+
+TEST(Faults, KillingIsSigkill) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) kill_own_process();
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+}
+
+}  // namespace
+}  // namespace sluice::test

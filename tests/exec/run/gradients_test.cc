@@ -1,0 +1,181 @@
+// The executor's gradients against those of one device that knows neither slices nor stages.
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <string>
+
+#include "exec/plan/run_plan.h"
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "tests/support/all_schedules.h"
+#include "tests/support/one_device.h"
+
+namespace sluice::test {
+namespace {
+
+using test::OneDevice;
+using test::Weights;
+
+constexpr std::int64_t kTokens = 15;
+constexpr double kTolerance = 1e-10;
+
+// A first step of plain descent with rate 1 leaves w - g behind: the gradient can be read off.
+RunSpec descent(const Transformer& model, Precision precision = Precision::float64) {
+  RunSpec spec{.model = model, .precision = precision};
+  spec.optimizer.kind = OptimizerStep::Kind::sgd;
+  spec.optimizer.learning_rate = 1;
+  return spec;
+}
+
+Weights minus(const Weights& a, const Weights& b) {
+  Weights out = a;
+  for (auto& [name, values] : out) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] -= b.at(name)[i];
+  }
+  return out;
+}
+
+// k slices of 15 tokens, the first ones longer: 6 + 4 + 3 + 2, 7 + 5 + 3, 9 + 6.
+MicrobatchShape uneven(int k, int sequences = 1) {
+  switch (k) {
+    case 1: return {sequences, {15}};
+    case 2: return {sequences, {9, 6}};
+    case 3: return {sequences, {7, 5, 3}};
+    default: return {sequences, {6, 4, 3, 2}};
+  }
+}
+
+bool small_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
+
+void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
+  const RunPlan plan(spec, schedule);
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kTokens, 7);
+  const test::Trained trained = test::train(plan, tokens);
+  const OneDevice device(spec.model);
+  const Weights initial = device.initial(spec.seed);
+  const OneDevice::Result reference =
+      device.gradient(initial, tokens, 0, 0, plan.sequences_per_batch(), 1 / plan.tokens_per_batch());
+  EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss / plan.tokens_per_batch(), 1e-11);
+  const Weights gradients = minus(initial, trained.weights);
+  EXPECT_LT(test::relative_difference(gradients, reference.gradients), kTolerance);
+}
+
+// Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven slices, both styles.
+TEST(Gradients, AreThoseOfOneDevice) {
+  int tried = 0;
+  const test::Sizes sizes{.ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4};
+  test::for_each_schedule(sizes, [&](const Schedule& made) {
+    if (made.weight_policy() != WeightPolicy::flush) return;
+    if (small_scope() && (made.num_ranks() == 3 || made.num_microbatches() % 4 != 0)) return;
+    SCOPED_TRACE(test::describe(made));
+    Schedule schedule = made;
+    schedule.resize({uneven(made.max_slices())});
+    const int layers = std::max(made.num_stages(), 2);
+    expect_gradients(descent(test::small_gpt(layers)), schedule);
+    expect_gradients(descent(test::small_llama(layers)), schedule);
+    ++tried;
+  });
+  EXPECT_GT(tried, small_scope() ? 90 : 1000);
+}
+
+// Families that differ in what they ask of the executor: replicas, V and looped placements, split backwards.
+const std::string kTypical[] = {"1f1b", "interleaved-1f1b", "seq1f1b-zb1p", "zb-v", "dualpipe", "chimera"};
+
+Schedule typical(const std::string& name, int k, int sequences = 1, int m = 8, int chunks = 0) {
+  const Family& family = find_family(name);
+  FamilyParams params{.ranks = 4, .chunks = chunks, .microbatches = m};
+  params.shape = uneven(family.sliced ? k : 1, sequences);
+  return make_schedule(family, params);
+}
+
+TEST(Gradients, AreThoseOfOneDeviceOverDataAndTensorRanks) {
+  int tried = 0;
+  for (const Family& family : all_families()) {
+    if (family.asynchronous) continue;
+    // Every family takes m = 4 or m = 8 on four ranks; hanayo needs as many as there are ranks, and two chunks a wave.
+    const bool hanayo = family.name == "hanayo";
+    const Schedule schedule = typical(std::string(family.name), 3, 1, hanayo ? 4 : 8, hanayo ? 2 : 0);
+    ++tried;
+    for (const int data : {1, 2}) {
+      for (const int tensor : {1, 2}) {
+        if (small_scope() && data * tensor != 4) continue;
+        SCOPED_TRACE(std::string(family.name) + " d=" + std::to_string(data) + " t=" + std::to_string(tensor));
+        for (const bool llama : {false, true}) {
+          RunSpec spec =
+              descent(llama ? test::small_llama(schedule.num_stages()) : test::small_gpt(schedule.num_stages()));
+          spec.data_parallel = data;
+          spec.tensor_parallel = tensor;
+          expect_gradients(spec, schedule);
+        }
+      }
+    }
+  }
+  EXPECT_GE(tried, 20);
+}
+
+TEST(Gradients, AreThoseOfOneDeviceWithFourTensorRanks) {
+  RunSpec spec = descent(test::small_gpt(4, false));
+  spec.tensor_parallel = 4;
+  FamilyParams params{.ranks = 2, .microbatches = 3};
+  params.shape = uneven(3);
+  expect_gradients(spec, make_schedule(find_family("seq1f1b"), params));
+}
+
+TEST(Gradients, AreThoseOfOneDeviceWhenStagesAreUneven) {
+  for (const std::string& name : kTypical) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = typical(name, 4, 2);
+    RunSpec spec = descent(test::small_gpt(0));
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) spec.stage_layers.push_back(stage % 3 == 1 ? 3 : 1);
+    for (const int layers : spec.stage_layers) spec.model.layers += layers;
+    expect_gradients(spec, schedule);
+  }
+}
+
+TEST(Gradients, AreThoseOfOneDeviceWithRecomputation) {
+  for (const std::string& name : kTypical) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = typical(name, 3);
+    RunSpec spec = descent(test::small_llama(schedule.num_stages() + 3));
+    spec.recompute = true;
+    expect_gradients(spec, schedule);
+  }
+}
+
+TEST(Gradients, AreThoseOfOneDeviceWhenReductionsOverlap) {
+  for (const std::string& name : kTypical) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = typical(name, 3);
+    RunSpec spec = descent(test::small_gpt(schedule.num_stages()));
+    spec.data_parallel = 2;
+    spec.overlap_grad_reduce = true;
+    expect_gradients(spec, schedule);
+  }
+}
+
+// Finite differences of the loss that the executor reports: no line of this knows how a gradient is computed.
+TEST(Gradients, AreSlopesOfTheLoss) {
+  for (const bool llama : {false, true}) {
+    RunSpec spec = descent(llama ? test::small_llama(2) : test::small_gpt(2));
+    const TokenSource tokens = TokenSource::synthetic(37, kTokens, 3);
+    const OneDevice device(spec.model);
+    const Weights initial = device.initial(spec.seed);
+    const OneDevice::Result at = device.gradient(initial, tokens, 0, 0, 2, 1);
+    for (const auto& [name, values] : initial) {
+      const std::size_t element = values.size() / 3;
+      const double step = 1e-5;
+      Weights moved = initial;
+      moved[name][element] += step;
+      const double above = device.gradient(moved, tokens, 0, 0, 2, 1).loss;
+      moved[name][element] -= 2 * step;
+      const double below = device.gradient(moved, tokens, 0, 0, 2, 1).loss;
+      // The loss is some 108 with an error of 1e-16 of it, so the slope is known to 1e-9; third derivatives add 1e-10.
+      EXPECT_NEAR((above - below) / (2 * step), at.gradients.at(name)[element], 1e-7) << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

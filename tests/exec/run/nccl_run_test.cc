@@ -1,0 +1,159 @@
+// Runs of processes that have nothing but NCCL, on the fake: the same as runs of threads, bit for bit.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/device/provider.h"
+#include "exec/run/run_devices.h"
+#include "exec/run/training_run.h"
+#include "exec/transport/nccl.h"
+#include "exec/watch/failure.h"
+#include "kernels/device_kernels.h"
+#include "model/schedule/family.h"
+#include "tests/support/fake_nccl.h"
+#include "tests/support/one_device.h"
+
+namespace sluice::test {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::int64_t kTokens = 12;
+
+struct Process {
+  TrainingReport report;
+  std::string error;
+};
+
+class NcclRun : public ::testing::Test {
+ protected:
+  // Each process is a thread with a device of its own, and knows the others by NCCL alone.
+  std::vector<Process> run_processes(const RunPlan& plan, const TrainingOptions& common) {
+    const int size = plan.layout().size();
+    std::vector<Process> processes(static_cast<std::size_t>(size));
+    weights_.clear();
+    test::FirstSays said;
+    std::mutex mutex;
+    std::vector<Transport*> controls;
+    std::latch ended(size);
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto broadcast = said.to(rank);
+        Process& process = processes[rank];
+        const auto device = device_provider()->open(parse_devices("gpu:1"));
+        std::optional<NcclWorld> world;
+        try {
+          world.emplace(fake_.functions(), *device.front(), rank, size, broadcast,
+                        NcclOptions{.patience = milliseconds(60000), .abort_budget = milliseconds(2000)});
+          {
+            const std::lock_guard lock(mutex);
+            controls.push_back(&world->control());
+          }
+          RunDevices devices{.kernels = device_kernels(), .transport = &world->devices(world->control())};
+          devices.devices.resize(size);
+          devices.devices[rank] = device.front().get();
+          TrainingOptions options = common;
+          options.devices = &devices;
+          const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
+            if (steps_done < common.runs * plan.batches()) return;
+            const std::lock_guard lock(mutex);
+            for (std::size_t chunk = 0; chunk < plan.schedule().stages_of(worker.pipeline_rank()).size(); ++chunk) {
+              const int at = static_cast<int>(chunk);
+              test::add_blocks(worker.stage_of(at), worker.state(at).weights.data(), weights_);
+            }
+          }};
+          train_as_process(plan, world->control(), tokens_, options, process.report, hooks);
+        } catch (const std::exception& error) {
+          process.error = error.what();
+          // What a launcher does to the others.
+          const std::lock_guard lock(mutex);
+          for (Transport* const control : controls) {
+            if (!control->stopped()) control->stop();
+          }
+        }
+        ended.arrive_and_wait();
+      });
+    }
+    threads.clear();
+    EXPECT_THAT(fake_.misuse(), IsEmpty());
+    EXPECT_EQ(fake_.alive(), 0);
+    return processes;
+  }
+
+  void expect_that_of_threads(const RunSpec& spec, const Schedule& schedule) {
+    const RunPlan plan(spec, schedule);
+    TrainingOptions options;
+    options.runs = 2;
+    const std::vector<Process> processes = run_processes(plan, options);
+    for (const Process& process : processes) EXPECT_EQ(process.error, "");
+    const auto held = device_provider()->open({.kind = DeviceRequest::green, .count = plan.layout().size()});
+    RunDevices devices{.kernels = device_kernels()};
+    for (const auto& device : held) devices.devices.push_back(device.get());
+    options.devices = &devices;
+    const test::Trained threads = test::train(plan, tokens_, options);
+    ASSERT_EQ(processes[0].report.runs.size(), 2U);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(processes[0].report.runs[i].losses, threads.report.runs[i].losses);
+    }
+    EXPECT_EQ(test::relative_difference(weights_, threads.weights), 0);
+  }
+
+  static RunSpec spec_of(int layers) {
+    RunSpec spec{.model = test::small_gpt(layers), .precision = Precision::bfloat16, .kernels = device_kernels()};
+    spec.optimizer.learning_rate = 1e-2;
+    return spec;
+  }
+  static Schedule schedule_of(const std::string& name, int ranks, int microbatches = 4) {
+    const Family& family = find_family(name);
+    FamilyParams params{.ranks = ranks, .microbatches = microbatches};
+    params.shape = family.sliced ? MicrobatchShape{1, {5, 4, 3}} : MicrobatchShape{1, {12}};
+    return make_schedule(family, params);
+  }
+
+  test::FakeNccl fake_;
+  TokenSource tokens_ = TokenSource::synthetic(32, kTokens, 7);
+  test::Weights weights_;
+};
+
+TEST_F(NcclRun, OfFourProcessesIsThatOfThreads) {
+  for (const std::string name : {"1f1b", "seq1f1b", "interleaved-1f1b", "zb-v", "seq1f1b-zb2p", "dualpipe"}) {
+    SCOPED_TRACE(name);
+    const Schedule schedule = schedule_of(name, 4, 8);
+    expect_that_of_threads(spec_of(schedule.num_stages()), schedule);
+  }
+}
+
+TEST_F(NcclRun, WithReplicasAndTensorRanksIsThatOfThreads) {
+  RunSpec spec = spec_of(2);
+  spec.data_parallel = 2;
+  expect_that_of_threads(spec, schedule_of("1f1b", 2));
+  spec.overlap_grad_reduce = true;
+  spec.tensor_parallel = 2;
+  expect_that_of_threads(spec, schedule_of("seq1f1b", 2));
+}
+
+// A rank that fails ends the run of all, within the budget: none hangs on its device.
+TEST_F(NcclRun, EndsWhenOneRankFails) {
+  const RunPlan plan(spec_of(2), schedule_of("1f1b", 2));
+  TrainingOptions options;
+  options.runs = 3;
+  options.faults = {parse_fault("nan:op=F,stage=1,mb=1,step=1")};
+  options.supervision.patience = milliseconds(2000);
+  const std::vector<Process> processes = run_processes(plan, options);
+  EXPECT_THAT(processes[1].error, HasSubstr("not finite"));
+}
+
+}  // namespace
+}  // namespace sluice::test

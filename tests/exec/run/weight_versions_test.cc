@@ -1,0 +1,109 @@
+// Schedules without a flush against their update rules, written out over the gradients of one device.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "exec/plan/run_plan.h"
+#include "model/schedule/family.h"
+#include "tests/support/one_device.h"
+
+namespace sluice::test {
+namespace {
+
+using test::OneDevice;
+using test::Weights;
+
+constexpr std::int64_t kTokens = 12;
+constexpr double kRate = 0.5;
+constexpr int kSteps = 20;
+
+RunSpec descent(const Transformer& model) {
+  RunSpec spec{.model = model, .precision = Precision::float64};
+  spec.optimizer.kind = OptimizerStep::Kind::sgd;
+  spec.optimizer.learning_rate = kRate;
+  return spec;
+}
+
+Schedule schedule_of(const char* family, int ranks, int microbatches, int batches) {
+  FamilyParams params{.ranks = ranks, .microbatches = microbatches, .batches = batches};
+  params.shape = {1, {kTokens}};
+  return make_schedule(find_family(family), params);
+}
+
+void descend(Weights& weights, const Weights& gradients) {
+  for (auto& [name, values] : weights) {
+    const auto& slope = gradients.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] -= kRate * slope[i];
+  }
+}
+
+// W(t+1) = W(t) - rate f'(W(t-1)) (Narayanan et al. 2021, 2BW, 3.1).
+void expect_two_buffered(const Transformer& model, int ranks, int microbatches, int data) {
+  RunSpec spec = descent(model);
+  spec.data_parallel = data;
+  const RunPlan plan(spec, schedule_of("pipedream-2bw", ranks, microbatches, kSteps));
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 11);
+  const OneDevice device(model);
+  std::vector<Weights> version = {device.initial(spec.seed)};
+  std::vector<double> losses;
+  for (int step = 0; step < kSteps; ++step) {
+    const auto& read = version[std::max(step - 1, 0)];
+    const auto at = device.gradient(read, tokens, step, 0, plan.sequences_per_batch(), 1 / plan.tokens_per_batch());
+    losses.push_back(at.loss / plan.tokens_per_batch());
+    Weights next = version.back();
+    descend(next, at.gradients);
+    version.push_back(std::move(next));
+  }
+  const test::Trained trained = test::train(plan, tokens);
+  EXPECT_LT(test::relative_difference(trained.weights, version.back()), 1e-10);
+  for (int step = 0; step < kSteps; ++step) {
+    EXPECT_NEAR(trained.report.runs.at(0).losses.at(static_cast<std::size_t>(step)), losses[step], 1e-10);
+  }
+  // It has moved far enough for one version more or less to show.
+  EXPECT_GT(test::relative_difference(version.back(), version[kSteps - 1]), 1e-4);
+}
+
+TEST(DoubleBuffered, FollowsItsRule) {
+  for (const int ranks : {1, 2, 4}) {
+    for (const int microbatches : {4, 5}) {
+      SCOPED_TRACE("p=" + std::to_string(ranks) + " m=" + std::to_string(microbatches));
+      expect_two_buffered(test::small_gpt(4), ranks, microbatches, 1);
+      expect_two_buffered(test::small_llama(4), ranks, microbatches, ranks == 2 ? 2 : 1);
+    }
+  }
+}
+
+// Microbatch n on rank r of p reads the weights that n - (p - r) + 1 steps have made, a step a microbatch (Narayanan et
+// al. 2019, PipeDream, 3.3, weight stashing without vertical sync).
+TEST(Stashed, FollowsItsRule) {
+  for (const int ranks : {1, 2, 4}) {
+    SCOPED_TRACE("p=" + std::to_string(ranks));
+    const Transformer model = test::small_llama(4);
+    const RunSpec spec = descent(model);
+    const RunPlan plan(spec, schedule_of("pipedream", ranks, kSteps, 1));
+    const TokenSource tokens = TokenSource::synthetic(37, kTokens, 11);
+    const OneDevice device(model);
+    std::vector<Weights> version = {device.initial(spec.seed)};
+    const auto rank_of = [&](const std::string& name) {
+      if (name.starts_with("layers.")) return (name[7] - '0') * ranks / model.layers;
+      return name.starts_with("embedding") ? 0 : ranks - 1;
+    };
+    for (int n = 0; n < kSteps; ++n) {
+      Weights read = version[0];
+      for (auto& [name, values] : read) {
+        values = version[std::max(0, n - (ranks - rank_of(name)) + 1)].at(name);
+      }
+      const auto at = device.gradient(read, tokens, 0, n, 1, 1.0 / static_cast<double>(kTokens));
+      Weights next = version.back();
+      descend(next, at.gradients);
+      version.push_back(std::move(next));
+    }
+    const test::Trained trained = test::train(plan, tokens);
+    EXPECT_LT(test::relative_difference(trained.weights, version.back()), 1e-10);
+  }
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,209 @@
+// Which process of a run this is, and how processes without MPI find each other.
+
+#include "exec/transport/launcher.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice::test {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+Environment with(Variables variables) {
+  return [variables = std::move(variables)](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  };
+}
+
+Variables operator+(Variables one, const Variables& other) {
+  one.insert(other.begin(), other.end());
+  return one;
+}
+
+const Variables kOpenMpi = {{"OMPI_COMM_WORLD_RANK", "5"},
+                            {"OMPI_COMM_WORLD_SIZE", "8"},
+                            {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"}};
+const Variables kSlurm = {{"SLURM_PROCID", "3"},  {"SLURM_NTASKS", "16"}, {"SLURM_LOCALID", "3"},
+                          {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "2"}, {"SLURM_NNODES", "2"}};
+const Variables kTorch = {{"RANK", "6"},
+                          {"WORLD_SIZE", "8"},
+                          {"LOCAL_RANK", "2"},
+                          {"LOCAL_WORLD_SIZE", "4"},
+                          {"MASTER_ADDR", "node1"},
+                          {"MASTER_PORT", "29500"},
+                          {"TORCHELASTIC_RUN_ID", "abc"},
+                          {"TORCHELASTIC_RESTART_COUNT", "0"}};
+
+std::string refusal(const Variables& variables) {
+  try {
+    launched_rank(with(variables));
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "not refused";
+}
+
+TEST(Launcher, NoneIsOneProcess) {
+  const LaunchedRank rank = launched_rank(with({}));
+  EXPECT_EQ(rank.launcher, LaunchedRank::none);
+  EXPECT_EQ(rank.rank, 0);
+  EXPECT_EQ(rank.size, 1);
+}
+
+TEST(Launcher, OfMpi) {
+  const LaunchedRank open_mpi = launched_rank(with(kOpenMpi));
+  EXPECT_EQ(open_mpi.launcher, LaunchedRank::mpirun);
+  EXPECT_EQ(open_mpi.rank, 5);
+  EXPECT_EQ(open_mpi.size, 8);
+  EXPECT_EQ(open_mpi.local_rank, 1);
+  EXPECT_EQ(open_mpi.local_size, 4);
+  const LaunchedRank mpich =
+      launched_rank(with({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}));
+  EXPECT_EQ(mpich.launcher, LaunchedRank::mpirun);
+  EXPECT_EQ(mpich.rank, 1);
+  EXPECT_EQ(mpich.local_rank, 1);
+}
+
+TEST(Launcher, OfSlurm) {
+  const LaunchedRank rank = launched_rank(with(kSlurm));
+  EXPECT_EQ(rank.launcher, LaunchedRank::srun);
+  EXPECT_EQ(rank.rank, 3);
+  EXPECT_EQ(rank.size, 16);
+  EXPECT_EQ(rank.local_rank, 3);
+  EXPECT_EQ(rank.local_size, 0);  // of two nodes
+  EXPECT_EQ(rank.run, "slurm-77.2");
+  // The step's tasks, where they are fewer than the job's; and Slurm's PMI is no mpirun.
+  EXPECT_EQ(launched_rank(with(kSlurm + Variables{{"SLURM_STEP_NUM_TASKS", "4"}})).size, 4);
+  EXPECT_EQ(launched_rank(with(kSlurm + Variables{{"PMI_RANK", "3"}, {"PMI_SIZE", "16"}})).launcher,
+            LaunchedRank::srun);
+}
+
+TEST(Launcher, ABatchScriptIsOneProcess) {
+  Variables batch = kSlurm;
+  batch.erase("SLURM_STEP_ID");
+  EXPECT_EQ(launched_rank(with(batch)).size, 1);
+  batch["SLURM_STEP_ID"] = "4294967291";  // the batch step
+  EXPECT_EQ(launched_rank(with(batch)).size, 1);
+}
+
+TEST(Launcher, OfTorch) {
+  const LaunchedRank rank = launched_rank(with(kTorch));
+  EXPECT_EQ(rank.launcher, LaunchedRank::torchrun);
+  EXPECT_EQ(rank.rank, 6);
+  EXPECT_EQ(rank.local_rank, 2);
+  EXPECT_EQ(rank.local_size, 4);
+  EXPECT_EQ(rank.run, "torch-abc-0-node1-29500");
+  EXPECT_EQ(launched_rank(with({{"RANK", "4"}})).size, 1);  // somebody else's
+}
+
+TEST(Launcher, TheInnermostCounts) {
+  EXPECT_EQ(launched_rank(with(kOpenMpi + kSlurm)).launcher, LaunchedRank::mpirun);
+  EXPECT_EQ(launched_rank(with(kTorch + kSlurm)).launcher, LaunchedRank::torchrun);
+}
+
+TEST(Launcher, ContradictionsAreRefused) {
+  EXPECT_EQ(refusal(kTorch + kOpenMpi), "torchrun says that this is rank 6 of 8, and mpirun that it is rank 5 of 8");
+  Variables copied = kTorch;
+  copied.erase("TORCHELASTIC_RUN_ID");
+  EXPECT_EQ(refusal(copied + kSlurm), "torchrun says that this is rank 6 of 8, and srun that it is rank 3 of 16");
+  EXPECT_EQ(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}),
+            "OMPI_COMM_WORLD_RANK is set, and OMPI_COMM_WORLD_SIZE is not: a launcher sets both");
+  EXPECT_EQ(refusal({{"RANK", "8"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "0"}}),
+            "RANK: must be below 8 (WORLD_SIZE), got 8");
+  EXPECT_EQ(refusal({{"RANK", "x"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "0"}}),
+            "RANK: must be a number from 0, got 'x'");
+  EXPECT_EQ(refusal({{"RANK", "0"}, {"WORLD_SIZE", "8"}}),
+            "RANK and WORLD_SIZE are set, and LOCAL_RANK is not: torchrun sets all three");
+  EXPECT_EQ(refusal({{"RANK", "4"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "4"}, {"LOCAL_WORLD_SIZE", "4"}}),
+            "LOCAL_RANK: must be below 4 (LOCAL_WORLD_SIZE), got 4");
+}
+
+TEST(Launcher, VariablesAreShownOnce) {
+  EXPECT_THAT(launcher_variables(with({{"RANK", "0"}, {"SLURM_PROCID", "3"}, {"HOME", "/x"}})),
+              ElementsAre("SLURM_PROCID=3", "RANK=0"));
+}
+
+TEST(Bootstrap, PathIsOfOneHost) {
+  LaunchedRank rank{.launcher = LaunchedRank::torchrun, .size = 4, .local_size = 4, .run = "torch-a/b:1"};
+  EXPECT_THAT(bootstrap_path(rank), HasSubstr("-torch-a_b_1"));
+  rank.local_size = 2;
+  EXPECT_THROW(bootstrap_path(rank), InputError);
+  EXPECT_THROW(bootstrap_path({.size = 2, .local_size = 2}), InputError);
+}
+
+class BootstrapFile : public ::testing::Test {
+ protected:
+  std::string timeout_of(const std::string& run, std::size_t bytes = 3) {
+    FileBootstrap bootstrap(path_, run, 1);
+    std::vector<std::byte> read(bytes);
+    try {
+      bootstrap.broadcast(read, milliseconds(20));
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "found";
+  }
+  test::TemporaryFolder folder_;
+  std::string path_ = folder_.path("id");
+};
+
+TEST_F(BootstrapFile, ReachesAllRanks) {
+  std::array<std::byte, 3> sent = {std::byte{0x00}, std::byte{0x7f}, std::byte{0xff}};
+  std::vector<std::array<std::byte, 3>> read(3);
+  {
+    std::vector<std::jthread> threads;  // that wait before the file is there
+    for (int rank = 1; rank < 4; ++rank) {
+      threads.emplace_back(
+          [&, rank] { FileBootstrap(path_, "run 1", rank).broadcast(read[rank - 1], milliseconds(10000)); });
+    }
+    std::this_thread::sleep_for(milliseconds(5));
+    FileBootstrap root(path_, "run 1", 0);
+    root.broadcast(sent, milliseconds(0));
+    threads.clear();
+    EXPECT_EQ(folder_.num_files(), 1);  // no temporary one is left
+  }
+  for (const auto& each : read) EXPECT_EQ(each, sent);
+  EXPECT_EQ(folder_.num_files(), 0);
+}
+
+TEST_F(BootstrapFile, OfAnotherRunIsNotTaken) {
+  EXPECT_THAT(timeout_of("run 2"), HasSubstr("rank 1 of run 'run 2' has waited 0.0 s for what rank 0 writes there: "
+                                             "there is no such file"));
+  std::array<std::byte, 3> sent{};
+  FileBootstrap old(path_, "run 1", 0);
+  old.broadcast(sent, milliseconds(0));
+  EXPECT_THAT(timeout_of("run 2"), HasSubstr("it is of run 'run 1'"));
+  EXPECT_THAT(timeout_of("run 1", 4), HasSubstr("it has 3 bytes instead of 4"));
+  EXPECT_EQ(timeout_of("run 1"), "found");
+  FileBootstrap root(path_, "run 2", 0);
+  root.broadcast(sent, milliseconds(0));
+  EXPECT_EQ(timeout_of("run 2"), "found");
+}
+
+TEST_F(BootstrapFile, OtherFilesAreNamed) {
+  write_file_whole(path_, "something\nelse\n");
+  EXPECT_THAT(timeout_of("run 1"), HasSubstr("it is some other file"));
+  write_file_whole(path_, "sluice bootstrap 1\nrun 1\n00zz11\n");
+  EXPECT_THAT(timeout_of("run 1"), HasSubstr("it is damaged"));
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,348 @@
+// The NCCL transport by its rules, on a fake NCCL and emulated devices: a thread for each rank.
+
+#include "exec/transport/nccl.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <latch>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "exec/transport/nccl_communicators.h"
+#include "kernels/emulation/device.h"
+#include "model/to_size.h"
+#include "tests/support/fake_nccl.h"
+
+namespace sluice::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// A rank of a test: its device and its part of the world.
+struct Rank {
+  int rank;
+  Device& device;
+  NcclWorld& world;
+
+  std::byte* bytes(std::int64_t count, int value) const {
+    std::byte* const memory = device.allocate(count);
+    std::fill(memory, memory + count, static_cast<std::byte>(value));
+    return memory;
+  }
+};
+
+class Nccl : public ::testing::Test {
+ protected:
+  // Runs `work` on every rank. What it throws is kept by rank.
+  void on_ranks(int size, const std::function<void(const Rank&)>& work) {
+    errors_.assign(size, "");
+    test::FirstSays said;
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto broadcast = said.to(rank);
+        const auto device = emulation::make_device({});
+        try {
+          NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);
+          work({rank, *device, world});
+        } catch (const std::exception& error) {
+          errors_[rank] = error.what();
+        }
+      });
+    }
+  }
+  void TearDown() override { EXPECT_THAT(fake_.misuse(), IsEmpty()); }
+  void expect_no_errors() const {
+    for (const std::string& error : errors_) EXPECT_EQ(error, "");
+  }
+
+  test::FakeNccl fake_;
+  NcclOptions options_{.patience = milliseconds(20000), .abort_budget = milliseconds(2000)};
+  std::vector<std::string> errors_;
+};
+
+void finish(DeviceConnection& connection, Device& device, DeviceMessage& message) {
+  while (!message.placed.load() || !device.done(*message.done)) {
+    connection.progress();
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(Nccl, TwoRanksExchangeInAnyOrder) {
+  constexpr std::int64_t kBytes = 100000;
+  const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
+  on_ranks(2, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    for (int round = 0; round < 3; ++round) {
+      DeviceMessage out;
+      DeviceMessage in;
+      const auto out_done = mine.device.make_event();
+      const auto in_done = mine.device.make_event();
+      const auto began = mine.device.make_event();
+      out.data = mine.bytes(kBytes, 10 * mine.rank + round);
+      in.data = mine.bytes(kBytes, 99);
+      out.bytes = in.bytes = kBytes;
+      out.edge = to_size(mine.rank);
+      in.edge = to_size(1 - mine.rank);
+      out.started = began.get();
+      out.done = out_done.get();
+      in.done = in_done.get();
+      // Both send first: with one communicator for both ways each would wait for the other's receive.
+      connection->send(out);
+      connection->receive(in);
+      finish(*connection, mine.device, in);
+      finish(*connection, mine.device, out);
+      EXPECT_EQ(std::count(in.data, in.data + kBytes, static_cast<std::byte>(10 * (1 - mine.rank) + round)), kBytes);
+      EXPECT_GE(mine.device.nanoseconds_between(*began, *out_done), 0);
+    }
+  });
+  expect_no_errors();
+  EXPECT_EQ(fake_.alive(), 0);
+}
+
+TEST_F(Nccl, EdgesDoNotWaitForEachOther) {
+  // Rank 0 sends to 1 and to 2. Rank 1 takes its message only when 2 has told it that its own has come.
+  const DeviceLinks links{.edges = {{0, 1}, {0, 2}, {2, 1}}, .groups = {}};
+  on_ranks(3, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    std::vector<std::unique_ptr<DeviceMessage>> messages;
+    std::vector<std::unique_ptr<Event>> events;
+    const auto message = [&](std::size_t edge) -> DeviceMessage& {
+      events.push_back(mine.device.make_event());
+      messages.push_back(std::make_unique<DeviceMessage>());
+      messages.back()->data = mine.bytes(64, mine.rank);
+      messages.back()->bytes = 64;
+      messages.back()->edge = edge;
+      messages.back()->done = events.back().get();
+      return *messages.back();
+    };
+    if (mine.rank == 0) {
+      connection->send(message(0));
+      connection->send(message(1));
+    } else if (mine.rank == 1) {
+      connection->receive(message(2));
+      finish(*connection, mine.device, *messages.back());
+      EXPECT_EQ(messages.back()->data[0], std::byte{2});
+      connection->receive(message(0));
+    } else {
+      connection->receive(message(1));
+      finish(*connection, mine.device, *messages.back());
+      EXPECT_EQ(messages.back()->data[0], std::byte{0});
+      connection->send(message(2));
+    }
+    for (const auto& each : messages) finish(*connection, mine.device, *each);
+  });
+  expect_no_errors();
+}
+
+TEST_F(Nccl, MessagesWaitForTheirData) {
+  const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
+  on_ranks(2, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    const auto stream = mine.device.make_stream(StreamPriority::normal);
+    const auto ready = mine.device.make_event();
+    const auto done = mine.device.make_event();
+    DeviceMessage message;
+    message.data = mine.bytes(64, 1);
+    message.bytes = 64;
+    message.done = done.get();
+    if (mine.rank == 0) {
+      emulation::put(*stream, [&] {
+        std::this_thread::sleep_for(milliseconds(30));
+        std::fill(message.data, message.data + 64, std::byte{7});
+      });
+      mine.device.record(*ready, *stream);
+      message.ready = ready.get();
+      connection->send(message);
+      finish(*connection, mine.device, message);
+    } else {
+      connection->receive(message);
+      finish(*connection, mine.device, message);
+      EXPECT_EQ(message.data[63], std::byte{7});
+    }
+  });
+  expect_no_errors();
+}
+
+// Group i of four ranks' sums: of i = 0 ranks 0 and 1, of 1 ranks 2 and 3, of 2 all.
+TEST_F(Nccl, GroupsSumOnTheStreamThatTheyAreGiven) {
+  const DeviceLinks links{.edges = {{0, 1}, {1, 2}, {2, 3}, {3, 0}}, .groups = {{0, 1}, {2, 3}, {0, 1, 2, 3}}};
+  on_ranks(4, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    EXPECT_EQ(connection->group(0) != nullptr, mine.rank < 2);
+    EXPECT_EQ(connection->group(1) != nullptr, mine.rank >= 2);
+    StreamGroup* const pair = connection->group(mine.rank / 2 == 0 ? 0 : 1);
+    StreamGroup* const all = connection->group(2);
+    EXPECT_EQ(pair->size(), 2);
+    EXPECT_EQ(pair->rank(), mine.rank % 2);
+    EXPECT_EQ(all->rank(), mine.rank);
+    const auto stream = mine.device.make_stream(StreamPriority::normal);
+    auto* const numbers = reinterpret_cast<float*>(mine.device.allocate(8 * 4));
+    for (int i = 0; i < 8; ++i) numbers[i] = static_cast<float>(mine.rank);
+    pair->sum(numbers, 8, Element::float32, *stream);
+    all->maximum(numbers + 4, 4, *stream);
+    mine.device.synchronize(*stream);
+    EXPECT_EQ(numbers[0], mine.rank < 2 ? 1.0F : 5.0F);
+    EXPECT_EQ(numbers[4], 5.0F);
+  });
+  expect_no_errors();
+}
+
+TEST_F(Nccl, RunsWithEqualLinksShareTheirCommunicators) {
+  const DeviceLinks links{.edges = {{0, 1}}, .groups = {{0, 1}}};
+  const DeviceLinks other{.edges = {{1, 0}}, .groups = {}};
+  std::barrier together(2);
+  on_ranks(2, [&](const Rank& mine) {
+    DeviceTransport& devices = mine.world.devices(mine.world.control());
+    const auto first = devices.connect(links, mine.device);
+    together.arrive_and_wait();
+    if (mine.rank == 0) {
+      EXPECT_EQ(fake_.alive(), 2 * 4);  // the world, control, an edge, a group
+    }
+    together.arrive_and_wait();
+    const auto second = devices.connect(links, mine.device);
+    together.arrive_and_wait();
+    if (mine.rank == 0) {
+      EXPECT_EQ(fake_.alive(), 2 * 4);
+    }
+    together.arrive_and_wait();
+    const auto third = devices.connect(other, mine.device);
+    together.arrive_and_wait();
+    if (mine.rank == 0) {
+      EXPECT_EQ(fake_.alive(), 2 * 5);
+    }
+    together.arrive_and_wait();
+    EXPECT_EQ(first->group(0), second->group(0));
+  });
+  expect_no_errors();
+}
+
+TEST_F(Nccl, ControlGathersAndBroadcasts) {
+  constexpr int kSize = 3;
+  constexpr std::size_t kLong = (std::size_t{5} << 20) / 2;  // three pieces
+  on_ranks(kSize, [&](const Rank& mine) {
+    Transport& control = mine.world.control();
+    EXPECT_EQ(control.rank(), mine.rank);
+    EXPECT_EQ(control.size(), kSize);
+    std::vector<std::byte> said(kLong + to_size(mine.rank), static_cast<std::byte>(mine.rank));
+    const auto all = control.gather(said);
+    EXPECT_EQ(all.size(), mine.rank == 0 ? 3U : 0U);
+    for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
+      EXPECT_EQ(all[rank].size(), kLong + to_size(rank));
+      EXPECT_EQ(std::count(all[rank].begin(), all[rank].end(), static_cast<std::byte>(rank)),
+                static_cast<std::ptrdiff_t>(kLong) + rank);
+    }
+    control.barrier();
+    std::vector<std::byte> told(kLong, mine.rank == 0 ? std::byte{5} : std::byte{0});
+    control.broadcast(told);
+    EXPECT_EQ(std::count(told.begin(), told.end(), std::byte{5}), static_cast<std::ptrdiff_t>(kLong));
+    EXPECT_THAT(control.gather({}), testing::SizeIs(mine.rank == 0 ? 3 : 0));
+  });
+  expect_no_errors();
+}
+
+TEST_F(Nccl, StoppingEndsAllCommunicatorsAtOnce) {
+  // A world, control, four ends of edges and a group: 7 of a rank's own. Aborting one hangs until all seven are at it.
+  const DeviceLinks links{.edges = {{0, 1}, {1, 0}, {0, 1}, {1, 0}}, .groups = {{0, 1}}};
+  fake_.abort_waits_for(7);
+  std::latch posted(2);
+  on_ranks(2, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    DeviceMessage message;
+    const auto done = mine.device.make_event();
+    message.data = mine.bytes(64, 1);
+    message.bytes = 64;
+    message.edge = to_size(mine.rank);
+    message.done = done.get();
+    connection->send(message);  // that nobody takes
+    posted.arrive_and_wait();
+    if (mine.rank == 0) mine.world.control().stop();
+    std::jthread stops;
+    if (mine.rank == 1) stops = std::jthread([&] { mine.world.control().stop(); });
+    try {
+      while (true) connection->progress();
+    } catch (const Stopped&) {
+    }
+    if (stops.joinable()) stops.join();
+    mine.device.synchronize(*done);  // what waited on the device has come to its end
+    throw std::runtime_error("stopped");
+  });
+  EXPECT_THAT(errors_, ElementsAre("stopped", "stopped"));
+  EXPECT_GE(fake_.most_aborts_at_once(), 7);
+  EXPECT_EQ(fake_.alive(), 0);
+}
+
+TEST_F(Nccl, AbortingHasABudget) {
+  options_.abort_budget = milliseconds(100);
+  on_ranks(2, [&](const Rank& mine) {
+    const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    mine.world.control().barrier();
+    if (mine.rank == 0) fake_.abort_hangs();
+    const auto began = steady_clock::now();
+    while (mine.rank == 1 && fake_.most_aborts_at_once() == 0) std::this_thread::yield();
+    mine.world.abort();
+    EXPECT_GE(steady_clock::now() - began, milliseconds(90));
+    EXPECT_LT(steady_clock::now() - began, milliseconds(5000));
+    EXPECT_THROW(connection->progress(), Stopped);
+  });
+}
+
+TEST_F(Nccl, ARankThatDoesNotComeIsNamed) {
+  options_.patience = milliseconds(1500);  // enough for both to come to the world on a busy machine
+  std::latch given_up(1);
+  on_ranks(2, [&](const Rank& mine) {
+    if (mine.rank == 1) {
+      // Comes to the world, and not to the connections.
+      given_up.wait();
+      return;
+    }
+    const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
+    try {
+      mine.world.devices(mine.world.control()).connect(links, mine.device);
+    } catch (...) {
+      given_up.count_down();
+      throw;
+    }
+    given_up.count_down();
+  });
+  EXPECT_THAT(errors_[0], HasSubstr("NCCL: making 1 edges: rank 0 has waited 1.5 s for the other ranks"));
+}
+
+TEST_F(Nccl, ErrorsNameTheEdgeTheRankAndTheDevice) {
+  std::latch connected(2);
+  on_ranks(2, [&](const Rank& mine) {
+    const DeviceLinks links{.edges = {{0, 1}}, .groups = {}};
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    connected.arrive_and_wait();
+    if (mine.rank == 1) return;
+    fake_.fail(0);
+    for (int look = 0; look < 10; ++look) connection->progress();
+  });
+  EXPECT_EQ(errors_[0],
+            "NCCL for edge 0 from rank 0 to rank 1 on rank 0, emulated device: remote process exited (said the fake)");
+}
+
+TEST(NcclRounds, KeepRanksApart) {
+  using Rounds = std::vector<std::vector<std::size_t>>;
+  // A chain of four: even and odd edges.
+  EXPECT_EQ(rounds_without_overlap({{0, 1}, {1, 2}, {2, 3}}), (Rounds{{0, 2}, {1}}));
+  EXPECT_EQ(rounds_without_overlap({{0, 1}, {1, 0}}), (Rounds{{0}, {1}}));
+  EXPECT_EQ(rounds_without_overlap({}), Rounds{});
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,208 @@
+#include "traces/figure/curve.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "model/errors.h"
+#include "tests/support/svg_elements.h"
+#include "traces/figure/svg.h"
+
+namespace sluice::test {
+namespace {
+
+using test::svg_elements;
+using test::SvgElement;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+CurveChart chart() {
+  return {.title = "a < b",
+          .x_label = "mbs",
+          .y_label = "tokens/s",
+          .hollow_note = "does not fit",
+          .gap_note = "refused",
+          .x = {"1", "2", "4", "8"},
+          .series = {{"pp 1", {{10.0}, {20.0}, {}, {40.0, true}}}, {"pp 2", {{5.0}, {6.0}, {7.0}, {8.0}}}}};
+}
+
+std::vector<std::string> texts(const std::vector<SvgElement>& elements) {
+  std::vector<std::string> out;
+  for (const SvgElement& element : elements) {
+    if (element.name == "text") out.push_back(element.text);
+  }
+  return out;
+}
+
+// Of the first series, whose points are circles; without those of the legend.
+std::vector<SvgElement> circles(const std::vector<SvgElement>& elements) {
+  std::vector<SvgElement> out;
+  for (const SvgElement& element : elements) {
+    if (element.name == "circle" && element.number("cy") < 294) out.push_back(element);  // the axis: 340 - 46
+  }
+  return out;
+}
+
+std::string first_line(const std::vector<SvgElement>& elements) {
+  for (const SvgElement& element : elements) {
+    if (element.name == "path" && element.get("fill") == "none") return element.get("d");
+  }
+  return "";
+}
+
+TEST(Curve, PlacesPointsByTheirValues) {
+  const auto elements = svg_elements(svg_curve(chart()));
+  const auto points = circles(elements);
+  // The third has no answer. On a logarithmic axis 1, 2 and 8 stand at 0, 1/3 and 1.
+  ASSERT_EQ(points.size(), 3U);
+  const auto x = [&](int i) { return points[i].number("cx"); };
+  const auto y = [&](int i) { return points[i].number("cy"); };
+  EXPECT_NEAR((x(1) - x(0)) / (x(2) - x(0)), 1.0 / 3, 1e-3);
+  // 5 is below six tenths of 40: the axis begins at 0, at y = 294, and so 10, 20 and 40 are as 1 to 2 to 4.
+  EXPECT_NEAR((294 - y(1)) / (294 - y(0)), 2, 1e-3);
+  EXPECT_NEAR((294 - y(2)) / (294 - y(0)), 4, 1e-3);
+  EXPECT_EQ(points[0].get("fill"), "#332288");
+  EXPECT_EQ(points[2].get("fill"), "#ffffff");
+  // The line is broken where there is no answer.
+  const std::string line = first_line(elements);
+  EXPECT_EQ(std::count(line.begin(), line.end(), 'M'), 2);
+  EXPECT_EQ(std::count(line.begin(), line.end(), 'L'), 1);
+  for (const char* text : {"a < b", "mbs", "tokens/s", "pp 1", "pp 2", "does not fit", "refused", "1", "2", "4", "8"}) {
+    EXPECT_THAT(texts(elements), Contains(text));
+  }
+}
+
+TEST(Curve, NumbersThatGrowSlowlyStandOnALinearAxis) {
+  // 2, 3 and 5 of the axis from 2 to 5; 4 has no answer.
+  CurveChart linear = chart();
+  linear.x = {"2", "3", "4", "5"};
+  const auto points = circles(svg_elements(svg_curve(linear)));
+  ASSERT_EQ(points.size(), 3U);
+  EXPECT_NEAR((points[1].number("cx") - points[0].number("cx")) / (points[2].number("cx") - points[0].number("cx")),
+              1.0 / 3, 1e-3);
+}
+
+TEST(Curve, WordsStandSideBySideAndAllAreNamed) {
+  CurveChart words = chart();
+  words.x = {"1f1b", "gpipe", "zb-h1", "zb-v"};
+  const auto elements = svg_elements(svg_curve(words));
+  const auto points = circles(elements);
+  ASSERT_EQ(points.size(), 3U);
+  EXPECT_NEAR((points[1].number("cx") - points[0].number("cx")) / (points[2].number("cx") - points[0].number("cx")),
+              1.0 / 3, 1e-3);
+  EXPECT_THAT(svg_curve(words), HasSubstr("stroke-dasharray"));
+  EXPECT_THAT(svg_curve(chart()), Not(HasSubstr("stroke-dasharray")));
+
+  // Where names do not fit beside each other they are turned, not left out.
+  CurveChart many = chart();
+  many.x.clear();
+  many.series = {{"", {}}};
+  for (int i = 0; i < 20; ++i) {
+    many.x.push_back("interleaved-1f1b-" + std::to_string(i));
+    many.series[0].points.push_back({100.0 + i});
+  }
+  const auto turned = svg_elements(svg_curve(many));
+  int names = 0;
+  for (const SvgElement& element : turned) {
+    if (!element.text.starts_with("interleaved-1f1b-")) continue;
+    ++names;
+    EXPECT_THAT(element.get("transform"), HasSubstr("rotate(-40)"));
+  }
+  EXPECT_EQ(names, 20);
+}
+
+TEST(Curve, ANarrowBandIsShownInFull) {
+  CurveChart narrow = chart();
+  narrow.series = {{"", {{30'000.0}, {26'000.0}, {24'000.0}, {22'000.0}}}};
+  const auto elements = svg_elements(svg_curve(narrow));
+  // A step for 1.3 times 8000 in 7 is 2000; the axis begins at the step below 22000 - 0.15 * 8000.
+  EXPECT_THAT(texts(elements), Contains("20 000"));
+  EXPECT_THAT(texts(elements), Not(Contains("0")));
+  const auto points = circles(elements);
+  ASSERT_EQ(points.size(), 4U);
+  EXPECT_GT(points[3].number("cy") - points[0].number("cy"), 0.5 * (294 - 32));
+  // Equal values leave no band.
+  narrow.series = {{"", {{3.0}, {3.0}, {3.0}, {3.0}}}};
+  EXPECT_THAT(texts(svg_elements(svg_curve(narrow))), Contains("0.0"));
+}
+
+TEST(Curve, WhatIsRefusedHasACrossOfItsSeries) {
+  CurveChart refused = chart();
+  refused.series[1].points[2] = {};
+  const auto crosses = [](const CurveChart& of) {
+    std::vector<std::string> colours;
+    for (const SvgElement& element : svg_elements(svg_curve(of))) {
+      if (element.get("d").find("l6 6m0 -6l-6 6") != std::string::npos) colours.push_back(element.get("stroke"));
+    }
+    return colours;
+  };
+  // Both series' third points, and the legend's.
+  EXPECT_THAT(crosses(refused), ElementsAre("#332288", "#d55e00", "#777777"));
+  refused.gap_note.clear();
+  EXPECT_THAT(crosses(refused), ElementsAre());
+}
+
+TEST(Curve, RefusesWhatItCannotDraw) {
+  CurveChart empty = chart();
+  for (CurveSeries& series : empty.series) series.points.assign(4, {});
+  EXPECT_THROW(svg_curve(empty), InputError);
+  CurveChart short_one = chart();
+  short_one.series[0].points.pop_back();
+  EXPECT_THROW(svg_curve(short_one), InputError);
+  for (const double wrong : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    CurveChart bad = chart();
+    bad.series[1].points[0].y = wrong;
+    EXPECT_THROW(svg_curve(bad), InputError) << wrong;
+  }
+}
+
+TEST(Svg, TicksAreRoundAndPreciseEnough) {
+  EXPECT_DOUBLE_EQ(tick_step(33, 12), 5);
+  EXPECT_DOUBLE_EQ(tick_step(1, 10), 0.1);
+  EXPECT_DOUBLE_EQ(tick_step(0.9, 4), 0.5);
+  EXPECT_DOUBLE_EQ(tick_step(0, 4), 1);
+  EXPECT_EQ(tick_label(3 * 0.1, 0.1), "0.3");
+  EXPECT_EQ(tick_label(1, 0.5), "1.0");
+  EXPECT_EQ(tick_label(2000, 500), "2000");
+  EXPECT_EQ(tick_label(36'760, 10), "36 760");
+  EXPECT_EQ(tick_label(1'234'567, 1), "1 234 567");
+}
+
+TEST(Svg, LengthsHaveTwoDecimalsAndNoMinusZero) {
+  EXPECT_EQ(px(12), "12");
+  EXPECT_EQ(px(0.126), "0.13");
+  EXPECT_EQ(px(-0.001), "0");
+  EXPECT_EQ(px(100), "100");
+}
+
+TEST(Svg, TextIsXmlWhateverItHolds) {
+  const std::string text = "<a & \"b\"> \x01 \xC3\xA9 \xFF \xED\xA0\x80 \xC0\xAF \xF4\x90\x80\x80 ";
+  Svg svg(10, 10, text, "");
+  svg.text(0, 0, text, 9);
+  // A control character, a stray byte, a surrogate, a form that is too long, what is past Unicode: U+FFFD a byte.
+  const std::string replaced = "\xEF\xBF\xBD";
+  const std::string expected = "<a & \"b\"> " + replaced + " \xC3\xA9 " + replaced + " " + replaced + replaced +
+                               replaced + " " + replaced + replaced + " " + replaced + replaced + replaced + replaced +
+                               " ";
+  for (const SvgElement& element : svg_elements(std::move(svg).take())) {
+    if (element.name != "text" && element.name != "title") continue;
+    EXPECT_EQ(element.text, expected);
+  }
+}
+
+TEST(Svg, TextIsCutToItsRoom) {
+  EXPECT_EQ(shortened("1f1b", 10, 100), "1f1b");
+  const std::string cut = shortened("interleaved-1f1b, 16 ranks", 10, 100);
+  EXPECT_TRUE(cut.ends_with("\u2026"));
+  EXPECT_LE(text_width(cut, 10), 100);
+  EXPECT_TRUE(std::string("interleaved-1f1b, 16 ranks").starts_with(cut.substr(0, cut.size() - 3)));
+  // Whole characters only: two of 3 bytes and the ellipsis are an em each.
+  EXPECT_EQ(shortened("\u4e00\u4e01\u4e02\u4e03", 10, 30), "\u4e00\u4e01\u2026");
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,365 @@
+#include "traces/read/trace_read.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <random>
+
+#include "model/errors.h"
+#include "tests/support/command.h"
+#include "tests/support/golden.h"
+#include "tests/support/kineto_files.h"
+#include "tests/support/run_facts.h"
+#include "tests/support/simulated.h"
+#include "tests/support/trace_text.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/gzip.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/chrome/trace_events.h"
+#include "traces/compare/comparison.h"
+
+namespace sluice::test {
+namespace {
+
+using nlohmann::json;
+using test::error_of;
+using test::facts_of;
+using test::Simulated;
+using test::simulated;
+using test::SmallFootprint;
+using test::TemporaryFolder;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// --- our own traces ----------------------------------------------------------------------------------------------
+
+class ReadTrace : public ::testing::Test {
+ protected:
+  std::string write(const std::string& name, const std::string& text) {
+    write_maybe_zipped(folder_.path(name), [&](const ByteSink& sink) { sink(text); });
+    return folder_.path(name);
+  }
+  TraceRun read(const std::string& text, const TraceReadOptions& options = {}) {
+    return read_trace_run({write("t.json", text)}, options);
+  }
+
+  TemporaryFolder folder_;
+};
+
+// Every family over small shapes, with and without latency, bytes and what surrounds an iteration: what is read is what
+// was written, and the comparison finds no difference, not in memory counters nor in idle time either.
+TEST_F(ReadTrace, EveryFamilyComesBack) {
+  const SmallFootprint footprint;
+  for (const Family& family : all_families()) {
+    int runs = 0;
+    int same_peaks = 0;
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      for (int microbatches = 2; microbatches <= (test::small_scope() ? 4 : 8); microbatches += 2) {
+        const int chunks = family.name == "hanayo" ? 2 : 1;  // its least
+        FamilyParams params{
+            .ranks = ranks, .chunks = family.fixed_chunks == 0 ? chunks : 0, .microbatches = microbatches};
+        if (family.sliced) params.shape.slice_lengths = {1, 1};
+        std::optional<Schedule> schedule;
+        try {
+          schedule.emplace(make_schedule(family, params));
+        } catch (const InputError&) {
+          continue;  // a shape that the family refuses
+        }
+        SCOPED_TRACE(std::string(family.name) + " p=" + std::to_string(ranks) + " m=" + std::to_string(microbatches));
+        LoweringOptions options{.footprint = &footprint, .data_parallel = 2, .recompute = true};
+        options.global_norm = options.tied_embedding = !family.asynchronous;
+        const Simulated run =
+            simulated(std::move(*schedule), ranks % 2 == 0 ? "f=1,b=1,w=1" : "f=1,b=1.5,w=0.7,comm=0.3", options);
+        const std::vector<RankMemory> memory = memory_over_time(run.graph, run.timeline, true);
+        const RunRows written = rows_of(run.graph, run.timeline, memory);
+        const std::string file = folder_.path(microbatches % 4 == 0 ? "t.json" : "t.json.gz");
+        write_trace_file(file, run.graph, run.timeline, memory, {.idle = microbatches % 4 == 0});
+        const TraceRun read = read_trace_run({file});
+        EXPECT_THAT(read.notes, ElementsAre(std::to_string(ranks) + " ranks"));
+        EXPECT_EQ(facts_of(read.run), facts_of(written));
+        EXPECT_EQ(first_difference(written, read.run), "");
+        const Comparison found = compare(written, read.run, {.falls_behind_at = 0});
+        EXPECT_EQ(found.makespan_difference(), 0.0);
+        EXPECT_EQ(found.pairs, std::ssize(written.rows));
+        EXPECT_THAT(found.differing, IsEmpty());
+        EXPECT_FALSE(found.falls_behind);
+        for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
+          // Counters do not have what is there for an instant alone: buffers of transfers that take no time.
+          const auto& samples = memory[rank].samples;
+          const auto peak = std::max_element(samples.begin(), samples.end(), [](const auto& a, const auto& b) {
+            return total(a.bytes) < total(b.bytes);
+          });
+          EXPECT_EQ(read.run.memory[rank].peak_bytes, total(peak->bytes));
+          EXPECT_EQ(read.run.memory[rank].peak_time, peak->time);
+          EXPECT_EQ(read.run.memory[rank].at_peak, peak->bytes);
+          if (total(peak->bytes) != memory[rank].peak_bytes) continue;
+          ++same_peaks;
+        }
+        // What the trace does not say follows from its ops, but for schedules without a flush.
+        const bool known = !family.asynchronous || !read.run.idle.empty();
+        EXPECT_EQ(known ? read.run.idle : written.idle, written.idle);
+        ++runs;
+      }
+    }
+    EXPECT_GT(runs, 0) << family.name;
+    EXPECT_GE(same_peaks, runs) << family.name;
+  }
+}
+
+TEST_F(ReadTrace, WhatATraceDoesNotSayIsNotKnown) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
+  const std::string trace = test::trace_of(run);
+  EXPECT_THAT(read(trace).run.memory, IsEmpty());
+  // Counters of a run without bytes are all 0.
+  EXPECT_THAT(read(test::trace_of(run, {}, memory_over_time(run.graph, run.timeline, true))).run.memory, IsEmpty());
+  // Idle time has its causes unless an op is missing.
+  EXPECT_EQ(read(trace).run.idle, idle_by_cause(run.graph, run.timeline));
+  const std::size_t last = trace.find("{\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":7000000.000");  // B1 of rank 0
+  ASSERT_NE(last, std::string::npos);
+  std::string cut = trace;
+  cut.erase(last, trace.find('\n', last) + 1 - last);
+  EXPECT_THAT(read(cut).run.idle, IsEmpty());
+}
+
+// Pipeline ranks are the processes in the order of the file.
+TEST_F(ReadTrace, WorldRanksAndRanksThatAreLeftOut) {
+  const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 3});
+  const RunRows all = rows_of(run.graph, run.timeline);
+  TraceOptions options{.world_ranks = {0, 8, 16, 24}};
+  EXPECT_EQ(facts_of(read(test::trace_of(run, options)).run), facts_of(all));
+  options.ranks = {1, 2};
+  const TraceRun some = read(test::trace_of(run, options));
+  // Of ranks 1 and 2 with 0 and 3 six activations, six gradients: each has only the one end.
+  EXPECT_THAT(some.notes,
+              ElementsAre("2 ranks", "the trace leaves out ranks", "12 transfers with one end are left out"));
+  EXPECT_EQ(first_difference(all, some.run), "first has F(stage 0, mb 0) on rank 0, second does not");
+}
+
+// A trace with several iterations: each slice again 100 s and 200 s later, the last time without the last op.
+TEST_F(ReadTrace, OneOfSeveralIterations) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2}, "f=1,b=1,w=1,comm=0.25");
+  json trace = json::parse(test::trace_of(run));
+  json events = json::array();
+  for (const json& event : trace.at("traceEvents")) {
+    for (int i = 0; i < (event.at("ph") == "M" ? 1 : 3); ++i) {
+      json again = event;
+      if (event.at("ph") != "M") again["ts"] = event.at("ts").get<double>() + 1e8 * i;
+      // Slower from time to time.
+      if (event.at("ph") == "X" && event.at("name") == "F0") again["dur"] = event.at("dur").get<double>() - 1e5 * i;
+      if (i == 2 && event.at("ph") == "X" && event.at("name") == "B1" && event.at("pid") == 1) continue;
+      events.push_back(again);
+    }
+  }
+  trace["traceEvents"] = events;
+  const RunRows written = rows_of(run.graph, run.timeline);
+  const TraceRun last = read(trace.dump());
+  EXPECT_THAT(last.notes, ElementsAre("2 ranks, iteration 1 of 0 to 1"));
+  const Comparison found = compare(written, last.run);
+  EXPECT_EQ(found.pairs, std::ssize(written.rows));
+  ASSERT_EQ(found.differing.size(), 2U);
+  EXPECT_EQ(found.differing[0].duration.second, Duration{900'000'000});
+  EXPECT_EQ(facts_of(read(trace.dump(), {.step = 0}).run), facts_of(written));
+  EXPECT_EQ(error_of([&] { read(trace.dump(), {.step = 2}); }),
+            folder_.path("t.json") + ": --step: expected 0 to 1, got 2");
+  // With one iteration there is nothing to choose.
+  EXPECT_EQ(facts_of(read(test::trace_of(run), {.step = 7}).run), facts_of(written));
+}
+
+struct Broken {
+  const char* from;
+  const char* to;
+  const char* error;  // behind "FILE: "; EVENT is "event N" of the change, END the end of the file
+};
+
+TEST_F(ReadTrace, WhatIsWrongIsNamed) {
+  const SmallFootprint footprint;
+  const LoweringOptions lowering{.footprint = &footprint, .data_parallel = 2, .recompute = true};
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25", lowering);
+  const std::string good = test::trace_of(run, {.idle = true}, memory_over_time(run.graph, run.timeline, true));
+  EXPECT_NO_THROW(read(good));
+  const Broken all[] = {
+      {"sluice.trace/1", "sluice.trace/2", "/sluice/schema: expected sluice.trace/1, got 'sluice.trace/2'"},
+      {"\"scenario\":null", "\"sides\":[]", "/sluice/sides: expected a trace of one run, got one of two"},
+      {"traceEvents", "events", "expected a trace: an object with an array traceEvents"},
+      {"\"args\":{\"stage\":0", "\"args\":{\"stage\":-1",
+       "EVENT: F0: args: stage: expected a whole number from 0 to 32766, got none"},
+      {"\"args\":{\"stage\":0", "\"args\":{\"stage\":40000",
+       "EVENT: F0: args: stage: expected a whole number from 0 to 32766, got 40000"},
+      {"\"name\":\"F0\",\"args\"", "\"name\":\"G0\",\"args\"",
+       "EVENT: expected a name such as F3, R3 or F3+B1, got 'G0'"},
+      {"\"name\":\"F0\",\"args\"", "\"name\":\"F0+B0\",\"args\"",
+       "EVENT: F0+B0: args: stage: expected a whole number from 0 to 32766, got none"},
+      {"\"name\":\"send F0\"", "\"name\":\"sent F0\"",
+       "EVENT: expected a name such as send F3 or recv B3, got 'sent F0'"},
+      {"\"cat\":\"compute\"", "\"cat\":\"computation\"",
+       "EVENT: expected a cat of compute, p2p, coll, opt or idle, got 'computation'"},
+      {"\"name\":\"gradient reduce 0\"", "\"name\":\"gradient reduced 0\"",
+       "EVENT: there is no collective 'gradient reduced'; did you mean 'gradient reduce'?"},
+      {"\"cause\":\"warm_up\"", "\"cause\":\"cable\"", "EVENT: there is no cause 'cable'"},
+      {"\"weights\":1000", "\"weight\":1000", "EVENT: memory: there is no class 'weight'; did you mean 'weights'?"},
+      {"\"weights\":1000", "\"weights\":-1", "EVENT: memory: weights: expected bytes, got -1"},
+      {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"dur\":-1.000", "EVENT: F0: dur: expected 0 or more"},
+      {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"length\":1.000", "EVENT: F0: expected ts and dur"},
+      {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":5e15,\"dur\":1.000",
+       "EVENT: ts: expected microseconds between -1e+14 and 4e+15"},
+      {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":9,\"tid\":1,\"ts\"",
+       "EVENT: expected a pid that process_name has named before, got 9"},
+      {"\"pid\":2,\"name\":\"process_name\"", "\"pid\":1,\"name\":\"process_name\"",
+       "EVENT: pid 1 has its second process_name"},
+      {"\"step\":0", "\"stop\":0", "EVENT: gradient reduce 0: args: step: expected one"},
+      {"},\n\"traceEvents\"", ",\n\"traceEvents\"",
+       "END: not JSON: syntax error while parsing object - unexpected end of input; expected '}'"},
+      {"{\"sluice\"", "[\"sluice\"",
+       "line 1, column 10: not JSON: syntax error while parsing array - unexpected ':'; expected ']'"},
+  };
+  for (const Broken& broken : all) {
+    SCOPED_TRACE(std::string(broken.from) + " -> " + broken.to);
+    std::string bad = good;
+    const std::size_t at = bad.find(broken.from);
+    ASSERT_NE(at, std::string::npos);
+    bad.replace(at, std::string_view(broken.from).size(), broken.to);
+    // An event stands on a line of its own, behind two.
+    const auto lines = [&](std::size_t end) {
+      return std::count(bad.begin(), bad.begin() + static_cast<std::ptrdiff_t>(end), '\n');
+    };
+    std::string expected = broken.error;
+    if (expected.starts_with("EVENT")) expected.replace(0, 5, "event " + std::to_string(lines(at) - 2));
+    if (expected.starts_with("END"))
+      expected.replace(0, 3, "line " + std::to_string(lines(bad.size()) + 1) + ", column 1");
+    EXPECT_EQ(error_of([&] { read(bad); }), folder_.path("t.json") + ": " + expected);
+  }
+  EXPECT_EQ(error_of([&] { read(good.substr(0, good.size() / 2)); }).substr(0, folder_.path("t.json").size() + 6),
+            folder_.path("t.json") + ": line");
+}
+
+TEST_F(ReadTrace, FilesThatCannotBeRead) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 4});
+  const std::string good = test::trace_of(run);
+  const std::string zipped = write("whole.json.gz", good);
+  EXPECT_NO_THROW(read_trace_run({zipped}));
+  const std::string bytes = read_file(zipped);
+  const auto error = [&](const std::string& name, const std::string& text) {
+    write_file_whole(folder_.path(name), text);
+    return error_of([&] { read_trace_run({folder_.path(name)}); });
+  };
+  EXPECT_EQ(error("cut.json.gz", bytes.substr(0, bytes.size() / 2)),
+            folder_.path("cut.json.gz") + ": the gzip stream ends too early");
+  std::string spoilt = bytes;
+  spoilt[spoilt.size() - 5] = static_cast<char>(spoilt[spoilt.size() - 5] + 1);  // of the checksum
+  EXPECT_THAT(error("spoilt.json.gz", spoilt), HasSubstr(folder_.path("spoilt.json.gz") + ": "));
+  EXPECT_EQ(
+      error("empty.json", ""),
+      folder_.path("empty.json") +
+          ": line 1, column 1: not JSON: syntax error while parsing value - unexpected end of input; expected '[', "
+          "'{', or a literal");
+  EXPECT_EQ(error("deep.json", std::string(101, '[')), folder_.path("deep.json") + ": nested deeper than 100");
+  EXPECT_EQ(error("number.json", "{\"traceEvents\":[1e999]}"),
+            folder_.path("number.json") + ": event 0: not JSON: a number is out of range");
+  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder");
+  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("none.json")}); }),
+            folder_.path("none.json") + ": cannot be read");
+  EXPECT_EQ(error_of([&] {
+              read_trace_run({zipped, zipped});
+            }),
+            zipped + ": a trace of ours holds all ranks: expected it alone, got 2 files");
+}
+
+TEST_F(ReadTrace, TracesOfTwoRunsAreRefused) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1});
+  const RunRows rows = rows_of(run.graph, run.timeline);
+  write_side_by_side_file(folder_.path("both.json.gz"), {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
+  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("both.json.gz")}); }),
+            folder_.path("both.json.gz") + ": /sluice/sides: expected a trace of one run, got one of two");
+}
+
+// --- events ------------------------------------------------------------------------------------------------------
+
+TEST(TraceEvents, TimesAreExactToTheNanosecond) {
+  std::vector<std::int64_t> starts;
+  read_trace_text(R"({"traceEvents":[{"ts":1.0005},{"ts":1.0004},{"ts":-2.5},{"ts":1661938466265032},
+                      {"ts":1661938466265032.123},{"ts":1e3},{"ts":7}]})",
+                  "x", [&](TraceEvent& event, const TraceHead&) { starts.push_back(event.start->count()); });
+  EXPECT_THAT(starts,
+              ElementsAre(1001, 1000, -2500, 1'661'938'466'265'032'000, 1'661'938'466'265'032'123, 1'000'000, 7000));
+}
+
+TEST(TraceEvents, RankIsThatOfDistributedInfoOrTheFirstOne) {
+  const auto rank = [](const std::string& text) { return read_trace_text(text, "x", [](auto&, auto&) {}).rank; };
+  EXPECT_EQ(rank(R"({"a":{"rank":3},"distributedInfo":{"backend":"nccl","rank": 5},"traceEvents":[]})"), 5);
+  EXPECT_EQ(rank(R"({"a":{"rank": 3},"traceEvents":[{"args":{"rank": 4}}]})"), 3);
+  EXPECT_EQ(rank(R"({"rank":"0","traceEvents":[]})"), std::nullopt);
+}
+
+// --- files -------------------------------------------------------------------------------------------------------
+
+TEST_F(ReadTrace, FilesOfAWord) {
+  for (const char* name : {"rank10.json", "rank9.json", "rank2.json.gz", "notes.txt"}) write(name, "{}");
+  EXPECT_THAT(trace_files(folder_.path()), ElementsAre(folder_.path() + "rank2.json.gz", folder_.path() + "rank9.json",
+                                                       folder_.path() + "rank10.json"));
+  const std::string a = folder_.path("rank9.json");
+  const std::string b = folder_.path("rank10.json");
+  EXPECT_THAT(trace_files(a), ElementsAre(a));
+  EXPECT_THAT(trace_files(b + "," + a), ElementsAre(b, a));
+  EXPECT_THAT(trace_files(folder_.path("none.json")), ElementsAre(folder_.path("none.json")));
+  EXPECT_EQ(error_of([&] { trace_files(a + ",none.json"); }), a + ",none.json: there is no 'none.json'");
+  std::filesystem::create_directory(folder_.path("empty"));
+  EXPECT_EQ(error_of([&] { trace_files(folder_.path("empty")); }),
+            folder_.path("empty") + ": expected files that end in .json or .json.gz, got none");
+}
+
+TEST_F(ReadTrace, TracesAreToldFromOtherFiles) {
+  EXPECT_TRUE(is_trace_file(write("a.json", R"({"traceEvents":[{"ph":"X"}, and so on)")));  // no further than that
+  EXPECT_TRUE(is_trace_file(write("b.json", R"({"traceEvents":[]})")));
+  EXPECT_FALSE(is_trace_file(write("c.json", R"({"schema":"sluice.scenario/1"})")));
+  EXPECT_FALSE(is_trace_file(write("d.json", R"({"a":{"traceEvents":[]}})")));
+  EXPECT_THROW(is_trace_file(write("e.json", "nonsense")), InputError);
+}
+
+// --- anything ----------------------------------------------------------------------------------------------------
+
+// Bytes changed, left out, doubled or cut off: what comes is a run or an InputError.
+TEST_F(ReadTrace, SpoiltFilesAreRefusedOrRead) {
+  const SmallFootprint footprint;
+  const LoweringOptions lowering{.footprint = &footprint, .data_parallel = 2, .recompute = true};
+  const Simulated run = simulated("dualpipe-v", {.ranks = 2, .microbatches = 4}, "f=1,b=1,w=1,comm=0.25", lowering);
+  const RunRows rows = rows_of(run.graph, run.timeline);
+  const std::vector<std::string> good = {
+      test::trace_of(run, {.idle = true}, memory_over_time(run.graph, run.timeline, true)),
+      test::kineto_text(RunRows{.num_ranks = 1, .rows = rows.rows}, 0, {.iterations = 2}),
+      test::kineto_text(RunRows{.num_ranks = 1, .rows = rows.rows}, 0, {.iterations = 2, .steps = false})};
+  std::mt19937 random(1);
+  int read_well = 0;
+  int refused = 0;
+  const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+  for (int i = 0; i < (test::small_scope() ? 300 : 1500); ++i) {
+    std::string text = good[static_cast<std::size_t>(i) % good.size()];
+    for (std::size_t edits = 1 + below(3); edits > 0; --edits) {
+      const std::size_t at = below(text.size());
+      const std::size_t length = std::min(below(40), text.size() - at);
+      switch (below(5)) {
+        case 0: text[at] = static_cast<char>(below(256)); break;
+        case 1: text.erase(at, length); break;
+        case 2: text.insert(at, text.substr(at, length)); break;
+        case 3: text.replace(at, 1, "0123456789-{}[]\",:e."[below(20)] + std::string()); break;
+        default: text = i % 7 == 0 ? text.substr(0, at) : text; break;
+      }
+    }
+    try {
+      const TraceRun found = read(text);
+      EXPECT_FALSE(found.run.rows.empty());
+      compare(found.run, found.run);
+      ++read_well;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("t.json"));
+      ++refused;
+    }
+  }
+  EXPECT_GT(read_well, 0);
+  EXPECT_GT(refused, 0);
+}
+
+}  // namespace
+}  // namespace sluice::test

@@ -1,0 +1,245 @@
+#include "tools/calibrate/calibrate_catalogue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "model/cluster/cluster.h"
+#include "model/errors.h"
+#include "model/input/csv.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "sim/calibration/catalogue_files.h"
+#include "sim/calibration/constants.h"
+#include "sim/calibration/constants_files.h"
+#include "sim/calibration/kernel_fit.h"
+#include "sim/calibration/link_fit.h"
+#include "tools/command/command.h"
+
+namespace sluice::tools {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+OrderedJson errors_json(const FitErrors& errors) {
+  return {{"rows", errors.rows}, {"mean", errors.mean}, {"median", errors.median}, {"worst", errors.worst}};
+}
+
+std::string errors_text(const FitErrors& in_sample, const FitErrors& held_out) {
+  return fmt::format("{:>6}  {:>6.2f} %  {:>6.2f} %  {:>6.1f} %  {:>6.2f} %  {:>6.2f} %  {:>6.1f} %", in_sample.rows,
+                     100 * in_sample.mean, 100 * in_sample.median, 100 * in_sample.worst, 100 * held_out.mean,
+                     100 * held_out.median, 100 * held_out.worst);
+}
+
+constexpr const char* kErrorsHeader = "  rows      mean    median     worst  held out    median     worst";
+
+void write_into(const std::string& folder, const std::string& name, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw InputError(fmt::format("{}: cannot be made: {}", folder, error.message()));
+  write_file_whole(folder + "/" + name + ".json", text);
+}
+
+// What a kind of kernel or collective was fitted with.
+class Report {
+ public:
+  explicit Report(bool json) : json_(json) {}
+
+  void add(const std::string& name, const char* what, const LogFit& fit, const std::vector<std::string>& constants) {
+    if (fit.in_sample.rows == 0) return;
+    OrderedJson values = OrderedJson::object();
+    std::string shown;
+    for (std::size_t i = 0; i < std::min(constants.size(), fit.constants.size()); ++i) {
+      values[constants[i]] = fit.constants[i];
+      fmt::format_to(std::back_inserter(shown), "{}{} {:.3g}", i == 0 ? "" : ", ", constants[i], fit.constants[i]);
+    }
+    rows_.push_back({{"name", name},
+                     {"of", what},
+                     {"constants", values},
+                     {"in_sample", errors_json(fit.in_sample)},
+                     {"held_out", errors_json(fit.held_out)}});
+    fmt::format_to(std::back_inserter(text_), "{:<16} {:<20} {}  {}\n", name, what,
+                   errors_text(fit.in_sample, fit.held_out), shown);
+  }
+
+  void print() const {
+    if (json_) {
+      fmt::print("{}\n", OrderedJson{{"schema", "sluice.calibrated/1"}, {"fits", rows_}}.dump(2));
+    } else {
+      fmt::print("{:<16} {:<20} {}\n{}", "", "", kErrorsHeader, text_);
+    }
+  }
+
+ private:
+  bool json_;
+  OrderedJson rows_ = OrderedJson::array();
+  std::string text_;
+};
+
+// "name", "name@2", "name=0.9" or "name@2=0.9".
+Constant constant_of(const std::string& text, std::int64_t num_tables) {
+  const std::size_t equals = text.find('=');
+  const std::string place = text.substr(0, equals);
+  const std::size_t at = place.find('@');
+  Constant constant = find_constant(place.substr(0, at));
+  if (at != std::string::npos) {
+    const char* end = place.data() + place.size();
+    int table = 0;
+    const auto [rest, error] = std::from_chars(place.data() + at + 1, end, table);
+    if (error != std::errc() || rest != end || table < 1 || table > num_tables) {
+      throw InputError(fmt::format("--constants: '{}': expected a table from 1 to {}", text, num_tables));
+    }
+    constant.table = table - 1;
+  }
+  if (equals != std::string::npos) {
+    const char* end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data() + equals + 1, end, constant.belief.guess);
+    const FitConstant& belief = constant.belief;
+    if (error != std::errc() || rest != end || !(belief.guess >= belief.low && belief.guess <= belief.high)) {
+      throw InputError(fmt::format("--constants: '{}': expected a guess from {} to {}", text, belief.low, belief.high));
+    }
+    constant.guessed = true;
+  }
+  return constant;
+}
+
+}  // namespace
+
+MeasuredFile measured_file(const std::string& text) {
+  const std::size_t cut = text.rfind('=');
+  if (cut == std::string::npos || !text.ends_with(".json")) return {text, ""};
+  return {text.substr(0, cut), text.substr(cut + 1)};
+}
+
+bool measures_kernels_or_links(const std::string& table) {
+  const MeasuredFile file = measured_file(table);
+  if (!file.path.ends_with(".csv")) return false;  // a log
+  const CsvTable read = read_csv(file.path);
+  return has_measured_kernels(read) || has_measured_links(read);
+}
+
+int calibrate_kernels_and_links(const CatalogueRequest& request) {
+  constexpr const char* kCommand = "sluice calibrate";
+  if (!request.constants.empty()) {
+    throw InputError(
+        "calibrate: tables of kernels and collectives say by themselves what to fit: --constants is for "
+        "measured iterations");
+  }
+  Report report(request.json);
+  std::map<std::string, MeasuredLink> links;
+  std::vector<std::string> unknown;
+  for (const std::string& path : request.tables) {
+    const CsvTable table = read_csv(path);
+    if (has_measured_kernels(table)) {
+      const std::vector<std::string> known = catalogue_gpus();
+      for (const auto& [name, measured] : read_measured_kernels(table)) {
+        if (std::find(known.begin(), known.end(), name) == known.end()) {
+          unknown.push_back(name);
+          continue;
+        }
+        const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
+        report.add(name, "products", fit.gemm,
+                   {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
+        report.add(name, "attention forward", fit.attention_forward, {"peak_fraction", "tail_rows"});
+        report.add(name, "attention backward", fit.attention_backward, {"peak_fraction", "tail_rows"});
+        if (!request.output.empty()) write_into(request.output, name, gpu_file_with(name, fit, kCommand));
+      }
+    } else if (has_measured_links(table)) {
+      for (auto& [name, measured] : read_measured_links(table)) {
+        MeasuredLink& all = links[name];
+        if (all.origin.empty()) all.origin = measured.origin;
+        all.all_reduces.insert(all.all_reduces.end(), measured.all_reduces.begin(), measured.all_reduces.end());
+        if (measured.message_bytes_per_s > 0) {
+          all.message_latency_s = measured.message_latency_s;
+          all.message_bytes_per_s = measured.message_bytes_per_s;
+        }
+      }
+    } else {
+      throw InputError(path + ": header: expected a table of kernels or collectives, as the first one is");
+    }
+  }
+  for (const auto& [name, measured] : links) {
+    const LinkFit fit = fit_link(catalogue_link(name), measured);
+    report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
+    if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
+  }
+  for (const std::string& name : unknown) fmt::print(stderr, "sluice: {}: not in the catalogue, left out\n", name);
+  report.print();
+  return kDone;
+}
+
+std::vector<std::string> constant_names() {
+  std::vector<std::string> names;
+  for (const Constant& constant : fittable_constants()) names.push_back(constant.name);
+  return names;
+}
+
+int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
+  std::vector<MeasuredTable> tables;
+  nlohmann::json first = base;
+  std::string first_folder = folder;
+  for (const std::string& text : request.tables) {
+    const MeasuredFile named = measured_file(text);
+    nlohmann::json scenario = base;
+    std::string scenario_folder = folder;
+    if (!named.scenario.empty()) {
+      scenario = parse_json(read_file(named.scenario), named.scenario);
+      scenario_folder = std::filesystem::path(named.scenario).parent_path().string();
+    }
+    if (tables.empty()) {
+      first = scenario;
+      first_folder = scenario_folder;
+    }
+    MeasuredTable table{.name = std::filesystem::path(named.path).stem().string()};
+    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario, scenario_folder)) {
+      if (!row.out_of_memory) table.rows.push_back(std::move(row));
+    }
+    tables.push_back(std::move(table));
+  }
+  std::vector<Constant> constants;
+  for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(tables)));
+  const ConstantsFit found = fit_constants(tables, constants, request.folds);
+
+  std::string source = "sluice calibrate,";
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    fmt::format_to(std::back_inserter(source), "{} {} rows of {} (mean error {:.1f} %, held out {:.1f} %)",
+                   t == 0 ? "" : ",", found.in_sample[t].rows, tables[t].name, 100 * found.in_sample[t].mean,
+                   100 * found.held_out[t].mean);
+  }
+  if (!request.output.empty()) {
+    const ConstantsFiles files = files_with_constants(first, first_folder, constants, found.fit.constants, source);
+    if (!files.node.empty()) write_file_whole(request.output + ".node.json", files.node);
+    if (!files.software.empty()) write_file_whole(request.output + ".software.json", files.software);
+  }
+  if (request.json) {
+    OrderedJson out = {{"schema", "sluice.calibrated/1"}};
+    for (std::size_t i = 0; i < constants.size(); ++i) {
+      out["constants"].push_back({{"name", request.constants[i]},
+                                  {"value", found.fit.constants[i]},
+                                  {"deviation_of_logarithm", found.fit.deviations[i]}});
+    }
+    for (std::size_t t = 0; t < tables.size(); ++t) {
+      out["tables"].push_back({{"table", tables[t].name},
+                               {"in_sample", errors_json(found.in_sample[t])},
+                               {"held_out", errors_json(found.held_out[t])}});
+    }
+    fmt::print("{}\n", out.dump(2));
+    return kDone;
+  }
+  fmt::print("{:<46} {:>10}  over {} folds\n", "constant", "value", request.folds);
+  for (std::size_t i = 0; i < constants.size(); ++i) {
+    fmt::print("{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
+               100 * std::expm1(found.fit.deviations[i]));
+  }
+  fmt::print("\n{:<34} {}\n", "table", kErrorsHeader);
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    fmt::print("{:<34} {}\n", tables[t].name, errors_text(found.in_sample[t], found.held_out[t]));
+  }
+  return kDone;
+}
+
+}  // namespace sluice::tools

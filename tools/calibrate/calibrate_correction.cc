@@ -1,0 +1,131 @@
+#include "tools/calibrate/calibrate_correction.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "model/errors.h"
+#include "model/input/csv.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "sim/calibration/correction_fit.h"
+#include "sim/calibration/measured_iterations.h"
+#include "sim/prediction.h"
+#include "tools/calibrate/calibrate_catalogue.h"
+#include "tools/command/command.h"
+#include "traces/quantity_text.h"
+
+namespace sluice::tools {
+namespace {
+
+struct Measurement {
+  std::string place;
+  std::string setting;
+  PredictedAndMeasured times;
+};
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+// What the correction is for: the time without one.
+double predicted_s(Scenario scenario) {
+  scenario.correction.reset();
+  const Prediction prediction = predict(Setup(scenario));
+  return to_seconds(prediction.iteration);
+}
+
+void read_table(const MeasuredFile& file, const nlohmann::json& base, const std::string& folder,
+                std::vector<Measurement>& out) {
+  const CsvTable table = read_csv(file.path);
+  for (const MeasuredIteration& row : read_measured_iterations(table, base, folder)) {
+    if (row.out_of_memory) continue;
+    out.push_back({row.place, row.setting, {predicted_s(row.scenario), row.seconds}});
+  }
+  const std::vector<std::string> unused = unused_columns(table);
+  if (!unused.empty()) {
+    fmt::print(stderr, "sluice: {}: columns that say nothing here: {}\n", file.path, fmt::join(unused, ", "));
+  }
+}
+
+void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::string& folder, int skip,
+              std::vector<Measurement>& out) {
+  std::vector<double> seconds = read_megatron_log(file.path);
+  if (std::ssize(seconds) <= skip) {
+    throw InputError(fmt::format("{}: {} iterations, of which --skip leaves out {}", file.path, seconds.size(), skip));
+  }
+  seconds.erase(seconds.begin(), seconds.begin() + skip);
+  const std::string source = file.scenario.empty() ? "command line" : file.scenario;
+  out.push_back({file.path,
+                 fmt::format("median of {} iterations", seconds.size()),
+                 {predicted_s(scenario_from_json(base, source, folder)), median(seconds)}});
+}
+
+void print_table(const std::vector<Measurement>& rows, const Correction& correction,
+                 const std::vector<double>& left_out, const std::string& output) {
+  fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "left out");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& [predicted, measured] = rows[i].times;
+    fmt::print("{:>10}  {:>10}  {:>+6.2f} %  {:>+6.2f} %  {:>8}  {}: {}\n",
+               time_text(from_seconds(measured, rows[i].place)), time_text(from_seconds(predicted, rows[i].place)),
+               100 * (predicted / measured - 1), 100 * (correction.at(predicted).seconds / measured - 1),
+               left_out.empty() ? "-" : fmt::format("{:+.2f} %", 100 * left_out[i]), rows[i].place, rows[i].setting);
+  }
+  fmt::print("\niteration = {:.4f} x predicted + {}\n", correction.scale,
+             time_text(from_seconds(correction.fixed_s, "fixed time")));
+  const auto widest = std::max_element(rows.begin(), rows.end(), [](const Measurement& a, const Measurement& b) {
+    return a.times.predicted_s < b.times.predicted_s;
+  });
+  const Correction::Interval interval = correction.at(widest->times.predicted_s);
+  fmt::print("nine iterations of ten within {:.2f} % of that, told by {} measurement{}{}\n",
+             100 * (interval.high_s / interval.seconds - 1), correction.measurements,
+             correction.measurements == 1 ? "" : "s",
+             correction.measurements < 3 ? " and what calibrated predictions are usually off" : "");
+  if (!output.empty()) fmt::print("sluice simulate ... --calibration {}\n", output);
+}
+
+}  // namespace
+
+int calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base, const std::string& folder) {
+  std::vector<Measurement> rows;
+  for (const std::string& text : request.measured) {
+    const MeasuredFile file = measured_file(text);
+    nlohmann::json scenario = base;
+    std::string scenario_folder = folder;
+    if (!file.scenario.empty()) {
+      scenario = parse_json(read_file(file.scenario), file.scenario);
+      scenario_folder = std::filesystem::path(file.scenario).parent_path().string();
+    }
+    if (file.path.ends_with(".csv")) {
+      read_table(file, scenario, scenario_folder, rows);
+    } else {
+      read_log(file, scenario, scenario_folder, request.skip, rows);
+    }
+  }
+  std::vector<PredictedAndMeasured> times;
+  for (const Measurement& row : rows) times.push_back(row.times);
+  const Correction correction = fit_correction(times);
+  const std::vector<double> left_out = left_out_errors(times);
+  if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
+  if (!request.json) {
+    print_table(rows, correction, left_out, request.output);
+    return kDone;
+  }
+  nlohmann::ordered_json out = nlohmann::ordered_json::parse(to_json_text(correction));
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    nlohmann::ordered_json row = {{"row", rows[i].place},
+                                  {"measured_s", rows[i].times.measured_s},
+                                  {"predicted_s", rows[i].times.predicted_s},
+                                  {"corrected_s", correction.at(rows[i].times.predicted_s).seconds}};
+    if (!left_out.empty()) row["left_out_error"] = left_out[i];
+    out["rows"].push_back(std::move(row));
+  }
+  fmt::print("{}\n", out.dump(2));
+  return kDone;
+}
+
+}  // namespace sluice::tools

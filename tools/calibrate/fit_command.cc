@@ -1,0 +1,195 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/cost/profile_fit.h"
+#include "model/input/files.h"
+#include "tools/command/command.h"
+#include "traces/quantity_text.h"
+
+namespace sluice::tools {
+namespace {
+
+struct Options {
+  std::string profile;
+  std::string output;
+  bool json = false;
+  int sequences = 0;
+  int tensor_parallel = 0;
+  int folds = 5;
+};
+
+nlohmann::ordered_json error_json(const RelativeError& error) {
+  return {{"mean", error.mean}, {"max", error.max}, {"samples", error.samples}};
+}
+
+// The held-out errors of all curves together; nothing if none has any.
+std::optional<RelativeError> overall(const ProfileFit& fit) {
+  RelativeError all;
+  for (const CurveFit& curve : fit.curves) {
+    if (!curve.held_out) continue;
+    all.mean += curve.held_out->mean * curve.held_out->samples;
+    all.max = std::max(all.max, curve.held_out->max);
+    all.samples += curve.held_out->samples;
+  }
+  if (all.samples == 0) return std::nullopt;
+  all.mean /= all.samples;
+  return all;
+}
+
+const PassTime& time_of(const ProfileFit& fit, const LinkTimeFit& pass) {
+  return *fit.table.pass(pass.name == to_string(PassKind::norm) ? PassKind::norm : PassKind::optimizer);
+}
+
+void print_json(const Profile& profile, const ProfileFit& fit) {
+  nlohmann::ordered_json out = {{"schema", "sluice.fit/1"},
+                                {"profile", profile.source},
+                                {"machine", profile.machine},
+                                {"sequences", fit.table.sequences},
+                                {"tensor_parallel", fit.table.tensor_parallel},
+                                {"published_error", kPublishedFitError}};
+  if (const auto all = overall(fit)) out["held_out"] = error_json(*all);
+  out["curves"] = nlohmann::ordered_json::array();
+  for (const CurveFit& curve : fit.curves) {
+    nlohmann::ordered_json row = {{"part", to_string(curve.part)},
+                                  {"kind", std::string(1, letter(curve.kind))},
+                                  {"lengths", curve.alone},
+                                  {"pairs", curve.behind},
+                                  {"ctx", fit.table.curve(curve.part, curve.kind)->context},
+                                  {"in_sample", error_json(curve.in_sample)}};
+    if (curve.held_out) row["held_out"] = error_json(*curve.held_out);
+    if (curve.between) row["between_lengths"] = error_json(*curve.between);
+    out["curves"].push_back(std::move(row));
+  }
+  out["links"] = nlohmann::ordered_json::array();
+  for (std::size_t i = 0; i < fit.links.size(); ++i) {
+    const LinkTime& link = fit.table.links[i];
+    nlohmann::ordered_json row = {{"link", link.name},
+                                  {"sizes", fit.links[i].sizes},
+                                  {"latency_s", link.latency_s},
+                                  {"bandwidth_bytes_per_s", link.bandwidth_bytes_per_s},
+                                  {"in_sample", error_json(fit.links[i].in_sample)}};
+    if (fit.links[i].held_out) row["held_out"] = error_json(*fit.links[i].held_out);
+    out["links"].push_back(std::move(row));
+  }
+  for (const LinkTimeFit& pass : fit.passes) {
+    const PassTime& time = time_of(fit, pass);
+    out["passes"].push_back({{"pass", pass.name},
+                             {"sizes", pass.sizes},
+                             {"fixed_s", time.fixed_s},
+                             {"parameters_per_s", time.elements_per_s},
+                             {"in_sample", error_json(pass.in_sample)}});
+  }
+  for (std::size_t i = 0; i < fit.sums.size(); ++i) {
+    const SumTime& sum = fit.table.sums[i];
+    out["sums"].push_back({{"ranks", sum.ranks},
+                           {"sizes", fit.sums[i].sizes},
+                           {"latency_s", sum.latency_s},
+                           {"bandwidth_bytes_per_s", sum.bandwidth_bytes_per_s},
+                           {"in_sample", error_json(fit.sums[i].in_sample)}});
+  }
+  out["warnings"] = fit.warnings;
+  fmt::print("{}\n", out.dump(2));
+}
+
+std::string percent(const std::optional<RelativeError>& error, double RelativeError::*which) {
+  return error ? fmt::format("{:.2f} %", 100 * (*error).*which) : "-";
+}
+
+void print_table(const Profile& profile, const ProfileFit& fit) {
+  fmt::print("{}: {} samples, microbatches of {} sequence{}, tensor-parallel size {}\n\n", profile.source,
+             profile.samples.size(), fit.table.sequences, fit.table.sequences == 1 ? "" : "s",
+             fit.table.tensor_parallel);
+  fmt::print("{:<11} {:>7} {:>6}  {:>43}  {:>8}  {:>17}  {:>8}\n", "", "", "", "a0 + a1 i + a2 j + a3 i j, in s",
+             "fitted", "held out", "between");
+  fmt::print("{:<11} {:>7} {:>6}  {:>10} {:>10} {:>10} {:>10}  {:>8}  {:>8} {:>8}  {:>8}\n", "", "lengths", "pairs",
+             "a0", "a1", "a2", "a3", "mean", "mean", "max", "lengths");
+  for (const CurveFit& curve : fit.curves) {
+    const auto& context = fit.table.curve(curve.part, curve.kind)->context;
+    fmt::print("{:<9} {} {:>7} {:>6}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>8}  {:>8} {:>8}  {:>8}\n",
+               to_string(curve.part), letter(curve.kind), curve.alone, curve.behind, context[0], context[1], context[2],
+               context[3], percent(curve.in_sample, &RelativeError::mean),
+               percent(curve.held_out, &RelativeError::mean), percent(curve.held_out, &RelativeError::max),
+               percent(curve.between, &RelativeError::mean));
+  }
+  for (std::size_t i = 0; i < fit.links.size(); ++i) {
+    const LinkTime& link = fit.table.links[i];
+    fmt::print("link {}: {} sizes, latency {:.3g} us, {:.4g} GB/s, held out {} in the mean, {} at most\n", link.name,
+               fit.links[i].sizes, 1e6 * link.latency_s, link.bandwidth_bytes_per_s / 1e9,
+               percent(fit.links[i].held_out, &RelativeError::mean),
+               percent(fit.links[i].held_out, &RelativeError::max));
+  }
+  for (const LinkTimeFit& pass : fit.passes) {
+    const PassTime& time = time_of(fit, pass);
+    fmt::print("{}: {} sizes, {:.3g} us and {:.4g} billion parameters/s, fitted {} in the mean\n", pass.name,
+               pass.sizes, 1e6 * time.fixed_s, time.elements_per_s / 1e9,
+               percent(pass.in_sample, &RelativeError::mean));
+  }
+  for (std::size_t i = 0; i < fit.sums.size(); ++i) {
+    const SumTime& sum = fit.table.sums[i];
+    fmt::print("{}: {} sizes, latency {:.3g} us, {:.4g} GB/s, fitted {} in the mean\n", fit.sums[i].name,
+               fit.sums[i].sizes, 1e6 * sum.latency_s, sum.bandwidth_bytes_per_s / 1e9,
+               percent(fit.sums[i].in_sample, &RelativeError::mean));
+  }
+  if (const auto all = overall(fit)) {
+    fmt::print(
+        "\nheld-out samples: {:.2f} % off in the mean, {:.2f} % at most; TeraPipe reports less than {:.0f} %: {}\n",
+        100 * all->mean, 100 * all->max, 100 * kPublishedFitError,
+        all->mean < kPublishedFitError ? "within that" : "worse than that");
+  } else {
+    fmt::print("\ntoo few samples to hold any out\n");
+  }
+}
+
+int fit_command(const Options& options) {
+  const Profile profile = read_profile(options.profile);
+  ProfileChoice choice{.folds = options.folds};
+  if (options.sequences > 0) choice.sequences = options.sequences;
+  if (options.tensor_parallel > 0) choice.tensor_parallel = options.tensor_parallel;
+  const ProfileFit fit = fit_profile(profile, choice);
+  for (const std::string& warning : fit.warnings) fmt::print(stderr, "sluice: {}\n", warning);
+  if (!options.output.empty()) write_file_whole(options.output, to_json_text(fit.table));
+  if (options.json) {
+    print_json(profile, fit);
+  } else {
+    print_table(profile, fit);
+    if (!options.output.empty()) fmt::print("sluice simulate ... --cost {}\n", options.output);
+  }
+  return kDone;
+}
+
+}  // namespace
+
+Subcommand add_fit_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "fit",
+      "Makes a cost file of a profile of measured times.\n\n"
+      "Examples:\n"
+      "  sluice fit profile.json -o cost.json\n"
+      "  sluice fit profile.json --tensor-parallel 8 --sequences 1 -o cost.json\n"
+      "  sluice simulate --schedule seq1f1b --slices 4 --cost cost.json ...\n\n"
+      "The time of a slice of i tokens behind j others is t(i, 0), the median of what was measured at each length and "
+      "linear between lengths, and a0 + a1 i + a2 j + a3 i j, fitted to the samples with context by least squares of "
+      "relative errors. Where there are too few lengths and contexts to tell the four terms apart, a1 is 0, then a2, "
+      "then a0, and a warning says so. Samples with context are held out in turn, always the same ones, and predicted "
+      "by a fit to the others; \"between lengths\" is what t(i, 0) would be off at each measured length without it.");
+  const auto options = std::make_shared<Options>();
+  command->add_option("profile", options->profile, "profile file (sluice.profile/1, docs/formats.md)")->required();
+  command->add_option("-o,--output", options->output, "write the cost file (sluice.cost/1)");
+  command->add_flag("--json", options->json, "one JSON document (sluice.fit/1) on standard output");
+  command
+      ->add_option("--sequences", options->sequences,
+                   "which samples: those of microbatches of so many sequences (needed where the profile has several)")
+      ->check(CLI::Range(1, 1 << 20));
+  command->add_option("--tensor-parallel", options->tensor_parallel, "which samples: those of this size")
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_option("--folds", options->folds, "parts of the samples that are held out in turn (default 5)")
+      ->check(CLI::Range(2, 1000));
+  return {command, [options] { return fit_command(*options); }};
+}
+
+}  // namespace sluice::tools

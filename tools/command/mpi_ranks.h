@@ -1,0 +1,32 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/namespaces.h"
+
+namespace sluice::tools {
+
+// The processes that a launcher (mpirun, srun) started together, or this one alone: without MPI, or without a launcher.
+// MPI runs from the first to the last of its life.
+class MpiRanks {
+ public:
+  MpiRanks();
+  ~MpiRanks();
+  MpiRanks(const MpiRanks&) = delete;
+  MpiRanks& operator=(const MpiRanks&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool first() const { return rank_ == 0; }
+
+  // What every rank gives, by rank, on every rank.
+  std::vector<std::string> all_gather(const std::string& bytes) const;
+
+ private:
+  bool started_ = false;
+  int rank_ = 0;
+  int size_ = 1;
+};
+
+}  // namespace sluice::tools

@@ -1,0 +1,29 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <string>
+
+#include "tools/command/command.h"
+#include "tools/command/command_tree.h"
+
+namespace sluice::tools {
+
+Subcommand add_completion_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("completion",
+                                         "Prints a script that completes sluice's words in a shell.\n\n"
+                                         "Examples:\n"
+                                         "  source <(sluice completion bash)\n"
+                                         "  sluice completion zsh > ~/.zfunc/_sluice\n"
+                                         "  sluice completion fish > ~/.config/fish/completions/sluice.fish");
+  const auto shell = std::make_shared<std::string>();
+  command->add_option("shell", *shell, "the shell")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  return {command, [&app, shell] {
+            const CommandEntry tree = command_tree(app);
+            fmt::print("{}", *shell == "bash"  ? bash_completion(tree)
+                             : *shell == "zsh" ? zsh_completion(tree)
+                                               : fish_completion(tree));
+            return kDone;
+          }};
+}
+
+}  // namespace sluice::tools

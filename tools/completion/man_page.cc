@@ -1,0 +1,149 @@
+#include <fmt/format.h>
+
+#include <iterator>
+#include <sstream>
+
+#include "tools/command/command.h"
+#include "tools/command/command_tree.h"
+#include "tools/command/version.h"
+
+namespace sluice::tools {
+namespace {
+
+// Text as roff prints it, whatever is in it.
+std::string escaped(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    const bool line_begins = out.empty() || out.back() == '\n';
+    if (line_begins && (c == '.' || c == '\'')) out += "\\&";
+    switch (c) {
+      case '\\': out += "\\e"; break;
+      case '-': out += "\\-"; break;
+      case '\'': out += "\\(aq"; break;
+      case '`': out += "\\(ga"; break;
+      case '^': out += "\\(ha"; break;
+      case '~': out += "\\(ti"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
+
+std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
+std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
+
+// Paragraphs as the help has them: an empty line ends one, and lines that are indented are examples.
+std::string body(const std::string& description) {
+  std::string out;
+  std::istringstream lines(description);
+  bool example = false;
+  bool fresh = false;  // a paragraph is to begin
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty()) {
+      fresh = true;
+      continue;
+    }
+    const bool indented = line.starts_with("  ");
+    if (example && !indented) out += ".fi\n.RE\n";
+    if (fresh && !indented) out += ".PP\n";
+    if (indented && !example) out += ".PP\n.RS 4\n.nf\n";
+    out += escaped(indented ? line.substr(2) : line) + "\n";
+    example = indented;
+    fresh = false;
+  }
+  if (example) out += ".fi\n.RE\n";
+  return out;
+}
+
+std::string names_of(const OptionEntry& option) {
+  std::string out;
+  for (const std::string& name : option.names) out += (out.empty() ? "" : ", ") + bold(name);
+  if (!option.type.empty()) out += " " + italic(option.type) + (option.repeated ? " ..." : "");
+  return out;
+}
+
+std::string items(const std::vector<OptionEntry>& options) {
+  std::string out;
+  std::string group;
+  for (const OptionEntry& option : options) {
+    if (option.group != group && option.group != "Options") out += fmt::format(".PP\n{}:\n", escaped(option.group));
+    group = option.group;
+    std::string text = option.description;
+    if (text.empty() && !option.names.empty()) text = "As Megatron-LM's flag.";
+    if (!option.words.empty()) {
+      text += fmt::format("{}One of: {}{}.", text.ends_with('.') ? " " : ". ", fmt::join(option.words, ", "),
+                          option.files ? ", or a file" : "");
+    }
+    out += fmt::format(".TP\n{}\n{}\n", names_of(option), escaped(text));
+  }
+  return out;
+}
+
+std::string synopsis(const CommandEntry& command) {
+  std::string out = fmt::format("{} [{} ...]", bold(command.path), italic("option"));
+  for (const OptionEntry& operand : command.operands) out += fmt::format(" [{}]", italic(operand.names[0]));
+  return out;
+}
+
+void append_commands(const std::vector<CommandEntry>& commands, std::string& out) {
+  for (const CommandEntry& command : commands) {
+    out += fmt::format(".SS {}\n{}\n.PP\n{}", escaped(command.path), synopsis(command), body(command.description));
+    std::vector<OptionEntry> operands = command.operands;
+    for (OptionEntry& operand : operands) operand.group = "Operands";
+    out += items(operands);
+    if (!operands.empty() && !command.options.empty()) out += ".PP\nOptions:\n";
+    out += items(command.options);
+    append_commands(command.subcommands, out);
+  }
+}
+
+}  // namespace
+
+std::string man_page(const CommandEntry& command) {
+  const std::string name = last_word(command.path);
+  std::string upper = name;
+  std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
+  std::string summary = first_sentence(command.description);
+  if (const std::size_t verb = summary.find(' '); verb != std::string::npos) summary = summary.substr(verb + 1);
+  std::string out = fmt::format(
+      ".TH {} 1 \"{}\" \"{} {}\" \"User Commands\"\n.nh\n.ad l\n.SH NAME\n{} \\- {}\n"
+      ".SH SYNOPSIS\n{} {} [{} ...]\n.SH DESCRIPTION\n{}",
+      upper, kDate, name, kVersion, name, escaped(summary), bold(name), italic("command"), italic("option"),
+      body(command.description));
+  out += ".SH OPTIONS\n" + items(command.options);
+  out += ".SH COMMANDS\n";
+  append_commands(command.subcommands, out);
+  const std::pair<int, const char*> codes[] = {
+      {kDone, "Done."},
+      {kOurFault, "A fault of the program's own."},
+      {kWrongInput, "Wrong usage or input; one line on standard error names the place and the rule."},
+      {kAnswerIsNo, "The answer is no: what was asked for does not fit."},
+      {kInvalidSchedule, "A schedule that parses and is invalid: an op twice, missing or misplaced, or a deadlock."},
+      {kOutsideTolerance, "A result outside the tolerance that was asked for."},
+      {kInterrupted, "Interrupted."}};
+  out += ".SH EXIT STATUS\n";
+  for (const auto& [code, meaning] : codes) out += fmt::format(".TP\n.B {}\n{}\n", code, escaped(meaning));
+  out += fmt::format(
+      ".SH ENVIRONMENT\n"
+      ".TP\n.B NO_COLOR\nIf set to anything, drawings have no colour unless {} is given.\n"
+      ".TP\n.B COLORTERM\n{} or {}: the terminal shows any colour; otherwise 256 are used.\n"
+      ".TP\n.B TERM\n{}: no colour.\n",
+      bold("--color always"), bold("truecolor"), bold("24bit"), bold("dumb"));
+  out +=
+      ".SH FILES\nScenarios, schedules, models, clusters and measured costs are JSON files (a schedule also a CSV);\n"
+      "their keys are described in\n.I formats.md\nof the documentation. Installed with the command, under its "
+      "prefix:\n"
+      ".TP\n.I share/sluice/examples/\nScenarios of published settings, and models.\n"
+      ".TP\n.I share/doc/sluice/\nThe documentation.\n";
+  return out;
+}
+
+void add_man_flag(CLI::App& app) {
+  const auto print = [&app](std::int64_t) {
+    fmt::print("{}", man_page(command_tree(app)));
+    throw CLI::Success();
+  };
+  app.add_flag_function("--help-man", print, "the manual page, in roff")->trigger_on_parse()->group("");
+}
+
+}  // namespace sluice::tools

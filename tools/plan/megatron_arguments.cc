@@ -1,0 +1,134 @@
+#include "tools/plan/megatron_arguments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace sluice::tools {
+namespace {
+
+class Arguments {
+ public:
+  template <typename T>
+  void add(const char* name, const T& value) {
+    fmt::format_to(std::back_inserter(text_), "{}{} {}", text_.empty() ? "" : " ", name, value);
+  }
+  void add(const char* name, bool given) {
+    if (given) fmt::format_to(std::back_inserter(text_), "{}{}", text_.empty() ? "" : " ", name);
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+void add_experts(const Transformer& model, const Training& training, Arguments& out) {
+  out.add("--num-experts", model.experts.count);
+  out.add("--moe-router-topk", model.experts.per_token);
+  out.add("--moe-ffn-hidden-size", model.experts.ffn_hidden);
+  if (model.experts.shared_ffn_hidden > 0) {
+    out.add("--moe-shared-expert-intermediate-size", model.experts.shared_ffn_hidden);
+  }
+  if (model.experts.leading_dense > 0) {
+    out.add("--moe-layer-freq",
+            fmt::format("([0]*{}+[1]*{})", model.experts.leading_dense, model.layers - model.experts.leading_dense));
+  }
+  if (training.ep > 1) out.add("--expert-model-parallel-size", training.ep);
+}
+
+void add_latent_attention(const LatentAttention& latent, Arguments& out) {
+  out.add("--multi-latent-attention", true);
+  if (latent.query_rank > 0) out.add("--q-lora-rank", latent.query_rank);
+  out.add("--kv-lora-rank", latent.key_value_rank);
+  out.add("--qk-head-dim", latent.nope_head_dim);
+  out.add("--qk-pos-emb-head-dim", latent.rope_head_dim);
+  out.add("--v-head-dim", latent.value_head_dim);
+}
+
+void add_model(const Transformer& model, const Training& training, Arguments& out) {
+  out.add("--num-layers", model.layers);
+  out.add("--hidden-size", model.hidden);
+  out.add("--num-attention-heads", model.heads);
+  if (model.has_latent_attention()) {
+    add_latent_attention(model.latent, out);
+  } else {
+    if (model.kv_heads != model.heads) {
+      out.add("--group-query-attention", true);
+      out.add("--num-query-groups", model.kv_heads);
+    }
+    if (model.head_dim * model.heads != model.hidden) out.add("--kv-channels", model.head_dim);
+  }
+  out.add("--ffn-hidden-size", model.ffn_hidden > 0 ? model.ffn_hidden : model.experts.ffn_hidden);
+  out.add("--seq-length", training.sequence_length);
+  out.add("--max-position-embeddings", std::max<std::int64_t>(training.sequence_length, model.positions));
+  if (model.positions == 0) out.add("--position-embedding-type", "rope");
+  out.add("--swiglu", model.gated);
+  if (model.rms_norm) out.add("--normalization", "RMSNorm");
+  out.add("--untie-embeddings-and-output-weights", !model.tied_embeddings);
+  out.add("--disable-bias-linear", !model.projection_bias && !model.mlp_bias);
+  out.add("--add-qkv-bias", model.qkv_bias && !model.projection_bias);
+  out.add("--qk-layernorm", model.qk_norm);
+  if (model.has_experts()) add_experts(model, training, out);
+}
+
+bool interleaved(const PlanPoint& point) { return point.chunks > 1; }
+
+}  // namespace
+
+bool megatron_runs(const Scenario& base, const PlanPoint& point) {
+  const bool family = point.pp == 1 || point.family->name == "1f1b" || point.family->name == "interleaved-1f1b";
+  if (!family || point.slices > 1 || !base.stage_layers.empty()) return false;
+  const int layers = base.model->layers;
+  if (point.first_layers == 0 && point.last_layers == 0) return layers % (point.pp * point.chunks) == 0;
+  // The outer stages' layers are those of their ranks, and the others share the rest equally.
+  if (interleaved(point)) return false;
+  const int outer = (point.first_layers > 0 ? 1 : 0) + (point.last_layers > 0 ? 1 : 0);
+  const int middle = point.pp - outer;
+  return middle > 0 && (layers - point.first_layers - point.last_layers) % middle == 0;
+}
+
+std::string megatron_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  const Scenario scenario = scenario_of(base, space, point);
+  const Training& training = scenario.training;
+  Arguments out;
+  out.add("--tensor-model-parallel-size", point.tp);
+  out.add("--pipeline-model-parallel-size", point.pp);
+  if (interleaved(point)) {
+    out.add("--num-layers-per-virtual-pipeline-stage", base.model->layers / (point.pp * point.chunks));
+    out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
+  }
+  if (training.cp > 1) {
+    out.add("--context-parallel-size", training.cp);
+    out.add("--cp-comm-type", training.context_exchange == Training::ContextExchange::ring ? "p2p" : "a2a");
+  }
+  if (point.first_layers > 0) out.add("--decoder-first-pipeline-num-layers", point.first_layers);
+  if (point.last_layers > 0) out.add("--decoder-last-pipeline-num-layers", point.last_layers);
+  out.add("--use-tp-pp-dp-mapping", point.pipeline_before_data);
+  out.add("--sequence-parallel", training.sequence_parallel);
+  out.add("--use-distributed-optimizer", point.distributed_optimizer);
+  out.add("--overlap-grad-reduce", training.overlap_grad_reduce);
+  out.add("--micro-batch-size", point.micro_batch);
+  out.add("--global-batch-size", base.global_batch);
+  switch (point.recompute) {
+    case Training::Recompute::none: break;
+    case Training::Recompute::selective: out.add("--recompute-activations", true); break;
+    case Training::Recompute::full:
+      out.add("--recompute-granularity", "full");
+      if (training.recompute_layers > 0) {
+        out.add("--recompute-method", "block");
+        out.add("--recompute-num-layers", training.recompute_layers);
+      } else {
+        out.add("--recompute-method", "uniform");
+        out.add("--recompute-num-layers", 1);
+      }
+      break;
+  }
+  out.add("--use-flash-attn", training.flash_attention);
+  out.add("--cross-entropy-loss-fusion", training.fused_cross_entropy);
+  add_model(*base.model, training, out);
+  return out.take();
+}
+
+}  // namespace sluice::tools

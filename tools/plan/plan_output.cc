@@ -1,0 +1,303 @@
+#include "tools/plan/plan_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tools/plan/megatron_arguments.h"
+#include "traces/quantity_text.h"
+
+namespace sluice::tools {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+constexpr std::array kRecompute = {"none", "selective", "full"};
+
+const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast<std::size_t>(point.recompute)]; }
+
+double gib(std::int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
+
+double tokens_per_device(const Plan& plan, const PlanPoint& point, const PlanResult& result) {
+  const double devices = static_cast<double>(point.tp) * point.pp * point.dp * plan.base().training.cp;
+  return result.throughput.tokens_per_s / devices;
+}
+
+// What columns have no room for: "distributed optimizer, pipeline before data, 11 layers in the last stage".
+std::string notes(const PlanPoint& point) {
+  std::string out;
+  const auto add = [&](bool has, const std::string& text) {
+    if (has) out += (out.empty() ? "" : ", ") + text;
+  };
+  add(point.distributed_optimizer, "distributed optimizer");
+  add(point.pipeline_before_data, "pipeline before data");
+  add(point.first_layers > 0, fmt::format("first stage {}", point.first_layers));
+  add(point.last_layers > 0, fmt::format("last stage {}", point.last_layers));
+  return out;
+}
+
+struct Counts {
+  int refused = 0, over = 0, bounded = 0, simulated = 0, too_large = 0, open = 0;
+};
+
+Counts counts_of(const Plan& plan) {
+  Counts out;
+  for (const PlanResult& result : plan.results()) {
+    switch (result.status) {
+      case PlanStatus::open: ++out.open; break;
+      case PlanStatus::refused: ++out.refused; break;
+      case PlanStatus::over: ++out.over; break;
+      case PlanStatus::bounded: ++out.bounded; break;
+      case PlanStatus::simulated:
+        ++out.simulated;
+        out.too_large += result.fits ? 0 : 1;
+        break;
+    }
+  }
+  return out;
+}
+
+// How many of the ranking differ from the first by less than the model's own error, the first included.
+int within_error(const Plan& plan, const std::vector<int>& ranking, double error) {
+  const auto best = plan.results()[ranking.front()].iteration;
+  const auto beyond = std::find_if(ranking.begin(), ranking.end(), [&](int point) {
+    return to_seconds(plan.results()[point].iteration) > to_seconds(best) * (1 + error);
+  });
+  return static_cast<int>(beyond - ranking.begin());
+}
+
+std::string rows_text(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> widths(rows.front().size(), 0);
+  for (const auto& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string out;
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < row.size(); ++c) {
+      const bool text = rows.front()[c] == "schedule" || rows.front()[c] == "recompute" || c + 1 == row.size();
+      line += text ? fmt::format("  {:<{}}", row[c], widths[c]) : fmt::format("  {:>{}}", row[c], widths[c]);
+    }
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+
+std::string ranking_text(const PlanReport& report, const std::vector<int>& ranking) {
+  const Plan& plan = *report.plan;
+  std::vector<std::vector<std::string>> rows = {{"#", "tp", "pp", "dp", "vpp", "mbs", "slices", "schedule", "recompute",
+                                                 "iteration", "tok/s/GPU", "MFU", "bubble", "peak GiB", "vs #1", ""}};
+  const double best = to_seconds(plan.results()[ranking.front()].iteration);
+  for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
+    const PlanPoint& point = plan.points()[ranking[i]];
+    const PlanResult& result = plan.results()[ranking[i]];
+    rows.push_back(
+        {std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
+         std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
+         std::string(point.family->name), recompute_of(point), time_text(result.iteration),
+         grouped(tokens_per_device(plan, point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
+         fmt::format("{:.1f} %", 100 * result.bubble_fraction), fmt::format("{:.1f}", gib(result.needed_bytes)),
+         i == 0 ? "-" : fmt::format("+{:.1f} %", 100 * (to_seconds(result.iteration) / best - 1)), notes(point)});
+  }
+  return rows_text(rows);
+}
+
+// "#1, #4, #9 and 3 more": places of the front in the ranking.
+std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
+  constexpr std::size_t kShown = 12;
+  std::string out;
+  const std::vector<int> front = plan.pareto_front();
+  for (std::size_t i = 0; i < std::min(kShown, front.size()); ++i) {
+    const auto place = std::find(ranking.begin(), ranking.end(), front[i]) - ranking.begin() + 1;
+    const PlanResult& result = plan.results()[front[i]];
+    fmt::format_to(std::back_inserter(out), "{}#{} ({}, {:.1f} GiB)", i > 0 ? ", " : "", place,
+                   time_text(result.iteration), gib(result.needed_bytes));
+  }
+  if (front.size() > kShown) out += fmt::format(" and {} more", front.size() - kShown);
+  return out;
+}
+
+std::string megatron_text(const PlanReport& report, const std::vector<int>& ranking) {
+  const Plan& plan = *report.plan;
+  const auto runs = std::find_if(ranking.begin(), ranking.end(),
+                                 [&](int point) { return megatron_runs(plan.base(), plan.points()[point]); });
+  if (runs == ranking.end()) return "Megatron-LM has none of these schedules and splits.\n";
+  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[*runs]);
+  if (runs == ranking.begin()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
+  const double slower =
+      to_seconds(plan.results()[*runs].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
+  return fmt::format("Megatron-LM does not have #1; the best that it has is #{} (+{:.1f} %):  {}\n",
+                     runs - ranking.begin() + 1, 100 * slower, arguments);
+}
+
+OrderedJson sizes_json(const Plan& plan, const PlanPoint& point) {
+  return {{"schedule", point.family->name},
+          {"tp", point.tp},
+          {"cp", plan.base().training.cp},
+          {"pp", point.pp},
+          {"dp", point.dp},
+          {"vpp", point.chunks},
+          {"micro_batch", point.micro_batch},
+          {"microbatches", point.microbatches},
+          {"slices", point.slices},
+          {"recompute", recompute_of(point)},
+          {"distributed_optimizer", point.distributed_optimizer},
+          {"pipeline_before_data", point.pipeline_before_data},
+          {"first_stage_layers", point.first_layers},
+          {"last_stage_layers", point.last_layers}};
+}
+
+OrderedJson ranked_json(const Plan& plan, int index) {
+  const PlanPoint& point = plan.points()[index];
+  const PlanResult& result = plan.results()[index];
+  OrderedJson out = sizes_json(plan, point);
+  out["iteration_s"] = to_seconds(result.iteration);
+  out["makespan_s"] = to_seconds(result.makespan);
+  out["bubble_fraction"] = result.bubble_fraction;
+  out["tokens_per_s_per_device"] = tokens_per_device(plan, point, result);
+  out["model_tflops_per_device"] = result.throughput.model_tflops_per_device;
+  out["mfu"] = result.throughput.mfu;
+  out["needed_memory_bytes"] = result.needed_bytes;
+  out["rank"] = result.rank;
+  out["flags"] = flags_of(plan.base(), plan.space(), point);
+  return out;
+}
+
+// What was simulated and does not fit is told as what was not.
+std::string_view status_of(const PlanResult& result) {
+  return result.status == PlanStatus::simulated && !result.fits ? name_of(PlanStatus::over) : name_of(result.status);
+}
+
+// What is not in the ranking, and why.
+OrderedJson unranked_json(const Plan& plan, int index) {
+  const PlanResult& result = plan.results()[index];
+  OrderedJson out = sizes_json(plan, plan.points()[index]);
+  out["status"] = status_of(result);
+  if (result.bound > Duration{0}) out["least_iteration_s"] = to_seconds(result.bound);
+  if (result.status == PlanStatus::simulated) out["iteration_s"] = to_seconds(result.iteration);
+  if (result.needed_bytes > 0) out["needed_memory_bytes"] = result.needed_bytes;
+  if (!result.reason.empty()) out["reason"] = result.reason;
+  return out;
+}
+
+}  // namespace
+
+std::string plan_table(const PlanReport& report) {
+  const Plan& plan = *report.plan;
+  const Counts counts = counts_of(plan);
+  std::string out =
+      fmt::format("evaluated {} · refused {} · do not fit {} · certainly worse {} · simulated {} · {:.1f} s{}\n",
+                  grouped(static_cast<double>(plan.points().size()) - counts.open), grouped(counts.refused),
+                  grouped(counts.over + counts.too_large), grouped(counts.bounded), grouped(counts.simulated),
+                  report.seconds, report.interrupted ? " · interrupted: the best so far" : "");
+  const std::vector<int> ranking = plan.ranking();
+  if (ranking.empty()) return out;
+  out += ranking_text(report, ranking);
+  out += "Pareto (time, memory): " + front_text(plan, ranking) + "\n";
+  const int close = within_error(plan, ranking, report.model_error);
+  if (close > 1) {
+    out += fmt::format("#1 to #{} differ by less than the model's own error (±{:.2g} %): measure before choosing.\n",
+                       close, 100 * report.model_error);
+  }
+  out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
+  return out + megatron_text(report, ranking);
+}
+
+std::string plan_json(const PlanReport& report) {
+  const Plan& plan = *report.plan;
+  const Counts counts = counts_of(plan);
+  const std::vector<int> ranking = plan.ranking();
+  OrderedJson out = {{"schema", "sluice.plan/1"},
+                     {"interrupted", report.interrupted},
+                     {"counts",
+                      {{"evaluated", static_cast<int>(plan.points().size()) - counts.open},
+                       {"refused", counts.refused},
+                       {"do_not_fit", counts.over + counts.too_large},
+                       {"certainly_worse", counts.bounded},
+                       {"simulated", counts.simulated}}},
+                     {"seconds", report.seconds},
+                     {"model_error", report.model_error},
+                     {"capacity_bytes", plan.base().cluster->gpu.memory_bytes}};
+  out["ranking"] = OrderedJson::array();
+  const int close = ranking.empty() ? 0 : within_error(plan, ranking, report.model_error);
+  for (std::size_t i = 0; i < ranking.size(); ++i) {
+    OrderedJson row = ranked_json(plan, ranking[i]);
+    row["within_model_error"] = static_cast<int>(i) < close;
+    out["ranking"].push_back(std::move(row));
+  }
+  out["pareto"] = OrderedJson::array();  // places in the ranking, from 0
+  std::map<int, std::size_t> place;
+  for (std::size_t i = 0; i < ranking.size(); ++i) place[ranking[i]] = i;
+  for (const int point : plan.pareto_front()) out["pareto"].push_back(place.at(point));
+  out["megatron"] = nullptr;
+  for (std::size_t i = 0; i < ranking.size(); ++i) {
+    const PlanPoint& point = plan.points()[ranking[i]];
+    if (!megatron_runs(plan.base(), point)) continue;
+    out["megatron"] = {{"place", i}, {"arguments", megatron_arguments(plan.base(), plan.space(), point)}};
+    break;
+  }
+  out["others"] = OrderedJson::array();
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
+  }
+  return out.dump(2) + "\n";
+}
+
+std::string plan_csv(const Plan& plan) {
+  std::string out =
+      "place,status,schedule,tp,cp,pp,dp,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
+      "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
+      "tokens_per_s_per_device,mfu,needed_memory_bytes,reason\n";
+  std::vector<int> order = plan.ranking();
+  const std::size_t ranked = order.size();
+  std::vector<char> listed(plan.points().size(), 0);
+  for (const int point : order) listed[point] = 1;
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    if (listed[point] == 0) order.push_back(point);
+  }
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const PlanPoint& point = plan.points()[order[i]];
+    const PlanResult& result = plan.results()[order[i]];
+    const bool simulated = result.status == PlanStatus::simulated;
+    std::string reason = result.reason;
+    for (std::size_t quote = reason.find('"'); quote != std::string::npos; quote = reason.find('"', quote + 2)) {
+      reason.insert(quote, 1, '"');
+    }
+    const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
+    fmt::format_to(
+        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp,
+        plan.base().training.cp, point.pp, point.dp, point.chunks, point.micro_batch, point.microbatches, point.slices,
+        recompute_of(point), point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0,
+        point.first_layers, point.last_layers, figure(simulated, to_seconds(result.iteration)),
+        figure(result.bound > Duration{0}, to_seconds(result.bound)), figure(simulated, result.bubble_fraction),
+        figure(simulated, tokens_per_device(plan, point, result)), figure(simulated, result.throughput.mfu),
+        result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "", reason.empty() ? "" : '"' + reason + '"');
+  }
+  return out;
+}
+
+std::string plan_refusal(const Plan& plan) {
+  if (!plan.ranking().empty()) return "";
+  int closest = -1;
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    const PlanResult& result = plan.results()[point];
+    if (result.needed_bytes == 0) continue;
+    if (closest < 0 || result.needed_bytes < plan.results()[closest].needed_bytes) closest = point;
+  }
+  if (closest < 0) {
+    const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
+                                      [](const PlanResult& result) { return result.status == PlanStatus::refused; });
+    return refused == plan.results().end() ? "plan: nothing was tried"
+                                           : "plan: every configuration is refused; the first: " + refused->reason;
+  }
+  return fmt::format("plan: no configuration fits: the closest takes at least {:.1f} of {:.1f} GiB ({})",
+                     gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
+                     flags_of(plan.base(), plan.space(), plan.points()[closest]));
+}
+
+}  // namespace sluice::tools

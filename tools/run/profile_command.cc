@@ -1,0 +1,128 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "tools/command/command.h"
+#include "tools/command/mpi_ranks.h"
+#include "tools/run/profiling_flags.h"
+#include "tools/run/run_flags.h"
+#include "tools/run/run_place.h"
+
+namespace sluice::tools {
+namespace {
+
+struct Options {
+  std::unique_ptr<RunFlags> flags;
+  ProfilingFlags profiling;
+  std::string output;
+  RunPlaceFlags place;
+  bool json = false;
+};
+
+std::string milliseconds(double seconds) { return fmt::format("{:.4f}", 1e3 * seconds); }
+
+// A row for each part and slice, a column for each kind.
+void print_samples(const Profile& profile) {
+  fmt::print("{:<9} {:>7} {:>8}  {:>19}  {:>19}  {:>19}  {:>19}\n", "ms", "tokens", "context", "F", "B", "I", "W");
+  std::vector<const ProfileSample*> rows;
+  for (const ProfileSample& sample : profile.samples) {
+    if (sample.kind == OpKind::F) rows.push_back(&sample);
+  }
+  std::stable_sort(rows.begin(), rows.end(), [](const ProfileSample* a, const ProfileSample* b) {
+    return std::tuple(a->part, a->tokens, a->context) < std::tuple(b->part, b->tokens, b->context);
+  });
+  for (const ProfileSample* row : rows) {
+    fmt::print("{:<9} {:>7} {:>8}", to_string(row->part), row->tokens, row->context);
+    for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+      for (const ProfileSample& sample : profile.samples) {
+        if (sample.part != row->part || sample.kind != kind || sample.tokens != row->tokens ||
+            sample.context != row->context) {
+          continue;
+        }
+        fmt::print("  {:>9} ± {:<7}", milliseconds(sample.seconds), milliseconds(sample.spread_s));
+      }
+    }
+    fmt::print("\n");
+  }
+}
+
+void print_rest(const Profile& profile) {
+  for (const ProfilePass& pass : profile.passes) {
+    fmt::print("{:<9} {:>12} parameters  {:>9} ms\n", to_string(pass.pass), pass.parameters,
+               milliseconds(pass.seconds));
+  }
+  for (const ProfileTransfer& transfer : profile.transfers) {
+    fmt::print("{:<9} {:>12} bytes       {:>9} ms\n", "message", transfer.bytes, milliseconds(transfer.seconds));
+  }
+  for (const ProfileSum& sum : profile.sums) {
+    fmt::print("{:<9} {:>12} bytes       {:>9} ms over {} ranks\n", "sum", sum.bytes, milliseconds(sum.seconds),
+               sum.ranks);
+  }
+}
+
+int profile_command(const Options& options) {
+  const MpiRanks ranks;
+  try {
+    RunPlace place(options.place, ranks);
+    const Scenario scenario = options.flags->scenario();
+    const RunPlan plan(options.flags->spec(scenario, place.kernels()), options.flags->schedule(scenario, 1));
+    const RunPlan* const plans[] = {&plan};
+    const ProfilingSpec spec = profiling_spec(plans, options.profiling, place);
+    place.open(plan.layout());
+    const Profile profile = measured_profile(spec, plan.layout(), place);
+    if (!place.first()) return kDone;
+    if (!options.output.empty()) write_file_whole(options.output, to_json_text(profile));
+    if (options.json) {
+      fmt::print("{}", to_json_text(profile));
+      return kDone;
+    }
+    fmt::print("{}: {}, {}, microbatches of {} sequence{}, tensor-parallel size {}\n\n", profile.machine, profile.model,
+               profile.dtype, spec.sequences, spec.sequences == 1 ? "" : "s", spec.tensor_parallel);
+    print_samples(profile);
+    fmt::print("\n");
+    print_rest(profile);
+    if (!options.output.empty()) fmt::print("\nsluice fit {} -o cost.json\n", options.output);
+    return kDone;
+  } catch (...) {
+    if (is_first_process(ranks)) throw;
+    return kWrongInput;  // the first rank says what is wrong
+  }
+}
+
+}  // namespace
+
+Subcommand add_profile_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "profile",
+      "Measures what the ops of a model take on this machine.\n\n"
+      "Examples:\n"
+      "  sluice profile -o profile.json\n"
+      "  sluice fit profile.json -o cost.json\n"
+      "  sluice profile --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 --seq-length 512 "
+      "--mbs 1 --pp 2 --time-budget 60 -o profile.json\n"
+      "  mpirun -n 4 sluice profile --pp 2 --tp 2 -o profile.json\n\n"
+      "All ranks measure at once, since in a run they share cores, caches and clocks. Measured are F, B, I and W of "
+      "the "
+      "embedding, a layer and the head over slice lengths and contexts, again and again in changing order until the "
+      "time is up, and given as medians with half the distance between quartiles; and what the executor takes an op "
+      "besides (stage), optimizer steps, norms, messages and sums.");
+  const auto options = std::make_shared<Options>();
+  options->flags = std::make_unique<RunFlags>(*command);
+  options->profiling.add_to(*command);
+  const char* kProfile = "Profile";
+  command->add_option("-o,--output", options->output, "write the profile file (sluice.profile/1, docs/formats.md)")
+      ->group(kProfile);
+  command->add_flag("--json", options->json, "the profile file on standard output")->group(kProfile);
+  options->place.add_to(*command, kProfile);
+  return {command, [options] { return profile_command(*options); }};
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,99 @@
+#include "tools/run/profiling_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/errors.h"
+#include "tools/command/progress.h"
+
+namespace sluice::tools {
+namespace {
+
+void add_cell(std::vector<ProfileCell>& cells, const ProfileCell& cell) {
+  if (std::find(cells.begin(), cells.end(), cell) == cells.end()) cells.push_back(cell);
+}
+
+std::vector<ProfileCell> asked_cells(const ProfilingFlags& flags, std::int64_t sequence_length) {
+  if (flags.tokens.empty() && flags.contexts.empty()) return profile_grid(sequence_length);
+  std::vector<std::int64_t> lengths = flags.tokens;
+  if (lengths.empty()) {
+    for (const ProfileCell& cell : profile_grid(sequence_length)) lengths.push_back(cell.tokens);
+  }
+  std::vector<ProfileCell> cells;
+  for (const std::int64_t tokens : lengths) {
+    if (tokens > sequence_length) {
+      throw InputError(
+          fmt::format("--tokens: expected at most the {} tokens of a sequence, got {}", sequence_length, tokens));
+    }
+    // Without context there is no fit.
+    add_cell(cells, {.tokens = tokens});
+    for (const std::int64_t context : flags.contexts) {
+      if (tokens + context <= sequence_length) add_cell(cells, {.tokens = tokens, .context = context});
+    }
+  }
+  return cells;
+}
+
+}  // namespace
+
+void ProfilingFlags::add_to(CLI::App& command) {
+  const char* kProfile = "Profile";
+  command
+      .add_option("--tokens", tokens,
+                  "slice lengths to measure, comma-separated (default: the sequence, a half, a quarter and an eighth)")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
+      ->group(kProfile);
+  command
+      .add_option("--contexts", contexts,
+                  "tokens before them to measure, besides none (default: where even slices of a length begin)")
+      ->delimiter(',')
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 31))
+      ->group(kProfile);
+  command.add_option("--time-budget", time_budget_s, "seconds to measure for (default 10)")
+      ->check(CLI::Range(0.0, 1e6))
+      ->group(kProfile);
+}
+
+ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
+                             const RunPlace& place) {
+  const RunPlan& first = *plans.front();
+  ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};
+  spec.recompute = first.spec().recompute;
+  spec.sequences = first.schedule().shapes()[0].sequences;
+  spec.sequence_length = first.sequence_length();
+  spec.tensor_parallel = first.layout().tensor;
+  spec.data_parallel = first.layout().data;
+  spec.seed = first.spec().seed;
+  spec.budget_s = flags.time_budget_s;
+  spec.link = place.transport_name();
+  spec.cells = asked_cells(flags, spec.sequence_length);
+  for (const RunPlan* plan : plans) {
+    for (const StageContents& contents : plan->contents()) spec.layers = std::max(spec.layers, contents.layers);
+    for (const MicrobatchShape& shape : plan->schedule().shapes()) {
+      if (shape.sequences != spec.sequences) {
+        throw InputError(fmt::format("microbatches of {} and of {} sequences: a profile holds for one size",
+                                     spec.sequences, shape.sequences));
+      }
+      for (int slice = 0; slice < shape.num_slices(); ++slice) {
+        add_cell(spec.cells, {.tokens = shape.slice_lengths[slice]});
+        add_cell(spec.cells, {.tokens = shape.slice_lengths[slice], .context = shape.context(slice)});
+      }
+    }
+  }
+  return spec;
+}
+
+Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place) {
+  Progress progress("seconds of measuring", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
+  const auto told = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
+  Transport* const transport = place.transport();
+  Profile profile = transport == nullptr ? profile_with_threads(spec, layout.size(), told, place.devices())
+                                         : measure_profile(spec, *transport, told, place.own_device());
+  profile.source = "measured";
+  profile.machine = place.machine(layout.size());
+  return profile;
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,196 @@
+#include "tools/run/run_place.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <fstream>
+#include <span>
+
+#include "exec/transport/nccl_functions.h"
+#include "kernels/device_kernels.h"
+#include "model/errors.h"
+#ifdef SLUICE_HAVE_MPI
+#include "exec/transport/mpi.h"
+#endif
+
+namespace sluice::tools {
+namespace {
+
+constexpr std::chrono::minutes kTimeToMeet{5};
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  std::string line;
+  while (std::getline(file, line)) {
+    const std::size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "this machine";
+}
+
+}  // namespace
+
+void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
+  command.add_option("--backend", backend, "cpu (default) or cuda: what computes")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->group(group);
+  command
+      .add_option("--transport", transport,
+                  "how ranks reach each other: threads or mpi on the CPU, inprocess or nccl on GPUs, or auto (default: "
+                  "mpi or nccl under a launcher)")
+      ->check(CLI::IsMember({"threads", "mpi", "inprocess", "nccl", "auto"}))
+      ->group(group);
+  command
+      .add_option("--bootstrap", bootstrap,
+                  "file in a folder that all processes see, through which they find each other where they have no MPI "
+                  "and are on several hosts (srun, torchrun)")
+      ->group(group);
+  command
+      .add_option(
+          "--devices", devices,
+          "what ranks of one process run on: gpu or gpu:N, whole GPUs (default); green:N, so many partitions of "
+          "one GPU, side by side; stream:N, one GPU by turns")
+      ->group(group);
+}
+
+bool is_first_process(const MpiRanks& ranks) {
+  if (ranks.size() > 1) return ranks.first();
+  try {
+    return launched_rank().rank == 0;
+  } catch (const InputError&) {
+    return true;  // said by whoever asks again
+  }
+}
+
+RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstrap_file_(flags.bootstrap) {
+  const bool on_devices = flags.backend == "cuda";
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("--transport {}: {}", flags.transport, why));
+  };
+  if (on_devices) {
+    const std::string why = why_no_devices();
+    if (!why.empty()) throw InputError("--backend cuda: " + why);
+    kernels_ = device_kernels();
+    request_ = parse_devices(flags.devices.empty() ? "gpu" : flags.devices);
+  } else if (!flags.devices.empty()) {
+    throw InputError("--devices: only of --backend cuda");
+  }
+  const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
+  const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";
+  if (on_devices && of_cpu) refuse("expected inprocess, nccl or auto with --backend cuda");
+  if (!on_devices && of_devices) refuse("needs --backend cuda");
+
+  launched_.rank = ranks.rank();
+  launched_.size = ranks.size();
+  // Without MPI, launchers tell each process who it is; the CPU's processes need MPI.
+  if (on_devices && flags.transport != "inprocess") launched_ = launched_rank();
+  if (ranks.size() > 1 && launched_.size != ranks.size()) {
+    throw InputError(fmt::format("MPI says that there are {} processes, their launcher's variables {}", ranks.size(),
+                                 launched_.size));
+  }
+  const bool many = launched_.size > 1;
+  if (many && (flags.transport == "threads" || flags.transport == "inprocess")) {
+    refuse("this is one of several processes that a launcher started");
+  }
+  if (flags.transport == "nccl" && !many && launched_.launcher == LaunchedRank::none) {
+    refuse("needs a launcher (mpirun, srun, torchrun) that starts a process for each rank");
+  }
+  if (ranks.size() > 1 || flags.transport == "mpi") {
+#ifdef SLUICE_HAVE_MPI
+    mpi_ = make_mpi_transport();
+#else
+    refuse("this sluice was built without MPI");
+#endif
+  }
+}
+
+RunPlace::~RunPlace() = default;
+
+const char* RunPlace::transport_name() const {
+  if (kernels_ == nullptr) return mpi_ != nullptr ? "mpi" : "threads";
+  return processes() ? "nccl" : "inprocess";
+}
+
+void RunPlace::open(const RunLayout& layout) {
+  const int there = mpi_ != nullptr ? mpi_->size() : launched_.size;
+  if (processes() && there != layout.size()) {
+    throw InputError(
+        fmt::format("{} pipeline x {} data x {} tensor ranks are {} workers, but {} processes were started",
+                    layout.pipeline, layout.data, layout.tensor, layout.size(), there));
+  }
+  if (kernels_ == nullptr) return;
+  open_devices(layout);
+  if (processes()) meet();
+}
+
+void RunPlace::open_devices(const RunLayout& layout) {
+  const DeviceProvider& provider = *device_provider();
+  devices_.kernels = kernels_;
+  devices_.devices.assign(layout.size(), nullptr);
+  if (processes()) {
+    if (request_.kind != DeviceRequest::gpu) {
+      throw InputError(
+          fmt::format("--devices {}: partitions are of one process; processes have a GPU each", to_string(request_)));
+    }
+    const auto visible = provider.num_devices();
+    const int ordinal = ordinal_of(launched_.local_rank, visible);
+    opened_ = provider.open({.kind = DeviceRequest::gpu, .count = 1}, std::array{ordinal});
+    devices_.devices[launched_.rank] = opened_.front().get();
+    return;
+  }
+  DeviceRequest request = request_;
+  if (request.count == 0) request.count = layout.size();
+  if (request.count != layout.size()) {
+    throw InputError(fmt::format("--devices {}: {} pipeline x {} data x {} tensor ranks are {} workers",
+                                 to_string(request), layout.pipeline, layout.data, layout.tensor, layout.size()));
+  }
+  const auto visible = provider.num_devices();
+  if (request.kind == DeviceRequest::gpu && request.count > visible) {
+    throw InputError(
+        fmt::format("--devices {}: {} workers, and {} GPU{}: --devices green:{} has them share one, side by side",
+                    to_string(request), layout.size(), visible, visible == 1 ? "" : "s", layout.size()));
+  }
+  opened_ = provider.open(request);
+  for (std::size_t rank = 0; rank < opened_.size(); ++rank) devices_.devices[rank] = opened_[rank].get();
+}
+
+void RunPlace::meet() {
+  if (mpi_ == nullptr) {
+    const std::string path = bootstrap_file_.empty() ? bootstrap_path(launched_) : bootstrap_file_;
+    bootstrap_ = std::make_unique<FileBootstrap>(path, launched_.run.empty() ? path : launched_.run, launched_.rank);
+  }
+  const auto broadcast = [&](std::span<std::byte> bytes) {
+    mpi_ != nullptr ? mpi_->broadcast(bytes) : bootstrap_->broadcast(bytes, kTimeToMeet);
+  };
+  nccl_ = std::make_unique<NcclWorld>(nccl(), *opened_.front(), launched_.rank, launched_.size, broadcast);
+  devices_.transport = &nccl_->devices(*transport());
+}
+
+Transport* RunPlace::transport() const {
+  if (mpi_ != nullptr) return mpi_.get();
+  return nccl_ != nullptr ? &nccl_->control() : nullptr;
+}
+
+WorkerDevice RunPlace::own_device() const {
+  if (kernels_ == nullptr) return {};
+  return {devices_.devices[launched_.rank], devices_.transport};
+}
+
+std::string RunPlace::agreed(const std::string& text) const {
+  Transport* const between = transport();
+  if (between == nullptr) return text;
+  std::array<char, 4096> bytes{};
+  std::copy_n(text.begin(), std::min(text.size(), bytes.size() - 1), bytes.begin());
+  between->broadcast(std::as_writable_bytes(std::span(bytes)));
+  return bytes.data();
+}
+
+std::string RunPlace::machine(int workers) const {
+  const std::string name = opened_.empty() ? processor() : opened_.front()->name();
+  return fmt::format("{}, {} at work", name, workers);
+}
+
+}  // namespace sluice::tools

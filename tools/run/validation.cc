@@ -1,0 +1,148 @@
+#include "tools/run/validation.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "exec/measure/measured_timeline.h"
+#include "model/cost/fitted.h"
+#include "model/cost/price.h"
+#include "model/timeline/memory.h"
+#include "model/units.h"
+#include "sim/engine.h"
+
+namespace sluice::tools {
+namespace {
+
+constexpr Duration kShortest = std::chrono::microseconds(1);
+
+double in_seconds(Duration duration) { return static_cast<double>(duration.count()) / 1e9; }
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+Duration duration_of(const Timeline& timeline, VertexId v) { return timeline.end[v] - timeline.start[v]; }
+
+// What a rank's optimizer steps and norms go over.
+ParameterCounts parameters_of(const RunPlan& plan) {
+  ParameterCounts counts;
+  const Schedule& schedule = plan.schedule();
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    counts.of_stage.push_back(plan.stage(0, stage).memory().weights / plan.element_bytes());
+  }
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    std::int64_t on_rank = 0;
+    for (const int stage : schedule.stages_of(rank)) on_rank += counts.of_stage[stage];
+    counts.most_on_a_rank = std::max(counts.most_on_a_rank, on_rank);
+  }
+  return counts;
+}
+
+std::vector<KindValidation> validate_kinds(const OpGraph& graph, const Timeline& predicted,
+                                           const std::vector<Timeline>& measured) {
+  std::array<KindValidation, kNumRowKinds> kinds;
+  std::array<std::vector<double>, kNumRowKinds> sums;
+  std::array<std::pair<double, int>, kNumRowKinds> errors{};
+  for (auto& sum : sums) sum.resize(measured.size());
+  std::vector<double> durations(measured.size());
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const auto at = static_cast<std::size_t>(kind_of(graph[v]));
+    const double expected = in_seconds(duration_of(predicted, v));
+    kinds[at].kind = static_cast<RowKind>(at);
+    ++kinds[at].count;
+    kinds[at].predicted_s += expected;
+    for (std::size_t run = 0; run < measured.size(); ++run) {
+      durations[run] = in_seconds(duration_of(measured[run], v));
+      sums[at][run] += durations[run];
+    }
+    if (duration_of(predicted, v) <= kShortest) continue;
+    errors[at].first += std::abs(median(durations) / expected - 1);
+    ++errors[at].second;
+  }
+  std::vector<KindValidation> out;
+  for (std::size_t at = 0; at < kinds.size(); ++at) {
+    if (kinds[at].count == 0) continue;
+    kinds[at].measured_s = median(sums[at]);
+    if (errors[at].second > 0) kinds[at].op_error = errors[at].first / errors[at].second;
+    out.push_back(kinds[at]);
+  }
+  return out;
+}
+
+std::vector<RankValidation> validate_ranks(const RunPlan& plan, const Timeline& predicted, const Metrics& expected,
+                                           const std::vector<Metrics>& measured, const PlanTrials& trials) {
+  const std::vector<RankMemory> memory = memory_over_time(plan.graph(), predicted, false);
+  const auto bubble = [](const Metrics& metrics, std::size_t rank) {
+    return 1 - in_seconds(metrics.ranks[rank].busy) / in_seconds(metrics.makespan);
+  };
+  std::vector<RankValidation> out;
+  for (std::size_t rank = 0; rank < expected.ranks.size(); ++rank) {
+    RankValidation of;
+    std::vector<double> busy, bubbles;
+    for (const Metrics& run : measured) {
+      busy.push_back(in_seconds(run.ranks[rank].busy));
+      bubbles.push_back(bubble(run, rank));
+    }
+    of.busy_s = {in_seconds(expected.ranks[rank].busy), median(busy)};
+    of.bubble_fraction = {bubble(expected, rank), median(bubbles)};
+    of.predicted_peak_bytes = memory[rank].peak_bytes;
+    of.held_bytes = trials.held_bytes[rank];
+    of.arena_bytes = trials.arena_bytes[rank];
+    out.push_back(of);
+  }
+  return out;
+}
+
+}  // namespace
+
+double Validation::median_s() const { return median(measured_s); }
+
+double Validation::memory_difference() const {
+  double most = 0;
+  for (const RankValidation& rank : ranks) {
+    const double difference = static_cast<double>(rank.held_bytes) / static_cast<double>(rank.predicted_peak_bytes) - 1;
+    if (std::abs(difference) > std::abs(most)) most = difference;
+  }
+  return most;
+}
+
+Timeline predict(const RunPlan& plan, const CostTable& table) {
+  Training training;
+  training.tp = plan.layout().tensor;
+  training.dp = plan.layout().data;
+  training.pp = plan.layout().pipeline;
+  training.recompute = plan.spec().recompute ? Training::Recompute::full : Training::Recompute::none;
+  const FittedCost cost(table, training, plan.contents(), nullptr, parameters_of(plan));
+  return simulate(plan.graph(), price(plan.graph(), cost));
+}
+
+Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials) {
+  Validation out{.schedule = plan.schedule().family(), .predicted = predict(plan, table)};
+  const Metrics expected = measure(plan.graph(), out.predicted);
+  std::vector<Timeline> timelines;
+  std::vector<Metrics> metrics;
+  std::vector<double> bubbles;
+  for (const std::vector<WorkerClock>& clocks : trials.clocks) {
+    timelines.push_back(measured_timeline(plan.graph(), clocks));
+    metrics.push_back(measure(plan.graph(), timelines.back()));
+    out.measured_s.push_back(in_seconds(metrics.back().makespan));
+    bubbles.push_back(metrics.back().bubble_fraction);
+  }
+  out.predicted_s = in_seconds(expected.makespan);
+  out.bubble_fraction = {expected.bubble_fraction, median(bubbles)};
+  out.kinds = validate_kinds(plan.graph(), out.predicted, timelines);
+  out.ranks = validate_ranks(plan, out.predicted, expected, metrics, trials);
+  const double middle = out.median_s();
+  const auto nearest = std::min_element(out.measured_s.begin(), out.measured_s.end(), [&](double a, double b) {
+    return std::abs(a - middle) < std::abs(b - middle);
+  });
+  out.nearest = std::move(timelines[nearest - out.measured_s.begin()]);
+  return out;
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,113 @@
+#include "tools/run/validation_output.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace sluice::tools {
+namespace {
+
+using OrderedJson = nlohmann::ordered_json;
+
+std::string ms(double seconds) { return fmt::format("{:.2f}", 1e3 * seconds); }
+std::string mib(std::int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / (1024.0 * 1024.0)); }
+std::string percent(double fraction) { return fmt::format("{:.1f} %", 100 * fraction); }
+std::string signed_percent(double fraction) { return fmt::format("{:+.1f} %", 100 * fraction); }
+
+double difference(double predicted, double measured) { return predicted > 0 ? measured / predicted - 1 : 0; }
+
+void print_summary(std::span<const Validation> validations, const Tolerances& tolerances) {
+  fmt::print("{:<18} {:>10} {:>10} {:>21} {:>9}  {:>16}  {:>17}\n", "schedule", "predicted", "measured",
+             "least to most", "off by", "bubble", "peak memory off");
+  for (const Validation& of : validations) {
+    const auto [least, most] = std::minmax_element(of.measured_s.begin(), of.measured_s.end());
+    fmt::print("{:<18} {:>7} ms {:>7} ms {:>21} {:>9}  {:>7}, {:>7}  {:>17}{}\n", of.schedule, ms(of.predicted_s),
+               ms(of.median_s()), ms(*least) + " to " + ms(*most), signed_percent(of.makespan_difference()),
+               percent(of.bubble_fraction.first), percent(of.bubble_fraction.second),
+               signed_percent(of.memory_difference()), tolerances.holds(of) ? "" : "  outside tolerance");
+  }
+}
+
+void print_details(const Validation& of) {
+  fmt::print("\n{:<12} {:>6} {:>14} {:>14} {:>9} {:>14}\n", of.schedule, "count", "predicted", "measured", "off by",
+             "op by op");
+  for (const KindValidation& kind : of.kinds) {
+    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9} {:>14}\n", kRowKindNames[static_cast<std::size_t>(kind.kind)], kind.count,
+               ms(kind.predicted_s), ms(kind.measured_s), signed_percent(difference(kind.predicted_s, kind.measured_s)),
+               kind.op_error ? percent(*kind.op_error) : "-");
+  }
+  for (std::size_t rank = 0; rank < of.ranks.size(); ++rank) {
+    const RankValidation& at = of.ranks[rank];
+    fmt::print("  rank {:<5} {:>6} {:>11} ms {:>11} ms {:>9}   bubble {} and {}; peak {} and {} of {} MiB\n", rank,
+               "busy", ms(at.busy_s.first), ms(at.busy_s.second),
+               signed_percent(difference(at.busy_s.first, at.busy_s.second)), percent(at.bubble_fraction.first),
+               percent(at.bubble_fraction.second), mib(at.predicted_peak_bytes), mib(at.held_bytes),
+               mib(at.arena_bytes));
+  }
+}
+
+OrderedJson both(const Both<double>& values) { return {{"predicted", values.first}, {"measured", values.second}}; }
+
+OrderedJson validation_json(const Validation& of, const Tolerances& tolerances) {
+  OrderedJson kinds = OrderedJson::array();
+  for (const KindValidation& kind : of.kinds) {
+    OrderedJson row = {{"kind", kRowKindNames[static_cast<std::size_t>(kind.kind)]},
+                       {"count", kind.count},
+                       {"predicted_s", kind.predicted_s},
+                       {"measured_s", kind.measured_s}};
+    if (kind.op_error) row["op_error"] = *kind.op_error;
+    kinds.push_back(std::move(row));
+  }
+  OrderedJson ranks = OrderedJson::array();
+  for (const RankValidation& rank : of.ranks) {
+    ranks.push_back({{"busy_s", both(rank.busy_s)},
+                     {"bubble_fraction", both(rank.bubble_fraction)},
+                     {"predicted_peak_bytes", rank.predicted_peak_bytes},
+                     {"held_bytes", rank.held_bytes},
+                     {"arena_bytes", rank.arena_bytes}});
+  }
+  return {{"schedule", of.schedule},
+          {"within_tolerance", tolerances.holds(of)},
+          {"makespan",
+           {{"predicted_s", of.predicted_s},
+            {"measured_s", of.median_s()},
+            {"difference", of.makespan_difference()},
+            {"runs_s", of.measured_s}}},
+          {"bubble_fraction", both(of.bubble_fraction)},
+          {"memory_difference", of.memory_difference()},
+          {"kinds", std::move(kinds)},
+          {"ranks", std::move(ranks)}};
+}
+
+}  // namespace
+
+bool Tolerances::holds(const Validation& validation) const {
+  return std::abs(validation.makespan_difference()) <= makespan && std::abs(validation.memory_difference()) <= memory;
+}
+
+void print_validations(std::span<const Validation> validations, const ValidationHeading& heading,
+                       const Tolerances& tolerances) {
+  fmt::print("{}, {}, {}, {}; costs {}; medians of {} runs\n\n", heading.machine, heading.model, heading.precision,
+             heading.transport, heading.costs, validations.front().measured_s.size());
+  print_summary(validations, tolerances);
+  for (const Validation& of : validations) print_details(of);
+}
+
+std::string validations_json(std::span<const Validation> validations, const ValidationHeading& heading,
+                             const Tolerances& tolerances) {
+  OrderedJson out = {{"schema", "sluice.validation/1"},
+                     {"machine", heading.machine},
+                     {"model", heading.model},
+                     {"precision", heading.precision},
+                     {"transport", heading.transport},
+                     {"costs", heading.costs},
+                     {"tolerance", tolerances.makespan},
+                     {"memory_tolerance", tolerances.memory},
+                     {"validations", OrderedJson::array()}};
+  for (const Validation& of : validations) out["validations"].push_back(validation_json(of, tolerances));
+  return out.dump(2) + "\n";
+}
+
+}  // namespace sluice::tools

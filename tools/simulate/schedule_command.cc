@@ -1,0 +1,221 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/graph/lowering.h"
+#include "model/graph/rendezvous.h"
+#include "model/input/files.h"
+#include "model/scenario/setup.h"
+#include "model/schedule/pytorch_csv.h"
+#include "model/schedule/schedule_file.h"
+#include "model/schedule/with_communication.h"
+#include "model/timeline/metrics.h"
+#include "tools/command/automatic.h"
+#include "tools/command/command.h"
+#include "tools/command/scenario_flags.h"
+#include "tools/simulate/simulation_output.h"
+
+namespace sluice::tools {
+namespace {
+
+struct Options {
+  std::string name;
+  std::string output;
+  bool json = false;
+  bool check = false;
+  bool communication = false;
+  bool merge_backwards = false;
+  std::unique_ptr<ScenarioFlags> flags;
+};
+
+std::string rank_line(const Schedule& schedule, int rank) {
+  constexpr int kMostOps = 60;
+  std::string out;
+  int count = 0;
+  bool joined = false;
+  for (const Op& op : schedule.ops(rank)) {
+    if (++count > kMostOps && !joined) {
+      fmt::format_to(std::back_inserter(out), " ... ({} ops)", schedule.ops(rank).size());
+      break;
+    }
+    fmt::format_to(std::back_inserter(out), "{}{}{}{}", joined ? "+" : " ", op.stage, letter(op.kind), op.microbatch);
+    if (schedule.sliced()) fmt::format_to(std::back_inserter(out), ".{}", op.slice);
+    joined = op.joined;
+  }
+  return out;
+}
+
+void print_summary(const Schedule& schedule, const OpGraph& graph) {
+  fmt::print("{}: {} ranks, {} stages, {} microbatches", schedule.family(), schedule.num_ranks(), schedule.num_stages(),
+             schedule.num_microbatches());
+  if (schedule.num_batches() > 1) fmt::print(" x {} batches", schedule.num_batches());
+  if (schedule.sliced()) fmt::print(" x {} slices", schedule.max_slices());
+  fmt::print("; {} ops, {} graph vertices, {} edges; complete, no deadlock\n", schedule.num_ops(), graph.size(),
+             graph.num_edges());
+  constexpr int kMostRows = 32;
+  for (int rank = 0; rank < std::min(schedule.num_ranks(), kMostRows); ++rank) {
+    fmt::print("rank {} (stages {}; peak {:.4g} in flight):{}\n", rank, fmt::join(schedule.stages_of(rank), ", "),
+               peak_in_flight(schedule, rank), rank_line(schedule, rank));
+  }
+  if (schedule.num_ranks() > kMostRows) fmt::print("... ({} ranks)\n", schedule.num_ranks());
+}
+
+// What `--check` found.
+struct Verdict {
+  std::string check;
+  bool good = true;
+  bool note = false;  // not good is not an error: the schedule runs, but not in that way
+  std::string detail;
+};
+
+// The checks that a schedule which could be made has not passed yet.
+void check_further(const Schedule& schedule, const std::string& source, std::vector<Verdict>& out) {
+  out.push_back({.check = "ops", .detail = fmt::format("{} ops, each once, on its rank", schedule.num_ops())});
+  try {
+    const OpGraph graph = lower_named(schedule, {}, source);
+    out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
+  } catch (const ScheduleError& error) {
+    out.push_back({.check = "deadlock", .good = false, .detail = error.what()});
+    return;
+  }
+  const bool own = schedule.has_communication();
+  if (own) {
+    out.push_back({.check = "communication",
+                   .detail = "each hop has one send and one receive, in one order at both ends of each pair of ranks"});
+  }
+  const Schedule communicating = own ? schedule : with_communication(schedule);
+  const std::string whose = own ? "its own order" : "receives posted when the sender sends, as PyTorch places them";
+  for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
+                                       std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
+    const std::string ring = hanging_cycle(communicating, exchange);
+    // One by one is stricter than anybody runs: PyTorch and Megatron-LM batch what stands together.
+    out.push_back({.check = name,
+                   .good = ring.empty(),
+                   .note = exchange == Exchange::rendezvous,
+                   .detail = ring.empty() ? "all ranks run to the end: " + whose : "hangs: " + ring});
+  }
+  if (own) return;
+  Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
+  try {
+    const std::string ring = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    if (!ring.empty()) late = {late.check, false, true, "hangs: " + ring};
+  } catch (const ScheduleError& error) {
+    late = {late.check, false, true, error.what()};
+  }
+  out.push_back(late);
+}
+
+std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
+  std::vector<Verdict> out;
+  try {
+    const Schedule schedule = make_schedule(scenario);
+    check_further(merge_backwards ? with_merged_backwards(schedule) : schedule, scenario.schedule, out);
+  } catch (const ScheduleError& error) {
+    out.push_back({.check = "ops", .good = false, .detail = error.what()});
+  }
+  return out;
+}
+
+// Prints all verdicts. Throws the first that is an error.
+int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
+  const auto word = [](const Verdict& verdict) { return verdict.good ? "ok" : verdict.note ? "note" : "error"; };
+  const auto failed =
+      std::find_if(verdicts.begin(), verdicts.end(), [](const Verdict& v) { return !v.good && !v.note; });
+  const bool good = failed == verdicts.end();
+  if (json) {
+    nlohmann::ordered_json checks = nlohmann::ordered_json::array();
+    for (const Verdict& v : verdicts)
+      checks.push_back({{"check", v.check}, {"verdict", word(v)}, {"detail", v.detail}});
+    const nlohmann::ordered_json out = {{"schema", "sluice.schedule_check/1"}, {"valid", good}, {"checks", checks}};
+    fmt::print("{}\n", out.dump(2));
+  } else {
+    for (const Verdict& v : verdicts) fmt::print("{:<6}{:<33}{}\n", word(v), v.check, v.detail);
+  }
+  if (good) return kDone;
+  throw ScheduleError(failed->detail);  // said on standard error too
+}
+
+// Writes the schedule as the options say, named for errors.
+int write_schedule(const Options& options, Schedule schedule, const std::string& name) {
+  if (options.merge_backwards) schedule = with_merged_backwards(schedule);
+  const OpGraph graph = lower_named(schedule, {}, name);  // finds deadlocks
+  const bool csv = options.output.ends_with(".csv");
+  const bool own = schedule.has_communication();
+  const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
+  if (!options.output.empty()) {
+    write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication) : schedule_to_json(written));
+  }
+  if (options.json) {
+    fmt::print("{}", schedule_to_json(written));
+  } else {
+    print_summary(schedule, graph);
+  }
+  return kDone;
+}
+
+int automatic_schedule(const Options& options, const Scenario& scenario) {
+  const PlannedSetup planned = planned_with_progress(scenario);
+  const Schedule& schedule = planned.setup->schedule();
+  if (options.check) {
+    std::vector<Verdict> verdicts;
+    check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
+    return print_verdicts(verdicts, options.json);
+  }
+  fmt::print(options.json ? stderr : stdout, "{}\n", automatic_line(*planned.automatic));
+  return write_schedule(options, schedule, kAutomatic);
+}
+
+int schedule_command(const Options& options) {
+  const bool csv = options.output.ends_with(".csv");
+  if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
+    throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
+  }
+  nlohmann::json document = options.flags->document("");
+  if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // it has keys of its own
+  Scenario scenario = ScenarioFlags::read(document, "");
+  if (!options.name.empty()) scenario.schedule = options.name;
+  if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
+  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
+  return write_schedule(options, make_schedule(scenario), scenario.schedule);
+}
+}  // namespace
+
+Subcommand add_schedule_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "schedule",
+      "Makes a schedule of a family, or reads one from a file, and checks it: every op once, on "
+      "its rank, no deadlock.\n\n"
+      "Examples:\n"
+      "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
+      "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
+      "  sluice schedule mine.json\n"
+      "  sluice schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8 --memory-cap 4mb -o auto.json\n"
+      "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv\n"
+      "  sluice schedule zb-h1 --pp 4 --microbatches 8 --communication -o zbh1_comms.csv\n"
+      "  sluice schedule zbh1_comms.csv --check\n\n"
+      "--check prints a line for each check. Errors, with exit code 4: an op that is missing, double "
+      "or misplaced; a deadlock; communication without its partner or in another order than the "
+      "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
+      "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
+  const auto options = std::make_shared<Options>();
+  command->add_option("name", options->name,
+                      "a family ('sluice schedules' lists them), a schedule file, or auto: one made for these costs");
+  command->add_option("-o,--output", options->output,
+                      "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's)");
+  command->add_flag("--check", options->check, "run every check and print what each found");
+  command->add_flag("--communication", options->communication,
+                    "write sends and receives too: the file's own, or else where PyTorch places them");
+  command->add_flag("--merge-backward", options->merge_backwards,
+                    "make each I that its W directly follows one B, as PyTorch does");
+  command->add_flag("--json", options->json, "the schedule itself as JSON on standard output");
+  options->flags = std::make_unique<ScenarioFlags>(*command);
+  return {command, [options] { return schedule_command(*options); }};
+}
+
+}  // namespace sluice::tools

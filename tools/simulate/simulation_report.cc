@@ -1,0 +1,232 @@
+#include "tools/simulate/simulation_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "model/input/json_reader.h"
+#include "model/timeline/causes.h"
+#include "model/timeline/critical_path.h"
+#include "sim/planner/auto_setup.h"
+#include "tools/command/version.h"
+#include "traces/quantity_text.h"
+
+namespace sluice::tools {
+namespace {
+
+double share(Duration part, Duration whole) {
+  return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
+}
+
+// "97 % compute, 3 % transfers": what is at least a thousandth of the path.
+std::string path_text(const CriticalPath& path, Duration makespan) {
+  std::string out;
+  const auto add = [&](Duration part, std::string_view name) {
+    const double of = share(part, makespan);
+    if (of < 0.001) return;
+    if (!out.empty()) out += ", ";
+    out += fmt::format("{:.1f} % {}", 100 * of, name);
+  };
+  add(path.compute, "compute");
+  add(path.transfer, "transfers");
+  add(path.latency, "latency");
+  add(path.collective, "collectives");
+  add(path.optimizer, "optimizer");
+  add(path.idle, "idle");
+  return out;
+}
+
+// "warm-up 41 %, drain 49 %": of all idle time.
+std::string causes_text(const std::vector<IdleByCause>& idle) {
+  constexpr const char* kWords[kNumIdleCauses] = {"warm-up", "drain", "sender", "slice", "link", "optimizer", "other"};
+  IdleByCause sum{};
+  Duration all{0};
+  for (const IdleByCause& of : idle) {
+    for (std::size_t c = 0; c < sum.size(); ++c) {
+      sum[c] += of[c];
+      all += of[c];
+    }
+  }
+  std::string out;
+  for (std::size_t c = 0; c < sum.size(); ++c) {
+    if (sum[c].count() == 0) continue;
+    if (!out.empty()) out += ", ";
+    out += fmt::format("{} {:.0f} %", kWords[c], 100 * share(sum[c], all));
+  }
+  return out;
+}
+
+std::vector<ReportFigure> headline(const Setup& setup, const Prediction& prediction) {
+  const Metrics& metrics = prediction.metrics;
+  const Schedule& schedule = setup.schedule();
+  const bool flush = schedule.weight_policy() == WeightPolicy::flush;
+  const Duration iteration =
+      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
+  const std::string causes = causes_text(prediction.idle);
+  std::vector<ReportFigure> out;
+  out.push_back(
+      {"Iteration", time_text(iteration),
+       flush ? "one batch, from the first start to the last end" : "one batch of many, without a flush between them",
+       to_seconds(iteration)});
+  const Throughput& throughput = prediction.throughput;
+  if (throughput.tokens_per_s > 0) {
+    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s), "of the whole cluster", throughput.tokens_per_s});
+  }
+  if (throughput.mfu > 0) {
+    out.push_back({"MFU", fmt::format("{:.1f} %", 100 * throughput.mfu),
+                   fmt::format("{:.1f} TFLOP/s a device", throughput.model_tflops_per_device), throughput.mfu, true});
+  } else if (throughput.model_tflops_per_device > 0) {
+    out.push_back({"TFLOP/s a device", fmt::format("{:.1f}", throughput.model_tflops_per_device),
+                   "the model's, without recomputation", throughput.model_tflops_per_device});
+  }
+  if (prediction.fit) {
+    const Fit& fit = *prediction.fit;
+    out.push_back({"Memory", fmt::format("{:.1f} GiB", static_cast<double>(fit.needed_bytes) / kGiB),
+                   fmt::format("{} {:.1f} GiB; rank {} needs most, with the allocator's overhead",
+                               fit.fits ? "fits in" : "DOES NOT FIT in", static_cast<double>(fit.capacity_bytes) / kGiB,
+                               fit.rank),
+                   static_cast<double>(fit.needed_bytes)});
+  }
+  out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
+                 causes.empty() ? "idle share of all rank time" : "idle share of all rank time: " + causes,
+                 metrics.bubble_fraction, true});
+  out.push_back(
+      {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
+       fmt::format("the makespan is so much longer than the busiest rank's work, {}", time_text(metrics.ideal)),
+       metrics.bubble_over_ideal, true});
+  if (!flush) {
+    out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("of {} batches", schedule.num_batches()),
+                   to_seconds(metrics.makespan)});
+  }
+  out.push_back({"Span", time_text(metrics.span), "the longest that one rank is between its first and last op",
+                 to_seconds(metrics.span)});
+  out.push_back({"Period", time_text(prediction.period), "a batch, when batches follow without a barrier",
+                 to_seconds(prediction.period)});
+  const CriticalPath& path = prediction.critical_path;
+  out.push_back({"Longest path",
+                 fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
+                 path_text(path, metrics.makespan),
+                 {}});
+  return out;
+}
+
+// A word that a shell gives back as it is.
+std::string shell_word(const std::string& word) {
+  constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
+  if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
+  std::string out = "'";
+  for (const char c : word) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return out + "'";
+}
+
+}  // namespace
+
+SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file) {
+  namespace fs = std::filesystem;
+  SimulatedRun run;
+  std::error_code error;
+  if (names_file(word) || fs::is_regular_file(word, error)) {
+    run.scenario = read_file(word);
+    const Json other = parse_json(run.scenario, word);
+    run.setup = planned_setup(scenario_from_json(other, word, fs::path(word).parent_path().string())).setup;
+  } else {
+    Json other = document;
+    Json& schedule = other["schedule"];
+    if (!schedule.is_object()) schedule = Json::object();
+    schedule["name"] = word;
+    if (word != kAutomatic) {
+      for (const char* key : {"memory_cap", "placement", "time_budget_s"}) schedule.erase(key);
+    }
+    run.scenario = other.dump(2) + "\n";
+    const std::string source = "--compare-with " + word;
+    try {
+      run.setup = planned_setup(scenario_from_json(other, source, fs::path(file).parent_path().string())).setup;
+    } catch (const InputError& wrong) {
+      const std::string what = wrong.what();
+      throw InputError(what.starts_with(source) ? what : source + ": " + what);
+    }
+  }
+  run.prediction = predict(*run.setup, {.keep_memory = true});
+  return run;
+}
+
+std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction& prediction) {
+  if (!prediction.fit || !setup.scenario().cluster) return std::nullopt;
+  const auto& gpu = setup.scenario().cluster->gpu;
+  const auto free = static_cast<double>(prediction.fit->capacity_bytes - gpu.reserved_bytes);
+  return static_cast<std::int64_t>(free / (1 + gpu.fragmentation));
+}
+
+std::string scenario_text(const nlohmann::json& document, const std::string& file) {
+  if (!file.empty()) {
+    std::string text = read_file(file);
+    Json written = parse_json(text, file);
+    // Short forms count as what they stand for.
+    for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
+      if (written.contains(key) && written[key].is_string()) written[key] = Json{{name, written[key]}};
+    }
+    if (written == document) return text;
+  }
+  return document.dump(2) + "\n";
+}
+
+std::string run_title(const Schedule& schedule) {
+  const auto count = [](int n, const char* what, const char* plural) {
+    return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
+  };
+  std::string out = schedule.family() + ", " + count(schedule.num_ranks(), "rank", "s");
+  if (schedule.num_chunks() > 1) out += fmt::format(" x {} chunks", schedule.num_chunks());
+  out += ", " + count(schedule.num_microbatches(), "microbatch", "es");
+  if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
+  if (schedule.num_batches() > 1) out += fmt::format(", {} batches", schedule.num_batches());
+  return out;
+}
+
+std::string shell_line(const std::vector<std::string>& arguments) {
+  std::string out = "sluice";
+  for (std::size_t i = 1; i < arguments.size(); ++i) out += " " + shell_word(arguments[i]);
+  return out;
+}
+
+DrawnRun drawn_run(const Setup& setup, const Prediction& prediction) {
+  return {.graph = &setup.graph(),
+          .timeline = &prediction.timeline,
+          .metrics = &prediction.metrics,
+          .memory = prediction.memory,
+          .title = run_title(setup.schedule()),
+          .capacity_bytes = tensor_capacity(setup, prediction)};
+}
+
+ReportRun report_run(const Setup& setup, const Prediction& prediction, std::string scenario) {
+  ReportRun run;
+  run.name = run_title(setup.schedule());
+  run.drawn = drawn_run(setup, prediction);
+  run.headline = headline(setup, prediction);
+  run.scenario = std::move(scenario);
+  return run;
+}
+
+void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
+                             const std::string& scenario, const SimulatedRun* second, const std::string& command_line) {
+  Report report;
+  report.version = kVersion;
+  report.command_line = command_line;
+  report.runs.push_back(report_run(setup, prediction, scenario));
+  report.title = report.runs[0].name;
+  if (setup.scenario().model) {
+    report.title = setup.scenario().model->name + ": " + report.title;
+    if (setup.scenario().cluster) report.title += " on " + setup.scenario().cluster->name;
+  }
+  if (second != nullptr) {
+    report.runs.push_back(report_run(*second->setup, second->prediction, second->scenario));
+    report.title += " against " + report.runs[1].name;
+  }
+  write_report_file(path, report);
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,273 @@
+#include "tools/simulate/sweep.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "model/errors.h"
+#include "sim/parallel.h"
+#include "sim/planner/auto_setup.h"
+#include "sim/prediction.h"
+#include "tools/command/progress.h"
+#include "tools/command/scenario_flags.h"
+#include "traces/quantity_text.h"
+
+namespace sluice::tools {
+namespace {
+
+constexpr std::int64_t kMostPoints = 100'000;
+
+SweepPoint::Result summary_of(const Prediction& prediction) {
+  SweepPoint::Result out;
+  out.iteration =
+      prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
+  out.makespan = prediction.metrics.makespan;
+  out.bubble_fraction = prediction.metrics.bubble_fraction;
+  out.tokens_per_s = prediction.throughput.tokens_per_s;
+  out.model_tflops_per_device = prediction.throughput.model_tflops_per_device;
+  out.mfu = prediction.throughput.mfu;
+  for (const RankMetrics& rank : prediction.metrics.ranks) {
+    out.peak_in_flight = std::max(out.peak_in_flight, rank.peak_in_flight);
+  }
+  for (const RankMemory& rank : prediction.memory) {
+    out.peak_memory_bytes = std::max(out.peak_memory_bytes, rank.peak_bytes);
+  }
+  if (prediction.fit) {
+    out.peak_memory_bytes = prediction.fit->needed_bytes;
+    out.fits = prediction.fit->fits;
+  }
+  if (prediction.trials) {
+    out.median = prediction.trials->quantile(0.5);
+    out.slow_tail = prediction.trials->quantile(0.95);
+  }
+  return out;
+}
+
+bool any(const Sweep& sweep, auto&& has) {
+  return std::any_of(sweep.points.begin(), sweep.points.end(),
+                     [&](const SweepPoint& point) { return point.result && has(*point.result); });
+}
+
+// Of a text as terminals show it: bytes that go on with a character count nothing.
+std::size_t columns(const std::string& text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
+}
+
+// A cell of CSV, quoted where it must be (RFC 4180).
+std::string csv_cell(const std::string& text) {
+  if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
+  std::string out = "\"";
+  for (const char c : text) out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  return out + '"';
+}
+
+}  // namespace
+
+SweepAxis parse_sweep_axis(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  if (equals == 0 || equals == std::string::npos || equals + 1 == text.size()) {
+    throw InputError(fmt::format("--sweep: expected key=a,b,c, got '{}'", text));
+  }
+  SweepAxis axis{.key = text.substr(0, equals)};
+  std::string value;
+  int depth = 0;
+  bool quoted = false;
+  for (std::size_t i = equals + 1; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') quoted = !quoted;
+    if (!quoted && (c == '[' || c == '{')) ++depth;
+    if (!quoted && (c == ']' || c == '}')) --depth;
+    if (c == ',' && depth == 0 && !quoted) {
+      axis.values.push_back(std::move(value));
+      value.clear();
+    } else {
+      value += c;
+    }
+  }
+  axis.values.push_back(std::move(value));
+  for (const std::string& each : axis.values) {
+    if (each.empty()) throw InputError(fmt::format("--sweep: expected values between the commas, got '{}'", text));
+  }
+  return axis;
+}
+
+Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes) {
+  Sweep sweep{.axes = std::move(axes)};
+  std::int64_t count = 1;
+  for (const SweepAxis& axis : sweep.axes) {
+    nlohmann::json trial = base;
+    ScenarioFlags::set(trial, axis.key, axis.values.front(), file);  // an unknown key is the whole sweep's error
+    count *= std::ssize(axis.values);
+    if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
+  }
+  sweep.points.resize(count);
+  Progress progress("predicted", count);
+  std::atomic<std::int64_t> done = 0;
+  parallel_for(count, [&](std::int64_t index) {
+    SweepPoint& point = sweep.points[index];
+    point.values.resize(sweep.axes.size());
+    std::int64_t rest = index;
+    for (std::size_t a = sweep.axes.size(); a-- > 0;) {
+      const auto& values = sweep.axes[a].values;
+      point.values[a] = values[rest % std::ssize(values)];
+      rest /= std::ssize(values);
+    }
+    try {
+      nlohmann::json document = base;
+      for (std::size_t a = 0; a < sweep.axes.size(); ++a) {
+        ScenarioFlags::set(document, sweep.axes[a].key, point.values[a], file);
+      }
+      const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
+      point.result = summary_of(predict(*planned.setup));
+    } catch (const InputError& error) {
+      point.error = error.what();
+    } catch (const ScheduleError& error) {
+      point.error = error.what();
+    }
+    progress.done(++done);
+  });
+  return sweep;
+}
+
+std::string sweep_table(const Sweep& sweep) {
+  const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
+  const bool mfu = any(sweep, [](const auto& r) { return r.mfu > 0; });
+  const bool bytes = any(sweep, [](const auto& r) { return r.peak_memory_bytes > 0; });
+  const bool trials = any(sweep, [](const auto& r) { return r.median.has_value(); });
+  std::vector<std::string> head;
+  for (const SweepAxis& axis : sweep.axes) head.push_back(axis.key);
+  head.insert(head.end(), {"iteration", "bubble", "in flight"});
+  if (tokens) head.emplace_back("tokens/s");
+  if (mfu) head.emplace_back("MFU");
+  if (bytes) head.emplace_back("peak GiB");
+  if (trials) head.insert(head.end(), {"median", "95 %"});
+  std::vector<std::vector<std::string>> rows = {head};
+  for (const SweepPoint& point : sweep.points) {
+    std::vector<std::string>& row = rows.emplace_back(point.values);
+    if (!point.result) continue;
+    const SweepPoint::Result& of = *point.result;
+    row.push_back(time_text(of.iteration));
+    row.push_back(fmt::format("{:.1f} %", 100 * of.bubble_fraction));
+    row.push_back(fmt::format("{:.4g}", of.peak_in_flight));
+    if (tokens) row.push_back(grouped(of.tokens_per_s));
+    if (mfu) row.push_back(fmt::format("{:.1f} %", 100 * of.mfu));
+    if (bytes) {
+      row.push_back(fmt::format("{:.2f}{}", static_cast<double>(of.peak_memory_bytes) / kGiB,
+                                of.fits.value_or(true) ? "" : " does not fit"));
+    }
+    if (trials) {
+      row.push_back(of.median ? time_text(*of.median) : "");
+      row.push_back(of.slow_tail ? time_text(*of.slow_tail) : "");
+    }
+  }
+  std::vector<std::size_t> widths(head.size(), 0);
+  for (const auto& row : rows) {
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], columns(row[c]));
+  }
+  std::string out;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    for (std::size_t c = 0; c < rows[r].size(); ++c)
+      fmt::format_to(std::back_inserter(out), "  {:>{}}", rows[r][c], widths[c]);
+    if (r > 0 && !sweep.points[r - 1].result) out += "  " + sweep.points[r - 1].error;
+    out += '\n';
+  }
+  return out;
+}
+
+std::string sweep_csv(const Sweep& sweep) {
+  std::string out;
+  for (const SweepAxis& axis : sweep.axes) out += csv_cell(axis.key) + ",";
+  out +=
+      "iteration_s,makespan_s,bubble_fraction,peak_in_flight,tokens_per_s,model_tflops_per_device,mfu,peak_memory_"
+      "bytes,"
+      "fits,median_s,p95_s,error\n";
+  const auto to = std::back_inserter(out);
+  for (const SweepPoint& point : sweep.points) {
+    for (const std::string& value : point.values) out += csv_cell(value) + ",";
+    if (point.result) {
+      const SweepPoint::Result& of = *point.result;
+      const auto optional = [](const auto& value, auto&& text) { return value ? text(*value) : std::string(); };
+      const auto seconds = [](Duration d) { return fmt::format("{}", to_seconds(d)); };
+      fmt::format_to(to, "{},{},{},{},{},{},{},{},{},{},{},\n", to_seconds(of.iteration), to_seconds(of.makespan),
+                     of.bubble_fraction, of.peak_in_flight, of.tokens_per_s, of.model_tflops_per_device, of.mfu,
+                     of.peak_memory_bytes, optional(of.fits, [](bool fits) { return std::string(fits ? "1" : "0"); }),
+                     optional(of.median, seconds), optional(of.slow_tail, seconds));
+    } else {
+      fmt::format_to(to, ",,,,,,,,,,,{}\n", csv_cell(point.error));
+    }
+  }
+  return out;
+}
+
+std::string sweep_json(const Sweep& sweep) {
+  using OrderedJson = nlohmann::ordered_json;
+  OrderedJson out;
+  out["schema"] = "sluice.sweep/1";
+  OrderedJson keys = OrderedJson::array();
+  for (const SweepAxis& axis : sweep.axes) keys.push_back(axis.key);
+  out["keys"] = std::move(keys);
+  OrderedJson points = OrderedJson::array();
+  for (const SweepPoint& point : sweep.points) {
+    OrderedJson row;
+    OrderedJson values = OrderedJson::array();
+    for (const std::string& value : point.values) {
+      OrderedJson parsed = OrderedJson::parse(value, nullptr, false);
+      values.push_back(parsed.is_discarded() ? OrderedJson(value) : std::move(parsed));
+    }
+    row["values"] = std::move(values);
+    if (point.result) {
+      const SweepPoint::Result& of = *point.result;
+      row["iteration_s"] = to_seconds(of.iteration);
+      row["makespan_s"] = to_seconds(of.makespan);
+      row["bubble_fraction"] = of.bubble_fraction;
+      row["peak_in_flight"] = of.peak_in_flight;
+      row["tokens_per_s"] = of.tokens_per_s;
+      row["model_tflops_per_device"] = of.model_tflops_per_device;
+      row["mfu"] = of.mfu;
+      row["peak_memory_bytes"] = of.peak_memory_bytes;
+      if (of.fits) row["fits"] = *of.fits;
+      if (of.median) row["median_s"] = to_seconds(*of.median);
+      if (of.slow_tail) row["p95_s"] = to_seconds(*of.slow_tail);
+    } else {
+      row["error"] = point.error;
+    }
+    points.push_back(std::move(row));
+  }
+  out["points"] = std::move(points);
+  return out.dump(2) + "\n";
+}
+
+CurveChart sweep_chart(const Sweep& sweep) {
+  const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
+  CurveChart chart{.title = tokens ? "Throughput" : "Time of an iteration",
+                   .x_label = sweep.axes.front().key,
+                   .y_label = tokens ? "tokens/s" : "iteration (s)",
+                   .hollow_note = "does not fit in memory",
+                   .gap_note = "refused",
+                   .x = sweep.axes.front().values};
+  // The last axis turns fastest, so that the points of one value of the first stand together.
+  const std::size_t others = sweep.points.size() / chart.x.size();
+  for (std::size_t s = 0; s < others; ++s) {
+    CurveSeries series;
+    for (std::size_t a = 1; a < sweep.axes.size(); ++a) {
+      series.name += fmt::format("{}{} {}", a > 1 ? ", " : "", sweep.axes[a].key, sweep.points[s].values[a]);
+    }
+    for (std::size_t i = 0; i < chart.x.size(); ++i) {
+      const auto& result = sweep.points[i * others + s].result;
+      CurvePoint point;
+      if (result) {
+        point.y = tokens ? result->tokens_per_s : to_seconds(result->iteration);
+        point.hollow = !result->fits.value_or(true);
+      }
+      series.points.push_back(point);
+    }
+    chart.series.push_back(std::move(series));
+  }
+  return chart;
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,126 @@
+#include "tools/slice/slice_costs.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "model/errors.h"
+#include "model/scenario/setup.h"
+#include "model/slicing/slice_times_file.h"
+#include "sim/parallel.h"
+
+namespace sluice::tools {
+namespace {
+
+// A part of a scenario document that keys can be taken from and added to; nothing where the document is wrong, which
+// reading it then says.
+nlohmann::json* part_of(nlohmann::json& document, const char* key) {
+  nlohmann::json& part = document[key];
+  if (part.is_null()) part = nlohmann::json::object();
+  return part.is_object() ? &part : nullptr;
+}
+
+// One microbatch of whole sequences, each stage on a rank of its own.
+Scenario as_cells(nlohmann::json document, const std::string& file) {
+  name_schedule(document, "terapipe");
+  if (nlohmann::json* schedule = part_of(document, "schedule")) {
+    schedule->erase("group");
+    schedule->erase("batches");
+  }
+  if (nlohmann::json* parallelism = part_of(document, "parallelism")) {
+    parallelism->erase("vpp");
+    parallelism->erase("layers_per_virtual_stage");
+    // Layers of more stages than ranks are those of chunks.
+    if (parallelism->contains("stage_layers") && parallelism->contains("pp") && (*parallelism)["pp"] != nullptr &&
+        (*parallelism)["pp"] != (*parallelism)["stage_layers"].size()) {
+      parallelism->erase("stage_layers");
+    }
+  }
+  if (nlohmann::json* batch = part_of(document, "batch")) {
+    (*batch)["microbatches"] = 1;
+    batch->erase("global_batch");
+  }
+  return ScenarioFlags::read(document, file);
+}
+
+}  // namespace
+
+int asked_slices(const ScenarioFlags& flags) {
+  const nlohmann::json document = flags.document("");
+  const nlohmann::json::json_pointer place("/schedule/slices");
+  if (!document.contains(place) || !document[place].is_number_integer()) return 0;
+  const auto slices = document[place].get<std::int64_t>();
+  if (slices < 1 || slices > kMaxSlices) {
+    throw InputError(fmt::format("--slices: expected 1 to {}, got {}", kMaxSlices, slices));
+  }
+  return static_cast<int>(slices);
+}
+
+void name_schedule(nlohmann::json& document, const std::string& name) {
+  nlohmann::json* schedule = part_of(document, "schedule");
+  if (schedule == nullptr) return;
+  for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule->erase(key);
+  (*schedule)["name"] = name;
+}
+
+std::int64_t default_granularity(std::int64_t tokens) {
+  constexpr std::int64_t kGranules = 256;
+  std::int64_t granularity = 1;
+  while (granularity * kGranules < tokens) granularity *= 2;
+  return granularity;
+}
+
+SliceCosts::SliceCosts(const nlohmann::json& document, const std::string& file, std::int64_t granularity, bool backward)
+    : scenario_(as_cells(document, file)), backward_(backward) {
+  if (scenario_->training.sequence_length < 1) {
+    throw InputError(
+        fmt::format("{}: /batch/sequence_length: required to cut a sequence (--seq-length)", scenario_->source));
+  }
+  schedule_.emplace(make_schedule(*scenario_));
+  costs_ = std::make_unique<ScenarioCosts>(*scenario_, *schedule_);
+  tokens_ = scenario_->training.sequence_length;
+  granularity_ = granularity > 0 ? granularity : default_granularity(tokens_);
+  cells_ = schedule_->num_ranks();
+  sequences_ = scenario_->shape.sequences;
+}
+
+SliceCosts::SliceCosts(const std::string& times_file, int cells, bool backward) : backward_(backward), cells_(cells) {
+  SliceTimesTable table = read_slice_times(times_file);
+  if (backward && !table.backward) {
+    throw InputError(fmt::format("{}: /backward: required key is missing (--backward)", times_file));
+  }
+  if (!backward) table.backward.reset();
+  table_ =
+      SlicingProblem{.forward = std::move(table.forward), .backward = std::move(table.backward), .num_cells = cells};
+  tokens_ = table_->forward.tokens;
+  granularity_ = table_->forward.granularity;
+}
+
+SliceCosts::~SliceCosts() = default;
+
+SlicingProblem SliceCosts::problem(int sequences) {
+  if (table_) {
+    if (sequences > 1) throw InputError("--joint: a table of times holds for one number of sequences: give a scenario");
+    return *table_;
+  }
+  times_.push_back(std::make_unique<StageTimes>(costs_->cost(), schedule_->num_stages(), costs_->stages(),
+                                                SequenceCut{.tokens = tokens_,
+                                                            .granularity = granularity_,
+                                                            .sequences = sequences > 0 ? sequences : sequences_,
+                                                            .forward_only = !backward_},
+                                                parallel_for));
+  SlicingProblem problem{.forward = times_.back()->slowest_forward(), .num_cells = cells_};
+  if (backward_) problem.backward = times_.back()->slowest_backward();
+  return problem;
+}
+
+Duration SliceCosts::hops() const {
+  Duration sum{};
+  if (!costs_) return sum;
+  for (int rank = 0; rank + 1 < cells_; ++rank) {
+    sum += from_seconds(costs_->cost().transfer(rank, rank + 1, 0).latency_s, "latency of a hop");
+  }
+  return sum;
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,297 @@
+#include "traces/figure/figure.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "model/errors.h"
+#include "traces/figure/figure_rows.h"
+#include "traces/figure/held.h"
+#include "traces/figure/svg.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr double kLeft = 54;  // px beside the plot
+constexpr double kRight = 14;
+constexpr double kTitleHeight = 22;
+constexpr double kCaptionHeight = 20;  // between the rows and what they hold
+constexpr double kHeldHeight = 64;
+constexpr double kBetween = 14;  // from one run to the next
+constexpr double kLegendLine = 17;
+constexpr double kTitleSize = 12;
+constexpr double kTextSize = 10;
+constexpr double kSmallSize = 9;
+
+class Figure {
+ public:
+  Figure(std::span<const DrawnRun> runs, const FigureOptions& options) : options_(options) {
+    for (const DrawnRun& run : runs) scale_.longest = std::max(scale_.longest, run.metrics->makespan);
+    scale_.left = kLeft;
+    scale_.width = options.width - kLeft - kRight;
+    unit_ = unit_for(scale_.longest);
+    step_ = tick_step(longest(), static_cast<int>(scale_.width / 55));
+    std::vector<FigureRows::Room> rooms;
+    std::size_t rows = 0;
+    bool joint = false;
+    for (const DrawnRun& run : runs) {
+      panels_.push_back(
+          {.run = &run, .rows = FigureRows(run, static_cast<int>(panels_.size()) + 1, options.max_ranks), .held = {}});
+      Panel& panel = panels_.back();
+      std::vector<int> ranks;
+      std::copy_if(panel.rows.rows().begin(), panel.rows.rows().end(), std::back_inserter(ranks),
+                   [](int rank) { return rank >= 0; });
+      panel.held = held_over_time(run, ranks);
+      panel.rows.add_rooms(scale_, rooms);
+      rows += panel.rows.rows().size();
+      joint |= panel.rows.has_joint_blocks();
+    }
+    pitch_ = std::clamp(std::floor(420.0 / static_cast<double>(rows)), 10.0, joint ? 24.0 : 18.0);
+    labels_ = choose_labels(rooms, std::min(kTextSize, (joint ? 0.42 : 0.66) * pitch_));
+  }
+
+  std::string draw() {
+    // What is drawn decides the legend, and that the height: the page is put around the rest.
+    Svg body;
+    double y = 4;
+    for (Panel& panel : panels_) {
+      draw_title(body, panel, y);
+      y += kTitleHeight;
+      panel.rows.draw(body, y, pitch_, scale_, labels_, shown_);
+      if (options_.transfers) panel.rows.draw_communication(body, y, pitch_, scale_, shown_);
+      y += pitch_ * static_cast<double>(panel.rows.rows().size());
+      if (panel.held.most > 0) {
+        y += kCaptionHeight;
+        draw_held(body, panel, y);
+        y += kHeldHeight;
+      }
+      y += kBetween;
+    }
+    y = draw_axis(body, y - kBetween + (panels_.back().held.most > 0 ? 0 : 2));
+    y = draw_legend(body, y);
+
+    Svg page(options_.width, y, page_title(), description());
+    if (!labels_.with_kind()) define_hatches(page);
+    page.raw(std::move(body).body());
+    return std::move(page).take();
+  }
+
+ private:
+  struct Panel {
+    const DrawnRun* run = nullptr;
+    FigureRows rows;
+    Held held;
+  };
+
+  double longest() const { return to_seconds(scale_.longest) / unit_.seconds; }
+  double right() const { return options_.width - kRight; }
+
+  // "makespan 33 s, bubble 27.3 %", and of a second run how that compares.
+  std::string result(const Panel& panel) const {
+    const Metrics& metrics = *panel.run->metrics;
+    std::string text = fmt::format("makespan {:.4g} {}", to_seconds(metrics.makespan) / unit_.seconds, unit_.name);
+    const double first = to_seconds(panels_.front().run->metrics->makespan);
+    if (&panel != &panels_.front() && first > 0) {
+      text += fmt::format(" ({:+.1f} %)", 100 * (to_seconds(metrics.makespan) / first - 1));
+    }
+    return text + fmt::format(", bubble {:.1f} %", 100 * metrics.bubble_fraction);
+  }
+
+  std::string page_title() const {
+    std::string title = panels_.front().run->title;
+    if (panels_.size() > 1) title += " above " + panels_.back().run->title;
+    return title;
+  }
+  std::string description() const {
+    std::string text = "Timeline of a pipeline schedule: a row a rank, time from left to right.";
+    for (const Panel& panel : panels_) text += fmt::format(" {}: {}.", panel.run->title, result(panel));
+    return text;
+  }
+
+  void draw_title(Svg& svg, const Panel& panel, double y) const {
+    const std::string words = result(panel);
+    svg.text(right(), y + 14, words, kTextSize, Svg::Anchor::end);
+    // Bold is wider than text_width says, by a tenth.
+    const double room = (right() - kLeft - text_width(words, kTextSize) - 12) / 1.1;
+    svg.text(kLeft, y + 14, shortened(panel.run->title, kTitleSize, room), kTitleSize, Svg::Anchor::start,
+             "font-weight=\"bold\"");
+  }
+
+  template <typename Draw>
+  void for_time_ticks(Draw draw) const {
+    for (int i = 0; i * step_ <= longest() * (1 + 1e-9); ++i) {
+      draw(i * step_, scale_.left + scale_.width * (i * step_ / longest()));
+    }
+  }
+
+  // --- what ranks hold ----------------------------------------------------------------------------------------
+
+  // Of all panels with this unit, so that two of them compare; with the capacity where it is near.
+  double most_held(bool bytes) const {
+    double most = 0;
+    for (const Panel& panel : panels_) {
+      if (panel.held.bytes != bytes) continue;
+      most = std::max({most, panel.held.most, capacity_line(panel)});
+    }
+    return most;
+  }
+  static double capacity(const Panel& panel) {
+    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+    return panel.held.bytes ? static_cast<double>(panel.run->capacity_bytes.value_or(0)) / kGiB : 0;
+  }
+  // 0: not known, or so far off that the curves would lie on the floor.
+  static double capacity_line(const Panel& panel) {
+    return capacity(panel) <= 3 * panel.held.most ? capacity(panel) : 0;
+  }
+
+  static std::string caption(const Panel& panel) {
+    const Held& held = panel.held;
+    std::string text = held.bytes ? "memory (GiB)" : "microbatches in flight";
+    text += fmt::format(": most on rank {}{}, {:.4g}", held.ranks[held.most_at], held.ranks.size() > 1 ? " (bold)" : "",
+                        held.most);
+    if (capacity(panel) > 0) {
+      text += fmt::format(" of {:.4g}{}", capacity(panel), capacity_line(panel) > 0 ? " (dashed)" : "");
+    }
+    return text;
+  }
+
+  void draw_held(Svg& svg, const Panel& panel, double top) const {
+    const Held& held = panel.held;
+    const double bottom = top + kHeldHeight;
+    svg.text(kLeft, top - 6, shortened(caption(panel), kSmallSize, right() - kLeft), kSmallSize);
+    const double highest = most_held(held.bytes) * 1.05;
+    const double step = tick_step(highest, 4);
+    const HeldScale scale{
+        .left = scale_.left, .px_per_ns = scale_.px_per_ns(), .bottom = bottom, .px_per_unit = kHeldHeight / highest};
+    for_time_ticks([&](double, double x) { svg.line(x, top, x, bottom, "stroke=\"#dddddd\" stroke-width=\"0.5\""); });
+    for (int i = 0; i * step <= highest; ++i) {
+      const double y = bottom - scale.px_per_unit * (i * step);
+      svg.line(kLeft - 3, y, right(), y,
+               i == 0 ? "stroke=\"#000000\" stroke-width=\"0.6\"" : "stroke=\"#dddddd\" stroke-width=\"0.5\"");
+      svg.text(kLeft - 5, y + 0.36 * kSmallSize, tick_label(i * step, step), kSmallSize, Svg::Anchor::end);
+    }
+    const Duration end = panel.run->metrics->makespan;
+    for (std::size_t i = 0; i < held.ranks.size(); ++i) {
+      if (i == held.most_at) continue;
+      svg.path(held_path(held.levels[i], end, scale), "fill=\"none\" stroke=\"#888888\" stroke-width=\"0.6\"");
+    }
+    svg.path(held_path(held.levels[held.most_at], end, scale),
+             "fill=\"none\" stroke=\"#000000\" stroke-width=\"1.4\" stroke-linejoin=\"round\"");
+    if (const double line = capacity_line(panel); line > 0) {
+      const double y = bottom - scale.px_per_unit * line;
+      svg.line(kLeft, y, right(), y, "stroke=\"#c00000\" stroke-width=\"1\" stroke-dasharray=\"5 3\"");
+    }
+  }
+
+  // --- axis and legend ----------------------------------------------------------------------------------------
+
+  // Both return where the next thing may stand.
+  double draw_axis(Svg& svg, double y) const {
+    svg.line(kLeft, y, right(), y, "stroke=\"#000000\" stroke-width=\"0.8\"");
+    const std::string title = fmt::format("time ({})", unit_.name);
+    for_time_ticks([&](double value, double x) {
+      svg.line(x, y, x, y + 4, "stroke=\"#000000\" stroke-width=\"0.8\"");
+      const std::string label = tick_label(value, step_);
+      // The last label may end at the edge of the picture.
+      const double half = text_width(label, kTextSize) / 2;
+      svg.text(std::min(x, options_.width - 1 - half), y + 14, label, kTextSize, Svg::Anchor::middle);
+    });
+    svg.text(kLeft + scale_.width / 2, y + 27, title, kTextSize, Svg::Anchor::middle);
+    return y + 34;
+  }
+
+  // Hands out places from left to right, and on the next line where the width ends.
+  struct Flow {
+    double x = kLeft;
+    double y = 0;
+    double right = 0;
+    void take(double width) {
+      if (x > kLeft && x + width > right) {
+        x = kLeft;
+        y += kLegendLine;
+      }
+    }
+  };
+
+  double draw_legend(Svg& svg, double y) const {
+    constexpr double kBoxWidth = 15;
+    constexpr double kBoxHeight = 12;
+    Flow flow{.y = y, .right = right()};
+    const auto box = [&](double x, Rgb colour) {
+      svg.rect(x, flow.y, kBoxWidth, kBoxHeight,
+               fmt::format("fill=\"{}\" stroke=\"#999999\" stroke-width=\"0.5\"", hex(colour)));
+    };
+    const auto words = [&](double boxes, std::string_view text) {
+      svg.text(flow.x + boxes + 4, flow.y + kBoxHeight / 2 + 0.36 * kTextSize, text, kTextSize);
+      flow.x += boxes + 4 + text_width(text, kTextSize) + 12;
+    };
+    for (int s = 0; s < kNumSwatches; ++s) {
+      if (!shown_.swatches[s]) continue;
+      const SwatchLook& look = look_of(static_cast<Swatch>(s));
+      flow.take(kBoxWidth + 4 + text_width(look.name, kTextSize));
+      box(flow.x, look.colour);
+      if (!labels_.with_kind() && !look.hatch.empty()) {
+        svg.rect(flow.x, flow.y, kBoxWidth, kBoxHeight, fmt::format("fill=\"url(#{})\"", look.hatch));
+      }
+      if (labels_.with_kind() && look.letter != ' ') {
+        svg.text(flow.x + kBoxWidth / 2, flow.y + kBoxHeight / 2 + 0.36 * kSmallSize, std::string(1, look.letter),
+                 kSmallSize, Svg::Anchor::middle, is_dark(look.colour) ? "fill=\"#ffffff\"" : "fill=\"#000000\"");
+      }
+      words(kBoxWidth, look.name);
+    }
+    const auto shades = [&](int n, std::string_view what) {
+      if (n < 2) return;
+      const int boxes = std::min(n, 4);
+      const double width = boxes * kBoxWidth;
+      const bool letters = what == "slice" && n <= 26;  // as in the labels
+      const std::string text = letters ? fmt::format("{} a to {:c}", what, static_cast<char>('a' + n - 1))
+                                       : fmt::format("{} 0 to {}", what, n - 1);
+      flow.take(width + 4 + text_width(text, kTextSize));
+      for (int i = 0; i < boxes; ++i) box(flow.x + i * kBoxWidth, lighter(Rgb{0x44, 0x44, 0x44}, shade_of(i, boxes)));
+      words(width, text);
+    };
+    shades(shown_.chunks, "chunk");
+    shades(shown_.slices, "slice");
+    if (shown_.communication) {
+      constexpr std::string_view kWords = "communication";
+      flow.take(kBoxWidth + 4 + text_width(kWords, kTextSize));
+      svg.line(flow.x, flow.y + kBoxHeight / 2, flow.x + kBoxWidth, flow.y + kBoxHeight / 2,
+               fmt::format("stroke=\"{}\" stroke-width=\"1.5\"", hex(palette::kCommunication)));
+      words(kBoxWidth, kWords);
+    }
+    y = flow.y + kLegendLine;
+    const auto note = [&](std::string_view text) {
+      svg.text(kLeft, y + 9, shortened(text, kSmallSize, right() - kLeft), kSmallSize, Svg::Anchor::start,
+               "fill=\"#555555\"");
+      y += 13;
+    };
+    if (shown_.stacked) note("Where ops are too narrow to be seen, the height of a colour is its share of the time.");
+    if (shown_.too_many_transfers) note("Transfers are too many to be drawn.");
+    return y + 4;
+  }
+
+  FigureOptions options_;
+  std::vector<Panel> panels_;
+  TimeScale scale_;
+  TimeUnit unit_;
+  double step_ = 1;    // between ticks, in units
+  double pitch_ = 18;  // px from row to row
+  Labels labels_;
+  Shown shown_;
+};
+
+}  // namespace
+
+std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options) {
+  if (runs.empty() || runs.size() > 2) {
+    throw InputError(fmt::format("a figure shows one or two runs, got {}", runs.size()));
+  }
+  if (!(options.width >= 240 && options.width <= 20'000)) {
+    throw InputError(fmt::format("a figure is 240 to 20000 px wide, got {:g}", options.width));
+  }
+  return Figure(runs, options).draw();
+}
+
+}  // namespace sluice::traces

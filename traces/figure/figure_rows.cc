@@ -1,0 +1,379 @@
+#include "traces/figure/figure_rows.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "model/to_size.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr double kNarrow = 0.5;           // px; ops that are narrower are not drawn one by one where they are many
+constexpr std::ptrdiff_t kFewNarrow = 8;  // so many beside each other are
+constexpr double kColumn = 1;             // px, of stacked shares
+constexpr double kLabelMargin = 1.5;      // px between a label and the edges of its op, both together
+constexpr double kSmallestLabel = 6;
+constexpr int kMostTransfers = 4000;
+
+Swatch swatch_of(const Vertex& op) {
+  if (op.kind == VertexKind::recompute) return Swatch::recompute;
+  if (op.kind == VertexKind::optimizer) return Swatch::optimizer;
+  return static_cast<Swatch>(op.op);
+}
+
+// Of a row, without the gap to the next.
+double row_height(double pitch) { return pitch - (pitch >= 14 ? 2 : 1); }
+
+std::string label_of(const Schedule& schedule, const Vertex& op, LabelText text) {
+  const Swatch swatch = swatch_of(op);
+  std::string label;
+  if (text == LabelText::kind_and_slice || swatch == Swatch::optimizer) label += look_of(swatch).letter;
+  if (swatch == Swatch::optimizer) return label;
+  label += std::to_string(op.microbatch);
+  if (text == LabelText::microbatch || !schedule.sliced()) return label;
+  if (schedule.max_slices() <= 26) return label + static_cast<char>('a' + op.slice);
+  return label + "." + std::to_string(op.slice);
+}
+
+}  // namespace
+
+const SwatchLook& look_of(Swatch swatch) {
+  static constexpr std::array<SwatchLook, kNumSwatches> kLooks = {
+      {{'F', "forward", palette::kForward, ""},
+       {'B', "backward", palette::kBackward, "hatch-b"},
+       {'I', "input gradient", palette::kInputGradient, ""},
+       {'W', "weight gradient", palette::kWeightGradient, "hatch-w"},
+       {'R', "recomputation", palette::kRecompute, "hatch-r"},
+       {'O', "optimizer", palette::kOptimizer, ""},
+       {' ', "idle", palette::kIdle, ""}}};
+  return kLooks[static_cast<std::size_t>(swatch)];
+}
+
+void define_hatches(Svg& svg) {
+  const auto pattern = [&](std::string_view id, std::string_view line) {
+    svg.raw(
+        fmt::format("<pattern id=\"{}\" width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\">"
+                    "<path d=\"{}\" stroke=\"#ffffff\" stroke-width=\"0.6\" stroke-opacity=\"0.4\"/></pattern>\n",
+                    id, line));
+  };
+  svg.raw("<defs>\n");
+  pattern(look_of(Swatch::backward).hatch, "M-1 1l2 -2M0 4l4 -4M3 5l2 -2");
+  pattern(look_of(Swatch::weight_gradient).hatch, "M3 -1l2 2M0 0l4 4M-1 3l2 2");
+  pattern(look_of(Swatch::recompute).hatch, "M2 0v4");
+  svg.raw("</defs>\n");
+}
+
+double shade_of(int i, int n) { return n > 1 ? 0.5 * i / (n - 1) : 0; }
+
+// Draws one row.
+class FigureRows::Painter {
+ public:
+  Painter(const FigureRows& rows, Svg& svg, const TimeScale& scale, const Labels& labels, Shown& shown)
+      : rows_(rows), svg_(svg), scale_(scale), labels_(labels), shown_(shown) {}
+
+  void draw(int rank, double y, double height) {
+    y_ = y;
+    height_ = height;
+    svg_.raw(fmt::format("<g id=\"run{}-rank{}\">\n", rows_.number_, rank));
+    svg_.rect(scale_.left, y, scale_.x(rows_.run_.metrics->makespan) - scale_.left, height,
+              fmt::format("fill=\"{}\"", hex(palette::kIdle)));
+    shown_.swatches[kNumSwatches - 1] = true;
+    const std::span<const VertexId> ops = rows_.ops_[rank];
+    for (auto op = ops.begin(); op != ops.end();) {
+      const auto stretch = narrow_stretch(op, ops.end());
+      if (stretch - op > kFewNarrow) {
+        draw_shares({op, stretch});
+        op = stretch;
+      } else {
+        draw_op(*op++);
+      }
+    }
+    for (const auto& [hatch, data] : hatched_) svg_.path(data, fmt::format("fill=\"url(#{})\"", hatch));
+    draw_texts(white_, "#ffffff");
+    draw_texts(black_, "#000000");
+    svg_.raw("</g>\n");
+    hatched_.clear();
+    white_.clear();
+    black_.clear();
+  }
+
+ private:
+  struct Text {
+    double x = 0;
+    double y = 0;
+    std::string text;
+    double size = 0;
+  };
+
+  double start(VertexId v) const { return scale_.x(rows_.run_.timeline->start[v]); }
+  double end(VertexId v) const { return scale_.x(rows_.run_.timeline->end[v]); }
+
+  // Behind the narrow ops from `op` on that have no gap between them to see.
+  std::span<const VertexId>::iterator narrow_stretch(std::span<const VertexId>::iterator op,
+                                                     std::span<const VertexId>::iterator last) const {
+    auto behind = op;
+    while (behind != last && end(*behind) - start(*behind) < kNarrow &&
+           (behind == op || start(*behind) - end(*(behind - 1)) < kColumn)) {
+      ++behind;
+    }
+    return behind;
+  }
+
+  void draw_op(VertexId v) {
+    const OpGraph& graph = *rows_.run_.graph;
+    if (graph[v].kind != VertexKind::joint) return draw_rectangle(graph[v], start(v), end(v), y_, height_);
+    draw_rectangle(graph[v], start(v), end(v), y_, height_ / 2);
+    draw_rectangle(graph.joint_partner(graph[v]), start(v), end(v), y_ + height_ / 2, height_ / 2);
+  }
+
+  double shade(const Vertex& op) {
+    const Schedule& schedule = rows_.run_.graph->schedule();
+    if (swatch_of(op) == Swatch::optimizer) return 0;
+    const int chunks = static_cast<int>(schedule.stages_of(op.lane).size());
+    if (chunks > 1) {
+      shown_.chunks = std::max(shown_.chunks, chunks);
+      return shade_of(schedule.chunk_of(op.lane, op.stage), chunks);
+    }
+    shown_.slices = std::max(shown_.slices, schedule.max_slices());
+    return shade_of(op.slice, schedule.max_slices());
+  }
+
+  void draw_rectangle(const Vertex& op, double from, double to, double y, double height) {
+    const Swatch swatch = swatch_of(op);
+    const SwatchLook& look = look_of(swatch);
+    shown_.swatches[static_cast<int>(swatch)] = true;
+    const Rgb fill = lighter(look.colour, shade(op));
+    svg_.rect(from, y, to - from, height,
+              fmt::format("fill=\"{}\"{}", hex(fill), to - from > 3 ? " stroke=\"#ffffff\" stroke-width=\"0.5\"" : ""));
+    hatch(look, from, y, to - from, height);
+    if (!labels_.shown[static_cast<int>(swatch)]) return;
+    const double size = std::min(labels_.size, 0.85 * height);
+    std::string text = label_of(rows_.run_.graph->schedule(), op, labels_.text);
+    if (text_width(text, size) + kLabelMargin > to - from) return;
+    // Digits and capitals are some 0.72 em high.
+    (is_dark(fill) ? white_ : black_).push_back({(from + to) / 2, y + height / 2 + 0.36 * size, std::move(text), size});
+  }
+
+  void hatch(const SwatchLook& look, double x, double y, double width, double height) {
+    if (labels_.with_kind() || look.hatch.empty()) return;
+    hatched_[look.hatch] += fmt::format("M{} {}h{}v{}h-{}z", px(x), px(y), px(width), px(height), px(width));
+  }
+
+  void draw_texts(const std::vector<Text>& texts, std::string_view colour) {
+    if (texts.empty()) return;
+    svg_.raw(fmt::format("<g fill=\"{}\" text-anchor=\"middle\">\n", colour));
+    for (const Text& text : texts) svg_.text(text.x, text.y, text.text, text.size);
+    svg_.raw("</g>\n");
+  }
+
+  // Ops too narrow to see: columns in which the height of each colour is its share of the time, idle above them.
+  void draw_shares(std::span<const VertexId> ops) {
+    shown_.stacked = true;
+    const double left = start(ops.front());
+    const double right = end(ops.back());
+    const double first = std::floor(left / kColumn);
+    const auto columns = to_size(std::llround(std::ceil(right / kColumn) - first));
+    std::vector<std::array<double, kNumSwatches>> time(columns, std::array<double, kNumSwatches>{});  // in px
+    const OpGraph& graph = *rows_.run_.graph;
+    for (const VertexId v : ops) {
+      const bool joint = graph[v].kind == VertexKind::joint;
+      const auto swatch = static_cast<std::size_t>(swatch_of(graph[v]));
+      const auto partner = joint ? static_cast<std::size_t>(swatch_of(graph.joint_partner(graph[v]))) : swatch;
+      for (double from = start(v); from < end(v);) {
+        const double column = std::floor(from / kColumn);
+        const double to = std::min(end(v), (column + 1) * kColumn);
+        auto& shares = time[std::min(to_size(std::llround(column - first)), columns - 1)];
+        shares[static_cast<std::size_t>(swatch)] += (to - from) / 2;
+        shares[partner] += (to - from) / 2;
+        if (to <= from) break;
+        from = to;
+      }
+    }
+    for (std::size_t s = 0; s + 1 < kNumSwatches; ++s) draw_share(s, time, first, left, right);
+  }
+
+  // The part of swatch `s` as one path.
+  void draw_share(std::size_t s, const std::vector<std::array<double, kNumSwatches>>& time, double first, double left,
+                  double right) {
+    std::string data;
+    std::string shape;  // y and height of the box that is open
+    double box_left = 0;
+    double box_right = 0;
+    std::string box_y;
+    std::string box_height;
+    const auto close = [&] {
+      if (box_height.empty()) return;
+      const std::string width = px(box_right - box_left);
+      data += fmt::format("M{} {}h{}v{}h-{}z", px(box_left), box_y, width, box_height, width);
+      box_height.clear();
+    };
+    for (std::size_t c = 0; c < time.size(); ++c) {
+      const double from = std::max(left, (first + static_cast<double>(c)) * kColumn);
+      const double to = std::min(right, (first + static_cast<double>(c) + 1) * kColumn);
+      double below = 0;
+      for (std::size_t other = 0; other < s; ++other) below += time[c][other];
+      const double unit = height_ / (to - from);
+      const std::string y = px(y_ + height_ - unit * (below + time[c][s]));
+      std::string height = px(unit * time[c][s]);
+      if (height == "0" || !(to > from)) {
+        close();
+      } else if (height == box_height && y == box_y) {
+        box_right = to;
+      } else {
+        close();
+        box_left = from;
+        box_right = to;
+        box_y = y;
+        box_height = std::move(height);
+      }
+    }
+    close();
+    if (data.empty()) return;
+    shown_.swatches[s] = true;
+    const SwatchLook& look = look_of(static_cast<Swatch>(s));
+    svg_.path(data, fmt::format("fill=\"{}\"", hex(look.colour)));
+    if (!labels_.with_kind() && !look.hatch.empty()) hatched_[look.hatch] += data;
+  }
+
+  const FigureRows& rows_;
+  Svg& svg_;
+  const TimeScale& scale_;
+  const Labels& labels_;
+  Shown& shown_;
+  double y_ = 0;
+  double height_ = 0;
+  std::map<std::string_view, std::string> hatched_;
+  std::vector<Text> white_;
+  std::vector<Text> black_;
+};
+
+FigureRows::FigureRows(const DrawnRun& run, int number, int max_ranks) : run_(run), number_(number) {
+  const OpGraph& graph = *run.graph;
+  const int ranks = graph.schedule().num_ranks();
+  const int most = std::max(max_ranks, 2);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (ranks > most && rank == (most + 1) / 2) {
+      rows_.push_back(-1);
+      rank = ranks - most / 2;
+    }
+    rows_.push_back(rank);
+  }
+  ops_.resize(ranks);
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph.lanes()[graph[v].lane].kind != LaneKind::compute) continue;
+    joint_ |= graph[v].kind == VertexKind::joint;
+    if (run.timeline->end[v] > run.timeline->start[v]) ops_[graph.rank_of(v)].push_back(v);
+  }
+}
+
+void FigureRows::add_rooms(const TimeScale& scale, std::vector<Room>& rooms) const {
+  const OpGraph& graph = *run_.graph;
+  const auto add = [&](const Vertex& op, double width) {
+    Room room{.swatch = swatch_of(op), .width = width};
+    for (std::size_t t = 0; t < room.text.size(); ++t) {
+      room.text[t] = text_width(label_of(graph.schedule(), op, static_cast<LabelText>(t)), 1);
+    }
+    rooms.push_back(room);
+  };
+  for (const int rank : rows_) {
+    if (rank < 0) continue;
+    for (const VertexId v : ops_[rank]) {
+      const double width = scale.x(run_.timeline->end[v]) - scale.x(run_.timeline->start[v]);
+      add(graph[v], width);
+      if (graph[v].kind == VertexKind::joint) add(graph.joint_partner(graph[v]), width);
+    }
+  }
+}
+
+void FigureRows::draw(Svg& svg, double top, double pitch, const TimeScale& scale, const Labels& labels,
+                      Shown& shown) const {
+  Painter painter(*this, svg, scale, labels, shown);
+  const double height = row_height(pitch);
+  const double size = std::min(10.0, 0.9 * pitch);
+  for (const int rank : rows_) {
+    const double baseline = top + height / 2 + 0.36 * size;
+    if (rank < 0) {
+      const std::int64_t hidden = std::ssize(ops_) - (std::ssize(rows_) - 1);
+      svg.text(scale.left, baseline, fmt::format("\u2026 {} ranks not shown", hidden), size, Svg::Anchor::start,
+               "fill=\"#555555\"");
+    } else {
+      svg.text(scale.left - 6, baseline, fmt::format("rank {}", rank), size, Svg::Anchor::end);
+      painter.draw(rank, top, height);
+    }
+    top += pitch;
+  }
+}
+
+void FigureRows::draw_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const {
+  const OpGraph& graph = *run_.graph;
+  const double height = row_height(pitch);
+  std::vector<std::optional<double>> top_of(ops_.size());
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row] >= 0) top_of[rows_[row]] = top + pitch * static_cast<double>(row);
+  }
+  std::string lines;
+  std::string bands;
+  int transfers = 0;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const double from = scale.x(run_.timeline->start[v]);
+    if (graph[v].kind == VertexKind::collective) {
+      for (const int rank : graph.collective(graph[v]).ranks) {
+        const double width = scale.x(run_.timeline->end[v]) - from;
+        if (!top_of[rank] || !(width > 0)) continue;
+        const double band = std::min(3.0, height / 4);
+        bands += fmt::format("M{} {}h{}v{}h-{}z", px(from), px(*top_of[rank] + height - band), px(width), px(band),
+                             px(width));
+      }
+    } else if (graph[v].kind == VertexKind::transfer) {
+      const Lane& lane = graph.lanes()[graph[v].lane];
+      const auto sender = top_of[lane.rank];
+      const auto receiver = top_of[lane.peer];
+      if (!sender || !receiver || ++transfers > kMostTransfers) continue;
+      const double to = scale.x(run_.timeline->arrival(graph, v));
+      const bool down = *receiver > *sender;
+      const double y = down ? *receiver : *receiver + height;
+      // A head of two strokes, as wide as high.
+      lines += fmt::format("M{} {}L{} {}m-1.2 {}l1.2 {}l1.2 {}", px(from), px(down ? *sender + height : *sender),
+                           px(to), px(y), down ? -2.4 : 2.4, down ? 2.4 : -2.4, down ? -2.4 : 2.4);
+    }
+  }
+  const std::string colour = hex(palette::kCommunication);
+  shown.too_many_transfers |= transfers > kMostTransfers;
+  if (transfers > kMostTransfers) lines.clear();
+  shown.communication |= !lines.empty() || !bands.empty();
+  if (!bands.empty()) svg.path(bands, fmt::format("fill=\"{}\"", colour));
+  if (!lines.empty()) svg.path(lines, fmt::format("fill=\"none\" stroke=\"{}\" stroke-width=\"0.7\"", colour));
+}
+
+Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
+  // The largest size that nine in ten of them have room for.
+  const auto size_for = [&](std::size_t text, std::optional<Swatch> of) {
+    std::vector<double> sizes;
+    for (const FigureRows::Room& room : rooms) {
+      if (of && room.swatch != *of) continue;
+      sizes.push_back((room.width - kLabelMargin) / room.text[text]);
+    }
+    if (sizes.empty()) return 0.0;
+    const auto tenth = sizes.begin() + (std::ssize(sizes) - 1) / 10;
+    std::nth_element(sizes.begin(), tenth, sizes.end());
+    return std::min(largest, std::floor(2 * *tenth) / 2);
+  };
+  Labels labels;
+  labels.shown.fill(true);
+  for (const LabelText text : {LabelText::kind_and_slice, LabelText::slice, LabelText::microbatch}) {
+    labels.text = text;
+    labels.size = size_for(static_cast<std::size_t>(text), std::nullopt);
+    // A longer text is worth some size, not all of it.
+    if (labels.size >= std::min(largest, text == LabelText::kind_and_slice ? 7.0 : kSmallestLabel)) return labels;
+  }
+  labels.size = std::min(largest, 7.0);
+  for (int s = 0; s < kNumSwatches; ++s) {
+    labels.shown[s] = size_for(static_cast<std::size_t>(LabelText::microbatch), static_cast<Swatch>(s)) >= labels.size;
+  }
+  return labels;
+}
+
+}  // namespace sluice::traces

@@ -1,0 +1,336 @@
+#include "traces/read/own_trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <set>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+#include "model/schedule/schedule.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr Duration kMostIdle{1'000'000'000'000'000'000};
+
+// "F3" of the front of a name: its kind, and R for recomputation.
+struct NamedOp {
+  char letter = ' ';
+  OpKind kind = OpKind::F;
+};
+std::optional<NamedOp> eat_op(std::string_view& text) {
+  if (text.empty()) return std::nullopt;
+  NamedOp op{.letter = text.front()};
+  const std::size_t kind = std::string_view("FBIW").find(op.letter);
+  if (kind != std::string_view::npos) {
+    op.kind = static_cast<OpKind>(kind);
+  } else if (op.letter == 'R') {
+    op.kind = OpKind::B;
+  } else {
+    return std::nullopt;
+  }
+  text.remove_prefix(1);
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  if (digits == 0) return std::nullopt;
+  text.remove_prefix(digits);
+  return op;
+}
+
+}  // namespace
+
+void OwnTraceReader::fail(const TraceEvent& event, const std::string& rule) const {
+  throw InputError(fmt::format("{}: event {}: {}", source_, event.number, rule));
+}
+
+OwnTraceReader::Process& OwnTraceReader::process_of(const TraceEvent& event) {
+  const auto found = processes_.find(event.pid);
+  if (found == processes_.end()) {
+    fail(event, fmt::format("expected a pid that process_name has named before, got {}", event.pid));
+  }
+  return found->second;
+}
+
+RowOp OwnTraceReader::op_of(const TraceEvent& event, const EventOp& op, OpKind kind) const {
+  const auto check = [&](const char* what, std::int64_t value, std::int64_t most) {
+    if (value < 0 || value > most) {
+      fail(event, fmt::format("{}: args: {}: expected a whole number from 0 to {}, got {}", event.name, what, most,
+                              value < 0 ? "none" : std::to_string(value)));
+    }
+  };
+  check("stage", op.stage, kMaxStages - 1);
+  check("microbatch", op.microbatch, kMaxOps);
+  check("slice", op.slice, kMaxSlices - 1);
+  return {.microbatch = static_cast<std::int32_t>(op.microbatch),
+          .stage = static_cast<std::int16_t>(op.stage),
+          .slice = static_cast<std::int16_t>(op.slice),
+          .kind = kind};
+}
+
+OpRow OwnTraceReader::row_of(const TraceEvent& event) {
+  if (!event.start || !event.duration) fail(event, fmt::format("{}: expected ts and dur", event.name));
+  if (*event.duration < Duration::zero()) fail(event, fmt::format("{}: dur: expected 0 or more", event.name));
+  return {.rank = static_cast<std::int16_t>(process_of(event).rank),
+          .start = *event.start,
+          .end = *event.start + *event.duration};
+}
+
+void OwnTraceReader::add(const TraceEvent& event) {
+  if (event.phase == "M" && event.name == "process_name") {
+    if (processes_.size() >= static_cast<std::size_t>(kMaxRanks)) {
+      fail(event, fmt::format("more than {} processes", kMaxRanks));
+    }
+    if (!processes_.try_emplace(event.pid, Process{}).second) {
+      fail(event, fmt::format("pid {} has its second process_name", event.pid));
+    }
+    // Ranks in the order of the file, which is that of pipeline ranks whatever their world ranks are.
+    processes_[event.pid].rank = static_cast<int>(processes_.size()) - 1;
+  } else if (event.phase == "C") {
+    add_memory(event);
+  } else if (event.phase == "X") {
+    if (event.category == "compute") return add_compute(event);
+    if (event.category == "p2p") return add_transfer(event);
+    if (event.category == "coll" || event.category == "opt") return add_step(event);
+    if (event.category == "idle") return add_idle(event);
+    fail(event, fmt::format("expected a cat of compute, p2p, coll, opt or idle, got '{}'", event.category));
+  }
+}
+
+void OwnTraceReader::add_compute(const TraceEvent& event) {
+  OpRow row = row_of(event);
+  std::string_view rest = event.name;
+  const auto first = eat_op(rest);
+  const bool joint = first && rest.starts_with('+');
+  if (joint) rest.remove_prefix(1);
+  const auto second = joint ? eat_op(rest) : std::nullopt;
+  if (!first || !rest.empty() || joint != second.has_value()) {
+    fail(event, fmt::format("expected a name such as F3, R3 or F3+B1, got '{}'", event.name));
+  }
+  row.op = op_of(event, event.op, first->kind);
+  row.kind = first->letter == 'R' ? RowKind::recompute : row_kind(first->kind);
+  if (joint) {
+    row.kind = RowKind::joint;
+    row.partner = op_of(event, event.with, second->kind);
+  }
+  run_.rows.push_back(row);
+}
+
+void OwnTraceReader::add_transfer(const TraceEvent& event) {
+  const OpRow row = row_of(event);
+  std::string_view rest = event.name;
+  const bool send = rest.starts_with("send ");
+  if (!send && !rest.starts_with("recv ")) {
+    fail(event, fmt::format("expected a name such as send F3 or recv B3, got '{}'", event.name));
+  }
+  rest.remove_prefix(5);
+  const auto op = eat_op(rest);
+  if (!op || !rest.empty() || op->letter == 'R' || op->letter == 'W') {
+    fail(event, fmt::format("expected a name such as send F3 or recv B3, got '{}'", event.name));
+  }
+  (send ? sends_ : receives_)
+      .push_back({op_of(event, event.op, op->kind), row.rank, row.start, row.end - row.start,
+                  std::max<std::int64_t>(event.bytes, 0)});
+}
+
+void OwnTraceReader::add_step(const TraceEvent& event) {
+  OpRow row = row_of(event);
+  if (event.step < 0 || event.step > kMaxOps) fail(event, fmt::format("{}: args: step: expected one", event.name));
+  if (event.op.stage >= kMaxStages) fail(event, fmt::format("{}: args: stage: expected less", event.name));
+  row.op = {.microbatch = static_cast<std::int32_t>(event.step), .stage = static_cast<std::int16_t>(event.op.stage)};
+  row.bytes = std::max<std::int64_t>(event.bytes, 0);
+  row.kind = event.category == "opt" ? RowKind::optimizer : RowKind::collective;
+  if (row.kind == RowKind::optimizer && event.op.stage < 0) fail(event, "optimizer: args: stage: expected one");
+  if (row.kind == RowKind::collective) {
+    const std::string name = event.name.substr(0, event.name.rfind(' '));
+    constexpr CollectiveKind kKinds[] = {CollectiveKind::gradient_reduce, CollectiveKind::replica_reduce,
+                                         CollectiveKind::tied_embedding, CollectiveKind::global_norm,
+                                         CollectiveKind::parameter_gather};
+    const auto* kind =
+        std::find_if(std::begin(kKinds), std::end(kKinds), [&](CollectiveKind k) { return name == name_of(k); });
+    if (kind == std::end(kKinds)) {
+      std::vector<std::string> known;
+      for (const CollectiveKind k : kKinds) known.emplace_back(name_of(k));
+      fail(event, fmt::format("there is no collective '{}'{}", name, did_you_mean(name, known)));
+    }
+    row.collective = *kind;
+  }
+  run_.rows.push_back(row);
+}
+
+void OwnTraceReader::add_idle(const TraceEvent& event) {
+  const OpRow row = row_of(event);
+  const auto cause = std::find(kIdleCauseNames.begin(), kIdleCauseNames.end(), event.cause);
+  if (cause == kIdleCauseNames.end()) fail(event, fmt::format("there is no cause '{}'", event.cause));
+  Process& process = process_of(event);
+  process.has_idle = true;
+  Duration& sum = process.idle[cause - kIdleCauseNames.begin()];
+  sum += row.end - row.start;
+  if (sum > kMostIdle) fail(event, "idle times together pass 31 years");
+}
+
+void OwnTraceReader::add_memory(const TraceEvent& event) {
+  if (event.name != "memory") return;
+  if (!event.start) fail(event, "memory: expected ts");
+  Process& process = process_of(event);
+  MemorySample sample{.time = *event.start};
+  for (const auto& [name, bytes] : event.values) {
+    const auto found = std::find(kMemoryClassNames.begin(), kMemoryClassNames.end(), name);
+    if (found == kMemoryClassNames.end()) {
+      const std::vector<std::string> known(kMemoryClassNames.begin(), kMemoryClassNames.end());
+      fail(event, fmt::format("memory: there is no class '{}'{}", name, did_you_mean(name, known)));
+    }
+    constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
+    if (bytes < 0 || bytes > kMostBytes) fail(event, fmt::format("memory: {}: expected bytes, got {}", name, bytes));
+    sample.bytes[found - kMemoryClassNames.begin()] = bytes;
+  }
+  process.samples.push_back(sample);
+}
+
+// Puts sends and receives together, the n-th of an op with the n-th; returns how many have no other end.
+std::int64_t OwnTraceReader::join_transfers() {
+  const auto before = [](const End& a, const End& b) { return std::tie(a.op, a.start) < std::tie(b.op, b.start); };
+  std::sort(sends_.begin(), sends_.end(), before);
+  std::sort(receives_.begin(), receives_.end(), before);
+  std::int64_t alone = 0;
+  auto receive = receives_.begin();
+  for (const End& send : sends_) {
+    while (receive != receives_.end() && receive->op < send.op) {
+      ++alone;
+      ++receive;
+    }
+    if (receive == receives_.end() || receive->op != send.op) {
+      ++alone;
+      continue;
+    }
+    run_.rows.push_back({.kind = RowKind::transfer,
+                         .rank = static_cast<std::int16_t>(send.rank),
+                         .peer = static_cast<std::int16_t>(receive->rank),
+                         .op = send.op,
+                         .start = send.start,
+                         .end = send.start + send.duration,
+                         .latency = std::max(receive->start - send.start, Duration::zero()),
+                         .bytes = send.bytes});
+    ++receive;
+  }
+  return alone + (receives_.end() - receive);
+}
+
+// Leaves one iteration, where rows are there several times; says which, and from when to when it is.
+std::string OwnTraceReader::take_iteration(const TraceReadOptions& options, Duration& begin, Duration& end) {
+  std::vector<OpRow>& rows = run_.rows;
+  std::sort(rows.begin(), rows.end(), [](const OpRow& a, const OpRow& b) {
+    const RowIdentity x = identity_of(a);
+    const RowIdentity y = identity_of(b);
+    return x != y ? x < y : a.start < b.start;
+  });
+  // The n-th of those with one identity is of iteration n.
+  std::vector<std::int64_t> iteration(rows.size(), 0);
+  std::int64_t whole = std::numeric_limits<std::int64_t>::max();
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i > 0 && identity_of(rows[i]) == identity_of(rows[i - 1])) iteration[i] = iteration[i - 1] + 1;
+    const bool last = i + 1 == rows.size() || identity_of(rows[i + 1]) != identity_of(rows[i]);
+    if (!last) continue;
+    whole = std::min(whole, iteration[i] + 1);
+    most = std::max(most, iteration[i] + 1);
+  }
+  const std::int64_t step = most == 1 ? 0 : options.step.value_or(whole - 1);
+  if (step < 0 || step >= whole) {
+    throw InputError(fmt::format("{}: --step: expected 0 to {}, got {}", source_, whole - 1, step));
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (iteration[i] == step) rows[kept++] = rows[i];
+  }
+  rows.resize(kept);
+  begin = Duration::max();
+  end = Duration::min();
+  for (const OpRow& row : rows) {
+    begin = std::min(begin, row.start);
+    end = std::max(end, row.end);
+  }
+  for (OpRow& row : rows) {
+    row.start -= begin;
+    row.end -= begin;
+  }
+  return most == 1 ? "" : fmt::format(", iteration {} of 0 to {}", step, whole - 1);
+}
+
+// Memory within the iteration: what a rank holds when it begins, and each change. A run without bytes counts nothing
+// but zeros: its memory is not known.
+void OwnTraceReader::set_memory(Duration begin, Duration end) {
+  const auto holds = [](const MemorySample& sample) { return total(sample.bytes) > 0; };
+  const auto knows = [](const auto& p) { return !p.second.samples.empty(); };
+  const auto held = [&](const auto& p) { return std::any_of(p.second.samples.begin(), p.second.samples.end(), holds); };
+  if (!std::all_of(processes_.begin(), processes_.end(), knows)) return;
+  if (std::none_of(processes_.begin(), processes_.end(), held)) return;
+  run_.memory.resize(processes_.size());
+  for (auto& [pid, process] : processes_) {
+    RankMemory& memory = run_.memory[process.rank];
+    std::stable_sort(process.samples.begin(), process.samples.end(),
+                     [](const MemorySample& a, const MemorySample& b) { return a.time < b.time; });
+    for (const MemorySample& sample : process.samples) {
+      if (sample.time > end) break;
+      const MemorySample here{.time = std::max(sample.time - begin, Duration::zero()), .bytes = sample.bytes};
+      if (!memory.samples.empty() && memory.samples.back().time == here.time) {
+        memory.samples.back() = here;
+      } else {
+        memory.samples.push_back(here);
+      }
+    }
+    for (const MemorySample& sample : memory.samples) {
+      if (total(sample.bytes) <= memory.peak_bytes) continue;
+      memory.peak_bytes = total(sample.bytes);
+      memory.peak_time = sample.time;
+      memory.at_peak = sample.bytes;
+    }
+  }
+}
+
+// A trace does not say whether activations are made again for a B or for an I: for what there is.
+void OwnTraceReader::name_recomputation() {
+  std::set<RowOp> input_gradients;
+  for (const OpRow& row : run_.rows) {
+    for (const RowOp& op : {row.op, row.partner}) {
+      if (op.kind == OpKind::I && row.kind != RowKind::transfer) input_gradients.insert(op);
+    }
+  }
+  for (OpRow& row : run_.rows) {
+    if (row.kind != RowKind::recompute) continue;
+    RowOp input_gradient = row.op;
+    input_gradient.kind = OpKind::I;
+    if (input_gradients.contains(input_gradient)) row.op = input_gradient;
+  }
+}
+
+TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& options) && {
+  if (head.schema != "sluice.trace/1") {
+    throw InputError(fmt::format("{}: /sluice/schema: expected sluice.trace/1, got '{}'", source_, head.schema));
+  }
+  if (head.two_runs) throw InputError(source_ + ": /sluice/sides: expected a trace of one run, got one of two");
+  const std::int64_t alone = join_transfers();
+  if (run_.rows.empty()) throw InputError(source_ + ": /traceEvents: expected ops, got none");
+  run_.num_ranks = static_cast<int>(processes_.size());
+  Duration begin{};
+  Duration end{};
+  const std::string which = take_iteration(options, begin, end);
+  set_memory(begin, end);
+  name_recomputation();
+  for (const OpRow& row : run_.rows) run_.sliced |= row.op.slice > 0 || row.partner.slice > 0;
+  const bool has_idle = which.empty() && std::any_of(processes_.begin(), processes_.end(),
+                                                     [](const auto& p) { return p.second.has_idle; });
+  if (has_idle) {
+    run_.idle.resize(processes_.size());
+    for (const auto& [pid, process] : processes_) run_.idle[process.rank] = process.idle;
+  }
+  TraceRun out;
+  out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));
+  if (head.some_ranks_left_out) out.notes.push_back("the trace leaves out ranks");
+  if (alone > 0) out.notes.push_back(fmt::format("{} transfers with one end are left out", alone));
+  out.run = std::move(run_);
+  return out;
+}
+
+}  // namespace sluice::traces

@@ -1,0 +1,106 @@
+#include "traces/report/report.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "model/errors.h"
+#include "traces/report/report_assets.h"
+#include "traces/report/report_data.h"
+#include "traces/report/report_tables.h"
+
+namespace sluice::traces {
+namespace {
+
+// 'sha256-...' as a content security policy names what it lets run.
+std::string policy_hash(std::string_view hex) {
+  std::string bytes;
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16)));
+  }
+  return "'sha256-" + base64(bytes) + "'";
+}
+
+std::string policy(const ReportAssets& assets) {
+  return "default-src 'none'; style-src " + policy_hash(assets.style_sha256) + "; script-src " +
+         policy_hash(assets.script_sha256) + "; img-src data:; base-uri 'none'; form-action 'none'";
+}
+
+// JSON within a script element: no "<" can end it.
+std::string in_script(const std::string& json) {
+  std::string out;
+  out.reserve(json.size());
+  for (const char c : json) {
+    if (c == '<') {
+      out += "\\u003c";
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+std::string scenarios_html(const Report& report) {
+  std::string out;
+  for (std::size_t run = 0; run < report.runs.size(); ++run) {
+    if (report.runs.size() > 1) {
+      out += fmt::format("<h3><span class=\"run\">{}</span> {}</h3>\n", "AB"[run], html_escaped(report.runs[run].name));
+    }
+    out += "<pre class=\"scenario\" tabindex=\"0\">" + html_escaped(report.runs[run].scenario) + "</pre>\n";
+  }
+  return out;
+}
+
+void write_data(const ByteSink& sink, const Report& report) {
+  nlohmann::ordered_json names = nlohmann::ordered_json::array();
+  for (const ReportRun& run : report.runs) names.push_back(run.name);
+  constexpr auto kReplace = nlohmann::ordered_json::error_handler_t::replace;
+  sink("<script type=\"application/json\" id=\"run-names\">" + in_script(names.dump(-1, ' ', false, kReplace)) +
+       "</script>\n");
+  for (std::size_t run = 0; run < report.runs.size(); ++run) {
+    const ReportData data = encode_run(report.runs[run].drawn);
+    sink(fmt::format("<script type=\"application/json\" id=\"run-{}\">", run));
+    sink(in_script(data.header));
+    sink(fmt::format("</script>\n<script type=\"text/plain\" id=\"columns-{}\">", run));
+    sink(data.columns);
+    sink("</script>\n");
+  }
+}
+
+}  // namespace
+
+void write_report(const ByteSink& sink, const Report& report) {
+  if (report.runs.empty() || report.runs.size() > 2) {
+    throw InputError(fmt::format("report: expected one run or two, got {}", report.runs.size()));
+  }
+  const ReportAssets assets = report_assets();
+  const std::map<std::string_view, std::function<void()>> places = {
+      {"policy", [&] { sink(policy(assets)); }},
+      {"version", [&] { sink(html_escaped(report.version)); }},
+      {"title", [&] { sink(html_escaped(report.title)); }},
+      {"style", [&] { sink(assets.style); }},
+      {"headline", [&] { sink(headline_html(report)); }},
+      {"command", [&] { sink(html_escaped(report.command_line)); }},
+      {"idle", [&] { sink(idle_html(report)); }},
+      {"ranks", [&] { sink(ranks_html(report)); }},
+      {"scenarios", [&] { sink(scenarios_html(report)); }},
+      {"data", [&] { write_data(sink, report); }},
+      {"script", [&] { sink(assets.script); }},
+  };
+  std::string_view rest = assets.page;
+  while (true) {
+    const std::size_t open = rest.find("{{");
+    sink(rest.substr(0, open));
+    if (open == std::string_view::npos) return;
+    const std::size_t close = rest.find("}}", open);
+    places.at(rest.substr(open + 2, close - open - 2))();
+    rest.remove_prefix(close + 2);
+  }
+}
+
+void write_report_file(const std::string& path, const Report& report) {
+  write_file_whole(path, [&report](const ByteSink& sink) { write_report(sink, report); });
+}
+
+}  // namespace sluice::traces

@@ -1,0 +1,282 @@
+#include "traces/report/report_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+
+#include "model/timeline/causes.h"
+#include "traces/text/quantity_text.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+double share(Duration part, Duration whole) {
+  return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
+}
+
+// Causes in words, in the order of IdleCause.
+constexpr std::array<std::string_view, kNumIdleCauses> kCauseWords = {"warm-up", "drain",     "sender", "slice",
+                                                                      "link",    "optimizer", "other"};
+constexpr std::array<std::string_view, kNumIdleCauses> kCauseMeaning = {
+    "before its first backward: the pipeline is filling",
+    "after its last forward: the pipeline is emptying",
+    "the rank it waits for has not come to that op yet",
+    "the next slice of the microbatch it is in the middle of is not there yet",
+    "what it waits for is queued, on the wire or on its way",
+    "reductions, the global norm and optimizer steps",
+    "everything it needed was there"};
+
+class Table {
+ public:
+  // The caption is shown where the heading above does not say the same.
+  Table(std::string_view css_class, std::string_view caption, bool caption_shown) {
+    fmt::format_to(to_, R"(<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="{}">)",
+                   html_escaped(caption), css_class);
+    fmt::format_to(to_, "<caption{}>{}</caption>\n<thead><tr>", caption_shown ? "" : R"( class="visually-hidden")",
+                   html_escaped(caption));
+  }
+  // A column of numbers, by which the script can sort.
+  void column(std::string_view name, std::string_view swatch = {}) {
+    const std::string mark = swatch.empty() ? "" : fmt::format(R"(<span class="swatch {}"></span>)", swatch);
+    fmt::format_to(to_, R"(<th scope="col" data-sort>{}{}</th>)", mark, html_escaped(name));
+  }
+  void plain_column(std::string_view name) { fmt::format_to(to_, R"(<th scope="col">{}</th>)", html_escaped(name)); }
+  void body() { text_ += "</tr></thead>\n<tbody>\n"; }
+  void row(std::string_view name, double value) {
+    fmt::format_to(to_, R"(<tr><th scope="row" data-v="{}">{}</th>)", value, html_escaped(name));
+  }
+  void cell(std::string_view shown, double value) {
+    fmt::format_to(to_, R"(<td data-v="{:.12g}">{}</td>)", value, html_escaped(shown));
+  }
+  void markup(std::string_view html) { fmt::format_to(to_, "<td>{}</td>", html); }
+  void end_row() { text_ += "</tr>\n"; }
+  void foot() { text_ += "</tbody>\n<tfoot>"; }
+  std::string end(bool footed = false) {
+    return text_ + (footed ? "</tfoot></table></div>\n" : "</tbody></table></div>\n");
+  }
+
+ private:
+  std::string text_;
+  std::back_insert_iterator<std::string> to_ = std::back_inserter(text_);
+};
+
+// "+1.5 %": of the second figure against the first.
+std::string difference(const ReportFigure& a, const ReportFigure& b) {
+  if (!a.number || !b.number) return "";
+  if (a.share) return fmt::format("{:+.1f} points", 100 * (*b.number - *a.number));
+  if (*a.number == 0) return "";
+  return fmt::format("{:+.1f} %", 100 * (*b.number / *a.number - 1));
+}
+
+std::string headline_cards(const ReportRun& run) {
+  std::string out = R"(<dl class="cards">)";
+  for (const ReportFigure& figure : run.headline) {
+    out += "\n<div><dt>" + html_escaped(figure.label) + "</dt><dd><strong>" + html_escaped(figure.value) + "</strong>";
+    if (!figure.explanation.empty()) out += "<small>" + html_escaped(figure.explanation) + "</small>";
+    out += "</dd></div>";
+  }
+  return out + "\n</dl>\n";
+}
+
+std::string headline_comparison(const Report& report) {
+  const ReportRun& a = report.runs[0];
+  const ReportRun& b = report.runs[1];
+  std::string out =
+      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
+      R"(<caption class="visually-hidden">Headline figures</caption><thead><tr><th scope="col">figure</th>)";
+  const auto to = std::back_inserter(out);
+  fmt::format_to(to,
+                 R"(<th scope="col"><span class="run">A</span> {}</th><th scope="col"><span class="run">B</span> {})",
+                 html_escaped(a.name), html_escaped(b.name));
+  out += R"(</th><th scope="col">B against A</th></tr></thead><tbody>)";
+  const auto same_label = [](const ReportFigure& figure) {
+    return [&figure](const ReportFigure& other) { return other.label == figure.label; };
+  };
+  const auto small = [](const std::string& text) {
+    return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>";
+  };
+  // What explains both stands once.
+  const auto row = [&](const ReportFigure& label, const ReportFigure* left, const ReportFigure* right) {
+    const bool both = left != nullptr && right != nullptr && left->explanation == right->explanation;
+    const auto value = [&](const ReportFigure* figure) {
+      if (figure == nullptr) return std::string("–");
+      return html_escaped(figure->value) + (both ? "" : small(figure->explanation));
+    };
+    fmt::format_to(to, "\n<tr><th scope=\"row\">{}{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
+                   html_escaped(label.label), both ? small(label.explanation) : "", value(left), value(right),
+                   left != nullptr && right != nullptr ? difference(*left, *right) : "");
+  };
+  for (const ReportFigure& figure : a.headline) {
+    const auto other = std::find_if(b.headline.begin(), b.headline.end(), same_label(figure));
+    row(figure, &figure, other == b.headline.end() ? nullptr : &*other);
+  }
+  for (const ReportFigure& figure : b.headline) {
+    if (std::none_of(a.headline.begin(), a.headline.end(), same_label(figure))) row(figure, nullptr, &figure);
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+std::string caption(const Report& report, std::size_t run, std::string_view what) {
+  if (report.runs.size() < 2) return std::string(what);
+  return fmt::format("{}: {} ({})", what, "AB"[run], report.runs[run].name);
+}
+
+// A bar of the whole time: what is busy is left free, each cause has its own colour.
+std::string idle_bar(const IdleByCause& idle, Duration makespan) {
+  std::string out = R"(<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">)";
+  double x = 0;
+  for (std::size_t c = 0; c < idle.size(); ++c) {
+    const double width = 1000 * share(idle[c], makespan);
+    if (width <= 0) continue;
+    fmt::format_to(std::back_inserter(out), R"(<rect class="cause-{}" x="{:.2f}" width="{:.2f}" height="10"/>)",
+                   kIdleCauseNames[c], x, width);
+    x += width;
+  }
+  return out + "</svg>";
+}
+
+std::string idle_table(const Report& report, std::size_t run) {
+  const DrawnRun& drawn = report.runs[run].drawn;
+  const std::vector<IdleByCause> idle = idle_by_cause(*drawn.graph, *drawn.timeline);
+  const Duration makespan = drawn.metrics->makespan;
+  IdleByCause all{};
+  Duration all_idle{0};
+  for (const IdleByCause& of : idle)
+    for (std::size_t c = 0; c < all.size(); ++c) {
+      all[c] += of[c];
+      all_idle += of[c];
+    }
+  Table table("idle", caption(report, run, "Idle time by cause"), report.runs.size() > 1);
+  table.column("rank");
+  table.plain_column("share of the makespan");
+  table.column("idle");
+  for (std::size_t c = 0; c < all.size(); ++c) {
+    if (all[c].count() > 0) table.column(kCauseWords[c], fmt::format("cause-{}", kIdleCauseNames[c]));
+  }
+  table.body();
+  const auto cells = [&](const IdleByCause& of, Duration whole, Duration shares_of) {
+    Duration sum{0};
+    for (const Duration part : of) sum += part;
+    const auto cell = [&](Duration part) {
+      table.cell(fmt::format("{} ({:.1f} %)", time_text(part), 100 * share(part, shares_of)), to_seconds(part));
+    };
+    table.markup(idle_bar(of, whole));
+    cell(sum);
+    for (std::size_t c = 0; c < all.size(); ++c)
+      if (all[c].count() > 0) cell(of[c]);
+    table.end_row();
+  };
+  for (std::size_t rank = 0; rank < idle.size(); ++rank) {
+    table.row(fmt::format("{}", rank), static_cast<double>(rank));
+    cells(idle[rank], makespan, makespan);
+  }
+  table.foot();
+  table.row("all", 0);
+  const Duration whole = makespan * static_cast<std::int64_t>(idle.size());
+  cells(all, whole, whole);
+  return table.end(true);
+}
+
+std::string cause_list(const Report& report) {
+  std::array<bool, kNumIdleCauses> occurs{};
+  for (const ReportRun& run : report.runs)
+    for (const IdleByCause& of : idle_by_cause(*run.drawn.graph, *run.drawn.timeline))
+      for (std::size_t c = 0; c < occurs.size(); ++c) occurs[c] = occurs[c] || of[c].count() > 0;
+  std::string out = "<dl class=\"causes\">";
+  for (std::size_t c = 0; c < occurs.size(); ++c) {
+    if (!occurs[c]) continue;
+    fmt::format_to(std::back_inserter(out),
+                   "<div><dt><span class=\"swatch cause-{}\"></span>{}</dt><dd>{}</dd></div>\n", kIdleCauseNames[c],
+                   kCauseWords[c], kCauseMeaning[c]);
+  }
+  return out + "</dl>\n";
+}
+
+std::string stages_text(const Schedule& schedule, int rank) {
+  const auto stages = schedule.stages_of(rank);
+  if (stages.size() > 8) return fmt::format("{} … {} ({})", stages.front(), stages.back(), stages.size());
+  return fmt::format("{}", fmt::join(stages, ", "));
+}
+
+std::string rank_table(const Report& report, std::size_t run) {
+  const DrawnRun& drawn = report.runs[run].drawn;
+  const Schedule& schedule = drawn.graph->schedule();
+  const Metrics& metrics = *drawn.metrics;
+  const bool bytes = drawn.graph->has_bytes() && !drawn.memory.empty();
+  Table table("ranks", caption(report, run, "By rank"), report.runs.size() > 1);
+  for (const char* name : {"rank", "stages", "busy", "busy share", "in flight", "first start", "last end"}) {
+    table.column(name);
+  }
+  if (bytes) {
+    table.column("peak memory");
+    table.column("reached");
+    for (const std::string_view name : kMemoryClassNames) {
+      table.column(name == "keys_values" ? "keys, values" : name);
+    }
+  }
+  table.body();
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    const RankMetrics& of = metrics.ranks[rank];
+    table.row(fmt::format("{}", rank), rank);
+    const auto time = [&table](Duration t) { table.cell(time_text(t), to_seconds(t)); };
+    table.cell(stages_text(schedule, rank), schedule.stages_of(rank).empty() ? -1 : schedule.stages_of(rank).front());
+    time(of.busy);
+    const double busy = share(of.busy, metrics.makespan);
+    table.cell(fmt::format("{:.1f} %", 100 * busy), busy);
+    table.cell(fmt::format("{:.4g}", of.peak_in_flight), of.peak_in_flight);
+    time(of.first_start);
+    time(of.last_end);
+    if (bytes) {
+      const RankMemory& memory = drawn.memory[rank];
+      const auto gib = [&table](std::int64_t b) {
+        table.cell(fmt::format("{:.2f} GiB", static_cast<double>(b) / kGiB), static_cast<double>(b));
+      };
+      gib(memory.peak_bytes);
+      time(memory.peak_time);
+      for (const std::int64_t b : memory.at_peak) gib(b);
+    }
+    table.end_row();
+  }
+  return table.end();
+}
+
+}  // namespace
+
+std::string html_escaped(std::string_view text) {
+  std::string out;
+  out.reserve(text.size());
+  for (const char c : text) {
+    switch (c) {
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
+
+std::string headline_html(const Report& report) {
+  return report.runs.size() < 2 ? headline_cards(report.runs[0]) : headline_comparison(report);
+}
+
+std::string idle_html(const Report& report) {
+  std::string out = cause_list(report);
+  for (std::size_t run = 0; run < report.runs.size(); ++run) out += idle_table(report, run);
+  return out;
+}
+
+std::string ranks_html(const Report& report) {
+  std::string out;
+  for (std::size_t run = 0; run < report.runs.size(); ++run) out += rank_table(report, run);
+  return out;
+}
+
+}  // namespace sluice::traces

@@ -1,0 +1,307 @@
+#include "traces/text/gantt.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "model/to_size.h"
+#include "traces/text/palette.h"
+
+namespace sluice::traces {
+namespace {
+
+constexpr int kMinWidth = 10;
+
+// How much a label says.
+enum class Label { slice, microbatch, last_digit };
+
+struct Bar {
+  std::int64_t start = 0;  // ns
+  std::int64_t end = 0;
+  VertexId vertex = 0;
+};
+
+// One column: a character (of a label ASCII), and what it belongs to.
+struct Cell {
+  char character = 0;  // 0: continuation
+  bool idle = true;
+  Rgb colour = palette::kIdle;
+};
+
+// Columns from `first` on, `count` of them, show `bar`.
+struct Run {
+  int first = 0;
+  int count = 0;
+  Bar bar;
+};
+
+class Gantt {
+ public:
+  Gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics, const GanttOptions& options)
+      : graph_(graph), metrics_(metrics), options_(options), width_(std::max(options.width, kMinWidth)) {
+    const int ranks = graph.schedule().num_ranks();
+    bars_.resize(ranks);
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      if (graph.lanes()[graph[v].lane].kind != LaneKind::compute) continue;
+      const Bar bar{timeline.start[v].count(), timeline.end[v].count(), v};
+      makespan_ = std::max(makespan_, bar.end);
+      if (bar.end > bar.start) bars_[graph.rank_of(v)].push_back(bar);
+    }
+    makespan_ = std::max<std::int64_t>(makespan_, metrics.makespan.count());
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (shown(rank)) rows_.push_back(rank);
+    }
+    choose_scale();
+  }
+
+  std::string draw() {
+    std::string text;
+    std::size_t flight_width = 0;
+    double most_busy = 0;
+    for (const int rank : rows_) {
+      flight_width = std::max(flight_width, in_flight(rank).size());
+      most_busy = std::max(most_busy, busy_percent(rank));
+    }
+    const int rank_width = static_cast<int>(fmt::formatted_size("{}", graph_.schedule().num_ranks() - 1));
+    int expected = 0;
+    for (const int rank : rows_) {
+      if (rank != expected) text += fmt::format("{:>{}} ({} ranks not shown)\n", "⋮", rank_width + 5, rank - expected);
+      expected = rank + 1;
+      text += fmt::format("rank {:>{}} │", rank, rank_width);
+      append_cells(text, row_cells(rank));
+      text += fmt::format("│ {} {:>{}.1f} %  {:>{}}{}\n", rank == rows_.front() ? "busy" : "    ", busy_percent(rank),
+                          most_busy >= 99.95 ? 5 : 4, in_flight(rank), flight_width,
+                          rank == rows_.front() ? " in flight" : "");
+    }
+    append_notes(text);
+    return text;
+  }
+
+ private:
+  bool shown(int rank) const {
+    const int ranks = graph_.schedule().num_ranks();
+    const int rows = std::max(options_.max_ranks, 2);
+    return ranks <= rows || rank < (rows + 1) / 2 || rank >= ranks - rows / 2;
+  }
+
+  double busy_percent(int rank) const {
+    if (metrics_.makespan.count() == 0) return 0;
+    return 100.0 * static_cast<double>(metrics_.ranks[rank].busy.count()) /
+           static_cast<double>(metrics_.makespan.count());
+  }
+  // At most two decimals, no trailing zeros.
+  std::string in_flight(int rank) const {
+    std::string text = fmt::format("{:.2f}", metrics_.ranks[rank].peak_in_flight);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+    return text;
+  }
+
+  // --- labels -------------------------------------------------------------------------------------------------
+
+  std::string op_label(char kind, const Vertex& op, Label label) const {
+    std::string text(1, kind);
+    text += label == Label::last_digit ? std::to_string(op.microbatch % 10) : std::to_string(op.microbatch);
+    if (label == Label::slice && graph_.schedule().sliced() && op.slice < 26) {
+      text += static_cast<char>('a' + op.slice);
+    }
+    return text;
+  }
+
+  std::string vertex_label(VertexId v, Label label) const {
+    const Vertex& vertex = graph_[v];
+    if (vertex.kind == VertexKind::optimizer) return "O";
+    if (vertex.kind == VertexKind::recompute) return op_label('R', vertex, label);
+    std::string own = op_label(letter(vertex.op), vertex, label);
+    if (vertex.kind != VertexKind::joint) return own;
+    const Vertex& partner = graph_.joint_partner(vertex);
+    return own + "&" + op_label(letter(partner.op), partner, label);
+  }
+
+  // The label that fits into `columns`, and how many of its characters belong to the first op of the vertex.
+  std::pair<std::string, std::size_t> fitted_label(VertexId v, int columns, Label label) const {
+    const auto fits = [columns](const std::string& text) { return std::ssize(text) <= columns; };
+    std::string text = vertex_label(v, label);
+    const std::size_t joint = text.find('&');
+    if (joint == std::string::npos) {
+      if (!fits(text)) text.resize(1);
+      return {text, text.size()};
+    }
+    const std::string first = text.substr(0, joint);
+    const std::string second = text.substr(joint + 1);
+    if (fits(text)) return {text, first.size()};
+    if (fits(first + second)) return {first + second, first.size()};
+    if (columns >= 3) return {std::string{first[0], '&', second[0]}, 1};
+    if (columns == 2) return {std::string{first[0], second[0]}, 1};
+    return {"&", 1};
+  }
+
+  // --- scale --------------------------------------------------------------------------------------------------
+
+  void choose_scale() {
+    if (makespan_ == 0) return;
+    std::int64_t unit = makespan_;
+    for (const auto& bars : bars_) {
+      for (const Bar& bar : bars) unit = std::gcd(std::gcd(unit, bar.start), bar.end);
+    }
+    if (makespan_ / unit > width_) {
+      columns_ = width_;
+      choose_sampled_label();
+      return;
+    }
+    unit_ = unit;
+    const std::int64_t units = makespan_ / unit;
+    for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
+      if (label == Label::slice && !graph_.schedule().sliced()) continue;
+      label_ = label;
+      columns_per_unit_ = 1;
+      for (const int rank : rows_) {
+        for (const Bar& bar : bars_[rank]) {
+          const std::int64_t length = (bar.end - bar.start) / unit;
+          const std::int64_t needed = std::ssize(vertex_label(bar.vertex, label));
+          columns_per_unit_ = std::max(columns_per_unit_, (needed + length - 1) / length);
+        }
+      }
+      if (units * columns_per_unit_ <= width_) break;
+    }
+    columns_per_unit_ = std::min(columns_per_unit_, width_ / units);
+    columns_ = static_cast<int>(units * columns_per_unit_);
+  }
+
+  // The label that says most among those that nine in ten ops have the columns for.
+  void choose_sampled_label() {
+    for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
+      if (label == Label::slice && !graph_.schedule().sliced()) continue;
+      label_ = label;
+      std::int64_t all = 0;
+      std::int64_t fitting = 0;
+      for (const int rank : rows_) {
+        for (const Run& run : runs(rank)) {
+          ++all;
+          fitting += std::ssize(vertex_label(run.bar.vertex, label)) <= run.count ? 1 : 0;
+        }
+      }
+      if (10 * fitting >= 9 * all) return;
+    }
+  }
+
+  std::vector<Run> runs(int rank) const {
+    std::vector<Run> result;
+    if (unit_) {
+      for (const Bar& bar : bars_[rank]) {
+        result.push_back({static_cast<int>(bar.start / *unit_ * columns_per_unit_),
+                          static_cast<int>((bar.end - bar.start) / *unit_ * columns_per_unit_), bar});
+      }
+      return result;
+    }
+    auto bar = bars_[rank].begin();
+    const auto last = bars_[rank].end();
+    for (int column = 0; column < columns_; ++column) {
+      const double middle = (column + 0.5) / columns_ * static_cast<double>(makespan_);
+      while (bar != last && static_cast<double>(bar->end) <= middle) ++bar;
+      if (bar == last) break;
+      if (static_cast<double>(bar->start) > middle) continue;
+      if (!result.empty() && result.back().bar.vertex == bar->vertex) {
+        ++result.back().count;
+      } else {
+        result.push_back({column, 1, *bar});
+      }
+    }
+    return result;
+  }
+
+  // --- drawing ------------------------------------------------------------------------------------------------
+
+  std::vector<Cell> row_cells(int rank) {
+    std::vector<Cell> cells(to_size(columns_));
+    for (const Run& run : runs(rank)) {
+      const Vertex& vertex = graph_[run.bar.vertex];
+      const auto [label, own] = fitted_label(run.bar.vertex, run.count, label_);
+      if (label_ == Label::last_digit && label.size() > 1) modulo_ = modulo_ || exceeds_nine(vertex);
+      for (int i = 0; i < run.count; ++i) {
+        Cell& cell = cells[run.first + i];
+        cell.idle = false;
+        cell.character = to_size(i) < label.size() ? label[i] : char{0};
+        const bool second = vertex.kind == VertexKind::joint && to_size(i) >= own;
+        cell.colour = second ? colour_of(graph_.joint_partner(vertex).op) : colour_of(vertex);
+      }
+    }
+    return cells;
+  }
+
+  bool exceeds_nine(const Vertex& vertex) const {
+    return vertex.microbatch > 9 || (vertex.kind == VertexKind::joint && graph_.joint_partner(vertex).microbatch > 9);
+  }
+
+  // The nearest colour of the 6x6x6 cube, whose levels are 0, 95, 135, 175, 215, 255.
+  static int ansi256(Rgb c) {
+    const auto step = [](int x) { return x < 48 ? 0 : x < 115 ? 1 : (x - 35) / 40; };
+    return 16 + 36 * step(c.red) + 6 * step(c.green) + step(c.blue);
+  }
+  std::string colour_code(const Cell& cell) const {
+    if (cell.idle) return "\x1b[0m";
+    const int text = is_dark(cell.colour) ? 97 : 30;  // white, black
+    if (options_.colour == TextColour::ansi256) return fmt::format("\x1b[{};48;5;{}m", text, ansi256(cell.colour));
+    return fmt::format("\x1b[{};48;2;{};{};{}m", text, cell.colour.red, cell.colour.green, cell.colour.blue);
+  }
+
+  void append_cells(std::string& text, const std::vector<Cell>& cells) const {
+    const bool colours = options_.colour != TextColour::none;
+    std::string last = colours ? "\x1b[0m" : "";
+    for (const Cell& cell : cells) {
+      if (colours) {
+        if (std::string code = colour_code(cell); code != last) {
+          text += code;
+          last = std::move(code);
+        }
+      }
+      if (cell.idle) {
+        text += "·";
+      } else if (cell.character == 0) {
+        text += "─";
+      } else {
+        text += cell.character;
+      }
+    }
+    if (colours && last != "\x1b[0m") text += "\x1b[0m";
+  }
+
+  void append_notes(std::string& text) const {
+    std::vector<std::string> notes;
+    if (!unit_ && makespan_ > 0) {
+      const double column_s = to_seconds(Duration{makespan_}) / columns_;
+      notes.push_back(column_s < 1
+                          ? fmt::format("a column is {:.3g} ms and shows what runs at its middle", column_s * 1e3)
+                          : fmt::format("a column is {:.4g} s and shows what runs at its middle", column_s));
+    };
+    if (modulo_) notes.emplace_back("microbatches modulo 10");
+    if (!notes.empty()) text += fmt::format("  ({})\n", fmt::join(notes, "; "));
+  }
+
+  const OpGraph& graph_;
+  const Metrics& metrics_;
+  const GanttOptions& options_;
+  int width_;
+  std::vector<std::vector<Bar>> bars_;  // by rank, in time
+  std::vector<int> rows_;               // ranks that are shown
+  std::int64_t makespan_ = 0;
+  std::optional<std::int64_t> unit_;  // of an exact picture
+  std::int64_t columns_per_unit_ = 1;
+  int columns_ = 0;
+  Label label_ = Label::last_digit;
+  bool modulo_ = false;
+};
+
+}  // namespace
+
+std::string text_gantt(const OpGraph& graph, const Timeline& timeline, const Metrics& metrics,
+                       const GanttOptions& options) {
+  return Gantt(graph, timeline, metrics, options).draw();
+}
+
+}  // namespace sluice::traces

@@ -1,0 +1,66 @@
+#include "traces/text/op_table.h"
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <vector>
+
+#include "model/timeline/causes.h"
+#include "model/timeline/critical_path.h"
+
+namespace sluice::traces {
+namespace {
+
+std::string what(const OpGraph& graph, const Vertex& vertex) {
+  switch (vertex.kind) {
+    case VertexKind::compute: return {letter(vertex.op)};
+    case VertexKind::joint: return fmt::format("{}+{}", letter(vertex.op), letter(graph.joint_partner(vertex).op));
+    case VertexKind::recompute: return "recompute";
+    case VertexKind::transfer: return fmt::format("send {}", letter(vertex.op));
+    case VertexKind::collective: return std::string(name_of(graph.collective(vertex).kind));
+    case VertexKind::optimizer: return "optimizer";
+  }
+  return "?";
+}
+
+// Seconds with all nanoseconds.
+std::string seconds(Duration time) {
+  return fmt::format("{}.{:09}", time.count() / 1'000'000'000, time.count() % 1'000'000'000);
+}
+
+}  // namespace
+
+void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline) {
+  constexpr std::size_t kFlushAt = std::size_t{1} << 20;
+  std::string out = "rank,peer,what,stage,chunk,microbatch,slice,start_s,end_s,slack_s,critical,bytes,waited_for\n";
+  const auto to = std::back_inserter(out);
+  const std::vector<Duration> free = slack(graph, timeline);
+  std::vector<char> critical(graph.size(), 0);
+  for (const VertexId v : critical_path(graph, timeline).vertices) critical[v] = 1;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Vertex& vertex = graph[v];
+    const int rank = graph.rank_of(v);
+    const bool transfer = vertex.kind == VertexKind::transfer;
+    const bool collective = vertex.kind == VertexKind::collective;
+    fmt::format_to(to, "{},", rank);
+    if (transfer) fmt::format_to(to, "{}", graph.lanes()[vertex.lane].peer);
+    fmt::format_to(to, ",{},", what(graph, vertex));
+    if (vertex.stage >= 0) fmt::format_to(to, "{}", vertex.stage);
+    out += ',';
+    if (vertex.stage >= 0 && !collective) fmt::format_to(to, "{}", graph.schedule().chunk_of(rank, vertex.stage));
+    fmt::format_to(to, ",{},{},{},{},{},{},", vertex.microbatch, vertex.slice, seconds(timeline.start[v]),
+                   seconds(timeline.end[v]), seconds(free[v]), static_cast<int>(critical[v]));
+    if (transfer) fmt::format_to(to, "{}", graph.transfer_bytes(vertex));
+    if (collective) fmt::format_to(to, "{}", graph.collective(vertex).bytes);
+    const VertexId need = last_need(graph, timeline, v).vertex;
+    // Names have commas in them.
+    if (need != kNoVertex) fmt::format_to(to, ",\"{}\"\n", graph.name(need));
+    if (need == kNoVertex) out += ",\n";
+    if (out.size() < kFlushAt) continue;
+    sink(out);
+    out.clear();
+  }
+  sink(out);
+}
+
+}  // namespace sluice::traces
