@@ -59,7 +59,7 @@ std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t
   return times;
 }
 
-TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
+TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   std::uint32_t seed = 1;
   const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;  // the sanitizers' run
   const test::Sizes sizes = small ? test::Sizes{3, 5, 2, 2} : test::Sizes{};
@@ -133,7 +133,7 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
   });
 }
 
-TEST(Period, OfSchedulesWithoutAFlushIsTheWorkOfABatch) {
+TEST(Period, OfSchedulesWithoutAFlushIsTheWorkPerBatch) {
   // 1F1B that never ends: period m (f + x) for m >= p - 1 (spec's closed form).
   for (const char* name : {"pipedream", "pipedream-2bw"}) {
     for (int p = 1; p <= 6; ++p) {
@@ -168,7 +168,7 @@ TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
 // The oracle above knows ops and transfers only; this takes the lowered graph with everything in it.
 TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
   using WeightedGraph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
-                                      boost::property<boost::edge_weight_t, std::int64_t>>;
+                                              boost::property<boost::edge_weight_t, std::int64_t>>;
   test::for_each_schedule({.ranks = 3, .microbatches = 4, .chunks = 2, .slices = 2}, [](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
     const OpGraph graph = lower(schedule, {.data_parallel = 2, .gather_parameters = true, .recompute = true});
