@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <stdexcept>
@@ -7,13 +8,13 @@
 
 namespace sluice::model {
 
-// Wrong usage or input: the message names the place and what was expected. The command exits with 2.
+// Wrong usage or input: the message names the location and what was expected. The command exits with 2.
 class InputError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// It does not keep within the memory: the answer is no, not a mistake in the question. Exit 3.
+// A valid request with no feasible configuration: it does not fit into the memory. Exit 3.
 class DoesNotFit : public InputError {
  public:
   using InputError::InputError;

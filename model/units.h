@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <chrono>
@@ -8,7 +9,7 @@
 
 namespace sluice::model {
 
-// Time inside Sluice. Integer, so that sums, ties and closed forms are exact.
+// Time in Sluice. Integer, so that sums, ties and closed forms are exact.
 using Duration = std::chrono::nanoseconds;
 
 // Rounds `seconds` once, to the nearest nanosecond (halves away from zero). `what` names the quantity in

@@ -6,10 +6,6 @@
 
 namespace sluice::exec {
 
-SliceShape slice_shape(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
-}
-
 StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
     : stages_(stages), ranks_(stages.size()) {}
 
@@ -26,7 +22,7 @@ StageBytes StageFootprint::stage(int stage) const {
   StageBytes bytes;
   bytes.weights = aligned(memory.weights);
   bytes.gradients = aligned(memory.gradients) * of.gradient_buffers;
-  bytes.optimizer = aligned(memory.moments);
+  bytes.optimizer = aligned(memory.optimizer_state);
   bytes.reduced = memory.gradients;
   bytes.scratch = of.scratch_bytes;
   return bytes;

@@ -33,6 +33,4 @@ class StageFootprint : public Footprint {
   std::vector<OfRank> ranks_;
 };
 
-SliceShape slice_shape(const MicrobatchShape& shape, int slice);
-
 }  // namespace sluice::exec

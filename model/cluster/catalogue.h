@@ -7,7 +7,7 @@
 
 namespace sluice::model {
 
-// A file of model/cluster/catalogue/, built into the library: "gpus/a100-80gb" and its text.
+// A file of model/cluster/catalogue/, embedded in the library: its name, such as "gpus/a100-80gb", and its text.
 struct CatalogueFile {
   std::string_view name;
   std::string_view text;

@@ -33,7 +33,7 @@ const CatalogueFile* find_file(const std::string& name) {
   return nullptr;
 }
 
-// A number, or {"value": number, "source": where it is from}.
+// Reads a number, or {"value": number, "source": its origin}.
 double constant(JsonReader& reader, const std::string& key, double low, double high) {
   JsonReader member = reader.at(key);
   if (!member.json().is_object()) return member.number(low, high);
@@ -48,7 +48,7 @@ double constant_or(JsonReader& reader, const std::string& key, double low, doubl
   return reader.has(key) ? constant(reader, key, low, high) : fallback;
 }
 
-// Yes or no, or {"value": that, "source": why}.
+// Reads a boolean, or {"value": boolean, "source": its origin}.
 bool choice_or(JsonReader& reader, const std::string& key, bool fallback) {
   reader.allow(key);
   if (!reader.has(key)) return fallback;
@@ -110,7 +110,7 @@ Gpu gpu_from_json(JsonReader reader) {
   return gpu;
 }
 
-// A word, or {"value": word, "source": why}.
+// Reads a word, or {"value": word, "source": its origin}.
 Sharing sharing(JsonReader reader) {
   static const std::vector<std::string> kWords = {"none", "fair", "queue"};
   std::string word;
@@ -150,7 +150,7 @@ Link link_from_json(JsonReader reader) {
   return link;
 }
 
-// A name of the catalogue's `folder`, or an object: `read` makes one of it.
+// Reads a name of the catalogue's `folder`, or an object, by `read`.
 template <typename Read>
 auto named_or_inline(JsonReader reader, const std::string& folder, const char* what, const Read& read) {
   if (reader.json().is_object()) return read(std::move(reader));

@@ -11,7 +11,7 @@
 namespace sluice::model {
 namespace {
 
-// The worse to communicate in: over more nodes, then with fewer ways out of each.
+// The group with slower communication: over more nodes, or with fewer ways out of each.
 Reach worse(const Reach& a, const Reach& b) {
   if (a.nodes != b.nodes) return a.nodes > b.nodes ? a : b;
   return a.per_node <= b.per_node ? a : b;
@@ -38,7 +38,7 @@ Placement::Placement(const Training& training, const Cluster& cluster)
   expert_ = worst_group(training.ep, 1);
   expert_data_ = worst_group(training.expert_data_ranks(), training.ep);
   const int world = static_cast<int>(training.world_size());
-  const int rest = world % gpus_per_node_;  // on a last node that is not full
+  const int rest = world % gpus_per_node_;  // on a partially filled last node
   world_ = {.size = world,
             .nodes = (world + gpus_per_node_ - 1) / gpus_per_node_,
             .per_node = rest > 0 ? rest : gpus_per_node_};
@@ -50,7 +50,7 @@ Reach Placement::worst_group(int size, int stride) const {
   std::vector<int> ranks;
   std::vector<char> seen(static_cast<std::size_t>(gpus_per_node_), 0);
   for (int pipeline = 0; pipeline < pp_; ++pipeline) {
-    // The groups of a pipeline rank are those of the first, so many ranks further on.
+    // The groups of a pipeline rank are those of the first one, shifted.
     char& aligned_so = seen[pipeline * std::int64_t{together_} % gpus_per_node_];
     if (std::exchange(aligned_so, 1) != 0) continue;
     for (int replica = 0; replica < replicas(); ++replica) {
@@ -63,7 +63,7 @@ Reach Placement::worst_group(int size, int stride) const {
   return out;
 }
 
-// Ranks increase, so those of one node are one run.
+// Ranks increase, so those of one node are consecutive.
 Reach Placement::reach(std::span<const int> world_ranks) const {
   Reach out{.size = static_cast<int>(world_ranks.size()), .nodes = 0, .per_node = static_cast<int>(world_ranks.size())};
   for (std::size_t begin = 0; begin < world_ranks.size();) {
@@ -85,7 +85,7 @@ Reach Placement::pair(int a, int b) const {
 }
 
 int Placement::senders_per_node(int a, int b) const {
-  // World ranks of replicas increase, so those of one node are one run.
+  // World ranks of replicas increase, so those of one node are consecutive.
   int most = 1;
   int senders = 0;
   int last_node = -1;

@@ -9,23 +9,23 @@
 
 namespace sluice::model {
 
-// How a group of GPUs that communicate lies on the nodes.
+// The distribution of a group of communicating GPUs over the nodes.
 struct Reach {
   int size = 1;
-  int nodes = 1;     // that it touches
-  int per_node = 1;  // the fewest members on a node that it touches: how many ways out each node gives it
+  int nodes = 1;     // number of nodes with members
+  int per_node = 1;  // smallest number of members on a node: the ways out of each node
 };
 
-// Where world ranks are: Megatron-LM's orders, tensor ranks next to each other, then context, then data and pipeline,
-// or pipeline and data (Training::pipeline_before_data); world rank i on device i. Of the ranks that hold a stage, its
-// replicas, those of an expert-parallel group follow each other. Where replicas of a group lie differently, the answer
-// is for the worst.
+// The devices of world ranks, in Megatron-LM's orders: tensor ranks next to each other, then context, then data and
+// pipeline, or pipeline and data (Training::pipeline_before_data); world rank i is on device i. Of the replicas of a
+// stage, those of an expert-parallel group are consecutive. If the replicas of a group are distributed differently,
+// results are for the worst one.
 class Placement {
  public:
-  // Throws InputError if tp cp dp pp GPUs are more than the cluster has.
+  // Throws InputError if the cluster has fewer than tp cp dp pp GPUs.
   Placement(const Training& training, const Cluster& cluster);
 
-  // The replicas of a pipeline rank, tensor ranks first, then context, then data: their world ranks increase.
+  // The replicas of a pipeline rank, tensor ranks first, then context, then data, with increasing world ranks.
   int replicas() const { return dp_ * tp_; }
   int world_rank(int pipeline, int replica) const {
     return (replica / together_ * pp_ + pipeline) * together_ + replica % together_;
@@ -40,9 +40,10 @@ class Placement {
   Reach world_group() const { return world_; }
   // Pipeline ranks `a` and `b` of the same replica.
   Reach pair(int a, int b) const;
-  // How many GPUs of one node send at once, when all replicas of pipeline rank `a` send to rank `b` on other nodes.
+  // Number of GPUs of one node that send concurrently when all replicas of pipeline rank `a` send to rank `b` on other
+  // nodes.
   int senders_per_node(int a, int b) const;
-  // How many of the node's GPUs are in use.
+  // Number of the node's GPUs that are in use.
   int used_per_node() const;
 
  private:
@@ -53,7 +54,7 @@ class Placement {
   int tp_;
   int dp_;  // context and data ranks
   int pp_;
-  int together_;  // replicas of a pipeline rank with world ranks next to each other
+  int together_;  // number of replicas of a pipeline rank with consecutive world ranks
   int gpus_per_node_;
   Reach tensor_;
   Reach context_;

@@ -8,11 +8,7 @@
 namespace sluice::model {
 namespace {
 
-SliceSize size_of(const MicrobatchShape& shape, int slice) {
-  return {.sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
-}
-
-AttentionShape attention_shape(const KernelCall& call) {
+AttentionWork attention_work(const KernelCall& call) {
   return {.flops = call.flops,
           .row_flops = call.row_flops,
           .head_size = call.head_size,
@@ -50,7 +46,7 @@ KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
       return time;
     }
     case KernelClass::attention_forward:
-    case KernelClass::attention_backward: return attention_time(gpu, attention_shape(call), call.bytes);
+    case KernelClass::attention_backward: return attention_time(gpu, attention_work(call), call.bytes);
     default: break;
   }
   return {.compute_s = 0,
@@ -100,7 +96,7 @@ double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
 }
 
 double AnalyticCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  return sum_s(parts(kind, stage, size_of(shape, slice)));
+  return sum_s(parts(kind, stage, slice_shape(shape, slice)));
 }
 
 double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
@@ -109,26 +105,26 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
                        compute_s(backward, backward_stage, backward_shape, backward_slice);
   if (training_.tp == 1 && training_.ep == 1 && training_.cp == 1) return apart;
-  // Each half's collectives of tensor, expert and context parallelism hide behind the other's kernels, which that slows
-  // down.
+  // The collectives of tensor, expert and context parallelism of each half overlap with the other half's kernels, which
+  // they slow down.
   double device = 0;
   double collective = 0;
-  const auto add = [&](OpKind kind, int stage, const SliceSize& size) {
+  const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
       for (const KernelCall& call : part.calls) {
         (is_collective(call.kind) ? collective : device) += part.repeats * kernel_s(call);
       }
     }
   };
-  add(OpKind::F, forward_stage, size_of(forward_shape, forward_slice));
-  add(backward, backward_stage, size_of(backward_shape, backward_slice));
+  add(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice));
+  add(backward, backward_stage, slice_shape(backward_shape, backward_slice));
   const bool host_bound = apart > 1.0001 * (device + collective);
   if (host_bound) return apart;
   return apart - std::min(collective, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {
-  return sum_s(recompute_parts(stage, size_of(shape, slice)));
+  return sum_s(recompute_parts(stage, slice_shape(shape, slice)));
 }
 
 TransferTime AnalyticCost::wire_time(int from, int to, std::int64_t bytes) const {
@@ -153,7 +149,7 @@ TransferTime AnalyticCost::transfer(int from, int to, std::int64_t bytes) const 
 
 LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
   LinkSharing out = link_sharing(links, cluster_, placement_);
-  // Wire and all-gather are both proportional to the bytes, so any number tells their ratio.
+  // Wire time and all-gather are both proportional to the bytes, so any number gives their ratio.
   constexpr std::int64_t kBytes = 1 << 30;
   for (std::size_t i = 0; i < out.links.size(); ++i) {
     const double occupied = transfer(links[i].from, links[i].to, kBytes).occupied_s;
@@ -164,7 +160,7 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
 
 double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   const auto size = static_cast<double>(bytes);
-  // Routed experts are the same on fewer ranks than the rest of a stage.
+  // Routed experts have fewer replicas than the rest of a stage.
   const auto over_replicas = [&](const auto& collective_of) {
     const double experts = expert_share(stage);
     double seconds = 0;
@@ -202,17 +198,17 @@ double AnalyticCost::optimizer_s(int stage) const {
   const double experts = expert_share(stage) * count;
   const double sharded = (count - experts) / training_.data_ranks() + experts / training_.expert_data_ranks();
   const double mine = training_.distributed_optimizer ? sharded : count;
-  // Adam reads and writes 12 bytes of state a parameter, reads the gradient and writes the 16-bit weight; before it
-  // the norm reads the gradient and after it zeroing writes it, both whole.
+  // Adam reads and writes 12 bytes of state per parameter, reads the gradient and writes the 16-bit weight. Before that
+  // the norm reads all gradients, and after it they are zeroed.
   const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
-  const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // of a rank
+  const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
   return software_.step_s / chunks + bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency) +
          kKernels * std::max(gpu.kernel_s, host_s(1));
 }
 
-std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceSize& slice) const {
+std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceShape& slice) const {
   const StageContents& held = contents(stage);
   std::vector<KernelPart> out;
   if (held.embedding) out.push_back({"embedding", 1, embedding_kernels(model_, training_, kind, slice)});
@@ -223,7 +219,7 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
   return out;
 }
 
-std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceSize& slice) const {
+std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShape& slice) const {
   const bool full = training_.recompute == Training::Recompute::full;
   const bool selective = training_.recompute == Training::Recompute::selective && !training_.flash_attention;
   std::vector<KernelPart> out;

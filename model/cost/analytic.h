@@ -10,22 +10,23 @@
 
 namespace sluice::model {
 
-// A part of a stage, and how often it is there: "embedding", "layer", "head".
+// A part of a stage ("embedding", "layer", "head") and the number of times it occurs.
 struct KernelPart {
   std::string_view name;
   int repeats = 1;
   std::vector<KernelCall> calls;
 };
 
-// Prices a transformer on a cluster from its kernels and the catalogue's constants; nothing is measured.
+// Predicts the times of a transformer on a cluster from its kernels and the catalogue's constants, without
+// measurements.
 //   GEMM            gemm_time: tiles on multiprocessors, or bytes / memory bandwidth, and a launch
 //   attention       attention_time: FLOPs at its own efficiency, or bytes, and kernel_s
 //   memory-bound    bytes / memory bandwidth, and kernel_s
-// An op is never shorter than its kernels take the host to issue. Tensor-parallel collectives
-// are part of an op and do not overlap with its kernels. See Collectives for rings, StageContents for what an op holds.
-// A transfer is latency and bytes over the bandwidth of the worst link that a replica crosses, and with scatter/gather
-// an all-gather of the received shares, which holds up the next transfer. GPUs of a node that share a network card and
-// send at once share its bandwidth.
+// An op takes at least as long as the host needs to launch its kernels. Tensor-parallel collectives are part of an op
+// and do not overlap with its kernels. See Collectives for collectives, StageContents for the contents of an op. A
+// transfer takes the latency, and its bytes over the bandwidth of the slowest link that a replica crosses; with
+// scatter/gather also an all-gather of the received shards, which delays the next transfer. GPUs of a node that share a
+// network card and send concurrently share its bandwidth.
 class AnalyticCost : public CostModel {
  public:
   // Throws InputError if training and model do not fit (check_training), or the cluster is too small (Placement).
@@ -36,27 +37,27 @@ class AnalyticCost : public CostModel {
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
   double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
-  // Full: another forward of the layers, their collectives included. Selective without flash attention: the attention
+  // Full: another forward of the layers, including its collectives. Selective without flash attention: the attention
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
-  // The first stage of the same contents.
+  // The first stage with the same contents.
   int alike(int stage) const override { return alike_[stage]; }
   TransferTime transfer(int from, int to, std::int64_t bytes) const override;
-  // As the cluster file says. The all-gather after a transfer occupies its lane, but nothing that is shared.
+  // As specified by the cluster file. The all-gather after a transfer occupies its lane, but no shared resource.
   LinkSharing sharing(std::span<const LinkEnds> links) const override;
   double collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const override;
-  // Reads and writes of the master weights, moments and weights, and a read of the gradients.
+  // Reads and writes the master weights, Adam moments and weights, and reads the gradients.
   double optimizer_s(int stage) const override;
 
-  // The tables behind compute_s and recompute_s, for explanations. An op takes the sum of its parts; a part takes as
-  // often as it repeats the longer of its kernels' kernel_s and the host's time to issue them.
-  std::vector<KernelPart> parts(OpKind kind, int stage, const SliceSize& slice) const;
-  std::vector<KernelPart> recompute_parts(int stage, const SliceSize& slice) const;
-  // One call of a table, all `count` of it.
+  // The kernel tables behind compute_s and recompute_s, for explanations. An op takes the sum of its parts; each
+  // repetition of a part takes the longer of the sum of its kernels' kernel_s and the host's time to launch them.
+  std::vector<KernelPart> parts(OpKind kind, int stage, const SliceShape& slice) const;
+  std::vector<KernelPart> recompute_parts(int stage, const SliceShape& slice) const;
+  // Time of one call of a table, for all of its `count` kernels.
   double kernel_s(const KernelCall& call) const;
-  // One kernel of a call that is no collective.
+  // Time of one kernel of a call that is not a collective.
   KernelTime kernel_time(const KernelCall& call) const;
-  // The host's time to issue so many kernels.
+  // The host's time to launch this number of kernels.
   double host_s(int kernels) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }
@@ -64,10 +65,10 @@ class AnalyticCost : public CostModel {
   const Placement& placement() const { return placement_; }
 
  private:
-  // Of a transfer, without the all-gather that may follow it.
+  // A transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
   double sum_s(const std::vector<KernelPart>& parts) const;
-  // Of a stage's parameters on one device, the fraction that are routed experts'.
+  // The fraction of routed experts in a stage's parameters on one device.
   double expert_share(int stage) const;
 
   Transformer model_;

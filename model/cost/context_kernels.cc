@@ -6,12 +6,12 @@ using namespace kernel_parts;
 
 namespace {
 
-KernelCall attention(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice,
+KernelCall attention(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
                      const Sizes& s, double cache) {
   return fused_attention(model, kind, slice, s, cache, 1.0 / training.tp / training.cp);
 }
 
-Kernels ring(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice, const Sizes& s) {
+Kernels ring(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice, const Sizes& s) {
   const int cp = training.cp;
   const double own = s.rows * s.key_value;
   KernelCall step = attention(model, training, kind, slice, s, cp * own);
@@ -20,7 +20,7 @@ Kernels ring(const Transformer& model, const Training& training, OpKind kind, co
   step.row_flops /= cp;
   step.count = cp;
   Kernels out = {step};
-  // Keys and values, and on the way back the gradients with them, go from rank to rank.
+  // Keys and values, and in the backward also their gradients, are passed from rank to rank.
   KernelCall exchange = step;
   exchange.name = kind == OpKind::F ? "ring of keys and values" : "ring of keys, values and gradients";
   exchange.kind = KernelClass::context_ring;
@@ -46,7 +46,7 @@ void exchange_heads(Kernels& out, std::string_view name, std::string_view copies
   out.push_back(memory(copies, 8 * elements, 2 * tensors));
 }
 
-Kernels all_to_all(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice,
+Kernels all_to_all(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
                    const Sizes& s) {
   const double own = s.rows * s.key_value;
   Kernels out;
@@ -66,7 +66,7 @@ Kernels all_to_all(const Transformer& model, const Training& training, OpKind ki
 }  // namespace
 
 Kernels context_attention_kernels(const Transformer& model, const Training& training, OpKind kind,
-                                  const SliceSize& slice, const Sizes& s) {
+                                  const SliceShape& slice, const Sizes& s) {
   if (kind != OpKind::F && kind != OpKind::I) return {};
   return training.context_exchange == Training::ContextExchange::ring ? ring(model, training, kind, slice, s)
                                                                       : all_to_all(model, training, kind, slice, s);

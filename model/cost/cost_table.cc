@@ -8,21 +8,21 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
-constexpr double kMaxSeconds = 1e6;
+constexpr std::array kTableKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr std::int64_t kMaxTableTokens = std::int64_t{1} << 31;
+constexpr double kMaxTableSeconds = 1e6;
 
 TimeCurve curve_from_json(JsonReader reader) {
   TimeCurve curve;
   for (const JsonReader& tokens : reader.at("tokens").elements()) {
-    curve.tokens.push_back(tokens.integer(1, kMaxTokens));
+    curve.tokens.push_back(tokens.integer(1, kMaxTableTokens));
     if (curve.tokens.size() > 1 && curve.tokens.back() <= curve.tokens[curve.tokens.size() - 2]) {
       tokens.fail("expected token counts that increase");
     }
   }
   if (curve.tokens.empty()) reader.at("tokens").fail("expected at least one token count");
   for (const JsonReader& seconds : reader.at("seconds").elements()) {
-    curve.seconds.push_back(seconds.number(0, kMaxSeconds));
+    curve.seconds.push_back(seconds.number(0, kMaxTableSeconds));
   }
   if (curve.seconds.size() != curve.tokens.size()) {
     reader.at("seconds").fail("expected as many entries as tokens, " + std::to_string(curve.tokens.size()));
@@ -31,7 +31,8 @@ TimeCurve curve_from_json(JsonReader reader) {
   if (reader.has("ctx")) {
     const std::vector<JsonReader> terms = reader.at("ctx").elements();
     if (terms.size() != curve.context.size()) reader.at("ctx").fail("expected four numbers, [a0, a1, a2, a3]");
-    for (std::size_t i = 0; i < terms.size(); ++i) curve.context[i] = terms[i].number(-kMaxSeconds, kMaxSeconds);
+    for (std::size_t i = 0; i < terms.size(); ++i)
+      curve.context[i] = terms[i].number(-kMaxTableSeconds, kMaxTableSeconds);
   }
   curve.residual = reader.number_or("residual", 0, 1e9, 0);
   reader.finish();
@@ -39,7 +40,7 @@ TimeCurve curve_from_json(JsonReader reader) {
 }
 
 void read_part(JsonReader reader, PartKind part, CostTable& table) {
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kTableKinds) {
     const std::string key(1, letter(kind));
     reader.allow(key);
     if (reader.has(key)) table.curve(part, kind) = curve_from_json(reader.at(key));
@@ -83,7 +84,7 @@ CostTable table_from_json(JsonReader root) {
       passes.allow(to_string(kind));
       if (!passes.has(to_string(kind))) continue;
       JsonReader pass = passes.at(to_string(kind));
-      table.pass(kind) = {.fixed_s = pass.number("fixed_s", 0, kMaxSeconds),
+      table.pass(kind) = {.fixed_s = pass.number("fixed_s", 0, kMaxTableSeconds),
                           .elements_per_s = pass.number("parameters_per_s", 1, 1e15)};
       pass.finish();
     }
@@ -156,7 +157,7 @@ std::string to_json_text(const CostTable& table) {
   root["tensor_parallel"] = table.tensor_parallel;
   auto& parts = root["parts"] = nlohmann::ordered_json::object();
   for (const PartKind part : kParts) {
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kTableKinds) {
       const std::optional<TimeCurve>& curve = table.curve(part, kind);
       if (!curve) continue;
       parts[to_string(part)][std::string(1, letter(kind))] = {{"tokens", curve->tokens},

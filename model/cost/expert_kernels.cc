@@ -9,9 +9,9 @@ namespace {
 // Elements and rows on one device.
 struct ExpertSizes {
   double own;     // tokens that this rank routes
-  double sent;    // copies of them, and as many that come
+  double sent;    // copies of them that are sent, and the number received
   double scores;  // of the router
-  double mine;    // experts of this rank
+  double mine;    // experts on this rank
   double width;   // of an expert
   double width_in;
   double shared;  // width of the shared expert on this device
@@ -32,7 +32,7 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   return e;
 }
 
-// Every expert's own rows: [sent / mine, k] x [k, n].
+// The rows of every expert: [sent / mine, k] x [k, n].
 KernelCall grouped(std::string_view name, const ExpertSizes& e, double k, double n) {
   const GemmShape shape{.m = e.sent / e.mine, .n = n, .k = k, .batch = e.mine, .apart = true};
   return product(name, shape, shape.bytes());
@@ -44,16 +44,16 @@ KernelCall grouped_weight(std::string_view name, const ExpertSizes& e, double k,
   return product(name, shape, shape.bytes());
 }
 
-// Copies of tokens from where they are routed to their experts, in order; `names` of the three kernels.
+// Dispatches copies of tokens to their experts, in order; `names` of the three kernels.
 void send(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
           std::string_view sent, std::string_view ordered) {
   out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
-  if (training.ep == 1) return;  // the copies are in order already
+  if (training.ep == 1) return;  // the copies are already in order
   out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
   out.push_back(memory(ordered, 4 * e.sent * s.hidden));
 }
 
-// The same the other way round; the copies of a token are summed.
+// The reverse of `send`; the copies of a token are added.
 void bring_back(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
                 std::string_view sent, std::string_view summed) {
   if (training.ep > 1) {
@@ -66,7 +66,7 @@ void bring_back(Kernels& out, const Training& training, const Sizes& s, const Ex
 Kernels forward(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
   Kernels out;
   out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
-  // Softmax in 32 bit, the greatest, a map of them, sums for the balance of load, each over all scores.
+  // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
   send(out, training, s, e, "copies for experts", "dispatch", "copies in order");
   out.push_back(grouped("experts in", e, s.hidden, e.width_in));

@@ -4,11 +4,11 @@
 
 namespace sluice::model {
 
-// A layer's experts in place of its MLP: router, the way to the experts and back, their products, and the shared one.
-// F, I or W. Tokens are taken to be spread evenly: each expert of each rank gets rows x per_token x ep / count of them.
-// Routing is on this tensor rank's share of the tokens; a token is copied for each of its experts, sent (all-to-all
-// over the expert-parallel group), put in order of the experts, and all that again on the way back. The shared expert
-// is split over the tensor ranks as a dense MLP is.
+// The kernels of a layer's experts, in place of its MLP: the router, dispatch and combine, the experts' GEMMs, and the
+// shared expert. F, I or W. Tokens are assumed to be distributed evenly: each expert of each rank gets rows x per_token
+// x ep / count of them. Each tensor rank routes its own shard of the tokens; a token is copied for each of its experts,
+// sent (all-to-all over the expert-parallel group) and ordered by expert, and the same in reverse on the way back. The
+// shared expert is split over the tensor ranks like a dense MLP.
 kernel_parts::Kernels expert_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const kernel_parts::Sizes& s);
 

@@ -75,8 +75,7 @@ std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule&
                                        const MicrobatchShape& shape) {
   std::vector<ExplainedOp> out;
   for (int slice = 0; slice < shape.num_slices(); ++slice) {
-    const SliceSize size{
-        .sequences = shape.sequences, .tokens = shape.slice_lengths[slice], .context = shape.context(slice)};
+    const SliceShape size = slice_shape(shape, slice);
     const auto add = [&](ExplainedOp op) {
       op.stage = stage;
       op.slice = slice;

@@ -10,12 +10,12 @@
 
 namespace sluice::model {
 
-// What a kernel's time would fall with.
+// What bounds a kernel's time.
 enum class Limit : std::uint8_t {
   tensor_cores,  // arithmetic
   memory,        // bytes through the GPU's memory
-  launch,        // start and end of the kernel
-  host,          // issuing kernels
+  launch,        // launch latency of the kernel
+  host,          // the host's time to launch kernels
   link,          // bytes and steps of a collective
 };
 std::string_view name_of(Limit limit);  // "tensor cores"
@@ -31,22 +31,22 @@ struct ExplainedKernel {
   Limit limit = Limit::memory;
 };
 
-// How an op comes to its price. Where the host issues kernels more slowly than the GPU runs them, what it is slower by
-// is a row of its own, "waiting for the host".
+// The kernels of an op and their times. Where the host launches kernels more slowly than the GPU executes them, the
+// difference is a row of its own, "waiting for the host".
 struct ExplainedOp {
   std::string op;  // "F", "B", "I", "W", "recompute"
   int stage = 0;
   int slice = 0;
-  SliceSize size;
+  SliceShape size;
   std::vector<ExplainedKernel> kernels;
-  double seconds = 0;  // of the rows, and what the cost model prices the op at, but for rounding
+  double seconds = 0;  // the sum of the rows, and the price of the op up to rounding
 };
 
-// The stages to explain: the first of each content, in order.
+// Returns the stages to explain: the first of each distinct content, in order.
 std::vector<int> distinct_stages(const AnalyticCost& cost, int num_stages);
 
-// F, then what its schedule has of I, W and B, then recomputation if there is any: of each slice of a microbatch of
-// `shape` in `stage`.
+// Explains F, those of I, W and B that the schedule has, and recomputation if there is any, for each slice of a
+// microbatch of `shape` on `stage`.
 std::vector<ExplainedOp> explain_stage(const AnalyticCost& cost, const Schedule& schedule, int stage,
                                        const MicrobatchShape& shape);
 

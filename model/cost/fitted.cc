@@ -17,16 +17,16 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
       rest_(std::move(rest)),
       parameters_(std::move(parameters)) {
   if (table_.tensor_parallel != training_.tp) {
-    throw InputError(fmt::format("{}: /tensor_parallel: times hold for tensor-parallel size {}, got {}", table_.source,
+    throw InputError(fmt::format("{}: /tensor_parallel: times are for tensor-parallel size {}, got {}", table_.source,
                                  table_.tensor_parallel, training_.tp));
   }
   if (training_.cp > 1) {
     throw InputError(
-        fmt::format("{}: times hold without context parallelism, got size {}", table_.source, training_.cp));
+        fmt::format("{}: times are without context parallelism, got size {}", table_.source, training_.cp));
   }
   const auto need = [&](PartKind part, bool needed, int stage) {
     if (!needed || table_.curve(part, OpKind::F)) return;
-    throw InputError(fmt::format("{}: /parts/{}: required key is missing (stage {} holds it)", table_.source,
+    throw InputError(fmt::format("{}: /parts/{}: required key is missing (stage {} has this part)", table_.source,
                                  to_string(part), stage));
   };
   for (int stage = 0; const StageContents& held : stages_) {
@@ -40,8 +40,8 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
     ++stage;
   }
   if (table_.links.size() > 1 && rest_ == nullptr) {
-    throw InputError(fmt::format("{}: /links: expected one link, since no cluster tells which is crossed, got {}",
-                                 table_.source, table_.links.size()));
+    throw InputError(
+        fmt::format("{}: /links: without a cluster: expected one link, got {}", table_.source, table_.links.size()));
   }
 }
 
@@ -58,7 +58,7 @@ double FittedCost::part_s(PartKind part, OpKind kind, const MicrobatchShape& sha
 
 double FittedCost::compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
   if (shape.sequences != table_.sequences) {
-    throw InputError(fmt::format("{}: /sequences: times hold for microbatches of {} sequences, got {}", table_.source,
+    throw InputError(fmt::format("{}: /sequences: times are for microbatches of {} sequences, got {}", table_.source,
                                  table_.sequences, shape.sequences));
   }
   const StageContents& held = stages_[stage];

@@ -16,9 +16,9 @@ struct Tile {
 };
 constexpr Tile kTiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128},
                            {256, 64},  {64, 256},  {64, 64},   {32, 128}, {32, 64}};
-// Of the rounding up to whole waves that shows: tiles do not start in step.
-constexpr double kWhole = 0.3;
-constexpr int kMostParts = 8;  // of k
+// The fraction of rounding up to whole waves that takes effect: tiles do not start synchronously.
+constexpr double kRounding = 0.3;
+constexpr int kMostParts = 8;  // parts of k
 // Fused attention is compiled for heads of 32, 64, 96, ... elements; others run as the next larger
 // (Dao-AILab/flash-attention, csrc).
 constexpr double kHeadStep = 32;
@@ -43,9 +43,9 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
   const double rate = gpu.peak_flops_per_s * g.peak_fraction / sms;
   const double bandwidth = gpu.memory_bandwidth_bytes_per_s * g.memory_efficiency;
   const double write_s = g.exposed_write * shape.result_bytes * sms / gpu.memory_bandwidth_bytes_per_s;
-  // One element of the result, without and with its share of the operands.
+  // One element of the result, without and with its part of the operands.
   const double element_s = 2 * shape.k / rate;
-  const double added_s = 8 * shape.batch * shape.m * shape.n / bandwidth;  // fp32, written and read, for each part of k
+  const double added_s = 8 * shape.batch * shape.m * shape.n / bandwidth;  // fp32, written and read, per part of k
   double best = std::numeric_limits<double>::infinity();
   for (const Tile& tile : kTiles) {
     const double tiles = shape.batch * round_up(shape.m / tile.rows) * round_up(shape.n / tile.columns);
@@ -55,7 +55,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
     const int most = tiles < sms ? kMostParts : 1;
     for (int parts = 1; parts <= most; parts *= 2) {
       const double filled = tiles * parts / sms;
-      const double waves = (1 - kWhole) * std::max(1.0, filled) + kWhole * round_up(filled);
+      const double waves = (1 - kRounding) * std::max(1.0, filled) + kRounding * round_up(filled);
       const double seconds = waves * (arithmetic_s / parts + result_s) + (parts > 1 ? parts * added_s : 0);
       best = std::min(best, seconds);
     }
@@ -65,7 +65,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
           .launch_s = g.launch_s + (shape.apart ? shape.batch * g.group_s : 0)};
 }
 
-KernelTime attention_time(const Gpu& gpu, const AttentionShape& shape, double bytes) {
+KernelTime attention_time(const Gpu& gpu, const AttentionWork& shape, double bytes) {
   const AttentionConstants& a = shape.backward ? gpu.attention_backward : gpu.attention_forward;
   const double flops = shape.flops + a.tail_rows * gpu.num_sms * shape.row_flops;
   const double padded = shape.tile_size > 0 ? shape.tile_size : kHeadStep * round_up(shape.head_size / kHeadStep);

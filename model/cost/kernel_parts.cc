@@ -5,7 +5,7 @@
 
 namespace sluice::model::kernel_parts {
 
-Sizes sizes_of(const Transformer& model, const Training& training, const SliceSize& slice) {
+Sizes sizes_of(const Transformer& model, const Training& training, const SliceShape& slice) {
   const int t = training.tp;
   Sizes s{};
   s.rows = static_cast<double>(slice.sequences) * static_cast<double>(slice.tokens) / training.cp;
@@ -49,12 +49,12 @@ KernelCall all_gather(std::string_view name, double bytes) {
   return {.name = name, .kind = KernelClass::all_gather, .flops = 0, .bytes = bytes};
 }
 
-KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSize& slice, const Sizes& s, double cache,
+KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceShape& slice, const Sizes& s, double cache,
                            double share) {
   const bool forward = kind == OpKind::F;
   const double key = model.head_dim;
   const double value = model.value_head_dim();
-  // Forward scores and values; back scores again, gradients of queries and keys, and of weights and values.
+  // Forward: scores and values. Backward: scores again, and the gradients of queries, keys, weights and values.
   const double products = forward ? 2 : 5;
   const double head_size = forward ? (key + value) / 2 : (3 * key + 2 * value) / 5;
   const double causal = layer_slice_flops(model, slice.tokens, slice.context).attention * slice.sequences;

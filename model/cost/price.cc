@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kUnpriced{-1};
 constexpr double kLongestNanoseconds = 4e18;
 
-// Prices by class: ops of one kind, shape and slice take the same time in stages that are alike.
+// Prices by class: ops of one kind, shape and slice take the same time on stages with the same contents.
 class Pricing {
  public:
   Pricing(const OpGraph& graph, const CostModel& cost) : graph_(graph), schedule_(graph.schedule()), cost_(cost) {
@@ -53,7 +53,7 @@ class Pricing {
     return cost_.sharing(links);
   }
 
-  // Duration of a joint block; ranks repeat the same pairing, so the last answer usually serves.
+  // Duration of a joint block; ranks repeat the same pairing, so the last result is usually the right one.
   struct Joint {
     std::size_t forward = ~std::size_t{0};
     std::size_t backward = ~std::size_t{0};
@@ -148,11 +148,11 @@ Prices price(const OpGraph& graph, const CostModel& cost, const LinkSharing& sha
 }
 
 void check_total(const OpGraph& graph, const Prices& prices) {
-  double sum = 0;  // no path can be longer
+  double sum = 0;  // upper bound of every path
   for (const Duration duration : prices.duration) sum += static_cast<double>(duration.count());
   for (const Duration latency : prices.lane_latency) sum += static_cast<double>(latency.count()) * graph.size();
   if (sum > kLongestNanoseconds) {
-    throw InputError(fmt::format("the ops take up to {:.0f} years in all: more than nanoseconds in 64 bits can count",
+    throw InputError(fmt::format("the ops take up to {:.0f} years in all: more nanoseconds than fit in 64 bits",
                                  sum / 1e9 / 86400 / 365));
   }
 }

@@ -8,9 +8,9 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
-constexpr double kMaxSeconds = 1e6;
-// Shorter than any clock ticks; relative errors need times above 0.
+constexpr std::int64_t kMaxProfileTokens = std::int64_t{1} << 31;
+constexpr double kMaxProfileSeconds = 1e6;
+// Shorter than the resolution of any clock; relative errors need times above 0.
 constexpr double kLeastSeconds = 1e-12;
 
 const std::vector<std::string> kPartNames = {"embedding", "layer", "head", "stage", "recompute"};  // as PartKind
@@ -27,12 +27,12 @@ ProfileSample sample_from_json(JsonReader reader) {
   ProfileSample sample;
   sample.part = named<PartKind>(reader.at("part"), kPartNames, {kParts.begin(), kParts.end()});
   sample.kind = named<OpKind>(reader.at("kind"), kKindNames, {OpKind::F, OpKind::I, OpKind::W, OpKind::B});
-  sample.tokens = reader.integer("tokens", 1, kMaxTokens);
-  sample.context = reader.integer_or("context", 0, kMaxTokens, 0);
+  sample.tokens = reader.integer("tokens", 1, kMaxProfileTokens);
+  sample.context = reader.integer_or("context", 0, kMaxProfileTokens, 0);
   sample.sequences = static_cast<int>(reader.integer_or("sequences", 1, 1 << 20, 1));
   sample.tensor_parallel = static_cast<int>(reader.integer_or("tensor_parallel", 1, 1 << 16, 1));
-  sample.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
-  sample.spread_s = reader.number_or("spread_s", 0, kMaxSeconds, 0);
+  sample.seconds = reader.number("seconds", kLeastSeconds, kMaxProfileSeconds);
+  sample.spread_s = reader.number_or("spread_s", 0, kMaxProfileSeconds, 0);
   reader.finish();
   return sample;
 }
@@ -42,7 +42,7 @@ ProfileTransfer transfer_from_json(JsonReader reader) {
   transfer.link = reader.string("link");
   if (transfer.link.empty()) reader.at("link").fail("expected the name of a link");
   transfer.bytes = reader.integer("bytes", 0, std::int64_t{1} << 50);
-  transfer.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  transfer.seconds = reader.number("seconds", kLeastSeconds, kMaxProfileSeconds);
   reader.finish();
   return transfer;
 }
@@ -51,7 +51,7 @@ ProfilePass pass_from_json(JsonReader reader) {
   ProfilePass pass;
   pass.pass = named<PassKind>(reader.at("pass"), kPassNames, {kPasses.begin(), kPasses.end()});
   pass.parameters = reader.integer("parameters", 1, std::int64_t{1} << 50);
-  pass.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  pass.seconds = reader.number("seconds", kLeastSeconds, kMaxProfileSeconds);
   reader.finish();
   return pass;
 }
@@ -60,7 +60,7 @@ ProfileSum sum_from_json(JsonReader reader) {
   ProfileSum sum;
   sum.ranks = static_cast<int>(reader.integer("ranks", 2, 1 << 24));
   sum.bytes = reader.integer("bytes", 0, std::int64_t{1} << 50);
-  sum.seconds = reader.number("seconds", kLeastSeconds, kMaxSeconds);
+  sum.seconds = reader.number("seconds", kLeastSeconds, kMaxProfileSeconds);
   reader.finish();
   return sum;
 }

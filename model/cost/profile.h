@@ -9,7 +9,7 @@
 
 namespace sluice::model {
 
-// One measurement: an op of one part of a model, on a slice of so many tokens behind so many others.
+// A measurement of an op of one part of a model, on a slice of `tokens` after a prefix of `context` tokens.
 struct ProfileSample {
   PartKind part = PartKind::layer;
   OpKind kind = OpKind::F;
@@ -21,30 +21,30 @@ struct ProfileSample {
   double spread_s = 0;
 };
 
-// One message over a link.
+// A message over a link.
 struct ProfileTransfer {
   std::string link;
   std::int64_t bytes = 0;
   double seconds = 0;  // above 0
 };
 
-// One pass over all parameters that a stage or rank holds.
+// A pass over all parameters of a stage or rank.
 struct ProfilePass {
   PassKind pass = PassKind::optimizer;
   std::int64_t parameters = 1;
   double seconds = 0;  // above 0
 };
 
-// One sum of an array over so many ranks.
+// An all-reduce of an array over `ranks` ranks.
 struct ProfileSum {
   int ranks = 2;
   std::int64_t bytes = 0;
   double seconds = 0;  // above 0
 };
 
-// A profile file (schema sluice.profile/1, docs/formats.md): what was measured, in the order of the file.
+// The contents of a profile file (schema sluice.profile/1, docs/formats.md): measurements in the order of the file.
 struct Profile {
-  std::string source;  // the file
+  std::string source;  // the file's path
   std::string machine;
   std::string dtype;
   std::string model;
@@ -54,11 +54,11 @@ struct Profile {
   std::vector<ProfileSum> sums;
 };
 
-// Throws InputError naming the file and the place in it.
+// Throws InputError naming the file and the location in it.
 Profile read_profile(const std::string& path);
 Profile parse_profile(std::string_view text, const std::string& source);
 
-// The text of a profile file; parse_profile gives the same profile back.
+// Returns the text of a profile file, which parse_profile parses back to the same profile.
 std::string to_json_text(const Profile& profile);
 
 }  // namespace sluice::model

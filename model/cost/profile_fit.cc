@@ -15,8 +15,8 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::array kKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
-// What a cost file may hold.
+constexpr std::array kFittedKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+// The parts and kinds of a cost file.
 constexpr double kMostBandwidth = 1e15;
 constexpr double kMostLatency_s = 10;
 constexpr double kMostTerm = 1e6;
@@ -27,7 +27,7 @@ struct Cell {
   std::int64_t tokens = 0;
   std::int64_t context = 0;
   double seconds = 0;
-  int fold = -1;  // held out in this one; -1: never
+  int fold = -1;  // the fold in which it is held out; -1: none
 };
 
 double median(std::vector<double> values) {
@@ -36,14 +36,14 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// Place of `value` in a sorted set.
+// Position of `value` in a sorted set.
 template <typename T>
 int rank_in(const std::set<T>& values, const T& value) {
   return static_cast<int>(std::distance(values.begin(), values.find(value)));
 }
 
-// By context, then tokens. Held out are cells with context, by a Latin square: neither a length nor a context is ever
-// left out as a whole, where there are as many of them as folds.
+// By context, then tokens. Cells with context are held out by a Latin square: no length or context is ever held out
+// completely if there are as many of them as folds.
 std::vector<Cell> cells_of(const std::vector<ProfileSample>& samples, int folds) {
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<double>> grouped;
   std::set<std::int64_t> lengths, contexts;
@@ -86,8 +86,8 @@ std::array<double, 4> terms_of(const Cell& cell) {
   return {1, i, j, i * j};
 }
 
-// Coefficients of `terms` with the least squares of relative errors over the cells with context, or nothing if these do
-// not tell them apart.
+// Coefficients of `terms` that minimize the squares of relative errors over the cells with context; empty if these do
+// not determine them.
 std::optional<std::array<double, 4>> fit_context(const TimeCurve& alone, const std::vector<Cell>& cells,
                                                  const std::vector<std::size_t>& terms) {
   const auto columns = std::ssize(terms);
@@ -115,7 +115,7 @@ std::optional<std::array<double, 4>> fit_context(const TimeCurve& alone, const s
   return out;
 }
 
-// What is left out, and in which order, where cells are too few or all alike.
+// The terms to drop, in order, if there are too few cells or they are too similar.
 const std::vector<std::vector<std::size_t>>& term_choices() {
   static const std::vector<std::vector<std::size_t>> kChoices = {{0, 1, 2, 3}, {0, 2, 3}, {0, 3}, {3}};
   return kChoices;
@@ -123,7 +123,7 @@ const std::vector<std::vector<std::size_t>>& term_choices() {
 
 struct FittedCurve {
   TimeCurve curve;
-  std::size_t terms = 0;  // of t_ctx that were fitted
+  std::size_t terms = 0;  // number of terms of t_ctx that were fitted
 };
 
 // Precondition: some cell has no context.
@@ -174,7 +174,7 @@ std::optional<RelativeError> held_out_error(const std::vector<Cell>& cells, int 
   return sum.error();
 }
 
-// Each length but the outer ones, between its neighbours.
+// Interpolates each length but the outer ones between its neighbours.
 std::optional<RelativeError> error_between(const TimeCurve& curve) {
   if (curve.tokens.size() < 3) return std::nullopt;
   ErrorSum sum;
@@ -202,7 +202,7 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                                    profile.source, name_of_curve(part, kind), term));
     }
   }
-  // Only attention looks at what is before a slice.
+  // Only attention depends on the tokens before a slice.
   if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.behind > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
@@ -239,7 +239,7 @@ LinkTime fit_messages(const Messages& messages) {
 
 double at(const LinkTime& link, double bytes) { return link.latency_s + bytes / link.bandwidth_bytes_per_s; }
 
-// What is fitted, for errors and warnings: "/transfers", "link 'ib'", "message".
+// Names of the fitted object for errors and warnings: "/transfers", "link 'ib'", "message".
 struct Named {
   const char* key;
   std::string name;
@@ -276,17 +276,17 @@ LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& me
   return link;
 }
 
-// What was measured, by size.
-using Sizes = std::map<std::int64_t, std::vector<double>>;
+// Measured seconds by size.
+using SecondsBySize = std::map<std::int64_t, std::vector<double>>;
 
-Messages medians(const Sizes& sizes) {
+Messages medians(const SecondsBySize& sizes) {
   Messages messages;
   for (const auto& [bytes, seconds] : sizes) messages.emplace_back(static_cast<double>(bytes), median(seconds));
   return messages;
 }
 
 void fit_links(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<std::string, Sizes> grouped;
+  std::map<std::string, SecondsBySize> grouped;
   for (const ProfileTransfer& transfer : profile.transfers) {
     grouped[transfer.link][transfer.bytes].push_back(transfer.seconds);
   }
@@ -299,7 +299,7 @@ void fit_links(const Profile& profile, int folds, ProfileFit& out) {
 }
 
 void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<PassKind, Sizes> grouped;
+  std::map<PassKind, SecondsBySize> grouped;
   for (const ProfilePass& pass : profile.passes) grouped[pass.pass][pass.parameters].push_back(pass.seconds);
   for (const auto& [kind, sizes] : grouped) {
     const LinkTime line =
@@ -309,17 +309,17 @@ void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
 }
 
 void fit_sums(const Profile& profile, int folds, ProfileFit& out) {
-  std::map<int, Sizes> grouped;
+  std::map<int, SecondsBySize> grouped;
   for (const ProfileSum& sum : profile.sums) grouped[sum.ranks][sum.bytes].push_back(sum.seconds);
   for (const auto& [ranks, sizes] : grouped) {
-    const LinkTime line = fit_sizes(profile, {"/sums", fmt::format("sum over {} ranks", ranks), "array"},
+    const LinkTime line = fit_sizes(profile, {"/sums", fmt::format("all-reduce over {} ranks", ranks), "array"},
                                     medians(sizes), folds, out.sums, out);
     out.table.sums.push_back(
         {.ranks = ranks, .latency_s = line.latency_s, .bandwidth_bytes_per_s = line.bandwidth_bytes_per_s});
   }
 }
 
-// The one value of `of` among the samples, or the one that was asked for.
+// The single value of `of` among the samples, or the requested one.
 int choose(const Profile& profile, const std::optional<int>& asked, const char* key, const char* flag, auto of) {
   std::set<int> values;
   for (const ProfileSample& sample : profile.samples) values.insert(of(sample));
@@ -328,7 +328,7 @@ int choose(const Profile& profile, const std::optional<int>& asked, const char* 
                                  fmt::join(values, ", "), *asked));
   }
   if (!asked && values.size() > 1) {
-    throw InputError(fmt::format("{}: /samples: a cost file holds for one value of {}: choose one of {} with {}",
+    throw InputError(fmt::format("{}: /samples: a cost file is for one value of {}: choose one of {} with {}",
                                  profile.source, key, fmt::join(values, ", "), flag));
   }
   return asked ? *asked : *values.begin();
@@ -357,7 +357,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
   }
   for (const PartKind part : kParts) {
     const auto has = [&](OpKind kind) { return grouped.contains({part, kind}); };
-    if (std::none_of(kKinds.begin(), kKinds.end(), has)) continue;
+    if (std::none_of(kFittedKinds.begin(), kFittedKinds.end(), has)) continue;
     if (!has(OpKind::F)) {
       throw InputError(fmt::format("{}: /samples: part {} has no forward, F", profile.source, to_string(part)));
     }
@@ -365,7 +365,7 @@ ProfileFit fit_profile(const Profile& profile, const ProfileChoice& choice) {
       throw InputError(
           fmt::format("{}: /samples: part {} has no backward, B or I and W", profile.source, to_string(part)));
     }
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kFittedKinds) {
       if (has(kind)) fit_part_kind(profile, part, kind, grouped.at({part, kind}), choice.folds, out);
     }
   }

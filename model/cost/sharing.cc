@@ -11,7 +11,7 @@
 namespace sluice::model {
 namespace {
 
-// A resource as its column: the links that use it, each with its number of flows.
+// A resource represented by its column: the links that use it, each with its number of flows.
 using Column = std::vector<std::pair<int, int>>;
 
 }  // namespace
@@ -20,7 +20,7 @@ LinkSharing link_sharing(std::span<const LinkEnds> links, const Cluster& cluster
   LinkSharing out;
   if (cluster.intra_node.sharing == Sharing::none && cluster.inter_node.sharing == Sharing::none) return out;
   out.links.resize(links.size());
-  std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and place
+  std::map<std::int64_t, Column> columns;  // ports and cards, by kind, direction and location
   for (int i = 0; i < std::ssize(links); ++i) {
     const auto [from, to] = links[i];
     const bool inside = placement.pair(from, to).nodes == 1;

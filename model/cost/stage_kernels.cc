@@ -11,8 +11,8 @@ using namespace kernel_parts;
 
 namespace {
 
-// Each half of a layer's tensor-parallel traffic, forward or backward: under sequence parallelism an all-gather and a
-// reduce-scatter, else an all-reduce. Latents are gathered instead of their input, so only one of the two is left.
+// The tensor-parallel communication of a layer in one direction: under sequence parallelism an all-gather and a
+// reduce-scatter, otherwise an all-reduce. Latents are gathered instead of their input, so only one of the two remains.
 KernelCall attention_collective(std::string_view name, const Transformer& model, const Training& training,
                                 const Sizes& s) {
   const bool half = model.has_latent_attention() && training.sequence_parallel;
@@ -43,7 +43,7 @@ Kernels dense_weight_gradient(const Training& training, const Sizes& s) {
           weight_gemm("w MLP in", s.rows, s.hidden, s.mlp_in, training.gradient_bytes)};
 }
 
-Kernels layer_forward(const Transformer& model, const Training& training, const SliceSize& slice, LayerKind layer,
+Kernels layer_forward(const Transformer& model, const Training& training, const SliceShape& slice, LayerKind layer,
                       const Sizes& s) {
   Kernels out;
   out.push_back(memory("norm 1", 4 * s.split * s.hidden));
@@ -64,7 +64,7 @@ Kernels layer_forward(const Transformer& model, const Training& training, const 
   return out;
 }
 
-Kernels layer_input_gradient(const Transformer& model, const Training& training, const SliceSize& slice,
+Kernels layer_input_gradient(const Transformer& model, const Training& training, const SliceShape& slice,
                              LayerKind layer, const Sizes& s) {
   Kernels out;
   out.push_back(memory("d dropout 2", (4 + s.mask) * s.split * s.hidden));
@@ -82,7 +82,7 @@ Kernels layer_input_gradient(const Transformer& model, const Training& training,
     if (model.qk_norm) out.push_back(memory("d QK norm", 6 * s.rows * (s.query + s.key_value / 2), 2));
     out.push_back(gemm("d QKV", s.rows, s.qkv, s.hidden));
   }
-  // Under sequence parallelism with latents: the gathering of the projection's output gradient.
+  // Under sequence parallelism with latents: the all-gather of the projection's output gradient.
   const bool summed = !model.has_latent_attention() || training.sequence_parallel;
   if (training.tp > 1 && summed) out.push_back(attention_collective("all-reduce of d QKV", model, training, s));
   out.push_back(memory("d norm 1", 6 * s.split * s.hidden, 2));
@@ -106,16 +106,16 @@ Kernels layer_weight_gradient(const Transformer& model, const Training& training
   return out;
 }
 
-// Megatron-LM's fused scale, mask and softmax kernel takes what fits its blocks: four of the matrices of scores at a
+// Megatron-LM's fused scale, mask and softmax kernel supports the sizes of its blocks: four matrices of scores at a
 // time, of up to 16,384 keys (megatron/fused_kernels, FusedScaleMaskSoftmax.is_kernel_available).
-bool has_fused_softmax(const Transformer& model, const Training& training, const SliceSize& slice) {
+bool has_fused_softmax(const Transformer& model, const Training& training, const SliceShape& slice) {
   const std::int64_t matrices = std::int64_t{slice.sequences} * (model.heads / training.tp);
   return matrices % 4 == 0 && slice.context + slice.tokens <= 16384;
 }
 
 }  // namespace
 
-Kernels attention_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+Kernels attention_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model, training, slice);
   const double keys = static_cast<double>(slice.context + slice.tokens);
   const double cache = static_cast<double>(slice.sequences) * keys * s.key_value;  // elements of K and V read
@@ -127,7 +127,7 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
     if (kind == OpKind::I) out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
     return out;
   }
-  // One product for each head of each sequence.
+  // One GEMM per head and sequence.
   const auto tokens = static_cast<double>(slice.tokens);
   const double batch = slice.sequences * (static_cast<double>(model.heads) / training.tp);
   const GemmShape scores{.m = tokens, .n = keys, .k = static_cast<double>(model.head_dim), .batch = batch};
@@ -138,7 +138,7 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   const bool fused = has_fused_softmax(model, training, slice);
   if (kind == OpKind::F) {
     out.push_back(product("scores", scores, moved));
-    // Apart: widen, mask, softmax and narrow, in 32 bit.
+    // Unfused: widen, mask, softmax and narrow, in 32 bit.
     out.push_back(fused ? memory("softmax", 4 * s.scores) : memory("softmax in 32 bit", 29 * s.scores, 4));
     if (model.dropout) out.push_back(memory("dropout of weights", 5 * s.scores));
     out.push_back(product("attention over values", rows, moved));
@@ -153,7 +153,7 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   return out;
 }
 
-Kernels layer_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice,
+Kernels layer_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice,
                       LayerKind layer) {
   const Sizes s = sizes_of(model, training, slice);
   if (kind == OpKind::F) return layer_forward(model, training, slice, layer, s);
@@ -163,7 +163,7 @@ Kernels layer_kernels(const Transformer& model, const Training& training, OpKind
   return out;
 }
 
-Kernels embedding_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+Kernels embedding_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model, training, slice);
   Kernels out;
   if (kind == OpKind::F) {
@@ -183,7 +183,7 @@ Kernels embedding_kernels(const Transformer& model, const Training& training, Op
   return out;
 }
 
-Kernels head_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceSize& slice) {
+Kernels head_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model, training, slice);
   const double words = static_cast<double>(padded_vocab(model, training.tp)) / training.tp;
   const double logits = s.rows * words;
@@ -195,10 +195,10 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
     }
     out.push_back(gemm("head", s.rows, s.hidden, words));
     // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8). Fused: read for maximum and sum,
-    // then written over by the gradient.
+    // then overwritten by the gradient.
     out.push_back(training.fused_cross_entropy ? memory("cross-entropy", 6 * logits, 2)
                                                : memory("cross-entropy", 38 * logits, 6));
-    // Maximum, the target's logit and the sum of exponentials, 4 bytes a row each.
+    // Maximum, the target's logit and the sum of exponentials, 4 bytes per row each.
     if (training.tp > 1) {
       out.push_back({"all-reduces of cross-entropy", KernelClass::all_reduce, 0, 4 * s.rows, 3});
     }

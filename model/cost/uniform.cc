@@ -70,8 +70,8 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
     if (list.size() == 1) return;
     for (const MicrobatchShape& shape : schedule.shapes()) {
       if (std::ssize(list) != shape.num_slices()) {
-        throw InputError(fmt::format("uniform cost: {} has {} values, one a slice, but a microbatch has {} slices", key,
-                                     list.size(), shape.num_slices()));
+        throw InputError(fmt::format("uniform cost: {} has {} values, one per slice, but a microbatch has {} slices",
+                                     key, list.size(), shape.num_slices()));
       }
     }
   };
@@ -79,7 +79,7 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
   check_list(times_.input_gradient, "b");
   check_list(times_.weight_gradient, "w");
   if (!times_.stage_weights.empty() && std::ssize(times_.stage_weights) != schedule.num_stages()) {
-    throw InputError(fmt::format("stage weights: expected {}, one a stage, got {}", schedule.num_stages(),
+    throw InputError(fmt::format("stage weights: expected {}, one per stage, got {}", schedule.num_stages(),
                                  times_.stage_weights.size()));
   }
   for (const double w : times_.stage_weights) {
@@ -92,7 +92,7 @@ double UniformCost::weight(int stage) const { return times_.stage_weights.empty(
 double UniformCost::scaled(const std::vector<double>& times, int stage, const MicrobatchShape& shape, int slice) const {
   if (times.size() > 1) return times[slice] * weight(stage);
   const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
-  // One division, so that what divides evenly comes out exact.
+  // One division, so that exact quotients stay exact.
   return times[0] * weight(stage) * tokens / (static_cast<double>(shape.tokens()) * num_chunks_);
 }
 
@@ -116,7 +116,7 @@ double UniformCost::joint_s(int forward_stage, const MicrobatchShape& forward_sh
     return CostModel::joint_s(forward_stage, forward_shape, forward_slice, backward, backward_stage, backward_shape,
                               backward_slice);
   }
-  // Unequal stages or slices in one block: the mean of what each would make of it.
+  // Unequal stages or slices in one block: the mean of their scaled times.
   const std::vector<double> joint = {*times_.joint};
   return (scaled(joint, forward_stage, forward_shape, forward_slice) +
           scaled(joint, backward_stage, backward_shape, backward_slice)) /

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <optional>
@@ -8,27 +9,27 @@
 
 namespace sluice::model {
 
-// What `--uniform` says, in seconds.
+// The times of `--uniform`, in seconds.
 struct UniformTimes {
-  // One entry: one microbatch's time in 1/num_ranks of the layers. Several: one a slice, taken as they stand for that
-  // slice of one stage.
+  // One entry: the time of a microbatch in 1/num_ranks of the layers. Several: one per slice, the time of that slice on
+  // one stage.
   std::vector<double> forward = {1};
   std::vector<double> input_gradient = {1};
   std::vector<double> weight_gradient = {1};
-  std::optional<double> joint;        // an F with a B as one block; otherwise their sum
+  std::optional<double> joint;        // an F and a B as one block; by default their sum
   double hop = 0;                     // latency between two ranks
   std::vector<double> stage_weights;  // relative work of each stage; empty: all 1
 };
 
-// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); what is not given keeps its default. Throws InputError
+// Parses "f=1,b=1,w=1,fb=..,comm=.." (lists as "f=4:5:6:7"); missing parts keep their defaults. Throws InputError
 // naming the part.
 UniformTimes parse_uniform(std::string_view text);
 
-// The same time for every microbatch: an op of a stage with weight 1 takes 1/num_chunks of what is given, and a slice
-// its share of the tokens; B takes the time of I and W.
+// The same time for every microbatch: an op of a stage with weight 1 takes 1/num_chunks of the specified time, and a
+// slice a part in proportion to its tokens; B takes the time of I and W.
 class UniformCost : public CostModel {
  public:
-  // Throws InputError if the lists or stage weights do not fit `schedule`.
+  // Throws InputError if the lists or stage weights do not match `schedule`.
   UniformCost(UniformTimes times, const Schedule& schedule);
 
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;

@@ -1,68 +1,116 @@
 #include "model/graph/deadlock.h"
 
-#include <array>
+#include <algorithm>
+#include <boost/graph/compressed_sparse_row_graph.hpp>
+#include <boost/graph/iteration_macros.hpp>
+#include <boost/graph/strong_components.hpp>
 #include <deque>
 #include <limits>
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace sluice::model {
 namespace {
 
-// The ops that did not run, and what each waits for.
+using WaitGraph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, boost::no_property,
+                                                     boost::no_property, std::uint32_t, std::uint32_t>;
+
+// The ops that did not run. The vertices of its graph are n ops and n prefixes of ranks' lists: an op leads to those
+// whose results it reads and to the prefix before it; prefix n + i to op i, its last, and to the next shorter one.
 class Blocked {
  public:
-  struct Place {
-    int rank = 0;
-    int position = 0;  // in the rank's list
-  };
-
   Blocked(const Schedule& schedule, const std::vector<std::size_t>& next) : schedule_(schedule) {
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      first_.push_back(static_cast<int>(next[rank]));
-      base_.push_back(static_cast<int>(places_.size()));
       const auto ops = schedule.ops(rank);
-      for (int i = first_.back(); i < static_cast<int>(ops.size()); ++i) {
-        const Op& op = ops[i];
-        index_[key(op.kind == OpKind::B ? OpKind::I : op.kind, op.stage, op.microbatch, op.slice)] =
-            static_cast<int>(places_.size());
-        places_.push_back({rank, i});
+      for (std::size_t i = next[rank]; i < ops.size(); ++i) {
+        index_[key(ops[i].kind, ops[i].stage, ops[i].microbatch, ops[i].slice)] = size();
+        places_.push_back({rank, i, i == next[rank]});
       }
     }
+    std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;  // by source
+    for (std::uint32_t v = 0; v < size(); ++v) {
+      add_needs(v, op(v), edges);
+      if (op(v).joined) add_needs(v, op(v + 1), edges);
+      if (!places_[v].first) edges.emplace_back(v, size() + v - 1);
+    }
+    for (std::uint32_t v = 0; v < size(); ++v) {
+      edges.emplace_back(size() + v, v);
+      if (!places_[v].first) edges.emplace_back(size() + v, size() + v - 1);
+    }
+    graph_ = WaitGraph(boost::edges_are_sorted, edges.begin(), edges.end(), 2 * size());
+    component_.resize(num_vertices(graph_));
+    component_size_.resize(strong_components(
+        graph_, boost::make_iterator_property_map(component_.begin(), get(boost::vertex_index, graph_))));
+    for (const std::uint32_t component : component_) ++component_size_[component];
   }
 
-  int size() const { return static_cast<int>(places_.size()); }
-  const Op& op(int node) const {
-    const Place& place = places_[node];
-    return schedule_.ops(place.rank)[place.position];
-  }
-  std::string place(int node) const {
-    const Place& at = places_[node];
-    return schedule_.place(at.rank, static_cast<std::size_t>(at.position));
-  }
-  int head(int node) const { return base_[places_[node].rank]; }
-  bool first_on_rank(int node) const { return head(node) == node; }
+  std::uint32_t size() const { return static_cast<std::uint32_t>(places_.size()); }
 
-  // Ops left that `node` needs as data; both halves of a joint block wait together.
-  std::vector<int> needs(int node) const {
-    std::vector<int> out;
-    add_needs(op(node), node, out);
-    if (op(node).joined) add_needs(op(node + 1), node, out);
-    return out;
+  // Whether a cycle begins at op `v`. A joint block is represented by its first op.
+  bool in_cycle(std::uint32_t v) const {
+    return !second_of_block(v) && (component_size_[component_[v]] > 1 || edge(v, v, graph_).second);
   }
-  // The node that stands for it in the order: the first half of its block.
-  int block(int node) const { return !first_on_rank(node) && op(node - 1).joined ? node - 1 : node; }
+
+  // The shortest cycle of at most `limit` ops from `start`, without the prefixes; empty if there is none.
+  std::vector<std::uint32_t> cycle_through(std::uint32_t start, std::uint32_t limit) const {
+    constexpr std::uint32_t kUnreached = std::numeric_limits<std::uint32_t>::max();
+    std::vector<std::uint32_t> distance(num_vertices(graph_), kUnreached);  // in ops
+    std::vector<std::uint32_t> from(num_vertices(graph_));
+    std::deque<std::uint32_t> queue = {start};
+    distance[start] = 0;
+    while (!queue.empty()) {
+      const std::uint32_t v = queue.front();
+      queue.pop_front();
+      if (edge(v, start, graph_).second) {
+        std::vector<std::uint32_t> cycle;
+        for (std::uint32_t at = v; at != start; at = from[at]) {
+          if (at < size()) cycle.push_back(at);
+        }
+        cycle.push_back(start);
+        return {cycle.rbegin(), cycle.rend()};
+      }
+      BGL_FORALL_ADJ(v, to, graph_, WaitGraph) {
+        const bool is_op = to < size();
+        const std::uint32_t reached = distance[v] + (is_op ? 1 : 0);
+        if (component_[to] != component_[start] || reached >= distance[to] || reached >= limit) continue;
+        distance[to] = reached;
+        from[to] = v;
+        queue.insert(is_op ? queue.end() : queue.begin(), to);
+      }
+    }
+    return {};
+  }
+
+  std::string text(std::uint32_t v) const {
+    std::string text = to_string(op(v), schedule_.sliced());
+    if (op(v).joined) text += "+" + to_string(op(v + 1), schedule_.sliced());
+    if (schedule_.read_from_table()) text += " at " + schedule_.place(places_[v].rank, places_[v].position);
+    return text;
+  }
 
  private:
-  using Key = std::tuple<OpKind, int, int, int>;
-  static Key key(OpKind kind, int stage, int microbatch, int slice) { return {kind, stage, microbatch, slice}; }
+  struct Place {
+    int rank = 0;
+    std::size_t position = 0;  // in the rank's list
+    bool first = false;        // of the rank's ops here
+  };
 
-  void add_needs(const Op& op, int node, std::vector<int>& out) const {
+  using Key = std::tuple<OpKind, int, int, int>;
+  // A B is found as the I that it includes.
+  static Key key(OpKind kind, int stage, int microbatch, int slice) {
+    return {kind == OpKind::B ? OpKind::I : kind, stage, microbatch, slice};
+  }
+
+  bool second_of_block(std::uint32_t v) const { return !places_[v].first && op(v - 1).joined; }
+  const Op& op(std::uint32_t v) const { return schedule_.ops(places_[v].rank)[places_[v].position]; }
+
+  void add_needs(std::uint32_t v, const Op& op, std::vector<std::pair<std::uint32_t, std::uint32_t>>& edges) const {
     const auto add = [&](OpKind kind, int stage, int slice) {
       const auto found = index_.find(key(kind, stage, op.microbatch, slice));
-      if (found != index_.end()) out.push_back(block(found->second));
+      if (found == index_.end()) return;
+      edges.emplace_back(v, second_of_block(found->second) ? found->second - 1 : found->second);
     };
-    (void)node;
     if (op.kind == OpKind::F) {
       if (op.stage > 0) add(OpKind::F, op.stage - 1, op.slice);
       if (op.slice > 0) add(OpKind::F, op.stage, op.slice - 1);
@@ -76,118 +124,29 @@ class Blocked {
   }
 
   const Schedule& schedule_;
-  std::vector<int> first_;
-  std::vector<int> base_;
   std::vector<Place> places_;
-  std::map<Key, int> index_;
+  std::map<Key, std::uint32_t> index_;
+  WaitGraph graph_;
+  std::vector<std::uint32_t> component_;  // by vertex: its strongly connected component
+  std::vector<std::uint32_t> component_size_;
 };
-
-// Shortest ring through `start`, or empty. Nodes 0..n-1 name an op; n..2n-1 stand between ops of a list: reaching
-// n+i means waiting for something at or before position i, which costs nothing until an op is named.
-std::vector<int> ring_through(const Blocked& blocked, int start, int limit) {
-  const int n = blocked.size();
-  std::vector<int> distance(static_cast<std::size_t>(2 * n), std::numeric_limits<int>::max());
-  std::vector<int> from(static_cast<std::size_t>(2 * n), -1);
-  std::deque<int> queue;
-  const auto reach = [&](int node, int cost, int source) {
-    if (cost >= distance[node] || cost > limit) return;
-    distance[node] = cost;
-    from[node] = source;
-    if (cost == (source < 0 ? 0 : distance[source])) {
-      queue.push_front(node);
-    } else {
-      queue.push_back(node);
-    }
-  };
-  const auto expand = [&](int node, int cost) {
-    if (node >= n) {
-      const int op = node - n;
-      if (op != start) reach(op, cost + 1, node);
-      if (!blocked.first_on_rank(op)) reach(node - 1, cost, node);
-    } else {
-      for (const int need : blocked.needs(node)) {
-        if (need != start) reach(need, cost + 1, node);
-      }
-      if (!blocked.first_on_rank(node)) reach(n + node - 1, cost, node);
-    }
-  };
-  const auto closes = [&](int node) {  // does `node` wait for start directly?
-    if (node >= n) return node - n == start;
-    for (const int need : blocked.needs(node)) {
-      if (need == start) return true;
-    }
-    return false;
-  };
-  distance[start] = 0;
-  expand(start, 0);
-  while (!queue.empty()) {
-    const int node = queue.front();
-    queue.pop_front();
-    if (closes(node)) {
-      std::vector<int> ring;
-      for (int at = node; at >= 0 && at != start; at = from[at]) {
-        if (at < n) ring.push_back(at);
-      }
-      ring.push_back(start);
-      return {ring.rbegin(), ring.rend()};
-    }
-    expand(node, distance[node]);
-  }
-  if (closes(start)) return {start};
-  return {};
-}
-
-std::vector<int> ring_through_heads(const Blocked& blocked, int any) {
-  std::vector<int> path;
-  std::vector<char> visited(static_cast<std::size_t>(blocked.size()), 0);
-  int node = blocked.head(any);
-  while (visited[node] == 0) {
-    visited[node] = 1;
-    path.push_back(node);
-    const auto needs = blocked.needs(node);
-    if (needs.empty()) return {};
-    const int wanted = needs.front();
-    if (blocked.head(wanted) != wanted && visited[static_cast<std::size_t>(wanted)] == 0) {
-      visited[static_cast<std::size_t>(wanted)] = 1;
-      path.push_back(wanted);
-    }
-    node = blocked.head(wanted);
-  }
-  return {std::find(path.begin(), path.end(), node), path.end()};
-}
 
 }  // namespace
 
-std::string deadlock_ring(const Schedule& schedule, const std::vector<std::size_t>& next) {
+std::string deadlock_cycle(const Schedule& schedule, const std::vector<std::size_t>& next) {
   const Blocked blocked(schedule, next);
-  std::vector<int> best;
-  constexpr int kExactLimit = 4000;
-  if (blocked.size() <= kExactLimit) {
-    int limit = std::numeric_limits<int>::max() - 1;
-    for (int start = 0; start < blocked.size(); ++start) {
-      if (blocked.block(start) != start) continue;
-      std::vector<int> ring = ring_through(blocked, start, limit);
-      if (!ring.empty() && (best.empty() || ring.size() < best.size())) {
-        best = std::move(ring);
-        limit = static_cast<int>(best.size()) - 1;
-        if (best.size() <= 2) break;
-      }
-    }
-  } else {
-    best = ring_through_heads(blocked, 0);
+  constexpr std::uint32_t kExactLimit = 4000;
+  std::vector<std::uint32_t> best;
+  for (std::uint32_t start = 0; start < blocked.size(); ++start) {
+    if (!blocked.in_cycle(start)) continue;
+    const std::size_t limit = best.empty() ? blocked.size() : best.size() - 1;
+    auto cycle = blocked.cycle_through(start, static_cast<std::uint32_t>(limit));
+    if (!cycle.empty()) best = std::move(cycle);
+    if (best.size() <= 2 || blocked.size() > kExactLimit) break;
   }
   std::string text;
-  const auto add = [&](int node) {
-    text += to_string(blocked.op(node), schedule.sliced());
-    if (blocked.op(node).joined) text += "+" + to_string(blocked.op(node + 1), schedule.sliced());
-    if (schedule.read_from_table()) text += " at " + blocked.place(node);
-  };
-  for (const int node : best) {
-    add(node);
-    text += " -> ";
-  }
-  if (!best.empty()) add(best.front());
-  return text;
+  for (const std::uint32_t v : best) text += blocked.text(v) + " -> ";
+  return best.empty() ? text : text + blocked.text(best.front());
 }
 
 }  // namespace sluice::model

@@ -8,9 +8,9 @@
 
 namespace sluice::model {
 
-// A ring of ops each of which waits for the next, as "F(..) -> B(..) -> F(..)". `next[r]` is the first op of rank r's
-// list that cannot run. It is the shortest ring where at most some thousands of ops are left, and one through the
-// heads of the lists, which is where a cluster would hang, in larger ones. Precondition: there is one.
-std::string deadlock_ring(const Schedule& schedule, const std::vector<std::size_t>& next);
+// Returns a cycle of ops in which each waits for the next, as "F(..) -> B(..) -> F(..)", or "" if there is none.
+// `next[r]` is the position of the first op of rank r that cannot run. The cycle is the shortest one if at most 4,000
+// ops are left, and otherwise the shortest one through the first op that is part of any.
+std::string deadlock_cycle(const Schedule& schedule, const std::vector<std::size_t>& next);
 
 }  // namespace sluice::model

@@ -9,9 +9,9 @@
 namespace sluice::model {
 namespace {
 
-constexpr double kMostBytes = 4e18;
+constexpr double kMaxBytes = 4e18;
 
-// Bounds of what a stage and a slice can add to the memory of a rank, in floating point, which does not overflow.
+// Upper bounds of what a stage and a slice add to the memory of a rank, in floating point, which does not overflow.
 double most_bytes(const StageBytes& bytes, int num_ranks) {
   const double versions = std::max(2, num_ranks);  // of the weights (num_weight_versions)
   return static_cast<double>(bytes.weights) * versions + static_cast<double>(bytes.gradients) +
@@ -43,7 +43,7 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
   data.slice_bytes.assign(schedule.num_stages() * data.slices_per_stage, {});
   if (footprint == nullptr) return;
   std::size_t at = 0;
-  double all = 0;  // no rank can hold more
+  double all = 0;  // upper bound for every rank
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
     StageBytes& held = data.stage_bytes[stage];
     held = footprint->stage(stage);
@@ -55,9 +55,8 @@ void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::D
       }
     }
   }
-  if (all > kMostBytes) {
-    throw InputError(
-        fmt::format("{}: up to {:.2g} bytes of memory: more than 64 bits can count", schedule.family(), all));
+  if (all > kMaxBytes) {
+    throw InputError(fmt::format("{}: up to {:.2g} bytes of memory: more than fit in 64 bits", schedule.family(), all));
   }
 }
 

@@ -4,11 +4,12 @@
 
 namespace sluice::model {
 
-// Asks `footprint` for the bytes of every stage and slice; zeros without one. Throws InputError if what a rank could
-// hold of them passes what 64 bits can count.
+// Fills in the bytes of every stage and slice from `footprint`, or zeros without one. Throws InputError if the memory
+// of a rank could exceed 64 bits.
 void fill_bytes(const Schedule& schedule, const Footprint* footprint, OpGraph::Data& data);
 
-// What a collective of `stage` moves, once the bytes are filled in; without a footprint, of a tied embedding nothing.
+// Returns the bytes that a collective of `stage` moves, once the stages' bytes are filled in; 0 for a tied embedding
+// without a footprint.
 std::int64_t collective_bytes(const OpGraph::Data& data, CollectiveKind kind, int stage, const Footprint* footprint);
 
 }  // namespace sluice::model

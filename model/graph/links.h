@@ -6,16 +6,16 @@
 
 namespace sluice::model {
 
-// The lanes between ranks: one for each ordered pair that neighbouring stages make.
+// The lanes between ranks: one for each ordered pair of ranks with neighbouring stages.
 struct Links {
   static constexpr LaneId kSameRank = -1;
 
   std::vector<Lane> lanes;       // by (sender, receiver)
-  std::vector<LaneId> forward;   // by (route, stage): the lane to the next stage, kSameRank if it needs none
-  std::vector<LaneId> backward;  // and to the previous one
+  std::vector<LaneId> forward;   // by (route, stage): the lane to the next stage; kSameRank if it is on the same rank
+  std::vector<LaneId> backward;  // the same for the previous stage
 };
 
-// `first_lane` is the id of the first of them.
+// `first_lane` is the id of the first of these lanes.
 Links make_links(const Schedule& schedule, LaneId first_lane);
 
 }  // namespace sluice::model

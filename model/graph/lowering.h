@@ -1,26 +1,28 @@
+// Public header.
 #pragma once
 
 #include "model/graph/op_graph.h"
 
 namespace sluice::model {
 
-// What surrounds the schedule's own ops in an iteration.
+// What an iteration has besides the schedule's own ops.
 struct LoweringOptions {
-  const Footprint* footprint = nullptr;  // bytes; zeros without
-  int data_parallel = 1;                 // above 1: a gradient reduction for each stage and step
-  bool overlap_grad_reduce = false;      // it starts when its stage's gradients are done, not its rank's list
-  bool gather_parameters = false;        // distributed optimizer: an all-gather after the step
-  bool tied_embedding = false;           // first and last stage sum the embedding's gradient
-  bool global_norm = false;              // every step waits for the norm over all ranks (flush only)
-  bool recompute = false;                // a recompute vertex before every B and I
-  bool blocking_transfers = false;       // a rank's next op waits until what its last one sent has arrived
+  const Footprint* footprint = nullptr;  // zero bytes without one
+  int data_parallel = 1;                 // if above 1: a gradient reduction per stage and step
+  bool overlap_grad_reduce =
+      false;  // reductions start when the gradients of their stage are complete, not at the end of the rank's list
+  bool gather_parameters = false;   // distributed optimizer: an all-gather after each step
+  bool tied_embedding = false;      // the embedding's gradient is all-reduced between the first and the last stage
+  bool global_norm = false;         // every step waits for the norm over all ranks (flush only)
+  bool recompute = false;           // a recompute vertex before every B and I
+  bool blocking_transfers = false;  // a rank's next op waits until its previous sends have arrived
 };
 
-// Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer when it lives elsewhere,
-// and F(s,m,i-1); B or I(s,m,i) needs F(s,m,i), B or I(s+1,m,i) and B or I(s,m,i+1); W(s,m,i) needs I(s,m,i); a step
-// needs its stage's weight gradients; with weight versions a forward needs the step that wrote its version.
-// `schedule` must outlive the graph. Throws ScheduleError with the shortest ring of ops if the schedule deadlocks,
-// InputError for options that its weight policy cannot have, and for more bytes than 64 bits count.
+// Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer if that is on another
+// rank, and F(s,m,i-1); B or I(s,m,i) needs F(s,m,i), B or I(s+1,m,i) and B or I(s,m,i+1); W(s,m,i) needs I(s,m,i); a
+// step needs the weight gradients of its stage; with weight versions, a forward needs the step that wrote its version.
+// `schedule` must outlive the graph. Throws ScheduleError with the shortest cycle of ops if the schedule deadlocks, and
+// InputError for options that its weight policy does not support, or for more bytes than fit in 64 bits.
 OpGraph lower(const Schedule& schedule, const LoweringOptions& options = {});
 
 }  // namespace sluice::model

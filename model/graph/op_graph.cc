@@ -12,15 +12,13 @@ OpGraph::OpGraph(std::unique_ptr<Data> data)
       vertices_(data_->vertices),
       lanes_(data_->lanes),
       partners_(data_->partners),
-      row_(data_->dependencies.m_forward.m_rowstart.data()),
-      columns_(data_->dependencies.m_forward.m_column.data()),
+      offsets_(data_->offsets.data()),
+      targets_(data_->targets.data()),
       has_bytes_(data_->has_bytes) {}
 
 OpGraph::OpGraph(OpGraph&&) noexcept = default;
 OpGraph& OpGraph::operator=(OpGraph&&) noexcept = default;
 OpGraph::~OpGraph() = default;
-
-const OpGraph::Data& data_of(const OpGraph& graph) { return *graph.data_; }
 
 Collective OpGraph::collective(const Vertex& vertex) const {
   const CollectiveRow& row = data_->collectives[vertex.extra];

@@ -20,7 +20,7 @@ class Run {
                 0),
         ranks_(static_cast<std::size_t>(schedule.num_ranks())) {}
 
-  std::string ring() {
+  std::string find_cycle() {
     for (int rank = schedule_.num_ranks() - 1; rank >= 0; --rank) runnable_.push_back(rank);
     while (!runnable_.empty()) {
       const int rank = runnable_.back();
@@ -28,20 +28,20 @@ class Run {
       while (post_group(rank)) {
       }
     }
-    return shortest_ring();
+    return shortest_cycle();
   }
 
  private:
   struct State {
-    std::size_t begin = 0;  // of the group that it is in
+    std::size_t begin = 0;  // of its current group
     std::size_t end = 0;
-    std::int64_t open = 0;  // of the group, without a partner yet
+    std::int64_t open = 0;  // without a partner yet
   };
 
   std::span<const Communication> list(int rank) const { return schedule_.communication(rank); }
   State& state(int rank) { return ranks_[rank]; }
 
-  // One for each message, by what is sent.
+  // The index of a message, by what is sent.
   std::size_t message(const Communication& c) const {
     const bool forward = of_forward(c.kind);
     const int sender = is_send(c.kind) ? c.stage : c.stage + (forward ? -1 : 1);
@@ -53,7 +53,7 @@ class Run {
     return schedule_.rank_of(stage, c.microbatch);
   }
 
-  // Begins the next group of a rank whose last one is done. False: it waits, or is at its end.
+  // Starts the next group of a rank whose last one is complete. Returns false if it waits or is at its end.
   bool post_group(int rank) {
     State& here = state(rank);
     if (here.open > 0) return false;
@@ -82,7 +82,7 @@ class Run {
     return here.open == 0;
   }
 
-  // Communications of the group that wait, as their indices.
+  // The indices of the communications of the group that wait.
   std::vector<std::size_t> waiting(int rank) {
     std::vector<std::size_t> out;
     const State& here = state(rank);
@@ -94,10 +94,10 @@ class Run {
     return out;
   }
 
-  std::string shortest_ring() {
+  std::string shortest_cycle() {
     std::vector<std::pair<int, std::size_t>> best;
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
-      const auto found = ring_through(rank);
+      const auto found = cycle_through(rank);
       if (!found.empty() && (best.empty() || found.size() < best.size())) best = found;
       if (best.size() == 2) break;
     }
@@ -115,8 +115,8 @@ class Run {
     return text;
   }
 
-  // Breadth first over ranks that wait for ranks; empty if none comes back to `start`.
-  std::vector<std::pair<int, std::size_t>> ring_through(int start) {
+  // Breadth-first search over ranks that wait for ranks; empty if `start` is not reached again.
+  std::vector<std::pair<int, std::size_t>> cycle_through(int start) {
     std::vector<int> from(ranks_.size(), -1);
     std::vector<std::size_t> by(ranks_.size(), 0);  // the communication of `from` that waits for it
     std::deque<int> queue = {start};
@@ -126,12 +126,12 @@ class Run {
       for (const std::size_t i : waiting(rank)) {
         const int next = partner(list(rank)[i]);
         if (next == start) {
-          std::vector<std::pair<int, std::size_t>> ring = {{rank, i}};
+          std::vector<std::pair<int, std::size_t>> cycle = {{rank, i}};
           for (int at = rank; at != start; at = from[at]) {
-            ring.emplace_back(from[at], by[at]);
+            cycle.emplace_back(from[at], by[at]);
           }
-          std::reverse(ring.begin(), ring.end());
-          return ring;
+          std::reverse(cycle.begin(), cycle.end());
+          return cycle;
         }
         if (from[next] != -1) continue;
         from[next] = rank;
@@ -154,7 +154,7 @@ class Run {
 
 }  // namespace
 
-std::string hanging_ring(const Schedule& schedule, Exchange exchange) { return Run(schedule, exchange).ring(); }
+std::string hanging_cycle(const Schedule& schedule, Exchange exchange) { return Run(schedule, exchange).find_cycle(); }
 
 Schedule with_receives_just_in_time(const Schedule& schedule) {
   ScheduleParts parts = schedule.parts();

@@ -13,7 +13,7 @@
 namespace sluice::model {
 namespace {
 
-// Cuts a table into rows of cells.
+// Splits a table into rows of cells.
 class Cutter {
  public:
   Cutter(std::string_view text, const std::string& source) : text_(text), source_(source) {
@@ -43,7 +43,7 @@ class Cutter {
     }
   }
 
-  // Stops at the comma, the line's end or the text's.
+  // Stops at the comma, the end of the line or the end of the text.
   std::string next_cell(std::size_t row) {
     std::string cell;
     if (at_ == text_.size() || text_[at_] != '"') {

@@ -9,12 +9,12 @@
 
 namespace sluice::model {
 
-// A table with a header: RFC 4180, so a cell in quotes may hold commas, line breaks and doubled quotes.
-// Rows count from 1 in messages, the header not counted.
+// A table with a header, as in RFC 4180: a quoted cell may contain commas, line breaks and doubled quotes. Rows are
+// numbered from 1 in messages, without the header.
 class CsvTable {
  public:
-  // Throws InputError "source: row R: ..." if a row has another number of cells than the header, a quote is not
-  // closed, a column is named twice, or there is no header.
+  // Throws InputError "source: row R: ..." if a row has another number of cells than the header, a quote is not closed,
+  // a column name occurs twice, or there is no header.
   CsvTable(std::string_view text, std::string source);
 
   const std::string& source() const { return source_; }
@@ -22,13 +22,13 @@ class CsvTable {
   int num_rows() const { return static_cast<int>(rows_.size()); }
   bool has(std::string_view column) const;
 
-  // A cell; rows from 0. Throws InputError if there is no such column, naming the nearest one.
+  // Returns a cell; rows are numbered from 0. Throws InputError if there is no such column, naming the nearest one.
   const std::string& text(int row, std::string_view column) const;
-  // A cell read as a number, whole or finite. Throws InputError "source: row R, column C: rule, got value".
+  // Returns a cell as a number, whole or finite. Throws InputError "source: row R, column C: rule, got value".
   double number(int row, std::string_view column, double low, double high) const;
   std::int64_t integer(int row, std::string_view column, std::int64_t low, std::int64_t high) const;
 
-  // "source: row R" for messages.
+  // Returns "source: row R" for messages.
   std::string place(int row) const;
   [[noreturn]] void fail(int row, std::string_view column, const std::string& rule) const;
 

@@ -20,7 +20,7 @@ namespace {
   throw InputError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
 }
 
-// A file that is being written: closed, and removed if it is a temporary one, unless `close` and `keep` were reached.
+// A file that is being written: closed, and removed if it is temporary, unless `close` and `keep` were called.
 class Output {
  public:
   Output(const std::string& path, int fd, std::string temporary)
@@ -93,7 +93,7 @@ void write_file_whole(const std::string& path, const std::function<void(const By
     output.close();
     return;
   }
-  // A link is followed, so that the file it names is the one replaced.
+  // Follows a link, so that the file it points to is replaced.
   const std::string target = std::filesystem::exists(status) ? std::filesystem::canonical(path).string() : path;
   std::string temporary = target + ".XXXXXX";
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);

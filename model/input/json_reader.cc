@@ -53,7 +53,7 @@ Json parse_json(std::string_view text, const std::string& source) {
       keys.pop_back();
     } else if (event == Json::parse_event_t::key) {
       if (!keys.back().insert(value.get<std::string>()).second) {
-        throw InputError(fmt::format("{}: key {} is given twice in one object", source, shown(value)));
+        throw InputError(fmt::format("{}: key {} occurs twice in one object", source, shown(value)));
       }
     }
     return true;

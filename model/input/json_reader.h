@@ -17,8 +17,8 @@ using Json = nlohmann::json;
 // nesting deeper than 100.
 Json parse_json(std::string_view text, const std::string& source);
 
-// Reads one JSON value and tells where it stands: every error reads `source: /json/pointer: rule, got value`.
-// An object must be closed with `finish`, which refuses the keys that nobody asked for.
+// Reads a JSON value and knows its location: every error is `source: /json/pointer: rule, got value`. An object must be
+// closed with `finish`, which rejects the keys that were not read.
 class JsonReader {
  public:
   JsonReader(const Json& value, std::string source, std::string pointer = "");
@@ -48,9 +48,9 @@ class JsonReader {
   std::string string(const std::string& key);
   std::string string_or(const std::string& key, const std::string& fallback);
 
-  // Names a key as known without reading it.
+  // Marks a key as known without reading it.
   void allow(const std::string& key) { asked_.push_back(key); }
-  // Throws if the object has a key that was never asked for, naming the nearest known one.
+  // Throws if the object has a key that was not read, naming the nearest known one.
   void finish() const;
 
   // Throws InputError "source: pointer: rule, got value".

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -8,25 +9,25 @@
 
 namespace sluice::model {
 
-// The name that stands for a schedule made for the scenario's own costs and memory, in place of a family.
+// The name of the automatic schedule, generated for the scenario's own costs and memory, in place of a family.
 inline constexpr const char* kAutomatic = "auto";
 
-// Most that a rank may hold: bytes of the device, or the activations of so many microbatches through 1/pp of the layers
-// (as peak_in_flight counts them). Neither: the device's memory where a cluster is given, else no limit.
+// Memory limit per rank: bytes, or the activations of a number of microbatches through 1/pp of the layers (as counted
+// by peak_in_flight). If neither is set, the device's memory if there is a cluster, otherwise no limit.
 struct MemoryCap {
   std::optional<std::int64_t> bytes;
   std::optional<double> microbatches;
 };
 
-// "60GiB", "80GB", "512MiB", "1000B"; "3mb", "4.5mb" for microbatches. Throws InputError, with `place` before the
-// message.
+// Parses "60GiB", "80GB", "512MiB", "1000B", or "3mb", "4.5mb" for microbatches. Throws InputError with a message that
+// starts with `place`.
 MemoryCap parse_memory_cap(const std::string& text, const std::string& place);
 
-// What an automatic schedule may choose, and how long it may take.
+// The options of an automatic schedule.
 struct AutomaticChoices {
   MemoryCap cap;
   std::string placement = "any";  // linear, looped, v or any
-  double seconds = 10;            // of search
+  double seconds = 10;            // time limit of the search
 };
 
 }  // namespace sluice::model

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <array>
@@ -9,24 +10,24 @@ namespace sluice::model {
 
 class JsonReader;
 
-// What a user's own measured iterations say about a scenario's predictions: measured = scale x predicted + fixed_s, and
-// how sure that is.
+// A correction of a scenario's predictions fitted to a user's measured iterations: measured = scale x predicted +
+// fixed_s, with its uncertainty.
 struct Correction {
   double scale = 1;
-  double fixed_s = 0;  // of an iteration, whatever the schedule: data loading, logging, what the model leaves out
+  double fixed_s = 0;  // per iteration, for every schedule: data loading, logging, and what is not modelled
   int measurements = 0;
-  double deviation = 0;  // of a measurement from the line, relative
-  double degrees = 0;    // of freedom behind the deviation
-  // Of scale and fixed_s: variance, covariance, variance.
+  double deviation = 0;  // relative deviation of a measurement from the line
+  double degrees = 0;    // degrees of freedom of the deviation
+  // Variance of scale, covariance, variance of fixed_s.
   std::array<double, 3> covariance = {0, 0, 0};
 
-  // The iteration time, and where it lies nine times out of ten.
+  // The iteration time and its 90 % interval.
   struct Interval {
     double seconds = 0;
     double low_s = 0;
     double high_s = 0;
   };
-  // Student's t with the correction's own uncertainty and that of one more measurement.
+  // By Student's t, with the uncertainty of the correction and of one more measurement.
   Interval at(double predicted_s) const;
 };
 

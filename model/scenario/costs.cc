@@ -62,8 +62,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
                                              scenario_.software);
       return;
     case CostKind::fitted: {
-      require(scenario_.model.has_value(),
-              "/model: required by the fitted cost: it tells the layers of a stage (--model)");
+      require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
       if (scenario_.cluster) {
         rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,

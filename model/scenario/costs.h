@@ -13,19 +13,19 @@
 
 namespace sluice::model {
 
-// The stages that a model is cut into for a schedule (split_layers). Where every rank of the last stage has the first
-// one too, the head reads the embedding that is there, and has no copy. Throws InputError.
+// Returns the stages into which a model is cut for a schedule (split_layers). Where every rank of the last stage also
+// has the first one, the head reads that embedding and has no copy. Throws InputError.
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers);
 
-// What a scenario puts on the stages of a schedule, and what prices it. The schedule's own sizes count: its ranks,
-// microbatches and shapes.
+// The footprint and the cost model of a scenario, for a schedule. Ranks, microbatches and shapes are those of the
+// schedule.
 class ScenarioCosts {
  public:
   // Throws InputError naming the scenario's field.
   ScenarioCosts(Scenario scenario, const Schedule& schedule);
 
-  const Scenario& scenario() const { return scenario_; }  // with training.pp and microbatches as the schedule has them
+  const Scenario& scenario() const { return scenario_; }  // with the schedule's training.pp and microbatches
   const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
   const Footprint* footprint() const { return footprint_.get(); }       // null without a model
   const CostModel& cost() const { return *cost_; }

@@ -16,8 +16,8 @@ namespace sluice::model {
 namespace {
 
 const std::vector<std::string> kJitters = {"none", "lognormal", "normal", "uniform"};
-// Past these a draw has little to do with the time that it disturbs: a normal one is mostly redrawn, a lognormal one
-// has a mean that no number of trials finds.
+// Larger spreads are of little use: most normal draws are repeated, and no number of trials finds the mean of lognormal
+// ones.
 constexpr std::array<double, 4> kMostSpread = {0, 3, 1, 1};
 
 }  // namespace
@@ -37,7 +37,7 @@ Jitter parse_jitter(const std::string& text, const std::string& place) {
   const char* end = text.data() + text.size();
   const auto [rest, error] = std::from_chars(text.data() + colon + 1, end, jitter.spread);
   if (error != std::errc() || rest != end || !(jitter.spread >= 0 && jitter.spread <= most)) {
-    throw InputError(fmt::format("{}: expected a spread from 0 to {} behind '{}:', got '{}'", place, most, name,
+    throw InputError(fmt::format("{}: expected a spread from 0 to {} after '{}:', got '{}'", place, most, name,
                                  text.substr(colon + 1)));
   }
   return jitter;
@@ -76,8 +76,7 @@ Perturbation perturbation_from_json(JsonReader& reader) {
   }
   reader.allow("jitter");
   const bool jitters = out.jitter.kind != Jitter::Kind::none;
-  if (reader.has("trials") && !jitters)
-    reader.at("trials").fail("needs jitter beside it: without, all trials are alike");
+  if (reader.has("trials") && !jitters) reader.at("trials").fail("requires jitter: without it all trials are the same");
   constexpr int kTrials = 1000;
   out.trials = static_cast<int>(reader.integer_or("trials", 1, kMostTrials, jitters ? kTrials : 0));
   out.seed = static_cast<std::uint64_t>(reader.integer_or("seed", 0, INT64_MAX, 1));

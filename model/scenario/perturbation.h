@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +11,28 @@ namespace sluice::model {
 
 class JsonReader;
 
-// Independent factors on the time of every op, transfer, collective and step, of mean 1.
+// Independent random factors, with mean 1, on the time of every op, transfer, collective and step.
 struct Jitter {
   enum class Kind : std::uint8_t {
     none,
     lognormal,  // spread is the standard deviation of the logarithm
-    normal,     // spread is the standard deviation; draws below 0 or above 2 are drawn again
+    normal,     // spread is the standard deviation; draws below 0 or above 2 are repeated
     uniform,    // from 1 - spread to 1 + spread
   };
   Kind kind = Kind::none;
   double spread = 0;
 };
 
-// Stragglers and noise, laid over what the cost model says.
+// Stragglers and noise, applied to the times of the cost model.
 struct Perturbation {
   struct SlowRank {
     int rank = 0;
-    double factor = 1;  // on the time of all that the rank computes
+    double factor = 1;  // on the time of all compute of the rank
   };
   struct SlowLink {
     int a = 0;
     int b = 0;
-    double factor = 1;  // on the time of every transfer between the two, wire and latency, in both directions
+    double factor = 1;  // on the time of every transfer between the two, on the wire and latency, in both directions
   };
   std::vector<SlowRank> slow_ranks;
   std::vector<SlowLink> slow_links;
@@ -45,11 +46,11 @@ struct Perturbation {
 inline constexpr double kMostSlowdown = 1e6;
 inline constexpr int kMostTrials = 1'000'000;
 
-// "lognormal:0.05". Throws InputError, with `place` before the message.
+// Parses "lognormal:0.05". Throws InputError with a message that starts with `place`.
 Jitter parse_jitter(const std::string& text, const std::string& place);
 std::string to_string(const Jitter& jitter);
 
-// {"slow_ranks": [{"rank", "factor"}], "slow_links": [{"between": [a, b], "factor"}], "jitter": "lognormal:0.05",
+// Reads {"slow_ranks": [{"rank", "factor"}], "slow_links": [{"between": [a, b], "factor"}], "jitter": "lognormal:0.05",
 // "trials", "seed"}, all optional; trials default to 1000 with jitter. Throws InputError.
 Perturbation perturbation_from_json(JsonReader& reader);
 

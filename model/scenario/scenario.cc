@@ -23,7 +23,7 @@ int whole(JsonReader& object, const std::string& key, std::int64_t low, std::int
   return static_cast<int>(object.integer_or(key, low, high, fallback));
 }
 
-// An object that may be left out.
+// Reads an optional object.
 template <typename Read>
 void section(JsonReader& root, const std::string& key, Read&& read) {
   if (!root.has(key)) {
@@ -40,7 +40,7 @@ class Reading {
   Reading(const Json& document, std::string source, std::string folder)
       : root_(document, source), folder_(std::move(folder)) {
     scenario_.source = std::move(source);
-    scenario_.training.pp = 0;  // until somebody says
+    scenario_.training.pp = 0;  // until it is specified
   }
 
   Scenario run() {
@@ -128,7 +128,7 @@ class Reading {
     object.allow("recompute");
     training.recompute_layers = whole(object, "recompute_layers", 1, 100000, 0);
     if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
-      object.at("recompute_layers").fail("needs \"recompute\": \"full\" beside it");
+      object.at("recompute_layers").fail("requires \"recompute\": \"full\"");
     }
     if (object.has("stage_layers")) {
       for (const JsonReader& layers : object.at("stage_layers").elements()) {
@@ -140,9 +140,9 @@ class Reading {
     scenario_.last_stage_layers = whole(object, "last_stage_layers", 1, 100000, 0);
     if (object.has("layers_per_virtual_stage")) {
       JsonReader layers = object.at("layers_per_virtual_stage");
-      if (scenario_.chunks != 0) layers.fail("give vpp or layers_per_virtual_stage, not both");
+      if (scenario_.chunks != 0) layers.fail("specify vpp or layers_per_virtual_stage, not both");
       const auto n = layers.integer(1, 100000);
-      if (!scenario_.model || training.pp == 0) layers.fail("needs a model and pp beside it");
+      if (!scenario_.model || training.pp == 0) layers.fail("requires a model and pp");
       const std::int64_t per_rank = n * training.pp;
       if (scenario_.model->layers % per_rank != 0) {
         layers.fail(fmt::format("expected a divisor of {} layers / {} ranks", scenario_.model->layers, training.pp));
@@ -197,7 +197,7 @@ class Reading {
     const bool file = std::filesystem::exists(path, error);
     Cluster loaded = load_cluster(file ? path : name, nodes);
     if (nodes == 0 && !file) {
-      // A node of the catalogue, and nobody said how many: as many as the run needs.
+      // A node of the catalogue without a number of nodes: as many as the run needs.
       const std::int64_t pp = std::max(1, scenario_.training.pp);
       const Training& training = scenario_.training;
       const std::int64_t world = pp * training.tp * training.cp * training.dp;
@@ -260,7 +260,7 @@ class Reading {
         lengths.fail(fmt::format("expected 1 to {} slices", kMaxSlices));
       }
       if (slices != 0 && slices != scenario_.shape.num_slices()) {
-        lengths.fail(fmt::format("expected {} lengths, as slices says", slices));
+        lengths.fail(fmt::format("expected {} lengths (slices)", slices));
       }
       std::int64_t& sequence = scenario_.training.sequence_length;
       if (sequence != 0 && sequence != scenario_.shape.tokens()) {
@@ -278,7 +278,7 @@ class Reading {
     AutomaticChoices& choices = scenario_.automatic;
     for (const char* key : {"memory_cap", "placement", "time_budget_s"}) {
       if (schedule.has(key) && scenario_.schedule != kAutomatic) {
-        schedule.at(key).fail("only an automatic schedule (auto) takes it");
+        schedule.at(key).fail("only valid for the automatic schedule (auto)");
       }
       schedule.allow(key);
     }
@@ -290,8 +290,7 @@ class Reading {
     choices.seconds = schedule.number_or("time_budget_s", 0, 1e6, choices.seconds);
   }
 
-  // Slices of equal FLOPs, in multiples of what attention kernels like where the sequence is long enough, or equal
-  // ones.
+  // Slices of equal FLOPs, in multiples that suit attention kernels if the sequence is long enough, or of equal length.
   void cut(JsonReader& schedule, int slices) {
     const bool balanced = schedule.has("slicing") && schedule.at("slicing").one_of(kSlicing) == "balanced";
     if (!balanced) return cut_evenly(slices);
@@ -299,12 +298,12 @@ class Reading {
     if (!scenario_.model || sequence == 0) {
       schedule.at("slicing").fail("balanced slices need a model and a sequence length");
     }
-    if (slices > sequence) return cut_evenly(slices);  // which says so
+    if (slices > sequence) return cut_evenly(slices);  // which throws
     scenario_.shape.slice_lengths =
         balanced_slices(*scenario_.model, sequence, slices, balanced_multiple(sequence, slices));
   }
 
-  // Equal slices; where the sequence does not divide, the first ones have a token more.
+  // Equal slices; where the sequence is not divisible, the first ones have one more token.
   void cut_evenly(int slices) {
     const std::int64_t sequence = scenario_.training.sequence_length;
     if (sequence == 0) {
@@ -318,7 +317,7 @@ class Reading {
     }
   }
 
-  // A path is taken from the scenario's folder; anything else is a family's name.
+  // Resolves a path relative to the scenario's folder; other names are families.
   std::string named_schedule(const std::string& name) const { return names_file(name) ? resolved(name) : name; }
 
   void read_cost() {

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +20,16 @@ namespace sluice::model {
 
 enum class CostKind : std::uint8_t { uniform, analytic, fitted };
 
-// One "what if": a model on a cluster, how it is parallelised, the schedule, and what prices it. Read from a scenario
-// file
-// ("sluice.scenario/1", docs/formats.md) over which the command line's flags have been laid.
+// A configuration to predict: a model on a cluster, its parallelization, the schedule, and the cost model. Read from a
+// scenario file ("sluice.scenario/1", docs/formats.md), which the command line's flags override.
 struct Scenario {
-  std::string source;  // names it in errors
+  std::string source;  // its name in errors
   std::optional<Transformer> model;
   std::optional<Cluster> cluster;
-  Software software;                      // the catalogue's megatron-lm, unless something else is asked for
-  Training training;                      // pp is 0 until the schedule is known to say
+  Software software;                      // by default the catalogue's megatron-lm
+  Training training;                      // pp is 0 until it is known from the schedule
   bool clip_gradients = true;             // every step waits for the global norm
-  std::optional<bool> overlap_transfers;  // ranks compute while they send; if nobody says, as the software does it
+  std::optional<bool> overlap_transfers;  // ranks compute while they send; by default as in the software
 
   bool blocks_transfers() const { return overlap_transfers ? !*overlap_transfers : software.blocking_transfers; }
 
@@ -38,10 +38,10 @@ struct Scenario {
   int last_stage_layers = 0;
 
   std::string schedule = "1f1b";  // a family, the path of a schedule file, or kAutomatic
-  int chunks = 0;                 // the zeros: the family's default
+  int chunks = 0;                 // zero: the family's default
   int group = 0;
   int batches = 0;
-  AutomaticChoices automatic;  // of kAutomatic
+  AutomaticChoices automatic;  // for kAutomatic
   int microbatches = 0;        // of one batch and one pipeline
   std::int64_t global_batch = 0;
   MicrobatchShape shape;
@@ -51,13 +51,13 @@ struct Scenario {
   std::string cost_file;
 
   Perturbation perturbation;
-  std::optional<Correction> correction;  // of the iteration time, from measured ones
+  std::optional<Correction> correction;  // of the iteration time, from measurements
 };
 
 // Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.
 bool names_file(const std::string& schedule);
 
-// Reads a scenario. Relative paths in it are taken from `folder`. Throws InputError.
+// Reads a scenario. Relative paths in it are relative to `folder`. Throws InputError.
 Scenario scenario_from_json(const nlohmann::json& document, const std::string& source, const std::string& folder);
 
 }  // namespace sluice::model

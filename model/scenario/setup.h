@@ -12,17 +12,17 @@
 
 namespace sluice::model {
 
-// The schedule that a scenario asks for: of a family, or read from a file, which the scenario's sizes must then agree
-// with. Throws InputError, or ScheduleError for an invalid file.
+// Returns the schedule of a scenario: of a family, or read from a file, which must then agree with the scenario's
+// sizes. Throws InputError, or ScheduleError for an invalid file.
 Schedule make_schedule(const Scenario& scenario);
 
-// The sizes that a scenario asks of its family. Throws InputError for one that is missing.
+// Returns the sizes that a scenario specifies for its family. Throws InputError for a missing one.
 FamilyParams family_params(const Scenario& scenario);
 
-// Lowers a schedule that has this name or is from this file; errors name the file.
+// Lowers a schedule with this name or from this file, which errors name.
 OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name);
 
-// A scenario made ready to lower, price and simulate. Holds what its parts refer to; not movable.
+// A scenario that is ready to be lowered, priced and simulated. Owns the objects that its parts refer to; not movable.
 class Setup {
  public:
   // Throws InputError naming the scenario's field, ScheduleError for a schedule that deadlocks.
@@ -37,7 +37,7 @@ class Setup {
   const std::vector<StageContents>& stages() const { return costs_.stages(); }  // empty without a model
   const CostModel& cost() const { return costs_.cost(); }
   const OpGraph& graph() const { return graph_; }
-  // That the graph was lowered with.
+  // The options that the graph was lowered with.
   LoweringOptions lowering_options() const { return costs_.lowering_options(schedule_.weight_policy()); }
 
  private:

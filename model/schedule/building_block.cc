@@ -8,30 +8,31 @@
 
 #include "model/schedule/orders.h"
 
-// How the blocks are pushed together. Time runs backwards here, from the last slot to the first, in slots of one op: an
-// op may run once all that need it have run, a W takes memory and its F gives it back. The repeated block gives every
-// op a due slot. In each slot each rank runs, of the ops that may, the one due first, be it early; but a W before its
-// due slot only while memory is left.
+// How the blocks are compacted. Time runs backwards here, from the last slot to the first, in slots of one op: an op
+// may run once all ops that depend on it have run; a W allocates memory and its F frees it. The repeated block gives
+// every op a due slot. In each slot each rank runs, of the ops that may run, the one due first, even if it is early;
+// but a W before its due slot only while memory is left.
 //
-// So no op is ever late, by induction over the slots: what it waits for was not, and a rank has one op due in a slot.
-// Hence the rule cannot get stuck and its order takes no longer than the repeated block. Nor does it hold more: W wait
-// for nothing, so they run in the order in which they are due, and when one runs that is due, the rank holds the W due
-// until then without the F that have run, which are at least those due before: what it holds in the repeated block.
+// So no op is ever late, by induction over the slots: what it waits for was not late, and a rank has one op due per
+// slot. Hence the rule cannot get stuck and its order takes no longer than the repeated block. Nor does it need more
+// memory: W wait for nothing, so they run in the order in which they are due. When a W runs that is due, the rank
+// stores the W due until then without the F that have run, which are at least those due before: what it stores in the
+// repeated block.
 //
-// (From the front, the same rule with F for W would leave v-half's ranks 9, 23 and 37 idle slots for p = 4, 8 and 12,
-// and with W last of all 7, 19 and 31, where from the end it leaves 5, 17 and 29.)
+// (From the front, the same rule with F for W would leave the ranks of v-half 9, 23 and 37 idle slots for p = 4, 8 and
+// 12, and with W last of all 7, 19 and 31; from the end it leaves 5, 17 and 29.)
 namespace sluice::model::orders {
 namespace {
 
 // The ops of one microbatch on one rank.
 enum Step : std::size_t { kF0, kF1, kI1, kI0, kW1, kW0 };
-constexpr int kSteps = 6;  // hence also the slots from one microbatch to the next
+constexpr int kSteps = 6;  // also the number of slots from one microbatch to the next
 constexpr std::array<Step, kSteps> kAll = {kF0, kF1, kI1, kI0, kW1, kW0};
 constexpr OpKind kKind[] = {OpKind::F, OpKind::F, OpKind::I, OpKind::I, OpKind::W, OpKind::W};
 constexpr int kChunk[] = {0, 1, 1, 0, 1, 0};
 using PerStep = std::array<int, kSteps>;
 
-// Slots of all six ops, forwards in time: each W takes the first one left over after its I.
+// Slots of all six ops, forwards in time: each W takes the first free one after its I.
 PerStep with_free_slots(const BlockSlots& slots) {
   PerStep all = {slots.f0, slots.f1, slots.i1, slots.i0};
   std::array<bool, kSteps> taken = {};
@@ -57,13 +58,13 @@ class Rank {
   int held() const { return done_[kW1] + done_[kW0] - done_[kF1] - done_[kF0]; }
   void run(Step step) { ++done_[step]; }
 
-  // The most that it holds while the block repeats.
+  // The maximum that it stores while the block repeats.
   int peak() const {
     const int all_began = *std::max_element(due_.begin(), due_.end());
     const auto ran = [&](Step step, int last) { return (last - due_[step]) / kSteps + 1; };
     int most = 0;
     for (int slot = all_began + 1; slot <= all_began + kSteps; ++slot) {
-      const int given_back = ran(kF1, slot - 1) + ran(kF0, slot - 1);  // an F still holds its memory while it runs
+      const int given_back = ran(kF1, slot - 1) + ran(kF0, slot - 1);  // an F still occupies its memory while it runs
       most = std::max(most, ran(kW1, slot) + ran(kW0, slot) - given_back);
     }
     return most;
@@ -89,7 +90,8 @@ std::vector<Rank> ranks_backwards(int ranks, BlockSlots (*slots)(int ranks, int 
   return all;
 }
 
-// Whether all that needs the next `step` of `rank` has run. (With two chunks in a V, rank r has stages r, 2p - 1 - r.)
+// Whether everything that depends on the next `step` of `rank` has run. (With two chunks in a V, rank r has stages r,
+// 2p - 1 - r.)
 bool is_needed_no_more(const std::vector<Rank>& ranks, std::size_t rank, Step step) {
   const int mine = ranks[rank].done(step);
   const bool first = rank == 0;

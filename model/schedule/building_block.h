@@ -2,12 +2,12 @@
 
 #include "model/schedule/family.h"
 
-// Schedules that repeat one building block (Qi et al. 2024, arXiv:2405.15362): two chunks a rank in a V, chunk 0 on the
-// way down, chunk 1 on the way up.
+// Schedules that repeat one building block (Qi et al. 2024, arXiv:2405.15362): two chunks per rank, placed in a V.
+// Chunk 0 is on the way from rank 0 to the last rank, chunk 1 on the way back.
 namespace sluice::model::orders {
 
-// The slots, one op long each, in which a rank runs its four ops of microbatch 0 that other ranks wait for; those of
-// microbatch j stand 6·j slots later, and the two W in the slots still free. Digits: the chunk.
+// Returns the time slots, each as long as one op, in which a rank runs the four ops F and I of microbatch 0. Those of
+// microbatch j are 6·j slots later; the two W take the slots that remain. Digits denote the chunk.
 struct BlockSlots {
   int f0 = 0;
   int f1 = 0;
@@ -15,11 +15,11 @@ struct BlockSlots {
   int i0 = 0;
 };
 
-// The block of `slots(ranks, rank)`, repeated for every microbatch and then pushed together from the end, so that
-// warm-up and cool-down shrink. A rank never holds more, from F to W, than the most that any rank holds while the block
-// repeats; while it does, no rank idles if F, I and W take alike. Precondition: on a rank the four slots rise from f0
-// to i0 and differ modulo 6, and each op stands after those of other ranks that it needs. Takes time in
-// proportion to the ops and the square of the ranks.
+// Builds the schedule of the block `slots(ranks, rank)`: repeated for every microbatch, then compacted from the end,
+// which shortens warm-up and cool-down. No rank stores more, from F to W, than the maximum over the ranks while the
+// block repeats; in that phase no rank is idle if F, I and W take equally long. Preconditions: on a rank the four slots
+// increase from f0 to i0 and differ modulo 6, and each op is later than the ops of other ranks that it depends on. Time
+// is proportional to the number of ops and the square of the number of ranks.
 ScheduleParts repeated_block(const Family& family, const FamilyParams& params,
                              BlockSlots (*slots)(int ranks, int rank));
 

@@ -24,7 +24,7 @@ class Check {
       for (std::size_t i = 0; i < list.size(); ++i) {
         if (list[i].kind == OpKind::W) continue;
         const std::size_t at = cell(list[i].stage, list[i].microbatch, list[i].slice);
-        // A joint block is one step: what it makes is there behind its second half, and it reads before its first.
+        // A joint block is one step: its results are available after its second half, and it reads before its first.
         (list[i].kind == OpKind::F ? forward_ : gradient_)[at] = static_cast<std::uint32_t>(i);
       }
     }
@@ -56,7 +56,8 @@ class Check {
     const bool behind_the_end = c.before > list.size();
     const bool backwards = index > 0 && schedule_.communication(rank)[index - 1].before > c.before;
     const bool inside = !behind_the_end && c.before > 0 && list[c.before - 1].joined;
-    if (behind_the_end || backwards || inside) fail(rank, index, "stands at no place between two steps in their order");
+    if (behind_the_end || backwards || inside)
+      fail(rank, index, "its position is not between two steps, in their order");
     if (c.stage < 0 || c.stage >= schedule_.num_stages()) {
       fail(rank, index, fmt::format("there are stages 0 to {}", schedule_.num_stages() - 1));
     }
@@ -78,7 +79,7 @@ class Check {
     const bool next = of_forward(c.kind) == is_send(c.kind);
     const int other = c.stage + (next ? 1 : -1);
     if (other < 0 || other >= schedule_.num_stages()) {
-      fail(rank, index, fmt::format("there is no stage {} it", next ? "behind" : "before"));
+      fail(rank, index, fmt::format("there is no stage {} it", next ? "after" : "before"));
     }
     if (schedule_.rank_of(other, c.microbatch) == rank) {
       fail(rank, index, fmt::format("stage {} is on the same rank", other));
@@ -86,13 +87,13 @@ class Check {
     std::uint32_t& found = found_[static_cast<std::size_t>(c.kind)][cell(c.stage, c.microbatch, c.slice)];
     if (found != kNowhere) fail(rank, index, "occurs twice, first at " + schedule_.communication_place(rank, found));
     found = static_cast<std::uint32_t>(index);
-    // The op that makes it, or the one that reads it.
+    // The op that produces it, or the one that reads it.
     const std::uint32_t op = (of_forward(c.kind) ? forward_ : gradient_)[cell(c.stage, c.microbatch, c.slice)];
     if (is_send(c.kind) && op >= c.before) {
-      fail(rank, index, fmt::format("stands before {}, which makes it", to_string(list[op], schedule_.sliced())));
+      fail(rank, index, fmt::format("precedes {}, which produces it", to_string(list[op], schedule_.sliced())));
     }
     if (is_receive(c.kind) && op < c.before) {
-      fail(rank, index, fmt::format("stands behind {}, which reads it", to_string(list[op], schedule_.sliced())));
+      fail(rank, index, fmt::format("follows {}, which reads it", to_string(list[op], schedule_.sliced())));
     }
   }
 
@@ -140,7 +141,7 @@ class Check {
     for (int from = 0; from < schedule_.num_ranks(); ++from) {
       for (const auto& [to, sent] : by_peer(from, true)) {
         const auto& received = receives[to][from];
-        // As many of either, since nothing is missing.
+        // The same number of both, since nothing is missing.
         for (std::size_t i = 0; i < sent.size(); ++i) {
           const Communication& send = schedule_.communication(from)[sent[i]];
           const Communication& receive = schedule_.communication(to)[received[i]];
@@ -149,8 +150,8 @@ class Check {
                             receive.microbatch == send.microbatch && receive.slice == send.slice;
           if (same) continue;
           fail(to, received[i],
-               fmt::format("what comes then from rank {} is {}, at {}: both must have one order", from, text(send),
-                           schedule_.communication_place(from, sent[i])));
+               fmt::format("the next message from rank {} is {}, at {}: both must have the same order", from,
+                           text(send), schedule_.communication_place(from, sent[i])));
         }
       }
     }

@@ -4,10 +4,9 @@
 
 namespace sluice::model {
 
-// Checks the communication of a schedule whose ops have been checked: every hop between two ranks has one send, behind
-// the op that makes it, and one receive, before the op that reads it; both ends of a pair of ranks have them in the
-// same order (messages carry no tags); nothing else is sent. Throws ScheduleError naming the first place where that
-// fails.
+// Checks the communication of a schedule whose ops are valid: every transfer between two ranks has one send, after the
+// op that produces it, and one receive, before the op that reads it; both ends of a pair of ranks have their messages
+// in the same order (messages have no tags); nothing else is sent. Throws ScheduleError naming the first violation.
 void check_communication(const Schedule& schedule);
 
 }  // namespace sluice::model

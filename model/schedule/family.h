@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <span>
@@ -9,48 +10,53 @@
 
 namespace sluice::model {
 
-// What a person asks of a family. Zero means: the family's default.
+// Parameters of a schedule. Zero selects the family's default.
 struct FamilyParams {
   int ranks = 1;
   int chunks = 0;
   int microbatches = 1;   // of one batch
-  int batches = 0;        // for families without a flush
-  int group = 0;          // G of the interleaved families, in units (microbatches, or slices where sliced)
+  int batches = 0;        // only for families without a flush
+  int group = 0;          // group size of the interleaved families, in units (microbatches, or slices where sliced)
   MicrobatchShape shape;  // of every microbatch
 
   int slices() const { return shape.num_slices(); }
 };
 
-// One schedule family: its rule and what it can do. Defined in one file of families/, listed in one row of registry.cc.
+// A schedule family: how to generate its schedules, and its properties. Each is defined in a file of families/ and
+// listed in families/registry.cc.
 struct Family {
   std::string_view name;
-  std::vector<std::string_view> aliases;  // PyTorch's and the papers' names, matched in any case
-  std::string_view summary;               // one line: what it is for
+  std::vector<std::string_view> aliases;  // names in PyTorch and in papers, matched in any case
+  std::string_view summary;               // one line
   std::string_view source;
-  int fixed_chunks = 1;    // chunks where the placement fixes them; 0: `chunks` is free
+  int fixed_chunks = 1;    // chunks per rank where the placement determines them; 0: free
   int default_chunks = 1;  // where free
   bool sliced = false;
-  bool split_backward = false;  // I and W instead of B, at least in places
+  bool split_backward = false;  // has I and W instead of B, at least in places
   bool grouped = false;         // takes `group`
-  bool asynchronous = false;    // no flush: spans `batches`
-  int replicas = 1;             // ranks that hold a stage
-  bool megatron = false;        // Megatron-LM has this schedule
-  // Makes the schedule's parts for params that `make_schedule` has completed and checked. Throws InputError
-  // with the reason for what the family cannot do.
+  bool asynchronous = false;    // no flush; the schedule spans `batches`
+  int replicas = 1;             // number of ranks that have a copy of each stage
+  bool in_megatron_lm = false;  // available in Megatron-LM
+  // Names of other families: the same order on slices of sequences ("" if there is none), and those that need less
+  // memory but more time, fastest first.
+  std::string_view sliced_variant;
+  std::vector<std::string_view> leaner;
+  // Generates the schedule for params that `make_schedule` has completed and checked. Throws InputError with the reason
+  // if the family does not support them.
   ScheduleParts (*make)(const FamilyParams&) = nullptr;
 };
 
-// All families, in the order in which `sluice schedules` lists them.
+// Returns all families, in the order of `sluice schedules`.
 std::span<const Family> all_families();
 
-// By name or alias, in any case. Throws InputError naming the nearest one.
+// Finds a family by name or alias, in any case. Throws InputError that suggests the nearest name.
 const Family& find_family(std::string_view name);
 
-// Fills defaults, checks ranges and size (ops are counted before anything is allocated), makes and checks the
-// schedule. Throws InputError naming the parameter, the family and the reason.
+// Fills in defaults, checks ranges and the number of ops (before it allocates anything), generates the schedule and
+// checks it. Throws InputError naming the parameter, the family and the reason.
 Schedule make_schedule(const Family& family, FamilyParams params);
 
-// The same without the last check: what the family says.
+// The same without the final check of the schedule.
 ScheduleParts make_parts(const Family& family, FamilyParams params);
 
 }  // namespace sluice::model

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -7,18 +8,19 @@
 
 namespace sluice::model {
 
-// F forward; B backward, input and weight gradients together; I input gradient alone; W weight gradient alone.
+// F: forward. B: backward, that is, input and weight gradients in one op. I: input gradient only. W: weight gradient
+// only.
 enum class OpKind : std::uint8_t { F, B, I, W };
 
 constexpr char letter(OpKind kind) { return "FBIW"[static_cast<int>(kind)]; }
 
-// One compute op of a schedule. `microbatch` counts over all batches.
+// A compute op of a schedule. Microbatches are numbered over all batches.
 struct Op {
   std::int32_t microbatch = 0;
   std::int16_t stage = 0;
   std::int16_t slice = 0;
   OpKind kind = OpKind::F;
-  bool joined = false;  // forms one joint block with the op after it on the same rank
+  bool joined = false;  // forms a joint block with the next op on the same rank
 
   friend bool operator==(const Op&, const Op&) = default;
 };

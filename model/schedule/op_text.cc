@@ -10,7 +10,7 @@
 namespace sluice::model {
 namespace {
 
-// Takes a number without sign off the front of `text`.
+// Consumes an unsigned number at the start of `text`.
 bool take_number(std::string_view& text, int& value, int most) {
   if (text.empty()) return false;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);

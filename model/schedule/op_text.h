@@ -8,10 +8,10 @@
 
 namespace sluice::model {
 
-// Appends "<stage><kind><microbatch>", as PyTorch's pipelining writes it; with `sliced`, also ".<slice>".
+// Appends "<stage><kind><microbatch>", as in PyTorch's pipelining; with `sliced`, also ".<slice>".
 void append_op_text(std::string& out, const Op& op, bool sliced);
 
-// Reads that, and nothing else; `old_backward` also takes "BW" for a B. False if `text` is anything else or out of
+// Parses such a text; with `old_backward`, also "BW" for a B. Returns false for any other text, or a number out of
 // range.
 bool parse_op_text(std::string_view text, Op& op, bool old_backward = false);
 

@@ -54,10 +54,10 @@ int group_of_microbatches(const Family& family, const FamilyParams& params) {
   }
   const int last = params.microbatches % group;
   if (last != 0 && last < params.ranks) {
-    refuse(family, fmt::format("microbatches: {} in groups of {} leave a last group of {}, fewer than the {} ranks",
+    refuse(family, fmt::format("microbatches: {} in groups of {} leave a last group of {}, less than the {} ranks",
                                params.microbatches, group, last, params.ranks));
   }
-  // A group past all microbatches still lengthens the warm-up, up to all the forwards there are.
+  // A group that extends past the last microbatch still lengthens the warm-up, up to the number of forwards.
   return static_cast<int>(std::min(std::int64_t{group}, std::int64_t{params.microbatches} * params.chunks));
 }
 
@@ -80,7 +80,7 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
     Walk forward(OpKind::F, up, group, microbatches, slices);
     Walk backward(family.split_backward ? OpKind::I : OpKind::B, down, group, microbatches, slices);
     Walk weight(OpKind::W, down, group, microbatches, slices);
-    // How many weight gradients are behind: at most lead·r, all of them at the end. None where B has them.
+    // The number of pending weight gradients: at most lead·r, all of them at the end. None where B computes them.
     const int lag = family.split_backward ? lead * rank : count;
     int behind = 0;
     const auto add_forward = [&] { order.push_back(forward.next()); };
@@ -145,7 +145,7 @@ void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>&
   }
   for (int i = 0; i < lists[0].microbatches - 2 * turn + before; ++i) {
     if (i == 0 && after == 0) {
-      // At the turn the first B waits for this very F: they cannot be one block.
+      // At the turning point the first B waits for this F: they cannot form one block.
       list.add(OpKind::F, 0);
       list.add(OpKind::B, 1);
     } else {
@@ -157,7 +157,7 @@ void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>&
     list.add(OpKind::B, 1);
     list.add_joint(1, 0);
   }
-  // The first `before` of these backwards are whole, the last ones leave their weight gradient for the end.
+  // The first `before` of these backwards are whole; the others leave their weight gradient for the end.
   for (int i = 0; i < 2 * before; ++i) {
     const int digit = i % 2 == 0 ? 1 : 0;
     if (i < before) {

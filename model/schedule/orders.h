@@ -7,8 +7,8 @@
 
 #include "model/schedule/family.h"
 
-// The building blocks of the families' rules and of their placements. p ranks, m microbatches (of all batches), v
-// chunks a rank, k slices, as in the papers.
+// Helpers for generating the orders and placements of families. As in the papers: p ranks, m microbatches (of all
+// batches), v chunks per rank, k slices.
 namespace sluice::model::orders {
 
 inline Op op(OpKind kind, int stage, int microbatch, int slice = 0) {
@@ -18,16 +18,16 @@ inline Op op(OpKind kind, int stage, int microbatch, int slice = 0) {
             .kind = kind};
 }
 
-// Stages `first`, `first + step`, ...: those that one rank works on in turn.
+// Stages `first`, `first + step`, ...: those of one rank, in model order.
 struct StageList {
   int first = 0;
   int step = 0;
   int count = 1;
 };
 
-// Names the ops of one kind on one rank, one after the other: microbatches in groups (the last may be shorter), in a
-// group stage by stage, in a stage microbatch by microbatch, in a microbatch slice by slice: ascending for F,
-// descending for the gradients. An endless list: the caller counts.
+// Generates the ops of one kind on one rank in sequence: microbatches in groups (the last may be smaller); within a
+// group stage by stage, within a stage microbatch by microbatch, within a microbatch slice by slice, ascending for F
+// and descending for gradients. The sequence is endless: the caller counts.
 class Walk {
  public:
   Walk(OpKind kind, StageList stages, int group, int microbatches, int slices = 1)
@@ -74,8 +74,9 @@ class Walk {
   Op next_;
 };
 
-// Calls `forward` `warm` times, then `forward` and `backward` in turn until forward was called `count` times, then
-// `backward` until it was, too. (A rule of w forwards, then a backward first, is a warm of w - 1.)
+// Calls `forward` `warm` times, then `forward` and `backward` alternately until `forward` was called `count` times,
+// then `backward` until it was called `count` times, too. (For w forwards and then a backward first, pass `warm` = w -
+// 1.)
 template <typename Forward, typename Backward>
 void run(int warm, int count, Forward&& forward, Backward&& backward) {
   warm = std::min(warm, count);
@@ -87,8 +88,8 @@ void run(int warm, int count, Forward&& forward, Backward&& backward) {
   for (int i = 0; i < warm; ++i) backward();
 }
 
-// One rank's order where it works on two lists of microbatches ("digits": two chunks, or two directions). Each op is
-// the next one of its kind and digit (an I or B is the next gradient); microbatches past the end are left out.
+// The order of a rank that works on two lists of microbatches ("digits": two chunks, or two directions). Each added op
+// is the next one of its kind and digit (an I or B is the next gradient). Microbatches after the last one are skipped.
 class TwoLists {
  public:
   struct List {
@@ -118,7 +119,7 @@ class TwoLists {
   std::array<std::array<int, 2>, 4> next_ = {};  // by kind and digit
 };
 
-// Refuses what `family` cannot do. Throws InputError, naming the family.
+// Throws InputError with `reason`, naming the family.
 [[noreturn]] void refuse(const Family& family, const std::string& reason);
 
 // Placements: the rank of each stage.
@@ -127,25 +128,26 @@ std::vector<int> mirrored(int ranks);            // linear, from the last rank t
 std::vector<int> looped(int ranks, int chunks);  // rank r has stages r, r + p, ...
 std::vector<int> snake(int ranks, int chunks);   // back and forth: V for two chunks, hanayo's waves for more
 
-// Parts with everything but placement and orders filled in from `params`; orders are empty lists with room.
+// Returns parts with everything but placement and orders filled in from `params`; orders are empty lists with reserved
+// memory.
 ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of_a_rank);
 
-// G of the interleaved families, in microbatches: `params.group`, or p if that is 0. Throws InputError for a group, or
-// a shorter last one, of fewer than p microbatches.
+// Returns the group size of the interleaved families in microbatches: `params.group`, or p if that is 0. Throws
+// InputError if a group, or the smaller last one, has fewer than p microbatches.
 int group_of_microbatches(const Family& family, const FamilyParams& params);
 
-// The families of one list of forwards and one of backwards, in looped placement. Rank r warms up with
-// lead·(p-1-r) + (v-1)·G + k-1 forwards, then a forward and a backward in turn (`run`). With split backward, the W of
-// the j-th I follows the (j + lead·r)-th I, and at the end come the Ws still missing. `group` is G/k, in microbatches;
-// it matters for v > 1 only.
+// The families with one list of forwards and one of backwards, in looped placement. Rank r warms up with lead·(p-1-r) +
+// (v-1)·G + k-1 forwards, then alternates forwards and backwards (`run`). With split backward, the W of the j-th I
+// follows the (j + lead·r)-th I, and the remaining W are at the end. `group` is G/k, in microbatches; it matters only
+// for v > 1.
 ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group = 1);
 
-// Forwards stage by stage, then their backwards in exactly the reverse order; looped placement.
+// Forwards stage by stage, then the backwards in reverse order; looped placement.
 ScheduleParts there_and_back(const Family& family, const FamilyParams& params);
 
-// DualPipe's eight steps for one rank (DeepSeek's `DualPipe.step` and `DualPipeV.step`). `distance` is how many ranks
-// lie between it and the end at which list 0 enters, `turn` how many there are up to where the two lists meet,
-// `microbatches` those of a list.
+// The eight steps of DualPipe for one rank (DeepSeek's `DualPipe.step` and `DualPipeV.step`). `distance` is the number
+// of ranks between this one and the end at which list 0 enters, `turn` the number of ranks up to where the two lists
+// meet, `microbatches` the number per list.
 void dualpipe_steps(int distance, int turn, const std::array<TwoLists::List, 2>& lists, std::vector<Op>& order);
 
 }  // namespace sluice::model::orders

@@ -31,7 +31,7 @@ std::string_view trimmed(std::string_view cell) {
 class Reader {
  public:
   Reader(std::string_view text, const std::string& source) : text_(text), source_(source) {
-    if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);  // spreadsheets write one
+    if (text_.starts_with("\xEF\xBB\xBF")) text_.remove_prefix(3);  // written by spreadsheets
     old_ = is_old_dialect();
   }
 
@@ -42,7 +42,7 @@ class Reader {
     std::string_view rest = text_;
     while (!rest.empty()) {
       std::string_view row = take_until(rest, '\n');
-      if (rest.empty() && trimmed(row).empty()) break;  // what follows the last line break
+      if (rest.empty() && trimmed(row).empty()) break;  // after the last line break
       auto& order = parts.orders.emplace_back();
       auto& communication = parts.communication.emplace_back();
       cells_.emplace_back();
@@ -61,7 +61,7 @@ class Reader {
   }
 
  private:
-  // W or BW, but nowhere an I.
+  // W or BW, but no I.
   bool is_old_dialect() const {
     bool weights = false;
     for (std::size_t i = 1; i < text_.size(); ++i) {
@@ -133,7 +133,7 @@ class Reader {
         Home& home = homes[op.stage];
         if (home.rank == -1) home = {static_cast<int>(rank), i};
         if (home.rank == static_cast<int>(rank)) continue;
-        throw ScheduleError(fmt::format("row {}, cell {}: {}: stage {} stands in row {} too, at cell {}", rank + 1,
+        throw ScheduleError(fmt::format("row {}, cell {}: {}: stage {} is also in row {}, at cell {}", rank + 1,
                                         cells_[rank][i], to_string(op, false), op.stage, home.rank + 1,
                                         cells_[home.rank][home.position]));
       }

@@ -113,7 +113,7 @@ void Schedule::check_frame() const {
   }
   require(!parts_.routes.empty() && parts_.routes.size() <= 255, "routes: expected 1 to 255");
   require(parts_.routes.size() == 1 || parts_.weight_policy == WeightPolicy::flush,
-          "routes: stages on two ranks sum their gradients at a flush, and there is none");
+          "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
   require(
       parts_.route_of.empty() || std::ssize(parts_.route_of) == total,
       fmt::format("route_of: expected one entry for each of {} microbatches, got {}", total, parts_.route_of.size()));
@@ -168,14 +168,14 @@ void Schedule::check_ops() {
     throw ScheduleError(fmt::format("{} ops: more than {}", std::max(cells, num_ops_), kMaxOps));
   }
   if (num_ops_ < 2 * cells) {
-    // Found before the table of ops is made, so that its size is bounded by what the file really holds.
+    // Checked before the table of ops is allocated, so that its size is bounded by the file's.
     if (num_ops_ < cells / 4)
       throw ScheduleError(fmt::format("missing ops: {} given, at least {} needed", num_ops_, 2 * cells));
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
-  constexpr std::uint8_t kWhole = 0b0011;  // F, B
-  constexpr std::uint8_t kSplit = 0b1101;  // F, I, W
+  constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
+  constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -207,7 +207,7 @@ void Schedule::check_ops() {
       }
       cell |= bit;
       if ((cell & 0b0010) != 0 && (cell & 0b1100) != 0) {
-        throw ScheduleError(where() + ": B stands beside I or W of the same stage, microbatch and slice");
+        throw ScheduleError(where() + ": both B and I or W for the same stage, microbatch and slice");
       }
       split_backward_ |= op.kind == OpKind::W;
       if (op.joined) {
@@ -226,7 +226,7 @@ void Schedule::check_ops() {
     for (int mb = 0; mb < total; ++mb) {
       for (int slice = 0; slice < num_slices(mb); ++slice) {
         const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
-        if (cell == kWhole || cell == kSplit) continue;
+        if (cell == kWholeBackward || cell == kSplitBackward) continue;
         Op op{.microbatch = mb, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
         op.kind = (cell & 1) == 0             ? OpKind::F
                   : (cell & 0b1100) == 0b0100 ? OpKind::W

@@ -128,7 +128,7 @@ Schedule schedule_from_json(std::string_view text, const std::string& source) {
     root.allow("weight_policy");
   }
   if (parts.weight_policy == WeightPolicy::flush && parts.num_batches > 1) {
-    root.at("batches").fail("a schedule that flushes holds 1 batch");
+    root.at("batches").fail("a schedule with a flush has 1 batch");
   }
   const std::int64_t total = static_cast<std::int64_t>(parts.num_microbatches) * parts.num_batches;
   if (total * parts.num_stages > kMaxOps) {

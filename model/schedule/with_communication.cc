@@ -36,7 +36,7 @@ class Placing {
     return static_cast<std::size_t>(stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
   }
 
-  // Whether what `op` needs of another stage has been made (on this rank) or sent to it.
+  // Whether the inputs of `op` from other stages were computed (on this rank) or sent to it.
   bool ready(const Op& op) const {
     switch (op.kind) {
       case OpKind::F: return op.stage == 0 || forward_there_[cell(op, op.stage - 1)] != 0;
@@ -82,7 +82,7 @@ class Placing {
 
   const Schedule& schedule_;
   std::size_t cells_;
-  std::vector<char> forward_there_;   // by cell: made, and sent where it goes
+  std::vector<char> forward_there_;   // by cell: computed, and sent to where it is needed
   std::vector<char> gradient_there_;  // the same
   std::vector<std::size_t> next_;     // by rank: position in its list
   std::vector<std::vector<Communication>> placed_;

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max() / 4;
 constexpr std::int64_t kMaxGranules = 16384;
 
-// t_fwd of all slices, each value where the dynamic program reads it: by where the slice ends, then by its length.
+// t_fwd of all slices, stored where the dynamic program reads it: by the end of the slice, then by its length.
 class Table {
  public:
   explicit Table(const SlicingProblem& problem) : granules_(problem.forward.granules()) {
@@ -30,7 +30,7 @@ class Table {
     }
   }
 
-  // Of the slice of `length` granules that ends behind `end` of them.
+  // The slice of `length` granules that ends after `end` granules.
   std::int64_t operator()(std::int64_t length, std::int64_t end) const {
     return times_[end * (end - 1) / 2 + length - 1];
   }
@@ -100,7 +100,7 @@ SlicePlan algorithm1_slices(const SlicingProblem& problem, Duration epsilon) {
   for (auto value = values.cbegin(); value != values.cend() && problem.num_cells * *value <= best; ++value) {
     if (tried == values.cend() || *value >= *tried + epsilon.count()) attempt(value);
   }
-  // With an epsilon as large as the times themselves what was tried may allow no cut at all.
+  // With an epsilon as large as the times themselves, the tried values may not allow any cut.
   if (lengths.empty()) attempt(values.cend() - 1);
   // Maxima above the last one tried: K t_max is a bound for each of them.
   if (tried + 1 != values.cend()) lower_bound = std::min(lower_bound, problem.num_cells * *(tried + 1));

@@ -15,8 +15,8 @@ std::vector<std::int64_t> balanced_slices(const Transformer& model, std::int64_t
     throw InputError(fmt::format("expected at most {} slices of a sequence of {} tokens in multiples of {}, got {}",
                                  multiple < 1 ? 0 : tokens / multiple, tokens, multiple, slices));
   }
-  // The first x tokens cost a x + b x^2 a layer, with a from the matrices (of layers of both kinds, in the mean) and b
-  // from attention.
+  // The first x tokens cost a x + b x^2 per layer, with a from the matrices (mean over layers of both kinds) and b from
+  // attention.
   const SliceFlops one = layer_slice_flops(model, 1, 0);
   const double experts = static_cast<double>(model.layers - model.dense_layers()) / model.layers;
   const double a = (1 - experts) * one.matrices + experts * layer_slice_flops(model, 1, 0, LayerKind::experts).matrices;

@@ -13,7 +13,7 @@ JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int se
   std::vector<SlicePlan> plans(1);
   for (int b = 1; b <= batch; ++b) plans.push_back(best_slices(problem_of(b)));
 
-  // Least time of n sequences, and how many of them are the last part.
+  // The least time of n sequences, and the size of their last part.
   std::vector<Duration> least(plans.size());
   std::vector<int> last(plans.size());
   for (std::size_t n = 1; n < plans.size(); ++n) {

@@ -7,7 +7,7 @@
 
 namespace sluice::model {
 
-// A batch cut along both dimensions: each part goes through the pipeline by itself, cut into slices of its own.
+// A batch cut along both dimensions: each part passes the pipeline separately, cut into its own slices.
 struct JointPlan {
   struct Part {
     int sequences = 0;
@@ -18,9 +18,9 @@ struct JointPlan {
   Duration lower_bound{};
 };
 
-// The best cut of `batch` sequences into b_1 + ... + b_D, with T_b the optimum of `problem_of(b)` (Li et al. 2021,
-// TeraPipe, 3.4): the least sum of T_b, by an unbounded knapsack; exact. Throws InputError for a batch below 1, and as
-// best_slices does.
+// Returns the best cut of `batch` sequences into b_1 + ... + b_D, with T_b the optimum of `problem_of(b)` (Li et al.
+// 2021, TeraPipe, 3.4): the minimum sum of T_b, by an unbounded knapsack; exact. Throws InputError for a batch below 1,
+// and like best_slices.
 JointPlan best_joint_slices(int batch, const std::function<SlicingProblem(int sequences)>& problem_of);
 
 }  // namespace sluice::model

@@ -35,8 +35,8 @@ SliceTimes tabulated_times(std::int64_t tokens, std::int64_t granularity,
   }
   for (std::int64_t j = 0; j < granules; ++j) {
     if (std::ssize(by_context[j]) < granules - j) {
-      throw InputError(fmt::format("expected {} times behind {} tokens, got {}", granules - j, j * granularity,
-                                   by_context[j].size()));
+      throw InputError(fmt::format("expected {} times after a prefix of {} tokens, got {}", granules - j,
+                                   j * granularity, by_context[j].size()));
     }
   }
   auto row = [granularity, table = std::move(by_context)](std::int64_t context, std::span<Duration> out) {

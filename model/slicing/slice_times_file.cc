@@ -11,8 +11,8 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::int64_t kMaxTokens = std::int64_t{1} << 31;
-constexpr double kMaxSeconds = 1e6;
+constexpr std::int64_t kMaxFileTokens = std::int64_t{1} << 31;
+constexpr double kMaxFileSeconds = 1e6;
 
 SliceTimes times_from_json(const JsonReader& rows, std::int64_t tokens, std::int64_t granularity) {
   const std::int64_t granules = (tokens + granularity - 1) / granularity;
@@ -20,11 +20,11 @@ SliceTimes times_from_json(const JsonReader& rows, std::int64_t tokens, std::int
   for (const JsonReader& row : rows.elements()) {
     std::vector<Duration>& times = table.emplace_back();
     for (const JsonReader& seconds : row.elements()) {
-      times.push_back(from_seconds(seconds.number(0, kMaxSeconds), "time of a slice"));
+      times.push_back(from_seconds(seconds.number(0, kMaxFileSeconds), "time of a slice"));
     }
     const std::int64_t left = granules - std::ssize(table) + 1;
     if (std::ssize(times) < left) {
-      row.fail(fmt::format("expected {} times, of 1 to {} granules behind {} tokens", left, left,
+      row.fail(fmt::format("expected {} times, of 1 to {} granules after a prefix of {} tokens", left, left,
                            (std::ssize(table) - 1) * granularity));
     }
   }
@@ -34,11 +34,11 @@ SliceTimes times_from_json(const JsonReader& rows, std::int64_t tokens, std::int
   return tabulated_times(tokens, granularity, std::move(table));
 }
 
-SliceTimesTable table_from_json(JsonReader root) {
+SliceTimesTable slice_table_from_json(JsonReader root) {
   if (root.string("schema") != "sluice.slice_times/1") root.at("schema").fail("expected \"sluice.slice_times/1\"");
-  const std::int64_t granularity = root.integer_or("granularity", 1, kMaxTokens, 1);
+  const std::int64_t granularity = root.integer_or("granularity", 1, kMaxFileTokens, 1);
   const auto rows = std::ssize(root.at("forward").elements());
-  const std::int64_t tokens = root.integer_or("tokens", 1, kMaxTokens, rows * granularity);
+  const std::int64_t tokens = root.integer_or("tokens", 1, kMaxFileTokens, rows * granularity);
   if (rows == 0) root.at("forward").fail("expected at least one row");
   SliceTimesTable table{.forward = times_from_json(root.at("forward"), tokens, granularity), .backward = std::nullopt};
   root.allow("backward");
@@ -51,7 +51,7 @@ SliceTimesTable table_from_json(JsonReader root) {
 
 SliceTimesTable parse_slice_times(std::string_view text, const std::string& source) {
   const Json json = parse_json(text, source);
-  return table_from_json(JsonReader(json, source));
+  return slice_table_from_json(JsonReader(json, source));
 }
 
 SliceTimesTable read_slice_times(const std::string& path) { return parse_slice_times(read_file(path, 1 << 30), path); }

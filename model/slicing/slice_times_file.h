@@ -8,14 +8,14 @@
 
 namespace sluice::model {
 
-// A table of slice times (schema sluice.slice_times/1, docs/formats.md): one row for each context, one entry for each
-// length, in seconds.
+// A table of slice times (schema sluice.slice_times/1, docs/formats.md): one row per context, one entry per length, in
+// seconds.
 struct SliceTimesTable {
   SliceTimes forward;
   std::optional<SliceTimes> backward;
 };
 
-// Throws InputError naming the file and the place in it.
+// Throws InputError naming the file and the location in it.
 SliceTimesTable read_slice_times(const std::string& path);
 SliceTimesTable parse_slice_times(std::string_view text, const std::string& source);
 

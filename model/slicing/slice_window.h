@@ -14,14 +14,14 @@ namespace sluice::model {
 
 using Nanoseconds = std::int64_t;
 
-// What no sum that matters reaches. Two of them can be added.
+// Larger than every sum that matters. Two of them can be added.
 template <typename T>
 constexpr T kFarTime = sizeof(T) == 4 ? static_cast<T>((1 << 30) - 1) : static_cast<T>(std::int64_t{1} << 53);
 
-// The times of all slices that an optimum could have. A slice of c = f + x makes any plan it is in take at least K c,
-// so those that pass the latency of a known plan are left out: what remains of the triangle of all slices is the
-// shorter ones. T is a 32-bit integer where the known plan takes less than 2^30 ns, and otherwise a double, which is
-// exact below 2^53 and whose minimum, unlike that of 64-bit integers, every processor has.
+// The times of all slices that an optimum could have. A slice of c = f + x makes any plan that contains it take at
+// least K c, so slices above the latency of a known plan are omitted: what remains of the triangle of all slices is the
+// shorter ones. T is a 32-bit integer if the known plan takes less than 2^30 ns, and otherwise a double, which is exact
+// below 2^53 and whose minimum, unlike that of 64-bit integers, is vectorized on every processor.
 template <typename T>
 class SliceWindow {
  public:
@@ -39,7 +39,7 @@ class SliceWindow {
   std::int64_t granules() const { return granules_; }
   bool grows() const { return grows_; }  // f and x, both, in every row
 
-  // Leaves out what takes longer at the end of every row.
+  // Removes the longer slices at the end of every row.
   void shorten(Nanoseconds longest) {
     for (Row& row : rows_) {
       while (row.size > 0 && row.both[row.size - 1] > static_cast<T>(longest)) --row.size;
@@ -54,7 +54,8 @@ class SliceWindow {
     const std::int64_t all = granules_ - begin;
     const bool known = problem.forward.grows && (!problem.backward || problem.backward->grows);
     const std::int64_t context = begin * problem.forward.granularity;
-    // Of rows that are known to grow, some more than the last one had, until that is more than what matters.
+    // Reads, of rows that are known to increase, some more entries than the last row had, until they exceed what
+    // matters.
     std::int64_t read = known ? std::min(all, begin == 0 ? 64 : row(begin - 1).size + 8) : all;
     while (true) {
       read_row(problem.forward, context, read, forward_);
@@ -92,7 +93,7 @@ class SliceWindow {
     row.both = both;
     row.forward = forward;
     for (std::int64_t n = 0; n < size; ++n) {
-      // One too long between shorter ones, where times do not grow: out of reach, and of any minimum.
+      // A longer slice between shorter ones, where times do not increase: excluded from any minimum.
       const Nanoseconds sum = sum_at(problem, n);
       forward[n] = static_cast<T>(std::min(forward_[n].count(), longest));
       both[n] = sum > longest ? kFarTime<T> : static_cast<T>(sum);
@@ -103,7 +104,7 @@ class SliceWindow {
     }
   }
 
-  // Room for `size` more entries, that stays where it is.
+  // Memory for `size` more entries, at a stable address.
   T* place(std::int64_t size) {
     if (size > left_) {
       left_ = std::max(size, kBlock);

@@ -10,9 +10,9 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::int64_t kMaxGranules = 4096;
+constexpr std::int64_t kMaxStageGranules = 4096;
 
-// The slice as part of a whole sequence: what is before it, itself, and what is behind it.
+// The slice as part of a whole sequence: what precedes it, itself, and what follows it.
 struct Placed {
   MicrobatchShape shape;
   int slice = 0;
@@ -35,11 +35,11 @@ StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const St
   const SliceTimes frame{.tokens = cut.tokens, .granularity = cut.granularity};
   check_problem({.forward = frame});
   granules_ = frame.granules();
-  if (granules_ > kMaxGranules) {
+  if (granules_ > kMaxStageGranules) {
     throw InputError(fmt::format("{} tokens at granularity {}: expected at most {} granules, got {}", cut.tokens,
-                                 cut.granularity, kMaxGranules, granules_));
+                                 cut.granularity, kMaxStageGranules, granules_));
   }
-  std::vector<int> first_stages;  // of each table
+  std::vector<int> first_stages;  // by table
   for (int stage = 0; stage < num_stages; ++stage) {
     const auto alike = [&](int other) {
       if (!stages.empty()) return stages[other] == stages[stage];

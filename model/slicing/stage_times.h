@@ -11,25 +11,25 @@
 
 namespace sluice::model {
 
-// How a sequence may be cut, and how much of it goes together.
+// How a sequence may be cut, and what is computed together.
 struct SequenceCut {
   std::int64_t tokens = 0;
   std::int64_t granularity = 1;
   int sequences = 1;            // of a microbatch
-  bool split_backward = false;  // I and W are ops of their own
-  bool forward_only = false;    // nothing is asked about backwards
+  bool split_backward = false;  // I and W are separate ops
+  bool forward_only = false;    // without backward times
 };
 
-// Calls a body for 0 to count - 1, in any order, several at a time if it can.
+// Calls a body for 0 to count - 1, in any order, concurrently if possible.
 using ForEach = std::function<void(std::int64_t count, const std::function<void(std::int64_t)>& body)>;
 
-// What every stage takes for every slice of a sequence, by a cost model: F, and the backward with what is recomputed
-// before it. Tabulated when made; stages that are alike have one table.
+// The times of every stage for every slice of a sequence, by a cost model: F, and the backward with its recomputation.
+// Tabulated on construction; stages with the same contents share a table.
 class StageTimes {
  public:
-  // `stages`: what they hold, where that decides what they take; empty without a model. `for_each` asks the cost model
-  // for all slices that begin at one place. Throws InputError as the cost model does, for a sequence or granularity
-  // that check_problem refuses, and for more than 4096 granules.
+  // `stages`: their contents, where these determine the times; empty without a model. `for_each` queries the cost model
+  // for all slices that start at one position. Throws InputError like the cost model, for a sequence or granularity
+  // that check_problem rejects, and for more than 4096 granules.
   StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages, const SequenceCut& cut,
              const ForEach& for_each);
 
@@ -37,15 +37,15 @@ class StageTimes {
   int num_stages() const { return static_cast<int>(table_of_.size()); }
   std::int64_t granules() const { return granules_; }
 
-  // Of `granules` that begin at granule `begin`.
+  // Times of `granules` granules that start at granule `begin`.
   Duration forward(int stage, std::int64_t begin, std::int64_t granules) const;
-  Duration gradient(int stage, std::int64_t begin, std::int64_t granules) const;   // B, or I where W is apart
-  Duration weight(int stage, std::int64_t begin, std::int64_t granules) const;     // W where it is apart
+  Duration gradient(int stage, std::int64_t begin, std::int64_t granules) const;   // B, or I if W is separate
+  Duration weight(int stage, std::int64_t begin, std::int64_t granules) const;     // W if it is separate
   Duration recompute(int stage, std::int64_t begin, std::int64_t granules) const;  // before B or I
-  // All of the backward: the last three.
+  // The whole backward: the sum of the last three.
   Duration backward(int stage, std::int64_t begin, std::int64_t granules) const;
 
-  // t_fwd of eq. 5 for cells that are not equal: the slowest stage's, for each slice. Refers to this object.
+  // t_fwd of eq. 5 for cells that differ: the time of the slowest stage, for each slice. Refers to this object.
   SliceTimes slowest_forward() const;
   SliceTimes slowest_backward() const;
 

@@ -28,14 +28,15 @@ void check_times(const SliceTimes& times, std::string_view what) {
   }
 }
 
-// Where the compiler can, also for processors with wider vectors than all have; which it is, is seen at run time.
+// Also compiles, where possible, for processors with wider vectors than the baseline; the version is selected at run
+// time.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define SLUICE_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
 #else
 #define SLUICE_WIDE_VECTORS
 #endif
 
-// What the f, x and f + x of every slice of a plan may be at most.
+// Upper bounds of the f, x and f + x of every slice of a plan.
 template <typename T>
 struct Limits {
   T forward = 0;
@@ -44,7 +45,7 @@ struct Limits {
   bool allow(T f, T c) const { return (f <= forward) & (c - f <= backward) & (c <= both); }
 };
 
-// The least of `sum(n)`, in lanes that a compiler makes vectors of.
+// The minimum of `sum(n)`, in lanes that a compiler vectorizes.
 template <typename T, typename Sum>
 inline __attribute__((always_inline)) T least_in_lanes(std::int64_t size, const Sum& sum) {
   constexpr std::int64_t kLanes = 64 / sizeof(T);
@@ -63,14 +64,14 @@ inline __attribute__((always_inline)) T least_in_lanes(std::int64_t size, const 
     }
   };
   for (std::int64_t n = 0; n + kLanes <= size; n += kLanes) add(n);
-  add(size - kLanes);  // some of them again
+  add(size - kLanes);  // overlaps with the previous ones
   for (std::size_t half = kLanes / 2; half > 0; half /= 2) {
     for (std::size_t lane = 0; lane < half; ++lane) lanes[lane] = std::min(lanes[lane], lanes[lane + half]);
   }
   return lanes[0];
 }
 
-// The least of cost[n] + rest[n]; below, of those alone that are within limits.
+// The minimum of cost[n] + rest[n]; below, only of those within the limits.
 SLUICE_WIDE_VECTORS std::int32_t least_sum(const std::int32_t* cost, const std::int32_t* rest, std::int64_t size) {
   return least_in_lanes<std::int32_t>(size, [=](std::int64_t n) { return cost[n] + rest[n]; });
 }
@@ -122,7 +123,7 @@ class Sweeps {
     reach_.resize(granules);
   }
 
-  // Plans with a sum of `limit` or more, which is at most far, are not wanted. Nothing if there is no other.
+  // Plans with a sum of `limit` or more, which is at most `far`, are not wanted. Empty if there is no other.
   std::optional<Found> operator()(const Bounds& bounds, Nanoseconds limit) {
     ++count_;
     const auto limit_of = [](Nanoseconds most) {
@@ -144,7 +145,7 @@ class Sweeps {
 
   std::int64_t count() const { return count_; }
 
-  // No slice of f + x above this will matter any more.
+  // No slice with f + x above this matters any more.
   void forget_above(Nanoseconds longest) { window_.shorten(longest); }
 
  private:
@@ -169,7 +170,7 @@ class Sweeps {
     }
   }
 
-  // `after` holds the least sums behind every place, with one slice fewer; or it is `out` itself.
+  // `after` has the minimum sums after every position, with one slice fewer; or it is `out` itself.
   void sweep(const std::vector<T>& after, std::vector<T>& out) {
     for (std::int64_t begin = window_.granules() - 1; begin >= 0; --begin) {
       const Row& row = window_.row(begin);
@@ -216,7 +217,7 @@ struct Box {
   bool probed = false;  // swept at its own upper bounds, or just below a plan found there
   bool apart = false;   // the longest f and x were those of different slices
 
-  // Makes each bound as tight as the others make it.
+  // Makes each bound as tight as the others allow.
   void tighten() {
     high.both = std::min(high.both, high.forward + high.backward);
     high.forward = std::min(high.forward, high.both - (low.backward + 1));
@@ -237,7 +238,7 @@ class Search {
  public:
   Search(const SlicingProblem& problem, Nanoseconds known, Nanoseconds longest)
       : sweeps_(problem, longest), weight_(problem.num_cells - 1), best_(known + 1) {
-    // The known plan is not kept: one as good is found here.
+    // The known plan is not kept: an equally good one is found here.
     const Box all{.sum = 0, .low = {-1, -1, -1}, .high = {longest, problem.backward ? longest : 0, longest}};
     if (const auto found = sweeps_(all.high, best_)) {
       least_sum_ = found->sum;
@@ -265,7 +266,7 @@ class Search {
     boxes_.push({{bound(box), pushed_++}, box});
   }
 
-  // The plan with the least sum under `box.high`: what is left of the box.
+  // The plan with the minimum sum under `box.high`: the remainder of the box.
   void take(const Found& found, Box box) {
     const Nanoseconds latency = found.sum + weight_ * found.longest.both;
     if (latency < best_) {

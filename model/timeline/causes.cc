@@ -11,7 +11,7 @@ bool same_microbatch(const Vertex& a, const Vertex& b) {
   return a.op == b.op && a.stage == b.stage && a.microbatch == b.microbatch && a.slice != b.slice;
 }
 
-// Walks all compute lanes at once, in id order, and visits each idle stretch.
+// Advances over all compute lanes concurrently, in the order of ids, and visits each idle interval.
 template <typename Visit>
 class Idle {
  public:
@@ -56,7 +56,7 @@ class Idle {
     Duration free{};
     VertexId last = kNoVertex;
     std::int64_t position = 0;      // in the list
-    std::int64_t forwards_end = 0;  // position behind the last F
+    std::int64_t forwards_end = 0;  // position after the last F
     std::int64_t ops_left = 0;
     bool seen_backward = false;
   };
@@ -88,7 +88,7 @@ class Idle {
     return rank.position >= rank.forwards_end ? IdleCause::drain : IdleCause::sender;
   }
 
-  // Whether `next` goes on with the microbatch that `last` was a slice of.
+  // Whether `next` continues the microbatch that `last` is a slice of.
   bool continues(const Vertex& next, const Vertex& last) const {
     const auto either = [&](const Vertex& op) {
       return same_microbatch(op, last) ||
@@ -97,7 +97,7 @@ class Idle {
     return either(next) || (next.kind == VertexKind::joint && either(graph_.joint_partner(next)));
   }
 
-  // Behind the rank's last op: others still work, then come the steps.
+  // After the rank's last op: other ranks still work, then come the steps.
   void after_the_list(int here, const Rank& rank, Duration end, VertexId next) {
     const Duration empty = std::clamp(drained_, rank.free, end);
     visit(here, rank.free, empty, IdleCause::drain, next);
@@ -127,7 +127,7 @@ class Idle {
 LastNeed last_need(const OpGraph& graph, const Timeline& timeline, VertexId v) {
   LastNeed last{kNoVertex, Duration::min()};
   for (const VertexId need : graph.needs(v)) {
-    // The next on a lane waits for the lane, not for what is still on its way.
+    // The next transfer of a lane waits for the lane, not for the arrival.
     const bool same_lane = graph[need].lane == graph[v].lane;
     const Duration met = same_lane ? timeline.end[need] : timeline.arrival(graph, need);
     if (met > last.met) last = {need, met};

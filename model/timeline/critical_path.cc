@@ -25,7 +25,7 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
     }
     if (start <= Duration::zero()) break;
     const LastNeed need = last_need(graph, timeline, v);
-    // All of it where nothing was needed. A transfer that could have begun earlier queued for a link that others had.
+    // All of it if nothing was needed. A transfer that could have started earlier was queued for a link used by others.
     (graph[v].kind == VertexKind::transfer ? path.transfer : path.idle) += start - need.met;
     if (need.vertex == kNoVertex) break;
     path.latency += need.met - timeline.end[need.vertex];
@@ -38,7 +38,7 @@ CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline) {
 std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline) {
   const VertexId n = graph.size();
   if (n == 0) return {};
-  // The latest end of each vertex, from its last follower to its first.
+  // The latest end of each vertex, computed from its last follower to its first.
   std::vector<Duration> latest(n, *std::max_element(timeline.end.begin(), timeline.end.end()));
   for (VertexId v = n; v-- > 0;) {
     const Duration latest_start = latest[v] - (timeline.end[v] - timeline.start[v]);

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <vector>
@@ -7,23 +8,23 @@
 
 namespace sluice::model {
 
-// A longest path through the timeline: each vertex began when the one before it was done.
+// A critical path of the timeline: each vertex started when the one before it was complete.
 struct CriticalPath {
-  std::vector<VertexId> vertices;  // in the order of time
-  // Shares of the makespan; they add up to it exactly.
+  std::vector<VertexId> vertices;  // in order of time
+  // The components of the makespan, which they add up to exactly.
   Duration compute{};   // ops and recomputation
   Duration transfer{};  // in the queue for a shared link, and on the wire
-  Duration latency{};   // on the way after the wire
+  Duration latency{};   // from the end on the wire until arrival
   Duration collective{};
   Duration optimizer{};
-  Duration idle{};  // a vertex began later than it could (measured timelines only)
+  Duration idle{};  // a vertex started later than it could have (measured timelines only)
 };
 
-// The path that ends last. Among needs that were met at the same time it follows the one named first.
+// Returns the path that ends last. Of needs that were satisfied at the same time it follows the first.
 CriticalPath critical_path(const OpGraph& graph, const Timeline& timeline);
 
-// By vertex: how much later it could have ended without a later makespan, everything else taking as long as it did and
-// lanes keeping their order. 0 on every critical path.
+// Returns by vertex how much later it could have ended without increasing the makespan, if all other durations and the
+// orders of lanes stay the same. 0 on every critical path.
 std::vector<Duration> slack(const OpGraph& graph, const Timeline& timeline);
 
 }  // namespace sluice::model

@@ -27,14 +27,14 @@ struct Delta {
   }
 };
 
-// What an op takes when it starts and gives back when it ends, and the size of what it sends on.
+// What an op allocates when it starts and frees when it ends, and the size of what it sends.
 struct Change {
   Delta start;
   Delta end;
   std::int64_t sent = 0;
 };
 
-// Follows one rank's memory through its events.
+// Tracks one rank's memory through its events.
 class Account {
  public:
   Account(const BytesByClass& standing, bool keep)
@@ -88,7 +88,7 @@ class Account {
 
 enum class ReceiveBuffers : std::uint8_t { counted, left_out };
 
-// The changes of all ops, found once for each kind, stage, slice and route.
+// The changes of all ops, computed once per kind, stage, slice and route.
 class Changes {
  public:
   explicit Changes(const OpGraph& graph, ReceiveBuffers buffers = ReceiveBuffers::counted)
@@ -103,8 +103,8 @@ class Changes {
     last_blocks_.resize(schedule_.num_ranks(), {~std::uint64_t{0}, 0});
   }
 
-  // Where the change of an op stands in `at`: of a compute vertex, a half of a joint one, or the op that a transfer
-  // carries the result of.
+  // The row of an op's change in `at`: of a compute vertex, a half of a joint one, or the op whose result a transfer
+  // moves.
   std::uint32_t row_of(const Vertex& op) {
     const auto shape = static_cast<std::size_t>(schedule_.shape_index(op.microbatch));
     const std::size_t place =
@@ -118,8 +118,8 @@ class Changes {
     return static_cast<std::uint32_t>(row);
   }
 
-  // The change of a joint block: of both halves at once. Ranks repeat the same pairing, so the last answer usually
-  // serves.
+  // The change of a joint block: of both halves together. Ranks repeat the same pairing, so the last result is usually
+  // the right one.
   std::uint32_t row_of_block(const Vertex& first, const Vertex& second) {
     const std::uint64_t pair = (std::uint64_t{row_of(first)} << 32U) | row_of(second);
     auto& [last_pair, last_row] = last_blocks_[first.lane];
@@ -138,7 +138,7 @@ class Changes {
   const Change& at(std::size_t row) const { return rows_[row]; }
 
  private:
-  // The receive buffer that the op takes over when it starts (made part of its stored input, or read at once).
+  // The receive buffer that the op frees when it starts (it becomes part of its stored input, or is read immediately).
   std::int64_t received_by(const Vertex& op) const {
     const bool forward = op.op == OpKind::F;
     if (op.op == OpKind::W || buffers_ == ReceiveBuffers::left_out) return 0;
@@ -177,8 +177,8 @@ class Changes {
     return change;
   }
 
-  // Keys and values of the slice go when its input gradient ends; the accumulator of their gradients is there for the
-  // whole sequence from its last slice's input gradient to its first's.
+  // Keys and values of the slice are freed when its input gradient ends; the accumulator of their gradients exists for
+  // the whole sequence, from its last slice's input gradient to its first's.
   void input_gradient(const Vertex& op, Change& change) const {
     const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
     change.start.buffers += bytes.backward_workspace;
@@ -204,7 +204,7 @@ class Changes {
   std::vector<std::pair<std::uint64_t, std::uint32_t>> last_blocks_;  // by rank
 };
 
-// What a lane serves.
+// A vertex of a lane.
 struct Served {
   Duration start{};
   Duration end{};
@@ -212,7 +212,7 @@ struct Served {
 };
 constexpr std::uint32_t kNoChange = ~std::uint32_t{0};
 
-// `bytes_of` a stage tells its StageBytes.
+// `bytes_of` a stage returns its StageBytes.
 template <typename BytesOf>
 BytesByClass standing_on(const Schedule& schedule, int rank, const BytesOf& bytes_of) {
   BytesByClass held{};
@@ -243,8 +243,8 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return out;
   }
   Changes changes(graph);
-  // What each lane serves, in its order, copied together: the pass below goes rank by rank, and the vertices of one
-  // rank lie scattered over the graph.
+  // The vertices of each lane, in its order, copied: the pass below goes rank by rank, and the vertices of one rank are
+  // scattered over the graph.
   const auto lanes = graph.lanes();
   std::vector<std::size_t> lane_end(lanes.size(), 0);
   for (const Vertex& vertex : graph.vertices()) ++lane_end[vertex.lane];
@@ -267,12 +267,12 @@ std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& t
     return std::span<const Served>(by_lane.get() + begin, lane_end[lane] - begin);
   };
   for (int rank = 0; rank < ranks; ++rank) {
-    std::vector<std::span<const Served>> inbound;  // what is still to arrive, by link
+    std::vector<std::span<const Served>> inbound;  // still to arrive, by link
     for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
       if (lanes[lane].kind == LaneKind::link && lanes[lane].peer == rank) inbound.push_back(served_by(lane));
     }
     Account account(standing_by_class(graph, rank), keep_samples);
-    // Takes in the transfers that start before `time`, earliest first.
+    // Receives the transfers that start before `time`, earliest first.
     const auto take_arrivals = [&](Duration time) {
       while (true) {
         std::span<const Served>* next = nullptr;

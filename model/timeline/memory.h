@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <array>
@@ -18,30 +19,31 @@ inline constexpr std::array<std::string_view, kNumMemoryClasses> kMemoryClassNam
 using BytesByClass = std::array<std::int64_t, kNumMemoryClasses>;
 std::int64_t total(const BytesByClass& bytes);
 
-// What a rank holds from `time` on, until the next sample.
+// The memory of a rank from `time` until the next sample.
 struct MemorySample {
   Duration time{};
   BytesByClass bytes{};
 };
 
-// Memory of one rank over the whole timeline.
+// The memory of one rank over the whole timeline.
 struct RankMemory {
   std::int64_t peak_bytes = 0;  // of the sum over the classes
-  Duration peak_time{};         // when it was first reached
+  Duration peak_time{};         // when it is first reached
   BytesByClass at_peak{};
-  std::vector<MemorySample> samples;  // strictly rising times, one for each change; empty unless asked for
+  std::vector<MemorySample> samples;  // strictly increasing times, one per change; empty unless requested
 };
 
-// Memory of every rank over time. Weights (all versions held), gradients and optimizer state are there from the
-// start; an F takes its activations, keys and values when it starts; I or B, and W, give back what ends with them
-// when they end; a transfer's buffer is held at the receiver from its start until the op that reads it starts.
-// At one instant what ends is given back before what starts takes, and what comes in is there before an op starts.
+// Computes the memory of every rank over time. Weights (all stored versions), gradients and optimizer state are
+// allocated from the start; an F allocates its activations, keys and values when it starts; I or B, and W, free what is
+// no longer needed when they end; the buffer of a transfer is allocated at the receiver from its start until the op
+// that reads it starts. At the same instant, ends free before starts allocate, and buffers are received before an op
+// starts.
 std::vector<RankMemory> memory_over_time(const OpGraph& graph, const Timeline& timeline, bool keep_samples);
 
-// The least that each rank's peak can be, from the order of its ops alone: without buffers of what comes in.
+// Returns a lower bound of each rank's peak from the order of its ops alone, without receive buffers.
 std::vector<std::int64_t> least_peak_bytes(const OpGraph& graph);
 
-// Bytes that a rank holds for the whole run, whatever its ops; of every rank, before there is a graph.
+// Returns the bytes that each rank stores for the whole run, whatever its ops; needs no graph.
 std::int64_t standing_bytes(const OpGraph& graph, int rank);
 std::vector<std::int64_t> standing_bytes(const Schedule& schedule, const Footprint& footprint);
 

@@ -6,13 +6,13 @@ namespace sluice::model {
 
 double peak_in_flight(const Schedule& schedule, int rank) {
   const OpKind release = schedule.split_backward() ? OpKind::W : OpKind::B;
-  // Whole tokens where all microbatches are cut alike, so that the shares sum exactly.
+  // Whole tokens where all microbatches have the same shape, so that the parts sum exactly.
   const bool alike = schedule.shapes().size() == 1;
   const MicrobatchShape& shape = schedule.shapes()[0];
   double held = 0;
   double peak = 0;
   const auto count = [&](const Op& op) {
-    // A schedule may mix both forms: a B gives back what it holds even where others split.
+    // A schedule may mix both forms: a B frees what it stores even where others split.
     if (op.kind != OpKind::F && op.kind != OpKind::B && op.kind != release) return;
     const MicrobatchShape& cut = alike ? shape : schedule.shape(op.microbatch);
     auto share = static_cast<double>(cut.slice_lengths[op.slice]);
@@ -22,7 +22,7 @@ double peak_in_flight(const Schedule& schedule, int rank) {
   };
   const auto list = schedule.ops(rank);
   for (std::size_t i = 0; i < list.size(); ++i) {
-    // In a block the F takes before the other gives back.
+    // In a block the F allocates before the other op frees.
     const bool block_from_behind = list[i].joined && list[i].kind != OpKind::F;
     if (block_from_behind) count(list[i + 1]);
     count(list[i]);

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <vector>
@@ -7,11 +8,11 @@
 
 namespace sluice::model {
 
-// When every vertex of an OpGraph ran, predicted or measured. Times count from the first start, which is 0.
+// The start and end of every vertex of an OpGraph, predicted or measured. Times are relative to the first start.
 struct Timeline {
   std::vector<Duration> start;         // by vertex
-  std::vector<Duration> end;           // by vertex; of a transfer: when its lanes are free again
-  std::vector<Duration> lane_latency;  // by lane: a transfer has arrived this long after its end
+  std::vector<Duration> end;           // by vertex; for a transfer: when it leaves its lanes
+  std::vector<Duration> lane_latency;  // by lane: the time from the end of a transfer until it arrives
 
   Duration arrival(const OpGraph& graph, VertexId v) const { return end[v] + lane_latency[graph[v].lane]; }
 };

@@ -6,7 +6,7 @@ void add_latents(const Transformer& model, const Training& training, std::int64_
   const LatentAttention& latent = model.latent;
   const std::int64_t normed = rows * (latent.query_rank + latent.key_value_rank);
   const std::int64_t position = rows * latent.rope_head_dim;
-  // Projected down on its own share of the tokens, then gathered.
+  // Projected down on its own shard of the tokens, then all-gathered.
   const std::int64_t split = training.sequence_parallel ? training.tp : 1;
   bytes.to_input_gradient += 2 * (normed / split + position);
   bytes.to_weight_gradient += 2 * normed / split;

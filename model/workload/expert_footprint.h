@@ -7,9 +7,9 @@
 
 namespace sluice::model {
 
-// Activations of one layer and slice on one device, were everything kept, by how long they live.
+// Activations of one layer and slice on one device without recomputation, by lifetime.
 struct LayerBytes {
-  std::int64_t input = 0;  // the layer's input alone: a checkpoint
+  std::int64_t input = 0;  // the layer's input only: a checkpoint
   std::int64_t to_input_gradient = 0;
   std::int64_t to_weight_gradient = 0;
   std::int64_t output_gradients = 0;  // I to W
@@ -17,13 +17,14 @@ struct LayerBytes {
   std::int64_t scores = 0;
 };
 
-// What latent attention keeps of `rows` tokens beside the queries, keys, values and output that any attention keeps:
-// inputs and outputs of the two latents' norms, and the positions' share of the keys, the same on every tensor rank.
+// Activations that latent attention stores for `rows` tokens in addition to the queries, keys, values and output of any
+// attention: inputs and outputs of the two latents' norms, and the positional part of the keys, equal on every tensor
+// rank.
 void add_latents(const Transformer& model, const Training& training, std::int64_t rows, LayerBytes& bytes);
 
-// What experts keep of `rows` tokens in place of a dense MLP, 16-bit unless said. Each of the rows goes to per_token
-// experts, and these are chosen evenly, so that a device gets as many rows as it sends: rows x per_token, of which the
-// ranks of a tensor group have 1/tp each.
+// Activations that experts store for `rows` tokens in place of a dense MLP, 16-bit unless stated. Each row goes to
+// per_token experts, which are assumed to be chosen evenly, so that a device receives as many rows as it sends: rows x
+// per_token, of which the ranks of a tensor group have 1/tp each.
 //   to the input gradient   inputs of the experts' activation; of the router, for each expert: logit, 32-bit score and
 //                           probability, a byte that says whether, and two 32-bit places of the token in the permuted
 //                           rows

@@ -10,8 +10,8 @@
 namespace sluice::model {
 namespace {
 
-// `layers` over `count` stages. What is left over goes to the middle, and of two stages equally near it to the
-// earlier: the head weighs more than the embedding.
+// Distributes `layers` over `count` stages. The remainder goes to the middle, and of two stages equally near it to the
+// earlier: the head is more expensive than the embedding.
 std::vector<int> deal(int layers, int count) {
   std::vector<int> out(static_cast<std::size_t>(count), layers / count);
   const int extra = layers % count;
@@ -25,12 +25,12 @@ std::vector<int> layer_counts(const Transformer& model, int num_stages, std::spa
   if (!explicit_layers.empty()) {
     if (first > 0 || last > 0) {
       throw InputError(
-          fmt::format("layers of the {} stage are given twice: in the list of all stages and by themselves",
+          fmt::format("layers of the {} stage are specified twice: in the list of all stages and separately",
                       first > 0 ? "first" : "last"));
     }
     if (static_cast<int>(explicit_layers.size()) != num_stages) {
       throw InputError(
-          fmt::format("layers are given for {} stages, but there are {}", explicit_layers.size(), num_stages));
+          fmt::format("layers are specified for {} stages, but there are {}", explicit_layers.size(), num_stages));
     }
     const std::int64_t sum = std::accumulate(explicit_layers.begin(), explicit_layers.end(), std::int64_t{0});
     for (const int layers : explicit_layers) {
@@ -50,8 +50,8 @@ std::vector<int> layer_counts(const Transformer& model, int num_stages, std::spa
   const int free_layers = model.layers - first - last;
   if (free_stages < 0 || free_layers < free_stages || (free_stages == 0 && free_layers != 0)) {
     throw InputError(
-        fmt::format("first stage {}, last stage {} layers: the {} other stages are left with {} of the {} layers of {}",
-                    first, last, std::max(free_stages, 0), free_layers, model.layers, model.name));
+        fmt::format("first stage {}, last stage {} layers: the {} other stages have {} of the {} layers of {}", first,
+                    last, std::max(free_stages, 0), free_layers, model.layers, model.name));
   }
   std::vector<int> counts;
   if (first > 0) counts.push_back(first);
@@ -103,14 +103,14 @@ void check_context(const Transformer& model, const Training& training) {
   }
   if (training.context_exchange == Training::ContextExchange::ring) return;
   if (model.has_latent_attention()) {
-    throw InputError(fmt::format("{}: latent attention is modelled with context parallelism by p2p alone", model.name));
+    throw InputError(fmt::format("{}: latent attention with context parallelism is modelled only for p2p", model.name));
   }
   const int heads = model.heads / training.tp;
   const int kv_heads = std::max(1, model.kv_heads / training.tp);
   if (heads % cp != 0 || kv_heads % cp != 0) {
     throw InputError(fmt::format(
         "{}: {} attention and {} key/value heads of a tensor rank must be multiples of the context-parallel "
-        "size ({}) by a2a",
+        "size ({}) with a2a",
         model.name, heads, kv_heads, cp));
   }
 }

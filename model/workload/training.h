@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <array>
@@ -10,61 +11,62 @@
 
 namespace sluice::model {
 
-// How a transformer is trained: what parameters, activations and time on one device depend on besides its shape.
+// The training configuration of a transformer: everything besides its shape that determines parameters, activations and
+// time on one device.
 struct Training {
-  // Which activations are computed again before the backward pass instead of being kept.
+  // The activations that are recomputed before the backward pass instead of being stored.
   enum class Recompute : std::uint8_t {
     none,
-    selective,  // the attention core (scores, softmax, dropout); nothing to do with flash attention
+    selective,  // the attention core (scores, softmax, dropout); no effect with flash attention
     full,       // whole layers, from their inputs
   };
 
-  // How context-parallel ranks get to see each other's keys and values.
+  // How context-parallel ranks exchange keys and values.
   enum class ContextExchange : std::uint8_t {
-    ring,        // they go round, a rank's worth a step, behind the attention over those that have come (p2p)
+    ring,        // around a ring, one rank's per step, overlapped with attention over those received before (p2p)
     all_to_all,  // for attention the heads are split instead of the sequence (Jacobs et al. 2023)
   };
 
   int tp = 1;
-  int cp = 1;  // the tokens of a sequence are split over so many ranks, each with two of 2 cp chunks, so that all have
-               // the same causal work
+  int cp = 1;  // number of ranks over which the tokens of a sequence are split, each with two of 2 cp chunks, so that
+               // all have the same causal work
   int dp = 1;
   int pp = 1;
-  int ep = 1;  // experts are split over so many of the tp cp dp ranks that hold a stage, each expert whole on its rank
+  int ep = 1;           // number of ranks, of the tp cp dp ranks of a stage, over which whole experts are distributed
   int micro_batch = 1;  // sequences
   std::int64_t sequence_length = 0;
   bool sequence_parallel = false;  // norms and dropout also split over the tp ranks
   Recompute recompute = Recompute::none;
-  int recompute_layers = 0;            // of full recomputation: of each stage's first layers so many; 0: all
-  bool flash_attention = true;         // the scores are never stored
+  int recompute_layers = 0;     // with full recomputation: number of leading layers recomputed per stage (0 = all)
+  bool flash_attention = true;  // the scores are never stored
   bool distributed_optimizer = false;  // optimizer state split over the dp ranks
-  bool overlap_grad_reduce = false;    // gradients are reduced while the backward pass still runs
-  int gradient_bytes = 4;              // of one gradient element: 2 or 4
-  bool scatter_gather = true;          // tp ranks each send 1/tp of a transfer, gathered on arrival (tp > 1)
-  bool fused_cross_entropy = false;    // softmax and its gradient are written over the 16-bit logits
-  // Layers of Transformer Engine: where gradients are accumulated inside the product, it keeps a 16-bit tensor of each
-  // weight's shape to hand to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
+  bool overlap_grad_reduce = false;    // gradients are reduced during the backward pass
+  int gradient_bytes = 4;              // of a gradient element: 2 or 4
+  bool scatter_gather = true;          // each tp rank sends 1/tp of a transfer, all-gathered on arrival (tp > 1)
+  bool fused_cross_entropy = false;    // softmax and its gradient overwrite the 16-bit logits
+  // Transformer Engine's layers: where gradients are accumulated within the GEMM, a 16-bit tensor of each weight's
+  // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
   ContextExchange context_exchange = ContextExchange::ring;
   // World ranks in the order tensor, context, pipeline, data instead of tensor, context, data, pipeline, so that the
-  // stages of a replica are near each other (Megatron-LM's use-tp-pp-dp-mapping).
+  // stages of a replica are close to each other (Megatron-LM's use-tp-pp-dp-mapping).
   bool pipeline_before_data = false;
 
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
-  // Ranks that hold the same parameters, and sum their gradients: of experts, and of everything else.
+  // Number of ranks that have the same parameters and all-reduce their gradients: of experts, and of everything else.
   int data_ranks() const { return cp * dp; }
   int expert_data_ranks() const { return tp * cp * dp / ep; }
-  // Each tp rank sends its own share of a transfer, not the whole tensor.
+  // Whether each tp rank sends its own shard of a transfer instead of the whole tensor.
   bool splits_transfers() const { return tp > 1 && (sequence_parallel || scatter_gather); }
 };
 
-// What of the model one stage holds.
+// The part of the model on one stage.
 struct StageContents {
   int layers = 0;
-  int expert_layers = 0;  // of these, the last so many have experts
+  int expert_layers = 0;  // number of them, the last ones, with experts
   bool embedding = false;
   bool head = false;
-  bool tied_copy = false;  // has its own copy of a tied word embedding for the head: the original is on another rank
+  bool tied_copy = false;  // the head has its own copy of a tied word embedding, since the original is on another rank
 
   std::array<std::pair<LayerKind, int>, 2> by_kind() const {
     return {{{LayerKind::dense, layers - expert_layers}, {LayerKind::experts, expert_layers}}};
@@ -72,35 +74,35 @@ struct StageContents {
   friend bool operator==(const StageContents&, const StageContents&) = default;
 };
 
-// The layers of each of `num_stages` stages; the first has the embedding and the last the head, with a tied copy
-// unless they are one stage (clear it where a placement puts both on one rank).
-// `explicit_layers`, if any, gives the layers of each stage. Otherwise `first_layers` and `last_layers` fix those of
-// the outer stages (0: not fixed; Megatron's decoder-first- and decoder-last-pipeline-num-layers) and the rest is
-// dealt evenly; what is left over goes to stages away from the outer ones, which carry embedding and head.
-// Throws InputError if there are more stages than layers, or the counts do not add up to the model's.
+// Distributes the layers over `num_stages` stages; the first has the embedding and the last the head, with a tied copy
+// unless there is only one stage (clear it where a placement has both on one rank). `explicit_layers`, if not empty,
+// has the number of layers of each stage. Otherwise `first_layers` and `last_layers` set those of the outer stages (0:
+// not set; Megatron's decoder-first- and decoder-last-pipeline-num-layers) and the other layers are distributed evenly;
+// the remainder goes to stages away from the outer ones, which have embedding and head. Throws InputError if there are
+// more stages than layers, or the numbers do not add up to the model's.
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
                                         int first_layers, int last_layers);
 
-// The layers of a stage that are computed again from their inputs: the first of them, as many as training says.
+// Returns the layers of a stage that are recomputed from their inputs: the leading ones, as specified by training.
 StageContents recomputed_layers(const Training& training, const StageContents& contents);
 
-// Throws InputError if the sizes are not positive, gradient_bytes is not 2 or 4, heads, key/value heads or a
-// feed-forward size that tensor parallelism splits do not divide by tp, or learned positions are fewer than the
-// sequence. Experts must divide by ep, which must divide tp cp dp, and with tp > 1 they need sequence parallelism (as
-// Megatron-LM has it). Context parallelism needs fused attention and a sequence of whole chunks, 2 cp of them; with
-// all_to_all the heads of each tensor rank, of queries and of keys and values, must divide by cp.
+// Throws InputError if sizes are not positive, gradient_bytes is not 2 or 4, heads, key/value heads or a feed-forward
+// size that tensor parallelism splits are not divisible by tp, or learned positions are fewer than the sequence. The
+// number of experts must be divisible by ep, which must divide tp cp dp, and with tp > 1 they need sequence parallelism
+// (as in Megatron-LM). Context parallelism needs fused attention and a sequence length divisible by 2 cp; with
+// all_to_all the heads of each tensor rank, of queries and of keys and values, must be divisible by cp.
 void check_training(const Transformer& model, const Training& training);
 
-// The vocabulary as Megatron-LM pads it: to the next multiple of 128 tp.
+// Returns the vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.
 std::int64_t padded_vocab(const Transformer& model, int tp);
 
-// Parameters on one device: matrices and column-parallel biases split over tp; norms, row-parallel biases, projections
-// down to latents, routers and learned positions on every tp rank. Key/value heads fewer than tp are repeated. Routed
-// experts are split over ep.
+// Returns the parameters on one device: matrices and column-parallel biases are split over tp; norms, row-parallel
+// biases, projections down to latents, routers and learned positions are replicated on every tp rank. Key/value heads
+// fewer than tp are repeated. Routed experts are split over ep.
 std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind = LayerKind::dense,
                                          int ep = 1);
 std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents, int ep = 1);
-// Those of them that are routed experts'.
+// The routed experts' part of these.
 std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep);
 
 }  // namespace sluice::model

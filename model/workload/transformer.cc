@@ -146,7 +146,7 @@ void check_transformer(const Transformer& model) {
       throw InputError(fmt::format("{}: latent attention with biases is not modelled", model.name));
     }
   }
-  // In floating point: no product of sizes that pass above overflows in the functions of this file or their bytes.
+  // In floating point: sizes below this limit do not overflow in this file or in the computation of bytes.
   const double h = model.hidden;
   const double mlp = h * (model.mlp_inputs() + 1.0);
   const double latents = (latent.query_rank + latent.key_value_rank) * (h + static_cast<double>(model.query_width()));

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -10,40 +11,40 @@ namespace sluice::model {
 
 class JsonReader;
 
-// What a layer's MLP is: one for all tokens, or experts between which a router chooses for each token.
+// The MLP of a layer: dense, or experts between which a router chooses per token.
 enum class LayerKind : std::uint8_t { dense, experts };
 
 constexpr std::string_view name_of(LayerKind kind) { return kind == LayerKind::dense ? "layer" : "MoE layer"; }
 
-// The experts of a mixture's layers. All experts of a layer are alike, and gated as the dense MLP is.
+// The experts of a mixture's layers. All experts of a layer have the same size and gating as the dense MLP.
 struct Experts {
-  int count = 0;              // of one layer; 0: no mixture of experts
-  int per_token = 0;          // that a token goes to
-  int ffn_hidden = 0;         // of one expert
-  int shared_ffn_hidden = 0;  // of the MLP beside them that every token goes through (all shared experts together)
-  bool shared_gate = false;   // a gain of h elements decides how much of it is added (Qwen2)
-  int leading_dense = 0;      // layers at the front that have a dense MLP of Transformer::ffn_hidden instead
+  int count = 0;              // per layer; 0: no mixture of experts
+  int per_token = 0;          // number of experts per token
+  int ffn_hidden = 0;         // per expert
+  int shared_ffn_hidden = 0;  // of the MLP beside them for every token (all shared experts together)
+  bool shared_gate = false;   // a gate of h elements scales its output (Qwen2)
+  int leading_dense = 0;      // number of leading layers with a dense MLP of Transformer::ffn_hidden instead
 };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1): queries, keys and values are projected up from
 // latents, with a norm of each latent; `rope` elements of each key are the same for all heads.
 struct LatentAttention {
-  int query_rank = 0;      // of the queries' latent; 0: queries come straight from the hidden state
+  int query_rank = 0;      // of the queries' latent; 0: queries are projected directly from the hidden state
   int key_value_rank = 0;  // 0: ordinary attention
-  int nope_head_dim = 0;   // of a query or key, without position
-  int rope_head_dim = 0;   // of a query or key, with it
+  int nope_head_dim = 0;   // of a query or key, without positional encoding
+  int rope_head_dim = 0;   // of a query or key, with rotary embedding
   int value_head_dim = 0;
 };
 
-// The shape of a decoder-only transformer: all that parameters, FLOPs and memory follow from.
-// Symbols of the comments below: h hidden, a heads, g kv_heads, d head_dim, f ffn_hidden, V vocab, l layers.
+// The shape of a decoder-only transformer, which determines parameters, FLOPs and memory. Symbols of the comments
+// below: h hidden, a heads, g kv_heads, d head_dim, f ffn_hidden, V vocab, l layers.
 struct Transformer {
   std::string name;
   int layers = 0;
   int hidden = 0;
   int heads = 0;
-  int kv_heads = 0;    // = heads unless grouped-query
-  int head_dim = 0;    // of queries and keys; latent attention: its nope and rope parts together
+  int kv_heads = 0;    // equal to heads unless grouped-query
+  int head_dim = 0;    // of queries and keys; in latent attention its nope and rope parts together
   int ffn_hidden = 0;  // of a dense layer
   bool gated = false;  // the MLP has three matrices (SwiGLU) instead of two
   std::int64_t vocab = 0;
@@ -53,9 +54,9 @@ struct Transformer {
   bool qkv_bias = true;
   bool projection_bias = true;  // of attention's output projection
   bool mlp_bias = true;
-  bool dropout = true;    // in training: after attention, after the MLP, on the embedding, on attention weights
-  int max_positions = 0;  // longest sequence the model is meant for; 0: not known
-  bool qk_norm = false;   // a norm of d elements of every query and key head (Qwen3); with latent attention, see there
+  bool dropout = true;    // during training: after attention, after the MLP, on the embedding, on attention weights
+  int max_positions = 0;  // maximum sequence length of the model; 0: unknown
+  bool qk_norm = false;   // a norm of d elements on every query and key head (Qwen3); for latent attention see there
   Experts experts;
   LatentAttention latent;
 
@@ -64,57 +65,59 @@ struct Transformer {
   int dense_layers() const { return has_experts() ? experts.leading_dense : layers; }
   LayerKind layer_kind(int layer) const { return layer < dense_layers() ? LayerKind::dense : LayerKind::experts; }
   int value_head_dim() const { return has_latent_attention() ? latent.value_head_dim : head_dim; }
-  std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }          // a d
-  std::int64_t value_width() const { return std::int64_t{heads} * value_head_dim(); }  // a d, what attention puts out
-  // 2 g d: K and V that attention reads, together.
+  std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }  // a d
+  std::int64_t value_width() const {
+    return std::int64_t{heads} * value_head_dim();
+  }  // a d, the width of attention's output
+  // 2 g d: the keys and values that attention reads, together.
   std::int64_t key_value_width() const { return std::int64_t{kv_heads} * (head_dim + value_head_dim()); }
   int mlp_inputs() const { return gated ? 2 : 1; }  // matrices into ffn_hidden
 };
 
 // Elements of attention's weight matrices: h (a d + 2 g d) + a d h; GPT: 4 h^2. Latent: the down- and up-projections.
 std::int64_t attention_matrix_elements(const Transformer& model);
-// Elements of the matrices of an MLP of that width: (2 or 3) h f. One expert is one.
+// Elements of the matrices of an MLP (or an expert) of that width: (2 or 3) h f.
 std::int64_t mlp_matrix_elements(const Transformer& model, std::int64_t ffn_hidden);
 
 // Elements of one layer's weight matrices. Dense: h (a d + 2 g d) + a d h + (2 or 3) h f; GPT: 12 h^2. With experts:
 // all of them, the shared one and the router, h e.
 std::int64_t layer_matrix_elements(const Transformer& model, LayerKind kind = LayerKind::dense);
-// Those of them that one token is multiplied with: per_token of the experts.
+// Those of them that each token is multiplied with: per_token of the experts.
 std::int64_t active_matrix_elements(const Transformer& model, LayerKind kind = LayerKind::dense);
 
 // Parameters of one layer: matrices, biases and norms. GPT: 12 h^2 + 13 h. The router has no bias; one that only
-// balances the load (DeepSeek-V3) is no parameter that is trained with gradients, and is not counted.
+// balances the load (DeepSeek-V3) is not trained by gradients and not counted.
 std::int64_t layer_parameters(const Transformer& model, LayerKind kind = LayerKind::dense);
-// Of those, the experts' that a router chooses between: what expert parallelism divides.
+// Those of the experts that a router chooses between, which expert parallelism divides.
 std::int64_t routed_expert_parameters(const Transformer& model);
 
 // Parameters of the word embedding and learned positions.
 std::int64_t embedding_parameters(const Transformer& model);
 
-// Parameters of what follows the last layer: the final norm, and the head where it is not the word embedding.
+// Parameters after the last layer: the final norm, and the head where it is not the word embedding.
 std::int64_t head_parameters(const Transformer& model);
 
-// All parameters, a tied embedding counted once. Narayanan et al. 2021 (SC'21) eq. 2 leaves out the final norm.
+// All parameters; a tied embedding counts once. Narayanan et al. 2021 (SC'21) eq. 2 omits the final norm.
 std::int64_t parameters(const Transformer& model);
-// The same with only the experts that one token goes to.
+// The same with only the experts of one token.
 std::int64_t active_parameters(const Transformer& model);
 
-// Model FLOPs of one sequence of `tokens`, forward, a multiply-add counted as two and attention as the full
-// square, as papers count for TFLOP/s and MFU; of the experts, those that a token goes to. GPT layer:
-// 24 s h^2 + 4 s^2 h; head: 2 s h V (SC'21, appendix).
+// Model FLOPs of the forward of one sequence of `tokens`; a multiply-add counts as two and attention as the full
+// square, as in the TFLOP/s and MFU of papers; experts count for the tokens routed to them. GPT layer: 24 s h^2 + 4 s^2
+// h; head: 2 s h V (SC'21, appendix).
 double layer_model_flops(const Transformer& model, std::int64_t tokens, LayerKind kind = LayerKind::dense);
 double head_model_flops(const Transformer& model, std::int64_t tokens);
 
-// Model FLOPs of an iteration over `sequences`: forward and twice as much backward; `full_recompute` adds
+// Model FLOPs of an iteration over `sequences`: the forward and a backward of twice the FLOPs; `full_recompute` adds
 // another forward of the layers. With it, for GPT: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (SC'21, eq. 3).
 double iteration_model_flops(const Transformer& model, std::int64_t tokens, std::int64_t sequences,
                              bool full_recompute);
 
-// Executed FLOPs of one layer on one slice of one sequence: `tokens` after `context` earlier ones, with causal
-// attention. The work of all slices of a sequence adds up exactly to that of the whole.
+// Executed FLOPs of one layer on one slice of one sequence: `tokens` after a prefix of `context` tokens, with causal
+// attention. The FLOPs of all slices of a sequence add up exactly to those of the whole.
 struct SliceFlops {
-  double matrices = 0;   // of the GEMMs with weights: 2 n (active matrix elements)
-  double attention = 0;  // scores and attention over values: 2 a (d + d of values) n (c + n/2)
+  double matrices = 0;   // of GEMMs with weights: 2 n (active matrix elements)
+  double attention = 0;  // of scores and attention over values: 2 a (d + d of values) n (c + n/2)
 
   double forward() const { return matrices + attention; }
   double input_gradient() const { return matrices + 2 * attention; }
@@ -124,13 +127,13 @@ struct SliceFlops {
 SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context,
                              LayerKind kind = LayerKind::dense);
 
-// Throws InputError "<name>: ..." if a size is not positive, heads are no multiple of kv_heads, a token goes to more
+// Throws InputError "<name>: ..." if a size is not positive, heads are not a multiple of kv_heads, a token has more
 // experts than there are, there are more leading dense layers than layers, or more than 10^14 parameters.
 void check_transformer(const Transformer& model);
 
 // Reads a Hugging Face config.json of model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe,
-// deepseek_v2 or deepseek_v3. Keys that do not matter here are ignored. Multi-token prediction (DeepSeek-V3's
-// num_nextn_predict_layers) is left out. Throws InputError naming the file and the key.
+// deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Multi-token prediction (DeepSeek-V3's
+// num_nextn_predict_layers) is omitted. Throws InputError naming the file and the key.
 Transformer read_hf_config(const std::string& path);
 Transformer transformer_from_hf(JsonReader reader);
 
@@ -143,7 +146,7 @@ Transformer transformer_from_hf(JsonReader reader);
 // kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim. Unknown keys are errors.
 Transformer transformer_from_json(JsonReader reader);
 
-// A model file of either kind: Hugging Face's if it has a model_type, else Megatron-LM's.
+// Reads a model file of either kind: Hugging Face's if it has a model_type, otherwise Megatron-LM's.
 Transformer read_model(const std::string& path);
 
 }  // namespace sluice::model

@@ -12,7 +12,7 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward sizes, positions
+constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward sizes and positions
 constexpr std::int64_t kMaxLayers = 1 << 15;  // also of heads
 constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxFileBytes = 1 << 24;
@@ -27,7 +27,7 @@ int size_or(JsonReader& reader, const std::string& key, std::int64_t fallback) {
   return static_cast<int>(reader.integer_or(key, 1, kMaxSize, fallback));
 }
 
-// hidden / heads, which must be whole unless `key` gives the head size.
+// Returns hidden / heads, which must be an integer unless `key` has the head size.
 int head_size(JsonReader& reader, const std::string& key, int hidden, int heads) {
   if (!reader.has(key) && hidden % heads != 0) {
     reader.fail("expected a hidden size that is a multiple of the attention heads, or '" + key + "'");
@@ -41,7 +41,7 @@ int kv_heads_of(JsonReader& reader, const std::string& key, int heads) {
   return kv_heads;
 }
 
-// "llama3-8b" for .../llama3-8b/config.json, otherwise the file's name without .json.
+// Returns "llama3-8b" for .../llama3-8b/config.json, otherwise the file's name without .json.
 std::string name_of(const std::string& source) {
   const std::filesystem::path path(source);
   return path.stem() == "config" && path.has_parent_path() ? path.parent_path().filename().string()
@@ -70,13 +70,13 @@ int experts_of(JsonReader& reader, const std::string& key, std::int64_t low = 1)
   return static_cast<int>(reader.integer(key, low, kMaxExperts));
 }
 
-// A key that may be missing, but whose only modelled value is this.
+// Rejects any value but `value` of an optional key, since others are not modelled.
 void expect_only(JsonReader& reader, const std::string& key, std::int64_t value, const char* what) {
   if (!reader.has(key) || reader.integer(key, -kMaxSize, kMaxSize) == value) return;
   reader.at(key).fail(fmt::format("expected {}: {}", value, what));
 }
 
-// What the families of Hugging Face that descend from Llama have in common.
+// Reads the keys that the models of Hugging Face derived from Llama have in common.
 Transformer llama(JsonReader& reader, const std::string& type) {
   const bool qwen2 = type.starts_with("qwen2");
   Transformer model;
@@ -99,7 +99,7 @@ Transformer llama(JsonReader& reader, const std::string& type) {
   return model;
 }
 
-// Layers of Qwen's mixtures have experts unless the file says which have not.
+// All layers of Qwen's mixtures have experts, except for those listed in the file.
 void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
   Experts& experts = model.experts;
   experts.count = experts_of(reader, "num_experts");
@@ -142,7 +142,7 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   }
 }
 
-// Megatron-LM's moe_layer_freq: 1, or a list of 0 (dense) and 1 (experts), one for each layer.
+// Megatron-LM's moe_layer_freq: 1, or a list with 0 (dense) or 1 (experts) per layer.
 int leading_dense_layers(const JsonReader& layers, int num_layers) {
   if (layers.json().is_number()) {
     if (layers.integer(1, kMaxLayers) != 1)
@@ -152,7 +152,7 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
   const std::vector<JsonReader> list = layers.elements();
   if (list.size() == 1 && list[0].integer(0, 1) == 1) return 0;  // the flag is always a list
   if (static_cast<int>(list.size()) != num_layers)
-    layers.fail(fmt::format("expected one number a layer, {}", num_layers));
+    layers.fail(fmt::format("expected one number per layer, {}", num_layers));
   int dense = 0;
   for (int i = 0; i < num_layers; ++i) {
     const JsonReader& layer = list[i];
@@ -168,7 +168,7 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
                                                           "moe_shared_expert_intermediate_size", "moe_layer_freq"};
   for (const char* key : kNeedExperts) {
     reader.allow(key);
-    if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("needs num_experts beside it");
+    if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("requires num_experts");
   }
   reader.allow("num_experts");
   if (!reader.has("num_experts")) return;
@@ -188,7 +188,7 @@ void read_megatron_latents(JsonReader& reader, Transformer& model) {
   if (!reader.boolean_or("multi_latent_attention", false)) {
     for (const char* key : kNeedLatents) {
       reader.allow(key);
-      if (reader.has(key)) reader.at(key).fail("needs multi_latent_attention beside it");
+      if (reader.has(key)) reader.at(key).fail("requires multi_latent_attention");
     }
     return;
   }

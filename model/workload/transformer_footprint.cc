@@ -11,13 +11,13 @@
 namespace sluice::model {
 namespace {
 
-constexpr double kMostBytes = 1e18;
+constexpr double kMaxSliceBytes = 1e18;
 
 LayerBytes layer_bytes(const Transformer& model, const Training& training, LayerKind kind, std::int64_t tokens,
                        std::int64_t context) {
   const std::int64_t t = training.tp;
   const std::int64_t rows = tokens;
-  const std::int64_t whole = training.sequence_parallel ? t : 1;  // what tensor parallelism alone does not split
+  const std::int64_t whole = training.sequence_parallel ? t : 1;  // not split by tensor parallelism alone
   const std::int64_t nh = (rows * model.hidden + whole - 1) / whole;
   const std::int64_t query = rows * model.query_width() / t;
   const std::int64_t output = rows * model.value_width() / t;
@@ -34,7 +34,7 @@ LayerBytes layer_bytes(const Transformer& model, const Training& training, Layer
   if (!training.flash_attention) {
     bytes.scores = (model.dropout ? 5 : 2) * (model.heads / t) * tokens * (context + tokens);
   }
-  // The heads' output as the attention put it out, before it goes back to the ranks that have its tokens.
+  // The heads' output of the attention, before it is sent back to the ranks of its tokens.
   if (training.cp > 1 && training.context_exchange == Training::ContextExchange::all_to_all) {
     bytes.to_input_gradient += 2 * output;
   }
@@ -61,7 +61,7 @@ LayerBytes sum(const LayerBytes& a, const LayerBytes& b) {
           .scores = a.scores + b.scores};
 }
 
-// Refuses slices whose bytes could overflow, by more than all of them together can be. In floating point.
+// Rejects slices whose bytes could overflow, by an upper bound of all of them together, in floating point.
 void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
   const auto tokens = static_cast<double>(shape.slice_lengths[slice]);
   const double rows = tokens * shape.sequences;
@@ -72,9 +72,9 @@ void check_countable(const Transformer& model, bool scored, int layers, const Mi
   const double width = model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
                        static_cast<double>(model.mlp_inputs()) * model.ffn_hidden + latents + experts;
   const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
-  const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // no fewer than are on one device
+  const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // at least the number on one device
   const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words);
-  if (bytes <= kMostBytes) return;
+  if (bytes <= kMaxSliceBytes) return;
   throw InputError(
       fmt::format("{}: a slice of {:.3g} tokens in {} sequences: more bytes of activations than can be "
                   "counted",
@@ -137,7 +137,7 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   const bool full = training_.recompute == Training::Recompute::full;
   const bool selective = training_.recompute == Training::Recompute::selective;
 
-  // Everything but the scores is linear in the rows, so sequences and tokens can be taken together.
+  // Everything but the scores is linear in the rows, so sequences and tokens are multiplied.
   const auto layer_of = [&](LayerKind kind) {
     LayerBytes layer = layer_bytes(model_, training_, kind, rows, 0);
     layer.scores = layer_bytes(model_, training_, kind, tokens, shape.context(slice)).scores * shape.sequences;
@@ -146,7 +146,7 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   const LayerBytes dense = layer_of(LayerKind::dense);
   const LayerBytes experts = contents.expert_layers > 0 ? layer_of(LayerKind::experts) : LayerBytes{};
   const LayerBytes all = sum(times(layers - contents.expert_layers, dense), times(contents.expert_layers, experts));
-  // The backward pass of the stage starts in its last layer, where nothing has been freed yet.
+  // The backward pass of the stage starts in its last layer, before anything has been freed.
   const LayerBytes& layer = contents.expert_layers > 0 ? experts : dense;
 
   SliceBytes bytes;
@@ -163,7 +163,7 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
   if (sliced) bytes.keys_values_gradient = 2 * all.keys_values;  // in 32 bit
 
   if (layers > 0) {
-    const std::int64_t scores = full || selective ? layer.scores : 0;  // that are not kept
+    const std::int64_t scores = full || selective ? layer.scores : 0;  // that are not stored
     bytes.forward_workspace = scores;
     bytes.backward_workspace = layer.output_gradients + scores;
     if (full) {
@@ -184,7 +184,8 @@ SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, 
     } else {
       bytes.activations_to_input_gradient += 4 * logits;
       bytes.gradients_to_weight_gradient += 2 * logits;
-      bytes.forward_workspace = std::max(bytes.forward_workspace, 2 * logits);    // the product, before it is widened
+      bytes.forward_workspace =
+          std::max(bytes.forward_workspace, 2 * logits);  // the GEMM's output, before it is widened
       bytes.backward_workspace = std::max(bytes.backward_workspace, 4 * logits);  // its gradient
     }
   }

@@ -19,6 +19,9 @@ struct Limits {
 // The family's schedule of that shape: k slices of one token. Throws InputError for a shape it does not take.
 Schedule make(const std::string& family, const Shape& shape);
 
+// A condition for `for_shapes` that every shape meets.
+inline bool everywhere(const Shape& /*shape*/) { return true; }
+
 // Calls `check` for all shapes within the limits and `in_range` that the family takes. Free parameters that the family
 // does not have stay at their default. Stops at the first fatal failure. Returns how many were checked.
 int for_shapes(const std::string& family, const Limits& limits, const std::function<bool(const Shape&)>& in_range,

@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 
 json answer(const std::string& flags) {
@@ -90,7 +86,7 @@ TEST(AutoCommand, UsesTheRequestedPlacement) {
   EXPECT_EQ(answer("--schedule auto --vpp 1 " + kSmall).at("schedule").at("chunks"), 1);
   const CommandResult none = run_sluice(words("simulate --schedule auto --placement v --vpp 3 " + kSmall));
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.err, HasSubstr("v does not have 3 chunks a rank"));
+  EXPECT_THAT(none.err, HasSubstr("v does not have 3 chunks per rank"));
 }
 
 TEST(AutoCommand, SupportsSlicesAndUnevenStages) {
@@ -141,10 +137,10 @@ TEST(AutoCommand, RejectsUnsupportedFlags) {
   refused("--schedule auto --pp 4", 2, "--microbatches");
   refused("--schedule auto --memory-cap 0.5mb " + kSmall, 3, "at least one microbatch, the cap is 0.5mb");
   refused("--schedule auto --memory-cap 5XB " + kSmall, 2, "--memory-cap: expected bytes with a unit");
-  refused("--schedule auto --memory-cap 5GiB " + kSmall, 2, "bytes need a model");
+  refused("--schedule auto --memory-cap 5GiB " + kSmall, 2, "a cap in bytes requires a model");
   refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only an automatic schedule");
   refused("--schedule auto --placement ring " + kSmall, 2, "--placement: expected");
-  refused("--schedule auto --group 4 " + kSmall, 2, "an automatic schedule has none");
+  refused("--schedule auto --group 4 " + kSmall, 2, "not supported by an automatic schedule");
   refused("--schedule auto --stage-weights 1,2,3 " + kSmall, 2, "stage weights: expected 4");
 }
 

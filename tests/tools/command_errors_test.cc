@@ -11,11 +11,6 @@
 namespace sluice::test {
 namespace {
 
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
-
 void expect_refused(const std::vector<std::string>& arguments, int exit_code, const std::string& message) {
   const CommandResult result = run_sluice(arguments);
   EXPECT_EQ(result.exit_code, exit_code);
@@ -67,7 +62,7 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 4 --gbs 8 --mbs 2 --microbatches 5",
        "--gbs: expected micro_batch x dp x microbatches = 2 x 1 x 5, got 8"},
       {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --slices 3 --slice-lengths 1,2",
-       "--slice-lengths: expected 3 lengths, as slices says, got [1,2]"},
+       "--slice-lengths: expected 3 lengths (slices), got [1,2]"},
       {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --seq-length 10 --slice-lengths 4,5",
        "--slice-lengths: expected lengths that add up to the sequence length 10, got [4,5]"},
       {"simulate --schedule seq1f1b --pp 2 --microbatches 2 --seq-length 3 --slices 4",
@@ -80,10 +75,10 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 2 --microbatches 2 --uniform f=1x", "--uniform: f: expected seconds between 0 and 1e8, got '1x'"},
       {"simulate --pp 2 --microbatches 2 --uniform f=1,f=2", "--uniform: f is given twice"},
       {"simulate --pp 2 --microbatches 2 --uniform f=1:2",
-       "uniform cost: f has 2 values, one a slice, but a microbatch has 1 slices"},
-      {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "stage weights: expected 2, one a stage, got 3"},
+       "uniform cost: f has 2 values, one per slice, but a microbatch has 1 slices"},
+      {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "stage weights: expected 2, one per stage, got 3"},
       {"simulate --pp 4 --microbatches 1000 --uniform f=1e8",
-       "the ops take up to 12684 years in all: more than nanoseconds in 64 bits can count"},
+       "the ops take up to 12684 years in all: more nanoseconds than fit in 64 bits"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);
@@ -95,13 +90,13 @@ TEST(CommandErrors, UnsupportedFamilyParameters) {
   const std::pair<const char*, const char*> cases[] = {
       {"--schedule 1f1x --pp 4 --microbatches 8",
        "there is no schedule family '1f1x'; did you mean '1f1b'? ('sluice schedules' lists them)"},
-      {"--schedule 1f1b --pp 4 --microbatches 8 --slices 2", "1f1b: does not cut sequences: expected 1 slice, got 2"},
+      {"--schedule 1f1b --pp 4 --microbatches 8 --slices 2", "1f1b: does not slice sequences: expected 1 slice, got 2"},
       {"--schedule 1f1b --pp 4 --microbatches 8 --batches 2",
-       "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s tells the time per batch)"},
+       "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s is the time per batch)"},
       {"--schedule 1f1b --pp 4 --microbatches 8 --group 4", "1f1b: group: only the interleaved families take one"},
       {"--schedule zb-v --pp 4 --microbatches 8 --vpp 3", "zb-v: chunks (--vpp): its placement fixes 2, got 3"},
       {"--schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 6",
-       "interleaved-1f1b: microbatches: 6 in groups of 4 leave a last group of 2, fewer than the 4 ranks"},
+       "interleaved-1f1b: microbatches: 6 in groups of 4 leave a last group of 2, less than the 4 ranks"},
       {"--schedule dualpipe --pp 3 --microbatches 8", "dualpipe: ranks: expected an even number, got 3"},
       {"--schedule pipedream-2bw --pp 8 --microbatches 4",
        "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 4"},
@@ -140,7 +135,7 @@ TEST(CommandErrors, ScenarioFiles) {
       {R"({"parallelism": {"pp": 2, "recompute": "ful"}})",
        ": /parallelism/recompute: expected one of none, selective, full; did you mean 'full'?, got \"ful\""},
       {R"({"parallelism": {"pp": 2.5}})", ": /parallelism/pp: expected a whole number from 1 to 8192, got 2.5"},
-      {R"({"parallelism": {"pp": 2, "pp": 3}})", ": key \"pp\" is given twice in one object"},
+      {R"({"parallelism": {"pp": 2, "pp": 3}})", ": key \"pp\" occurs twice in one object"},
       {R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 2}, "cost": "analytic"})",
        ": /model: required by the analytic cost (--model)"},
       {R"({"model": "nowhere.json"})", nullptr},
@@ -192,7 +187,7 @@ TEST(CommandErrors, InvalidSchedulesExitWith4) {
           file + ": rank 1, position 3: B(stage 1, mb 2): there are microbatches 0 to 1");
   refused(
       schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
-      file + ": rank 1, position 4: W(stage 1, mb 1): B stands beside I or W of the same stage, microbatch and slice");
+      file + ": rank 1, position 4: W(stage 1, mb 1): both B and I or W for the same stage, microbatch and slice");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1+1W1","1I1"]])"), 4,
           file + ": rank 1, position 2: F(stage 1, mb 1): a joint block is one F and one B or I, next to each other");
   // Text that does not parse is wrong input.

@@ -19,10 +19,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 json simulated(const std::string& flags) {
   std::vector<std::string> arguments = words("simulate --json " + flags);

@@ -9,7 +9,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/kineto_files.h"
@@ -20,10 +20,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -157,7 +153,7 @@ TEST_F(Compare, AcceptsAListOfFilesAndAStep) {
   const CommandResult result =
       run_sluice({"compare", file, traces + "/rank1.json," + traces + "/rank0.json", "--step", "6"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("; ProfilerStep 6 of 3 that are whole on all ranks; clocks aligned by "));
+  EXPECT_THAT(result.out, HasSubstr("; ProfilerStep 6, 3 complete on all ranks; clocks aligned by "));
   EXPECT_EQ(plain(run_sluice({"compare", file, traces, "--step", "8"}).err),
             "sluice: traces/rank0.json and 1 more: --step: expected one of 5, 6, 7, got 8\n");
 }

@@ -18,9 +18,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 
 const std::string kTiny =

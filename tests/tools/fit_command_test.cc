@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 
 class Fit : public testing::Test {
@@ -117,7 +113,7 @@ TEST_F(Fit, ErrorsAreOneLineAndWriteNothing) {
   const std::string path = file();
   EXPECT_EQ(error_of({"fit", path}),
             "sluice: " + path +
-                ": /samples: a cost file holds for one value of tensor_parallel: choose one of "
+                ": /samples: a cost file is for one value of tensor_parallel: choose one of "
                 "1, 8 with --tensor-parallel\n");
   EXPECT_EQ(error_of({"fit", path, "--tensor-parallel", "2"}),
             "sluice: " + path + ": /samples: --tensor-parallel: expected one of 1, 8, got 2\n");

@@ -17,10 +17,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 const std::string kExamples = SLUICE_SOURCE_DIR "/examples/";
 const std::string kLlama =
@@ -131,7 +127,7 @@ TEST(PlanCommand, InvalidFlagsAreReported) {
   };
   EXPECT_EQ(error("plan --model " + kExamples + "models/llama3-8b/config.json --gbs 8 --seq-length 8192", 2),
             "sluice: command line: /cluster: required (--cluster)\n");
-  EXPECT_EQ(error(kLlama + "--tp 3", 2), "sluice: plan: no tp x pp x dp of those asked for is 8 GPUs\n");
+  EXPECT_EQ(error(kLlama + "--tp 3", 2), "sluice: plan: no requested combination of tp x pp x dp equals 8 GPUs\n");
   EXPECT_EQ(error(kLlama + "--schedule auto", 2),
             "sluice: plan: --schedule auto searches one configuration: use 'sluice simulate --schedule auto'\n");
   EXPECT_EQ(error(kLlama + "--use-distributed-optimizer maybe", 2),

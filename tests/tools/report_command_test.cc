@@ -12,12 +12,6 @@
 namespace sluice::test {
 namespace {
 
-using test::between;
-using test::columns_of;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::Not;
 

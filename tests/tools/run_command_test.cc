@@ -21,10 +21,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -35,8 +31,8 @@ const std::string kModel =
     "run --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 "
     "--max-position-embeddings 24 "
     "--position-embedding-type learned_absolute --mbs 1 ";
-const std::string kShort = kModel + "--seq-length 24 ";
-const std::string kTiny = kShort + "--microbatches 4 ";
+const std::string kShort = kRunModel + "--seq-length 24 ";
+const std::string kTinyRun = kShort + "--microbatches 4 ";
 
 CommandResult run(const std::string& arguments) { return run_sluice(words(arguments)); }
 
@@ -46,7 +42,7 @@ json run_json(const std::string& arguments) {
   return json::parse(result.out);
 }
 
-std::vector<double> losses(const json& document) {
+std::vector<double> losses_of_run(const json& document) {
   std::vector<double> out;
   for (const json& step : document.at("steps")) out.push_back(step.at("loss").get<double>());
   return out;
@@ -76,7 +72,7 @@ TEST(RunCommand, ReportsLossesAndMetrics) {
     EXPECT_GT(worker.at("held_bytes"), 0);
     EXPECT_LE(worker.at("held_bytes"), worker.at("arena_bytes"));
   }
-  const CommandResult text = run(kTiny + "--steps 2");
+  const CommandResult text = run(kTinyRun + "--steps 2");
   EXPECT_EQ(text.exit_code, 0);
   EXPECT_THAT(text.out, HasSubstr("step     2  loss 4."));
   EXPECT_THAT(text.out, HasSubstr("tokens/s"));
@@ -91,13 +87,13 @@ TEST(RunCommand, LossesAreEqualForAllSchedules) {
        {"--pp 2", "--pp 4 --schedule gpipe", "--pp 2 --schedule seq1f1b --slices 3", "--pp 4 --schedule zb-h1",
         "--pp 2 --schedule interleaved-1f1b --vpp 2", "--pp 2 --tp 2", "--pp 2 --schedule zb-v --recompute full"}) {
     SCOPED_TRACE(cut);
-    const std::vector<double> other = losses(run_json(tiny + cut));
+    const std::vector<double> other = losses_of_run(run_json(tiny + cut));
     ASSERT_EQ(other.size(), one.size());
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 1e-9);
   }
   // Replicas share the batch: 2 x 2 microbatches are the same four sequences.
   const std::vector<double> replicas =
-      losses(run_json(kShort + "--precision float64 --steps 4 --pp 2 --dp 2 --microbatches 2"));
+      losses_of_run(run_json(kShort + "--precision float64 --steps 4 --pp 2 --dp 2 --microbatches 2"));
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(replicas[i], one[i], 1e-9);
 }
 
@@ -116,14 +112,14 @@ TEST(RunCommand, LossDecreasesOnText) {
     const std::size_t count = std::min<std::size_t>(all.size(), 30);
     return std::accumulate(all.end() - static_cast<std::ptrdiff_t>(count), all.end(), 0.0) / static_cast<double>(count);
   };
-  const std::vector<double> one = losses(run_json(model + " --pp 1"));
+  const std::vector<double> one = losses_of_run(run_json(model + " --pp 1"));
   EXPECT_NEAR(one.front(), 5.55, 0.1);
   if (!small) {
     EXPECT_LT(mean_of_last(one), 2.5);
   }
   for (const char* schedule : {"1f1b", "seq1f1b --slices 2", "zb-h1"}) {
     SCOPED_TRACE(schedule);
-    const std::vector<double> other = losses(run_json(model + " --pp 2 --schedule " + schedule));
+    const std::vector<double> other = losses_of_run(run_json(model + " --pp 2 --schedule " + schedule));
     ASSERT_EQ(other.size(), one.size());
     // Rounding errors in float32, 6e-8 per addition, grow with every step; observed: 1e-4 after 300 steps.
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 5e-3) << "step " << i + 1;
@@ -136,7 +132,7 @@ TEST(RunCommand, LossDecreasesOnText) {
 TEST(RunCommand, WritesTheMeasuredTimelineAsATrace) {
   const TemporaryFolder folder;
   const std::string path = folder.path("run.json");
-  ASSERT_EQ(run(kTiny + "--steps 2 --pp 2 --schedule zb-h1 --dp 2 --trace " + path).exit_code, 0);
+  ASSERT_EQ(run(kTinyRun + "--steps 2 --pp 2 --schedule zb-h1 --dp 2 --trace " + path).exit_code, 0);
   const std::string trace = read_file(path);
   EXPECT_THAT(test::check_trace(trace), IsEmpty());
   int ops = 0;
@@ -150,12 +146,12 @@ TEST(RunCommand, ResumesWithTheSameLosses) {
   const std::string saved = folder.path("half.safetensors");
   for (const char* schedule : {"1f1b", "seq1f1b --slices 2", "pipedream-2bw --checkpoint-every 3"}) {
     SCOPED_TRACE(schedule);
-    const std::string tiny = kTiny + "--pp 2 --schedule " + schedule;
+    const std::string tiny = kTinyRun + "--pp 2 --schedule " + schedule;
     const std::string whole_file = folder.path("whole.safetensors");
-    const std::vector<double> whole = losses(run_json(tiny + " --steps 6 --checkpoint " + whole_file));
-    std::vector<double> parts = losses(run_json(tiny + " --steps 3 --checkpoint " + saved));
+    const std::vector<double> whole = losses_of_run(run_json(tiny + " --steps 6 --checkpoint " + whole_file));
+    std::vector<double> parts = losses_of_run(run_json(tiny + " --steps 3 --checkpoint " + saved));
     const json resumed = run_json(tiny + " --steps 3 --resume " + saved + " --checkpoint " + saved);
-    for (const double loss : losses(resumed)) parts.push_back(loss);
+    for (const double loss : losses_of_run(resumed)) parts.push_back(loss);
     EXPECT_EQ(resumed.at("steps")[0].at("step"), 4);
     EXPECT_EQ(parts, whole);
     EXPECT_EQ(read_file(saved), read_file(whole_file));
@@ -165,10 +161,11 @@ TEST(RunCommand, ResumesWithTheSameLosses) {
 TEST(RunCommand, ResumesWithOtherParallelSizes) {
   const TemporaryFolder folder;
   const std::string saved = folder.path("half.safetensors");
-  const std::string tiny = kTiny + "--precision float64 ";
-  const std::vector<double> whole = losses(run_json(tiny + "--pp 1 --steps 4"));
+  const std::string tiny = kTinyRun + "--precision float64 ";
+  const std::vector<double> whole = losses_of_run(run_json(tiny + "--pp 1 --steps 4"));
   run_json(tiny + "--pp 2 --tp 2 --steps 2 --checkpoint " + saved);
-  const std::vector<double> rest = losses(run_json(tiny + "--pp 4 --schedule zb-h1 --steps 2 --resume " + saved));
+  const std::vector<double> rest =
+      losses_of_run(run_json(tiny + "--pp 4 --schedule zb-h1 --steps 2 --resume " + saved));
   ASSERT_EQ(rest.size(), 2U);
   EXPECT_NEAR(rest[0], whole[2], 1e-9);
   EXPECT_NEAR(rest[1], whole[3], 1e-9);
@@ -190,13 +187,13 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
         Cut{"--pp 2 --tp 2 --schedule seq1f1b --slice-lengths 11,8,5", 4},
         Cut{"--pp 2 --dp 2 --schedule zb-h1 --overlap-grad-reduce", 4}}) {
     SCOPED_TRACE(cut.flags);
-    const std::string arguments = kTiny + "--steps 3 " + cut.flags;
-    const std::vector<double> threads = losses(run_json(arguments + " --checkpoint " + by_threads));
+    const std::string arguments = kTinyRun + "--steps 3 " + cut.flags;
+    const std::vector<double> threads = losses_of_run(run_json(arguments + " --checkpoint " + by_threads));
     const CommandResult result = run_processes(cut.processes, arguments + " --json --checkpoint " + by_processes);
     ASSERT_EQ(result.exit_code, 0) << result.err;
     const json document = json::parse(result.out);
     EXPECT_EQ(document.at("transport"), "mpi");
-    EXPECT_EQ(losses(document), threads);
+    EXPECT_EQ(losses_of_run(document), threads);
     EXPECT_EQ(read_file(by_processes), read_file(by_threads));
   }
 }
@@ -224,11 +221,12 @@ TEST(RunCommand, InvalidFlagsAreReported) {
               HasSubstr("are available"));
   const TemporaryFolder folder;
   const std::string saved = folder.path("a.safetensors");
-  ASSERT_EQ(run(kTiny + "--steps 1 --checkpoint " + saved).exit_code, 0);
-  EXPECT_THAT(error(kTiny + "--seed 2 --resume " + saved, 2), HasSubstr("was written by a run with seed '1'"));
+  ASSERT_EQ(run(kTinyRun + "--steps 1 --checkpoint " + saved).exit_code, 0);
+  EXPECT_THAT(error(kTinyRun + "--seed 2 --resume " + saved, 2), HasSubstr("was written by a run with seed '1'"));
   std::ofstream(folder.path("b.safetensors")) << read_file(saved).substr(0, 1000);
-  EXPECT_THAT(error(kTiny + "--resume " + folder.path("b.safetensors"), 2), HasSubstr("b.safetensors"));
-  EXPECT_THAT(error(kTiny + "--steps 1 --checkpoint /nowhere/c.safetensors", 2), HasSubstr("/nowhere/c.safetensors"));
+  EXPECT_THAT(error(kTinyRun + "--resume " + folder.path("b.safetensors"), 2), HasSubstr("b.safetensors"));
+  EXPECT_THAT(error(kTinyRun + "--steps 1 --checkpoint /nowhere/c.safetensors", 2),
+              HasSubstr("/nowhere/c.safetensors"));
 }
 
 // The fault is detected and reported, and all ranks stop, within the deadline of 1 s plus 5 s, plus the start-up time
@@ -275,7 +273,7 @@ TEST(BrokenRun, PrintsTheWaitForChain) {
 TEST(BrokenRun, WritesAPartialTrace) {
   const TemporaryFolder folder;
   const std::string path = folder.path("part.json");
-  EXPECT_EQ(run(kTiny + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
+  EXPECT_EQ(run(kTinyRun + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
   const std::string trace = read_file(path);
   EXPECT_THAT(test::check_trace(trace), IsEmpty());
   std::vector<std::string> ops;
@@ -289,7 +287,7 @@ TEST(BrokenRun, WritesAPartialTrace) {
 TEST(BrokenRun, KeepsRecordersWhenKilled) {
   const TemporaryFolder folder;
   const CommandResult result =
-      run(kTiny + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=1");
+      run(kTinyRun + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=1");
   EXPECT_NE(result.exit_code, 0);
   const CommandResult said = run("run --post-mortem " + folder.path("rec"));
   EXPECT_EQ(said.exit_code, 0) << said.err;
@@ -299,7 +297,7 @@ TEST(BrokenRun, KeepsRecordersWhenKilled) {
 // The BLAS may have threads that started before main: the signal must not end the process on one of them.
 TEST(BrokenRun, ReportsTermination) {
   std::vector<std::string> arguments = {"--preserve-status", "--signal=TERM", "3", SLUICE_COMMAND};
-  for (const std::string& word : words(kTiny + "--pp 2 --steps 10000000 --log-every 10000000"))
+  for (const std::string& word : words(kTinyRun + "--pp 2 --steps 10000000 --log-every 10000000"))
     arguments.push_back(word);
   const CommandResult result = test::run_program("/usr/bin/timeout", arguments);
   EXPECT_EQ(result.exit_code, 6) << result.err;
@@ -322,7 +320,7 @@ TEST(BrokenRun, NamesTheProcessThatDied) {
   if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const auto begin = std::chrono::steady_clock::now();
   const CommandResult result =
-      run_processes(2, kTiny + "--pp 2 --steps 4 --deadline 30 --fault kill:rank=1,op=B,mb=2,step=1");
+      run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 30 --fault kill:rank=1,op=B,mb=2,step=1");
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.err, HasSubstr("rank 1 died in step 1, inside B(stage 1, mb 2)"));

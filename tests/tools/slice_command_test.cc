@@ -14,14 +14,10 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kModel =
+const std::string kSliceModel =
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 "
     "--cluster dgx-a100-80gb --pp 4 --seq-length 16384 ";
 
@@ -90,8 +86,8 @@ TEST_F(Slice, Algorithm1IsNoBetterAndReportsItsGap) {
   const std::string steep = write("s.json", kSteep);
   const json exact = document("--times " + steep + " --pp 3 --algorithm1 0");
   EXPECT_DOUBLE_EQ(exact.at("time_s").get<double>(), 30e-3);
-  const json coarse = document("--algorithm1 5 --granularity 512 " + kModel);
-  const json best = document("--granularity 512 " + kModel);
+  const json coarse = document("--algorithm1 5 --granularity 512 " + kSliceModel);
+  const json best = document("--granularity 512 " + kSliceModel);
   EXPECT_EQ(coarse.at("method"), "algorithm1");
   EXPECT_GE(coarse.at("time_s"), best.at("time_s"));
   EXPECT_LE(coarse.at("lower_bound_s"), best.at("time_s"));
@@ -144,7 +140,7 @@ TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
 
 TEST_F(Slice, CutsForASchedule) {
   const std::string output = folder_.path("cut.json");
-  const std::string flags = kModel + "--gbs 4 --granularity 512 --max-slices 6 ";
+  const std::string flags = kSliceModel + "--gbs 4 --granularity 512 --max-slices 6 ";
   const json found = document("--for seq1f1b -o " + output + " " + flags);
   EXPECT_EQ(found.at("method"), "schedule");
   EXPECT_TRUE(found.at("fits"));
@@ -155,7 +151,7 @@ TEST_F(Slice, CutsForASchedule) {
   EXPECT_EQ(fragment.at("schedule").at("name"), "seq1f1b");
   const std::string lengths = fragment.at("schedule").at("slice_lengths").dump();
   const CommandResult simulated = run_sluice(words("simulate --json --schedule seq1f1b --slice-lengths " +
-                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kModel));
+                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kSliceModel));
   ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
   EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), found.at("time_s"));
   // The comma-separated form.
@@ -164,7 +160,7 @@ TEST_F(Slice, CutsForASchedule) {
   const std::string text = read_file(plain);
   EXPECT_EQ(std::count(text.begin(), text.end(), ','), 2);
   EXPECT_EQ(run_sluice(words("simulate --schedule seq1f1b --slice-lengths " + text.substr(0, text.size() - 1) +
-                             " --gbs 4 " + kModel))
+                             " --gbs 4 " + kSliceModel))
                 .exit_code,
             0);
 }
@@ -242,7 +238,7 @@ TEST_F(Slice, TableErrorsNameTheLocation) {
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": []})"),
               HasSubstr("b.json: /forward: expected at least one row"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[1, 2], []]})"),
-              HasSubstr("b.json: /forward/1: expected 1 times, of 1 to 1 granules behind 1 tokens"));
+              HasSubstr("b.json: /forward/1: expected 1 times, of 1 to 1 granules after a prefix of 1 tokens"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "tokens": 1, "forward": [[1, 2], [1]]})"),
               HasSubstr("b.json: /forward: expected 1 rows"));
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": [[-1]]})"), HasSubstr("/forward/0/0"));

@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 
 const std::string kTiny =
@@ -150,7 +146,7 @@ TEST_F(Validate, AcceptsAMeasuredProfile) {
   const CommandResult fit = run("fit " + profile + " -o " + cost);
   EXPECT_EQ(fit.exit_code, 0) << fit.err;
   EXPECT_THAT(fit.out, HasSubstr("link threads: 4 sizes"));
-  EXPECT_THAT(fit.out, HasSubstr("sum over 2 ranks: 3 sizes"));
+  EXPECT_THAT(fit.out, HasSubstr("all-reduce over 2 ranks: 3 sizes"));
   const json by_profile = validated("--steps 1 --tolerance 100000 --profile " + profile, 0);
   const json by_cost = validated("--steps 1 --tolerance 100000 --cost " + cost, 0);
   const auto predicted = [](const json& of) {
@@ -185,9 +181,9 @@ TEST_F(Validate, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(tiny + " --cost " + cost + " --profile p.json"), HasSubstr("--profile and --cost"));
   EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --trace t.json"), HasSubstr("--trace"));
   EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1c"), HasSubstr("1f1b"));
-  EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --slices 2"), HasSubstr("does not cut sequences"));
+  EXPECT_THAT(error_of(tiny + " --schedule gpipe,1f1b --slices 2"), HasSubstr("does not slice sequences"));
   EXPECT_THAT(error_of(tiny + " --profile " + folder_.path("none.json")), HasSubstr("none.json"));
-  EXPECT_THAT(error_of("validate --steps 1 --cost " + cost), HasSubstr("times hold for microbatches of 1 sequences"));
+  EXPECT_THAT(error_of("validate --steps 1 --cost " + cost), HasSubstr("times are for microbatches of 1 sequences"));
   EXPECT_THAT(error_of(tiny + " --tolerance -1"), HasSubstr("--tolerance"));
   EXPECT_THAT(error_of(tiny + " --tolerence 1"), HasSubstr("did you mean '--tolerance'?"));
   EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most 16 tokens"));

@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 json answer(const std::string& flags) {
   const CommandResult result = run_sluice(words("simulate --json " + flags));

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/progress.h"

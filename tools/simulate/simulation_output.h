@@ -7,7 +7,7 @@
 #include "model/scenario/setup.h"
 #include "sim/fit_advice.h"
 #include "sim/planner/auto_schedule.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::tools {
 

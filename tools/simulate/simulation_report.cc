@@ -61,14 +61,14 @@ std::string causes_text(const std::vector<IdleByCause>& idle) {
   return out;
 }
 
-std::vector<ReportFigure> headline(const Setup& setup, const Prediction& prediction) {
+std::vector<ReportMetric> headline(const Setup& setup, const Prediction& prediction) {
   const Metrics& metrics = prediction.metrics;
   const Schedule& schedule = setup.schedule();
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
   const Duration iteration =
       prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   const std::string causes = causes_text(prediction.idle);
-  std::vector<ReportFigure> out;
+  std::vector<ReportMetric> out;
   out.push_back(
       {"Iteration", time_text(iteration),
        flush ? "one batch, from the first start to the last end" : "per batch, without a flush between batches",

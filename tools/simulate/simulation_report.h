@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "traces/report/report.h"
 
 namespace sluice::tools {

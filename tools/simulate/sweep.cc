@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "sim/parallel.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"

@@ -9,11 +9,12 @@
 namespace sluice::model::families {
 namespace {
 
-// Microbatches go in units of p, half of them each way. In slots that take one op, with u the unit, s the stage and j
-// the place in the half, F is in slot 2j + s + 2pu and B in 2j + 2p-1-s + 2pu. So in every other slot a rank meets,
-// unit by unit, the p/2 Fs of the way that enters at its nearer end and then the p/2 Bs of the other way, without a
-// gap; in the slots between, beginning p/2 - distance ops later, the Fs of the other way and the Bs of this one.
-ScheduleParts make(const FamilyParams& params) {
+// Microbatches are in units of p, half of them in each direction. In slots of one op, with u the unit, s the stage and
+// j the position in the half, F is in slot 2j + s + 2pu and B in 2j + 2p-1-s + 2pu. So in every other slot a rank runs,
+// unit by unit and without a gap, the p/2 Fs of the direction that enters at its nearer end and then the p/2 Bs of the
+// other direction; in the slots between, starting p/2 - distance ops later, the Fs of the other direction and the Bs of
+// this one.
+ScheduleParts make_chimera(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int half = ranks / 2;
   if (ranks % 2 != 0) orders::refuse(chimera(), fmt::format("ranks: expected an even number, got {}", ranks));
@@ -28,7 +29,7 @@ ScheduleParts make(const FamilyParams& params) {
     auto& order = parts.orders[rank];
     const int distance = std::min(rank, ranks - 1 - rank);
     const int nearer = distance == rank ? 0 : 1;
-    // The list of the Fs of one way and the Bs of the other.
+    // The list of the Fs of one direction and the Bs of the other.
     const auto list = [&, stage = std::array{rank, ranks - 1 - rank}](int way) {
       return [&order, stage, way, half, unit = 0, i = 0]() mutable {
         const bool forward = i < half;
@@ -51,10 +52,10 @@ ScheduleParts make(const FamilyParams& params) {
 Family chimera() {
   return {.name = "chimera",
           .aliases = {},
-          .summary = "two pipelines, one each way: half the bubble of 1f1b, every stage on two ranks",
+          .summary = "two pipelines in opposite directions: half the bubble of 1f1b, every stage on two ranks",
           .source = "Li and Hoefler 2021, arXiv:2107.06925",
           .replicas = 2,
-          .make = make};
+          .make = make_chimera};
 }
 
 }  // namespace sluice::model::families

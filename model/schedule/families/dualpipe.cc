@@ -10,7 +10,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_dualpipe(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int half = params.microbatches / 2;
   if (ranks % 2 != 0) orders::refuse(dualpipe(), fmt::format("ranks: expected an even number, got {}", ranks));
@@ -39,13 +39,14 @@ ScheduleParts make(const FamilyParams& params) {
 }  // namespace
 
 Family dualpipe() {
-  return {.name = "dualpipe",
-          .aliases = {},
-          .summary = "two pipelines, one each way, F and B of opposite ways as one block; every stage on two ranks",
-          .source = "DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and its DualPipe code",
-          .split_backward = true,
-          .replicas = 2,
-          .make = make};
+  return {
+      .name = "dualpipe",
+      .aliases = {},
+      .summary = "two pipelines in opposite directions, with F and B of both as joint blocks; every stage on two ranks",
+      .source = "DeepSeek-V3, arXiv:2412.19437, section 3.2.1, and its DualPipe code",
+      .split_backward = true,
+      .replicas = 2,
+      .make = make_dualpipe};
 }
 
 }  // namespace sluice::model::families

@@ -6,7 +6,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_dualpipe_v(const FamilyParams& params) {
   const int ranks = params.ranks;
   if (params.microbatches < 2 * ranks) {
     orders::refuse(dualpipe_v(), fmt::format("microbatches: expected at least {} (twice the ranks), got {}", 2 * ranks,
@@ -28,11 +28,11 @@ ScheduleParts make(const FamilyParams& params) {
 Family dualpipe_v() {
   return {.name = "dualpipe-v",
           .aliases = {"DualPipeV"},
-          .summary = "dualpipe cut in half: two chunks a rank in a V, so that every stage is on one rank",
+          .summary = "dualpipe cut in half: two chunks per rank in a V, so that every stage is on one rank",
           .source = "DeepSeek, DualPipeV of its DualPipe code",
           .fixed_chunks = 2,
           .split_backward = true,
-          .make = make};
+          .make = make_dualpipe_v};
 }
 
 }  // namespace sluice::model::families

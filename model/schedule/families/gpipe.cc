@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_gpipe(const FamilyParams& params) {
   ScheduleParts parts = orders::frame(gpipe(), params, 2 * params.microbatches);
   parts.routes = {orders::linear(params.ranks)};
   for (int rank = 0; rank < params.ranks; ++rank) {
@@ -20,9 +20,10 @@ ScheduleParts make(const FamilyParams& params) {
 Family gpipe() {
   return {.name = "gpipe",
           .aliases = {},
-          .summary = "all forwards, then all backwards; simplest, holds every microbatch",
+          .summary = "all forwards, then all backwards; simplest, stores the activations of every microbatch",
           .source = "Huang et al. 2019, arXiv:1811.06965",
-          .make = make};
+          .leaner = {"1f1b"},
+          .make = make_gpipe};
 }
 
 }  // namespace sluice::model::families

@@ -6,15 +6,15 @@
 namespace sluice::model::families {
 namespace {
 
-// In slots that take one op, S stages, j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
-// rank meets, without a gap, the Fs of its chunks 0, 2, ... and then the Bs of its chunks ..., 3, 1; in the slots
-// between, beginning p - rank ops later, the Fs of chunks 1, 3, ... and the Bs of ..., 2, 0.
-ScheduleParts make(const FamilyParams& params) {
+// In slots of one op, with S stages and j the microbatch: F in slot 2j + s, B in 2j + 2S-1-s. So in every other slot a
+// rank runs, without a gap, the Fs of its chunks 0, 2, ... and then the Bs of its chunks ..., 3, 1; in the slots
+// between, starting p - rank ops later, the Fs of chunks 1, 3, ... and the Bs of ..., 2, 0.
+ScheduleParts make_hanayo(const FamilyParams& params) {
   const int ranks = params.ranks;
   const int waves = params.chunks / 2;
   if (params.chunks % 2 != 0) {
     orders::refuse(hanayo(),
-                   fmt::format("chunks (--vpp): expected an even number (two a wave), got {}", params.chunks));
+                   fmt::format("chunks (--vpp): expected an even number (two per wave), got {}", params.chunks));
   }
   if (ranks != 1 && ranks % 2 != 0)
     orders::refuse(hanayo(), fmt::format("ranks: expected an even number or 1, got {}", ranks));
@@ -49,11 +49,11 @@ ScheduleParts make(const FamilyParams& params) {
 Family hanayo() {
   return {.name = "hanayo",
           .aliases = {},
-          .summary = "W waves back and forth over the ranks: a bubble of 1/(2W), one copy of the weights",
+          .summary = "W waves back and forth over the ranks: 1/(2W) of the bubble with one copy of the weights",
           .source = "Liu et al. 2023, arXiv:2308.15762",
           .fixed_chunks = 0,
           .default_chunks = 2,
-          .make = make};
+          .make = make_hanayo};
 }
 
 }  // namespace sluice::model::families

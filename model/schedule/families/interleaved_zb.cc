@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_interleaved_zb(const FamilyParams& params) {
   const Family family = interleaved_zb();
   return orders::alternating(family, params, 1, orders::group_of_microbatches(family, params));
 }
@@ -14,13 +14,14 @@ ScheduleParts make(const FamilyParams& params) {
 Family interleaved_zb() {
   return {.name = "interleaved-zb",
           .aliases = {"InterleavedZeroBubble", "InterleavedZB"},
-          .summary = "interleaved-1f1b with the weight gradients put off",
+          .summary = "interleaved-1f1b with delayed weight gradients",
           .source = "PyTorch, torch.distributed.pipelining, ScheduleInterleavedZeroBubble",
           .fixed_chunks = 0,
           .default_chunks = 2,
           .split_backward = true,
           .grouped = true,
-          .make = make};
+          .leaner = {"zb-h1"},
+          .make = make_interleaved_zb};
 }
 
 }  // namespace sluice::model::families

@@ -6,10 +6,11 @@ namespace sluice::model::families {
 Family looped_bfs() {
   return {.name = "looped-bfs",
           .aliases = {"LoopedBFS", "Breadth-First"},
-          .summary = "several chunks a rank, each over all microbatches: few gradient reductions, gpipe's memory",
+          .summary = "several chunks per rank, each over all microbatches: few gradient reductions, gpipe's memory",
           .source = "Lamy-Poirier 2023, arXiv:2211.05953",
           .fixed_chunks = 0,
           .default_chunks = 2,
+          .leaner = {"interleaved-1f1b"},
           .make = [](const FamilyParams& params) { return orders::there_and_back(looped_bfs(), params); }};
 }
 

@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_pipedream(const FamilyParams& params) {
   ScheduleParts parts = orders::alternating(pipedream(), params, 1);
   parts.weight_policy = WeightPolicy::stashed;
   return parts;
@@ -15,10 +15,10 @@ ScheduleParts make(const FamilyParams& params) {
 Family pipedream() {
   return {.name = "pipedream",
           .aliases = {},
-          .summary = "1f1b that never drains: a step after every backward, rank r keeps p - r versions of its weights",
+          .summary = "1f1b without a flush: a step after every backward; rank r stores p - r versions of its weights",
           .source = "Narayanan et al. 2019, arXiv:1806.03377",
           .asynchronous = true,
-          .make = make};
+          .make = make_pipedream};
 }
 
 }  // namespace sluice::model::families

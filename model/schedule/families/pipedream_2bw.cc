@@ -6,12 +6,13 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
-  // A batch's first forward on rank 0 finds the step of the batch before the last done only then.
+ScheduleParts make_pipedream_2bw(const FamilyParams& params) {
+  // With fewer microbatches the step of the previous batch is not complete before a batch's first forward on rank 0.
   if (params.microbatches < params.ranks - 1) {
-    orders::refuse(pipedream_2bw(),
-                   fmt::format("microbatches: two versions of the weights suffice from {} a batch (ranks - 1), got {}",
-                               params.ranks - 1, params.microbatches));
+    orders::refuse(
+        pipedream_2bw(),
+        fmt::format("microbatches: two versions of the weights need at least {} per batch (ranks - 1), got {}",
+                    params.ranks - 1, params.microbatches));
   }
   ScheduleParts parts = orders::alternating(pipedream_2bw(), params, 1);
   parts.weight_policy = WeightPolicy::double_buffered;
@@ -23,10 +24,10 @@ ScheduleParts make(const FamilyParams& params) {
 Family pipedream_2bw() {
   return {.name = "pipedream-2bw",
           .aliases = {"2BW"},
-          .summary = "1f1b that never drains, with a step after every batch and two versions of the weights",
+          .summary = "1f1b without a flush: a step after every batch; two versions of the weights",
           .source = "Narayanan et al. 2021, arXiv:2006.09503, section 3.1",
           .asynchronous = true,
-          .make = make};
+          .make = make_pipedream_2bw};
 }
 
 }  // namespace sluice::model::families

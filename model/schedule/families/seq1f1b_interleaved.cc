@@ -6,8 +6,9 @@
 namespace sluice::model::families {
 namespace {
 
-// Units of one slice in a group: whole microbatches (k divides G), all groups alike (G divides m·k), and enough of them
-// that the first is back at rank 0 when the last has left it (G >= p). The paper's text has G = p, its figure p·k.
+// A group has units of one slice: whole microbatches (k divides G), all groups of the same size (G divides m·k), and
+// enough of them that the first is back at rank 0 when the last has left it (G >= p). The paper's text has G = p, its
+// figure p·k.
 int group_of_units(const FamilyParams& params) {
   const int slices = params.slices();
   const int units = params.microbatches * slices;
@@ -31,7 +32,7 @@ int group_of_units(const FamilyParams& params) {
   return group;
 }
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_seq1f1b_interleaved(const FamilyParams& params) {
   return orders::alternating(seq1f1b_interleaved(), params, 2, group_of_units(params) / params.slices());
 }
 
@@ -46,7 +47,8 @@ Family seq1f1b_interleaved() {
           .default_chunks = 2,
           .sliced = true,
           .grouped = true,
-          .make = make};
+          .leaner = {"seq1f1b"},
+          .make = make_seq1f1b_interleaved};
 }
 
 }  // namespace sluice::model::families

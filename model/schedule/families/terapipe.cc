@@ -6,9 +6,10 @@ namespace sluice::model::families {
 Family terapipe() {
   return {.name = "terapipe",
           .aliases = {},
-          .summary = "gpipe over slices of sequences: 1/k of the bubble, holds every microbatch",
+          .summary = "gpipe over slices of sequences: 1/k of the bubble, stores the activations of every microbatch",
           .source = "Li et al. 2021, arXiv:2102.07988",
           .sliced = true,
+          .leaner = {"seq1f1b"},
           .make = [](const FamilyParams& params) { return orders::there_and_back(terapipe(), params); }};
 }
 

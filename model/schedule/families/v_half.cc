@@ -4,8 +4,9 @@
 namespace sluice::model::families {
 namespace {
 
-// A slot between the forwards of neighbours on the way down and the gradients on the way up, none otherwise.
-orders::BlockSlots block(int ranks, int rank) {
+// One slot between the forwards of neighbours on the way to the last rank and between the gradients on the way back,
+// otherwise none.
+orders::BlockSlots v_half_block(int ranks, int rank) {
   const int shift = ranks % 2 == 0 ? 3 : 0;  // keeps the four slots of a rank apart
   return {.f0 = 2 * rank,
           .f1 = 3 * ranks - rank - 2,
@@ -15,16 +16,18 @@ orders::BlockSlots block(int ranks, int rank) {
 
 }  // namespace
 
-// Holds floor((p + 2) / 2) microbatches until W, on some rank.
+// Stores floor((p + 2) / 2) microbatches until W, on some rank.
 Family v_half() {
   return {
       .name = "v-half",
       .aliases = {"VHalf"},
-      .summary = "half of 1f1b's memory and of its bubble, with two chunks a rank in a V, when F, I and W take alike",
+      .summary =
+          "half of 1f1b's memory and of its bubble, with two chunks per rank in a V, if F, I and W take equally long",
       .source = "Qi et al. 2024, arXiv:2405.15362",
       .fixed_chunks = 2,
       .split_backward = true,
-      .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, block); }};
+      .leaner = {"v-min"},
+      .make = [](const FamilyParams& params) { return orders::repeated_block(v_half(), params, v_half_block); }};
 }
 
 }  // namespace sluice::model::families

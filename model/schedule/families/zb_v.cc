@@ -8,7 +8,7 @@
 namespace sluice::model::families {
 namespace {
 
-ScheduleParts make(const FamilyParams& params) {
+ScheduleParts make_zb_v(const FamilyParams& params) {
   const int ranks = params.ranks;
   ScheduleParts parts = orders::frame(zb_v(), params, 6 * params.microbatches);
   parts.routes = {orders::snake(ranks, 2)};
@@ -22,7 +22,7 @@ ScheduleParts make(const FamilyParams& params) {
       }
     };
     using enum OpKind;
-    // The rule is for 2p - 1 microbatches or more; with fewer, the surplus ones are left out.
+    // The rule is for 2p - 1 microbatches or more; with fewer, the remaining ones are skipped.
     const int made = std::max(params.microbatches, 2 * ranks - 1);
     add({{F, 0}}, 2 * (ranks - rank) - 1);
     add({{F, 1}, {F, 0}}, rank);
@@ -41,11 +41,12 @@ ScheduleParts make(const FamilyParams& params) {
 Family zb_v() {
   return {.name = "zb-v",
           .aliases = {"ZBV", "ZBVZeroBubble", "V-ZB"},
-          .summary = "zero bubble in 1f1b's memory, with two chunks a rank in a V, when F, I and W take alike",
+          .summary = "zero bubble with 1f1b's memory, with two chunks per rank in a V, if F, I and W take equally long",
           .source = "Qi et al. 2023, arXiv:2401.10241, section 6",
           .fixed_chunks = 2,
           .split_backward = true,
-          .make = make};
+          .leaner = {"v-half", "v-min"},
+          .make = make_zb_v};
 }
 
 }  // namespace sluice::model::families

@@ -10,7 +10,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr OpKind kOpKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
 constexpr std::int64_t kTokens = 4096;
 
 Training training_of(int tp, int cp, int dp, int ep) {
@@ -24,7 +24,7 @@ Training training_of(int tp, int cp, int dp, int ep) {
   return training;
 }
 
-AnalyticCost cost_of(const Transformer& model, const Training& training, int nodes = 8) {
+AnalyticCost expert_cost_of(const Transformer& model, const Training& training, int nodes = 8) {
   return {model, training, split_layers(model, training.pp, {}, 0, 0), load_cluster("dgx-h100", nodes),
           load_software("megatron-lm")};
 }
@@ -78,7 +78,7 @@ TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
   // Two of the experts get each row of 4096 elements of 2 bytes; there and back in F and in I.
   const Transformer model = example("mixtral-8x7b/config.json");
   for (const int tp : {1, 4}) {
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kOpKinds) {
       const auto bytes = [&](int ep) {
         return sums_of(layer_kernels(model, training_of(tp, 1, 2, ep), kind, {3, kTokens, 0}, LayerKind::experts))
             .expert_bytes;
@@ -89,7 +89,7 @@ TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
   }
 }
 
-TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
+TEST(ExpertKernels, OfOneRankHaveOneGemmPerExpert) {
   const Transformer model = example("deepseek-v3/config.json");
   for (const KernelCall& call :
        layer_kernels(model, training_of(1, 1, 8, 8), OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
@@ -99,17 +99,17 @@ TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
   }
 }
 
-TEST(ExpertKernels, LaunchOfEveryExpertShows) {
+TEST(ExpertKernels, IncludeTheLaunchOfEveryExpert) {
   // 256 experts of a token or so each: the products are nothing against their 256 launches.
   const Transformer model = example("deepseek-v3/config.json");
-  const AnalyticCost cost = cost_of(model, training_of(1, 1, 1, 1));
+  const AnalyticCost cost = expert_cost_of(model, training_of(1, 1, 1, 1));
   const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256, .apart = true};
   const KernelCall call{.name = "tiny", .kind = KernelClass::gemm, .gemm = tiny};
   const Gpu& gpu = cost.cluster().gpu;
   EXPECT_NEAR(cost.kernel_s(call), gpu.gemm.launch_s + 256 * gpu.gemm.group_s, 1e-5);
 }
 
-TEST(AllToAll, MovesAllButTheOwnShare) {
+TEST(AllToAll, MovesAllButTheLocalShard) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const Cluster cluster = load_cluster("dgx-h100", 2);
   const Training training = training_of(1, 1, 16, 8);
@@ -144,10 +144,10 @@ TEST(Groups, OfExpertsFollowEachOther) {
   EXPECT_EQ(placement.replicas(), 16);
 }
 
-TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
+TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   Training training = training_of(1, 1, 16, 8);
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const auto all = static_cast<double>(parameters(model));
   // On a rank: one of the 8 experts of each of 32 layers. Sixteen ranks share the rest, two the experts.
   const double experts = 32.0 * 3 * 4096 * 14336;
@@ -159,12 +159,12 @@ TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
   EXPECT_NEAR(cost.collective_s(CollectiveKind::gradient_reduce, 0, bytes) / expected, 1, 1e-9);
 }
 
-TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
+TEST(JointBlocks, HideDispatchAndCombine) {
   // One microbatch's all-to-alls run beside the other's kernels, which that slows down: of all the time on the links,
   // 2 less the slowdown is saved.
   const Transformer model = example("mixtral-8x7b/config.json");
   const Training training = training_of(1, 1, 8, 8);
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const MicrobatchShape shape{1, {kTokens}};
   double links = 0;
   for (const OpKind kind : {OpKind::F, OpKind::B}) {
@@ -178,11 +178,11 @@ TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
   EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
 }
 
-TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
+TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const Transformer model = example("deepseek-v2/config.json");
   Training training = training_of(1, 1, 8, 8);
   training.recompute = Training::Recompute::full;
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const MicrobatchShape shape{1, {kTokens}};
   double layers = 0;
   for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
@@ -192,7 +192,7 @@ TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
   EXPECT_NEAR(cost.recompute_s(0, shape, 0) / layers, 1, 1e-9);
 }
 
-TEST(ContextParallel, SharesTheCausalWorkEvenly) {
+TEST(ContextParallel, DistributesTheCausalWorkEvenly) {
   const Transformer model = example("llama3-8b/config.json");
   const SliceFlops whole = layer_slice_flops(model, kTokens, 0);
   for (const auto exchange : {Training::ContextExchange::ring, Training::ContextExchange::all_to_all}) {
@@ -209,12 +209,12 @@ TEST(ContextParallel, SharesTheCausalWorkEvenly) {
   }
 }
 
-TEST(ContextParallel, RingIsHiddenBehindLongAttention) {
+TEST(ContextParallel, RingIsHiddenByLongAttention) {
   const Transformer model = example("llama3-8b/config.json");
   const auto exposed = [&](std::int64_t tokens, int cp) {
     Training training = training_of(1, cp, 1, 1);
     training.sequence_length = tokens;
-    const AnalyticCost cost = cost_of(model, training);
+    const AnalyticCost cost = expert_cost_of(model, training);
     double seconds = 0;
     for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, tokens, 0})) {
       if (call.kind == KernelClass::context_ring) seconds += cost.kernel_s(call);
@@ -236,7 +236,7 @@ TEST(ContextParallel, AndExpertsSplitTheTimeOfAStage) {
     for (const int cp : {1, 2, 4}) {
       Training training = training_of(1, cp, 1, 1);
       training.sequence_length = 16384;
-      const double now = cost_of(model, training).compute_s(OpKind::B, 0, shape, 0);
+      const double now = expert_cost_of(model, training).compute_s(OpKind::B, 0, shape, 0);
       if (before > 0) {
         EXPECT_GT(now, before / 2) << name << cp;
         EXPECT_LT(now, before) << name << cp;

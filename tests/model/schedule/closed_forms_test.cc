@@ -15,12 +15,6 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::OracleTimes;
-using test::peak_in_flight;
-using test::Shape;
-using test::uniform;
-
 using Nanoseconds = std::int64_t;
 
 struct Costs {
@@ -44,7 +38,6 @@ struct Expected {
 
 using Formula = std::function<Expected(const Shape&, const Costs&)>;
 using Range = std::function<bool(const Shape&)>;
-bool everywhere(const Shape&) { return true; }
 
 // Holds the family against the formula for all shapes that are in range.
 void expect_formula(const std::string& family, const Range& in_range, const Formula& formula,
@@ -251,7 +244,7 @@ TEST(ClosedForms, PipedreamPeriod) {
 
 // The optimum of a linear placement is no less: the first F reaches the last rank after (p-1)f, which then has all its
 // work to do.
-TEST(ClosedForms, NoLinearPlacementBeatsItsLastRank) {
+TEST(ClosedForms, NoLinearPlacementIsFasterThanItsLastRank) {
   for (const char* family : {"gpipe", "1f1b", "eager-1f1b", "terapipe", "seq1f1b", "eager-seq1f1b", "zb-h1", "zb-h2",
                              "seq1f1b-zb1p", "seq1f1b-zb2p"}) {
     test::for_shapes(family, {.ranks = 6, .microbatches = 14, .slices = 3}, everywhere,

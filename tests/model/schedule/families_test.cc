@@ -16,14 +16,7 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::make;
-using test::OracleTimes;
-using test::Shape;
-using test::uniform;
-
 constexpr test::Limits kSmall = {.ranks = 4, .microbatches = 8, .chunks = 4, .slices = 4, .batches = 3};
-bool everywhere(const Shape&) { return true; }
 
 // Each op once, on the rank of its stage, with F, and B or I and W, for each cell.
 void expect_complete(const Schedule& schedule) {
@@ -53,7 +46,7 @@ class EveryFamily : public testing::TestWithParam<std::string_view> {
   const std::string name{GetParam()};
 };
 
-TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
+TEST_P(EveryFamily, IsCompleteWithoutDeadlockAndNoShorterThanItsWork) {
   const int checked = test::for_shapes(name, kSmall, everywhere, [](const Shape&, const Schedule& schedule) {
     expect_complete(schedule);
     const test::OracleCosts costs = uniform(2, 3, 5);
@@ -73,7 +66,7 @@ TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
   EXPECT_GT(checked, 0);
 }
 
-TEST_P(EveryFamily, IsWhatItsRowSays) {
+TEST_P(EveryFamily, HasThePropertiesOfItsRow) {
   const Family& family = find_family(name);
   EXPECT_FALSE(family.summary.empty());
   EXPECT_FALSE(family.source.empty());
@@ -88,14 +81,14 @@ TEST_P(EveryFamily, IsWhatItsRowSays) {
   });
 }
 
-TEST_P(EveryFamily, IsMadeTheSameTwice) {
+TEST_P(EveryFamily, IsGeneratedDeterministically) {
   test::for_shapes(name, {.ranks = 3, .microbatches = 6, .chunks = 2, .slices = 2}, everywhere,
                    [&](const Shape& shape, const Schedule& schedule) {
                      EXPECT_EQ(make(name, shape).parts().orders, schedule.parts().orders);
                    });
 }
 
-TEST_P(EveryFamily, OrdersSlicesByTheirCountAlone) {
+TEST_P(EveryFamily, OrderDependsOnlyOnTheNumberOfSlices) {
   const Family& family = find_family(name);
   if (!family.sliced) return;
   FamilyParams params = {.ranks = 2, .microbatches = 4, .shape = {.sequences = 1, .slice_lengths = {1, 1, 1}}};
@@ -139,7 +132,20 @@ TEST(Registry, FindsNamesAndAliasesInAnyCase) {
   }
 }
 
-TEST(Registry, NamesTheNearestFamily) {
+TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
+  for (const Family& family : all_families()) {
+    for (const std::string_view leaner : family.leaner) {
+      EXPECT_EQ(find_family(leaner).name, leaner);
+      EXPECT_NE(leaner, family.name);
+    }
+    if (family.sliced_variant.empty()) continue;
+    EXPECT_FALSE(family.sliced);
+    EXPECT_EQ(find_family(family.sliced_variant).name, family.sliced_variant);
+    EXPECT_TRUE(find_family(family.sliced_variant).sliced);
+  }
+}
+
+TEST(Registry, SuggestsTheNearestFamily) {
   const auto error = [](const char* name) -> std::string {
     try {
       find_family(name);
@@ -153,7 +159,7 @@ TEST(Registry, NamesTheNearestFamily) {
   EXPECT_EQ(error(""), "there is no schedule family '' ('sluice schedules' lists them)");
 }
 
-TEST(Registry, KnowsPyTorchsClasses) {
+TEST(Registry, FindsPyTorchsClasses) {
   EXPECT_EQ(find_family("ScheduleGPipe").name, "gpipe");
   EXPECT_EQ(find_family("Schedule1F1B").name, "1f1b");
   EXPECT_EQ(find_family("ScheduleInterleaved1F1B").name, "interleaved-1f1b");
@@ -172,7 +178,7 @@ std::string refusal(const std::string& name, const FamilyParams& params) {
   return "no refusal";
 }
 
-TEST(Refusals, OfWhatNoFamilyTakes) {
+TEST(Refusals, OfParametersThatAreAlwaysInvalid) {
   EXPECT_EQ(refusal("1f1b", {.ranks = 0}), "1f1b: ranks (--pp): expected 1 to 8192, got 0");
   EXPECT_EQ(refusal("1f1b", {.ranks = 8193}), "1f1b: ranks (--pp): expected 1 to 8192, got 8193");
   EXPECT_EQ(refusal("1f1b", {.microbatches = 0}), "1f1b: microbatches: expected at least 1, got 0");
@@ -189,21 +195,21 @@ TEST(Refusals, OfWhatNoFamilyTakes) {
             "1f1b: 80000000 ops (4 stages x 10000000 microbatches x 1 batches x 1 slices x F, B): more than 60000000");
 }
 
-TEST(Refusals, OfWhatTheFamilyDoesNotHave) {
+TEST(Refusals, OfParametersThatTheFamilyDoesNotHave) {
   EXPECT_EQ(refusal("1f1b", {.chunks = 2}), "1f1b: chunks (--vpp): its placement fixes 1, got 2");
   EXPECT_EQ(refusal("zb-v", {.chunks = 4}), "zb-v: chunks (--vpp): its placement fixes 2, got 4");
   EXPECT_EQ(refusal("1f1b", {.shape = {.slice_lengths = {1, 1}}}),
-            "1f1b: does not cut sequences: expected 1 slice, got 2");
+            "1f1b: does not slice sequences: expected 1 slice, got 2");
   EXPECT_EQ(refusal("1f1b", {.group = 2}), "1f1b: group: only the interleaved families take one");
   EXPECT_EQ(refusal("1f1b", {.batches = 2}),
-            "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s tells the time per batch)");
+            "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s is the time per batch)");
 }
 
 TEST(Refusals, OfInterleavedGroups) {
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 10}),
-            "interleaved-1f1b: microbatches: 10 in groups of 4 leave a last group of 2, fewer than the 4 ranks");
+            "interleaved-1f1b: microbatches: 10 in groups of 4 leave a last group of 2, less than the 4 ranks");
   EXPECT_EQ(refusal("interleaved-zb", {.ranks = 4, .microbatches = 3}),
-            "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, fewer than the 4 ranks");
+            "interleaved-zb: microbatches: 3 in groups of 4 leave a last group of 3, less than the 4 ranks");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 8, .group = 3}),
             "interleaved-1f1b: group: expected at least one microbatch for each of 4 ranks, got 3");
   EXPECT_EQ(refusal("interleaved-1f1b", {.ranks = 4, .microbatches = 9, .group = 5}), "no refusal");  // 5 and 4
@@ -222,7 +228,7 @@ TEST(Refusals, OfSlicedGroups) {
             "seq1f1b-interleaved: 1 microbatches of 2 slices are 2 units, fewer than the 4 ranks");
 }
 
-TEST(Refusals, OfTwoWayAndWaveShapes) {
+TEST(Refusals, OfBidirectionalAndWaveShapes) {
   EXPECT_EQ(refusal("dualpipe", {.ranks = 3, .microbatches = 8}), "dualpipe: ranks: expected an even number, got 3");
   EXPECT_EQ(refusal("dualpipe", {.ranks = 4, .microbatches = 9}),
             "dualpipe: microbatches: expected an even number of at least 8 (twice the ranks), got 9");
@@ -234,7 +240,7 @@ TEST(Refusals, OfTwoWayAndWaveShapes) {
   EXPECT_EQ(refusal("chimera", {.ranks = 4, .microbatches = 6}),
             "chimera: microbatches: expected a multiple of 4 (ranks), got 6");
   EXPECT_EQ(refusal("hanayo", {.ranks = 4, .chunks = 3, .microbatches = 4}),
-            "hanayo: chunks (--vpp): expected an even number (two a wave), got 3");
+            "hanayo: chunks (--vpp): expected an even number (two per wave), got 3");
   EXPECT_EQ(refusal("hanayo", {.ranks = 3, .microbatches = 3}), "hanayo: ranks: expected an even number or 1, got 3");
   EXPECT_EQ(refusal("hanayo", {.ranks = 4, .microbatches = 8}),
             "hanayo: microbatches: expected 4 (as many as ranks), got 8");
@@ -242,7 +248,7 @@ TEST(Refusals, OfTwoWayAndWaveShapes) {
 
 TEST(Refusals, OfTooShortBatchesForTwoVersions) {
   EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 6}),
-            "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 6");
+            "pipedream-2bw: microbatches: two versions of the weights need at least 7 per batch (ranks - 1), got 6");
   EXPECT_EQ(refusal("pipedream-2bw", {.ranks = 8, .microbatches = 7}), "no refusal");
 }
 

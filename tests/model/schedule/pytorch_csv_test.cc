@@ -63,19 +63,19 @@ TEST(PytorchCsv, ExportThenImportIsTheIdentityForEveryUnslicedFamily) {
             "seq1f1b: PyTorch's CSV has no slices of a sequence");
 }
 
-TEST(PytorchCsv, RanksWithoutOpsAreRefused) {
+TEST(PytorchCsv, RanksWithoutOpsAreRejected) {
   ScheduleParts parts{.family = "custom", .num_ranks = 2, .routes = {{0}}};
   parts.orders = {{{.kind = OpKind::F}, {.kind = OpKind::B}}, {}};
   EXPECT_EQ(error_of<InputError>([&] { schedule_to_csv(Schedule(parts)); }),
             "custom: PyTorch's CSV has no ranks without ops");
 }
 
-TEST(PytorchCsv, IsWrittenAsPyTorchWritesIt) {
+TEST(PytorchCsv, IsWrittenInPyTorchsFormat) {
   // 1F1B on two ranks: rank 0 warms up with one forward.
   EXPECT_EQ(schedule_to_csv(test::make("1f1b", {.p = 2, .m = 2})), "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
 }
 
-TEST(PytorchCsv, IdleStepsLineEndsAndQuotesDoNotMatter) {
+TEST(PytorchCsv, IdleStepsLineEndsAndQuotesAreIgnored) {
   const Schedule schedule = schedule_from_csv(
       "\xEF\xBB\xBF"
       "0F0,0F1,,\"0B0\",,0B1\r\n,1F0, 1B0 ,1F1,1B1,\r\n",
@@ -121,7 +121,7 @@ TEST(PytorchCsv, IsCheckedMoreStrictlyThanByPyTorch) {
   EXPECT_EQ(invalid("0F0,,0F0,0B0\n"), "s.csv: row 1, cell 3: F(stage 0, mb 0): occurs twice, first at row 1, cell 1");
   EXPECT_EQ(invalid("0F0,0F1,0B0\n"), "s.csv: row 1: B(stage 0, mb 1) is missing");
   EXPECT_EQ(invalid("0F0,0B0\n,0F1,0B1\n"),
-            "s.csv: row 2, cell 2: F(stage 0, mb 1): stage 0 stands in row 1 too, at cell 1");
+            "s.csv: row 2, cell 2: F(stage 0, mb 1): stage 0 is also in row 1, at cell 1");
   EXPECT_EQ(invalid("0F0,0B0\n2F0,2B0\n"), "s.csv: no row has stage 1");
 }
 
@@ -138,9 +138,9 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
   EXPECT_EQ(bad("0F0,0RECV_B0,0B0", kSecond), "s.csv: row 1: 0SEND_F0 is missing");
   EXPECT_EQ(bad(kFirst, "1F0,1B0,1SEND_B0"), "s.csv: row 2: 1RECV_F0 is missing");
   EXPECT_EQ(bad("0SEND_F0,0F0,0RECV_B0,0B0", kSecond),
-            "s.csv: row 1, cell 1: 0SEND_F0: stands before F(stage 0, mb 0), which makes it");
+            "s.csv: row 1, cell 1: 0SEND_F0: precedes F(stage 0, mb 0), which produces it");
   EXPECT_EQ(bad("0F0,0SEND_F0,0B0,0RECV_B0", kSecond),
-            "s.csv: row 1, cell 4: 0RECV_B0: stands behind B(stage 0, mb 0), which reads it");
+            "s.csv: row 1, cell 4: 0RECV_B0: follows B(stage 0, mb 0), which reads it");
   EXPECT_EQ(bad("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0", kSecond),
             "s.csv: row 1, cell 3: 0SEND_F0: occurs twice, first at row 1, cell 2");
   EXPECT_EQ(bad("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0", kSecond),
@@ -155,11 +155,11 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
   // Messages carry no tags: both ends need one order.
   EXPECT_EQ(
       bad("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1", "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"),
-      "s.csv: row 2, cell 1: 1RECV_F1: what comes then from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
-      "have one order");
+      "s.csv: row 2, cell 1: 1RECV_F1: the next message from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
+      "have the same order");
 }
 
-TEST(PytorchCsv, ShardingStandsWhereItStood) {
+TEST(PytorchCsv, ShardingActionsKeepTheirPositions) {
   const std::string text = "0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD\n";
   EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv"), true), text);
   EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv")), "0F0,0B0\n");
@@ -169,7 +169,7 @@ TEST(PytorchCsv, ShardingStandsWhereItStood) {
 // two ranks, two chunks and eight microbatches, and ..._comms.csv is what `_merge_bw` and `_add_send_recv` make of it.
 // The golden file was made by Sluice and equals that artifact, byte for byte once its old dialect (B, W, BW) is read
 // and written in today's letters.
-TEST(PytorchCsv, CommunicationStandsWherePyTorchPutsIt) {
+TEST(PytorchCsv, CommunicationIsWherePyTorchPutsIt) {
   const Schedule compute = test::make("interleaved-zb", {.p = 2, .m = 8, .v = 2});
   const std::string text = schedule_to_csv(with_communication(with_merged_backwards(compute)), true);
   test::expect_golden("model/schedule/golden/interleaved-zb-p2-m8-communication.csv", text);
@@ -183,7 +183,7 @@ TEST(PytorchCsv, TheOldDialectOfCommunicationIsRecognised) {
   EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0BW0\n", "s.csv")), "0F0,0B0\n");
 }
 
-TEST(MergedBackwards, JoinsAnIWithTheWRightBehindIt) {
+TEST(MergedBackwards, MergesAnIWithTheWThatFollowsIt) {
   const auto merged = [](const std::string& text) {
     return schedule_to_csv(with_merged_backwards(schedule_from_csv(text, "s.csv")));
   };

@@ -6,7 +6,7 @@
 namespace sluice::test {
 namespace {
 
-Training training_of(int tp, int cp, int dp, int ep) {
+Training expert_training_of(int tp, int cp, int dp, int ep) {
   Training training;
   training.tp = tp;
   training.cp = cp;
@@ -18,14 +18,14 @@ Training training_of(int tp, int cp, int dp, int ep) {
   return training;
 }
 
-TEST(ExpertMemory, DividesExpertsOverTheirRanks) {
+TEST(ExpertMemory, DistributesExpertsOverTheirRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const std::vector<StageContents> stages = split_layers(model, 1, {}, 0, 0);
   const std::int64_t expert = 32 * 3 * std::int64_t{4096} * 14336;  // one of the 8 in every layer
   const std::int64_t rest = parameters(model) - 8 * expert;
   EXPECT_EQ(rest % 16, 0);
   for (const int ep : {1, 2, 8}) {
-    const StageBytes bytes = TransformerFootprint(model, training_of(1, 1, 16, ep), stages).stage(0);
+    const StageBytes bytes = TransformerFootprint(model, expert_training_of(1, 1, 16, ep), stages).stage(0);
     EXPECT_EQ(bytes.weights, 2 * (rest + 8 / ep * expert));
     EXPECT_EQ(bytes.reduced, 4 * (rest + 8 / ep * expert));
     // Optimizer state: of the rest over 16 ranks, of a rank's experts over the 16 / ep that have the same.
@@ -33,25 +33,27 @@ TEST(ExpertMemory, DividesExpertsOverTheirRanks) {
   }
 }
 
-TEST(ExpertMemory, OfALayerIsWhatItsKernelsSave) {
+TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
   // Mixtral, n tokens: layer input, second residual, Q, then K and V of 1024 each; QKV input, attention output,
   // router input, all of 4096. Two copies of each token, their activation's inputs of 2 x 14336 and outputs of 14336.
   const Transformer model = example("mixtral-8x7b/config.json");
   const std::int64_t n = 4096, h = 4096, f = 14336;
   const SliceBytes bytes =
-      TransformerFootprint(model, training_of(1, 1, 8, 8), {{.layers = 3, .expert_layers = 2}}).slice(0, {1, {n}}, 0);
+      TransformerFootprint(model, expert_training_of(1, 1, 8, 8), {{.layers = 3, .expert_layers = 2}})
+          .slice(0, {1, {n}}, 0);
   const std::int64_t router = n * 8 * (2 + 4 + 4 + 1 + 8);
   EXPECT_EQ(bytes.activations_to_input_gradient, 3 * 2 * n * 3 * h + 2 * n * 2 * f + 2 * (2 * 2 * n * 2 * f + router));
   EXPECT_EQ(bytes.activations_to_weight_gradient, 3 * 2 * n * 3 * h + 2 * n * f + 2 * 2 * 2 * n * (h + f));
   EXPECT_EQ(bytes.keys_values, 3 * 2 * n * 2048);
 }
 
-TEST(LatentMemory, KeepsWhatHeadsAndLatentsNeed) {
+TEST(LatentMemory, StoresHeadsAndLatents) {
   // DeepSeek-V2's dense layer: queries and keys of 128 x 192, values and output of 128 x 128, latents of 1536 and 512
   // before and after their norms, and 64 elements of the keys' position.
   const Transformer model = example("deepseek-v2/config.json");
   const std::int64_t n = 4096, h = 5120, f = 12288;
-  const SliceBytes bytes = TransformerFootprint(model, training_of(1, 1, 1, 1), {{.layers = 1}}).slice(0, {1, {n}}, 0);
+  const SliceBytes bytes =
+      TransformerFootprint(model, expert_training_of(1, 1, 1, 1), {{.layers = 1}}).slice(0, {1, {n}}, 0);
   EXPECT_EQ(bytes.keys_values, 2 * n * 128 * (192 + 128));
   EXPECT_EQ(bytes.activations_to_input_gradient, 2 * n * (2 * h + 128 * 192 + 2 * f + 1536 + 512 + 64));
   EXPECT_EQ(bytes.activations_to_weight_gradient, 2 * n * (2 * h + 128 * 128 + f + 1536 + 512));
@@ -61,7 +63,7 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   const Transformer model = example("llama3-8b/config.json");
   const std::vector<StageContents> stages = split_layers(model, 1, {}, 0, 0);
   const auto bytes = [&](int cp, std::int64_t tokens) {
-    Training training = training_of(1, cp, 1, 1);
+    Training training = expert_training_of(1, cp, 1, 1);
     training.sequence_length = tokens;
     return TransformerFootprint(model, training, stages).slice(0, {2, {tokens}}, 0);
   };
@@ -69,12 +71,12 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   EXPECT_EQ(bytes(4, 16384).transfer_backward, bytes(1, 4096).transfer_backward);
   // The rank shares the optimizer state of the same weights with the other context ranks.
   const auto optimizer = [&](int cp) {
-    return TransformerFootprint(model, training_of(1, cp, 2, 1), stages).stage(0).optimizer;
+    return TransformerFootprint(model, expert_training_of(1, cp, 2, 1), stages).stage(0).optimizer;
   };
   EXPECT_EQ(optimizer(4) * 4, optimizer(1));
 }
 
-TEST(ExpertLayers, StandAfterTheDenseOnes) {
+TEST(ExpertLayers, FollowTheDenseOnes) {
   const Transformer model = example("deepseek-v3/config.json");  // 61 layers, 3 of them dense
   const std::vector<StageContents> stages = split_layers(model, 30, {}, 0, 0);
   EXPECT_EQ(stages[0], (StageContents{.layers = 2, .expert_layers = 0, .embedding = true}));
@@ -85,35 +87,35 @@ TEST(ExpertLayers, StandAfterTheDenseOnes) {
   EXPECT_EQ(count, parameters(model));  // 129,280 words are a multiple of 128
 }
 
-TEST(CheckTraining, NamesWhatExpertsAndContextNeed) {
+TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {
   const auto error = [](const char* name, const Training& training) {
     const Transformer model = example(name);
     return error_of([&] { check_training(model, training); });
   };
   const char* mixtral = "mixtral-8x7b/config.json";
-  EXPECT_EQ(error(mixtral, training_of(2, 2, 2, 8)), "no error");
-  EXPECT_EQ(error("llama3-8b/config.json", training_of(1, 1, 2, 2)),
+  EXPECT_EQ(error(mixtral, expert_training_of(2, 2, 2, 8)), "no error");
+  EXPECT_EQ(error("llama3-8b/config.json", expert_training_of(1, 1, 2, 2)),
             "llama3-8b: expert-parallel size 2, but there are no experts");
-  EXPECT_EQ(error(mixtral, training_of(1, 1, 3, 3)),
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 3, 3)),
             "mixtral-8x7b: experts (8) must be a multiple of the expert-parallel size (3)");
-  EXPECT_EQ(error(mixtral, training_of(1, 1, 2, 4)), "expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
-  Training unsplit = training_of(2, 1, 1, 1);
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 2, 4)), "expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
+  Training unsplit = expert_training_of(2, 1, 1, 1);
   unsplit.sequence_parallel = false;
   EXPECT_EQ(error(mixtral, unsplit), "mixtral-8x7b: experts with tensor parallelism need sequence parallelism");
-  EXPECT_EQ(error(mixtral, training_of(1, 3, 1, 1)),
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 3, 1, 1)),
             "sequence length 4096 must be a multiple of twice the context-parallel size (3)");
-  Training unfused = training_of(1, 2, 1, 1);
+  Training unfused = expert_training_of(1, 2, 1, 1);
   unfused.flash_attention = false;
   EXPECT_EQ(error(mixtral, unfused), "context parallelism needs flash attention");
-  Training heads = training_of(1, 16, 1, 1);
+  Training heads = expert_training_of(1, 16, 1, 1);
   heads.context_exchange = Training::ContextExchange::all_to_all;
   EXPECT_EQ(
       error(mixtral, heads),
       "mixtral-8x7b: 32 attention and 8 key/value heads of a tensor rank must be multiples of the context-parallel "
-      "size (16) by a2a");
+      "size (16) with a2a");
   heads.cp = 2;
   EXPECT_EQ(error("deepseek-v2/config.json", heads),
-            "deepseek-v2: latent attention is modelled with context parallelism by p2p alone");
+            "deepseek-v2: latent attention with context parallelism is modelled only for p2p");
   unfused.cp = 1;
   EXPECT_EQ(error("deepseek-v2/config.json", unfused), "deepseek-v2: latent attention needs flash attention");
 }

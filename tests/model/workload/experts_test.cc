@@ -63,11 +63,11 @@ TEST(ExpertFlops, AreThoseOfActiveParameters) {
                         2 * s * 5120 * 102400));
 }
 
-const std::string kSmall = R"("num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
+const std::string kSmallModel = R"("num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
     "swiglu": true, "ffn_hidden_size": 160, "position_embedding_type": "rope", "disable_bias_linear": true)";
 
 TEST(MegatronExperts, SpellingsAndDefaults) {
-  const Transformer model = from_text("{" + kSmall + R"(, "num_experts": 8, "moe_layer_freq": [0, 0, 1, 1],
+  const Transformer model = from_text("{" + kSmallModel + R"(, "num_experts": 8, "moe_layer_freq": [0, 0, 1, 1],
       "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 48, "multi_latent_attention": true,
       "q_lora_rank": 24, "kv_lora_rank": 16, "qk_head_dim": 12, "qk_pos_emb_head_dim": 4, "v_head_dim": 8})");
   EXPECT_EQ(model.experts.per_token, 2);  // moe_router_topk's default
@@ -86,11 +86,12 @@ TEST(MegatronExperts, SpellingsAndDefaults) {
 
 TEST(MegatronExperts, LayerFrequencyOfOneIsOfAllLayers) {
   for (const char* every : {"1", "[1]", "[1, 1, 1, 1]", "null"}) {
-    EXPECT_EQ(from_text("{" + kSmall + R"(, "num_experts": 8, "moe_layer_freq": )" + every + "}").dense_layers(), 0);
+    EXPECT_EQ(from_text("{" + kSmallModel + R"(, "num_experts": 8, "moe_layer_freq": )" + every + "}").dense_layers(),
+              0);
   }
 }
 
-TEST(BalancedSlices, CountTheExpertsThatATokenGoesTo) {
+TEST(BalancedSlices, CountTheExpertsOfAToken) {
   // 59 of 60 layers have experts; tokens are cut singly, so that slices differ by less than one token's work.
   const Transformer model = example("deepseek-v2/config.json");
   const std::vector<std::int64_t> lengths = balanced_slices(model, 16384, 4, 1);
@@ -106,12 +107,12 @@ TEST(BalancedSlices, CountTheExpertsThatATokenGoesTo) {
   EXPECT_EQ(context, 16384);
 }
 
-TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
+TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
   const auto error = [](const std::string& more) {
-    return error_of([&] { from_text("{" + kSmall + ", " + more + "}"); });
+    return error_of([&] { from_text("{" + kSmallModel + ", " + more + "}"); });
   };
-  EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: needs num_experts beside it, got 2");
-  EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: needs multi_latent_attention beside it, got 2");
+  EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: requires num_experts, got 2");
+  EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: requires multi_latent_attention, got 2");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": [0, 1, 0, 1])"),
             "model.json: /moe_layer_freq/2: expected 1: dense layers are modelled at the front only, got 0");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": 2)"),
@@ -128,7 +129,7 @@ TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
             "model: experts with biases are not modelled");
 }
 
-TEST(HuggingFaceExperts, MissingKeysNameThemselves) {
+TEST(HuggingFaceExperts, MissingKeysAreNamed) {
   const auto error = [](const std::string& type, const std::string& more) {
     return error_of([&] {
       from_text("{\"model_type\": \"" + type + R"(", "num_hidden_layers": 2, "hidden_size": 64,

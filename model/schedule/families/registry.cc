@@ -87,7 +87,7 @@ ScheduleParts make_parts(const Family& family, FamilyParams params) {
     refuse(fmt::format("slices: expected 1 to {}, got {}", kMaxSlices, params.slices()));
   }
   if (params.slices() > 1 && !family.sliced) {
-    refuse(fmt::format("does not cut sequences: expected 1 slice, got {}", params.slices()));
+    refuse(fmt::format("does not slice sequences: expected 1 slice, got {}", params.slices()));
   }
   constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
   std::int64_t tokens = 0;
@@ -102,7 +102,7 @@ ScheduleParts make_parts(const Family& family, FamilyParams params) {
   if (params.batches < 0) refuse(fmt::format("batches: expected at least 1, got {}", params.batches));
   if (!family.asynchronous) {
     if (params.batches > 1) {
-      refuse(fmt::format("flushes after every batch: expected 1 batch, got {} (period_s tells the time per batch)",
+      refuse(fmt::format("flushes after every batch: expected 1 batch, got {} (period_s is the time per batch)",
                          params.batches));
     }
     params.batches = 1;
