@@ -185,9 +185,8 @@ TEST(CommandErrors, InvalidSchedulesExitWith4) {
           file + ": rank 1, position 3: B(stage 0, mb 1): the placement has this stage on rank 0");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B2"]])"), 4,
           file + ": rank 1, position 3: B(stage 1, mb 2): there are microbatches 0 to 1");
-  refused(
-      schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
-      file + ": rank 1, position 4: W(stage 1, mb 1): both B and I or W for the same stage, microbatch and slice");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
+          file + ": rank 1, position 4: W(stage 1, mb 1): both B and I or W for the same stage, microbatch and slice");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1+1W1","1I1"]])"), 4,
           file + ": rank 1, position 2: F(stage 1, mb 1): a joint block is one F and one B or I, next to each other");
   // Text that does not parse is wrong input.
