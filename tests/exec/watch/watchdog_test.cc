@@ -280,8 +280,8 @@ TEST_F(WatchdogTest, SignalsLeadToTheReport) {
     EXPECT_EQ(alarm->signal, signal);
     EXPECT_FALSE(alarm->report.broken);
     EXPECT_EQ(alarm->report.world_rank, 0);
-    EXPECT_THAT(alarm->report.chain, HasSubstr("rank 1 waits for F(stage 1, mb 0) from rank 0, which is inside F(stage "
-                                               "0, mb 0)"));
+    EXPECT_THAT(alarm->report.chain, HasSubstr("rank 1 waits for F(stage 1, mb 0) from rank 0, which has been inside "
+                                               "F(stage 0, mb 0)"));
   }
 }
 
