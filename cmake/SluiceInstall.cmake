@@ -2,7 +2,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(libraries options model sim kernels exec traces)
+set(libraries options model sim traces)
 set(share ${CMAKE_INSTALL_DATADIR})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
 
@@ -54,18 +54,17 @@ install(FILES README.md DESTINATION ${share}/doc/sluice)
 install(FILES LICENSE DESTINATION ${share}/doc/sluice RENAME copyright)
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
 
-# The libraries and headers. Programs include them as this repository does: "model/schedule/schedule.h".
+# The libraries with public headers, and these headers, included as "sluice/sim/simulator.h".
 foreach(name IN LISTS libraries)
   install(TARGETS sluice_${name} EXPORT sluiceTargets ARCHIVE)
   set_target_properties(sluice_${name} PROPERTIES EXPORT_NAME ${name})
-  if(NOT name STREQUAL "options")
-    file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.h)
-    foreach(header IN LISTS headers)
-      get_filename_component(folder ${header} DIRECTORY)
-      install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sluice/${folder})
-    endforeach()
-  endif()
 endforeach()
+install(CODE "
+  set(FOLDERS model sim traces)
+  set(SOURCE \"${PROJECT_SOURCE_DIR}\")
+  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}/public_headers\")
+  set(INCLUDE_FOLDER \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")
+  include(\"${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake\")" COMPONENT development)
 
 # The packages that the libraries link, which a consumer has to find again.
 set(linked "")
@@ -84,8 +83,7 @@ set(pc_libraries "")
 # prefix of the linked target | arguments of find_dependency | pkg-config module or linker flag
 foreach(row "Boost::|Boost 1.74|" "Eigen3::|Eigen3 3.4 NO_MODULE|eigen3" "fmt::|fmt 9.1|fmt"
             "nlohmann_json::|nlohmann_json 3.11|nlohmann_json" "ZLIB::|ZLIB|zlib" "Threads::|Threads|-pthread"
-            "TBB::|TBB|-ltbb" "MPI::|MPI|-lmpi"
-            "CUDA::|CUDAToolkit|-lcudart" "openblas||-lopenblas")
+            "TBB::|TBB|-ltbb")
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 prefix)
   list(GET row 1 package)
@@ -139,5 +137,5 @@ set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 # Packages that programs need to link the libraries. The command needs none of them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libopenblas-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
+  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
 include(CPack)

@@ -1,5 +1,5 @@
-// Flash attention of a slice with its context on one GPU, and attention by products beside it: what share of the rate
-// of a large product of bfloat16 they reach. Says so where there is no GPU.
+// Flash attention of a slice with its context on one GPU, compared with attention by GEMMs: their rates as fractions of
+// that of a large bfloat16 GEMM. Prints a message if there is no GPU.
 
 #include <benchmark/benchmark.h>
 
@@ -24,7 +24,7 @@ constexpr int kHeads = 32;
 constexpr int kHeadDim = 128;
 constexpr Element kElement = Element::bfloat16;
 
-// A slice of one sequence, its context cut into slices of as many tokens, and both directions.
+// A slice of one sequence, its context cut into equal slices, and both directions.
 class Slice {
  public:
   Slice(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
@@ -82,7 +82,7 @@ class Slice {
     return bench::seconds(device_, *stream_, [&] { run(backward, by_products); });
   }
 
-  // How far flash attention is from attention by products.
+  // Relative error of flash attention against attention by GEMMs.
   double error(bool backward) {
     std::vector<std::vector<float>> results[2];
     for (const bool by_products : {false, true}) {
@@ -102,12 +102,12 @@ class Slice {
     double most = 0;
     for (std::size_t i = 0; i < results[0].size(); ++i) {
       const double error = bench::relative_error(results[0][i], results[1][i]);
-      most = error <= most ? most : error;  // not a number, too
+      most = error <= most ? most : error;  // also for NaN
     }
     return most;
   }
 
-  // Of causal attention: two products of every query with the keys that it sees, five in the backward.
+  // FLOPs of causal attention: two products of every query with its visible keys, five in the backward.
   double flops(bool backward) const {
     const auto tokens = static_cast<double>(shape_.tokens);
     const double pairs = tokens * static_cast<double>(shape_.context) + tokens * (tokens + 1) / 2;
@@ -126,7 +126,7 @@ class Slice {
   cuda::AttentionBackward backward_;
 };
 
-// tokens, context, key heads, whether backward, whether by products.
+// tokens, context, key heads, backward (0 or 1), by GEMMs (0 or 1).
 void attention(benchmark::State& state) {
   const bool backward = state.range(3) != 0;
   const bool by_products = state.range(4) != 0;
@@ -139,7 +139,7 @@ void attention(benchmark::State& state) {
   Slice slice(device, state.range(0), state.range(1), state.range(2));
   const double error = slice.error(backward);
   if (!(error < 1e-2)) {
-    bench::fail(state, "flash attention is " + std::to_string(error) + " from attention by products");
+    bench::fail(state, "flash attention is " + std::to_string(error) + " (relative error) from attention by GEMMs");
     return;
   }
   for (int i = 0; i < 3; ++i) slice.time(backward, by_products);

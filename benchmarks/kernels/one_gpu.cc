@@ -27,7 +27,7 @@ std::byte* Memory::numbers(std::int64_t count, std::uint32_t seed, float deviati
 void Memory::write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed, float deviation, float mean) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(mean, deviation);
-  // The high half of a float32 is a bfloat16, rounded towards zero.
+  // The upper half of a float32 is a bfloat16 rounded towards zero.
   std::vector<std::uint16_t> some(65521);
   for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
   const auto known = std::min(count, static_cast<std::int64_t>(some.size()));

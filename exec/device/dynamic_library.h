@@ -36,8 +36,8 @@ class DynamicLibrary {
   void* handle_ = nullptr;
 };
 
-// Returns folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of the
-// toolkit or the Python packages found when this was configured, and /usr/local/cuda.
+// Returns folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of Python
+// environments (below), of the toolkit or the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
 
 // Folders of the libraries in the Python packages nvidia-* (cuBLAS and NCCL are there as PyTorch's dependencies): of

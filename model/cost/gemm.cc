@@ -17,7 +17,7 @@ struct Tile {
 constexpr Tile kTiles[] = {{256, 128}, {128, 256}, {128, 128}, {128, 64}, {64, 128},
                            {256, 64},  {64, 256},  {64, 64},   {32, 128}, {32, 64}};
 // The fraction of rounding up to whole waves that takes effect: tiles do not start synchronously.
-constexpr double kWhole = 0.3;
+constexpr double kRounding = 0.3;
 constexpr int kMostParts = 8;  // parts of k
 // Fused attention is compiled for heads of 32, 64, 96, ... elements; others run as the next larger
 // (Dao-AILab/flash-attention, csrc).
@@ -55,7 +55,7 @@ KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
     const int most = tiles < sms ? kMostParts : 1;
     for (int parts = 1; parts <= most; parts *= 2) {
       const double filled = tiles * parts / sms;
-      const double waves = (1 - kWhole) * std::max(1.0, filled) + kWhole * round_up(filled);
+      const double waves = (1 - kRounding) * std::max(1.0, filled) + kRounding * round_up(filled);
       const double seconds = waves * (arithmetic_s / parts + result_s) + (parts > 1 ? parts * added_s : 0);
       best = std::min(best, seconds);
     }

@@ -81,20 +81,20 @@ struct OpGraphTraversal : boost::incidence_graph_tag,
 }  // namespace sluice::model
 
 template <>
-struct boost::graph_traits<sluice::OpGraph> {
-  using vertex_descriptor = sluice::VertexId;
-  using edge_descriptor = sluice::OpGraphEdge;
+struct boost::graph_traits<sluice::model::OpGraph> {
+  using vertex_descriptor = sluice::model::VertexId;
+  using edge_descriptor = sluice::model::OpGraphEdge;
   using directed_category = boost::directed_tag;
   using edge_parallel_category = boost::allow_parallel_edge_tag;
-  using traversal_category = sluice::OpGraphTraversal;
-  using vertex_iterator = boost::counting_iterator<sluice::VertexId>;
-  using edge_iterator = sluice::EdgeIterator;
-  using out_edge_iterator = sluice::OutEdgeIterator;
-  using adjacency_iterator = const sluice::VertexId*;
-  using vertices_size_type = sluice::VertexId;
+  using traversal_category = sluice::model::OpGraphTraversal;
+  using vertex_iterator = boost::counting_iterator<sluice::model::VertexId>;
+  using edge_iterator = sluice::model::EdgeIterator;
+  using out_edge_iterator = sluice::model::OutEdgeIterator;
+  using adjacency_iterator = const sluice::model::VertexId*;
+  using vertices_size_type = sluice::model::VertexId;
   using edges_size_type = std::uint32_t;
   using degree_size_type = std::uint32_t;
-  static vertex_descriptor null_vertex() { return ~sluice::VertexId{0}; }
+  static vertex_descriptor null_vertex() { return ~sluice::model::VertexId{0}; }
 };
 
 namespace sluice::model {
@@ -169,17 +169,17 @@ inline auto duration_map(const std::vector<Duration>& durations) {
 }  // namespace sluice::model
 
 template <>
-struct boost::property_map<sluice::OpGraph, boost::vertex_index_t> {
-  using type = sluice::VertexIndexMap;
+struct boost::property_map<sluice::model::OpGraph, boost::vertex_index_t> {
+  using type = sluice::model::VertexIndexMap;
   using const_type = type;
 };
 template <>
-struct boost::property_map<sluice::OpGraph, sluice::vertex_kind_t> {
-  using type = sluice::VertexKindMap;
+struct boost::property_map<sluice::model::OpGraph, sluice::model::vertex_kind_t> {
+  using type = sluice::model::VertexKindMap;
   using const_type = type;
 };
 template <>
-struct boost::property_map<sluice::OpGraph, sluice::vertex_lane_t> {
-  using type = sluice::VertexLaneMap;
+struct boost::property_map<sluice::model::OpGraph, sluice::model::vertex_lane_t> {
+  using type = sluice::model::VertexLaneMap;
   using const_type = type;
 };

@@ -12,6 +12,7 @@
 #include "model/graph/links.h"
 #include "model/graph/op_graph_data.h"
 #include "model/graph/rendezvous.h"
+#include "model/to_size.h"
 
 namespace sluice::model {
 namespace {
@@ -47,7 +48,7 @@ class Lowering {
     }
     std::vector<std::size_t> left(next_.begin(), next_.end());
     for (int rank = 0; rank < schedule_.num_ranks(); ++rank) {
-      if (left[index(rank)] < schedule_.ops(rank).size()) {
+      if (left[rank] < schedule_.ops(rank).size()) {
         // The ops may be valid and only the sends too late.
         std::string cycle = deadlock_cycle(schedule_, left);
         if (cycle.empty() && communicates_) cycle = hanging_cycle(schedule_, Exchange::buffered);
@@ -68,11 +69,6 @@ class Lowering {
     std::vector<std::int64_t> gradients_left;  // by step
     std::vector<VertexId> ready;               // by step: the vertex after which the step may run
   };
-
-  template <typename T>
-  static std::size_t index(T i) {
-    return static_cast<std::size_t>(i);
-  }
 
   int step_of(int microbatch) const {
     return schedule_.weight_policy() == WeightPolicy::stashed ? microbatch : microbatch / schedule_.num_microbatches();
@@ -103,9 +99,9 @@ class Lowering {
     last_on_lane_.assign(data_->lanes.size(), kNone);
     needs_.resize(kMostOwnNeeds);
     if (!options_.blocking_transfers) return;
-    links_out_.resize(index(ranks));
+    links_out_.resize(to_size(ranks));
     for (LaneId lane = 2 * ranks; lane < std::ssize(data_->lanes); ++lane) {
-      auto& links_out = links_out_[index(data_->lanes[index(lane)].rank)];
+      auto& links_out = links_out_[data_->lanes[lane].rank];
       links_out.push_back(lane);
       needs_.resize(std::max(needs_.size(), kMostOwnNeeds + links_out.size()));
     }
@@ -113,8 +109,8 @@ class Lowering {
   }
 
   void reserve() {
-    const auto ranks = index(schedule_.num_ranks());
-    const auto cells = index(schedule_.num_units() * schedule_.num_stages());
+    const auto ranks = to_size(schedule_.num_ranks());
+    const auto cells = to_size(schedule_.num_units() * schedule_.num_stages());
     forward_.assign(cells, kNone);
     gradient_.assign(cells, kNone);
     if (communicates_) {
@@ -126,12 +122,12 @@ class Lowering {
     waiting_for_.assign(ranks, kNobody);
     std::int64_t transfers = 0;
     if (forward_link_.size() > 1) {
-      std::vector<std::int64_t> remote(index(schedule_.num_routes()), 0);
+      std::vector<std::int64_t> remote(to_size(schedule_.num_routes()), 0);
       for (std::size_t i = 0; i < forward_link_.size(); ++i) {
-        remote[i / index(schedule_.num_stages())] += forward_link_[i] != kSameRank ? 2 : 0;
+        remote[i / to_size(schedule_.num_stages())] += forward_link_[i] != kSameRank ? 2 : 0;
       }
       for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
-        transfers += remote[index(schedule_.route(mb))] * schedule_.num_slices(mb);
+        transfers += remote[schedule_.route(mb)] * schedule_.num_slices(mb);
       }
     }
     const std::int64_t ops = schedule_.num_ops();
@@ -140,14 +136,14 @@ class Lowering {
     const std::int64_t extra = (options_.recompute ? gradients : 0) + 4 * steps * std::ssize(stage_states());
     const std::int64_t vertices = ops + transfers + extra;
     if (vertices > std::int64_t{1} << 31) throw InputError(fmt::format("{} graph vertices: too many", vertices));
-    data_->vertices.reserve(index(vertices));
-    data_->offsets.reserve(index(vertices) + 1);
+    data_->vertices.reserve(to_size(vertices));
+    data_->offsets.reserve(to_size(vertices) + 1);
     data_->offsets.push_back(0);
     // Data edges of an F: at most two, of an I or B: three; each has one order edge. W and transfers have two edges.
     const int sliced = schedule_.sliced() ? 2 : 0;
-    data_->targets.reserve(index((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
-                                 (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
-    if (schedule_.has_joint_blocks()) data_->partners.reserve(index(ops / 4));
+    data_->targets.reserve(to_size((5 + sliced) * gradients + 2 * (ops - 2 * gradients) +
+                                   (options_.blocking_transfers ? 3 : 2) * transfers + 3 * extra));
+    if (schedule_.has_joint_blocks()) data_->partners.reserve(to_size(ops / 4));
   }
 
   std::vector<StageState>& stage_states() {
@@ -157,34 +153,34 @@ class Lowering {
       first_state_.push_back(states_.size());
       for (const int stage : schedule_.stages_of(rank)) {
         StageState state{.rank = rank, .stage = stage};
-        state.gradients_left.assign(index(steps), 0);
-        state.ready.assign(index(steps), kNone);
+        state.gradients_left.assign(to_size(steps), 0);
+        state.ready.assign(to_size(steps), kNone);
         states_.push_back(std::move(state));
       }
     }
-    state_of_.assign(index(schedule_.num_routes() * schedule_.num_stages()), 0);
+    state_of_.assign(to_size(schedule_.num_routes() * schedule_.num_stages()), 0);
     for (int route = 0; route < schedule_.num_routes(); ++route) {
       for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
-        const int rank = schedule_.routes()[index(route)][index(stage)];
-        state_of_[index(route * schedule_.num_stages() + stage)] =
-            first_state_[index(rank)] + index(schedule_.chunk_of(rank, stage));
+        const int rank = schedule_.routes()[route][stage];
+        state_of_[route * schedule_.num_stages() + stage] =
+            first_state_[rank] + to_size(schedule_.chunk_of(rank, stage));
       }
     }
     for (int mb = 0; mb < schedule_.total_microbatches(); ++mb) {
       const std::int64_t slices = schedule_.num_slices(mb);
       for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
-        state(stage, mb).gradients_left[index(step_of(mb))] += slices;
+        state(stage, mb).gradients_left[step_of(mb)] += slices;
       }
     }
     return states_;
   }
 
   StageState& state(int stage, int microbatch) {
-    return states_[state_of_[index(schedule_.route(microbatch) * schedule_.num_stages() + stage)]];
+    return states_[state_of_[schedule_.route(microbatch) * schedule_.num_stages() + stage]];
   }
 
   std::size_t cell(const Op& op) const {
-    return index(op.stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
+    return to_size(op.stage * schedule_.num_units() + schedule_.first_unit(op.microbatch) + op.slice);
   }
 
   // --- needs ------------------------------------------------------------------------------------------------
@@ -212,17 +208,17 @@ class Lowering {
 
   bool collect_needs(const Op& op) {
     const std::size_t here = cell(op);
-    const auto units = index(schedule_.num_units());
+    const auto units = to_size(schedule_.num_units());
     const int stages = schedule_.num_stages();
-    const std::size_t hop = index(schedule_.route(op.microbatch) * stages + op.stage);
+    const std::size_t link_index = to_size(schedule_.route(op.microbatch) * stages + op.stage);
     switch (op.kind) {
       case OpKind::F:
-        return (op.stage == 0 || need_op(true, here - units, forward_link_[hop - 1])) &&
+        return (op.stage == 0 || need_op(true, here - units, forward_link_[link_index - 1])) &&
                (op.slice == 0 || need_op(true, here - 1, kSameRank));
       case OpKind::B:
       case OpKind::I:
         return need_op(true, here, kSameRank) &&
-               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[hop + 1])) &&
+               (op.stage + 1 == stages || need_op(false, here + units, backward_link_[link_index + 1])) &&
                (op.slice + 1 == schedule_.num_slices(op.microbatch) || need_op(false, here + 1, kSameRank));
       case OpKind::W: return need_op(false, here, kSameRank);
     }
@@ -234,8 +230,8 @@ class Lowering {
   VertexId emit(Vertex vertex) {
     const auto id = static_cast<VertexId>(data_->vertices.size());
     data_->vertices.push_back(vertex);
-    for (int i = 0; i < num_needs_; ++i) data_->targets.push_back(needs_[index(i)]);
-    VertexId& last = last_on_lane_[index(vertex.lane)];
+    for (int i = 0; i < num_needs_; ++i) data_->targets.push_back(needs_[i]);
+    VertexId& last = last_on_lane_[vertex.lane];
     if (last != kNone) data_->targets.push_back(last);
     last = id;
     data_->offsets.push_back(static_cast<std::uint32_t>(data_->targets.size()));
@@ -244,9 +240,9 @@ class Lowering {
 
   // With blocking transfers: adds the last transfer on each of the rank's links since its last op.
   void wait_for_sends(int rank) {
-    for (const LaneId link : links_out_[index(rank)]) {
-      VertexId& sent = sent_since_op_[index(link)];
-      if (sent != kNone) needs_[index(num_needs_++)] = sent;
+    for (const LaneId link : links_out_[rank]) {
+      VertexId& sent = sent_since_op_[link];
+      if (sent != kNone) needs_[num_needs_++] = sent;
       sent = kNone;
     }
   }
@@ -265,14 +261,14 @@ class Lowering {
   // Emits the next op of `rank`'s list, or records what it waits for. Returns false if blocked or at the end.
   bool emit_next(int rank) {
     const auto list = schedule_.ops(rank);
-    const std::size_t position = next_[index(rank)];
+    const std::size_t position = next_[rank];
     if (communicates_) send_what_stands_before(rank, position);
     if (position == list.size()) return false;
     const Op& op = list[position];
     const Op* partner = op.joined ? &list[position + 1] : nullptr;
     num_needs_ = 0;
     if (!collect_needs(op) || (partner != nullptr && !collect_needs(*partner))) {
-      waiting_for_[index(rank)] = blocked_on_;
+      waiting_for_[rank] = blocked_on_;
       return false;
     }
     if (!flush()) {
@@ -292,7 +288,7 @@ class Lowering {
       data_->partners.push_back(vertex_of(*partner, VertexKind::joint, rank));
     }
     const VertexId id = emit(vertex);
-    next_[index(rank)] = position + (partner == nullptr ? 1 : 2);
+    next_[rank] = position + (partner == nullptr ? 1 : 2);
     hand_over(op, id);
     if (partner != nullptr) hand_over(*partner, id);
     return true;
@@ -306,8 +302,8 @@ class Lowering {
     const int stages = schedule_.num_stages();
     const int neighbour = op.stage + (forward ? 1 : -1);
     if (neighbour >= 0 && neighbour < stages) {
-      const std::size_t hop = index(schedule_.route(op.microbatch) * stages + op.stage);
-      const LaneId link = (forward ? forward_link_ : backward_link_)[hop];
+      const std::size_t link_index = to_size(schedule_.route(op.microbatch) * stages + op.stage);
+      const LaneId link = (forward ? forward_link_ : backward_link_)[link_index];
       if (link != kSameRank && !communicates_) send(op, id, link);
     }
     if (op.kind == OpKind::B) count_gradient(op, id);
@@ -316,10 +312,10 @@ class Lowering {
   // Emits the transfer of the result of `op`, vertex `id`, and wakes the rank that waits for it.
   VertexId send(const Op& op, VertexId id, LaneId link) {
     const VertexId transfer = emit_after(vertex_of(op, VertexKind::transfer, link), id);
-    const int peer = data_->lanes[index(link)].peer;
-    if (options_.blocking_transfers) sent_since_op_[index(link)] = transfer;
-    if (waiting_for_[index(peer)] == 2 * cell(op) + (op.kind == OpKind::F ? 0 : 1)) {
-      waiting_for_[index(peer)] = kNobody;
+    const int peer = data_->lanes[link].peer;
+    if (options_.blocking_transfers) sent_since_op_[link] = transfer;
+    if (waiting_for_[peer] == 2 * cell(op) + (op.kind == OpKind::F ? 0 : 1)) {
+      waiting_for_[peer] = kNobody;
       runnable_.push_back(peer);
     }
     return transfer;
@@ -329,7 +325,7 @@ class Lowering {
   // messages wait in a buffer.
   void send_what_stands_before(int rank, std::size_t position) {
     const auto list = schedule_.communication(rank);
-    for (std::size_t& next = next_communication_[index(rank)]; next < list.size(); ++next) {
+    for (std::size_t& next = next_communication_[rank]; next < list.size(); ++next) {
       const Communication& c = list[next];
       if (c.before > position) return;
       if (!is_send(c.kind)) continue;
@@ -341,10 +337,10 @@ class Lowering {
         const bool second = vertex.kind == VertexKind::joint && vertex.op == OpKind::F;
         op.kind = second ? data_->partners[vertex.extra].op : vertex.op;
       }
-      const std::size_t hop = index(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
+      const std::size_t link_index = to_size(schedule_.route(c.microbatch) * schedule_.num_stages() + c.stage);
       // Everything between the op and its send comes first.
       (forward ? sent_forward_ : sent_gradient_)[cell(op)] =
-          send(op, last_on_lane_[index(rank)], (forward ? forward_link_ : backward_link_)[hop]);
+          send(op, last_on_lane_[rank], (forward ? forward_link_ : backward_link_)[link_index]);
     }
   }
 
@@ -353,13 +349,13 @@ class Lowering {
   void count_gradient(const Op& op, VertexId id) {
     StageState& stage = state(op.stage, op.microbatch);
     const int step = step_of(op.microbatch);
-    if (--stage.gradients_left[index(step)] > 0) return;
-    stage.ready[index(step)] = id;
+    if (--stage.gradients_left[step] > 0) return;
+    stage.ready[step] = id;
     StageState* const head = head_of(stage);
-    const bool waits = head != nullptr && head->ready[index(step)] == kNone;
+    const bool waits = head != nullptr && head->ready[step] == kNone;
     StageState* const embedding = embedding_of(stage);
-    const bool ends_wait = embedding != nullptr && embedding->ready[index(step)] != kNone;
-    if (ends_wait) embedding->ready[index(step)] = id;
+    const bool ends_wait = embedding != nullptr && embedding->ready[step] != kNone;
+    if (ends_wait) embedding->ready[step] = id;
     if (flush() && !options_.overlap_grad_reduce) return;  // reduced at the end of the rank's list
     if (!waits) reduce(stage, step);
     if (ends_wait) reduce(*embedding, step);
@@ -379,14 +375,14 @@ class Lowering {
     if (!options_.tied_embedding || other == stage.stage) return nullptr;
     const auto held = schedule_.stages_of(stage.rank);
     if (std::find(held.begin(), held.end(), other) == held.end()) return nullptr;
-    return &states_[first_state_[index(stage.rank)] + index(schedule_.chunk_of(stage.rank, other))];
+    return &states_[first_state_[stage.rank] + to_size(schedule_.chunk_of(stage.rank, other))];
   }
 
   void reduce(StageState& stage, int step) {
     if (options_.data_parallel <= 1) return;
-    const VertexId gradients = stage.ready[index(step)];
-    const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[index(stage.rank)] : gradients;
-    stage.ready[index(step)] = collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {after});
+    const VertexId gradients = stage.ready[step];
+    const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[stage.rank] : gradients;
+    stage.ready[step] = collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {after});
   }
 
   VertexId collective(CollectiveKind kind, int stage, int step, const std::vector<int>& ranks,
@@ -411,7 +407,7 @@ class Lowering {
     for (const VertexId need : after) add_unique(data, need);
     const std::size_t order = data_->targets.size();
     for (const int rank : ranks) {
-      VertexId& last = last_on_lane_[index(schedule_.num_ranks() + rank)];
+      VertexId& last = last_on_lane_[schedule_.num_ranks() + rank];
       if (last != kNone) add_unique(order, last);
       last = id;
     }
@@ -424,7 +420,7 @@ class Lowering {
                                       .stage = static_cast<std::int16_t>(stage.stage),
                                       .kind = VertexKind::optimizer,
                                       .lane = static_cast<LaneId>(stage.rank)},
-                                     stage.ready[index(step)]);
+                                     stage.ready[step]);
     stage.steps_done = step + 1;
     if (options_.gather_parameters && options_.data_parallel > 1) {
       collective(CollectiveKind::parameter_gather, stage.stage, step, {stage.rank}, {done});
@@ -442,7 +438,7 @@ class Lowering {
     const auto saved_needs = needs_;
     while (stage.steps_done < version) {
       const int step = stage.steps_done;
-      if (stage.ready[index(step)] == kNone) {
+      if (stage.ready[step] == kNone) {
         throw ScheduleError(
             fmt::format("deadlock: {} reads weight version {}, but the gradients of step {} come later on rank {}: its "
                         "backwards must "
@@ -466,7 +462,7 @@ class Lowering {
     bool apart = false;  // some rank has one of the two without the other
     for (StageState& other : states_) {
       if (other.stage != 0 && other.stage != last_stage) continue;
-      if (other.ready[index(step)] == kNone) {
+      if (other.ready[step] == kNone) {
         throw ScheduleError(
             fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes "
                         "later",
@@ -475,7 +471,7 @@ class Lowering {
       const auto held = schedule_.stages_of(other.rank);
       apart |= held.front() != 0 || held.back() != last_stage;
       if (std::find(ranks.begin(), ranks.end(), other.rank) == ranks.end()) ranks.push_back(other.rank);
-      after.push_back(other.ready[index(step)]);
+      after.push_back(other.ready[step]);
     }
     tied_steps_ = step + 1;
     // Ranks with both ends have one gradient; between replicas it is all-reduced with the rest of the stage.
@@ -483,7 +479,7 @@ class Lowering {
     std::sort(ranks.begin(), ranks.end());
     const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, ranks, after);
     for (StageState& other : states_) {
-      if (other.stage == 0 || other.stage == last_stage) other.ready[index(step)] = done;
+      if (other.stage == 0 || other.stage == last_stage) other.ready[step] = done;
     }
   }
 

@@ -174,8 +174,8 @@ void Schedule::check_ops() {
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
-  constexpr std::uint8_t kWhole = 0b0011;  // F, B
-  constexpr std::uint8_t kSplit = 0b1101;  // F, I, W
+  constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
+  constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
@@ -226,7 +226,7 @@ void Schedule::check_ops() {
     for (int mb = 0; mb < total; ++mb) {
       for (int slice = 0; slice < num_slices(mb); ++slice) {
         const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
-        if (cell == kWhole || cell == kSplit) continue;
+        if (cell == kWholeBackward || cell == kSplitBackward) continue;
         Op op{.microbatch = mb, .stage = static_cast<std::int16_t>(stage), .slice = static_cast<std::int16_t>(slice)};
         op.kind = (cell & 1) == 0             ? OpKind::F
                   : (cell & 0b1100) == 0b0100 ? OpKind::W

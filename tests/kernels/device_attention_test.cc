@@ -27,17 +27,17 @@ struct GemmAttentionCase {
 // Runs the last slice, whose tokens attend to all others.
 TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
   constexpr std::int64_t kEnough = std::int64_t{1} << 20;
-  for (const AttentionCase& of : {
-           AttentionCase{2, 2, 8, 1, {9}, kEnough},
-           AttentionCase{4, 2, 16, 2, {13}, kEnough},
-           AttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
-           AttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
+  for (const GemmAttentionCase& of : {
+           GemmAttentionCase{2, 2, 8, 1, {9}, kEnough},
+           GemmAttentionCase{4, 2, 16, 2, {13}, kEnough},
+           GemmAttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
+           GemmAttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
            // Tiles of 64 rows of half of the heads, and of a single row. (The scores of 5 + 70 tokens have 112 columns,
            // which 5 slices of one token would need.)
-           AttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
-           AttentionCase{4, 2, 8, 1, {5, 11}, 1},
+           GemmAttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
+           GemmAttentionCase{4, 2, 8, 1, {5, 11}, 1},
            // More keys than threads per block.
-           AttentionCase{1, 1, 8, 1, {300, 2}, kEnough},
+           GemmAttentionCase{1, 1, 8, 1, {300, 2}, kEnough},
        }) {
     AttentionSizes shape{.sequences = of.sequences,
                          .tokens = static_cast<int>(of.slices.back()),

@@ -188,7 +188,7 @@ class DeviceRank {
   void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
     DeviceStageState& state = states_[s];
     auto& microbatch = state.slices[m];
-    SliceBuffers& slice = *microbatch[k];
+    DeviceSliceBuffers& slice = *microbatch[k];
     // Results must not depend on the contents of scratch.
     state.scratch->fill(std::byte{0xff});
     std::vector<std::byte*> keys_values;
@@ -253,7 +253,7 @@ class DeviceRank {
   }
   void weight(std::size_t s, int m, std::size_t k) {
     // Buffers that live until the input gradient have been released.
-    SliceBuffers& slice = *states_[s].slices[m][k];
+    DeviceSliceBuffers& slice = *states_[s].slices[m][k];
     slice.to_input.fill(std::byte{0xff});
     if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
     run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });

@@ -27,7 +27,7 @@ double largest(const std::vector<double>& values) {
 
 // Expects every gradient within `relative` of the largest of its matrix; vanishing ones (a GPT's key biases), within
 // `relative` of a thousandth of the largest of all.
-void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
+void expect_near_relative(const TrainingResult& result, const TrainingResult& reference, double relative) {
   EXPECT_TRUE(result.intact);
   EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
   EXPECT_NEAR(result.squared_norm, reference.squared_norm, 2 * relative * reference.squared_norm);

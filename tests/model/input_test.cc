@@ -28,16 +28,15 @@ TEST(Units, RoundsOnceToTheNearestNanosecond) {
   EXPECT_EQ(from_seconds(1e8, "t").count(), 100'000'000'000'000'000);
 }
 
-TEST(Units, RefusesWhatIsNoTime) {
+TEST(Units, RejectsInvalidTimes) {
   for (const double bad : {-1.0, 1.1e8, std::nan(""), HUGE_VAL}) {
     EXPECT_NE(error_of([&] { from_seconds(bad, "f"); }).find("f: expected seconds"), std::string::npos) << bad;
   }
 }
 
-TEST(Json, ErrorsNameSourcePlaceAndValue) {
+TEST(Json, ErrorsNameSourceLocationAndValue) {
   EXPECT_EQ(error_of([] { parse_json("{\"a\": 1,\n \"b\": }", "s.json"); }).substr(0, 24), "s.json: line 2, column 7");
-  EXPECT_EQ(error_of([] { parse_json(R"({"a":1,"a":2})", "s.json"); }),
-            "s.json: key \"a\" occurs twice in one object");
+  EXPECT_EQ(error_of([] { parse_json(R"({"a":1,"a":2})", "s.json"); }), "s.json: key \"a\" occurs twice in one object");
   const Json doc = parse_json(R"({"cluster": {"gpus": -3, "nods": 1}})", "s.json");
   JsonReader root(doc, "s.json");
   JsonReader cluster = root.at("cluster");
@@ -47,7 +46,7 @@ TEST(Json, ErrorsNameSourcePlaceAndValue) {
   EXPECT_EQ(error_of([&] { cluster.finish(); }), "s.json: /cluster/nods: unknown key; did you mean 'nodes'?");
 }
 
-TEST(Json, IntegersPastSixtyThreeBitsAndFractionsAreRefused) {
+TEST(Json, IntegersAbove63BitsAndFractionsAreRejected) {
   const Json doc = parse_json("[18446744073709551615, 1.5, 9223372036854775807]", "x");
   const JsonReader root(doc, "x");
   EXPECT_THROW(root.element(0).integer(0, INT64_MAX), InputError);
@@ -55,14 +54,14 @@ TEST(Json, IntegersPastSixtyThreeBitsAndFractionsAreRefused) {
   EXPECT_EQ(root.element(2).integer(0, INT64_MAX), INT64_MAX);
 }
 
-TEST(Nearest, FindsSlipsAndNothingElse) {
+TEST(Nearest, FindsOnlyLikelyTypos) {
   const std::vector<std::string> names = {"gpipe", "1f1b", "interleaved-1f1b"};
   EXPECT_EQ(nearest("gpip", names), "gpipe");
   EXPECT_EQ(nearest("Interleaved_1F1B", names), "interleaved-1f1b");
   EXPECT_EQ(nearest("quantum", names), "");
 }
 
-TEST(Files, AreReplacedWholeOrLeftAlone) {
+TEST(Files, AreReplacedAtomically) {
   std::string dir = std::filesystem::temp_directory_path() / "sluice_files_XXXXXX";
   ASSERT_NE(mkdtemp(dir.data()), nullptr);
   const std::string path = dir + "/out.json";
@@ -77,7 +76,7 @@ TEST(Files, AreReplacedWholeOrLeftAlone) {
   std::filesystem::remove_all(dir);
 }
 
-TEST(Csv, CellsMayHoldCommasQuotesAndLineBreaks) {
+TEST(Csv, CellsMayContainCommasQuotesAndLineBreaks) {
   const CsvTable table(
       "\xEF\xBB\xBF"
       "a,b\r\n\"1,5\",\"say \"\"x\"\"\nand go\"\r\n\n2,\n",

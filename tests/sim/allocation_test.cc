@@ -1,4 +1,4 @@
-// What the engines allocate does not grow with the number of ops.
+// The number of allocations of the engines does not grow with the number of ops.
 
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ std::int64_t allocations_of(int microbatches, Sharing policy) {
   return test::allocations() - before;
 }
 
-TEST(Allocations, AreAsManyForManyOpsAsForFew) {
+TEST(Allocations, DoNotGrowWithTheNumberOfOps) {
   for (const Sharing policy : {Sharing::none, Sharing::fair, Sharing::queue}) {
     const std::int64_t few = allocations_of(8, policy);
     EXPECT_GT(few, 0);

@@ -59,7 +59,7 @@ std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t
   return times;
 }
 
-TEST(Engine, AgreesWithTheLongestPathOracleToTheNanosecond) {
+TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   std::uint32_t seed = 1;
   const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;  // the sanitizers' run
   const test::Sizes sizes = small ? test::Sizes{3, 5, 2, 2} : test::Sizes{};
@@ -135,7 +135,7 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
   });
 }
 
-TEST(Period, OfSchedulesWithoutAFlushIsTheWorkOfABatch) {
+TEST(Period, OfSchedulesWithoutAFlushIsTheWorkPerBatch) {
   // 1F1B that never ends: period m (f + x) for m >= p - 1 (spec's closed form).
   for (const char* name : {"pipedream", "pipedream-2bw"}) {
     for (int p = 1; p <= 6; ++p) {
@@ -169,8 +169,8 @@ TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
 
 // The oracle above knows ops and transfers only; this takes the lowered graph with everything in it.
 TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
-  using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
-                                      boost::property<boost::edge_weight_t, std::int64_t>>;
+  using WeightedGraph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
+                                              boost::property<boost::edge_weight_t, std::int64_t>>;
   test::for_each_schedule({.ranks = 3, .microbatches = 4, .chunks = 2, .slices = 2}, [](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
     const OpGraph graph = lower(schedule, {.data_parallel = 2, .gather_parameters = true, .recompute = true});
@@ -185,7 +185,7 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
     // From a vertex to those that wait for it, and from one before all. A transfer is late only for those that read
     // it: the next transfer of its lane starts when the lane is free.
     const std::size_t beginning = graph.size();
-    Graph waited_for_by(graph.size() + 1);
+    WeightedGraph waited_for_by(graph.size() + 1);
     const auto duration = duration_map(prices.duration);
     BGL_FORALL_EDGES_T(edge, graph, OpGraph) {
       const VertexId from = target(edge, graph);

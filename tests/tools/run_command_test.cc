@@ -1,4 +1,4 @@
-// `sluice run` as a user runs it: training, checkpoints, processes, and what happens when something breaks.
+// `sluice run` on the command line: training, checkpoints, processes, and failures.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// A model that trains a step in milliseconds, on four microbatches of 24 tokens.
-const std::string kRunModel =
+// A model with steps of milliseconds, on four microbatches of 24 tokens.
+const std::string kModel =
     "run --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 "
     "--max-position-embeddings 24 "
     "--position-embedding-type learned_absolute --mbs 1 ";
@@ -58,14 +58,14 @@ CommandResult run_processes(int processes, const std::string& arguments) {
 }
 bool has_mpi() { return !std::string(SLUICE_MPIEXEC).empty(); }
 
-TEST(RunCommand, SaysWhatItDid) {
-  const json document = run_json(kTinyRun + "--steps 3 --pp 2");
+TEST(RunCommand, ReportsLossesAndMetrics) {
+  const json document = run_json(kTiny + "--steps 3 --pp 2");
   EXPECT_EQ(document.at("schema"), "sluice.run/1");
   EXPECT_EQ(document.at("schedule").at("family"), "1f1b");
   EXPECT_EQ(document.at("transport"), "threads");
   EXPECT_EQ(document.at("tokens_per_step"), 4 * 24);
   ASSERT_EQ(document.at("steps").size(), 3U);
-  // Random weights know nothing: ln 64 = 4.159.
+  // Random weights predict uniformly: ln 64 = 4.159.
   EXPECT_NEAR(document.at("steps")[0].at("loss").get<double>(), 4.159, 0.05);
   EXPECT_EQ(document.at("workers").size(), 2U);
   for (const json& worker : document.at("workers")) {
@@ -78,10 +78,10 @@ TEST(RunCommand, SaysWhatItDid) {
   EXPECT_THAT(text.out, HasSubstr("tokens/s"));
 }
 
-// In double the loss does not depend on how the work is cut.
-TEST(RunCommand, LearnsTheSameByAnySchedule) {
-  const std::string tiny = kTinyRun + "--precision float64 --steps 4 ";
-  const std::vector<double> one = losses_of_run(run_json(tiny + "--pp 1"));
+// In float64 the losses do not depend on the schedule and the parallel sizes.
+TEST(RunCommand, LossesAreEqualForAllSchedules) {
+  const std::string tiny = kTiny + "--precision float64 --steps 4 ";
+  const std::vector<double> one = losses(run_json(tiny + "--pp 1"));
   EXPECT_LT(one.back(), one.front());
   for (const char* cut :
        {"--pp 2", "--pp 4 --schedule gpipe", "--pp 2 --schedule seq1f1b --slices 3", "--pp 4 --schedule zb-h1",
@@ -97,8 +97,8 @@ TEST(RunCommand, LearnsTheSameByAnySchedule) {
   for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(replicas[i], one[i], 1e-9);
 }
 
-// A text that every Debian machine has, from ln 256 = 5.55 nats a byte to below 2.5.
-TEST(RunCommand, LearnsToReadALicence) {
+// On a text that every Debian machine has, the loss decreases from ln 256 = 5.55 nats per byte to below 2.5.
+TEST(RunCommand, LossDecreasesOnText) {
   const char* const text = "/usr/share/common-licenses/GPL-3";
   if (!std::filesystem::exists(text)) GTEST_SKIP() << "SKIPPED: there is no " << text << " here";
   const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
@@ -121,15 +121,15 @@ TEST(RunCommand, LearnsToReadALicence) {
     SCOPED_TRACE(schedule);
     const std::vector<double> other = losses_of_run(run_json(model + " --pp 2 --schedule " + schedule));
     ASSERT_EQ(other.size(), one.size());
-    // Rounding in float, 6e-8 of each sum, grows with every step: after 300 it has been seen to reach 1e-4.
+    // Rounding errors in float32, 6e-8 per addition, grow with every step; observed: 1e-4 after 300 steps.
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 5e-3) << "step " << i + 1;
   }
-  // Weights of two batches back, and no clipping: it follows, later. Seen: 2.69 beside 2.41 after 300 steps.
-  const std::vector<double> late = losses_of_run(run_json(model + " --pp 2 --schedule pipedream-2bw"));
+  // Weights from two batches earlier, without clipping: slower convergence. Observed: 2.69 instead of 2.41.
+  const std::vector<double> late = losses(run_json(model + " --pp 2 --schedule pipedream-2bw"));
   EXPECT_NEAR(mean_of_last(late), mean_of_last(one), 0.4);
 }
 
-TEST(RunCommand, WritesATraceOfWhatItMeasured) {
+TEST(RunCommand, WritesTheMeasuredTimelineAsATrace) {
   const TemporaryFolder folder;
   const std::string path = folder.path("run.json");
   ASSERT_EQ(run(kTinyRun + "--steps 2 --pp 2 --schedule zb-h1 --dp 2 --trace " + path).exit_code, 0);
@@ -158,7 +158,7 @@ TEST(RunCommand, ResumesWithTheSameLosses) {
   }
 }
 
-TEST(RunCommand, ResumesWithAnotherCut) {
+TEST(RunCommand, ResumesWithOtherParallelSizes) {
   const TemporaryFolder folder;
   const std::string saved = folder.path("half.safetensors");
   const std::string tiny = kTinyRun + "--precision float64 ";
@@ -171,8 +171,8 @@ TEST(RunCommand, ResumesWithAnotherCut) {
   EXPECT_NEAR(rest[1], whole[3], 1e-9);
 }
 
-// Weights and moments after three steps hold every gradient: over processes they have the bits of threads.
-TEST(RunCommand, IsTheSameOverMpi) {
+// Weights and Adam moments after three steps depend on every gradient: processes and threads give the same bits.
+TEST(RunCommand, GivesTheSameResultOverMpi) {
   if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const TemporaryFolder folder;
   const std::string by_threads = folder.path("threads.safetensors");
@@ -198,23 +198,23 @@ TEST(RunCommand, IsTheSameOverMpi) {
   }
 }
 
-TEST(RunCommand, SaysWhatIsWrong) {
+TEST(RunCommand, InvalidFlagsAreReported) {
   const auto error = [](const std::string& arguments, int code) {
     const CommandResult result = run(arguments);
     EXPECT_EQ(result.exit_code, code) << arguments;
     EXPECT_THAT(result.out, IsEmpty()) << arguments;
     return result.err;
   };
-  EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2), "sluice: run: there is no flag '--sequence-parallel'\n");
-  EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("a run cannot do an automatic schedule"));
-  EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
-  EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));
-  EXPECT_THAT(error(kRunModel + "--seq-length 25 --microbatches 4", 2), HasSubstr("24 learned positions"));
-  EXPECT_THAT(error(kTinyRun + "--checkpoint-every 2", 2), HasSubstr("--checkpoint-every: needs --checkpoint"));
-  EXPECT_THAT(error(kTinyRun + "--resume /nowhere/file", 2), HasSubstr("/nowhere/file"));
-  EXPECT_THAT(error(kTinyRun + "--fault delay:rank=9,seconds=1", 2), StartsWith("sluice: --fault"));
-  EXPECT_THAT(error(kTinyRun + "--schedule pipedream-2bw --batches 4 --steps 6", 2),
-              HasSubstr("--steps: expected a multiple of the schedule's 4 batches, got 6"));
+  EXPECT_EQ(error(kTiny + "--sequence-parallel", 2), "sluice: run: unknown flag '--sequence-parallel'\n");
+  EXPECT_THAT(error(kTiny + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
+  EXPECT_THAT(error(kTiny + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
+  EXPECT_THAT(error(kTiny + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));
+  EXPECT_THAT(error(kModel + "--seq-length 25 --microbatches 4", 2), HasSubstr("24 learned positions"));
+  EXPECT_THAT(error(kTiny + "--checkpoint-every 2", 2), HasSubstr("--checkpoint-every: needs --checkpoint"));
+  EXPECT_THAT(error(kTiny + "--resume /nowhere/file", 2), HasSubstr("/nowhere/file"));
+  EXPECT_THAT(error(kTiny + "--fault delay:rank=9,seconds=1", 2), StartsWith("sluice: --fault"));
+  EXPECT_THAT(error(kTiny + "--schedule pipedream-2bw --batches 4 --steps 6", 2),
+              HasSubstr("--steps: expected a multiple of the 4 batches of the schedule, got 6"));
   EXPECT_THAT(error("run --num-layers 400 --hidden-size 65536 --num-attention-heads 64 --vocab-size 64 --pp 2 "
                     "--microbatches 2 --seq-length 8 --mbs 1 --position-embedding-type rope",
                     3),
@@ -229,14 +229,14 @@ TEST(RunCommand, SaysWhatIsWrong) {
               HasSubstr("/nowhere/c.safetensors"));
 }
 
-// What breaks is found and named, the rest stops, and nothing hangs: well within the deadline of 1 s and 5 s more, plus
-// what starting takes on a busy machine.
-struct Breakage {
+// The fault is detected and reported, and all ranks stop, within the deadline of 1 s plus 5 s, plus the start-up time
+// on a busy machine.
+struct FaultCase {
   const char* fault;
   int exit_code;
-  const char* says;
+  const char* message;
 };
-const Breakage kBreakages[] = {
+const FaultCase kFaultCases[] = {
     {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 has been inside B(stage 1, mb 2)"},
     {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 has been inside F(stage 0, mb 1)"},
     {"drop:rank=1,op=B,mb=2,step=1", 7, "send B(stage 1, mb 2) 1->0, sent by rank 1 in step 1, is lost"},
@@ -244,24 +244,24 @@ const Breakage kBreakages[] = {
 };
 constexpr auto kLongest = std::chrono::seconds(1 + 5 + 10);
 
-TEST(BrokenRun, IsStoppedAndExplained) {
-  for (const Breakage& breakage : kBreakages) {
-    SCOPED_TRACE(breakage.fault);
+TEST(BrokenRun, IsStoppedAndReported) {
+  for (const FaultCase& fault_case : kFaultCases) {
+    SCOPED_TRACE(fault_case.fault);
     const TemporaryFolder folder;
     const auto begin = std::chrono::steady_clock::now();
     const CommandResult result =
-        run(kTinyRun + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") + " --fault " + breakage.fault);
+        run(kTiny + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") + " --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
-    EXPECT_EQ(result.exit_code, breakage.exit_code) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(breakage.says));
+    EXPECT_EQ(result.exit_code, fault_case.exit_code) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(fault_case.message));
     const CommandResult said = run("run --post-mortem " + folder.path("rec"));
     EXPECT_EQ(said.exit_code, 0) << said.err;
     EXPECT_THAT(said.out, HasSubstr("rank 1 (pipeline 1, data 0, tensor 0)"));
   }
 }
 
-TEST(BrokenRun, NamesWhoWaits) {
-  const CommandResult result = run(kTinyRun + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=1");
+TEST(BrokenRun, PrintsTheWaitForChain) {
+  const CommandResult result = run(kTiny + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=1");
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(result.err,
               HasSubstr("rank 0 waits for B(stage 0, mb 0) from rank 1, which waits for B(stage 1, mb 0) from "
@@ -269,8 +269,8 @@ TEST(BrokenRun, NamesWhoWaits) {
   EXPECT_THAT(result.err, HasSubstr("waiting for it: ranks 0, 1, 3"));
 }
 
-// On one rank the ops run in the order of its list, so it is known what has ended: F0 B0 F1 B1 before F2.
-TEST(BrokenRun, KeepsThePartOfTheTraceThatItHas) {
+// On one rank the ops run in schedule order: F0 B0 F1 B1 have ended before F2.
+TEST(BrokenRun, WritesAPartialTrace) {
   const TemporaryFolder folder;
   const std::string path = folder.path("part.json");
   EXPECT_EQ(run(kTinyRun + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
@@ -284,7 +284,7 @@ TEST(BrokenRun, KeepsThePartOfTheTraceThatItHas) {
   EXPECT_THAT(ops, ::testing::ElementsAre("F0", "B0", "F1", "B1"));
 }
 
-TEST(BrokenRun, LeavesRecordersBehindWhenItIsKilled) {
+TEST(BrokenRun, KeepsRecordersWhenKilled) {
   const TemporaryFolder folder;
   const CommandResult result =
       run(kTinyRun + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=1");
@@ -294,8 +294,8 @@ TEST(BrokenRun, LeavesRecordersBehindWhenItIsKilled) {
   EXPECT_THAT(said.out, HasSubstr("compute, step 1: working in B(stage 1, mb 2)"));
 }
 
-// The BLAS may have threads that were there before main: the signal must not end the process through one of those.
-TEST(BrokenRun, SaysThatItWasToldToEnd) {
+// The BLAS may have threads that started before main: the signal must not end the process on one of them.
+TEST(BrokenRun, ReportsTermination) {
   std::vector<std::string> arguments = {"--preserve-status", "--signal=TERM", "3", SLUICE_COMMAND};
   for (const std::string& word : words(kTinyRun + "--pp 2 --steps 10000000 --log-every 10000000"))
     arguments.push_back(word);
@@ -304,15 +304,15 @@ TEST(BrokenRun, SaysThatItWasToldToEnd) {
   EXPECT_THAT(result.err, HasSubstr("the launcher terminated the run (signal 15)"));
 }
 
-TEST(BrokenRun, IsStoppedAndExplainedOverMpi) {
+TEST(BrokenRun, IsStoppedAndReportedOverMpi) {
   if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
-  for (const Breakage& breakage : kBreakages) {
-    SCOPED_TRACE(breakage.fault);
+  for (const FaultCase& fault_case : kFaultCases) {
+    SCOPED_TRACE(fault_case.fault);
     const auto begin = std::chrono::steady_clock::now();
-    const CommandResult result = run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 1 --fault " + breakage.fault);
+    const CommandResult result = run_processes(2, kTiny + "--pp 2 --steps 4 --deadline 1 --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
     EXPECT_NE(result.exit_code, 0);
-    EXPECT_THAT(result.err, HasSubstr(breakage.says));
+    EXPECT_THAT(result.err, HasSubstr(fault_case.message));
   }
 }
 

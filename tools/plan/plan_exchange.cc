@@ -4,10 +4,9 @@
 
 namespace sluice::tools {
 
-using Json = nlohmann::json;
-
 std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResult> results, bool interrupted) {
-  Json rows = Json::array();
+  using nlohmann::json;
+  json rows = json::array();
   for (std::size_t i = 0; i < work.size(); ++i) {
     const PlanResult& result = results[i];
     const Throughput& speed = result.throughput;
@@ -23,7 +22,8 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
 }
 
 PlanPart plan_part_of(const std::string& bytes) {
-  const Json document = Json::from_msgpack(bytes);
+  using nlohmann::json;
+  const json document = json::from_msgpack(bytes);
   PlanPart part;
   part.interrupted = document[0].get<bool>();
   for (const Json& row : document[1]) {

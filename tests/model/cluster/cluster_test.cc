@@ -80,7 +80,7 @@ void check_sane(const Json& json, const std::string& place) {
   }
 }
 
-TEST(Catalogue, IsPhysicallySane) {
+TEST(Catalogue, HasPhysicallyPlausibleConstants) {
   int files = 0;
   for (const CatalogueFile& file : catalogue_files()) {
     const std::string name(file.name);
@@ -98,7 +98,7 @@ TEST(Catalogue, IsPhysicallySane) {
   EXPECT_GE(files, 30);
 }
 
-TEST(Catalogue, HoldsTheDataSheets) {
+TEST(Catalogue, MatchesTheDataSheets) {
   const Cluster dgx = load_cluster("dgx-a100-80gb", 1);
   EXPECT_EQ(dgx.gpu.peak_flops_per_s, 312e12);
   EXPECT_EQ(dgx.gpu.memory_bytes, std::int64_t{80} << 30);
@@ -107,13 +107,13 @@ TEST(Catalogue, HoldsTheDataSheets) {
   EXPECT_FALSE(load_cluster("p3.16xlarge", 1).nic_per_gpu);
 }
 
-TEST(Catalogue, AnswersUnknownSoftwareWithTheNearest) {
+TEST(Catalogue, SuggestsTheNearestSoftware) {
   EXPECT_EQ(error_of([] { load_software("megatron"); }),
             "software: expected a file or one of megatron-deepspeed, megatron-lm, nemo-fp8, got \"megatron\"; did you "
             "mean 'megatron-lm'?");
 }
 
-TEST(LoadCluster, AnswersUnknownNamesWithTheNearest) {
+TEST(LoadCluster, SuggestsTheNearestName) {
   EXPECT_EQ(error_of([] { load_cluster("dgx-a100-80g", 1); }),
             "cluster: expected a file or one of a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
             "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
@@ -143,7 +143,7 @@ TEST(LoadCluster, ReadsFilesOfNodesAndClusters) {
   std::remove(path.c_str());
 }
 
-TEST(LoadCluster, ReadsWhatLinksShare) {
+TEST(LoadCluster, ReadsTheSharingOfLinks) {
   EXPECT_EQ(load_cluster("p3.16xlarge", 1).inter_node.sharing, Sharing::fair);
   EXPECT_EQ(load_cluster("p3.16xlarge", 1).intra_node.sharing, Sharing::none);
   EXPECT_EQ(load_cluster("dgx-h100", 1).intra_node.sharing, Sharing::fair);
@@ -183,8 +183,8 @@ TEST(PlacementTest, IsMegatronsOrder) {
   EXPECT_EQ(placement.world_group().per_node, 8);
 }
 
-TEST(PlacementTest, CanPutThePipelineBeforeTheReplicas) {
-  Training training = cluster_sizes(2, 4, 4);
+TEST(PlacementTest, SupportsThePipelineBeforeTheReplicas) {
+  Training training = sizes(2, 4, 4);
   training.pipeline_before_data = true;
   // Two tensor ranks by four pipeline ranks fill a node of eight: a replica a node.
   const Placement placement(training, load_cluster("dgx-a100-80gb", 4));
@@ -221,8 +221,8 @@ TEST(PlacementTest, IsABijectionInBothOrders) {
   }
 }
 
-TEST(PlacementTest, TellsTheWorstReplica) {
-  const Placement across(cluster_sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
+TEST(PlacementTest, ReturnsTheWorstReplica) {
+  const Placement across(sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
   EXPECT_EQ(across.tensor_group().nodes, 2);
   EXPECT_EQ(across.tensor_group().per_node, 8);
   // Sixteen replicas of two tensor ranks: four members of each data group on each node.

@@ -49,11 +49,11 @@ TEST(Kernels, OfALayerExecuteTheFlopsOfTheWorkload) {
   }
 }
 
-TEST(Kernels, OfTheWeightGradientAreTheFourProducts) {
+TEST(Kernels, OfTheWeightGradientAreTheFourGemms) {
   EXPECT_EQ(layer_kernels(example("gpt3-175b.json"), training_of(1, 1, 1, 2048), OpKind::W, {1, 2048, 0}).size(), 4u);
 }
 
-TEST(Kernels, HoldTheTensorParallelVolumeOfTheWorkload) {
+TEST(Kernels, HaveTheTensorParallelVolumeOfTheWorkload) {
   // Two all-reduces of b s h 16-bit elements in F, two in I, none in W.
   const Transformer model = example("gpt3-175b.json");
   for (const OpKind kind : kAllKinds) {
@@ -74,7 +74,7 @@ TEST(Analytic, BackwardIsInputAndWeightGradients) {
   }
 }
 
-TEST(Analytic, StagesThatAreAlikeTakeAsLong) {
+TEST(Analytic, StagesWithTheSameContentsTakeTheSameTime) {
   const Transformer model = example("gpt3-175b.json");
   Training training = training_of(8, 1, 16, 2048);
   training.recompute = Training::Recompute::full;
@@ -119,7 +119,7 @@ TEST(Analytic, MoreWorkNeverTakesLess) {
   }
 }
 
-TEST(Analytic, CuttingASequenceNeverTakesLessInSum) {
+TEST(Analytic, SlicingASequenceNeverReducesTheTotalTime) {
   const AnalyticCost cost = cost_of(example("gpt3-1b.json"), training_of(1, 1, 4, 2048));
   const MicrobatchShape whole{1, {2048}};
   const MicrobatchShape cut{1, {700, 700, 648}};
@@ -177,7 +177,7 @@ TEST(Analytic, ReachesTheUtilisationOfPublishedRuns) {
   }
 }
 
-TEST(Analytic, RecomputationRepeatsWhatItSays) {
+TEST(Analytic, RecomputationRepeatsTheConfiguredLayers) {
   const Transformer model = example("gpt3-175b.json");
   Training training = training_of(8, 1, 8, 2048);
   const MicrobatchShape shape{1, {2048}};
@@ -199,7 +199,7 @@ TEST(Analytic, ShortOpsTakeAsLongAsTheHostNeeds) {
   EXPECT_DOUBLE_EQ(cost.compute_s(OpKind::F, 3, {1, {1}}, 0), cost.compute_s(OpKind::F, 3, {1, {64}}, 0));
 }
 
-TEST(Transfers, AreLatencyAndBytesOverTheLinkCrossed) {
+TEST(Transfers, TakeLatencyAndBytesOverTheSlowestLink) {
   const Transformer model = example("gpt3-175b.json");
   const AnalyticCost cost = cost_of(model, training_of(1, 1, 16, 2048), "dgx-a100-80gb", 2);
   const Cluster& cluster = cost.cluster();
@@ -235,7 +235,7 @@ TEST(Transfers, WithScatterGatherAreGatheredOnArrival) {
   EXPECT_LT(scattered.latency_s + scattered.occupied_s, whole.latency_s + whole.occupied_s);
 }
 
-TEST(Rings, MoveTheirShareOfTheBytes) {
+TEST(Rings, MoveOneOverSizeOfTheBytesPerStep) {
   Training training = training_of(1, 8, 1, 2048);
   const Transformer model = example("gpt2/config.json");
   training.sequence_length = 1024;
@@ -269,7 +269,7 @@ TEST(Rings, OverNodesUseOneCardForEachMember) {
   EXPECT_DOUBLE_EQ(ring(1, 32), 8 * card);
 }
 
-TEST(Rings, OfSomeSizesAreSlowOnTheMeshOfV100) {
+TEST(Rings, OfSomeSizesAreSlowerOnTheMeshOfV100) {
   const Transformer model = example("gpt3-1b.json");
   const auto seconds = [&](int dp) {
     return cost_of(model, training_of(1, dp, 1, 2048), "p3.16xlarge")
@@ -291,7 +291,7 @@ TEST(Rings, OfSmallTensorsOverManyNodesAreTrees) {
               1e-9);
 }
 
-TEST(Joint, HidesCollectivesOnlyWhereThereAreAny) {
+TEST(Joint, HidesCollectivesOnlyIfThereAreAny) {
   const MicrobatchShape shape{1, {2048}};
   const auto saved = [&](int tp) {
     const AnalyticCost cost = cost_of(example("gpt3-175b.json"), training_of(tp, 1, 8, 2048));
@@ -302,7 +302,7 @@ TEST(Joint, HidesCollectivesOnlyWhereThereAreAny) {
   EXPECT_GT(saved(8), 0);
 }
 
-TEST(Analytic, RecomputesAsManyLayersAsAsked) {
+TEST(Analytic, RecomputesTheRequestedNumberOfLayers) {
   const Transformer model = example("gpt3-1b.json");  // 24 layers, 6 a stage
   Training training = training_of(1, 1, 4, 2048);
   training.recompute = Training::Recompute::full;
@@ -313,7 +313,7 @@ TEST(Analytic, RecomputesAsManyLayersAsAsked) {
   }
 }
 
-TEST(Analytic, SoftwareAddsWhatItsFileSays) {
+TEST(Analytic, SoftwareAddsTheOverheadsOfItsFile) {
   const Transformer model = example("gpt3-175b.json");
   const Training training = training_of(8, 1, 8, 2048);
   const Cluster cluster = load_cluster("dgx-a100-80gb", 8);

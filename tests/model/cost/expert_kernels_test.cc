@@ -89,7 +89,7 @@ TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
   }
 }
 
-TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
+TEST(ExpertKernels, OfOneRankHaveOneGemmPerExpert) {
   const Transformer model = example("deepseek-v3/config.json");
   for (const KernelCall& call :
        layer_kernels(model, training_of(1, 1, 8, 8), OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
@@ -99,7 +99,7 @@ TEST(ExpertKernels, OfOneRankAreAsManyProductsAsItHasExperts) {
   }
 }
 
-TEST(ExpertKernels, LaunchOfEveryExpertShows) {
+TEST(ExpertKernels, IncludeTheLaunchOfEveryExpert) {
   // 256 experts of a token or so each: the products are nothing against their 256 launches.
   const Transformer model = example("deepseek-v3/config.json");
   const AnalyticCost cost = expert_cost_of(model, training_of(1, 1, 1, 1));
@@ -109,7 +109,7 @@ TEST(ExpertKernels, LaunchOfEveryExpertShows) {
   EXPECT_NEAR(cost.kernel_s(call), gpu.gemm.launch_s + 256 * gpu.gemm.group_s, 1e-5);
 }
 
-TEST(AllToAll, MovesAllButTheOwnShare) {
+TEST(AllToAll, MovesAllButTheLocalShard) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const Cluster cluster = load_cluster("dgx-h100", 2);
   const Training training = training_of(1, 1, 16, 8);
@@ -144,7 +144,7 @@ TEST(Groups, OfExpertsFollowEachOther) {
   EXPECT_EQ(placement.replicas(), 16);
 }
 
-TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
+TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   Training training = training_of(1, 1, 16, 8);
   const AnalyticCost cost = expert_cost_of(model, training);
@@ -159,7 +159,7 @@ TEST(Gradients, OfExpertsAreSummedOverTheirOwnRanks) {
   EXPECT_NEAR(cost.collective_s(CollectiveKind::gradient_reduce, 0, bytes) / expected, 1, 1e-9);
 }
 
-TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
+TEST(JointBlocks, HideDispatchAndCombine) {
   // One microbatch's all-to-alls run beside the other's kernels, which that slows down: of all the time on the links,
   // 2 less the slowdown is saved.
   const Transformer model = example("mixtral-8x7b/config.json");
@@ -178,7 +178,7 @@ TEST(JointBlocks, HideTheWayToTheExpertsAndBack) {
   EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
 }
 
-TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
+TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const Transformer model = example("deepseek-v2/config.json");
   Training training = training_of(1, 1, 8, 8);
   training.recompute = Training::Recompute::full;
@@ -192,7 +192,7 @@ TEST(Recomputation, RepeatsExpertsAndTheirTraffic) {
   EXPECT_NEAR(cost.recompute_s(0, shape, 0) / layers, 1, 1e-9);
 }
 
-TEST(ContextParallel, SharesTheCausalWorkEvenly) {
+TEST(ContextParallel, DistributesTheCausalWorkEvenly) {
   const Transformer model = example("llama3-8b/config.json");
   const SliceFlops whole = layer_slice_flops(model, kTokens, 0);
   for (const auto exchange : {Training::ContextExchange::ring, Training::ContextExchange::all_to_all}) {
@@ -209,7 +209,7 @@ TEST(ContextParallel, SharesTheCausalWorkEvenly) {
   }
 }
 
-TEST(ContextParallel, RingIsHiddenBehindLongAttention) {
+TEST(ContextParallel, RingIsHiddenByLongAttention) {
   const Transformer model = example("llama3-8b/config.json");
   const auto exposed = [&](std::int64_t tokens, int cp) {
     Training training = training_of(1, cp, 1, 1);

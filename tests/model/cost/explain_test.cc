@@ -50,7 +50,7 @@ double priced(const Explained& run, const ExplainedOp& op, const MicrobatchShape
   return -1;
 }
 
-TEST(Explain, RowsAddUpToWhatTheOpIsPricedAt) {
+TEST(Explain, RowsAddUpToThePriceOfTheOp) {
   for (const Training::Recompute recompute :
        {Training::Recompute::none, Training::Recompute::selective, Training::Recompute::full}) {
     for (const bool flash : {false, true}) {
@@ -98,7 +98,7 @@ TEST(Explain, HasTheOpsOfTheSchedule) {
   EXPECT_THAT(ops("seq1f1b", Training::Recompute::none, 2), ElementsAre("F0", "B0", "F1", "B1"));
 }
 
-TEST(Explain, NamesWhatLimitsAKernel) {
+TEST(Explain, NamesTheBoundOfAKernel) {
   const auto limit = [](const Explained& run, const std::string& name) {
     const std::vector<ExplainedOp> ops = explain_stage(run.cost, run.schedule, 1, run.schedule.shape(0));
     for (const ExplainedKernel& kernel : ops[0].kernels) {

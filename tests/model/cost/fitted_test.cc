@@ -33,7 +33,7 @@ TEST(TimeCurveTest, IsExactAtMeasuredLengthsAndLinearBetween) {
   EXPECT_EQ(curve.at(320, 0), 6);
 }
 
-TEST(TimeCurveTest, HasAFloorBelowAndGoesOnAbove) {
+TEST(TimeCurveTest, IsConstantBelowAndExtrapolatedAbove) {
   const TimeCurve curve = *table().curve(PartKind::layer, OpKind::F);
   EXPECT_EQ(curve.at(1, 0), 1);
   EXPECT_EQ(curve.at(1024, 0), 10 + 512.0 * 8 / 384);
@@ -50,7 +50,7 @@ TEST(TimeCurveTest, AddsTheContextTermWhereThereIsContext) {
   EXPECT_EQ(negative.at(64, 0), 1);
 }
 
-TEST(FittedCostTest, RefusesWhatItsTimesAreNotOf) {
+TEST(FittedCostTest, RejectsConfigurationsThatWereNotMeasured) {
   EXPECT_EQ(error_of([] { FittedCost(table(), Training{}, {{.layers = 3, .expert_layers = 2, .embedding = true}}); }),
             "cost.json: times are of dense layers, but stage 0 has 2 layers with experts");
   Training training;
@@ -59,7 +59,7 @@ TEST(FittedCostTest, RefusesWhatItsTimesAreNotOf) {
             "cost.json: times are without context parallelism, got size 2");
 }
 
-TEST(FittedCostTest, AddsUpWhatAStageHolds) {
+TEST(FittedCostTest, AddsUpThePartsOfAStage) {
   const FittedCost cost(table(), Training{}, kStages);
   const MicrobatchShape shape{2, {128}};
   EXPECT_EQ(cost.compute_s(OpKind::F, 0, shape, 0), 2 * 2 + 0.5);
@@ -78,7 +78,7 @@ TEST(FittedCostTest, AddsUpWhatAStageHolds) {
   EXPECT_EQ(to_json_text(parse_cost_table(to_json_text(measured), "again")), to_json_text(measured));
 }
 
-TEST(FittedCostTest, TakesItsOneLinkForEveryHop) {
+TEST(FittedCostTest, UsesItsOneLinkForEveryTransfer) {
   const FittedCost cost(table(), Training{}, kStages);
   EXPECT_EQ(cost.transfer(0, 1, 500).occupied_s, 0.5);
   EXPECT_EQ(cost.transfer(0, 1, 500).latency_s, 0.25);
@@ -96,7 +96,7 @@ class Rest : public CostModel {
 };
 
 // Beside the parts of a stage, once an op; passes over parameters; sums over the ranks that a collective has.
-TEST(FittedCostTest, AddsWhatThereIsAroundTheParts) {
+TEST(FittedCostTest, AddsTheTimeOfTheStageItself) {
   CostTable around = table();
   around.curve(PartKind::stage, OpKind::F) = TimeCurve{.tokens = {64, 128}, .seconds = {0.25, 0.5}};
   around.curve(PartKind::stage, OpKind::B) = TimeCurve{.tokens = {128}, .seconds = {0.125}};
@@ -120,7 +120,7 @@ TEST(FittedCostTest, AddsWhatThereIsAroundTheParts) {
   EXPECT_EQ(FittedCost(around, training, kStages, std::make_unique<Rest>()).optimizer_s(1), 6);
 }
 
-TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
+TEST(FittedCostTest, UsesAnotherModelForTheRest) {
   CostTable without = table();
   without.links.clear();
   const FittedCost cost(without, Training{}, kStages, std::make_unique<Rest>());
@@ -132,7 +132,7 @@ TEST(FittedCostTest, LeavesTheRestToAnotherModel) {
   EXPECT_EQ(FittedCost(without, Training{}, kStages).transfer(0, 1, 500).occupied_s, 0);
 }
 
-TEST(FittedCostTest, RefusesWhatWasNotMeasured) {
+TEST(FittedCostTest, RejectsPartsThatWereNotMeasured) {
   const FittedCost cost(table(), Training{}, kStages);
   EXPECT_EQ(error_of([&] {
               cost.compute_s(OpKind::F, 0, {1, {128}}, 0);
@@ -156,7 +156,7 @@ TEST(FittedCostTest, RefusesWhatWasNotMeasured) {
             "cost.json: /links: without a cluster: expected one link, got 2");
 }
 
-TEST(CostFile, ComesBackAsWritten) {
+TEST(CostFile, RoundTripsThroughItsText) {
   const CostTable first = table();
   const CostTable second = parse_cost_table(to_json_text(first), "again");
   EXPECT_EQ(to_json_text(second), to_json_text(first));
@@ -165,7 +165,7 @@ TEST(CostFile, ComesBackAsWritten) {
   EXPECT_EQ(second.links[0].name, "wire");
 }
 
-TEST(CostFile, HoldsPassesAndSumsAndWhatAStageTakes) {
+TEST(CostFile, HasPassesAllReducesAndStageTimes) {
   CostTable first = table();
   first.curve(PartKind::stage, OpKind::F) = first.curve(PartKind::stage, OpKind::B) =
       TimeCurve{.tokens = {8}, .seconds = {1e-6}};

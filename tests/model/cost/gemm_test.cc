@@ -54,7 +54,7 @@ TEST(Gemm, GrowsWithEverySizeAndStaysBelowPeakAndBandwidth) {
   }
 }
 
-TEST(Gemm, OfASkinnyShapeTakesItsBytes) {
+TEST(Gemm, OfASkinnyShapeIsBoundByMemory) {
   // One row: 2 FLOPs for each 2 bytes of the matrix. The arithmetic, even on tiles of 32 rows, takes less than half as
   // long, and (1 + 1/16)^(1/4) is 1.015.
   for (const char* name : kGpus) {
@@ -65,7 +65,7 @@ TEST(Gemm, OfASkinnyShapeTakesItsBytes) {
   }
 }
 
-TEST(Gemm, ComesInWaves) {
+TEST(Gemm, IncreasesWithWavesOfTiles) {
   // 10 x 10 tiles of 128 x 128 and k = 1000 on 100 SMs of 1 TFLOP/s: 2 x 128 x 128 x 1000 / 1e12 s.
   const Gpu gpu = plain();
   const auto compute_s = [&](double m) { return gemm_time(gpu, {.m = m, .n = 1280, .k = 1000}, 0).seconds(); };
@@ -79,7 +79,7 @@ TEST(Gemm, ComesInWaves) {
   EXPECT_DOUBLE_EQ(compute_s(1312), 8.44 / 8 * wave);
 }
 
-TEST(Gemm, PaysForSmallTilesAndTheirResults) {
+TEST(Gemm, TakesLongerForSmallTilesAndTheirResults) {
   Gpu gpu = plain();
   gpu.gemm.operand_edge = 32;
   gpu.gemm.exposed_write = 0.5;
@@ -91,7 +91,7 @@ TEST(Gemm, PaysForSmallTilesAndTheirResults) {
               2 * tile * 1024 / 1e12 * 1.375 + 0.5 * 2 * tile / 1e10 + 3e-6, 1e-12);
 }
 
-TEST(Gemm, CutsKWhereTilesAreFew) {
+TEST(Gemm, SplitsKWhereTilesAreFew) {
   // Eight tiles of 32 x 64 are fastest; eight parts of k keep 64 SMs busy. Adding them is too little to see.
   Gpu gpu = plain();
   gpu.memory_bandwidth_bytes_per_s = 1e15;
@@ -100,7 +100,7 @@ TEST(Gemm, CutsKWhereTilesAreFew) {
   EXPECT_NEAR(gemm_time(gpu, one, 0).seconds(), alone / 8, 1e-3 * alone);
 }
 
-TEST(Gemm, OfManySmallProductsFillsTheGpu) {
+TEST(Gemm, OfManySmallGemmsFillsTheGpu) {
   const Gpu gpu = catalogue_gpu("a100-80gb");
   const GemmShape one{.m = 512, .n = 512, .k = 128};
   GemmShape many = one;
@@ -108,7 +108,7 @@ TEST(Gemm, OfManySmallProductsFillsTheGpu) {
   EXPECT_LT(seconds(gpu, many), 32 * seconds(gpu, one));
 }
 
-TEST(Gemm, LaunchedApartTakesMoreForEach) {
+TEST(Gemm, LaunchedSeparatelyTakesMoreTimeEach) {
   Gpu gpu = catalogue_gpu("b200-180gb");
   gpu.gemm.group_s = 2e-6;
   const GemmShape together{.m = 300, .n = 2048, .k = 1024, .batch = 16};
@@ -127,7 +127,7 @@ TEST(Gemm, AddingToAWiderResultTakesLonger) {
   }
 }
 
-TEST(Attention, TakesItsTailOnEveryMultiprocessor) {
+TEST(Attention, AddsItsTailOnEveryMultiprocessor) {
   Gpu gpu = plain();
   gpu.kernel_s = 1e-6;
   gpu.attention_forward = {.peak_fraction = 0.5, .tail_rows = 10, .softmax_size = 64};

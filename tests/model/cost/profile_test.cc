@@ -61,7 +61,7 @@ std::string error_of(const Profile& profile, const ProfileChoice& choice = {}) {
   return "no error";
 }
 
-TEST(FitProfile, FindsTheTruthWithoutNoise) {
+TEST(FitProfile, RecoversTheParametersWithoutNoise) {
   const Truth truth;
   const ProfileFit fit = fit_profile(layer_profile(truth, 0), {});
   const TimeCurve& curve = *fit.table.curve(PartKind::layer, OpKind::F);
@@ -84,7 +84,7 @@ TEST(FitProfile, FindsTheTruthWithoutNoise) {
   EXPECT_TRUE(fit.warnings.empty());
 }
 
-TEST(FitProfile, IsAboutAsGoodAsTheNoise) {
+TEST(FitProfile, HasAnErrorAboutAsLargeAsTheNoise) {
   const Truth truth;
   const ProfileFit fit = fit_profile(layer_profile(truth, 0.01), {});
   const TimeCurve& curve = *fit.table.curve(PartKind::layer, OpKind::F);
@@ -113,7 +113,7 @@ TEST(FitProfile, TakesMediansOfRepeatedSamples) {
                                         "layer B: expected samples with context: t_ctx is 0"));
 }
 
-TEST(FitProfile, LeavesOutTermsThatSamplesCannotTellApart) {
+TEST(FitProfile, DropsTermsThatSamplesDoNotDetermine) {
   Truth truth;
   truth.context = {0, 0, 0, 4e-10};
   // One context: i j and i, j and 1 are the same. Two tokens' worth of one context: a0 + a3 i j.
@@ -156,7 +156,7 @@ TEST(FitProfile, FitsLinks) {
 }
 
 // Passes over parameters: 1 us and 2 billion a second. Sums: 5 us and 4 GB/s over two ranks, twice as long over four.
-TEST(FitProfile, FitsPassesAndSums) {
+TEST(FitProfile, FitsPassesAndAllReduces) {
   Profile profile = layer_profile({}, 0);
   for (const std::int64_t size : {1000, 100'000, 10'000'000}) {
     const auto elements = static_cast<double>(size);
@@ -180,7 +180,7 @@ TEST(FitProfile, FitsPassesAndSums) {
 }
 
 // Only attention looks at what is before a slice: of other parts nobody needs to hear that they have no context.
-TEST(FitProfile, WarnsOfMissingContextInLayersAlone) {
+TEST(FitProfile, WarnsOfMissingContextOnlyForLayers) {
   Profile profile = layer_profile({}, 0);
   for (const PartKind part : {PartKind::head, PartKind::stage}) {
     for (const OpKind kind : {OpKind::F, OpKind::B}) {
@@ -210,7 +210,7 @@ TEST(FitProfile, ChoosesSequencesAndTensorParallelSize) {
             "p.json: /samples: no sample has sequences 3 and tensor_parallel 2");
 }
 
-TEST(FitProfile, SaysWhatIsMissing) {
+TEST(FitProfile, ReportsMissingSamples) {
   EXPECT_EQ(error_of({.source = "p.json"}), "p.json: /samples: expected at least one sample");
   const ProfileSample forward{.kind = OpKind::F, .tokens = 8, .seconds = 1};
   const ProfileSample weight{.kind = OpKind::W, .tokens = 8, .seconds = 1};

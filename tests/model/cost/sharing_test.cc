@@ -43,7 +43,7 @@ std::vector<std::array<double, 3>> uses_of(const LinkSharing& sharing) {
   return out;
 }
 
-TEST(LinkSharingTest, OfANodesCardIsBetweenItsPipelineRanks) {
+TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
   // p3.16xlarge: two ranks of four GPUs a node. Over node borders go 1->2, 2->1 (links 2, 3) and 3->4, 4->3 (6, 7).
   // The middle node's card sends 2->1 and 3->4 and receives 1->2 and 4->3; the outer cards serve one link each way.
   const LinkSharing sharing = sharing_of(sharing_sizes(1, 4, 6), load_cluster("p3.16xlarge", 3));
@@ -55,7 +55,7 @@ TEST(LinkSharingTest, OfANodesCardIsBetweenItsPipelineRanks) {
   }
 }
 
-TEST(LinkSharingTest, OfCardsOfEachGpuIsBetweenItsNeighbours) {
+TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
   // A rank a node. Its eight cards are alike, so they are one resource in each direction; the outer ranks have one
   // neighbour and share nothing. Links: 0->1, 1->0, 1->2, 2->1, 2->3, 3->2.
   const LinkSharing sharing = sharing_of(sharing_sizes(8, 1, 4), load_cluster("dgx-a100-80gb", 4));
@@ -67,7 +67,7 @@ TEST(LinkSharingTest, OfCardsOfEachGpuIsBetweenItsNeighbours) {
   for (const SharedLink& link : sharing.links) EXPECT_EQ(link.speed, 1);
 }
 
-TEST(LinkSharingTest, IsOfTheLinkThatTheSlowestReplicaCrosses) {
+TEST(LinkSharingTest, IsThatOfTheLinkOfTheSlowestReplica) {
   // Four ranks of four GPUs over two nodes of eight: 0<->1 and 2<->3 through NVSwitch, 1<->2 through InfiniBand. No two
   // share a card, and no port of an NVSwitch has two neighbours in its node.
   EXPECT_TRUE(sharing_of(sharing_sizes(4, 1, 4), load_cluster("dgx-a100-80gb", 2)).empty());
@@ -104,7 +104,7 @@ TEST(LinkSharingTest, FollowsTheClusterFile) {
   EXPECT_EQ(sharing.links[0].policy, Sharing::queue);
 }
 
-TEST(LinkSharingTest, LeavesTheGatheringAfterATransferOut) {
+TEST(LinkSharingTest, ExcludesTheAllGatherAfterATransfer) {
   // Scatter/gather over eight tensor ranks: each sends x bytes at 25e9 x 0.9, then 7 x bytes come in over NVLink.
   const Transformer model = example("gpt3-1b.json");
   Training training = sharing_sizes(8, 1, 4);

@@ -86,7 +86,7 @@ TEST(BoostGraph, IdsAreATopologicalOrder) {
   });
 }
 
-TEST(BoostGraph, EveryForwardLeadsBackToTheFirst) {
+TEST(BoostGraph, BreadthFirstSearchFindsTheFirstForwardFromEveryOp) {
   const Schedule schedule = test::make("1f1b", {.p = 4, .m = 4});
   const OpGraph graph = lower(schedule);
   BGL_FORALL_VERTICES_T(v, graph, OpGraph) {

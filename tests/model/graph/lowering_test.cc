@@ -61,7 +61,7 @@ bool needs(const OpGraph& graph, VertexId v, VertexId need) {
   return std::find(all.begin(), all.end(), need) != all.end();
 }
 
-TEST(Lowering, HasEveryDependencyOfTheDesignAndNoOther) {
+TEST(Lowering, HasExactlyTheDocumentedDependencies) {
   const TellingFootprint footprint;
   test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
@@ -121,7 +121,7 @@ TEST(Lowering, HasEveryDependencyOfTheDesignAndNoOther) {
   });
 }
 
-TEST(Lowering, BlockingTransfersHoldUpTheNextOpOfTheSenderAndNothingElse) {
+TEST(Lowering, BlockingTransfersDelayOnlyTheNextOpOfTheSender) {
   test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
     const OpGraph free = lower(schedule);
@@ -150,7 +150,7 @@ TEST(Lowering, BlockingTransfersHoldUpTheNextOpOfTheSenderAndNothingElse) {
   });
 }
 
-TEST(Lowering, TransfersOfALaneStandInTheOrderInWhichTheyAreProduced) {
+TEST(Lowering, TransfersOfALaneAreInTheOrderOfTheirProducers) {
   test::for_each_schedule({.ranks = 4, .microbatches = 6, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     const OpGraph graph = lower(schedule);
     const Ops ops(graph);
@@ -235,7 +235,7 @@ TEST(Lowering, EveryStepWaitsForTheGlobalNormAndThatForEveryStage) {
   for (const VertexId step : optimizers(graph)) EXPECT_TRUE(needs(graph, step, norms[0]));
 }
 
-TEST(Lowering, ATiedEmbeddingIsSummedBetweenTheEndsOnlyIfTheyAreApart) {
+TEST(Lowering, ATiedEmbeddingIsReducedOnlyIfItsStagesAreOnDifferentRanks) {
   const TellingFootprint footprint;
   const auto tied = [&](const char* family, test::Shape shape) {
     const Schedule schedule = test::make(family, shape);
@@ -258,7 +258,7 @@ TEST(Lowering, ATiedEmbeddingIsSummedBetweenTheEndsOnlyIfTheyAreApart) {
 }
 
 // Embedding and head of one rank add to one gradient: what sums the first stage's waits for the head's last W too.
-TEST(Lowering, SumsOfAnEmbeddingWaitForTheHeadOfItsRank) {
+TEST(Lowering, ReductionOfAnEmbeddingWaitsForTheHeadOfItsRank) {
   ScheduleParts parts{.family = "custom", .num_stages = 2, .routes = {{0, 0}}};
   parts.orders = {{{.stage = 0, .kind = OpKind::F},
                    {.stage = 1, .kind = OpKind::F},
@@ -280,7 +280,7 @@ TEST(Lowering, SumsOfAnEmbeddingWaitForTheHeadOfItsRank) {
   }
 }
 
-TEST(Lowering, ReplicasOfAStageSumTheirGradients) {
+TEST(Lowering, ReplicasOfAStageReduceTheirGradients) {
   const Schedule schedule = test::make("dualpipe", {.p = 4, .m = 8});
   const OpGraph graph = lower(schedule);
   const auto sums = collectives(graph, CollectiveKind::replica_reduce);
@@ -293,7 +293,7 @@ TEST(Lowering, ReplicasOfAStageSumTheirGradients) {
   EXPECT_EQ(optimizers(graph).size(), 8U);
 }
 
-TEST(Lowering, WithoutAFlushAForwardRunsWithTheVersionItReads) {
+TEST(Lowering, WithoutAFlushAForwardFollowsTheStepOfItsVersion) {
   for (const char* family : {"pipedream", "pipedream-2bw"}) {
     for (int p = 1; p <= 4; ++p) {
       const Schedule schedule = test::make(family, {.p = p, .m = 4, .batches = 4});
@@ -311,7 +311,7 @@ TEST(Lowering, WithoutAFlushAForwardRunsWithTheVersionItReads) {
   }
 }
 
-TEST(Lowering, AStepStandsBeforeABlockWhoseForwardReadsIt) {
+TEST(Lowering, AStepPrecedesABlockWhoseForwardReadsIt) {
   // 2BW on one rank, batches of one microbatch; the forward of the third reads version 1 from within a block.
   ScheduleParts parts{.family = "custom",
                       .num_batches = 3,
@@ -332,7 +332,7 @@ TEST(Lowering, AStepStandsBeforeABlockWhoseForwardReadsIt) {
   EXPECT_GT(steps[1], ops.at(OpKind::F, 0, 2, 0));
 }
 
-TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
+TEST(Lowering, RecomputationWaitsForTheGradientAndPrecedesItsOp) {
   const Schedule schedule = test::make("1f1b", {.p = 2, .m = 3});
   const OpGraph graph = lower(schedule, {.recompute = true});
   const Ops ops(graph);
@@ -350,7 +350,7 @@ TEST(Lowering, RecomputationWaitsForTheGradientAndStandsBeforeItsOp) {
 }
 
 // A graph that is given other sizes is the one that would be lowered for them.
-TEST(Lowering, RefilledGraphIsTheOneOfItsNewSizes) {
+TEST(Lowering, RefilledGraphEqualsAFreshOneOfItsSizes) {
   const TellingFootprint footprint;
   for (const auto& [family, shape] : {std::pair("seq1f1b-interleaved", test::Shape{.p = 2, .m = 4, .v = 2, .k = 2}),
                                       {"dualpipe", {.p = 4, .m = 8}},
@@ -395,7 +395,7 @@ TEST(Lowering, RefilledGraphIsTheOneOfItsNewSizes) {
 }
 
 // Found beside what the fuzzer found: a rank's memory would overflow although no slice does.
-TEST(Lowering, MoreBytesThanCanBeCountedAreRefused) {
+TEST(Lowering, MoreBytesThanFitIn64BitsAreRejected) {
   struct Heavy : public Footprint {
     explicit Heavy(std::int64_t bytes) : bytes_(bytes) {}
     StageBytes stage(int) const override { return {}; }

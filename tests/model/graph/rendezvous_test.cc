@@ -21,7 +21,7 @@ std::string ring(const std::string& text, Exchange exchange) {
   return hanging_cycle(schedule_from_csv(text, "s.csv"), exchange);
 }
 
-TEST(Rendezvous, PyTorchsPlacesHangForNoFamily) {
+TEST(Rendezvous, PyTorchsPlacementOfTransfersHangsForNoFamily) {
   test::for_each_schedule({}, [](const Schedule& schedule) {
     if (schedule.num_ranks() == 1) return;
     SCOPED_TRACE(test::describe(schedule));
@@ -38,7 +38,7 @@ TEST(Rendezvous, PyTorchsPlacesHangForNoFamily) {
 }
 
 // Two ranks that exchange activations and gradients at the same time: the classic of 1F1B.
-TEST(Rendezvous, TwoThatSendAtOnceHangWithoutBuffers) {
+TEST(Rendezvous, TwoConcurrentSendsHangWithoutBuffers) {
   const std::string text =
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
@@ -50,7 +50,7 @@ TEST(Rendezvous, TwoThatSendAtOnceHangWithoutBuffers) {
   EXPECT_EQ(ring(text, Exchange::grouped), "");
 }
 
-TEST(Rendezvous, NeighboursInAListGoTogetherButNotPastAnOp) {
+TEST(Rendezvous, AdjacentEntriesArePostedTogetherButNotAcrossAnOp) {
   // As above, but rank 1 runs an op between its send and its receive.
   const std::string text =
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
@@ -68,7 +68,7 @@ TEST(Rendezvous, NeighboursInAListGoTogetherButNotPastAnOp) {
   EXPECT_EQ(ring(hangs, Exchange::buffered), "");
 }
 
-TEST(Rendezvous, ASendThatStandsTooLateIsADeadlockEvenWithBuffers) {
+TEST(Rendezvous, ALateSendIsADeadlockEvenWithBuffers) {
   // Rank 0 sends F1 only behind B0, whose gradient rank 1 makes after it has F1.
   const std::string text =
       "0F0,0SEND_F0,0F1,0RECV_B0,0B0,0SEND_F1,0RECV_B1,0B1\n"
@@ -84,7 +84,7 @@ TEST(Rendezvous, ASendThatStandsTooLateIsADeadlockEvenWithBuffers) {
   }
 }
 
-TEST(Rendezvous, ASendStartsWhenItsRankComesToIt) {
+TEST(Rendezvous, ASendStartsWhenItsRankReachesIt) {
   // As it stands, rank 0 sends F0 only behind F1 and F2: 3 s instead of 1 until it is there.
   const auto first_on_rank_1 = [](const std::string& text) {
     const Schedule schedule = schedule_from_csv(text, "s.csv");
@@ -101,7 +101,7 @@ TEST(Rendezvous, ASendStartsWhenItsRankComesToIt) {
   EXPECT_EQ(first_on_rank_1("0F0,0F1,0F2,0SEND_F0,0SEND_F1,0SEND_F2," + rest + second), std::chrono::seconds(3));
 }
 
-TEST(Rendezvous, RingsNameCellsOfTablesAndRanksOfLists) {
+TEST(Rendezvous, CyclesNameCellsOfTablesAndRanksOfLists) {
   // Every family that needs its receives posted ahead hangs without: here 1f1b, at its first exchange.
   EXPECT_EQ(hanging_cycle(with_receives_just_in_time(test::make("1f1b", {.p = 2, .m = 2})), Exchange::rendezvous),
             "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
@@ -165,7 +165,7 @@ bool runs_to_the_end(const Schedule& schedule, Exchange exchange) {
   return true;
 }
 
-TEST(Rendezvous, AgreesWithALookAtEverything) {
+TEST(Rendezvous, AgreesWithAnExhaustiveSearch) {
   std::mt19937 random(5);
   int hung = 0;
   int ran = 0;

@@ -41,11 +41,11 @@ void expect_peak(const char* family, const std::function<int(int)>& bound) {
   EXPECT_EQ(checked, 16 * 64);
 }
 
-TEST(BuildingBlock, VHalfHoldsHalf) { expect_peak("v-half", half); }
-TEST(BuildingBlock, VMinHoldsAThird) { expect_peak("v-min", third); }
+TEST(BuildingBlock, VHalfStoresHalf) { expect_peak("v-half", half); }
+TEST(BuildingBlock, VMinStoresAThird) { expect_peak("v-min", third); }
 
 // Where more ranks make the largest differences between slots and memory.
-TEST(BuildingBlock, HoldsNoMoreOnManyRanks) {
+TEST(BuildingBlock, StoresNoMoreOnManyRanks) {
   for (const int p : {31, 32, 33, 64, 65, 66}) {
     EXPECT_EQ(largest_peak(make("v-half", {.p = p, .m = p})), half(p)) << p;
     EXPECT_EQ(largest_peak(make("v-min", {.p = p, .m = p})), third(p)) << p;
@@ -77,7 +77,7 @@ TEST(BuildingBlock, IsNoSlowerThanKnownOrders) {
 // One microbatch alone takes 4p slots down the V and up and back again, and a W; 6 of them are a rank's work. No
 // schedule idles longer than that, nor, from p microbatches on, v-half longer than half of 1f1b's (p - 1)(f + b + w),
 // which is 6(p - 1) slots.
-TEST(BuildingBlock, IdlesNoLongerThanItShould) {
+TEST(BuildingBlock, IdleTimeIsWithinItsBound) {
   for (const bool is_half : {true, false}) {
     const int checked = test::for_shapes(is_half ? "v-half" : "v-min", {.ranks = 16, .microbatches = 64}, everywhere,
                                          [&](const Shape& shape, const Schedule& schedule) {
@@ -94,7 +94,7 @@ TEST(BuildingBlock, IdlesNoLongerThanItShould) {
 }
 
 // The block fills all slots: once it repeats, a microbatch more costs its work and nothing else.
-TEST(BuildingBlock, RepeatsWithoutIdling) {
+TEST(BuildingBlock, RepeatsWithoutIdleTime) {
   for (const char* family : {"v-half", "v-min"}) {
     for (int p = 1; p <= 16; ++p) {
       const std::int64_t first = slots(make(family, {.p = p, .m = p}));
@@ -107,7 +107,7 @@ TEST(BuildingBlock, RepeatsWithoutIdling) {
 
 // v-half's block leaves slots between the ops of neighbours, so with f = 10, b = 12, w = 8 a microbatch more still
 // costs its work of 2·30 a rank. v-min's leaves none, and its ranks wait for each other.
-TEST(BuildingBlock, VHalfBearsUnevenCosts) {
+TEST(BuildingBlock, VHalfToleratesUnevenCosts) {
   const auto growth = [](const char* family, int p) {
     const auto makespan = [&](int m) {
       return longest_path(make(family, {.p = p, .m = m}), uniform(10, 12, 8)).makespan();

@@ -244,7 +244,7 @@ TEST(ClosedForms, PipedreamPeriod) {
 
 // The optimum of a linear placement is no less: the first F reaches the last rank after (p-1)f, which then has all its
 // work to do.
-TEST(ClosedForms, NoLinearPlacementBeatsItsLastRank) {
+TEST(ClosedForms, NoLinearPlacementIsFasterThanItsLastRank) {
   for (const char* family : {"gpipe", "1f1b", "eager-1f1b", "terapipe", "seq1f1b", "eager-seq1f1b", "zb-h1", "zb-h2",
                              "seq1f1b-zb1p", "seq1f1b-zb2p"}) {
     test::for_shapes(family, {.ranks = 6, .microbatches = 14, .slices = 3}, everywhere,

@@ -46,7 +46,7 @@ class EveryFamily : public testing::TestWithParam<std::string_view> {
   const std::string name{GetParam()};
 };
 
-TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
+TEST_P(EveryFamily, IsCompleteWithoutDeadlockAndNoShorterThanItsWork) {
   const int checked = test::for_shapes(name, kSmall, everywhere, [](const Shape&, const Schedule& schedule) {
     expect_complete(schedule);
     const test::OracleCosts costs = uniform(2, 3, 5);
@@ -66,7 +66,7 @@ TEST_P(EveryFamily, IsCompleteFreeOfDeadlockAndNoShorterThanItsWork) {
   EXPECT_GT(checked, 0);
 }
 
-TEST_P(EveryFamily, IsWhatItsRowSays) {
+TEST_P(EveryFamily, HasThePropertiesOfItsRow) {
   const Family& family = find_family(name);
   EXPECT_FALSE(family.summary.empty());
   EXPECT_FALSE(family.source.empty());
@@ -81,14 +81,14 @@ TEST_P(EveryFamily, IsWhatItsRowSays) {
   });
 }
 
-TEST_P(EveryFamily, IsMadeTheSameTwice) {
+TEST_P(EveryFamily, IsGeneratedDeterministically) {
   test::for_shapes(name, {.ranks = 3, .microbatches = 6, .chunks = 2, .slices = 2}, everywhere,
                    [&](const Shape& shape, const Schedule& schedule) {
                      EXPECT_EQ(make(name, shape).parts().orders, schedule.parts().orders);
                    });
 }
 
-TEST_P(EveryFamily, OrdersSlicesByTheirCountAlone) {
+TEST_P(EveryFamily, OrderDependsOnlyOnTheNumberOfSlices) {
   const Family& family = find_family(name);
   if (!family.sliced) return;
   FamilyParams params = {.ranks = 2, .microbatches = 4, .shape = {.sequences = 1, .slice_lengths = {1, 1, 1}}};
@@ -145,7 +145,7 @@ TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
   }
 }
 
-TEST(Registry, NamesTheNearestFamily) {
+TEST(Registry, SuggestsTheNearestFamily) {
   const auto error = [](const char* name) -> std::string {
     try {
       find_family(name);
@@ -159,7 +159,7 @@ TEST(Registry, NamesTheNearestFamily) {
   EXPECT_EQ(error(""), "there is no schedule family '' ('sluice schedules' lists them)");
 }
 
-TEST(Registry, KnowsPyTorchsClasses) {
+TEST(Registry, FindsPyTorchsClasses) {
   EXPECT_EQ(find_family("ScheduleGPipe").name, "gpipe");
   EXPECT_EQ(find_family("Schedule1F1B").name, "1f1b");
   EXPECT_EQ(find_family("ScheduleInterleaved1F1B").name, "interleaved-1f1b");
@@ -178,7 +178,7 @@ std::string refusal(const std::string& name, const FamilyParams& params) {
   return "no refusal";
 }
 
-TEST(Refusals, OfWhatNoFamilyTakes) {
+TEST(Refusals, OfParametersThatAreAlwaysInvalid) {
   EXPECT_EQ(refusal("1f1b", {.ranks = 0}), "1f1b: ranks (--pp): expected 1 to 8192, got 0");
   EXPECT_EQ(refusal("1f1b", {.ranks = 8193}), "1f1b: ranks (--pp): expected 1 to 8192, got 8193");
   EXPECT_EQ(refusal("1f1b", {.microbatches = 0}), "1f1b: microbatches: expected at least 1, got 0");
@@ -195,7 +195,7 @@ TEST(Refusals, OfWhatNoFamilyTakes) {
             "1f1b: 80000000 ops (4 stages x 10000000 microbatches x 1 batches x 1 slices x F, B): more than 60000000");
 }
 
-TEST(Refusals, OfWhatTheFamilyDoesNotHave) {
+TEST(Refusals, OfParametersThatTheFamilyDoesNotHave) {
   EXPECT_EQ(refusal("1f1b", {.chunks = 2}), "1f1b: chunks (--vpp): its placement fixes 1, got 2");
   EXPECT_EQ(refusal("zb-v", {.chunks = 4}), "zb-v: chunks (--vpp): its placement fixes 2, got 4");
   EXPECT_EQ(refusal("1f1b", {.shape = {.slice_lengths = {1, 1}}}),
@@ -228,7 +228,7 @@ TEST(Refusals, OfSlicedGroups) {
             "seq1f1b-interleaved: 1 microbatches of 2 slices are 2 units, fewer than the 4 ranks");
 }
 
-TEST(Refusals, OfTwoWayAndWaveShapes) {
+TEST(Refusals, OfBidirectionalAndWaveShapes) {
   EXPECT_EQ(refusal("dualpipe", {.ranks = 3, .microbatches = 8}), "dualpipe: ranks: expected an even number, got 3");
   EXPECT_EQ(refusal("dualpipe", {.ranks = 4, .microbatches = 9}),
             "dualpipe: microbatches: expected an even number of at least 8 (twice the ranks), got 9");

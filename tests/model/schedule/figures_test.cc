@@ -21,7 +21,7 @@ double largest_peak(const Schedule& schedule, int units) {
 }
 
 // p = 4, m = 8, a microbatch takes 8 + 8 + 8 on a stage: with k = 4 slices 2 + 2 + 2 each, with two chunks 4 + 4 + 4.
-TEST(Figures, Zb2pOverSlicesBeatsZbV) {
+TEST(Figures, Zb2pOverSlicesIsFasterThanZbV) {
   const Schedule sliced = make("seq1f1b-zb2p", {.p = 4, .m = 8, .k = 4});
   const auto sliced_times = longest_path(sliced, uniform(2, 2, 2));
   EXPECT_EQ(sliced_times.makespan(), 198);      // 8·24 + 3·2
@@ -35,13 +35,13 @@ TEST(Figures, Zb2pOverSlicesBeatsZbV) {
 }
 
 // All costs 1: (8 + 3)·3 with the whole backward, 22 where a B is charged its input gradient alone.
-TEST(Figures, FusedBackwardTakesBothGradients) {
+TEST(Figures, FusedBackwardHasBothGradients) {
   const Schedule schedule = make("1f1b", {.p = 4, .m = 8});
   EXPECT_EQ(makespan(schedule, uniform(1, 1, 1)), 33);
   EXPECT_EQ(makespan(schedule, uniform(1, 1, 0)), 22);
 }
 
-TEST(Figures, ZeroBubbleFormsDifferInSpanAlone) {
+TEST(Figures, ZeroBubbleFormsDifferOnlyInSpan) {
   const auto h1 = longest_path(make("zb-h1", {.p = 4, .m = 8}), uniform(1, 1, 1));
   const auto h2 = longest_path(make("zb-h2", {.p = 4, .m = 8}), uniform(1, 1, 1));
   EXPECT_EQ(h1.makespan(), 27);  // 8·3 + 3·1

@@ -41,13 +41,13 @@ void expect_added(const char* family, const std::function<bool(const Shape&)>& i
 
 Nanoseconds any(const LatencyCosts&) { return 1000; }
 
-TEST(Latency, ThereAndBackPaysEachHopOnce) {
+TEST(Latency, GpipeIncludesEachTransferLatencyOnce) {
   const auto added = [](const Shape& s) { return 2 * (s.p - 1); };
   expect_added("gpipe", everywhere, added, any);
   expect_added("terapipe", everywhere, added, any);
 }
 
-TEST(Latency, OneFOneBPaysForNearlyEverySlice) {
+TEST(Latency, OneFOneBIncludesTheLatencyOfNearlyEverySlice) {
   const auto added = [](const Shape& s) {
     const int u = (s.m - 1) * s.k;
     return 2 * (s.p - 1 + u - (u + s.p - 1) / s.p);
@@ -56,14 +56,14 @@ TEST(Latency, OneFOneBPaysForNearlyEverySlice) {
   expect_added("seq1f1b", everywhere, added, any);
 }
 
-TEST(Latency, EagerFormsHideIt) {
+TEST(Latency, EagerVariantsHideIt) {
   const auto added = [](const Shape& s) { return 2 * (s.p - 1); };
   const auto limit = [](const LatencyCosts& t) { return (t.f + t.b + t.w) / 2; };
   expect_added("eager-1f1b", everywhere, added, limit);
   expect_added("eager-seq1f1b", everywhere, added, limit);
 }
 
-TEST(Latency, InterleavedPaysForEveryStage) {
+TEST(Latency, InterleavedIncludesTheLatencyOfEveryStage) {
   const auto in_range = [](const Shape& s) { return s.p > 1 && s.m % s.p == 0 && s.group == 0; };
   const auto added = [](const Shape& s) { return 2 * (s.v * s.p - 1); };
   const auto limit = [](const LatencyCosts& t) { return std::min(t.f, t.b + t.w); };

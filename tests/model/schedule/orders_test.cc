@@ -52,7 +52,7 @@ TEST(Orders, Interleaved) {
 }
 
 // A group of 3 and a last one of 2; warm-up of 3 + 2 on rank 0.
-TEST(Orders, InterleavedWithAShorterLastGroup) {
+TEST(Orders, InterleavedWithASmallerLastGroup) {
   const Schedule schedule = make("interleaved-1f1b", {.p = 2, .m = 5, .v = 2, .group = 3});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 0F2 2F0 2F1 2F2 2B0 0F3 2B1 0F4 2B2 2F3 0B0 2F4 0B1 0B2 2B3 2B4 0B3 0B4");
 }

@@ -63,19 +63,19 @@ TEST(PytorchCsv, ExportThenImportIsTheIdentityForEveryUnslicedFamily) {
             "seq1f1b: PyTorch's CSV has no slices of a sequence");
 }
 
-TEST(PytorchCsv, RanksWithoutOpsAreRefused) {
+TEST(PytorchCsv, RanksWithoutOpsAreRejected) {
   ScheduleParts parts{.family = "custom", .num_ranks = 2, .routes = {{0}}};
   parts.orders = {{{.kind = OpKind::F}, {.kind = OpKind::B}}, {}};
   EXPECT_EQ(error_of<InputError>([&] { schedule_to_csv(Schedule(parts)); }),
             "custom: PyTorch's CSV has no ranks without ops");
 }
 
-TEST(PytorchCsv, IsWrittenAsPyTorchWritesIt) {
+TEST(PytorchCsv, IsWrittenInPyTorchsFormat) {
   // 1F1B on two ranks: rank 0 warms up with one forward.
   EXPECT_EQ(schedule_to_csv(test::make("1f1b", {.p = 2, .m = 2})), "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
 }
 
-TEST(PytorchCsv, IdleStepsLineEndsAndQuotesDoNotMatter) {
+TEST(PytorchCsv, IdleStepsLineEndsAndQuotesAreIgnored) {
   const Schedule schedule = schedule_from_csv(
       "\xEF\xBB\xBF"
       "0F0,0F1,,\"0B0\",,0B1\r\n,1F0, 1B0 ,1F1,1B1,\r\n",
@@ -159,7 +159,7 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
       "have the same order");
 }
 
-TEST(PytorchCsv, ShardingStandsWhereItStood) {
+TEST(PytorchCsv, ShardingActionsKeepTheirPositions) {
   const std::string text = "0UNSHARD,0F0,0B0,0RESHARD,0REDUCE_GRAD\n";
   EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv"), true), text);
   EXPECT_EQ(schedule_to_csv(schedule_from_csv(text, "s.csv")), "0F0,0B0\n");
@@ -169,7 +169,7 @@ TEST(PytorchCsv, ShardingStandsWhereItStood) {
 // two ranks, two chunks and eight microbatches, and ..._comms.csv is what `_merge_bw` and `_add_send_recv` make of it.
 // The golden file was made by Sluice and equals that artifact, byte for byte once its old dialect (B, W, BW) is read
 // and written in today's letters.
-TEST(PytorchCsv, CommunicationStandsWherePyTorchPutsIt) {
+TEST(PytorchCsv, CommunicationIsWherePyTorchPutsIt) {
   const Schedule compute = test::make("interleaved-zb", {.p = 2, .m = 8, .v = 2});
   const std::string text = schedule_to_csv(with_communication(with_merged_backwards(compute)), true);
   test::expect_golden("model/schedule/golden/interleaved-zb-p2-m8-communication.csv", text);
@@ -183,7 +183,7 @@ TEST(PytorchCsv, TheOldDialectOfCommunicationIsRecognised) {
   EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0BW0\n", "s.csv")), "0F0,0B0\n");
 }
 
-TEST(MergedBackwards, JoinsAnIWithTheWRightBehindIt) {
+TEST(MergedBackwards, MergesAnIWithTheWThatFollowsIt) {
   const auto merged = [](const std::string& text) {
     return schedule_to_csv(with_merged_backwards(schedule_from_csv(text, "s.csv")));
   };

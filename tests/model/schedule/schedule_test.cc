@@ -26,7 +26,7 @@ std::string error_after(const std::function<void(ScheduleParts&)>& change) {
   return "no error";
 }
 
-TEST(Schedule, TakesAGoodOne) {
+TEST(Schedule, AcceptsAValidOne) {
   const Schedule schedule(good_parts());
   EXPECT_EQ(schedule.num_ops(), 8);  // 2 stages, 2 microbatches, F and B
   EXPECT_EQ(schedule.num_units(), 2);
@@ -35,7 +35,7 @@ TEST(Schedule, TakesAGoodOne) {
   EXPECT_FALSE(schedule.has_joint_blocks());
 }
 
-TEST(Schedule, NumbersUnitsOverMicrobatchesOfUnlikeShapes) {
+TEST(Schedule, NumbersUnitsOverMicrobatchesOfDifferentShapes) {
   ScheduleParts parts = {.num_microbatches = 3,
                          .routes = {{0}},
                          .shapes = {{.slice_lengths = {4}}, {.slice_lengths = {3, 1}}},
@@ -70,7 +70,8 @@ TEST(ScheduleErrors, ReplicasNeedAFlush) {
     const Schedule schedule(std::move(parts));
     FAIL();
   } catch (const ScheduleError& error) {
-    EXPECT_STREQ(error.what(), "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
+    EXPECT_STREQ(error.what(),
+                 "routes: stages on two ranks all-reduce their gradients at a flush, and this schedule has none");
   }
 }
 
@@ -97,7 +98,7 @@ TEST(ScheduleErrors, NameTheFirstOpThatIsWrong) {
             "rank 0: F(stage 0, mb 0) is missing");
 }
 
-TEST(ScheduleErrors, KeepWholeAndSplitBackwardsApart) {
+TEST(ScheduleErrors, RejectMixedWholeAndSplitBackwards) {
   const auto split = [](Op op, OpKind kind) {
     op.kind = kind;
     return op;
@@ -116,7 +117,7 @@ TEST(ScheduleErrors, KeepWholeAndSplitBackwardsApart) {
             "no error");
 }
 
-TEST(ScheduleErrors, JoinOneForwardAndOneBackward) {
+TEST(ScheduleErrors, RequireOneForwardAndOneBackwardInABlock) {
   const auto joined = [](std::size_t rank, std::size_t position) {
     return error_after([=](ScheduleParts& parts) { parts.orders[rank][position].joined = true; });
   };
@@ -181,7 +182,7 @@ Played play(const Schedule& schedule, int rank, int batch, const std::function<i
   return played;
 }
 
-TEST(WeightVersions, OfPipedreamAreThoseThatItsOrderLeaves) {
+TEST(WeightVersions, OfPipedreamFollowFromItsOrder) {
   test::for_shapes(
       "pipedream", {.ranks = 6, .microbatches = 5, .batches = 4}, [](const Shape&) { return true; },
       [](const Shape& shape, const Schedule& schedule) {
@@ -214,7 +215,7 @@ TEST(WeightVersions, OfPipedream2bwAreTwo) {
 }
 
 // Its rule needs m >= p - 1: with one less, some version is read before it is there. Hence the refusal.
-TEST(WeightVersions, OfPipedream2bwComeTooLateInShorterBatches) {
+TEST(WeightVersions, OfPipedream2bwAreTooLateInSmallerBatches) {
   for (int p = 3; p <= 6; ++p) {
     const Shape shape = {.p = p, .m = p - 2, .batches = 3};
     const Schedule schedule = make("pipedream", shape);  // the same order
@@ -223,7 +224,7 @@ TEST(WeightVersions, OfPipedream2bwComeTooLateInShorterBatches) {
   }
 }
 
-TEST(WeightVersions, OfAFlushAreOneABatch) {
+TEST(WeightVersions, WithAFlushAreOnePerBatch) {
   const Schedule schedule = make("1f1b", {.p = 2, .m = 3});
   EXPECT_EQ(weight_version(schedule, 2, 1), 0);
   EXPECT_EQ(num_weight_versions(schedule, 0), 1);

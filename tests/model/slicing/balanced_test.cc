@@ -45,7 +45,7 @@ TEST(BalancedSlices, HaveEqualFlopsToWithinAMultiple) {
   }
 }
 
-TEST(BalancedSlices, AreAsGoodAsTheBestCut) {
+TEST(BalancedSlices, AreCloseToTheBestCut) {
   // All cuts of 24 tokens in three: none has a smaller largest slice by more than a token's worth.
   const Transformer model = example("gpt3-1b.json");
   double best = 1e300;
@@ -55,7 +55,7 @@ TEST(BalancedSlices, AreAsGoodAsTheBestCut) {
   EXPECT_LE(largest(model, balanced_slices(model, 24, 3, 1)), best + flops_of(model, 1, 24));
 }
 
-TEST(BalancedSlices, RefuseMoreThanThereIs) {
+TEST(BalancedSlices, RejectMoreSlicesThanTokens) {
   const Transformer model = example("gpt3-1b.json");
   EXPECT_THROW(balanced_slices(model, 512, 5, 128), InputError);
   EXPECT_THROW(balanced_slices(model, 512, 0, 1), InputError);

@@ -120,7 +120,7 @@ TEST(BestSlices, EqualAlgorithm1WithoutEpsilon) {
   }
 }
 
-TEST(BestSlices, TimesKnownToGrowNeedNotBeAskedForInFull) {
+TEST(BestSlices, IncreasingTimesAreNotReadCompletely) {
   SlicingProblem problem{.forward = floor_times(512, 1, 1e-4, 5e-6, 2e-8), .num_cells = 48};
   const SlicePlan whole = best_slices(problem);
   std::int64_t asked = 0;
@@ -135,7 +135,7 @@ TEST(BestSlices, TimesKnownToGrowNeedNotBeAskedForInFull) {
   EXPECT_LT(asked, 512 * 513 / 2);
 }
 
-TEST(BestSlices, OfLongTimesAreExactToo) {
+TEST(BestSlices, AreExactForLongTimes) {
   // 10^6 s each, past what 32 bits hold, over 4 cells: one slice is best, and takes 4 times as long as on one cell.
   const SlicingProblem one{.forward = slice_times(8, 1, [](auto, auto) { return from_seconds(1e6, "t"); }),
                            .num_cells = 4};
@@ -151,7 +151,7 @@ TEST(BestSlices, OfLongTimesAreExactToo) {
   EXPECT_THROW(best_slices(past), InputError);
 }
 
-TEST(BestSlices, BothSweepsHaveTheirOwnLongest) {
+TEST(BestSlices, BothSweepsHaveTheirOwnMaximum) {
   // Three granules; f is 4, 1, 1 by place for one granule, x is 1, 1, 4. Cut in three: sum 12, longest f 4, longest x
   // 4, so 12 + (K - 1) 8; the longest f + x is 5. In one slice: f 5, x 5, so 10 + (K - 1) 10. K = 2: 20 and 20; for K =
   // 3 28 against 30.
@@ -169,7 +169,7 @@ TEST(BestSlices, BothSweepsHaveTheirOwnLongest) {
   EXPECT_EQ(best_slices(problem).latency, Duration{10});
 }
 
-TEST(BestSlices, LastSliceTakesWhatTheGranularityLeaves) {
+TEST(BestSlices, LastSliceHasTheRemainder) {
   // 10 tokens in multiples of 4: 4 + 4 + 2. A nanosecond a token and three cells: 10 + 2 x 4.
   const SlicingProblem problem{.forward = slice_times(10, 4, [](std::int64_t i, auto) { return Duration{i}; }),
                                .num_cells = 3};
@@ -231,7 +231,7 @@ TEST(BestJointSlices, EqualBruteForce) {
   }
 }
 
-TEST(BestJointSlices, KeepTheBatchWholeWhereNothingWaits) {
+TEST(BestJointSlices, KeepTheBatchWholeWithoutPipelining) {
   // On one cell a part of b whole sequences of 8 tokens takes 1 + b us: all 16 together are best, 17 us.
   const auto plan = best_joint_slices(16, [](int sequences) {
     return SlicingProblem{
@@ -248,7 +248,7 @@ TEST(BestJointSlices, KeepTheBatchWholeWhereNothingWaits) {
 // ones first: four of 120 tokens, six of 112, eight of 104, one of 64, which is 2,048 tokens in multiples of 8.
 // Times of the paper's kind, eq. 9, where a layer takes as long for 1 token as for 64 and context costs, have an
 // optimum of that kind: lengths fall with the context, in steps of the granularity, the last piece aside.
-TEST(BestSlices, ShortenWithTheContextAsThePapersPlanDoes) {
+TEST(BestSlices, ShortenWithTheContextLikeThePapersPlan) {
   const SlicingProblem problem{.forward = floor_times(2048, 8, 5e-4, 8e-6, 1e-9), .num_cells = 96};
   const SlicePlan plan = best_slices(problem);
   ASSERT_GT(plan.lengths.size(), 8U);
@@ -261,7 +261,7 @@ TEST(BestSlices, ShortenWithTheContextAsThePapersPlanDoes) {
   EXPECT_LT(plan.latency, pipeline_latency(problem, even_slices(2048, 8, 19)));
 }
 
-TEST(Algorithm1, MissesTheOptimumByNoMoreThanItsBoundSays) {
+TEST(Algorithm1, IsWithinItsBoundOfTheOptimum) {
   std::mt19937 random(11);
   int missed = 0;
   for (int round = 0; round < 400; ++round) {
@@ -277,7 +277,7 @@ TEST(Algorithm1, MissesTheOptimumByNoMoreThanItsBoundSays) {
   EXPECT_GT(missed, 0);  // it is only an approximation
 }
 
-TEST(Algorithm1, FindsACutWhereEpsilonIsAboveAllTimes) {
+TEST(Algorithm1, FindsACutWithEpsilonAboveAllTimes) {
   const SlicingProblem problem{.forward = floor_times(16, 1, 1e-4, 5e-5, 0), .num_cells = 4};
   const SlicePlan plan = algorithm1_slices(problem, from_seconds(1, "epsilon"));
   EXPECT_EQ(std::accumulate(plan.lengths.begin(), plan.lengths.end(), std::int64_t{0}), 16);
@@ -286,7 +286,7 @@ TEST(Algorithm1, FindsACutWhereEpsilonIsAboveAllTimes) {
 // All times count in units of 80 ms. Even cuts: 4 slices take 4 + 9 = 13 (1.04 s, which 32 bits hold), 2 take
 // 1.2 + 1.9 + 9 * 1.9. The least sum is that of 3 + 1 tokens, 2.3, which takes 2.3 + 9 * 1.3 = 14, 1.12 s: more than
 // 32 bits hold, and looked at first. Bounds that no plan keeps must not be taken for one that is better than it.
-TEST(BestSlices, BeginWithAPlanThatIsWorseThanTheKnownOne) {
+TEST(BestSlices, AreFoundFromAnInitialPlanThatIsWorse) {
   const auto units = [](std::initializer_list<int> tenths) {
     std::vector<Duration> out;
     for (const int n : tenths) out.emplace_back(std::int64_t{8'000'000} * n);
@@ -310,7 +310,7 @@ std::string error_of(Act&& act) {
   return "no error";
 }
 
-TEST(BestSlices, RefuseWhatCannotBe) {
+TEST(BestSlices, RejectInvalidProblems) {
   const auto unit = [](std::int64_t tokens, std::int64_t granularity) {
     return slice_times(tokens, granularity, [](std::int64_t i, auto) { return Duration{i}; });
   };

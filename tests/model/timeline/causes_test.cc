@@ -154,7 +154,7 @@ TEST(Causes, OneForwardOneBackwardFillsAndDrains) {
   }
 }
 
-TEST(Causes, ASlowStageIsTheSenderThatOthersWaitFor) {
+TEST(Causes, ASlowStageIsTheSenderForOthers) {
   // Two ranks, m = 4, f = x/2 = 1 on rank 0 and 3 (f), 6 (x) on rank 1. Rank 0: F0 0-1, F1 1-2, then it waits for B0,
   // which rank 1 ends at 1+3+6 = 10, and so every 9 s: B0 10-12, F2 12-13, wait to 19, B1 19-21, F3 21-22, wait to 28,
   // B2 28-30, wait to 37, B3 37-39. Idle 2-10 warm-up, 13-19 and 22-28 sender: 22-28 comes after the last F: drain.
@@ -169,7 +169,7 @@ TEST(Causes, ASlowStageIsTheSenderThatOthersWaitFor) {
   EXPECT_EQ(ranks[1], in_seconds(1, 2, 0, 0, 0, 0));
 }
 
-TEST(Causes, TellTheLinkFromTheSender) {
+TEST(Causes, DistinguishTheLinkFromTheSender) {
   // gpipe on two ranks, m = 1, latency 5: rank 1 waits 1 s for F0 to be made and 5 for it to come; rank 0 idles while
   // rank 1 works (f + x = 3: warm-up, as it has had no backward) and 5 for the gradient; at last x = 2 of drain on 1.
   const test::Simulated run = test::simulated("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=5");
@@ -197,7 +197,7 @@ TEST(Causes, UnevenSlicesMakeARankWaitForASlice) {
   EXPECT_EQ(ranks[1], in_seconds(1, 6, 0, 2, 0, 0));
 }
 
-TEST(Causes, WhatFollowsTheLastOpIsTheOptimizers) {
+TEST(Causes, TimeAfterTheLastOpIsTheOptimizers) {
   // 1f1b on two ranks, m = 1: F 0-1 and 1-2, B 2-4 and 4-6. The norm over both ranks takes 10, 6-16; the steps 1.
   class Stepping : public UniformCost {
    public:
@@ -284,7 +284,7 @@ TEST(CriticalPath, GoesThroughTheSlowestLink) {
 }
 
 // Slack by trying it: with `slack` more a vertex leaves the makespan as it was, with a nanosecond more it does not.
-TEST(Slack, IsWhatAnOpCanTakeLonger) {
+TEST(Slack, IsThePossibleDelayOfAnOp) {
   std::uint32_t seed = 0;
   test::for_each_schedule({3, 4, 2, 2}, [&](const Schedule& schedule) {
     if (++seed % 5 != 0) return;  // a sample: each vertex is simulated twice

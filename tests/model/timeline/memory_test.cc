@@ -96,7 +96,7 @@ std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, i
   return changes;
 }
 
-TEST(Memory, AgreesWithSortedChangesAndEndsWhereItBegan) {
+TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
   std::uint32_t seed = 0;
   test::for_each_schedule({.ranks = 4, .microbatches = 5, .chunks = 2, .slices = 3}, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
@@ -144,7 +144,7 @@ TEST(Memory, AgreesWithSortedChangesAndEndsWhereItBegan) {
   });
 }
 
-TEST(Memory, SplitBackwardHoldsThreeLifetimes) {
+TEST(Memory, SplitBackwardHasThreeLifetimes) {
   // One rank, one microbatch: F 0-1, I 1-2, W 2-3. Peak while I runs: what goes at I's end (5) and at W's (3), what I
   // makes for W (2), keys and values (1), and its workspace (4); with 10 + 20 + 30 that stand: 75.
   class Plain : public Footprint {

@@ -11,7 +11,7 @@
 namespace sluice::test {
 namespace {
 
-TEST(PeakInFlight, ABlockHoldsBothItsOpsWhicheverStandsFirst) {
+TEST(PeakInFlight, ABlockStoresBothOpsInEitherOrder) {
   // The B gives back when the block ends, the F takes when it starts: two at once.
   const Schedule backward_first = schedule_from_csv("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n", "s.csv");
   const Schedule forward_first = schedule_from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "s.csv");
@@ -21,7 +21,7 @@ TEST(PeakInFlight, ABlockHoldsBothItsOpsWhicheverStandsFirst) {
   EXPECT_DOUBLE_EQ(model::peak_in_flight(schedule_from_csv("0F0,0B0,0F1,0B1\n", "s.csv"), 0), 1);
 }
 
-TEST(Metrics, CountStepsAsWorkButNotAsSpan) {
+TEST(Metrics, StepsCountAsWorkButNotAsSpan) {
   // One rank, F 1 s and B 2 s, then a step of 4 s.
   class Stepping : public CostModel {
    public:

@@ -18,7 +18,7 @@ Training expert_training_of(int tp, int cp, int dp, int ep) {
   return training;
 }
 
-TEST(ExpertMemory, DividesExpertsOverTheirRanks) {
+TEST(ExpertMemory, DistributesExpertsOverTheirRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const std::vector<StageContents> stages = split_layers(model, 1, {}, 0, 0);
   const std::int64_t expert = 32 * 3 * std::int64_t{4096} * 14336;  // one of the 8 in every layer
@@ -33,7 +33,7 @@ TEST(ExpertMemory, DividesExpertsOverTheirRanks) {
   }
 }
 
-TEST(ExpertMemory, OfALayerIsWhatItsKernelsSave) {
+TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
   // Mixtral, n tokens: layer input, second residual, Q, then K and V of 1024 each; QKV input, attention output,
   // router input, all of 4096. Two copies of each token, their activation's inputs of 2 x 14336 and outputs of 14336.
   const Transformer model = example("mixtral-8x7b/config.json");
@@ -47,7 +47,7 @@ TEST(ExpertMemory, OfALayerIsWhatItsKernelsSave) {
   EXPECT_EQ(bytes.keys_values, 3 * 2 * n * 2048);
 }
 
-TEST(LatentMemory, KeepsWhatHeadsAndLatentsNeed) {
+TEST(LatentMemory, StoresHeadsAndLatents) {
   // DeepSeek-V2's dense layer: queries and keys of 128 x 192, values and output of 128 x 128, latents of 1536 and 512
   // before and after their norms, and 64 elements of the keys' position.
   const Transformer model = example("deepseek-v2/config.json");
@@ -76,7 +76,7 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   EXPECT_EQ(optimizer(4) * 4, optimizer(1));
 }
 
-TEST(ExpertLayers, StandAfterTheDenseOnes) {
+TEST(ExpertLayers, FollowTheDenseOnes) {
   const Transformer model = example("deepseek-v3/config.json");  // 61 layers, 3 of them dense
   const std::vector<StageContents> stages = split_layers(model, 30, {}, 0, 0);
   EXPECT_EQ(stages[0], (StageContents{.layers = 2, .expert_layers = 0, .embedding = true}));
@@ -87,7 +87,7 @@ TEST(ExpertLayers, StandAfterTheDenseOnes) {
   EXPECT_EQ(count, parameters(model));  // 129,280 words are a multiple of 128
 }
 
-TEST(CheckTraining, NamesWhatExpertsAndContextNeed) {
+TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {
   const auto error = [](const char* name, const Training& training) {
     const Transformer model = example(name);
     return error_of([&] { check_training(model, training); });

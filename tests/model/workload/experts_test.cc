@@ -91,7 +91,7 @@ TEST(MegatronExperts, LayerFrequencyOfOneIsOfAllLayers) {
   }
 }
 
-TEST(BalancedSlices, CountTheExpertsThatATokenGoesTo) {
+TEST(BalancedSlices, CountTheExpertsOfAToken) {
   // 59 of 60 layers have experts; tokens are cut singly, so that slices differ by less than one token's work.
   const Transformer model = example("deepseek-v2/config.json");
   const std::vector<std::int64_t> lengths = balanced_slices(model, 16384, 4, 1);
@@ -107,7 +107,7 @@ TEST(BalancedSlices, CountTheExpertsThatATokenGoesTo) {
   EXPECT_EQ(context, 16384);
 }
 
-TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
+TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
   const auto error = [](const std::string& more) {
     return error_of([&] { from_text("{" + kSmallModel + ", " + more + "}"); });
   };
@@ -129,7 +129,7 @@ TEST(MegatronExperts, WhatIsNotModelledIsRefused) {
             "model: experts with biases are not modelled");
 }
 
-TEST(HuggingFaceExperts, MissingKeysNameThemselves) {
+TEST(HuggingFaceExperts, MissingKeysAreNamed) {
   const auto error = [](const std::string& type, const std::string& more) {
     return error_of([&] {
       from_text("{\"model_type\": \"" + type + R"(", "num_hidden_layers": 2, "hidden_size": 64,

@@ -32,7 +32,7 @@ SliceBytes one_layer(const Transformer& model, const Training& training) {
       .slice(0, {training.micro_batch, {training.sequence_length}}, 0);
 }
 
-TEST(Activations, AreThoseOfKorthikanti) {
+TEST(Activations, MatchKorthikanti) {
   const Transformer model = example("gpt3-175b.json");
   const std::int64_t s = 2048, b = 2, h = 12288, a = 96;
   // eq. 1: s b h (34 + 5 a s / h)
@@ -52,14 +52,14 @@ TEST(Activations, AreThoseOfKorthikanti) {
   }
 }
 
-TEST(Activations, WithoutDropoutLoseTheMasks) {
+TEST(Activations, WithoutDropoutHaveNoMasks) {
   Transformer model = example("gpt3-175b.json");
   model.dropout = false;
   const std::int64_t s = 2048, b = 2, h = 12288, a = 96;
   EXPECT_EQ(kept(one_layer(model, training_of(1, false, false))), s * b * h * 32 + 2 * a * s * s * b);
 }
 
-TEST(Activations, LiveAsLongAsTheirGradientsNeedThem) {
+TEST(Activations, AreStoredUntilTheirGradientsEnd) {
   // Elements a token of GPT: to the input gradient 2h + h + 4h and two masks of h bytes; K and V 2h; to the weight
   // gradient h + h + h + 4h; output gradients 3h + h + 4h + h.
   const Transformer model = example("gpt3-175b.json");
@@ -95,14 +95,14 @@ TEST(Activations, OfSlicesAddUpToTheWhole) {
   EXPECT_EQ(footprint.slice(0, whole, 0).keys_values_gradient, 0);
 }
 
-TEST(Activations, OfSlicesUnderFullRecomputationKeepKeysAndValues) {
+TEST(Activations, OfSlicesUnderFullRecomputationIncludeKeysAndValues) {
   const TransformerFootprint footprint(example("llama3-8b/config.json"), training_of(1, false, true, Recompute::full),
                                        {{.layers = 3}});
   EXPECT_EQ(footprint.slice(0, {2, {2048}}, 0).keys_values, 0);
   EXPECT_EQ(footprint.slice(0, {2, {1024, 1024}}, 0).keys_values, 3 * 2 * 2 * 1024 * 2048);
 }
 
-TEST(Head, HoldsLogitsOfItsShareOfThePaddedVocabulary) {
+TEST(Head, StoresLogitsOfItsShardOfThePaddedVocabulary) {
   // 50257 words are padded to a multiple of 128 x 2 = 50432: 25216 a device.
   Transformer model = example("gpt2/config.json");
   model.dropout = false;
@@ -122,7 +122,7 @@ TEST(Head, HoldsLogitsOfItsShareOfThePaddedVocabulary) {
   EXPECT_EQ(with.stage(1).weights - without.stage(1).weights, 2 * (std::int64_t{25216} * 768 + 2 * 768));
 }
 
-TEST(StageMemory, IsSixteenOrEighteenBytesAParameter) {
+TEST(StageMemory, Is16Or18BytesPerParameter) {
   const Transformer model = example("llama3-8b/config.json");
   Training training = training_of(1, false, true);
   training.dp = 4;
@@ -169,7 +169,7 @@ std::vector<int> layers_of(const std::vector<StageContents>& stages) {
   return out;
 }
 
-TEST(SplitLayers, LeavesOuterStagesLighter) {
+TEST(SplitLayers, GivesOuterStagesFewerLayers) {
   Transformer model = example("gpt2/config.json");
   const auto split = [&](int layers, int stages, int first = 0, int last = 0) {
     model.layers = layers;
@@ -194,7 +194,7 @@ TEST(SplitLayers, PutsEmbeddingAndHeadAtTheEnds) {
   EXPECT_FALSE(split_layers(example("llama3-8b/config.json"), 2, {}, 0, 0)[1].tied_copy);
 }
 
-TEST(SplitLayers, RefusesWhatDoesNotAddUp) {
+TEST(SplitLayers, RejectsNumbersThatDoNotAddUp) {
   const Transformer model = example("gpt2/config.json");
   const auto error = [&](int stages, std::vector<int> layers, int first = 0, int last = 0) {
     return error_of([&] { split_layers(model, stages, layers, first, last); });
@@ -210,7 +210,7 @@ TEST(SplitLayers, RefusesWhatDoesNotAddUp) {
 }
 
 // Found by the fuzzer: rows times widths overflowed.
-TEST(Activations, MoreThanCanBeCountedAreRefused) {
+TEST(Activations, MoreThanFitIn64BitsAreRejected) {
   const Transformer model = example("gpt3-175b.json");
   Training training = training_of(1, false, true);
   training.sequence_length = 2048;
@@ -228,7 +228,7 @@ TEST(Activations, MoreThanCanBeCountedAreRefused) {
   EXPECT_EQ(error_of([&] { footprint.slice(0, {1, {1LL << 30, 1LL << 30}}, 1); }), "no error");
 }
 
-TEST(CheckTraining, NamesWhatDoesNotDivide) {
+TEST(CheckTraining, NamesSizesThatDoNotDivide) {
   const Transformer model = example("llama3-8b/config.json");
   const auto error = [&](const auto& change) {
     Training training = training_of(1, false, true);
@@ -256,7 +256,7 @@ TEST(Activations, OfSomeRecomputedLayersAreThoseOfTheOthersAndTheirInputs) {
   }
 }
 
-TEST(Memory, OfTransformerEngineAddsOneOfEachWeightAndOfAFusedLossTwoBytesALogit) {
+TEST(Memory, OfTransformerEngineAndFusedLossAddsItsTensors) {
   const Transformer model = example("llama3-8b/config.json");
   Training training = training_of(1, false, true);
   const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};

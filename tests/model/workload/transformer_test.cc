@@ -47,7 +47,7 @@ TEST(ModelFlops, OfAnIterationFollowThePapersFormula) {
   EXPECT_DOUBLE_EQ(head_model_flops(model, 2048), 2 * s * h * words);
 }
 
-TEST(SliceFlopsTest, OfAllSlicesAddUpToTheWholeExactly) {
+TEST(SliceFlopsTest, OfAllSlicesAddUpExactlyToTheWhole) {
   const Transformer model = example("llama3-8b/config.json");
   for (const std::vector<std::int64_t>& lengths :
        {std::vector<std::int64_t>{4096}, {1024, 1024, 1024, 1024}, {1, 7, 1111, 2977}, {4000, 95, 1}}) {
@@ -122,7 +122,7 @@ TEST(Megatron, SpellingsAndDefaults) {
 }
 
 // Found by the fuzzer: their count overflowed.
-TEST(Megatron, MoreParametersThanAnybodyHasAreRefused) {
+TEST(Megatron, MoreThan1e14ParametersAreRejected) {
   const auto error = [](const char* layers, const char* vocabulary) {
     const std::string text = std::string(R"({"num_attention_heads": 1, "hidden_size": 1048576, "num_layers": )") +
                              layers + R"(, "position_embedding_type": "none", "vocab_size": )" + vocabulary + "}";
