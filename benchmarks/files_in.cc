@@ -20,7 +20,8 @@ std::vector<std::string> files_in(const std::vector<std::string>& paths, std::st
     for (const auto& entry : std::filesystem::directory_iterator(path)) {
       if (entry.path().extension() == extension) inside.push_back(entry.path().string());
     }
-    if (inside.empty()) throw InputError(fmt::format("{}: no file that ends in {} in this folder", path, extension));
+    if (inside.empty())
+      throw InputError(fmt::format("{}: expected at least one {} file in this folder", path, extension));
     std::sort(inside.begin(), inside.end());
     files.insert(files.end(), inside.begin(), inside.end());
   }

@@ -8,8 +8,8 @@
 
 namespace sluice::bench {
 
-// The files among `paths` as they are, and of each folder those that end in `extension`, sorted. Throws InputError for
-// a folder that has none.
+// Returns the files in `paths`, with each folder replaced by its files with `extension`, sorted. Throws InputError for
+// a folder without such files.
 std::vector<std::string> files_in(const std::vector<std::string>& paths, std::string_view extension);
 
 }  // namespace sluice::bench

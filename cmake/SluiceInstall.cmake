@@ -1,51 +1,72 @@
-# What `cmake --install` puts where, and the Debian package. Included last: it looks at what the targets became.
+# Install rules and the Debian package. Included last, because it reads the properties of all targets.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-set(libraries options model sim kernels exec traces)
+set(libraries options model sim traces)
 set(share ${CMAKE_INSTALL_DATADIR})
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/sluice)
 
-# The command, its manual page and its completion scripts, both written by itself.
-install(TARGETS sluice RUNTIME)
-set(written ${CMAKE_CURRENT_BINARY_DIR}/written)
-file(MAKE_DIRECTORY ${written})
+# The manual page and the completion scripts: the command prints them.
+set(generated ${CMAKE_CURRENT_BINARY_DIR}/generated)
+file(MAKE_DIRECTORY ${generated})
 find_program(SLUICE_GZIP gzip)
-set(page ${written}/sluice.1)
+set(page ${generated}/sluice.1)
 add_custom_command(OUTPUT ${page} COMMAND sluice --help-man > ${page} DEPENDS sluice VERBATIM)
 if(SLUICE_GZIP)
   add_custom_command(OUTPUT ${page}.gz COMMAND ${SLUICE_GZIP} -9nkf ${page} DEPENDS ${page} VERBATIM)
   set(page ${page}.gz)
 endif()
-install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 set(scripts "")
+set(script_folders "")
 foreach(row "bash|bash-completion/completions|sluice" "zsh|zsh/site-functions|_sluice" "fish|fish/vendor_completions.d|sluice.fish")
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 shell)
   list(GET row 1 folder)
   list(GET row 2 name)
-  set(script ${written}/${shell}/${name})
-  file(MAKE_DIRECTORY ${written}/${shell})
+  set(script ${generated}/${shell}/${name})
+  file(MAKE_DIRECTORY ${generated}/${shell})
   add_custom_command(OUTPUT ${script} COMMAND sluice completion ${shell} > ${script} DEPENDS sluice VERBATIM)
-  install(FILES ${script} DESTINATION ${share}/${folder})
   list(APPEND scripts ${script})
+  list(APPEND script_folders ${share}/${folder})
 endforeach()
-add_custom_target(sluice_written ALL DEPENDS ${page} ${scripts})
 
-# The libraries and headers. Includes read as in this repository: "model/schedule/schedule.h".
+# Everything that `cmake --install` and `cpack` copy; tools/quickstart.sh builds this target.
+list(TRANSFORM libraries PREPEND sluice_ OUTPUT_VARIABLE library_targets)
+add_custom_target(sluice_install ALL DEPENDS ${page} ${scripts})
+add_dependencies(sluice_install sluice ${library_targets})
+install(CODE "
+  foreach(file IN ITEMS \"$<TARGET_FILE:sluice>\" \"${page}\")
+    if(NOT EXISTS \"\${file}\")
+      message(FATAL_ERROR \"\${file} is not built. Build it first: cmake --build ${CMAKE_BINARY_DIR} --target sluice_install\")
+    endif()
+  endforeach()" ALL_COMPONENTS)
+
+# Two components: the command with what its users read, and the libraries with their headers.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME command)
+install(TARGETS sluice RUNTIME)
+install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+foreach(script folder IN ZIP_LISTS scripts script_folders)
+  install(FILES ${script} DESTINATION ${folder})
+endforeach()
+install(DIRECTORY examples DESTINATION ${share}/sluice)
+install(DIRECTORY docs/ DESTINATION ${share}/doc/sluice)
+install(FILES README.md DESTINATION ${share}/doc/sluice)
+install(FILES LICENSE DESTINATION ${share}/doc/sluice RENAME copyright)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
+
+# The libraries with public headers, and these headers, included as "sluice/sim/simulator.h".
 foreach(name IN LISTS libraries)
   install(TARGETS sluice_${name} EXPORT sluiceTargets ARCHIVE)
   set_target_properties(sluice_${name} PROPERTIES EXPORT_NAME ${name})
-  if(NOT name STREQUAL "options")
-    file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${name}/*.h)
-    foreach(header IN LISTS headers)
-      get_filename_component(folder ${header} DIRECTORY)
-      install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sluice/${folder})
-    endforeach()
-  endif()
 endforeach()
+install(CODE "
+  set(FOLDERS model sim traces)
+  set(SOURCE \"${PROJECT_SOURCE_DIR}\")
+  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}/public_headers\")
+  set(INCLUDE_FOLDER \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")
+  include(\"${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake\")" COMPONENT development)
 
-# Of the packages found, those that the libraries link: a consumer must find them again.
+# The packages that the libraries link, which a consumer has to find again.
 set(linked "")
 set(static_libraries "")
 foreach(name IN LISTS libraries)
@@ -53,17 +74,16 @@ foreach(name IN LISTS libraries)
   get_target_property(uses sluice_${name} INTERFACE_LINK_LIBRARIES)
   list(APPEND linked ${uses})
   if(type STREQUAL "STATIC_LIBRARY")
-    list(PREPEND static_libraries -lsluice_${name})  # users before what they use
+    list(PREPEND static_libraries -lsluice_${name})  # a library before those that it uses
   endif()
 endforeach()
 set(dependencies "")
 set(pc_requires "")
 set(pc_libraries "")
-# what is linked (the start of a target's name) | find_dependency | pkg-config module or library
+# prefix of the linked target | arguments of find_dependency | pkg-config module or linker flag
 foreach(row "Boost::|Boost 1.74|" "Eigen3::|Eigen3 3.4 NO_MODULE|eigen3" "fmt::|fmt 9.1|fmt"
             "nlohmann_json::|nlohmann_json 3.11|nlohmann_json" "ZLIB::|ZLIB|zlib" "Threads::|Threads|-pthread"
-            "TBB::|TBB|-ltbb" "MPI::|MPI|-lmpi"
-            "CUDA::|CUDAToolkit|-lcudart" "openblas||-lopenblas")
+            "TBB::|TBB|-ltbb")
   string(REPLACE "|" ";" row "${row}")
   list(GET row 0 prefix)
   list(GET row 1 package)
@@ -95,11 +115,6 @@ string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
 configure_file(cmake/sluice.pc.in ${CMAKE_CURRENT_BINARY_DIR}/sluice.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/sluice.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-install(DIRECTORY examples DESTINATION ${share}/sluice)
-install(DIRECTORY docs/ DESTINATION ${share}/doc/sluice)
-install(FILES README.md DESTINATION ${share}/doc/sluice)
-install(FILES LICENSE DESTINATION ${share}/doc/sluice RENAME copyright)
-
 # `cpack --config build/<preset>/CPackConfig.cmake`
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_VENDOR "Sluice developers")
@@ -120,7 +135,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
-# For the libraries; the command alone needs none of them.
+# Packages that programs need to link the libraries. The command needs none of them.
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS
-  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libopenblas-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
+  "g++, libboost-graph-dev, libeigen3-dev, libfmt-dev, libtbb-dev, nlohmann-json3-dev, zlib1g-dev")
 include(CPack)

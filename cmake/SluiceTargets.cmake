@@ -1,19 +1,25 @@
-# Warnings and sanitizers reach targets through one interface target; nothing sets global flags.
+# Warnings and sanitizers are options of one interface target; there are no global flags.
 find_program(SLUICE_CCACHE ccache)
 if(SLUICE_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${SLUICE_CCACHE})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${SLUICE_CCACHE})
 endif()
 
+# Binaries get the same RUNPATH in the build folder and installed: the absolute folders of the libraries that they link
+# (an MPI outside the default folders, say). CMake otherwise adds an empty entry to the RUNPATH of what it will install,
+# which the loader takes as the current folder.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+
 include(GNUInstallDirs)
 add_library(sluice_options INTERFACE)
 target_compile_features(sluice_options INTERFACE cxx_std_20)
 target_include_directories(sluice_options INTERFACE
-  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/sluice>)
-# Warnings are ours alone: users of the installed libraries choose their own.
+  $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+# Not exported: users of the installed libraries choose their own warnings.
 target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow;-Wnon-virtual-dtor;-Wold-style-cast;-Wno-missing-field-initializers>>"
-  # GCC 12 sees overlaps in std::string concatenation that are not there (its bug 105651).
+  # GCC 12 reports false overlaps in std::string concatenation (GCC bug 105651).
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>>"
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SLUICE_WERROR}>>:-Werror>>")
 target_compile_options(sluice_options INTERFACE
@@ -23,15 +29,43 @@ if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
+option(SLUICE_STATIC "Link only the C library as a shared library (tools/bundle.sh)" OFF)
+if(SLUICE_STATIC)
+  # Before the shared {fmt}, which --as-needed then leaves out.
+  add_library(sluice_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)
+  target_link_libraries(sluice_fmt PUBLIC fmt::fmt)
+  target_link_libraries(sluice_options INTERFACE $<BUILD_INTERFACE:sluice_fmt>)
+  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:-static-libstdc++> $<BUILD_INTERFACE:-static-libgcc>
+    $<BUILD_INTERFACE:LINKER:--as-needed>)
+endif()
 if(SLUICE_FUZZ)
   target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
 endif()
+
+# Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
+# Files of one target must not give two things in anonymous namespaces the same name.
+option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
+set(SLUICE_UNITY_BATCH 8 CACHE STRING "Number of sources in a translation unit")
+function(sluice_batch target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
+  if(SLUICE_UNITY)
+    # GCC takes a source included by a batch for a header, where a member of an anonymous type would be a mistake.
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
+  endif()
+endfunction()
+
+# The same for code whose speed does not matter (the command line, tests), which is hardly optimised.
+function(sluice_compile_fast target)
+  sluice_batch(${target})
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+endfunction()
 
 # sluice_library(name SOURCES ... USES ...): the library of one folder, also known as sluice::name.
 function(sluice_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
+    sluice_batch(sluice_${name})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

@@ -7,13 +7,13 @@
 
 namespace sluice::kernels {
 
-// Elements of a sub-buffer that the next one follows: a multiple of 16, so that buffers of float and double alike begin
-// at multiples of kBufferAlignment, and what a kernel computes does not depend on where a block lies.
+// Rounds a number of elements up to a multiple of 16, so that sub-buffers of float and double begin at multiples of
+// kBufferAlignment, and results do not depend on the position of a block.
 constexpr std::int64_t padded(std::int64_t elements) { return (elements + 15) / 16 * 16; }
 static_assert(16 * sizeof(float) % kBufferAlignment == 0);
 
-// Hands out one buffer after the other from a block; without a block it only counts. So a memory plan and the pointers
-// into it are one piece of code.
+// Bump allocator: takes consecutive buffers from a block. Without a block it only adds up sizes, so that the same code
+// computes a memory plan and the pointers into it.
 template <class T>
 class Carver {
  public:

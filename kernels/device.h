@@ -10,25 +10,27 @@
 
 namespace sluice::kernels {
 
-// What a number is stored as on a device. Products of 16-bit numbers accumulate in float32.
+// Storage type of numbers on a device. GEMMs of 16-bit numbers accumulate in float32.
 enum class Element : std::uint8_t { float16, bfloat16, float32 };
 constexpr int bytes_of(Element element) { return element == Element::float32 ? 4 : 2; }
 
-// A call of a device's software failed, or what ran there did: says the call, the device and what it answered.
+// A call to the runtime of a device, or work on the device, failed. The message names the call, the device and the
+// error.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A queue of a device: what is put on it runs in that order, later. Made by a Device, which outlives it.
+// A queue of a device: work runs asynchronously, in the order in which it was enqueued. Created by a Device, which must
+// outlive it.
 class Stream {
  public:
   virtual ~Stream() = default;
   virtual void* native() const = 0;  // cudaStream_t; the emulation's own otherwise
 };
 
-// A mark in a stream. Recorded again, it stands for the later place. Waiting for one that was never recorded is not
-// waiting. Made by a Device, which outlives it.
+// A point in a stream, as of the latest `record`. Waiting for an event that was never recorded returns immediately.
+// Created by a Device, which must outlive it.
 class Event {
  public:
   virtual ~Event() = default;
@@ -36,9 +38,9 @@ class Event {
 };
 
 // C = alpha op(A) op(B) + beta C, row-major; op(A) is [rows, inner], op(B) [inner, columns], C [rows, columns].
-// Strides are elements from one row of what is stored to the next, steps from one matrix of a batch to the next.
-// Where beta is 0, C is not read.
-struct MatrixProduct {
+// Strides are the distance between stored rows, steps the distance between matrices of a batch, in elements. C is not
+// read if beta is 0.
+struct GemmCall {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::int64_t inner = 0;
@@ -62,24 +64,24 @@ struct MatrixProduct {
 
 enum class StreamPriority : std::uint8_t { normal, high };
 
-// What kernels run on: a whole GPU, a partition of one, or a part of one by streams alone. All calls but those that say
-// otherwise return before the work is done. Used by one thread at a time, which has called make_current; `done` and
-// `failure` by any.
+// Runs kernels: a whole GPU, a partition of its multiprocessors, or streams on a GPU that is shared. Calls are
+// asynchronous unless documented otherwise. Must be used by one thread at a time, which has called make_current; `done`
+// may be called by any thread.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;  // "NVIDIA H200 (GPU 0, green partition 1 of 4: 32 of 132 SMs)"
   virtual int ordinal() const = 0;
-  virtual int multiprocessors() const = 0;     // that this device may use: kernels that fill it ask
+  virtual int multiprocessors() const = 0;     // number that this device may use
   virtual int compute_capability() const = 0;  // 90 of sm_90
-  virtual bool has_bfloat16() const = 0;       // with products in hardware: from sm_80
+  virtual bool has_bfloat16() const = 0;       // GEMMs in hardware: sm_80 and later
 
-  // The calling thread's launches and allocations go to this device from now on.
+  // Makes this the device of the calling thread's launches and allocations.
   virtual void make_current() = 0;
 
-  // Memory of the device, zeroed; pinned memory of the host. Both wait. Throws DoesNotFit with what is free;
-  // DeviceError.
+  // Allocates zeroed memory of the device, or pinned memory of the host. Synchronous. Throws DoesNotFit, with the
+  // number of free bytes, or DeviceError.
   virtual std::byte* allocate(std::int64_t bytes) = 0;
   virtual void release(std::byte* memory) = 0;
   virtual std::byte* allocate_host(std::int64_t bytes) = 0;
@@ -87,25 +89,25 @@ class Device {
   virtual std::int64_t free_bytes() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream(StreamPriority priority) = 0;
-  virtual std::unique_ptr<Event> make_event() = 0;  // that keeps its time
+  virtual std::unique_ptr<Event> make_event() = 0;  // with a timestamp
 
   virtual void record(Event& event, Stream& stream) = 0;
-  // What is put on `stream` from now on runs after what `event` stands for, of whichever device of this process.
+  // Makes later work of `stream` wait for `event`, which may belong to another device of this process.
   virtual void wait(Stream& stream, Event& event) = 0;
-  // Whether all before the mark is done. Throws DeviceError if something on the device has failed.
+  // Returns whether all work before the event is complete. Throws DeviceError if work on the device has failed.
   virtual bool done(Event& event) = 0;
-  // Waits for the stream, or an event. Throws as `done`.
+  // Waits for all work of a stream, or for an event. Throws as `done`.
   virtual void synchronize(Stream& stream) = 0;
   virtual void synchronize(Event& event) = 0;
-  // Of two events that are done: how long the second came after the first, in nanoseconds; negative if before.
+  // Returns the time from the first to the second of two completed events, in nanoseconds; may be negative.
   virtual std::int64_t nanoseconds_between(Event& first, Event& second) = 0;
 
-  // Between any two of memory of this device, of another device of this process, and pinned memory of the host.
+  // Copies between memory of this device, of other devices of this process, and pinned memory of the host.
   virtual void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) = 0;
   virtual void zero(void* memory, std::int64_t bytes, Stream& stream) = 0;
-  virtual void multiply(const MatrixProduct& product, Stream& stream) = 0;
+  virtual void multiply(const GemmCall& gemm, Stream& stream) = 0;
 
-  // What profilers are to call what is put on streams from now on, until end_range; `name` is kept by the caller.
+  // Names work enqueued until end_range, for profilers (NVTX). `name` must outlive the range.
   virtual void begin_range(const char* name) = 0;
   virtual void end_range() = 0;
 };

@@ -33,7 +33,7 @@ double normal(std::uint64_t key, std::int64_t index) {
   return std::sqrt(-2 * std::log(unit(first))) * std::cos(2 * std::numbers::pi * unit(second));
 }
 
-// Vectors that are called weights.
+// Gains of norms: vectors that are named weights.
 bool is_gain(const Parameter& parameter) { return parameter.all_columns == 1 && parameter.name.ends_with(".weight"); }
 bool is_bias(const Parameter& parameter) { return parameter.name.ends_with(".bias"); }
 bool into_residual(const Parameter& parameter) {

@@ -6,7 +6,7 @@
 
 namespace sluice::kernels {
 
-// Stage::initialise. Padding becomes zero.
+// Implements Stage::initialise. Padding is set to zero.
 template <class T>
 void initialise_weights(const StageSpec& spec, const WeightOffsets& offsets, std::uint64_t seed, T* weights);
 

@@ -16,20 +16,20 @@
 
 namespace sluice::kernels {
 
-// Letters of this file: h hidden, n rows (sequences x tokens of a slice; row = sequence * tokens + token), q query
-// width, w key/value width, f feed-forward size, V vocabulary; all of one tensor-parallel rank where they are split.
+// Shapes in this file: h hidden size, n rows (sequences x tokens of a slice; row = sequence * tokens + token), q query
+// width, w key/value width, f feed-forward size, V vocabulary size; per tensor-parallel rank where they are split.
 
-// What a stage computes, and which part of it one tensor-parallel rank does.
+// The part of a model that one tensor-parallel rank of a stage computes.
 struct StageSpec {
   Transformer model;
   StageContents contents;
   int first_layer = 0;
   int tensor_parallel = 1;
   int tensor_rank = 0;
-  bool recompute = false;  // keep the layers' inputs alone, and make the rest again in the backward pass
-  bool sliced = false;     // later slices read the keys and values, so that they stay even where all else is recomputed
+  bool recompute = false;  // full recomputation: store only the inputs of layers
+  bool sliced = false;     // later slices read the keys and values, which are therefore stored even with `recompute`
 
-  // The head's weight is the embedding of another stage of the same rank: SliceCall::embedding.
+  // Whether the head's weight is the embedding of another stage of the same rank: SliceCall::embedding.
   bool head_is_embedding() const { return contents.head && model.tied_embeddings && !contents.tied_copy; }
 };
 
@@ -37,7 +37,7 @@ struct StageSpec {
 // `offset` elements into the stage's weights, and likewise into its gradients and either half of its moments. A rank
 // that holds nothing but padding of the vocabulary has a block of no rows.
 struct Parameter {
-  std::string name;           // "layers.3.attention.query.weight": the same however the model is cut
+  std::string name;           // "layers.3.attention.query.weight", independent of the parallelism
   std::int64_t all_rows = 0;  // of the whole matrix
   std::int64_t all_columns = 1;
   std::int64_t first_row = 0;  // of the block within it
@@ -45,79 +45,79 @@ struct Parameter {
   std::int64_t rows = 0;
   std::int64_t columns = 1;
   std::int64_t offset = 0;
-  bool decays = false;  // weight decay: matrices, not biases and gains
-  bool counted = true;  // in the global norm: false for what another rank counts (replicated over tensor ranks, or a
-                        // tied copy)
+  bool decays = false;  // whether weight decay applies: matrices, not biases and gains
+  bool counted = true;  // whether it contributes to the global norm: false for all but one replica (of tensor ranks, or
+                        // a tied copy)
   std::int64_t size() const { return rows * columns; }
 };
 
-// The name of the word embedding, [V, h]; of a tied copy, too.
+// Name of the word embedding, [V, h], and of its tied copy.
 inline constexpr const char* kWordEmbedding = "embedding.word.weight";
 
-// Bytes for the whole run.
+// Bytes that are allocated for the whole run.
 struct StageMemory {
   std::int64_t weights = 0;  // one version
   std::int64_t gradients = 0;
-  // Of the optimizer: Adam's first of all weights, then its second; not used by SGD. On a device the master weights
-  // come before them; all are float32.
-  std::int64_t moments = 0;
+  // Adam's first moments of all weights, then the second; not used by SGD. On a device, float32, after the float32
+  // master weights.
+  std::int64_t optimizer_state = 0;
 };
 
-// Bytes of one slice, by how long they live; as SliceBytes of model/graph/footprint.h.
+// Bytes of one slice by lifetime; compare SliceBytes of model/graph/footprint.h.
 struct SliceMemory {
   std::int64_t to_input_gradient = 0;   // from F until B or I ends
   std::int64_t to_weight_gradient = 0;  // from F until B or W ends
   std::int64_t output_gradients = 0;    // from I until W ends; not needed by B
-  // From F until B or I ends; read by F and B or I of later slices. None with recompute in one slice.
+  // From F until B or I ends; read by F and B or I of later slices. 0 with recompute and a single slice.
   std::int64_t keys_values = 0;
-  // From the last slice's B or I until the first's ends, for every slice. None in one slice.
+  // From the last slice's B or I until the end of the first's, for every slice. 0 with a single slice.
   std::int64_t keys_values_gradient = 0;
   std::int64_t boundary = 0;  // input or output of a stage: n h elements
 };
 
-// What one op works on. Buffers are the caller's, aligned to kBufferAlignment, of the sizes that the stage's memory
-// plan says. Which an op needs, and which may be null, is said with the ops.
+// Arguments of one op. The caller owns the buffers; they are aligned to kBufferAlignment and have the sizes that
+// Stage::memory, slice_memory and scratch_bytes return. See the ops of Stage for the buffers that each needs.
 struct SliceCall {
   SliceShape shape;
-  TensorGroup* tensor = nullptr;  // null where the stage is not split
+  TensorGroup* tensor = nullptr;  // null without tensor parallelism
 
-  const std::byte* weights = nullptr;       // the version that the microbatch computes with
+  const std::byte* weights = nullptr;       // the weight version of this microbatch
   std::byte* gradients = nullptr;           // accumulated into
   const std::byte* embedding = nullptr;     // where head_is_embedding(): the word embedding [V, h], and
   std::byte* embedding_gradient = nullptr;  // its gradient, accumulated into
-  std::byte* scratch = nullptr;             // contents mean nothing between ops
+  std::byte* scratch = nullptr;             // contents need not be kept between ops
 
   std::byte* to_input_gradient = nullptr;
   std::byte* to_weight_gradient = nullptr;
   std::byte* output_gradients = nullptr;
-  // Of slices 0 to this one, and how many tokens each has.
+  // Per slice, from slice 0 to this one; and the number of tokens of each.
   std::span<std::byte* const> keys_values;
   std::span<std::byte* const> keys_values_gradient;  // zeroed before the last slice's B or I
   std::span<const std::int64_t> slice_tokens;
 
-  const std::byte* input = nullptr;  // [n, h] of the stage before
-  std::byte* output = nullptr;       // [n, h] for the stage behind
+  const std::byte* input = nullptr;  // [n, h], output of the previous stage
+  std::byte* output = nullptr;       // [n, h], input of the next stage
   const std::byte* output_gradient = nullptr;
   std::byte* input_gradient = nullptr;
 
   const std::int32_t* tokens = nullptr;   // [n], with an embedding
   const std::int32_t* targets = nullptr;  // [n], with a head
-  double loss_scale = 1;                  // the loss whose gradient is taken is loss_scale x the sum over rows
-  double loss = 0;                        // out, of F with a head: the sum over rows of -ln p(target); same on all
+  double loss_scale = 1;                  // gradients are those of loss_scale x the sum of the loss over rows
+  double loss = 0;                        // output of F with a head: sum over rows of -ln p(target); equal on all
                                           // tensor ranks
-  std::int64_t recompute_ns = 0;          // out, of B and I: how much of their time made activations again
+  std::int64_t recompute_ns = 0;          // output of B and I: time spent in recomputation
 
-  // Of a stage on a device: what the op is put on. All buffers, tokens and targets too, are then the device's, and
-  // `loss` and `recompute_ns` stay as they are.
+  // Stages on devices only. All buffers, including tokens and targets, are then device memory, and `loss` and
+  // `recompute_ns` are not written.
   Stream* stream = nullptr;
   Device* device = nullptr;
-  StreamGroup* stream_group = nullptr;  // in the place of `tensor`
-  float* loss_on_device = nullptr;      // [1], out, in the place of `loss`
+  StreamGroup* stream_group = nullptr;  // instead of `tensor`
+  float* loss_on_device = nullptr;      // [1], output, instead of `loss`
 };
 
 inline constexpr std::size_t kBufferAlignment = 64;
 
-// A step of the optimizer over all of a stage's parameters.
+// One optimizer step over all parameters of a stage.
 struct OptimizerStep {
   enum class Kind : std::uint8_t { adam, sgd };
   Kind kind = Kind::adam;
@@ -127,18 +127,19 @@ struct OptimizerStep {
   double epsilon = 1e-8;
   double weight_decay = 0;    // decoupled: w -= learning_rate * weight_decay * w (Loshchilov and Hutter 2019, alg. 2)
   double gradient_scale = 1;  // from clipping
-  std::int64_t number = 1;    // of this step, from 1: for Adam's bias corrections
+  std::int64_t number = 1;    // number of this step, from 1, for Adam's bias correction
 
-  // Of a stage on a device: what the step is put on, and [1], multiplied with gradient_scale; where that is not a
-  // number the step changes nothing (an overflow of float16).
+  // Stages on devices only: the stream, and a factor [1] in addition to gradient_scale. If the factor is NaN (an
+  // overflow of float16), the step is skipped.
   Stream* stream = nullptr;
   const float* scale_on_device = nullptr;
 };
 
-// One stage of a model on one tensor-parallel rank: the three calls of the IR, and its memory plan. Holds sizes, no
-// weights and no state, and allocates nothing in its ops: one Stage may serve many microbatches and weight versions, by
-// one thread at a time. Results depend on what the buffers hold alone, on a CPU to the last bit. On a device (see
-// DeviceKernels) ops return when they stand in SliceCall::stream.
+// One stage of a model on one tensor-parallel rank: forward, input gradient and weight gradient, and the memory that
+// they need. Stores sizes only, neither weights nor state, and its ops do not allocate, so that one Stage can serve
+// many microbatches and weight versions, by one thread at a time. Results are a function of the buffers' contents,
+// bitwise reproducible on a CPU. On a device (see DeviceKernels) ops return when they are enqueued on
+// SliceCall::stream.
 class Stage {
  public:
   virtual ~Stage() = default;
@@ -147,50 +148,50 @@ class Stage {
   virtual int element_bytes() const = 0;
   virtual StageMemory memory() const = 0;
   virtual SliceMemory slice_memory(const SliceShape& shape) const = 0;
-  // Scratch that any op on a slice of this shape needs.
+  // Returns the scratch size, in bytes, of any op on a slice of this shape.
   virtual std::int64_t scratch_bytes(const SliceShape& shape) const = 0;
-  // In the order of their offsets; they cover the weights but for padding, which is zero and stays so.
+  // Returns the parameters in the order of their offsets. They cover the weights except for padding, which stays zero.
   virtual std::span<const Parameter> parameters() const = 0;
 
-  // Writes the initial weights: each element follows from `seed`, its parameter's name and its place in the whole
-  // matrix, so that every cut of a model begins the same. Matrices are normal with standard deviation 0.02, those into
-  // the residual 0.02 / sqrt(2 layers) (GPT-2); gains 1, biases 0.
+  // Writes the initial weights. Each element is a function of `seed`, the parameter's name and the element's position
+  // in the whole matrix, so that weights do not depend on the parallelism. Matrices are normal with standard deviation
+  // 0.02, or 0.02 / sqrt(2 layers) for projections into the residual stream (GPT-2); gains are 1, biases 0.
   virtual void initialise(std::byte* weights, std::uint64_t seed) const = 0;
 
-  // F. Needs: weights, scratch, to_*, keys_values, input or tokens, output or targets; with a head sets loss.
-  // Throws InputError for a slice that ends behind the learned positions.
+  // F. Needs weights, scratch, to_*, keys_values, input or tokens, output or targets; sets the loss if there is a head.
+  // Throws InputError for a slice that ends after the last learned position.
   virtual void forward(SliceCall& call) const = 0;
-  // I. Needs besides: gradients, output_gradients, keys_values_gradient, output_gradient unless there is a head,
-  // input_gradient unless there is an embedding. Adds the gradients of biases, norms and the embedding.
+  // I. Also needs gradients, output_gradients, keys_values_gradient, output_gradient unless there is a head, and
+  // input_gradient unless there is an embedding. Accumulates the gradients of biases, norms and the embedding.
   virtual void input_gradient(SliceCall& call) const = 0;
-  // W. Needs gradients, scratch, to_weight_gradient, output_gradients: adds those of the weight matrices.
+  // W. Needs gradients, scratch, to_weight_gradient, output_gradients. Accumulates the gradients of weight matrices.
   virtual void weight_gradient(SliceCall& call) const = 0;
-  // B: both at once; output_gradients may be null. The bits of the gradients are those of I and W.
+  // B: I and W in one call; output_gradients may be null. Gradients are bitwise equal to those of I and W.
   virtual void backward(SliceCall& call) const = 0;
 
-  // Sum of squares of the gradients that this rank counts.
+  // Returns the sum of squares of the gradients of `counted` parameters.
   virtual double squared_norm(const std::byte* gradients) const = 0;
-  // The same on a device: adds it to *squares.
+  // The same on a device: adds the sum to *squares.
   virtual void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const;
-  // On a device, where `initialise` and checkpoints have float32 weights on the host: puts those (copied to the device)
-  // into master weights and 16-bit weights.
-  virtual void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* moments,
+  // Devices only: writes float32 weights, from `initialise` or a checkpoint and copied to the device, to the master
+  // weights and the 16-bit weights.
+  virtual void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* optimizer_state,
                            Stream& stream) const;
-  // new_weights may be weights. Moments are updated in place.
-  virtual void step(const std::byte* weights, std::byte* new_weights, std::byte* moments, const std::byte* gradients,
-                    const OptimizerStep& step) const = 0;
+  // `new_weights` may equal `weights`. The optimizer state is updated in place.
+  virtual void step(const std::byte* weights, std::byte* new_weights, std::byte* optimizer_state,
+                    const std::byte* gradients, const OptimizerStep& step) const = 0;
 };
 
-// Of weights and activations: the first two on the CPU, the others on devices.
+// Precision of weights and activations: float32 and float64 on the CPU, the others on devices.
 enum class Precision : std::uint8_t { float32, float64, float16, bfloat16 };
 constexpr const char* to_string(Precision precision) {
   constexpr std::array kNames = {"float32", "float64", "float16", "bfloat16"};
   return kNames[static_cast<std::size_t>(precision)];
 }
 
-// A stage on the CPU, with the products of the BLAS that the project was built with, else Eigen's.
-// Throws InputError for a model that it cannot compute (experts, latent attention, query and key norms), or sizes that
-// do not divide by tensor_parallel.
+// Creates a stage on the CPU, which multiplies matrices with OpenBLAS if the build has it, else with Eigen.
+// Throws InputError for a model that the kernels do not support (experts, latent attention, query and key norms), or
+// sizes that are not multiples of tensor_parallel.
 std::unique_ptr<Stage> make_cpu_stage(const StageSpec& spec, Precision precision);
 
 }  // namespace sluice::kernels

@@ -18,12 +18,12 @@ void check_divides(const Transformer& model, const char* what, std::int64_t valu
                                value, tensor_parallel));
 }
 
-// Lists parameters as it goes through a stage.
+// Appends parameters to a list and assigns their offsets.
 class Lister {
  public:
   Lister(const StageSpec& spec, WeightOffsets& out) : spec_(spec), out_(out) {}
 
-  // The next parameter begins on a new sub-buffer.
+  // Starts a new sub-buffer with the next parameter.
   void align() { out_.elements = padded(out_.elements); }
 
   std::int64_t replicated(std::string name, std::int64_t rows, std::int64_t columns = 1) {
@@ -36,7 +36,7 @@ class Lister {
                 .decays = columns > 1,
                 .counted = spec_.tensor_rank == 0});
   }
-  // `rows` of each rank. Begins where the last parameter ended.
+  // Split by rows, with `rows` per rank. Starts at the end of the previous parameter.
   std::int64_t rows(std::string name, std::int64_t rows, std::int64_t columns = 1) {
     return add({.name = std::move(name),
                 .all_rows = rows * spec_.tensor_parallel,
@@ -56,7 +56,7 @@ class Lister {
                 .columns = columns,
                 .decays = true});
   }
-  // Rows for all of the padded vocabulary; those past its end are no parameters, and stay zero.
+  // Reserves rows for the padded vocabulary. Rows of padding are not parameters and stay zero.
   std::int64_t vocabulary(std::string name, const RankSizes& sizes, bool counted) {
     align();
     const std::int64_t offset = add({.name = std::move(name),
@@ -132,13 +132,13 @@ LayerOffsets list_layer(const StageSpec& spec, const RankSizes& sizes, int layer
 RankSizes rank_sizes(const StageSpec& spec) {
   const Transformer& model = spec.model;
   const int t = spec.tensor_parallel;
-  const auto refuse = [&](const char* what) {
-    throw InputError(fmt::format("{}: the kernels do not compute {}", model.name, what));
+  const auto reject = [&](const char* what) {
+    throw InputError(fmt::format("{}: the kernels do not support {}", model.name, what));
   };
-  if (model.has_experts()) refuse("a mixture of experts");
-  if (model.has_latent_attention()) refuse("latent attention");
-  if (model.qk_norm) refuse("norms of queries and keys");
-  if (model.positions == 0 && model.head_dim % 2 != 0) refuse("rotary positions in heads of odd size");
+  if (model.has_experts()) reject("mixture-of-experts layers");
+  if (model.has_latent_attention()) reject("latent attention");
+  if (model.qk_norm) reject("normalized queries and keys");
+  if (model.positions == 0 && model.head_dim % 2 != 0) reject("rotary embeddings with an odd head size");
   check_divides(model, "attention heads", model.heads, t);
   check_divides(model, "key/value heads", model.kv_heads, t);
   check_divides(model, "feed-forward size", model.ffn_hidden, t);
@@ -158,6 +158,15 @@ RankSizes rank_sizes(const StageSpec& spec) {
   sizes.first_token = std::min(first, model.vocab);
   sizes.vocab_rows = std::min(model.vocab, first + sizes.vocab_columns) - sizes.first_token;
   return sizes;
+}
+
+AttentionSizes attention_sizes(const RankSizes& sizes, const SliceShape& shape) {
+  return {.sequences = shape.sequences,
+          .tokens = static_cast<int>(shape.tokens),
+          .heads = static_cast<int>(sizes.heads),
+          .kv_heads = static_cast<int>(sizes.kv_heads),
+          .head_dim = static_cast<int>(sizes.head_dim),
+          .context = shape.context};
 }
 
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {

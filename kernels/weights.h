@@ -3,30 +3,32 @@
 #include <cstdint>
 #include <vector>
 
+#include "kernels/attention_sizes.h"
 #include "kernels/stage.h"
 
 namespace sluice::kernels {
 
-// Sizes on one tensor-parallel rank.
+// Sizes per tensor-parallel rank.
 struct RankSizes {
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   std::int64_t query_width = 0;    // heads x head_dim
-  std::int64_t key_width = 0;      // kv_heads x head_dim: of the keys, and as much of the values
-  std::int64_t qkv_width = 0;      // of queries, keys and values together
-  std::int64_t ffn = 0;            // columns into the MLP's last matrix
-  std::int64_t up_width = 0;       // columns of its first: ffn, or gate and up beside each other
-  std::int64_t vocab_columns = 0;  // with padding
-  std::int64_t vocab_rows = 0;     // without: the first so many of them
-  std::int64_t first_token = 0;    // of those rows
+  std::int64_t key_width = 0;      // kv_heads x head_dim, of keys and of values
+  std::int64_t qkv_width = 0;      // query_width + 2 key_width
+  std::int64_t ffn = 0;            // input columns of the MLP's last matrix
+  std::int64_t up_width = 0;       // output columns of its first matrix: ffn, or 2 ffn with a gate
+  std::int64_t vocab_columns = 0;  // including padding
+  std::int64_t vocab_rows = 0;     // without padding: the first vocab_rows of vocab_columns
+  std::int64_t first_token = 0;    // token of the first of these rows
 };
 
-// Throws InputError for what these kernels cannot compute.
+// Throws InputError for models that these kernels do not support.
 RankSizes rank_sizes(const StageSpec& spec);
+AttentionSizes attention_sizes(const RankSizes& sizes, const SliceShape& shape);
 
-// Where the weights of a layer begin, in elements; -1 for those that the model does not have.
+// Offsets of a layer's weights, in elements; -1 for those that the model does not have.
 struct LayerOffsets {
   std::int64_t norm1_gain = -1;
   std::int64_t norm1_bias = -1;
@@ -36,13 +38,13 @@ struct LayerOffsets {
   std::int64_t output_bias = -1;
   std::int64_t norm2_gain = -1;
   std::int64_t norm2_bias = -1;
-  std::int64_t up = -1;  // [up_width, hidden]: with a gate that first
+  std::int64_t up = -1;  // [up_width, hidden]: rows of the gate first
   std::int64_t up_bias = -1;
   std::int64_t down = -1;  // [hidden, ffn]
   std::int64_t down_bias = -1;
 };
 
-// All matrices are [outputs, inputs], as PyTorch has them.
+// Offsets of a stage's weights, in elements. Matrices are [outputs, inputs], as in PyTorch.
 struct WeightOffsets {
   std::vector<Parameter> parameters;
   std::vector<LayerOffsets> layers;
@@ -50,7 +52,7 @@ struct WeightOffsets {
   std::int64_t position = -1;  // [positions, hidden]
   std::int64_t final_gain = -1;
   std::int64_t final_bias = -1;
-  std::int64_t head = -1;  // [vocab_columns, hidden]; -1 where it is an embedding that lies elsewhere
+  std::int64_t head = -1;  // [vocab_columns, hidden]; -1 if it is the embedding of another stage
   std::int64_t elements = 0;
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);

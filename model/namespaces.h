@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 // The namespace of each top-level folder, and those of the folders that it builds on, whose names it sees unqualified.

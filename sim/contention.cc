@@ -11,17 +11,17 @@ namespace {
 
 constexpr LaneId kNoLane = -1;
 
-// Time of a transfer's lane that it is on the wire; the rest follows.
+// Part of a transfer's lane time during which its bytes move; the rest follows.
 Duration on_wire(const SharedLink& link, Duration takes) {
   if (link.wire_fraction >= 1) return takes;
   return Duration{std::llround(link.wire_fraction * static_cast<double>(takes.count()))};
 }
 
-// Each lane works through its vertices as far as their needs are known, ahead of the clock; it stops at a vertex that
-// needs something unknown, to be woken by it, and at a transfer on a shared link, to go on when that ends.
-// Repetition c of a vertex needs those of repetition c of what it needs. Ranks are never two repetitions apart: the
-// first stage goes on only when all forwards, backwards and transfers are done, and everything else follows it. So two
-// times a vertex are enough.
+// Each lane processes its vertices, ahead of the clock, as far as the times of their dependencies are known. It stops
+// at a vertex with an unknown dependency, which wakes it later, and at a transfer on a shared link until that ends.
+// Repetition c of a vertex depends on repetition c of its dependencies. Ranks are never two repetitions apart: the
+// first stage continues only after all forwards, backwards and transfers, and everything else follows it. Hence two
+// times per vertex suffice.
 class ContendedRun {
  public:
   ContendedRun(const OpGraph& graph, const Prices& prices, int copies, bool steps)
@@ -53,12 +53,12 @@ class ContendedRun {
     }
   }
 
-  // Goes on to the next end of a transfer on a shared link. False: everything is done.
+  // Advances to the next end of a transfer on a shared link. Returns false when no transfer is left.
   bool step() {
     const int link = links_.next_end();
     if (link < 0) return false;
     const LaneId lane = first_link_ + link;
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     resolve(lane, order_[state.first + state.position], links_.began(link), links_.now() + state.off_wire);
     advance(lane);
     advance_ready();
@@ -66,7 +66,7 @@ class ContendedRun {
   }
 
   int complete_copies() const { return complete_copies_; }
-  const LaneTimes& copy_end(int copy) const { return copy_ends_[index(copy)]; }
+  const LaneTimes& copy_end(int copy) const { return copy_ends_[copy]; }
   std::vector<Duration>&& take_done() { return std::move(done_); }
 
  private:
@@ -76,34 +76,29 @@ class ContendedRun {
     std::size_t position = 0;
     int copy = 0;
     Duration free{};
-    Duration off_wire{};  // what its transfer under way does after the wire
-    // Lanes that wait for a vertex of this one, as a list; and which vertex this one waits for.
+    Duration off_wire{};  // rest of the current transfer after its bytes have moved
+    // Linked list of the lanes that wait for a vertex of this one; and the vertex that this one waits for.
     LaneId first_waiter = kNoLane;
     LaneId next_waiter = kNoLane;
     VertexId awaited = 0;
   };
 
-  template <typename T>
-  static std::size_t index(T i) {
-    return static_cast<std::size_t>(i);
-  }
-
-  // When what the vertex hands on is there, in repetition `copy`.
+  // When the result of the vertex is available, in repetition `copy`.
   Duration& done(VertexId v, int copy) { return done_[copies_ > 1 && copy % 2 == 1 ? graph_.size() + v : v]; }
 
   void list_vertices(bool steps) {
     const auto listed = [&](const Vertex& vertex) {
       return steps || (vertex.kind != VertexKind::collective && vertex.kind != VertexKind::optimizer);
     };
-    for (const Vertex& vertex : vertices_) lanes_[index(vertex.lane)].count += listed(vertex) ? 1 : 0;
+    for (const Vertex& vertex : vertices_) lanes_[vertex.lane].count += listed(vertex) ? 1 : 0;
     std::size_t first = 0;
     for (LaneState& lane : lanes_) {
-      lane.first = lane.position = first;  // the position as a cursor, for now
+      lane.first = lane.position = first;  // the position serves as a cursor below
       first += lane.count;
     }
     order_.resize(first);
     for (VertexId v = 0; v < graph_.size(); ++v) {
-      if (listed(vertices_[v])) order_[lanes_[index(vertices_[v].lane)].position++] = v;
+      if (listed(vertices_[v])) order_[lanes_[vertices_[v].lane].position++] = v;
     }
     for (LaneState& lane : lanes_) lane.position = 0;
   }
@@ -117,16 +112,16 @@ class ContendedRun {
   }
 
   void advance(LaneId lane) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (state.count == 0) return;
     while (state.copy < copies_) {
       const VertexId v = order_[state.first + state.position];
       const bool transfer = vertices_[v].kind == VertexKind::transfer;
       Duration start = state.free;
-      // A transfer's one data need comes first; the rest is the order on its lane.
+      // The first dependency of a transfer is its data; the others are the order on its lane.
       for (const VertexId need : transfer ? graph_.needs(v).first(1) : graph_.needs(v)) {
         if (times_done_[need] <= state.copy) {
-          LaneState& there = lanes_[index(vertices_[need].lane)];
+          LaneState& there = lanes_[vertices_[need].lane];
           state.awaited = need;
           state.next_waiter = there.first_waiter;
           there.first_waiter = lane;
@@ -136,7 +131,7 @@ class ContendedRun {
       }
       const Duration takes = prices_.duration[v];
       if (transfer && links_.shares(lane - first_link_)) {
-        const Duration wire = on_wire(prices_.sharing.links[index(lane - first_link_)], takes);
+        const Duration wire = on_wire(prices_.sharing.links[lane - first_link_], takes);
         if (wire > Duration{0}) {
           state.off_wire = takes - wire;
           links_.add(lane - first_link_, start, wire, tie(lane, state.copy, v));
@@ -147,27 +142,27 @@ class ContendedRun {
     }
   }
 
-  // Ties in a queue break by rank, then op.
+  // Breaks ties in a queue by rank, then op.
   std::uint64_t tie(LaneId lane, int copy, VertexId v) const {
-    const auto rank = static_cast<std::uint64_t>(graph_.lanes()[index(lane)].rank);
+    const auto rank = static_cast<std::uint64_t>(graph_.lanes()[lane].rank);
     return (rank << 48) | (static_cast<std::uint64_t>(copy) << 32) | v;
   }
 
-  // Notes the times of `v`, the next vertex of `lane`, and wakes who waits for them.
+  // Records the times of `v`, the next vertex of `lane`, and wakes the lanes that wait for it.
   void resolve(LaneId lane, VertexId v, Duration start, Duration end) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (start_ != nullptr) (*start_)[v] = start;
-    done(v, state.copy) = end + prices_.lane_latency[index(lane)];
+    done(v, state.copy) = end + prices_.lane_latency[lane];
     ++times_done_[v];
     state.free = end;
     if (vertices_[v].kind == VertexKind::collective) {
       for (const int rank : graph_.collective(vertices_[v]).ranks) {
-        Duration& free = lanes_[index(graph_.collective_lane(rank))].free;
+        Duration& free = lanes_[graph_.collective_lane(rank)].free;
         free = std::max(free, end);
       }
     }
     for (LaneId* waiter = &state.first_waiter; *waiter != kNoLane;) {
-      LaneState& other = lanes_[index(*waiter)];
+      LaneState& other = lanes_[*waiter];
       if (other.awaited == v) {
         ready_.push_back(*waiter);
         *waiter = other.next_waiter;
@@ -179,12 +174,12 @@ class ContendedRun {
   }
 
   void end_copy(LaneId lane) {
-    LaneState& state = lanes_[index(lane)];
+    LaneState& state = lanes_[lane];
     if (copies_ > 1) {
-      LaneTimes& ends = copy_ends_[index(state.copy)];
+      LaneTimes& ends = copy_ends_[state.copy];
       if (ends.empty()) ends.resize(lanes_.size());
-      ends[index(lane)] = state.free;
-      if (++lanes_through_[index(state.copy)] == busy_lanes_) complete_copies_ = state.copy + 1;
+      ends[lane] = state.free;
+      if (++lanes_through_[state.copy] == busy_lanes_) complete_copies_ = state.copy + 1;
     }
     state.position = 0;
     ++state.copy;
@@ -199,9 +194,9 @@ class ContendedRun {
   std::vector<LaneState> lanes_;
   std::vector<VertexId> order_;            // each lane's vertices, one lane after another
   std::vector<std::uint16_t> times_done_;  // by vertex: repetitions whose times are known
-  std::vector<Duration> done_;             // by vertex; of odd repetitions behind those of even ones
+  std::vector<Duration> done_;             // by vertex; odd repetitions after even ones
   std::vector<Duration>* start_ = nullptr;
-  std::vector<LaneId> ready_;  // lanes to look at again
+  std::vector<LaneId> ready_;  // woken lanes
   int busy_lanes_ = 0;
   std::vector<LaneTimes> copy_ends_;
   std::vector<int> lanes_through_;  // by repetition
@@ -218,7 +213,7 @@ Timeline simulate_contended(const OpGraph& graph, const Prices& prices) {
   }
   timeline.end = run.take_done();
   timeline.lane_latency = prices.lane_latency;
-  // A timeline keeps when a transfer leaves its lanes; the run had its arrival.
+  // A timeline has the time at which a transfer leaves its lanes, the run that of its arrival.
   for (VertexId v = 0; v < graph.size(); ++v) timeline.end[v] -= prices.lane_latency[graph[v].lane];
   return timeline;
 }
@@ -239,7 +234,7 @@ void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
   }
 }
 
-bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) {
+bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshared) {
   struct Passage {
     Duration start{};
     Duration end{};
@@ -256,13 +251,13 @@ bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone) 
     if (graph[v].kind != VertexKind::transfer) continue;
     const std::size_t link = to_size(graph[v].lane) - first_link;
     const Duration wire = links[link].uses.empty() ? Duration{0} : on_wire(links[link], prices.duration[v]);
-    if (wire > Duration{0}) passages[link].push_back({alone.start[v], alone.start[v] + wire});
+    if (wire > Duration{0}) passages[link].push_back({unshared.start[v], unshared.start[v] + wire});
   }
   struct Cursor {
     std::span<const Passage> left;
     double share = 0;
     bool queues = false;
-    Duration until{};  // end of the last that began
+    Duration until{};  // end of the last started one
   };
   std::vector<std::vector<Cursor>> resources(to_size(prices.sharing.num_resources));
   for (std::size_t link = 0; link < links.size(); ++link) {

@@ -10,21 +10,21 @@
 
 namespace sluice::sim {
 
-// The engine for links that share something (`prices.sharing`). It means what the sweep means: every vertex starts when
-// what it needs has ended or arrived and its lanes are free, and lanes serve in order. But a transfer holds its lane
-// until its bytes are through at the rates that the others leave it, and in a queue it starts only when its resources
-// are free. Only the starts and ends of such transfers are events; whatever follows from them alone is known at once.
-// Precondition: `prices` were made for `graph`.
+// Simulates a graph whose links share resources (`prices.sharing`). The rules are those of the sweep: a vertex starts
+// when its dependencies have ended or arrived and its lanes are free, and lanes run their vertices in order. In
+// addition, a transfer occupies its lane until all its bytes have moved at the rates that concurrent transfers leave
+// it, and a queued transfer starts only when its resources are free. Only the starts and ends of such transfers are
+// events; all other times follow from them without one. Precondition: `prices` belong to `graph`.
 Timeline simulate_contended(const OpGraph& graph, const Prices& prices);
 
-// The same with each rank repeating its list up to `times` times without a barrier, collectives and optimizer steps
-// left out. Calls `enough` with the lanes' times at the end of each repetition so far, whenever one more is complete on
-// all lanes, until it returns true. Precondition: the schedule flushes, and times <= 65535.
+// Likewise, but each rank repeats its list up to `times` times without a barrier, and collectives and optimizer steps
+// are omitted. Whenever another repetition is complete on all lanes, calls `enough` with the lane times at the end of
+// each complete repetition, until it returns true. Precondition: the schedule flushes, and times <= 65535.
 void repeat_contended(const OpGraph& graph, const Prices& prices, int times,
                       const std::function<bool(const std::vector<LaneTimes>&)>& enough);
 
-// Whether transfers get in each other's way in a timeline that was made as if nothing were shared. If not, it is what
-// `simulate_contended` answers: as long as nobody slows a transfer down, it takes what it is priced at.
-bool crowded(const OpGraph& graph, const Prices& prices, const Timeline& alone);
+// Whether transfers contend for a resource in `unshared`, a timeline that was simulated as if links shared nothing. If
+// not, `simulate_contended` returns the same timeline, as no transfer takes longer than its price.
+bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshared);
 
 }  // namespace sluice::sim

@@ -7,7 +7,7 @@ namespace sluice::sim {
 
 Timeline simulate(const OpGraph& graph, const Prices& prices) {
   Timeline timeline = simulate_unshared(graph, prices);
-  if (prices.sharing.empty() || !crowded(graph, prices, timeline)) return timeline;
+  if (prices.sharing.empty() || !contends(graph, prices, timeline)) return timeline;
   return simulate_contended(graph, prices);
 }
 
@@ -16,7 +16,7 @@ Timeline simulate_unshared(const OpGraph& graph, const Prices& prices) {
   LaneTimes lane_free(graph.lanes().size(), Duration{0});
   sweep<true>(graph, prices, lane_free, &timeline.start, timeline.end);
   timeline.lane_latency = prices.lane_latency;
-  // A timeline keeps when a transfer leaves its lanes; the sweep had its arrival.
+  // A timeline has the time at which a transfer leaves its lanes, the sweep that of its arrival.
   for (VertexId v = 0; v < graph.size(); ++v) timeline.end[v] = timeline.start[v] + prices.duration[v];
   return timeline;
 }

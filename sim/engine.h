@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include "model/cost/price.h"
@@ -6,13 +7,12 @@
 
 namespace sluice::sim {
 
-// Runs the priced graph: every vertex starts when what it needs has ended or arrived and its lanes are free. Lanes
-// serve their vertices in order, so times are longest paths and one sweep in id order finds them; no event queue,
-// unless transfers on links that share something get in each other's way (contention.h).
-// Precondition: `prices` were made for `graph`.
+// Simulates the priced graph: a vertex starts when its dependencies have ended or arrived and its lanes are free. Lanes
+// run their vertices in order, so times are longest paths, which one sweep in the order of ids finds without an event
+// queue, unless transfers contend for shared links (contention.h). Precondition: `prices` belong to `graph`.
 Timeline simulate(const OpGraph& graph, const Prices& prices);
 
-// The same as if no links shared anything.
+// Likewise, as if links shared nothing.
 Timeline simulate_unshared(const OpGraph& graph, const Prices& prices);
 
 }  // namespace sluice::sim

@@ -22,8 +22,7 @@ struct Change {
   std::function<void(Scenario&)> apply;
 };
 
-// Changes that do not touch the schedule, from the cheapest.
-// `layers` is the most that a stage has.
+// Changes that keep the schedule, cheapest first. `layers`: the largest number of layers of a stage.
 std::vector<Change> changes_of_training(const Training& training, int layers) {
   using Recompute = Training::Recompute;
   std::vector<Change> out;
@@ -46,6 +45,26 @@ std::vector<Change> changes_of_training(const Training& training, int layers) {
     out.push_back({"--recompute full", [](Scenario& s) { s.training.recompute = Recompute::full; }});
   }
   return out;
+}
+
+// Families that need less memory and are otherwise equivalent, fastest first.
+std::vector<std::string> leaner_families(const std::string& family) {
+  static const std::vector<std::pair<std::string, std::vector<std::string>>> leaner = {
+      {"gpipe", {"1f1b"}},
+      {"looped-bfs", {"interleaved-1f1b"}},
+      {"interleaved-1f1b", {"1f1b"}},
+      {"interleaved-zb", {"zb-h1"}},
+      {"zb-h2", {"zb-h1"}},
+      {"zb-v", {"v-half", "v-min"}},
+      {"v-half", {"v-min"}},
+      {"terapipe", {"seq1f1b"}},
+      {"seq1f1b-zb2p", {"seq1f1b-zb1p"}},
+      {"seq1f1b-interleaved", {"seq1f1b"}},
+  };
+  for (const auto& [name, others] : leaner) {
+    if (name == family) return others;
+  }
+  return {};
 }
 
 void cut_evenly(Scenario& scenario, int slices) {
@@ -71,7 +90,7 @@ std::vector<Change> changes_of_schedule(const Scenario& scenario) {
   if (family.sliced && slices <= scenario.training.sequence_length) {
     out.push_back({fmt::format("--slices {}", slices), [slices](Scenario& s) { cut_evenly(s, slices); }});
   }
-  // Cut sequences hold a share of each microbatch.
+  // Slices reduce the activations that are held per microbatch.
   constexpr int kSlices = 4;
   if (!family.sliced_variant.empty() && scenario.training.cp == 1 && scenario.training.sequence_length >= kSlices &&
       scenario.model) {
@@ -93,13 +112,13 @@ std::vector<Change> changes_of_schedule(const Scenario& scenario) {
   return out;
 }
 
-// What is to be tried: each change, and pairs of those of training.
+// The changes to try: each one, and pairs of those of training.
 std::vector<Change> changes_of(const Scenario& scenario, int layers) {
   std::vector<Change> out = changes_of_training(scenario.training, layers);
   const std::size_t singles = out.size();
   for (std::size_t a = 0; a < singles; ++a) {
     for (std::size_t b = a + 1; b < singles; ++b) {
-      // How much is recomputed is one setting.
+      // Two settings of recomputation exclude each other.
       if (out[a].flags.starts_with("--recompute") && out[b].flags.starts_with("--recompute")) continue;
       out.push_back({out[a].flags + " " + out[b].flags, [first = out[a].apply, second = out[b].apply](Scenario& s) {
                        first(s);
@@ -131,10 +150,9 @@ std::vector<Remedy> what_would_fit(const Setup& setup) {
       change.apply(changed);
       const Prediction prediction = predict(Setup(changed));
       if (!prediction.fit || !prediction.fit->fits) return;
-      const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-      found[i] = {change.flags, seconds, prediction.fit->needed_bytes};
+      found[i] = {change.flags, prediction.iteration_s(), prediction.fit->needed_bytes};
     } catch (const InputError&) {
-      // It cannot be had: sizes that do not divide, too few microbatches.
+      // Not supported: sizes that do not divide, too few microbatches.
     }
   });
   std::vector<Remedy> out;

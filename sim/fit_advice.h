@@ -4,23 +4,23 @@
 #include <string>
 #include <vector>
 
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::sim {
 
 // A change to a scenario that makes it fit.
 struct Remedy {
-  std::string flags;  // what to add on the command line
+  std::string flags;  // to append to the command line
   double iteration_s = 0;
-  std::int64_t needed_bytes = 0;  // of the rank that needs most
+  std::int64_t needed_bytes = 0;  // of the rank with the highest memory use
 };
 
-// For a scenario that does not fit: changes that make it fit, fastest first, five at most. Each is predicted, not
-// estimated: more recomputation, a distributed optimizer, sequence parallelism, half the microbatch, twice the slices,
-// a leaner family, and two of the first three together. Empty if none does.
+// For a scenario that does not fit, returns at most five changes that make it fit, fastest first; empty if none does.
+// Tries more recomputation, a distributed optimizer, sequence parallelism, half the microbatch, twice the slices, a
+// family with less memory, and pairs of the first three, and predicts each.
 std::vector<Remedy> what_would_fit(const Setup& setup);
 
-// Whether that can be had at once: not for graphs of over two million vertices.
+// Whether `what_would_fit` is fast: false for graphs with more than two million vertices.
 bool fit_advice_is_quick(const Setup& setup);
 
 }  // namespace sluice::sim

@@ -12,7 +12,8 @@ namespace {
 
 Duration divided(Duration total, std::int64_t n) { return Duration{(total.count() + n / 2) / n}; }
 
-// The growth per repetition, if over the last `cycle` of them all lanes grew alike, and `again` so over those before.
+// The growth per repetition if all lanes grew equally over the last `cycle` ones, and with `again` also over the
+// `cycle` before these.
 std::optional<Duration> constant_growth(const std::vector<LaneTimes>& history, const std::vector<std::size_t>& lanes,
                                         bool again) {
   constexpr std::size_t kMaxCycle = 16;
@@ -41,8 +42,8 @@ Duration mean_growth(const std::vector<LaneTimes>& history) {
   return divided(*std::max_element(now.begin(), now.end()) - *std::max_element(before.begin(), before.end()), window);
 }
 
-// How often to repeat at most: so that visits stay bounded and, as no repetition takes longer than `longest`,
-// nanoseconds do not overflow.
+// Upper limits of the repetitions: for the number of visited vertices, and so that nanoseconds do not overflow if no
+// repetition takes longer than `longest`.
 std::int64_t most_rounds(const OpGraph& graph, std::int64_t max_visits) {
   const auto size = std::max<std::int64_t>(1, graph.size());
   const std::int64_t most = 64 + 4 * static_cast<std::int64_t>(graph.schedule().num_ranks());
@@ -57,7 +58,7 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
   constexpr std::int64_t kMaxVisits = 40'000'000;
   constexpr std::int64_t kMostRounds = 1000;
   // At any time something runs at full speed or a resource is used to its capacity, so no repetition takes longer than
-  // everything one after the other, each transfer rounded up.
+  // all its vertices in sequence, each transfer rounded up.
   Duration all{0};
   for (VertexId v = 0; v < graph.size(); ++v) {
     all += prices.duration[v] + prices.lane_latency[graph[v].lane] + Duration{1};
@@ -75,7 +76,7 @@ Duration contended_period(const OpGraph& graph, const Prices& prices, const std:
 }  // namespace
 
 Duration repeated_period(const OpGraph& graph, const Prices& prices) {
-  std::vector<std::size_t> lanes;  // of the state; collectives are not repeated
+  std::vector<std::size_t> lanes;  // collectives are not repeated
   for (std::size_t i = 0; i < graph.lanes().size(); ++i) {
     if (graph.lanes()[i].kind != LaneKind::collective) lanes.push_back(i);
   }
@@ -88,7 +89,7 @@ Duration repeated_period(const OpGraph& graph, const Prices& prices) {
   for (std::int64_t round = 0; round < rounds; ++round) {
     sweep<false>(graph, prices, lane_free, nullptr, done);
     history.push_back(lane_free);
-    // No repetition adds more than the first took.
+    // No repetition takes longer than the first.
     if (round == 0) rounds = rounds_in_range(rounds, *std::max_element(lane_free.begin(), lane_free.end()));
     if (const std::optional<Duration> growth = constant_growth(history, lanes, false)) return *growth;
   }

@@ -6,24 +6,24 @@
 
 namespace sluice::sim {
 
-// Time per batch when batches follow each other without a barrier: each rank repeats its list, and this is the growth
-// of the makespan per repetition once it is constant. It is the eigenvalue of the max-plus map from one repetition's
-// lane times to the next, found by iterating that map until every lane grows alike over some number of repetitions.
-// Where costs are so nearly tied that this takes too long, the mean growth of the later half of the repetitions, which
-// the true value then differs from by less than the spread of the lanes over that window. Where links share something
-// the repetitions are run with contention; there growth counts as constant once it was the same twice in a row.
-// Precondition: the schedule flushes.
+// Time per batch when batches follow each other without a barrier: the growth of the makespan per repetition, once it
+// is constant, when each rank repeats its list. This is the eigenvalue of the max-plus map from the lane times of one
+// repetition to those of the next, found by iterating the map until all lanes grow equally over some number of
+// repetitions. Where costs are so nearly equal that this takes too long, returns the mean growth over the second half
+// of the repetitions; its error is less than the spread of the lanes over that window, divided by the number of
+// repetitions in it. Where links share resources, repetitions are simulated with contention, and growth counts as
+// constant once two successive values are equal. Precondition: the schedule flushes.
 Duration repeated_period(const OpGraph& graph, const Prices& prices);
 
-// The same for a schedule without a flush, from the batches that it spans: the growth of the time at which a batch's
-// last gradient is done, before the pipeline begins to drain. `constant` tells whether it no longer changed.
+// Time per batch of a schedule without a flush, from the batches that it spans: the growth, from batch to batch, of the
+// time at which the last gradient ends, before the pipeline begins to drain. `constant`: it no longer changed.
 struct BatchGrowth {
   Duration period{};
   bool constant = false;
 };
 BatchGrowth batch_growth(const OpGraph& graph, const Timeline& timeline);
 
-// Batches that a schedule without a flush must span for `batch_growth` to look past filling and draining.
+// Number of batches that a schedule without a flush must span for `batch_growth` to exclude warm-up and drain.
 int batches_for_growth(int num_ranks, int num_microbatches);
 
 }  // namespace sluice::sim

@@ -14,7 +14,7 @@
 namespace sluice::sim {
 namespace {
 
-// What cannot be counted is left at the most that check_total refuses.
+// Clamps to a value that check_total rejects instead of overflowing.
 Duration scaled(Duration duration, double factor) {
   constexpr double kMost = 5e18;
   return Duration{std::llround(std::min(static_cast<double>(duration.count()) * factor, kMost))};
@@ -60,9 +60,11 @@ void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow) {
     if ((lane.rank == slow.a && lane.peer == slow.b) || (lane.rank == slow.b && lane.peer == slow.a)) return;
     if (lane.rank < lane.peer && links.size() < 8) links.push_back(fmt::format("{}-{}", lane.rank, lane.peer));
   }
-  throw InputError(fmt::format("slow link {}-{}: nothing is sent between these ranks, but {}{}", slow.a, slow.b,
-                               links.empty() ? "over no link at all" : fmt::format("over {}", fmt::join(links, ", ")),
-                               links.size() == 8 ? ", ..." : ""));
+  throw InputError(fmt::format("slow link {}-{}: {}", slow.a, slow.b,
+                               links.empty()
+                                   ? "the schedule has no transfers"
+                                   : fmt::format("there are no transfers between these ranks, expected one of {}{}",
+                                                 fmt::join(links, ", "), links.size() == 8 ? ", ..." : "")));
 }
 
 }  // namespace
@@ -87,14 +89,14 @@ void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& p
       factors[lane] *= slow.factor;
       prices.lane_latency[lane] = scaled(prices.lane_latency[lane], slow.factor);
       if (prices.sharing.empty()) continue;
-      // A slower link takes less of what it shares with others.
+      // A slower link takes less of the shared capacity.
       SharedLink& shared = prices.sharing.links[lane - first_link];
       shared.speed = std::min(1.0, shared.speed / slow.factor);
       for (ResourceUse& use : shared.uses) use.share = std::min(1.0, use.share / slow.factor);
     }
   }
   for (VertexId v = 0; v < graph.size(); ++v) {
-    // A collective takes as long as its slowest link allows; what a rank computes slowly does not change that.
+    // The slowest link bounds a collective; slow compute of a rank does not change it.
     if (graph[v].kind == VertexKind::collective) continue;
     const double factor = factors[graph[v].lane];
     if (factor != 1.0) prices.duration[v] = scaled(prices.duration[v], factor);
@@ -106,8 +108,8 @@ Duration Trials::quantile(double q) const {
   const double at = q * static_cast<double>(makespans.size() - 1);
   const auto below = static_cast<std::size_t>(at);
   const std::size_t above = std::min(below + 1, makespans.size() - 1);
-  const double share = at - static_cast<double>(below);
-  return makespans[below] + scaled(makespans[above] - makespans[below], share);
+  const double fraction = at - static_cast<double>(below);
+  return makespans[below] + scaled(makespans[above] - makespans[below], fraction);
 }
 
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,

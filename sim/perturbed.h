@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -10,23 +11,23 @@
 
 namespace sluice::sim {
 
-// Makes the slow ranks and links of `perturbation` slower in `prices`. Throws InputError for a rank that the graph does
-// not have, or two between which nothing is sent.
+// Applies the slow ranks and links of `perturbation` to `prices`. Throws InputError for a rank that is not in the
+// graph, or for a pair of ranks without transfers between them.
 void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& prices);
 
-// Makespans of a number of trials.
+// Distribution of the makespan over a number of trials.
 struct Trials {
   std::vector<Duration> makespans;  // ascending
   double mean_s = 0;
-  double deviation_s = 0;  // standard, of the sample; 0 for one trial
+  double deviation_s = 0;  // sample standard deviation; 0 for one trial
 
-  // The value below which a share `q` of the trials lies, linear between neighbours. 0 <= q <= 1.
+  // The quantile `q` in [0, 1], interpolated linearly between neighbours.
   Duration quantile(double q) const;
 };
 
-// Simulates `perturbation.trials` times, each with its own draw of the jitter on every duration. Trial i depends on
-// seed and i alone, so that the answer is the same on any number of threads. `progress` is called with the number of
-// trials done, from any thread. Precondition: at least one trial.
+// Simulates `perturbation.trials` trials, each with an independent draw of the jitter on every duration. Trial i
+// depends only on the seed and i, so the result is the same on any number of threads. `progress` is called with the
+// number of finished trials, from any thread. Precondition: at least one trial.
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,
                   const std::function<void(std::int64_t)>& progress = {});
 

@@ -1,10 +1,13 @@
+// Public header.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
 #include "model/cost/price.h"
-#include "model/scenario/setup.h"
+#include "model/scenario/correction.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "model/timeline/memory.h"
@@ -15,52 +18,42 @@
 namespace sluice::sim {
 
 struct Throughput {
-  double tokens_per_s = 0;                // of the whole cluster; 0 without a sequence length
-  double model_tflops_per_device = 0;     // as papers count model FLOPs, without recomputation; 0 without a model
-  double hardware_tflops_per_device = 0;  // with it
-  double mfu = 0;                         // model FLOPs over the peak; 0 without a cluster
+  double tokens_per_s = 0;                // over all devices; 0 without a sequence length
+  double model_tflops_per_device = 0;     // model FLOPs as in papers, without recomputation; 0 without a model
+  double hardware_tflops_per_device = 0;  // with recomputation
+  double mfu = 0;                         // model FLOPs as a fraction of the peak; 0 without a cluster
 };
 
-// Memory of the worst rank against what a device has.
+// Whether the rank with the highest memory use fits on its device.
 struct Fit {
   bool fits = true;
-  int rank = 0;                   // that needs most
-  std::int64_t needed_bytes = 0;  // its peak, with the allocator's overhead and what is reserved
+  int rank = 0;                   // with the highest memory use
+  std::int64_t needed_bytes = 0;  // its peak, including allocator overhead and reserved memory
   std::int64_t capacity_bytes = 0;
 };
 
-// Memory of a device that a rank with this peak takes.
-std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes);
-
-// Of the rank that needs most, from the peaks of all.
-Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory);
-
-// `sequences` of one batch over all replicas, in `seconds`. `training` and `stages` as the schedule has them.
-Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
-                         double seconds);
-
-// What `sluice simulate` answers for one scenario.
+// The predicted time and memory of one training iteration.
 struct Prediction {
   Prices prices;
   Timeline timeline;
   Metrics metrics;
-  Duration period{};                              // time per batch without a barrier
-  Duration iteration{};                           // makespan, or without a flush the period: before any correction
-  std::optional<Correction::Interval> corrected;  // the iteration time after the scenario's correction
+  Duration period{};                              // time per batch when batches follow without a barrier
+  Duration iteration{};                           // makespan, or without a flush the period; before any correction
+  std::optional<Correction::Interval> corrected;  // iteration time after the scenario's correction
   std::vector<RankMemory> memory;                 // by rank
   std::vector<IdleByCause> idle;                  // by rank
   CriticalPath critical_path;
   Throughput throughput;
   std::optional<Fit> fit;        // with a model and a cluster
   std::optional<Trials> trials;  // with jitter
+
+  // Iteration time in seconds, after the scenario's correction if it has one.
+  double iteration_s() const { return corrected ? corrected->seconds : to_seconds(iteration); }
 };
 
 struct PredictOptions {
-  bool keep_memory = false;                            // the curves, not only their peaks
-  std::function<void(std::int64_t)> trial_progress{};  // told how many trials are done, from any thread
+  bool keep_memory = false;                            // keep the memory curves in addition to the peaks
+  std::function<void(std::int64_t)> trial_progress{};  // called with the number of finished trials, from any thread
 };
-
-// Prices, slows down what the scenario says is slow, simulates and measures; then runs the trials of its jitter.
-Prediction predict(const Setup& setup, const PredictOptions& options = {});
 
 }  // namespace sluice::sim

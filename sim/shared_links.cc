@@ -7,9 +7,9 @@
 namespace sluice::sim {
 namespace {
 
-constexpr double kNoise = 1e-9;       // of a resource's capacity
-constexpr double kSame = 1e-12;       // rates that differ by less, relatively, are one
-constexpr double kNanosecond = 1e-6;  // what a whole number of nanoseconds may be missed by
+constexpr double kCapacityNoise = 1e-9;  // of a resource's capacity
+constexpr double kSame = 1e-12;          // relative difference of rates that count as equal
+constexpr double kNanosecond = 1e-6;     // tolerance of a whole number of nanoseconds
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void SharedLinks::add(int link, Duration when, Duration work, std::uint64_t orde
 
 int SharedLinks::next_end() {
   while (true) {
-    // All that happens at one time happens before rates are found.
+    // All events at one time precede the computation of rates.
     if (agenda_.first_time() > now_) settle();
     if (agenda_.first_time() == Agenda::kNever) return -1;
     const int first = agenda_.first();
@@ -100,7 +100,7 @@ void SharedLinks::settle() {
   changed_.clear();
 }
 
-// Begins what waits and finds all its resources free, none of them awaited by another that came before.
+// Starts the waiting transfers whose resources are all free and not awaited by an earlier one.
 void SharedLinks::admit() {
   ++stamp_;
   std::size_t kept = 0;
@@ -120,8 +120,8 @@ void SharedLinks::admit() {
   waiting_.resize(kept);
 }
 
-// The transfers whose rates what has changed can change: those of resources that were crowded before or are now, and
-// through them of other crowded ones. Whoever began apart from all these has full speed.
+// Finds the transfers whose rates may change: those on resources that were or are oversubscribed, and those connected
+// to them through other oversubscribed resources. A transfer that began elsewhere has full speed.
 void SharedLinks::find_affected() {
   ++stamp_;
   affected_.clear();
@@ -133,14 +133,14 @@ void SharedLinks::find_affected() {
         if (flow(other).state != State::moving) continue;
         for (const ResourceUse& its : link(other).uses) demand += its.resource == use.resource ? its.share : 0;
       }
-      const bool before = changed.crowded;
-      changed.crowded = demand > 1 + kNoise;
-      if (before || changed.crowded) gather(changed);
+      const bool before = changed.oversubscribed;
+      changed.oversubscribed = demand > 1 + kCapacityNoise;
+      if (before || changed.oversubscribed) gather(changed);
     }
   }
   for (std::size_t next = 0; next < affected_.size(); ++next) {
     for (const ResourceUse& use : link(affected_[next]).uses) {
-      if (resource(use).crowded) gather(resource(use));
+      if (resource(use).oversubscribed) gather(resource(use));
     }
   }
   for (const int i : changed_) {
@@ -159,8 +159,8 @@ void SharedLinks::gather(Resource& from) {
   }
 }
 
-// Progressive filling: all flows of the affected links speed up together, in bytes, until one reaches its full speed
-// or a resource is full; those stay as they are, and the rest goes on.
+// Progressive filling: the rates in bytes of all affected flows rise together until one reaches its full speed or a
+// resource is full; these flows are fixed, and the others continue to rise.
 void SharedLinks::share_fairly() {
   for (const int i : affected_) {
     flow(i).wanted = 0;
@@ -180,17 +180,17 @@ void SharedLinks::share_fairly() {
     for (const int i : affected_) {
       if (flow(i).wanted > 0) continue;
       for (const ResourceUse& use : link(i).uses) {
-        if (resource(use).crowded) level = std::min(level, level_of(use));
+        if (resource(use).oversubscribed) level = std::min(level, level_of(use));
       }
     }
     const double reached = level * (1 + kSame);
     const auto settled = [&](int i) {
       const auto& uses = link(i).uses;
       return link(i).speed <= reached || std::any_of(uses.begin(), uses.end(), [&](const ResourceUse& use) {
-               return resource(use).crowded && level_of(use) <= reached;
+               return resource(use).oversubscribed && level_of(use) <= reached;
              });
     };
-    // First find them all, then take what they use: taking would move the levels.
+    // Finds all of them before subtracting what they use, which would change the levels.
     for (const int i : affected_) {
       if (flow(i).wanted > 0 || !settled(i)) continue;
       flow(i).wanted = link(i).speed <= reached ? -1 : -level / link(i).speed;
@@ -212,7 +212,7 @@ void SharedLinks::set_rate(int i, double rate) {
   if (moving.rate == 0) {
     moving.left = static_cast<double>(moving.work.count());
   } else {
-    if (std::abs(rate - moving.rate) <= kSame * rate) return;  // its end stands
+    if (std::abs(rate - moving.rate) <= kSame * rate) return;  // its end does not change
     moving.left -= moving.rate * static_cast<double>((now_ - moving.since).count());
   }
   const bool whole = moving.rate == 0 && rate == 1;

@@ -9,8 +9,8 @@
 
 namespace sluice::sim {
 
-// For each of a fixed number of slots the time of its next event, or none; the earliest is at hand. Ties go to the
-// lower slot. A tournament: setting a time is one walk to the root, and nothing is ever allocated.
+// The time of the next event, or none, of each of a fixed number of slots, with constant-time access to the earliest.
+// Ties go to the lower slot. A tournament tree: `set` walks once to the root and does not allocate.
 class Agenda {
  public:
   static constexpr Duration kNever = Duration::max();
@@ -23,30 +23,31 @@ class Agenda {
  private:
   std::size_t leaves_ = 1;
   std::vector<Duration> times_;  // by slot
-  std::vector<int> winner_;      // of each node of the tree, the root at 1
+  std::vector<int> winner_;      // by node of the tree, whose root is 1
 };
 
-// The links that share something, as time goes on: at most one transfer each, and who is how fast.
-// Fair rates are max-min over the flows' bytes, each also held to its full speed; they are found again only for the
-// transfers that are connected, through resources that are wanted beyond their capacity, to one that begins or ends.
-// An end is rounded up to whole nanoseconds, less a millionth of one for what floating point adds. A transfer that
-// nobody ever slows down takes its work to the nanosecond. Nothing is allocated once it is made.
+// The state over time of links that share resources: at most one transfer per link, and the rates of the transfers.
+// Fair rates are max-min fair in bytes, each bounded by the full speed of its link. When a transfer begins or ends,
+// rates are recomputed only for the transfers that are connected to it through oversubscribed resources. An end is
+// rounded up to whole nanoseconds, less a millionth of one for floating-point error. A transfer that is never slowed
+// down takes exactly its work. Does not allocate after construction.
 class SharedLinks {
  public:
   explicit SharedLinks(const LinkSharing& sharing);
 
   bool shares(int link) const { return !links_[link].uses.empty(); }
 
-  // The next transfer of `link` wants to begin at `when`, not before now, and takes `work` > 0 at full speed. `order`
-  // decides between transfers of a queue that came at the same time. Precondition: the link's last one has ended.
+  // Adds the next transfer of `link`, which is ready at `when` >= now and takes `work` > 0 at full speed. `order`
+  // breaks ties between transfers that enter a queue at the same time. Precondition: the link's last transfer has
+  // ended.
   void add(int link, Duration when, Duration work, std::uint64_t order);
 
-  // Goes on to the next end of a transfer and returns its link, or -1 if none is under way.
+  // Advances to the next end of a transfer and returns its link, or -1 if there is none.
   int next_end();
 
   Duration now() const { return now_; }
-  Duration began(int link) const { return flows_[link].began; }  // past its queue
-  // Of full speed, at which the link's last transfer went most recently; 0 before it began.
+  Duration began(int link) const { return flows_[link].began; }  // after any queue
+  // The latest rate of the link's last transfer as a fraction of full speed; 0 before it began.
   double rate(int link) const { return flows_[link].rate; }
 
  private:
@@ -55,17 +56,17 @@ class SharedLinks {
     State state = State::idle;
     Duration came{};
     Duration began{};
-    Duration since{};   // when `left` was true
+    Duration since{};   // time of `left`
     Duration work{};    // at full speed
-    double left = 0;    // of it
+    double left = 0;    // remaining work
     double rate = 0;    // 0: not set yet
-    double wanted = 0;  // by `share_fairly`; 0: not yet known
+    double wanted = 0;  // of `share_fairly`; 0: not yet known
     std::uint64_t order = 0;
   };
   struct Resource {
     std::vector<int> links;       // that use it
     int moving = 0;               // transfers
-    bool crowded = false;         // fair: at full speed they would want more than it has
+    bool oversubscribed = false;  // fair: the demand at full speed exceeds the capacity
     std::uint64_t seen = 0;       // stamp
     double room = 0, weight = 0;  // of share_fairly
   };
@@ -86,13 +87,13 @@ class SharedLinks {
   std::vector<SharedLink> links_;
   std::vector<Flow> flows_;  // by link
   std::vector<Resource> resources_;
-  Agenda agenda_;  // by link: its transfer comes, or ends
+  Agenda agenda_;  // by link: the arrival or the end of its transfer
   Duration now_{};
   std::uint64_t stamp_ = 0;
   std::vector<std::uint64_t> seen_;  // by link: stamp
   std::vector<int> changed_;         // links whose transfer began or ended now
   std::vector<int> waiting_;         // of queues, first come first
-  std::vector<int> affected_;        // links whose rates are to be found
+  std::vector<int> affected_;        // links whose rates are recomputed
   bool queue_changed_ = false;
 };
 

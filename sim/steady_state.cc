@@ -10,21 +10,21 @@
 namespace sluice::sim {
 namespace {
 
-constexpr std::int64_t kBehind = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kAfterAll = std::numeric_limits<std::int64_t>::max();
 
 bool same_later(const Op& early, const Op& late, int microbatches) {
   return late.microbatch == early.microbatch + microbatches && late.stage == early.stage && late.slice == early.slice &&
          late.kind == early.kind && late.joined == early.joined;
 }
 
-// By rank, after how many ops its list is the same with microbatches `unit` later, around its middle. Empty if any
-// rank's is not.
+// By rank: the number of ops after which its list repeats, around its middle, with microbatches `unit` later. Empty if
+// the list of some rank does not repeat.
 std::vector<std::int64_t> blocks_in_the_middle(const ScheduleParts& parts, int unit) {
   std::vector<std::int64_t> blocks;
   for (const std::vector<Op>& list : parts.orders) {
     const std::int64_t middle = std::ssize(list) / 2;
     if (list.empty()) return {};
-    // No block has more ops than a microbatch has on all its chunks, and twice for two directions.
+    // A block has at most the ops of `unit` microbatches on all chunks, and twice that for two directions.
     const std::int64_t most = std::min(std::ssize(list) - middle, 2 * std::ssize(list) * unit / parts.num_microbatches);
     std::int64_t block = 1;
     while (block < most && !same_later(list[middle], list[middle + block], unit)) ++block;
@@ -37,7 +37,7 @@ std::vector<std::int64_t> blocks_in_the_middle(const ScheduleParts& parts, int u
   return blocks;
 }
 
-// The cut of one rank, if `few` is `many` without `removed` blocks there.
+// The cut of one rank at which `few` is `many` without `removed` blocks, if there is one.
 std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<const Op> few, std::int64_t block,
                                          int unit, int removed) {
   const auto differ = std::mismatch(few.begin(), few.end(), many.begin(), many.end());
@@ -56,8 +56,8 @@ std::optional<ShortSchedule::Cut> cut_of(std::span<const Op> many, std::span<con
   return cut.begin <= cut.at - block ? std::optional(cut) : std::nullopt;
 }
 
-std::optional<ShortSchedule> taken_out(const Family& family, const FamilyParams& params, const ScheduleParts& many,
-                                       std::span<const std::int64_t> blocks, int unit, int removed) {
+std::optional<ShortSchedule> without_blocks(const Family& family, const FamilyParams& params, const ScheduleParts& many,
+                                            std::span<const std::int64_t> blocks, int unit, int removed) {
   FamilyParams fewer = params;
   fewer.microbatches -= removed * unit;
   ShortSchedule out{.schedule = make_schedule(family, fewer), .unit = unit, .removed = removed};
@@ -76,19 +76,19 @@ std::optional<ShortSchedule> taken_out(const Family& family, const FamilyParams&
 }  // namespace
 
 ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches) {
-  // Nothing to gain below twice as many, and the whole schedule's lists are not looked at.
+  // With less than twice as many microbatches the whole schedule is simulated.
   if (params.microbatches >= 2 * microbatches) {
     const ScheduleParts many = make_parts(family, params);
     const int largest_unit = std::min(microbatches, std::max(params.group, 2 * params.ranks));
     for (int unit = 1; unit <= largest_unit; ++unit) {
       const std::vector<std::int64_t> blocks = blocks_in_the_middle(many, unit);
       if (blocks.empty()) continue;
-      // With latencies the times of ranks repeat once in as many slices as there are ranks.
+      // With latencies, the times of ranks repeat with a period of as many slices as there are ranks.
       const int cycle = params.ranks / std::gcd(params.ranks, unit * params.slices());
       int removed = (params.microbatches - microbatches) / unit;
       removed -= removed >= cycle ? removed % cycle : 0;
       if (removed < 1) break;
-      if (auto found = taken_out(family, params, many, blocks, unit, removed)) return std::move(*found);
+      if (auto found = without_blocks(family, params, many, blocks, unit, removed)) return std::move(*found);
       break;
     }
   }
@@ -115,9 +115,10 @@ SteadyState::SteadyState(const OpGraph& graph, const ShortSchedule& schedule)
   usable_ = repeat_alike();
 }
 
-// Where in its rank's list a vertex belongs: that of its op, of the op that it prepares, or whose result it sends.
+// Sets the position in its rank's list of each vertex: that of its op, of the op that it recomputes for, or of the op
+// whose result it sends.
 void SteadyState::find_positions() {
-  position_.assign(graph_.size(), kBehind);
+  position_.assign(graph_.size(), kAfterAll);
   std::vector<std::int64_t> next(cuts_.size(), 0);
   for (VertexId v = 0; v < graph_.size(); ++v) {
     std::int64_t& here = next[graph_.rank_of(v)];
@@ -135,16 +136,16 @@ void SteadyState::find_positions() {
   }
 }
 
-// Where a list repeats, its cut can be anywhere. Moves cuts to the front until nothing before one waits for what is
-// behind another. False if there is no such place.
+// A cut may be anywhere in the repeating part. Moves cuts forward until no vertex before a cut depends on one after a
+// cut. Returns false if there are no such positions.
 bool SteadyState::close_cuts() {
   for (bool moved = true; moved;) {
     moved = false;
     for (VertexId v = 0; v < graph_.size(); ++v) {
       if (blocks_back(v) == 0) continue;
-      const auto behind = [&](VertexId need) { return blocks_back(need) == 0; };
+      const auto after_cut = [&](VertexId need) { return blocks_back(need) == 0; };
       const auto needs = graph_.needs(v);
-      if (std::none_of(needs.begin(), needs.end(), behind)) continue;
+      if (std::none_of(needs.begin(), needs.end(), after_cut)) continue;
       ShortSchedule::Cut& cut = cuts_[graph_.rank_of(v)];
       cut.at = position_[v];
       if (cut.at < cut.begin) return false;
@@ -154,13 +155,13 @@ bool SteadyState::close_cuts() {
   return true;
 }
 
-// How many blocks before its rank's cut the block is that holds a vertex; 0: behind it.
+// Number of blocks from the block of a vertex to its rank's cut; 0: after the cut.
 std::int64_t SteadyState::blocks_back(VertexId v) const {
   const ShortSchedule::Cut& cut = cuts_[graph_.rank_of(v)];
   return position_[v] >= cut.at ? 0 : (cut.at - position_[v] + cut.block - 1) / cut.block;
 }
 
-// Whole blocks of vertices that are the same but for their microbatch.
+// Whether consecutive blocks have equal vertices but for the microbatch. Drops an incomplete first block.
 bool SteadyState::repeat_alike() {
   for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
     std::vector<VertexId>& vertices = repeats_[rank].vertices;
@@ -194,7 +195,7 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
     if (removed_ % cycle != 0) continue;
     const std::optional<Duration> growth = growth_of(timeline, cycle, depth);
     if (!growth) continue;
-    if (!prices.sharing.empty() && !covers_what_moves(timeline, cycle, *growth)) return std::nullopt;
+    if (!prices.sharing.empty() && !repeats_in_flight(timeline, cycle, *growth)) return std::nullopt;
     out.time = *growth * (removed_ / cycle);
     for (std::size_t rank = 0; rank < repeats_.size(); ++rank) {
       const std::vector<VertexId>& vertices = repeats_[rank].vertices;
@@ -208,7 +209,8 @@ std::optional<SteadyState::Extension> SteadyState::extension(const Prices& price
   return std::nullopt;
 }
 
-// By how much every vertex of the last `depth` blocks starts later than `cycle` blocks before, if that is the same.
+// The time by which the vertices of the last `depth` blocks start later than those `cycle` blocks earlier, if it is the
+// same for all.
 std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const {
   std::optional<Duration> growth;
   for (const auto& [vertices, per_block] : repeats_) {
@@ -225,9 +227,9 @@ std::optional<Duration> SteadyState::growth_of(const Timeline& timeline, std::in
   return growth;
 }
 
-// Whether everything before the cuts that starts late enough to move beside the copies starts `growth` later than
-// `cycle` blocks before.
-bool SteadyState::covers_what_moves(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
+// Whether every vertex before the cuts that may overlap with the removed blocks starts `growth` later than `cycle`
+// blocks earlier.
+bool SteadyState::repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const {
   Duration first = Duration::max();
   Duration longest{0};
   for (VertexId v = 0; v < graph_.size(); ++v) {

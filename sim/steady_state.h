@@ -11,56 +11,57 @@
 
 namespace sluice::sim {
 
-// A schedule with repetitions taken out of its steady state. Each rank's list is a beginning, a block of ops that
+// A schedule without some repetitions of its steady state. Each rank's list has a beginning, a block of ops that
 // repeats with later microbatches, and an end; the short schedule has fewer of these blocks and is otherwise the same.
-// Simulated instead of the long one it tells the long one's time to the nanosecond, if `SteadyState::extension` says
-// so.
+// If `SteadyState::extension` returns a value, the time of the long schedule follows exactly from that of the short
+// one.
 struct ShortSchedule {
   Schedule schedule;
   int unit = 1;     // microbatches of a block
-  int removed = 0;  // blocks, on every rank; 0: nothing repeats, and this is the schedule itself
+  int removed = 0;  // blocks, on every rank; 0: nothing repeats, and this is the whole schedule
   struct Cut {
     std::int64_t block = 0;  // ops of a block on this rank
     std::int64_t begin = 0;  // position from which the list repeats
-    std::int64_t at = 0;     // position at which blocks were taken out
+    std::int64_t at = 0;     // position at which blocks were removed
   };
   std::vector<Cut> cuts;  // by rank
 };
 
-// The schedule of `family` for `params`, with as many blocks taken out as leave at least `microbatches` microbatches.
-// Compared op for op with the lists of the whole schedule, which are made but not checked or lowered. Precondition: the
-// family flushes. Throws what make_schedule does.
+// Builds the schedule of `family` for `params` with as many blocks removed as leave at least `microbatches`
+// microbatches. It is compared op by op with the lists of the whole schedule, which are built but not checked or
+// lowered. Precondition: the family flushes. Throws as make_schedule does.
 ShortSchedule shorten(const Family& family, const FamilyParams& params, int microbatches);
 
-// Whether a short schedule's timeline proves what the long one's is.
+// Decides whether the timeline of a short schedule determines that of the long one.
 //
-// Proof. Let q be the position of the cut on each rank and x an op before it or behind it. What was taken out of the
-// graph are n copies of the last blocks before q. If no vertex before q waits for one behind it, these vertices have
-// the same times in both. If over the last D blocks before q, D being how far back anything in the last c blocks or
-// behind q waits, every vertex starts L later than the one c blocks before it, then by induction along the long graph,
-// whose edges repeat as its lists do, so does every vertex of the n copies, c blocks after the other, and what is
-// behind q starts n / c times L later than in the short graph. A need on the same compute lane needs no D: the lane's
-// order implies it. The same shift holds for what a rank holds in memory, so its peak is that of the short schedule.
+// Proof. Let q be the position of the cut on each rank. The graph of the long schedule additionally contains n copies
+// of the last block before q. If no vertex before q depends on one after q, the vertices before q have the same times
+// in both graphs. Let D be the number of blocks before q that the vertices of the last c blocks, and those after q,
+// depend on. If every vertex of the last D blocks starts L later than its counterpart c blocks earlier, then, by
+// induction along the long graph, whose edges repeat as its lists do, so does every vertex of the n copies, and the
+// vertices after q start (n / c) L later than in the short graph. A dependency on the same compute lane does not count
+// for D, as the order of the lane implies it. Memory shifts likewise, so the peak of a rank is that of the short
+// schedule.
 //
-// Where links share something, transfers on different ranks meet in time, whatever the graph says. Let T be the first
-// start of anything of the copies or behind q. If all that starts before q from T - L less the longest transfer on
-// starts and ends L later than c blocks before it, then at every moment of the long run what moves is, with what is
-// left of it, what moves in the short one so many L earlier; rates follow from that alone. (In a queue ties break by
-// the order of lowering, which need not repeat: not for those.)
+// Where links share resources, transfers of different ranks also interact in time. Let T be the first start of a vertex
+// of the copies or after q. If every vertex before q that starts after T - L minus the longest transfer starts and ends
+// L later than its counterpart c blocks earlier, then at any time of the long run the transfers in flight and their
+// remaining bytes are those of the short run a multiple of L earlier, and these determine the rates. (Queues are
+// excluded: ties in a queue break by the order of lowering, which need not repeat.)
 class SteadyState {
  public:
   // `graph` is lowered from `schedule.schedule`, and outlives this.
   SteadyState(const OpGraph& graph, const ShortSchedule& schedule);
 
   struct Extension {
-    Duration time{};             // by which everything behind the cut is later in the long schedule
-    std::vector<Duration> busy;  // by rank: compute time of what was taken out
+    Duration time{};             // by which everything after the cut is later in the long schedule
+    std::vector<Duration> busy;  // by rank: compute time of the removed blocks
   };
-  // Nothing if the timeline has not (yet) become periodic, or transfers queue up.
+  // Returns nothing if the timeline does not become periodic, or if links have queues.
   std::optional<Extension> extension(const Prices& prices, const Timeline& timeline) const;
 
  private:
-  // Vertices of one rank before the cut that repeat, in the order of its list; equally many a block.
+  // Repeating vertices of one rank before the cut, in the order of its list; the same number per block.
   struct Repeats {
     std::vector<VertexId> vertices;
     std::int64_t per_block = 0;
@@ -70,7 +71,7 @@ class SteadyState {
   bool repeat_alike();
   std::int64_t blocks_back(VertexId v) const;
   std::optional<Duration> growth_of(const Timeline& timeline, std::int64_t cycle, std::int64_t depth) const;
-  bool covers_what_moves(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
+  bool repeats_in_flight(const Timeline& timeline, std::int64_t cycle, Duration growth) const;
 
   const OpGraph& graph_;
   int removed_;
@@ -78,8 +79,8 @@ class SteadyState {
   std::vector<ShortSchedule::Cut> cuts_;  // by rank
   std::vector<std::int64_t> position_;    // by vertex
   std::vector<Repeats> repeats_;          // by rank
-  std::vector<std::int64_t>
-      reach_;  // by block counted from the cut, 0 being behind it: how far back it waits, in blocks
+  // By block counted back from the cut (0: after the cut): the number of blocks back to its farthest dependency.
+  std::vector<std::int64_t> reach_;
   bool usable_ = false;
 };
 

@@ -16,8 +16,8 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
     const auto lane = static_cast<std::size_t>(vertex.lane);
     Duration begin = lane_free[lane];
     if (vertex.kind == VertexKind::transfer) {
-      // Its one data need comes first; the order edge behind it is what lane_free already tells. (The order edge's
-      // `done` would add the latency of the transfer before.)
+      // The first dependency is the data. The order edge after it is covered by lane_free, as its `done` would add the
+      // latency of the previous transfer.
       begin = std::max(begin, done[graph.needs(v).front()]);
       const Duration end = begin + prices.duration[v];
       lane_free[lane] = end;
@@ -33,7 +33,7 @@ void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std
       done[v] = end;
     } else {
       if (!Steps && vertex.kind == VertexKind::optimizer) {
-        // Left out, but what stands behind it on the lane still waits for what stands before.
+        // Omitted, but later vertices of the lane still wait for earlier ones.
         done[v] = begin;
         continue;
       }

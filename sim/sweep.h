@@ -7,11 +7,12 @@
 
 namespace sluice::sim {
 
-// When each lane is free. Kept from one sweep to the next it makes ranks repeat their lists without a barrier.
+// When each lane is free. Passed from one sweep to the next, ranks repeat their lists without a barrier.
 using LaneTimes = std::vector<Duration>;
 
-// One pass over the graph. Writes each vertex's start and, to `done`, when what it hands on is there: its end, of a
-// transfer its arrival. Advances `lane_free`. With `Steps` false, collectives and optimizer steps are left out.
+// Computes the times of all vertices in one pass. Writes each vertex's start and, to `done`, when its result is
+// available: its end, or the arrival of a transfer. Updates `lane_free`. Without `Steps`, collectives and optimizer
+// steps are omitted.
 template <bool Steps>
 void sweep(const OpGraph& graph, const Prices& prices, LaneTimes& lane_free, std::vector<Duration>* start,
            std::vector<Duration>& done);

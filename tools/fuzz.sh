@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# tools/fuzz.sh [SECONDS]: builds the fuzz targets and runs all of them, for 60 s of wall time in all or as many as asked.
-# What one finds ends the run with an error and lies in build/fuzz/finds/<target>/: fix it, and keep it under
-# tests/fuzz/found/<target>/, which fuzz_replay_test tries in every build. The inputs that reached new code stay in
-# build/fuzz/corpus/<target>/.
-# SLUICE_FUZZ_TARGETS="scenario model" chooses targets; SLUICE_FUZZ_EACH sets the seconds of each; SLUICE_JOBS how many
-# run at once.
+# tools/fuzz.sh [SECONDS]: builds the fuzz targets and runs all of them, for SECONDS of wall time in total (default 60).
+# Exits with an error if a target crashes or times out. The input that caused it is in build/fuzz/finds/<target>/: fix the
+# defect and copy the input to tests/fuzz/found/<target>/, which fuzz_replay_test runs in every build. Inputs that reached
+# new code are kept in build/fuzz/corpus/<target>/.
+# SLUICE_FUZZ_TARGETS="scenario model" selects targets; SLUICE_FUZZ_EACH sets the seconds per target; SLUICE_JOBS sets the
+# number of targets that run concurrently.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 total=${1:-60}
 jobs=${SLUICE_JOBS:-$(nproc)}
-build=build/fuzz
+build=build/dev
 read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault trace}"
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 
 tools/install-packages.sh clang libclang-rt-dev
-cmake --preset fuzz
-cmake --build --preset fuzz -j "$jobs" --target "${targets[@]/#/fuzz_}"
+cmake --preset dev
+cmake --build --preset dev -j "$jobs" --target "${targets[@]/#/fuzz_}"
 
 run_one() {  # run_one SECONDS TARGET
-  local name=$2 build=build/fuzz dictionary=tests/fuzz/json.dict seeds=()
-  local corpus=$build/corpus/$name finds=$build/finds/$name log=$build/$name.log
+  local name=$2 build=build/dev dictionary=tests/fuzz/json.dict seeds=()
+  local corpus=build/fuzz/corpus/$name finds=build/fuzz/finds/$name log=build/fuzz/$name.log
   case $name in
     scenario) seeds=(examples) ;;
     model) seeds=(examples/models) ;;
@@ -34,13 +34,13 @@ run_one() {  # run_one SECONDS TARGET
     if [ -d "$folder" ]; then seeds+=("$folder"); fi
   done
   mkdir -p "$corpus" "$finds"
-  # A file of the seeds may be longer than what the fuzzer makes itself. Times are of the wall: a shared machine is
-  # given five times the two seconds that an input may take; fuzz_replay_test counts processor time.
+  # Seeds may be longer than the inputs that the fuzzer generates. The limit is in wall time, so it is five times the two
+  # seconds that an input may take: the machine may be busy. fuzz_replay_test measures CPU time.
   if ! "$build/tests/fuzz/fuzz_$name" -max_total_time="$1" -max_len=4096 -timeout=10 -report_slow_units=2 \
       -rss_limit_mb=2048 -malloc_limit_mb=1024 -dict="$dictionary" -artifact_prefix="$finds/" -print_final_stats=1 \
       "$corpus" "${seeds[@]}" >"$log" 2>&1 </dev/null; then
     tail -n 60 "$log"
-    echo "fuzz.sh: $name: a find, see above and $finds/" >&2
+    echo "fuzz.sh: $name failed, see above; the input is in $finds/" >&2
     return 1
   fi
   printf '%-14s %s\n' "$name" "$(grep -E '^#[0-9]+\s+DONE' "$log")"

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, on a machine with one and CUDA 12 or 13: builds, tests, checks with compute-sanitizer,
-# measures, predicts and runs on partitions of the GPU, sends through NCCL on the one GPU, and compares with PyTorch
-# where it is installed. Takes less than 25 minutes (SLUICE_MINUTES). What is missing is said, and what fails does not
-# keep the rest from running; the exit code is 1 at the end if anything failed or was left out, and 2 without a GPU.
+# tools/gpu_check.sh [RESULTS]: runs every check that needs a GPU, on a machine with one and CUDA 12 or 13: the build and its
+# tests, compute-sanitizer, benchmarks, predictions and runs on partitions of the GPU, NCCL between processes that share
+# the GPU, and comparisons with PyTorch if it is installed. Writes to the folder RESULTS (default:
+# benchmarks/results/DATE-GPU). A step that fails does not stop the later ones.
+# Exit code: 0 if all steps passed, 1 if one failed, was missing a program or was left out, 2 without a GPU.
 #
-#   tools/gpu_check.sh [folder for results, default benchmarks/results/DATE-GPU]
-#
-# SLUICE_BUILD=DIR uses a build of this tree that is there already, and builds nothing. SLUICE_STEPS='nccl|doctor'
-# runs only the steps whose names match. SLUICE_INSTALL=no installs no packages; CMAKE_PREFIX_PATH may say where they
-# lie instead.
+# SLUICE_MINUTES sets the time limit in minutes (default 25). SLUICE_BUILD=DIR uses an existing build and builds nothing.
+# SLUICE_STEPS='nccl|doctor' runs only the steps whose names match. SLUICE_INSTALL=no installs no packages;
+# CMAKE_PREFIX_PATH then names their folders.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -18,7 +17,7 @@ jobs=${SLUICE_JOBS:-$(nproc)}
 wanted=${SLUICE_STEPS:-.}
 
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
-  echo "gpu_check.sh: nvidia-smi sees no GPU here" >&2
+  echo "gpu_check.sh: nvidia-smi finds no GPU" >&2
   exit 2
 fi
 gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
@@ -32,22 +31,22 @@ trap 'rm -rf "$work"' EXIT
 summary=$results/summary.txt
 : >"$summary"
 
-say() { echo "$*" | tee -a "$summary"; }
+report() { echo "$*" | tee -a "$summary"; }
 failed=0
-missing() { # what, and what it would be needed for
-  say "$(printf '%-34s MISSING  %s' "$1" "$2")"
+missing() {  # missing NAME PURPOSE: reports that NAME is missing and what it is needed for
+  report "$(printf '%-34s MISSING  %s' "$1" "$2")"
   failed=1
 }
 
-# step NAME SECONDS COMMAND...: with a limit of its own, and within the time that is left. Output goes to NAME.log, or
-# if a document is expected (NAME.json) the standard output goes there.
+# step NAME SECONDS COMMAND...: runs COMMAND for at most SECONDS, and within the remaining time. Writes its output to
+# NAME.log; if NAME ends in .json, writes standard output to NAME.
 step() {
   local name=$1 limit=$2 code began out
   shift 2
   [[ $name =~ $wanted ]] || return 0
   local left=$((budget - SECONDS))
   if [ "$left" -lt 20 ]; then
-    say "$(printf '%-34s NOT RUN  the %d minutes are over' "$name" "$minutes")"
+    report "$(printf '%-34s NOT RUN  the limit of %d minutes is reached' "$name" "$minutes")"
     failed=1
     return 1
   fi
@@ -58,15 +57,15 @@ step() {
   code=$?
   if [ "$out" != "$results/$name" ]; then cat "$work/err" >>"$out"; elif [ -s "$work/err" ]; then cp "$work/err" "$out.err"; fi
   case $code in
-    0) say "$(printf '%-34s ok       %4d s' "$name" $((SECONDS - began)))" ;;
-    124 | 137) say "$(printf '%-34s TOO LONG after %d s' "$name" "$limit")" ;;
-    *) say "$(printf '%-34s FAILED   %4d s, exit %d: %s' "$name" $((SECONDS - began)) "$code" "$(tail -n 1 "$work/err" | cut -c 1-140)")" ;;
+    0) report "$(printf '%-34s ok       %4d s' "$name" $((SECONDS - began)))" ;;
+    124 | 137) report "$(printf '%-34s TIMEOUT  after %d s' "$name" "$limit")" ;;
+    *) report "$(printf '%-34s FAILED   %4d s, exit %d: %s' "$name" $((SECONDS - began)) "$code" "$(tail -n 1 "$work/err" | cut -c 1-140)")" ;;
   esac
   [ "$code" -eq 0 ] || failed=1
   return "$code"
 }
 
-say "$gpu, sm_$capability, $(date -u '+%Y-%m-%d %H:%M') UTC, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+report "$gpu, sm_$capability, $(date -u '+%Y-%m-%d %H:%M') UTC, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
 nvidia-smi >"$results/nvidia-smi.log" 2>&1
 
 # --- build ------------------------------------------------------------------------------------------------------------
@@ -77,8 +76,8 @@ if [ -z "$build" ]; then
   for toolkit in /usr/local/cuda "${CUDA_HOME:-/nowhere}"; do
     [ -x "$toolkit/bin/nvcc" ] && PATH=$toolkit/bin:$PATH
   done
-  command -v nvcc >/dev/null || missing nvcc "the CUDA toolkit: nothing can be built"
-  command -v cmake >/dev/null || missing cmake "nothing can be built"
+  command -v nvcc >/dev/null || missing nvcc "the build (it is part of the CUDA toolkit)"
+  command -v cmake >/dev/null || missing cmake "the build"
   if [ "${SLUICE_INSTALL:-yes}" != no ]; then step packages 180 tools/install-packages.sh || true; fi
   generator=()
   command -v ninja >/dev/null && generator=(-G Ninja)
@@ -90,7 +89,7 @@ if [ -z "$build" ]; then
 fi
 sluice=$build/tools/sluice
 if [ ! -x "$sluice" ]; then
-  missing "$sluice" "nothing else can be run"
+  missing "$sluice" "all further steps"
   exit 1
 fi
 sluice=$(cd "$(dirname "$sluice")" && pwd)/sluice
@@ -105,10 +104,10 @@ for test in "$build"/tests/gpu_*_test; do
   tests+=("$test")
   step "$(basename "$test")" 240 "$test" || continue
   if ! grep -q '\[       OK \]' "$results/$(basename "$test").log" 2>/dev/null && [[ $(basename "$test") =~ $wanted ]]; then
-    missing "$(basename "$test")" "nothing in it ran: all was skipped"
+    missing "$(basename "$test")" "all of its tests were skipped"
   fi
 done
-[ ${#tests[@]} -gt 0 ] || missing gpu_*_test "the tests of kernels and devices"
+[ ${#tests[@]} -gt 0 ] || missing 'gpu_*_test' "the tests of kernels and devices"
 for test in nccl_test nccl_abi_test; do
   [ -x "$build/tests/$test" ] && step "$test" 60 "$build/tests/$test"
 done
@@ -124,7 +123,7 @@ if [ -n "$sanitizer" ]; then
   [ -x "$build/tests/gpu_device_test" ] && step sanitizer-memcheck-devices 120 "$sanitizer" --tool memcheck \
     --error-exitcode 9 "$build/tests/gpu_device_test" --gtest_filter='*MultipliesAsDoubleDoes*gpu_1:*EventsOrder*green_2'
 else
-  missing compute-sanitizer "whether kernels stay within their memory"
+  missing compute-sanitizer "memory checks of the kernels"
 fi
 
 # --- speed ------------------------------------------------------------------------------------------------------------
@@ -147,17 +146,17 @@ if [ -n "$python" ] && "$python" -c 'import torch; assert torch.cuda.is_availabl
   curve=(--data "$text" --backend cuda --precision bf16 --devices green:2)
   step losses-first-step 60 "$sluice" run "${curve[@]}" --steps 1 --checkpoint "$work/first.safetensors"
   step losses-sluice.json 120 "$sluice" run "${curve[@]}" --steps 200 --resume "$work/first.safetensors" --json
-  # bfloat16 alone moves these losses by 0.075 at most, 0.01 in the mean (PyTorch in it beside sluice in float32).
+  # bfloat16 changes these losses by at most 0.075, on average 0.01 (PyTorch in bfloat16 against sluice in float32).
   step losses-beside-pytorch 240 "$python" benchmarks/kernels/pytorch_loss.py --checkpoint "$work/first.safetensors" \
     --run "$results/losses-sluice.json" --data "$text" --json "$results/losses-pytorch.json" --tolerance 0.15
 else
-  missing PyTorch "the layer's speed and the loss curve beside it"
+  missing PyTorch "comparisons of layer speed and loss"
 fi
 
 # --- NCCL on one GPU --------------------------------------------------------------------------------------------------
 
-# A process for each rank, told by the variables of torchrun. For correctness alone: messages go through the loopback.
-# Prints the document of the first; fails if any process does.
+# nccl_ranks SIZE ARGUMENTS...: starts one process per rank with the environment variables of torchrun, and prints the output
+# of rank 0. Fails if any process fails. Checks results only: messages use the loopback interface.
 nccl_ranks() {
   local size=$1 run
   run=$(date +%s%N)
@@ -177,7 +176,8 @@ nccl_ranks() {
 export -f nccl_ranks
 export sluice work
 
-# same_losses A B: every step's within 2e-3, so much as products of other shapes round differently.
+# same_losses A B: compares the losses of two runs, which must agree within 2e-3 in each step (GEMMs of different shapes round
+# differently).
 same_losses() {
   awk '
     FNR == 1 { ++file }
@@ -204,7 +204,7 @@ done
 
 # --- prediction on partitions of the GPU ------------------------------------------------------------------------------
 
-# Families that put two stages on a rank get as many layers as any.
+# The number of layers is the same for schedules with one and with two stages per rank.
 for parts in 2 4 8; do
   model=(--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --vocab-size 32768 --max-position-embeddings 4096
     --position-embedding-type learned_absolute --seq-length 4096 --mbs 1 --microbatches $((2 * parts)) --backend cuda)
@@ -213,5 +213,5 @@ for parts in 2 4 8; do
     --time-budget 45 --tolerance 3 --memory-tolerance 3 --json
 done
 
-say "$([ "$failed" -eq 0 ] && echo 'all of it passed' || echo 'NOT all of it passed'), after $((SECONDS / 60)) min $((SECONDS % 60)) s; results in $results"
+report "$([ "$failed" -eq 0 ] && echo 'all steps passed' || echo 'NOT all steps passed'), after $((SECONDS / 60)) min $((SECONDS % 60)) s; results in $results"
 exit "$failed"

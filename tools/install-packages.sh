@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian or Ubuntu packages that Sluice builds with, and those named as arguments; only what is missing.
-# Needs root or sudo only when something is missing. SLUICE_INSTALL=no leaves the machine as it is.
+# tools/install-packages.sh [PACKAGE...]: installs the Debian or Ubuntu packages that the build needs, and PACKAGE... Does
+# nothing if all are installed; otherwise needs root or sudo. SLUICE_INSTALL=no installs nothing.
 set -euo pipefail
 
 packages=(
@@ -15,7 +15,7 @@ if [ "${SLUICE_INSTALL:-yes}" = no ]; then
   exit 0
 fi
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
-  echo "install-packages.sh: no apt-get here. Install what these Debian packages hold, then set SLUICE_INSTALL=no:" >&2
+  echo "install-packages.sh: apt-get is missing. Install the content of these Debian packages, then set SLUICE_INSTALL=no:" >&2
   echo "  ${packages[*]}" >&2
   exit 1
 fi
@@ -23,7 +23,7 @@ fi
 missing=()
 for package in "${packages[@]}"; do
   status=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
-  # Packages that several architectures share are listed once for each.
+  # A package that is installed for several architectures has one status per architecture.
   case "$status" in installed*) ;; *) missing+=("$package") ;; esac
 done
 if [ ${#missing[@]} -eq 0 ]; then
@@ -33,7 +33,7 @@ fi
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! command -v sudo >/dev/null; then
-    echo "install-packages.sh: these packages are missing, and neither root nor sudo is there to install them:" >&2
+    echo "install-packages.sh: cannot install these packages without root or sudo:" >&2
     echo "  apt-get install ${missing[*]}" >&2
     exit 1
   fi

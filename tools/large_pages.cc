@@ -1,5 +1,5 @@
-// Replaces the global operator new of a program: big blocks ask the kernel for huge pages. A prediction of ten million
-// vertices touches a gigabyte once; with small pages, faulting them in takes longer than all the work on them.
+// Replaces the global operator new: large blocks request huge pages from the kernel. A prediction of ten million
+// vertices touches a gigabyte once; with small pages, the page faults take longer than the computation.
 
 #include <malloc.h>
 #include <sys/mman.h>
@@ -12,11 +12,11 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLarge = 2 * kHugePage;
 
-// Before main, so that one thread sets it.
+// Runs before main, on one thread.
 const bool kTuned = [] {
-  // Big blocks always get a mapping of their own: in the heap their alignment would tear holes.
+  // Large blocks always get their own mapping: in the heap, their alignment would fragment it.
   ::mallopt(M_MMAP_THRESHOLD, static_cast<int>(kLarge));
-  // What the heap has, it keeps: sweeps and trials free and take the same again and again.
+  // The heap keeps free memory: sweeps and trials repeatedly free and allocate the same sizes.
   ::mallopt(M_TRIM_THRESHOLD, 1 << 28);
   return true;
 }();
@@ -26,7 +26,7 @@ void* allocate(std::size_t size) {
   const std::size_t rounded = (size + kHugePage - 1) / kHugePage * kHugePage;
   if (rounded < size) return nullptr;
   void* block = std::aligned_alloc(kHugePage, rounded);
-  if (block != nullptr) ::madvise(block, rounded, MADV_HUGEPAGE);  // advice: without huge pages it is simply slower
+  if (block != nullptr) ::madvise(block, rounded, MADV_HUGEPAGE);  // only advice: without huge pages it is slower
   return block;
 }
 

@@ -1,10 +1,9 @@
-// The sluice command: parses, dispatches, and turns every error into one line and an exit code.
+// The sluice command: parses arguments, runs a subcommand, and reports errors as one line and an exit code.
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
 #include <new>
 #include <string>
 #include <vector>
@@ -12,8 +11,7 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "tools/command/command.h"
-#include "tools/command/command_tree.h"
-#include "tools/command/version.h"
+#include "tools/commands.h"
 
 namespace sluice::tools {
 namespace {
@@ -23,7 +21,7 @@ std::string one_line(std::string text) {
   return text;
 }
 
-int complain(const std::string& message, int code) {
+int report_error(const std::string& message, int code) {
   fmt::print(stderr, "sluice: {}\n", one_line(message));
   return code;
 }
@@ -47,41 +45,28 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
   for (const std::string& word : command.remaining()) {
     const std::string flag = word.substr(0, word.find('='));
     if (flag.starts_with("-")) {
-      return complain(fmt::format("{}there is no flag '{}'{}", where, flag, did_you_mean(flag, option_names(command))),
-                      kWrongInput);
+      return report_error(fmt::format("{}unknown flag '{}'{}", where, flag, did_you_mean(flag, option_names(command))),
+                          kWrongInput);
     }
     if (&command == &app) {
       std::vector<std::string> names;
       for (const CLI::App* each : app.get_subcommands([](const CLI::App*) { return true; }))
         names.push_back(each->get_name());
-      return complain(
-          fmt::format("there is no command '{}'{} ('sluice --help' lists them)", word, did_you_mean(word, names)),
+      return report_error(
+          fmt::format("unknown command '{}'{} ('sluice --help' lists the commands)", word, did_you_mean(word, names)),
           kWrongInput);
     }
-    return complain(fmt::format("{}did not expect '{}'", where, word), kWrongInput);
+    return report_error(fmt::format("{}unexpected argument '{}'", where, word), kWrongInput);
   }
-  return complain(where + error.what(), kWrongInput);
+  if (&command == &app && app.get_subcommands().empty()) {
+    return report_error("a command is required ('sluice --help' lists the commands)", kWrongInput);
+  }
+  return report_error(where + error.what(), kWrongInput);
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{
-      "Sluice predicts what a pipeline-parallel training iteration costs, and finds a better way to run it.\n\n"
-      "Examples:\n"
-      "  sluice simulate examples/gpt3-175b-a100.json --gantt --trace timeline.json.gz\n"
-      "  sluice simulate --schedule zb-h1 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1 --json\n"
-      "  sluice plan examples/gpt3-175b-a100.json --schedule megatron\n"
-      "  sluice schedules"};
-  app.name("sluice");
-  app.set_version_flag("--version", std::string("sluice ") + kVersion);
-  app.require_subcommand(1);
-  app.get_formatter()->column_width(44);
-  const Subcommand commands[] = {
-      add_schedules_command(app), add_schedule_command(app), add_simulate_command(app, {argv, argv + argc}),
-      add_calibrate_command(app), add_profile_command(app),  add_validate_command(app),
-      add_fit_command(app),       add_slice_command(app),    add_plan_command(app),
-      add_run_command(app),       add_compare_command(app),  add_doctor_command(app),
-      add_completion_command(app)};
-  add_man_flag(app);
+  CLI::App app;
+  const std::vector<Subcommand> commands = add_all_commands(app, {argv, argv + argc});
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {  // --help, --version
@@ -89,8 +74,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return wrong_usage(app, error);
   }
-  const auto chosen = std::find_if(std::begin(commands), std::end(commands),
-                                   [](const Subcommand& each) { return each.parser->parsed(); });
+  const auto chosen =
+      std::find_if(commands.begin(), commands.end(), [](const Subcommand& each) { return each.parser->parsed(); });
   return chosen->run();
 }
 
@@ -101,17 +86,17 @@ int main(int argc, char** argv) {
   using namespace sluice::tools;
   try {
     const int code = run(argc, argv);
-    if (std::fflush(stdout) != 0) return complain("cannot write to standard output", kWrongInput);
+    if (std::fflush(stdout) != 0) return report_error("cannot write to standard output", kWrongInput);
     return code;
   } catch (const DoesNotFit& error) {
-    return complain(error.what(), kAnswerIsNo);
+    return report_error(error.what(), kNotFeasible);
   } catch (const InputError& error) {
-    return complain(error.what(), kWrongInput);
+    return report_error(error.what(), kWrongInput);
   } catch (const ScheduleError& error) {
-    return complain(error.what(), kInvalidSchedule);
+    return report_error(error.what(), kInvalidSchedule);
   } catch (const std::bad_alloc&) {
-    return complain("out of memory: ask for fewer ops, or a trace of fewer ranks", kWrongInput);
+    return report_error("out of memory: reduce the number of ops, or trace fewer ranks", kWrongInput);
   } catch (const std::exception& error) {
-    return complain(fmt::format("internal error: {}", error.what()), kOurFault);
+    return report_error(fmt::format("internal error: {}", error.what()), kInternalError);
   }
 }

@@ -1,39 +1,42 @@
 #!/usr/bin/env bash
-# clang-tidy over the sources of the libraries and the command, by the compile commands of the release build.
-# The clang-analyzer checks take four times as long as all others together: unless SLUICE_TIDY=all, only files that
-# changed since the merge base with origin/main (on main itself: in the last commit) get them. SLUICE_TIDY=no skips all.
+# tools/tidy.sh [JOBS]: clang-tidy over the libraries and the command.
+# All sources are read in the batches of the unity build, so that headers are parsed once for several sources. The
+# clang-analyzer checks take four times as long as all others together: only files that changed since the merge base with
+# origin/main (on main itself: in the last commit) get them, one by one. SLUICE_TIDY=all gives them to all files,
+# SLUICE_TIDY=no skips everything.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 jobs=${1:-$(nproc)}
-build=build/release
 mode=${SLUICE_TIDY:-changed}
 if [ "$mode" = no ]; then
   echo "skipped (SLUICE_TIDY=no)"
   exit 0
 fi
 
+# Compile commands alone, with and without batches; nothing is compiled but the generated sources.
+configure() {  # configure FOLDER UNITY
+  cmake -S . -B "$1" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=Release -DSLUICE_CUDA=OFF -DSLUICE_TESTS=OFF \
+    -DSLUICE_BENCHMARKS=OFF -DSLUICE_WERROR=OFF -DSLUICE_UNITY="$2" >/dev/null
+  cmake --build "$1" --target sluice_catalogue sluice_report_assets >/dev/null
+}
+configure build/tidy ON
+configure build/tidy-single OFF
+
+tidy() {  # tidy FOLDER CHECKS: reads file names from standard input
+  xargs -r -n 1 -P "$jobs" sh -c '
+    out=$(clang-tidy -p "$0" --quiet --extra-arg=-w --checks="$1" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$1" "$2"
+}
+
 base=$(git merge-base HEAD origin/main 2>/dev/null || true)
 if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then
   base=$(git rev-parse --verify -q HEAD~1 || true)
 fi
-changed=$([ -z "$base" ] || git diff --name-only "$base" --)
+compiled() { sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$1/compile_commands.json" | sort -u; }
+analysed=$(compiled build/tidy-single | while IFS= read -r file; do
+  if [ "$mode" = all ] || { [ -n "$base" ] && ! git diff --quiet "$base" -- "$file" 2>/dev/null; }; then echo "$file"; fi
+done)
 
-analysed=()
-others=()
-while IFS= read -r file; do
-  # What this machine cannot build (no MPI, say) has no compile command.
-  if ! grep -qF "/$file\"" "$build/compile_commands.json"; then continue; fi
-  if [ "$mode" = all ] || grep -qxF "$file" <<<"$changed"; then analysed+=("$file"); else others+=("$file"); fi
-done < <(git ls-files -- {model,sim,kernels,exec,traces,tools}/'*.cc')
-
-tidy() {  # tidy CHECKS FILE...
-  local checks=$1
-  shift
-  if [ $# -eq 0 ]; then return; fi
-  printf '%s\0' "$@" | xargs -0 -n 1 -P "$jobs" sh -c '
-    out=$(clang-tidy -p "$0" --quiet --extra-arg=-w --checks="$1" "$2" 2>&1) || { printf "%s\n" "$out"; exit 1; }' "$build" "$checks"
-}
-tidy "-clang-analyzer-*" ${others[@]+"${others[@]}"}
-tidy "" ${analysed[@]+"${analysed[@]}"}
-echo "clean: ${#analysed[@]} files with clang-analyzer, ${#others[@]} without"
+compiled build/tidy | tidy build/tidy "-clang-analyzer-*"
+printf '%s\n' "$analysed" | sed '/^$/d' | tidy build/tidy-single "-*,clang-analyzer-*"
+echo "clean: $(compiled build/tidy-single | wc -l) files, $(sed '/^$/d' <<<"$analysed" | wc -l) of them with clang-analyzer"

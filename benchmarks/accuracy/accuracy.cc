@@ -1,5 +1,5 @@
-// Scores predictions on published measurements: `accuracy DATA... [--rows] [--json]`, DATA a folder of CSV tables or a
-// table. A table is known by its columns (tables.cc).
+// Scores predictions on published measurements: `accuracy DATA... [--rows] [--json]`, where DATA is a CSV table or a
+// folder of tables. The kind of a table follows from its columns (tables.cc).
 
 #include <fmt/format.h>
 
@@ -36,7 +36,8 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
     }
     scores.emplace_back(kind->name, kind->score(table));
   }
-  if (scores.empty()) throw InputError("no table with columns that are known (benchmarks/accuracy/tables.cc)");
+  if (scores.empty())
+    throw InputError("expected at least one table with the columns of a known kind (benchmarks/accuracy/tables.cc)");
   if (json) {
     fmt::print("{}", score_json(scores));
     return 0;
@@ -55,13 +56,13 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
 }  // namespace sluice::bench::accuracy
 
 int main(int argc, char** argv) {
-  CLI::App app("Predicts every row of published tables and prints how far off the predictions are.", "accuracy");
+  CLI::App app("Predicts every row of published tables and prints the errors of the predictions.", "accuracy");
   std::vector<std::string> paths;
   bool rows = false;
   bool json = false;
-  app.add_option("data", paths, "folders of CSV tables, or tables")->required();
-  app.add_flag("--rows", rows, "every row, too");
-  app.add_flag("--json", json, "one JSON document (sluice.accuracy/1), with every row");
+  app.add_option("data", paths, "CSV tables, or folders of CSV tables")->required();
+  app.add_flag("--rows", rows, "Also print every row");
+  app.add_flag("--json", json, "Print one JSON document (sluice.accuracy/1) with every row");
   CLI11_PARSE(app, argc, argv);
   try {
     return sluice::bench::accuracy::run(paths, rows, json);

@@ -10,8 +10,8 @@
 namespace sluice::bench::accuracy {
 namespace {
 
-// "hidden 2048, layers 24, tp 2": what is chosen is taken out, and the GPUs put in.
-std::string what_is_given(const std::string& setting) {
+// The part of a setting ("hidden 2048, layers 24, tp 2") that is not chosen, with the number of GPUs.
+std::string fixed_part(const std::string& setting) {
   std::map<std::string, std::string> cells;
   for (std::size_t begin = 0; begin < setting.size();) {
     const std::size_t end = std::min(setting.find_first_of(",;", begin), setting.size());
@@ -33,27 +33,27 @@ std::string what_is_given(const std::string& setting) {
 }  // namespace
 
 std::optional<Choices> choices_of(const TableScore& score) {
-  std::map<std::string, std::vector<const Figure*>> sets;
-  for (const Figure& figure : score.figures) {
-    if (figure.group == "iteration time") sets[what_is_given(figure.setting)].push_back(&figure);
+  std::map<std::string, std::vector<const Comparison*>> sets;
+  for (const Comparison& comparison : score.comparisons) {
+    if (comparison.group == "iteration time") sets[fixed_part(comparison.setting)].push_back(&comparison);
   }
   constexpr double kClose = 0.15;
   std::vector<double> off;
   std::vector<double> losses;
-  for (const auto& [given, figures] : sets) {
-    for (std::size_t i = 0; i < figures.size(); ++i) {
+  for (const auto& [given, comparisons] : sets) {
+    for (std::size_t i = 0; i < comparisons.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {
-        const double predicted = std::log(figures[i]->predicted / figures[j]->predicted);
+        const double predicted = std::log(comparisons[i]->predicted / comparisons[j]->predicted);
         if (std::abs(predicted) >= kClose) continue;
-        off.push_back(std::abs(predicted - std::log(figures[i]->measured / figures[j]->measured)));
+        off.push_back(std::abs(predicted - std::log(comparisons[i]->measured / comparisons[j]->measured)));
       }
     }
-    if (figures.size() < 3) continue;
-    const auto by = [](double Figure::*time) {
-      return [time](const Figure* a, const Figure* b) { return a->*time < b->*time; };
+    if (comparisons.size() < 3) continue;
+    const auto by = [](double Comparison::*time) {
+      return [time](const Comparison* a, const Comparison* b) { return a->*time < b->*time; };
     };
-    const Figure* chosen = *std::min_element(figures.begin(), figures.end(), by(&Figure::predicted));
-    const Figure* best = *std::min_element(figures.begin(), figures.end(), by(&Figure::measured));
+    const Comparison* chosen = *std::min_element(comparisons.begin(), comparisons.end(), by(&Comparison::predicted));
+    const Comparison* best = *std::min_element(comparisons.begin(), comparisons.end(), by(&Comparison::measured));
     losses.push_back(chosen->measured / best->measured - 1);
   }
   if (off.empty()) return std::nullopt;
@@ -69,11 +69,12 @@ std::optional<Choices> choices_of(const TableScore& score) {
 }
 
 std::string choices_text(const Choices& choices) {
-  std::string out = fmt::format("{:<22} difference of {} pairs off by {:.1f} % (median)", "", choices.pairs,
+  std::string out = fmt::format("{:<22} median error of the difference of {} pairs: {:.1f} %", "", choices.pairs,
                                 100 * choices.median_difference);
   if (choices.sets > 0) {
-    out += fmt::format("; the choice of {} sets {:.1f} % slower than the best (mean), at most {:.1f} %", choices.sets,
-                       100 * choices.mean_loss, 100 * choices.worst_loss);
+    out += fmt::format(
+        "; predicted best of {} sets slower than the measured best by {:.1f} % on average, at most {:.1f} %",
+        choices.sets, 100 * choices.mean_loss, 100 * choices.worst_loss);
   }
   return out + "\n";
 }

@@ -9,14 +9,14 @@
 #include "model/errors.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {
 
 double seconds_of(const Scenario& scenario) { return to_seconds(predict(Setup(scenario)).metrics.makespan); }
 
-// Reads the rows, one by one, so that one that cannot be read is only skipped.
+// Reads the rows one by one, so that invalid rows are skipped.
 template <typename Take>
 void for_each_row(const CsvTable& table, const Json& base, TableScore& score, const Take& take) {
   for (int row = 0; row < table.num_rows(); ++row) {
@@ -28,7 +28,7 @@ void for_each_row(const CsvTable& table, const Json& base, TableScore& score, co
   }
 }
 
-Figure time_figure(const MeasuredIteration& measured, double predicted_s, const char* group) {
+Comparison time_comparison(const MeasuredIteration& measured, double predicted_s, const char* group) {
   return {group, measured.place, measured.setting, measured.seconds, predicted_s, "s"};
 }
 
@@ -37,7 +37,7 @@ Figure time_figure(const MeasuredIteration& measured, double predicted_s, const 
 TableScore score_vtrain(const CsvTable& table) {
   TableScore score;
   for_each_row(table, base_of("vtrain"), score, [&](const MeasuredIteration& measured) {
-    score.figures.push_back(time_figure(measured, seconds_of(measured.scenario), "iteration time"));
+    score.comparisons.push_back(time_comparison(measured, seconds_of(measured.scenario), "iteration time"));
   });
   return score;
 }
@@ -45,12 +45,12 @@ TableScore score_vtrain(const CsvTable& table) {
 TableScore score_korthikanti(const CsvTable& table) {
   TableScore score;
   for_each_row(table, base_of("korthikanti"), score, [&](const MeasuredIteration& measured) {
-    score.figures.push_back(time_figure(measured, seconds_of(measured.scenario), "iteration time"));
+    score.comparisons.push_back(time_comparison(measured, seconds_of(measured.scenario), "iteration time"));
   });
   return score;
 }
 
-// Microbatch size and interleaving are not published: the fastest of the usual ones.
+// Microbatch size and interleaving are not published: uses the fastest of common values.
 TableScore score_ptdp(const CsvTable& table) {
   TableScore score;
   for (int row = 0; row < table.num_rows(); ++row) {
@@ -78,7 +78,7 @@ TableScore score_ptdp(const CsvTable& table) {
       }
     }
     if (best > 0) {
-      score.figures.push_back(time_figure(measured, best, "iteration time"));
+      score.comparisons.push_back(time_comparison(measured, best, "iteration time"));
     } else {
       score.skipped.push_back({table.place(row), reason});
     }
@@ -93,13 +93,13 @@ TableScore score_seq1f1b(const CsvTable& table) {
     score.verdicts.push_back(
         {measured.place, measured.setting, !measured.out_of_memory, prediction.fit && prediction.fit->fits});
     if (measured.out_of_memory) return;
-    score.figures.push_back(time_figure(measured, to_seconds(prediction.metrics.makespan), "iteration time"));
+    score.comparisons.push_back(time_comparison(measured, to_seconds(prediction.metrics.makespan), "iteration time"));
   });
   return score;
 }
 
-// Time is linear in the number of microbatches, and a scale and a fixed time fitted to the least and the most of them
-// predict the others. Rows of other models are calibrated apart.
+// Time is linear in the number of microbatches. A scale and a fixed time are fitted to the rows with the fewest and the
+// most microbatches, and predict the others. Each model is calibrated separately.
 TableScore score_mlperf(const CsvTable& table) {
   struct Row {
     MeasuredIteration measured;
@@ -112,7 +112,7 @@ TableScore score_mlperf(const CsvTable& table) {
       const bool llama = table.text(row, "benchmark").find("llama") != std::string::npos;
       Row one{read_measured_iteration(table, row, base_of(llama ? "mlperf-llama" : "mlperf"))};
       one.predicted_s = seconds_of(one.measured.scenario);
-      score.figures.push_back(time_figure(one.measured, one.predicted_s, "iteration time, uncalibrated"));
+      score.comparisons.push_back(time_comparison(one.measured, one.predicted_s, "iteration time, uncalibrated"));
       models[table.text(row, "benchmark")].push_back(std::move(one));
     } catch (const InputError& error) {
       score.skipped.push_back({table.place(row), error.what()});
@@ -123,7 +123,7 @@ TableScore score_mlperf(const CsvTable& table) {
       return std::pair(a.measured.scenario.microbatches, a.measured.seconds) <
              std::pair(b.measured.scenario.microbatches, b.measured.seconds);
     });
-    // Of several with as many microbatches, the middle one.
+    // Of several rows with the same number of microbatches, the median one.
     const auto middle_of = [&](int microbatches) {
       const auto same = [&](const Row& row) { return row.measured.scenario.microbatches == microbatches; };
       const auto begin = std::find_if(rows.begin(), rows.end(), same);
@@ -133,15 +133,16 @@ TableScore score_mlperf(const CsvTable& table) {
     const auto least = middle_of(rows.front().measured.scenario.microbatches);
     const auto most = middle_of(rows.back().measured.scenario.microbatches);
     if (least == most) {
-      score.skipped.push_back({table.source(), name + ": all rows have as many microbatches: nothing to calibrate on"});
+      score.skipped.push_back(
+          {table.source(), name + ": calibration needs rows with different numbers of microbatches"});
       continue;
     }
     const Correction correction = fit_correction(std::vector<PredictedAndMeasured>{
         {least->predicted_s, least->measured.seconds}, {most->predicted_s, most->measured.seconds}});
     for (auto row = rows.begin(); row != rows.end(); ++row) {
       if (row == least || row == most) continue;
-      score.figures.push_back(time_figure(row->measured, correction.at(row->predicted_s).seconds,
-                                          "iteration time, calibrated on two rows"));
+      score.comparisons.push_back(time_comparison(row->measured, correction.at(row->predicted_s).seconds,
+                                                  "iteration time, calibrated on two rows"));
     }
   }
   return score;

@@ -6,9 +6,9 @@
 #include <map>
 
 #include "benchmarks/accuracy/scenarios.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 #include "model/errors.h"
-#include "sim/planner/zero_bubble_schedule.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {
@@ -21,8 +21,8 @@ std::int64_t held(const RankMemory& memory, std::initializer_list<MemoryClass> c
   return sum;
 }
 
-// What the paper's scheduler makes when a rank may hold so many microbatches; ops take what they do in its profiles,
-// near enough: I as long as F, W 0.7 of it (table 6).
+// The schedule of the paper's scheduler for a limit of `held` microbatches per rank, with op times close to its
+// profiles: I as long as F, W 0.7 of it (table 6).
 Schedule scheduled(const Scenario& scenario, int held) {
   ZeroBubbleProblem problem{.num_microbatches = scenario.microbatches, .shape = scenario.shape};
   const RankBudget budget{.forward = std::chrono::milliseconds(10),
@@ -57,14 +57,14 @@ TableScore score_korthikanti_memory(const CsvTable& table) {
       }
       const Prediction prediction = predict(Setup(scenario_from_json(document, table.place(row), "")));
       const std::string setting = fmt::format("{}, {}", model, recompute);
-      // The figure leaves the embedding out: where there are other stages, it is the second that compares.
+      // The paper's figure excludes the embedding, so the second stage is compared if there is one.
       const RankMemory& middle = prediction.memory[prediction.memory.size() > 1 ? 1 : 0];
-      score.figures.push_back(
+      score.comparisons.push_back(
           {"parameters and optimizer", table.place(row), setting, table.number(row, "params_and_optimizer_gib", 0, 1e6),
            static_cast<double>(held(middle, {MemoryClass::weights, MemoryClass::gradients, MemoryClass::optimizer})) /
                kGiB,
            "GiB"});
-      score.figures.push_back(
+      score.comparisons.push_back(
           {"activations of the first rank", table.place(row), setting, table.number(row, "activations_gib", 0, 1e6),
            static_cast<double>(held(prediction.memory[0], {MemoryClass::activations, MemoryClass::keys_values})) / kGiB,
            "GiB"});
@@ -88,7 +88,7 @@ TableScore score_zero_bubble_memory(const CsvTable& table) {
       const auto layers = static_cast<int>(table.integer(row, "layers", 1, 10000));
       const auto ranks = static_cast<int>(table.integer(row, "pp", 1, 1000));
       if ((layers + 2) % ranks != 0) table.fail(row, "layers", "expected two less than a multiple of pp");
-      // The outer stages have a layer less; interleaved, a chunk is a layer.
+      // The first and last stage have one layer fewer. With interleaving a chunk is one layer.
       const int chunks = name == "1F1B-I" ? (layers + 2) / ranks : 1;
       std::vector<int> stages(static_cast<std::size_t>(ranks * chunks), (layers + 2) / (ranks * chunks));
       --stages.front();
@@ -111,7 +111,7 @@ TableScore score_zero_bubble_memory(const CsvTable& table) {
       const auto worst =
           std::max_element(prediction.memory.begin(), prediction.memory.end(),
                            [](const RankMemory& a, const RankMemory& b) { return a.peak_bytes < b.peak_bytes; });
-      score.figures.push_back(
+      score.comparisons.push_back(
           {"peak memory of the worst rank", table.place(row),
            fmt::format("{} {}, {} microbatches", table.text(row, "model"), name, table.text(row, "num_microbatches")),
            table.number(row, "peak_mem_GB", 1e-3, 1e6), static_cast<double>(worst->peak_bytes) / 1e9, "GB"});

@@ -51,7 +51,7 @@ class Replay {
                 static_cast<std::size_t>(microbatch)];
   }
 
-  // When what `op` needs of stage `source` is on `rank`; kNotYet if that has not run.
+  // Arrival on `rank` of the result of stage `source` that `op` depends on; kNotYet if that has not run.
   double arrival(std::vector<double>& ends, int source, const Op& op, int rank) const {
     const int from = schedule_.rank_of(source, op.microbatch);
     const bool wraps = op.kind == OpKind::F ? from > rank : from < rank;

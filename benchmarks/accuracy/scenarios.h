@@ -4,7 +4,7 @@
 
 namespace sluice::bench::accuracy {
 
-// What a table does not say: benchmarks/accuracy/scenarios/NAME.json.
+// Reads benchmarks/accuracy/scenarios/NAME.json, the settings that a table does not contain.
 Json base_of(const char* name);
 
 }  // namespace sluice::bench::accuracy

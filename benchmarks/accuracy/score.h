@@ -8,16 +8,16 @@
 
 namespace sluice::bench::accuracy {
 
-// One predicted figure against a measured one. Figures of a group are averaged together.
-struct Figure {
-  std::string group;    // what is compared: "iteration time", "memory by rank", ...
+// A predicted and a measured value. Errors are averaged over each group.
+struct Comparison {
+  std::string group;    // the quantity: "iteration time", "memory by rank", ...
   std::string place;    // "file: row 7"
-  std::string setting;  // in a few words: "18.4B tp 8 pp 2 dp 16"
+  std::string setting;  // description: "18.4B tp 8 pp 2 dp 16"
   double measured = 0;
   double predicted = 0;
   std::string unit;
 
-  // Relative: above 0 where more is predicted than was measured.
+  // Relative error; above 0 if the prediction is too high.
   double error() const { return predicted / measured - 1; }
 };
 
@@ -29,19 +29,19 @@ struct Verdict {
   bool predicted_fits = true;
 };
 
-// A row that could not be predicted, and why.
+// A row that could not be predicted, and the reason.
 struct Skipped {
   std::string place;
   std::string reason;
 };
 
 struct TableScore {
-  std::vector<Figure> figures;
+  std::vector<Comparison> comparisons;
   std::vector<Verdict> verdicts;
   std::vector<Skipped> skipped;
 };
 
-// A kind of published table, known by its columns alone: any file that has them is scored.
+// A kind of published table, identified by its columns: any file that has them is scored.
 struct TableKind {
   std::string name;
   std::vector<std::string> columns;
@@ -51,7 +51,7 @@ struct TableKind {
 // All kinds; a table belongs to the first whose columns it has.
 const std::vector<TableKind>& table_kinds();
 
-// Summaries, one line for each group of a table; with `rows`, every figure.
+// Summaries, one line per group of a table; with `rows`, also every comparison.
 std::string score_text(const std::string& table, const TableScore& score, bool rows);
 std::string score_json(const std::vector<std::pair<std::string, TableScore>>& scores);
 

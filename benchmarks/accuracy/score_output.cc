@@ -13,7 +13,7 @@ namespace {
 struct Summary {
   std::string group;
   std::size_t count = 0;
-  double mean = 0;  // of absolute errors; all are fractions
+  double mean = 0;  // of absolute errors; all values are fractions
   double median = 0;
   double worst = 0;
   double signed_mean = 0;
@@ -21,18 +21,18 @@ struct Summary {
 
 std::vector<Summary> summaries(const TableScore& score) {
   std::vector<std::string> groups;
-  for (const Figure& figure : score.figures) {
-    if (std::find(groups.begin(), groups.end(), figure.group) == groups.end()) groups.push_back(figure.group);
+  for (const Comparison& comparison : score.comparisons) {
+    if (std::find(groups.begin(), groups.end(), comparison.group) == groups.end()) groups.push_back(comparison.group);
   }
   std::vector<Summary> out;
   for (const std::string& group : groups) {
     Summary summary{.group = group};
     std::vector<double> errors;
-    for (const Figure& figure : score.figures) {
-      if (figure.group != group) continue;
-      errors.push_back(std::abs(figure.error()));
+    for (const Comparison& comparison : score.comparisons) {
+      if (comparison.group != group) continue;
+      errors.push_back(std::abs(comparison.error()));
       summary.mean += errors.back();
-      summary.signed_mean += figure.error();
+      summary.signed_mean += comparison.error();
     }
     std::sort(errors.begin(), errors.end());
     summary.count = errors.size();
@@ -66,7 +66,7 @@ Hits hits(const TableScore& score) {
 // "8.23 %"
 std::string percent(double fraction) { return fmt::format("{:.2f} %", 100 * fraction); }
 
-// A figure in its unit, with enough digits to tell rows apart.
+// A value with enough digits to distinguish rows.
 std::string digits(double value) { return fmt::format("{:.5g}", value); }
 
 }  // namespace
@@ -80,7 +80,7 @@ std::string score_text(const std::string& table, const TableScore& score, bool r
   }
   if (!score.verdicts.empty()) {
     const Hits found = hits(score);
-    fmt::format_to(to, "{:<22} fits: {} of {} right; out of memory: {} of {} right\n", table, found.fit_right,
+    fmt::format_to(to, "{:<22} fits: {} of {} correct; out of memory: {} of {} correct\n", table, found.fit_right,
                    found.fit_all, found.oom_right, found.oom_all);
   }
   if (!score.skipped.empty()) {
@@ -88,9 +88,10 @@ std::string score_text(const std::string& table, const TableScore& score, bool r
                    score.skipped.front().reason);
   }
   if (!rows) return out;
-  for (const Figure& figure : score.figures) {
-    fmt::format_to(to, "  {:>+7.2f} %  {:>10} {:>10} {:<4} {}: {}; {}\n", 100 * figure.error(), digits(figure.measured),
-                   digits(figure.predicted), figure.unit, figure.group, figure.place, figure.setting);
+  for (const Comparison& comparison : score.comparisons) {
+    fmt::format_to(to, "  {:>+7.2f} %  {:>10} {:>10} {:<4} {}: {}; {}\n", 100 * comparison.error(),
+                   digits(comparison.measured), digits(comparison.predicted), comparison.unit, comparison.group,
+                   comparison.place, comparison.setting);
   }
   for (const Verdict& verdict : score.verdicts) {
     if (verdict.measured_fits == verdict.predicted_fits) continue;
@@ -122,14 +123,14 @@ std::string score_json(const std::vector<std::pair<std::string, TableScore>>& sc
                        {"out_of_memory_right", found.oom_right},
                        {"out_of_memory", found.oom_all}};
     }
-    for (const Figure& figure : score.figures) {
-      table["figures"].push_back({{"row", figure.place},
-                                  {"group", figure.group},
-                                  {"setting", figure.setting},
-                                  {"measured", figure.measured},
-                                  {"predicted", figure.predicted},
-                                  {"unit", figure.unit},
-                                  {"error", figure.error()}});
+    for (const Comparison& comparison : score.comparisons) {
+      table["figures"].push_back({{"row", comparison.place},
+                                  {"group", comparison.group},
+                                  {"setting", comparison.setting},
+                                  {"measured", comparison.measured},
+                                  {"predicted", comparison.predicted},
+                                  {"unit", comparison.unit},
+                                  {"error", comparison.error()}});
     }
     for (const Verdict& verdict : score.verdicts) {
       table["verdicts"].push_back({{"row", verdict.place},

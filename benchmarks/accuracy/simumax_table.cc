@@ -7,14 +7,14 @@
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {
 
 constexpr int kGpus = 8;
 
-// The number that follows the first `word` of the text, or else `fallback`.
+// The number after the first `word` in the text, or `fallback`.
 int number_after(const std::string& text, const std::string& word, int fallback) {
   const std::size_t at = text.find(word);
   if (at == std::string::npos) return fallback;
@@ -23,7 +23,8 @@ int number_after(const std::string& text, const std::string& word, int fallback)
   return value;
 }
 
-// "tp1ep4pp2", of 8 GPUs; the first layer of a mixture is dense, as the scripts of the measurements have it.
+// The scenario of a row such as "tp1ep4pp2", on 8 GPUs. The first layer of a mixture of experts is dense, as in the
+// scripts of the measurements.
 Scenario scenario_of(const CsvTable& table, int row, Json document, const Json& models) {
   const std::string& name = table.text(row, "model");
   if (!models.contains(name)) table.fail(row, "model", "expected a model of simumax-models.json");
@@ -89,16 +90,16 @@ TableScore score_simumax(const CsvTable& table) {
       const std::string& setting = table.text(row, "case");
       const bool experts = scenario.model->has_experts();
       const std::string kind = experts ? ", experts" : scenario.training.cp > 1 ? ", cp" : ", dense";
-      score.figures.push_back({"iteration time" + kind, table.place(row), setting,
-                               table.number(row, "real_ms", 1e-3, 1e9), 1e3 * to_seconds(prediction.metrics.makespan),
-                               "ms"});
+      score.comparisons.push_back({"iteration time" + kind, table.place(row), setting,
+                                   table.number(row, "real_ms", 1e-3, 1e9),
+                                   1e3 * to_seconds(prediction.metrics.makespan), "ms"});
       const std::map<int, double> measured = by_world_rank(table.text(row, "peak_alloc_mb_by_rank"));
       for (int rank = 0; rank < std::ssize(prediction.memory); ++rank) {
         const auto found = measured.find(rank * kGpus / scenario.training.pp);
         if (found == measured.end()) continue;
         const auto peak = static_cast<double>(prediction.memory[rank].peak_bytes);
-        score.figures.push_back({"memory by rank" + kind, table.place(row), fmt::format("{} rank {}", setting, rank),
-                                 found->second, peak / (1 << 20), "MiB"});
+        score.comparisons.push_back({"memory by rank" + kind, table.place(row),
+                                     fmt::format("{} rank {}", setting, rank), found->second, peak / (1 << 20), "MiB"});
       }
     } catch (const InputError& error) {
       score.skipped.push_back({table.place(row), error.what()});

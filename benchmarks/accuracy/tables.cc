@@ -9,12 +9,12 @@ namespace sluice::bench::accuracy {
 
 namespace {
 
-// Throughput, and memory where the table has it.
+// Throughput, and memory if the table has it.
 TableScore score_zero_bubble_table(const CsvTable& table) {
   TableScore score = score_zero_bubble_throughput(table);
   if (!table.has("peak_mem_GB")) return score;
   TableScore memory = score_zero_bubble_memory(table);
-  std::move(memory.figures.begin(), memory.figures.end(), std::back_inserter(score.figures));
+  std::move(memory.comparisons.begin(), memory.comparisons.end(), std::back_inserter(score.comparisons));
   std::move(memory.skipped.begin(), memory.skipped.end(), std::back_inserter(score.skipped));
   return score;
 }

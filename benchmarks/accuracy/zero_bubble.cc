@@ -11,36 +11,36 @@
 #include <utility>
 
 #include "benchmarks/accuracy/replay.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 #include "model/errors.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
 #include "sim/engine.h"
-#include "sim/planner/zero_bubble_schedule.h"
 
 namespace sluice::bench::accuracy {
 namespace {
 
-// What holds for the program and the machines of all rows. The first is counted, the other four were chosen together
-// on the published rows (docs/results.md).
-// Bytes that one optimizer step moves for a parameter, in Megatron-LM with 32-bit gradients: unscaling and the check
-// for infinities read and write the gradient, the norm reads it, clipping reads and writes it, Adam reads four values
-// and writes three, the 16-bit copy is 4 + 2, zeroing the gradient 4: 8 + 4 + 8 + 28 + 6 + 4.
+// Constants of the framework and the machines of all rows. The first is counted, the other four were fitted together to
+// the published rows (docs/results.md). Bytes that one optimizer step moves per parameter, in Megatron-LM with 32-bit
+// gradients: unscaling and the check for infinities read and write the gradient, the norm reads it, clipping reads and
+// writes it, Adam reads four values and writes three, the 16-bit copy is 4 + 2, zeroing the gradient 4: 8 + 4 + 8 + 28
+// + 6 + 4.
 constexpr double kStepBytes = 58;
 constexpr double kMemoryBytesPerSecond = 0.75 * 2039e9;  // A100-80GB, as in the catalogue
-// Of a hop as it was profiled (one transfer after another, each waited for on the host): the host's part, which a rank
-// that has other work does not wait for.
+// Host part of a transfer as it was profiled (sequential transfers, each synchronized with the host), for which a rank
+// with other work does not wait.
 constexpr double kHostSeconds = 0.2e-3;
-// What a byte takes longer between nodes than in one: a card of 100 Gb/s at 80 %, near enough.
+// Additional time per byte between nodes: a card of 100 Gb/s at about 80 %.
 constexpr double kBetweenNodesSecondsPerByte = 1 / 10.5e9;
 constexpr int kRanksPerNode = 8;
-// Megatron-LM's schedules wait for what they send; zero-bubble's program only where a batch of transfers also has what
-// the next op needs.
+// Megatron-LM's schedules wait for their transfers; the zero-bubble framework only where a batch of transfers also
+// contains the input of the next op.
 constexpr double kZeroBubbleBlocked = 0.5;
-// By how much a microbatch in the steady state takes longer than its profiled ops: ranks that wait for each other go
-// at the pace of the one that is slowest at the time. Filling and draining do not.
+// Fraction by which a microbatch in the steady state takes longer than its profiled ops, as ranks that wait for each
+// other run at the pace of the slowest at that time. Warm-up and drain are not affected.
 constexpr double kPace = 0.07;
-// NVLink, for models without a profile only: 28 MB in the 0.4 ms that the profile of 1.5B has above the host's part.
+// NVLink, only for models without a profile: 28 MB in the 0.4 ms of the 1.5B profile beyond the host part.
 constexpr double kInNodeBytesPerSecond = 70e9;
 
 struct Sizes {
@@ -49,13 +49,13 @@ struct Sizes {
   std::int64_t hidden = 0;
   std::int64_t sequence = 0;
 
-  // Without flash attention, in 2-byte values as Korthikanti et al. 2022 count them; what is left after the input
-  // gradient as in table 1 of the paper.
+  // Without flash attention, counted as in Korthikanti et al. 2022; the part kept after the input gradient as in table
+  // 1 of the paper.
   std::int64_t activation() const { return 34 * hidden + 5 * heads * sequence; }
   std::int64_t kept() const { return 32 * hidden; }
 };
 
-// Seconds of one rank's ops on a microbatch, and of a hop as profiled.
+// Seconds of one rank's ops on a microbatch and of a transfer, as profiled.
 struct Profile {
   double forward = 0;
   double input_gradient = 0;
@@ -81,8 +81,8 @@ const std::vector<std::string> kSizeColumns = {
     "model",       "layers",           "heads",    "hidden",         "seq", "pp",
     "micro_batch", "num_microbatches", "schedule", "derived_iter_ms"};
 
-// The first table beside `table`, by name, that has `columns`.
-std::optional<CsvTable> beside(const CsvTable& table, const std::vector<std::string>& columns) {
+// The first table by name, in the folder of `table`, that has `columns`.
+std::optional<CsvTable> table_in_same_folder(const CsvTable& table, const std::vector<std::string>& columns) {
   const std::filesystem::path folder = std::filesystem::path(table.source()).parent_path();
   std::vector<std::string> paths;
   std::error_code none;
@@ -95,7 +95,7 @@ std::optional<CsvTable> beside(const CsvTable& table, const std::vector<std::str
       CsvTable other = read_csv(path);
       if (std::all_of(columns.begin(), columns.end(), [&](const auto& name) { return other.has(name); })) return other;
     } catch (const InputError&) {
-      // Another table's trouble, which is told where that one is scored.
+      // Reported when that table is scored.
     }
   }
   return std::nullopt;
@@ -140,7 +140,7 @@ SizesByModel sizes_of(const CsvTable& table) {
   return sizes;
 }
 
-// Embedding and head stand for a layer each: the paper leaves one out of the first and the last stage.
+// Embedding and head count as one layer each: in the paper the first and last stage have one layer fewer.
 int layers_of_a_rank(const Sizes& sizes, int ranks) { return std::max(1, (sizes.layers + 2) / ranks); }
 
 ZeroBubbleProblem problem_of(const Profile& profile, const Sizes& sizes, int ranks, int microbatches, int limit) {
@@ -172,7 +172,7 @@ Duration span_of(const ZeroBubbleProblem& problem, const Schedule& schedule) {
   return measure(graph, simulate(graph, price(graph, ZeroBubbleCost(problem)))).span;
 }
 
-// What the paper's own search finds: the best of its eight rules, not of all that `plan_zero_bubble` tries.
+// The result of the paper's own search: the best of its eight rules, not of all rules of `plan_zero_bubble`.
 Schedule paper_schedule(const ZeroBubbleProblem& problem) {
   std::optional<Schedule> best;
   Duration least{};
@@ -212,7 +212,7 @@ class BubbleRow {
                                                 std::array{"bubble_zbh1", "bubble rate ZB-H1", "zb-h1"},
                                                 std::array{"bubble_zbh2", "bubble rate ZB-H2", "zb-h2"}}) {
       add(column, group, [&, name = family] {
-        // For its times alone; these families know no limits.
+        // Only for its times; these families have no memory limits.
         const ZeroBubbleProblem problem = problem_of(profile, {.hidden = 1}, ranks, microbatches, 1);
         return to_seconds(span_of(problem, of_family(name, ranks, microbatches)));
       });
@@ -237,7 +237,8 @@ class BubbleRow {
 
  private:
   const Sizes& known_sizes() const {
-    if (!sizes_) throw InputError("no table beside it with the layers, heads and hidden size of this model");
+    if (!sizes_)
+      throw InputError("expected a table with the layers, heads and hidden size of this model in the same folder");
     return *sizes_;
   }
 
@@ -247,7 +248,7 @@ class BubbleRow {
     try {
       const double published = table_.number(row_, column, 0, 1);
       const double rate = 1 - given_.microbatches * given_.profile.work() / span();
-      score_.figures.push_back(
+      score_.comparisons.push_back(
           {.group = group,
            .place = table_.place(row_),
            .setting = fmt::format("{} pp {} m {}", table_.text(row_, "model"), given_.ranks, given_.microbatches),
@@ -282,8 +283,8 @@ struct Run {
     return 2.0 * micro_batch * static_cast<double>(sizes.sequence) * static_cast<double>(sizes.hidden);
   }
   double between_nodes_s() const { return transfer_bytes() * kBetweenNodesSecondsPerByte; }
-  // The share of hops that lead from a node to the next.
-  double between_nodes_share() const {
+  // Fraction of transfers between nodes.
+  double between_nodes_fraction() const {
     const int between_nodes = (ranks - 1) / kRanksPerNode;
     return ranks == 1 ? 0 : static_cast<double>(between_nodes) / (ranks - 1);
   }
@@ -300,16 +301,16 @@ Run run_at(const CsvTable& table, int row) {
           .seconds = table.number(row, "derived_iter_ms", 1e-3, 1e9) / 1e3};
 }
 
-// Between the profiled numbers of microbatches, on which times hardly depend, linear; beyond them the nearest.
+// Interpolates linearly between the profiled numbers of microbatches, on which times hardly depend.
 Profile between(const std::vector<ProfileRow>& rows, int microbatches) {
   const auto above =
       std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return row.microbatches >= microbatches; });
   if (above == rows.end()) return rows.back().profile;
   if (above == rows.begin() || above->microbatches == microbatches) return above->profile;
   const ProfileRow& below = *std::prev(above);
-  const double share =
+  const double fraction =
       static_cast<double>(microbatches - below.microbatches) / (above->microbatches - below.microbatches);
-  const auto mix = [&](double low, double high) { return low + share * (high - low); };
+  const auto mix = [&](double low, double high) { return low + fraction * (high - low); };
   const Profile& a = below.profile;
   const Profile& b = above->profile;
   return {.forward = mix(a.forward, b.forward),
@@ -318,16 +319,16 @@ Profile between(const std::vector<ProfileRow>& rows, int microbatches) {
           .hop = mix(a.hop, b.hop)};
 }
 
-// Of a layer of a profiled model. A weight gradient is matrix products alone, time per token proportional to h^2;
-// forward and input gradient are as much and what grows with h only, attention and the kernels between products.
+// Times of a layer of a profiled model. A weight gradient consists of GEMMs, whose time per token is proportional to
+// h^2; forward and input gradient additionally contain attention and other kernels, which are proportional to h.
 struct LayerTimes {
   double hidden = 0;
   double product = 0;         // seconds of a weight gradient, per token and h^2
-  double forward = 0;         // what a forward has beyond it, over h
+  double forward = 0;         // additional time of a forward, per h
   double input_gradient = 0;  // likewise
 };
 
-// Where no profile is at hand: the mean of 1.5B's and 14.6B's in table 6.
+// Default without any profile: the mean of 1.5B and 14.6B in table 6.
 constexpr LayerTimes kUsualLayer = {.hidden = 4096, .product = 9.8e-14, .forward = 2140, .input_gradient = 2070};
 
 LayerTimes layer_times(const ProfileRow& row, const Sizes& sizes) {
@@ -340,7 +341,7 @@ LayerTimes layer_times(const ProfileRow& row, const Sizes& sizes) {
           .input_gradient = (row.profile.input_gradient / weight - 1) * hidden};
 }
 
-// The times of a model without a profile, between those of the next smaller and the next larger one that has it.
+// Interpolates the times of a model without a profile between the next smaller and the next larger model with one.
 Profile from_others(const Run& run, std::vector<LayerTimes> known) {
   std::sort(known.begin(), known.end(), [](const auto& a, const auto& b) { return a.hidden < b.hidden; });
   const auto hidden = static_cast<double>(run.sizes.hidden);
@@ -348,18 +349,18 @@ Profile from_others(const Run& run, std::vector<LayerTimes> known) {
   if (above == known.end()) --above;
   const LayerTimes& b = *above;
   const LayerTimes& a = above == known.begin() || b.hidden < hidden ? b : *std::prev(above);
-  const double share = a.hidden == b.hidden ? 0 : (1 / hidden - 1 / a.hidden) / (1 / b.hidden - 1 / a.hidden);
-  const auto mix = [&](double low, double high) { return low + share * (high - low); };
+  const double fraction = a.hidden == b.hidden ? 0 : (1 / hidden - 1 / a.hidden) / (1 / b.hidden - 1 / a.hidden);
+  const auto mix = [&](double low, double high) { return low + fraction * (high - low); };
   const double weight = mix(a.product, b.product) * hidden * hidden * static_cast<double>(run.sizes.sequence) *
                         run.micro_batch * layers_of_a_rank(run.sizes, run.ranks);
   return {.forward = weight * (1 + mix(a.forward, b.forward) / hidden),
           .input_gradient = weight * (1 + mix(a.input_gradient, b.input_gradient) / hidden),
           .weight_gradient = weight,
           .hop = kHostSeconds + run.transfer_bytes() / kInNodeBytesPerSecond +
-                 run.between_nodes_share() * run.between_nodes_s()};
+                 run.between_nodes_fraction() * run.between_nodes_s()};
 }
 
-// A run made ready to predict with any factor on its ops.
+// A run with its schedule, to predict with any factor on its ops.
 class Predictor {
  public:
   explicit Predictor(Run run) : run_(std::move(run)), schedule_(schedule_of(run_)) {}
@@ -367,7 +368,7 @@ class Predictor {
   const Run& run() const { return run_; }
   double seconds(double factor) const {
     const double in_node =
-        std::max(0.0, run_.profile.hop - kHostSeconds - run_.between_nodes_share() * run_.between_nodes_s());
+        std::max(0.0, run_.profile.hop - kHostSeconds - run_.between_nodes_fraction() * run_.between_nodes_s());
     const auto hop = [&](int from, int to) {
       return in_node + (from / kRanksPerNode == to / kRanksPerNode ? 0 : run_.between_nodes_s());
     };
@@ -377,7 +378,7 @@ class Predictor {
                                                    .blocked = run_.zero_bubble() ? kZeroBubbleBlocked : 1});
     return length(result) + kPace * run_.microbatches * times.work() + step_s();
   }
-  // The same with the profiled ops and hops alone.
+  // Likewise, with only the profiled ops and transfers.
   double plain_seconds(double factor) const {
     return factor * length(replay(schedule_, {.op = op_times(run_.profile, schedule_.num_chunks()),
                                               .hop = [&](int, int) { return run_.profile.hop; }}));
@@ -396,7 +397,7 @@ class Predictor {
     return paper_schedule(problem_of(run.profile, run.sizes, run.ranks, run.microbatches, limit));
   }
 
-  // Ranks of zero-bubble's schedules start the next iteration without waiting for the others.
+  // In zero-bubble schedules, ranks start the next iteration without waiting for the others.
   double length(const ReplayResult& result) const { return run_.zero_bubble() ? result.span : result.makespan; }
 
   Profile scaled(double factor) const {
@@ -419,8 +420,8 @@ class Predictor {
 
 using Prediction = double (Predictor::*)(double) const;
 
-// The factor with which the predictions of all but `left_out` are right in the geometric mean. Times grow nearly in
-// proportion to it, so that correcting it by that mean converges at once.
+// The factor for which the geometric mean of predicted / measured over all runs but `left_out` is 1. Times are nearly
+// proportional to it, so this fixed-point iteration converges in a few steps.
 double fitted_factor(const std::vector<const Predictor*>& runs, const Predictor* left_out, Prediction predict) {
   double factor = 1;
   for (int round = 0; round < 6; ++round) {
@@ -442,7 +443,7 @@ void score_model(const CsvTable& table, const std::vector<const Predictor*>& run
     const Run& run = predictor->run();
     const double samples = static_cast<double>(run.micro_batch) * run.microbatches / run.ranks;
     const auto add = [&](std::string group, double seconds) {
-      score.figures.push_back(
+      score.comparisons.push_back(
           {.group = std::move(group),
            .place = table.place(run.row),
            .setting = fmt::format("{} {} pp {} m {}", run.model, run.schedule, run.ranks, run.microbatches),
@@ -452,7 +453,7 @@ void score_model(const CsvTable& table, const std::vector<const Predictor*>& run
     };
     if (runs.size() == 1) {
       score.skipped.push_back(
-          {table.place(run.row), fmt::format("the only row of {}: nothing to fit its factor to", run.model)});
+          {table.place(run.row), fmt::format("the only row of {}: its factor cannot be fitted", run.model)});
       continue;
     }
     const auto left_out = [&](Prediction predict) {
@@ -470,7 +471,7 @@ void score_model(const CsvTable& table, const std::vector<const Predictor*>& run
 
 TableScore score_zero_bubble_bubbles(const CsvTable& table) {
   TableScore score;
-  const std::optional<CsvTable> other = beside(table, kSizeColumns);
+  const std::optional<CsvTable> other = table_in_same_folder(table, kSizeColumns);
   const SizesByModel sizes = other ? sizes_of(*other) : SizesByModel();
   for (int row = 0; row < table.num_rows(); ++row) {
     try {
@@ -484,7 +485,7 @@ TableScore score_zero_bubble_bubbles(const CsvTable& table) {
 
 TableScore score_zero_bubble_throughput(const CsvTable& table) {
   TableScore score;
-  const std::optional<CsvTable> other = beside(table, kProfileColumns);
+  const std::optional<CsvTable> other = table_in_same_folder(table, kProfileColumns);
   const ProfilesByModel profiles = other ? profiles_of(*other) : ProfilesByModel();
   const SizesByModel sizes = sizes_of(table);
   std::vector<LayerTimes> known;

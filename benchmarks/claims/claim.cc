@@ -30,7 +30,7 @@ bool takes_lists(MeasureKind kind) {
   return kind == MeasureKind::speedups || kind == MeasureKind::largest_speedup || kind == MeasureKind::order;
 }
 
-// Of an array or object: not empty.
+// Throws unless the array or object has an element.
 void check_filled(const JsonReader& value, const char* what) {
   if (value.json().empty()) value.fail(fmt::format("expected at least one {}", what));
 }
@@ -39,7 +39,7 @@ void check_object(const JsonReader& value) {
   if (!value.json().is_object()) value.fail("expected an object: keys of a scenario");
 }
 
-// What is not a key of ours is one of the scenario.
+// Keys other than fastest_of and cut are keys of the scenario.
 Run read_run(const std::string& name, JsonReader run) {
   check_object(run);
   Run out{.name = name, .changes = run.json()};
@@ -78,9 +78,9 @@ std::vector<T> list_of(const JsonReader& value, const Read& read) {
   return out;
 }
 
-class Reading {
+class ClaimReader {
  public:
-  explicit Reading(const std::string& path) : document_(parse_json(read_file(path), path)), root_(document_, path) {
+  explicit ClaimReader(const std::string& path) : document_(parse_json(read_file(path), path)), root_(document_, path) {
     claim_.file = path;
   }
 
@@ -202,12 +202,12 @@ class Reading {
 
   std::vector<std::string> read_order(const Measure& measure, const JsonReader& value) const {
     auto names = list_of<std::string>(value, [&](const JsonReader& one) { return claim_.runs[run_index(one)].name; });
-    std::vector<std::string> asked;
-    for (const std::size_t run : measure.of) asked.push_back(claim_.runs[run].name);
+    std::vector<std::string> expected;
+    for (const std::size_t run : measure.of) expected.push_back(claim_.runs[run].name);
     std::vector<std::string> sorted = names;
     std::sort(sorted.begin(), sorted.end());
-    std::sort(asked.begin(), asked.end());
-    if (sorted != asked) value.fail("expected each run of `of` once");
+    std::sort(expected.begin(), expected.end());
+    if (sorted != expected) value.fail("expected each run of `of` once");
     return names;
   }
 
@@ -220,6 +220,6 @@ class Reading {
 
 std::string_view name_of(MeasureKind kind) { return kMeasureNames[static_cast<std::size_t>(kind)]; }
 
-Claim read_claim(const std::string& path) { return Reading(path).run(); }
+Claim read_claim(const std::string& path) { return ClaimReader(path).run(); }
 
 }  // namespace sluice::bench::claims

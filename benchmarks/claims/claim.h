@@ -10,35 +10,36 @@
 
 namespace sluice::bench::claims {
 
-// One prediction of a claim: its scenario with changes laid over it (merge patches, RFC 7386).
+// One prediction of a claim: its scenario with changes applied (merge patches, RFC 7386).
 struct Run {
   std::string name;
   Json changes = Json::object();
-  // One of each list is laid over it as well. Of all combinations the fastest that fits in memory is the run.
+  // One change of each list is applied as well. The run is the fastest of all combinations that fit in memory.
   std::vector<std::vector<Json>> fastest_of;
-  // Slices of TeraPipe's optimum, in multiples of so many tokens, are laid over it last; 0: as the scenario cuts.
+  // The slices of TeraPipe's optimum, in multiples of this number of tokens, are applied last; 0: those of the
+  // scenario.
   std::int64_t cut_granularity = 0;
 };
 
 enum class MeasureKind : std::uint8_t {
-  speedup,          // of `of` over `over`: tokens, or sequences, a second and device
-  speedups,         // the same for each of two lists, in order
-  largest_speedup,  // of them
+  speedup,          // of `of` over `over`: tokens, or sequences, per second and device
+  speedups,         // likewise for each pair of two lists
+  largest_speedup,  // the largest of them
   iteration,        // seconds
-  model_tflops,     // a device, as papers count without recomputation
-  hardware_tflops,  // a device, with it
+  model_tflops,     // per device, without recomputation
+  hardware_tflops,  // per device, with recomputation
   petaflops,        // of the cluster, with recomputation
-  memory,           // GiB of the rank that needs most
-  memory_ratio,     // of that, `of` to `over`
-  fits,             // in memory
-  order,            // of the runs, by `by`, least first
-  best_value,       // of the scenario key `key`, in the combination that was fastest
+  memory,           // GiB on the rank with the highest memory use
+  memory_ratio,     // memory of `of` divided by that of `over`
+  fits,             // whether it fits in memory
+  order,            // of the runs, ascending by `by`
+  best_value,       // of the scenario key `key` in the fastest combination
   days,             // to train on `tokens`
-  op_ratio,         // time of one op of `of` to the same of `over`
-  formula_ratio,    // iteration to (m + p - 1)(t_f + t_b) of the slowest stage
-  transfer_ratio,   // bytes between ranks in an iteration, `of` to `over`
+  op_ratio,         // time of one op of `of` divided by that of `over`
+  formula_ratio,    // iteration time divided by (m + p - 1)(t_f + t_b) of the slowest stage
+  transfer_ratio,   // bytes between ranks per iteration of `of` divided by those of `over`
   transfer_rate,    // GB/s between stages, over all pairs of ranks, directions and replicas
-  slices,           // the lengths a cut has
+  slices,           // the lengths of the slices
 };
 
 struct Range {
@@ -55,7 +56,7 @@ struct Op {
   int slice = 0;
 };
 
-// What is taken of the runs, and what the paper says it is.
+// A quantity of the runs, and its published value.
 struct Measure {
   std::string name;
   MeasureKind kind = MeasureKind::speedup;
@@ -64,22 +65,22 @@ struct Measure {
   std::string key;                    // of best_value: a JSON pointer into the scenario
   double tokens = 0;                  // of days
   Op op;
-  Published published;  // nothing: the paper does not say, or we do not know
+  Published published;  // nothing if not published or not known
 };
 
-// A claim of a paper, the runs that speak to it and what is measured of them (sluice.claim/1, docs/formats.md).
+// A claim of a paper, its runs and their measures (sluice.claim/1, docs/formats.md).
 struct Claim {
   std::string file;
-  std::string text;     // in words
+  std::string text;     // the claim as a sentence
   std::string source;   // paper, section, table or figure
-  std::string assumed;  // what the paper leaves open
-  std::string why;      // ours is another figure
+  std::string assumed;  // assumptions on what is not published
+  std::string why;      // why the predicted value differs
   Json scenario;
   std::vector<Run> runs;
   std::vector<Measure> measures;
 };
 
-// Throws InputError `file: place: rule, got value`. Scenarios are read when they are run.
+// Throws InputError `file: place: rule, got value`. Scenarios are parsed when they run.
 Claim read_claim(const std::string& path);
 
 std::string_view name_of(MeasureKind kind);

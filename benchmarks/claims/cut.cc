@@ -8,7 +8,7 @@
 namespace sluice::bench::claims {
 namespace {
 
-// Of a whole microbatch, forward and backward, with what is computed again.
+// Time of a whole microbatch, forward and backward, including recomputation.
 double whole_seconds(const Setup& setup, int stage) {
   const MicrobatchShape shape{setup.schedule().shape(0).sequences, {setup.schedule().shape(0).tokens()}};
   const CostModel& cost = setup.cost();
@@ -24,20 +24,20 @@ int slowest_stage(const Setup& setup) {
   return slowest;
 }
 
-// Where `bytes` take longest to the next rank: the rank that sends them.
-int slowest_hop(const Setup& setup, std::int64_t bytes) {
+// The rank from which `bytes` take longest to the next rank.
+int slowest_sender(const Setup& setup, std::int64_t bytes) {
   int slowest = 0;
   double most = 0;
   for (int rank = 0; rank + 1 < setup.schedule().num_ranks(); ++rank) {
-    const TransferTime hop = setup.cost().transfer(rank, rank + 1, bytes);
-    if (hop.occupied_s + hop.latency_s <= most) continue;
-    most = hop.occupied_s + hop.latency_s;
+    const TransferTime time = setup.cost().transfer(rank, rank + 1, bytes);
+    if (time.occupied_s + time.latency_s <= most) continue;
+    most = time.occupied_s + time.latency_s;
     slowest = rank;
   }
   return slowest;
 }
 
-// Asked for once.
+// Evaluates all times once.
 SliceTimes tabulated(const SliceTimes& times) {
   std::vector<std::vector<Duration>> rows(static_cast<std::size_t>(times.granules()));
   for (std::int64_t begin = 0; begin < times.granules(); ++begin) {
@@ -55,15 +55,15 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   const int sequences = schedule.shape(0).sequences;
   const std::int64_t tokens = schedule.shape(0).tokens();
   const int stage = slowest_stage(setup);
-  std::int64_t bytes = 0;  // of a whole microbatch, over one hop
+  std::int64_t bytes = 0;  // of a whole microbatch, per transfer
   for (int slice = 0; slice < schedule.shape(0).num_slices(); ++slice) {
     bytes += setup.graph().slice_bytes(0, 0, slice).transfer_forward;
   }
   const bool waits = setup.scenario().blocks_transfers() && schedule.num_ranks() > 1;
-  const int sender = slowest_hop(setup, bytes);
+  const int sender = slowest_sender(setup, bytes);
   const auto times = [&](OpKind kind) {
     return slice_times(tokens, granularity, [&, kind](std::int64_t length, std::int64_t context) {
-      // The whole sequence, as some costs go by the slice's share of it.
+      // The whole sequence, as some costs depend on the slice's fraction of it.
       MicrobatchShape shape{sequences, {length}};
       if (context > 0) shape.slice_lengths.insert(shape.slice_lengths.begin(), context);
       const int slice = shape.num_slices() - 1;
@@ -71,8 +71,8 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
       double seconds = setup.cost().compute_s(kind, stage, shape, slice);
       if (kind == OpKind::B) seconds += setup.cost().recompute_s(stage, shape, slice);
       if (waits) {
-        const TransferTime hop = setup.cost().transfer(sender, sender + 1, bytes * length / tokens);
-        seconds += hop.occupied_s + hop.latency_s;
+        const TransferTime time = setup.cost().transfer(sender, sender + 1, bytes * length / tokens);
+        seconds += time.occupied_s + time.latency_s;
       }
       return from_seconds(seconds, "a slice");
     });
@@ -87,7 +87,7 @@ std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granulari
   for (const int cells : {others / microbatches + 1, (others + microbatches - 1) / microbatches + 1}) {
     const SlicingProblem problem{.forward = forward, .backward = backward, .num_cells = cells};
     std::vector<std::int64_t> lengths = best_slices(problem).lengths;
-    // Two points of the line over the cells tell the sum and the greatest.
+    // The latency is linear in the number of cells: two points yield the sum and the maximum.
     SlicingProblem one = problem;
     one.num_cells = 1;
     SlicingProblem two = problem;

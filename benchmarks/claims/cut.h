@@ -7,10 +7,10 @@
 
 namespace sluice::bench::claims {
 
-// Slices of TeraPipe's optimum (model/slicing) for microbatches that follow each other through the pipeline of `setup`,
-// all cut alike: least D sum(f_i + x_i) + (K - 1)(max f_i + max x_i) for D microbatches and K ranks, times being those
-// of the slowest stage, with the slowest hop where the software waits for what it sends. The optimum is exact for (K -
-// 1) / D whole; else it is the better one of those for the next whole numbers below and above. Throws InputError.
+// Returns the slices of TeraPipe's optimum (model/slicing) for equally cut microbatches in the pipeline of `setup`: the
+// minimum of D sum(f_i + x_i) + (K - 1)(max f_i + max x_i) for D microbatches and K ranks, with the times of the
+// slowest stage, including the slowest transfer where the framework waits for transfers. Exact if D divides K - 1;
+// otherwise the better one of the optima for the next lower and higher integer. Throws InputError.
 std::vector<std::int64_t> optimal_cut(const Setup& setup, std::int64_t granularity);
 
 }  // namespace sluice::bench::claims

@@ -32,7 +32,7 @@ const char* unit_of(MeasureKind kind) {
 
 std::string number_text(double value, const char* unit) { return fmt::format("{:.3g}{}", value, unit); }
 
-// Slices of the same length together: "4 x 120, 64".
+// Groups slices of equal length: "4 x 120, 64".
 std::string slices_text(const std::vector<std::int64_t>& lengths) {
   std::string out;
   for (std::size_t i = 0; i < lengths.size();) {
@@ -98,12 +98,12 @@ std::string list_difference(const std::vector<double>& ours, const Published& pu
   return holds ? kSame : kOther;
 }
 
-class Answering {
+class Evaluation {
  public:
-  Answering(const Claim& claim, const Measure& measure, const std::vector<Ran>& runs)
+  Evaluation(const Claim& claim, const Measure& measure, const std::vector<RunResult>& runs)
       : claim_(claim), measure_(measure), runs_(runs), unit_(unit_of(measure.kind)) {}
 
-  Answer run() {
+  ResultRow run() {
     out_.name = measure_.name;
     out_.measure = name_of(measure_.kind);
     out_.published = std::visit(Text{unit_}, measure_.published);
@@ -113,19 +113,19 @@ class Answering {
       }
     }
     switch (measure_.kind) {
-      case MeasureKind::speedups: say_list(speedups()); break;
-      case MeasureKind::fits: say_fits(); break;
-      case MeasureKind::order: say_order(); break;
-      case MeasureKind::best_value: say_best(); break;
-      case MeasureKind::slices: say_slices(); break;
-      default: say_number(number()); break;
+      case MeasureKind::speedups: set_list(speedups()); break;
+      case MeasureKind::fits: set_fits(); break;
+      case MeasureKind::order: set_order(); break;
+      case MeasureKind::best_value: set_best_value(); break;
+      case MeasureKind::slices: set_slices(); break;
+      default: set_number(number()); break;
     }
     return std::move(out_);
   }
 
  private:
-  const Ran& of() const { return runs_[measure_.of.front()]; }
-  const Ran& over() const { return runs_[measure_.over.front()]; }
+  const RunResult& of() const { return runs_[measure_.of.front()]; }
+  const RunResult& over() const { return runs_[measure_.over.front()]; }
 
   std::vector<double> speedups() const {
     std::vector<double> out;
@@ -135,11 +135,11 @@ class Answering {
     return out;
   }
 
-  // What a run must have been predicted with.
+  // Returns `value` if it is known, otherwise throws InputError with its requirement.
   double known(double value, const char* needs) const {
     if (value > 0) return value;
     throw InputError(
-        fmt::format("{}: measure \"{}\": {} needs {}", claim_.file, measure_.name, name_of(measure_.kind), needs));
+        fmt::format("{}: measure \"{}\": {} requires {}", claim_.file, measure_.name, name_of(measure_.kind), needs));
   }
 
   double number() const {
@@ -169,19 +169,19 @@ class Answering {
     }
   }
 
-  void say_number(double value) {
+  void set_number(double value) {
     out_.value = value;
     out_.ours = number_text(value, unit_);
     out_.difference = number_difference(value, measure_.published);
   }
 
-  void say_list(const std::vector<double>& values) {
+  void set_list(const std::vector<double>& values) {
     out_.value = values;
     out_.ours = list_text(values);
     out_.difference = list_difference(values, measure_.published);
   }
 
-  void say_fits() {
+  void set_fits() {
     if (!of().fits) known(0, "a model and a cluster");
     out_.value = *of().fits;
     out_.ours = Text{""}(*of().fits);
@@ -190,7 +190,7 @@ class Answering {
     }
   }
 
-  void say_order() {
+  void set_order() {
     std::vector<std::size_t> order = measure_.of;
     const auto value_of = [&](std::size_t run) {
       if (measure_.by == "time") return 1 / runs_[run].rate;
@@ -207,7 +207,7 @@ class Answering {
     }
   }
 
-  void say_best() {
+  void set_best_value() {
     const Json::json_pointer key(measure_.key);
     const Json& scenario = of().scenario;
     if (!scenario.contains(key)) {
@@ -223,7 +223,7 @@ class Answering {
     }
   }
 
-  void say_slices() {
+  void set_slices() {
     out_.value = of().slices;
     out_.ours = slices_text(of().slices);
     if (const auto* published = std::get_if<std::vector<std::int64_t>>(&measure_.published)) {
@@ -233,15 +233,15 @@ class Answering {
 
   const Claim& claim_;
   const Measure& measure_;
-  const std::vector<Ran>& runs_;
+  const std::vector<RunResult>& runs_;
   const char* unit_;
-  Answer out_;
+  ResultRow out_;
 };
 
 }  // namespace
 
-Answer answer(const Claim& claim, const Measure& measure, const std::vector<Ran>& runs) {
-  return Answering(claim, measure, runs).run();
+ResultRow evaluate(const Claim& claim, const Measure& measure, const std::vector<RunResult>& runs) {
+  return Evaluation(claim, measure, runs).run();
 }
 
 }  // namespace sluice::bench::claims

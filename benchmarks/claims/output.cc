@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Words of letters and digits, joined by dashes.
+// Lower-case words of letters and digits, joined by dashes.
 std::string file_name(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -31,7 +31,7 @@ std::string file_name(const std::string& text) {
   return out;
 }
 
-// Paths in a claim are taken from its own folder.
+// Converts a path relative to the claim's folder `from` to one relative to `to`.
 void move_path(Json& scenario, const char* key, const fs::path& from, const fs::path& to) {
   if (!scenario.contains(key) || !scenario[key].is_string()) return;
   const fs::path path = from / scenario[key].get<std::string>();
@@ -40,7 +40,7 @@ void move_path(Json& scenario, const char* key, const fs::path& from, const fs::
   scenario[key] = fs::proximate(fs::absolute(path), fs::absolute(to)).string();
 }
 
-// "  what: text", over as many lines as it takes.
+// "  what: text", with line breaks.
 std::string paragraph(const std::string& what, const std::string& text) {
   constexpr std::size_t kColumns = 110;
   std::string out = "  " + what + ":";
@@ -59,16 +59,16 @@ std::string paragraph(const std::string& what, const std::string& text) {
 
 }  // namespace
 
-std::string table_text(const std::vector<Answered>& claims, bool explain) {
+std::string table_text(const std::vector<EvaluatedClaim>& claims, bool explain) {
   std::size_t name = 0;
   std::size_t measure = 0;
   std::size_t published = std::string_view("published").size();
   std::size_t ours = 0;
-  for (const Answered& claim : claims) {
-    for (const Answer& row : claim.answers) {
+  for (const EvaluatedClaim& claim : claims) {
+    for (const ResultRow& row : claim.rows) {
       name = std::max(name, row.name.size());
       measure = std::max(measure, row.measure.size());
-      // A list of slices or names may be wide: it does not set the width of everything.
+      // Wide lists of slices or names do not determine the width of the column.
       if (row.published.size() <= 24) published = std::max(published, row.published.size());
       if (row.ours.size() <= 24) ours = std::max(ours, row.ours.size());
     }
@@ -76,14 +76,14 @@ std::string table_text(const std::vector<Answered>& claims, bool explain) {
   std::string out;
   const auto to = std::back_inserter(out);
   bool missing_fit = false;
-  for (const Answered& claim : claims) {
+  for (const EvaluatedClaim& claim : claims) {
     if (!out.empty()) out += '\n';
     fmt::format_to(to, "{}: {}\n", fs::path(claim.claim.file).stem().string(), claim.claim.text);
     if (explain) {
       out += paragraph("from", claim.claim.source);
       if (!claim.claim.assumed.empty()) out += paragraph("assumed", claim.claim.assumed);
     }
-    for (const Answer& row : claim.answers) {
+    for (const ResultRow& row : claim.rows) {
       missing_fit = missing_fit || !row.fits;
       std::string line = fmt::format("  {:<{}}  {:<{}}  published {:<{}}  ours {:<{}}  {}", row.name, name, row.measure,
                                      measure, row.published.empty() ? "-" : row.published, published,
@@ -97,12 +97,12 @@ std::string table_text(const std::vector<Answered>& claims, bool explain) {
   return out;
 }
 
-std::string table_json(const std::vector<Answered>& claims) {
+std::string table_json(const std::vector<EvaluatedClaim>& claims) {
   using OrderedJson = nlohmann::ordered_json;
   OrderedJson out;
   out["schema"] = "sluice.claims/1";
   OrderedJson list = OrderedJson::array();
-  for (const Answered& claim : claims) {
+  for (const EvaluatedClaim& claim : claims) {
     OrderedJson one;
     one["file"] = claim.claim.file;
     one["claim"] = claim.claim.text;
@@ -110,7 +110,7 @@ std::string table_json(const std::vector<Answered>& claims) {
     if (!claim.claim.assumed.empty()) one["assumed"] = claim.claim.assumed;
     if (!claim.claim.why.empty()) one["why"] = claim.claim.why;
     OrderedJson rows = OrderedJson::array();
-    for (const Answer& row : claim.answers) {
+    for (const ResultRow& row : claim.rows) {
       OrderedJson cells;
       cells["name"] = row.name;
       cells["measure"] = row.measure;
@@ -124,14 +124,14 @@ std::string table_json(const std::vector<Answered>& claims) {
     one["measures"] = std::move(rows);
     OrderedJson runs = OrderedJson::array();
     for (std::size_t r = 0; r < claim.runs.size(); ++r) {
-      const Ran& ran = claim.runs[r];
+      const RunResult& result = claim.runs[r];
       OrderedJson run;
       run["name"] = claim.claim.runs[r].name;
-      run["iteration_s"] = ran.iteration_s;
-      run["peak_bytes"] = ran.peak_bytes;
-      if (ran.fits) run["fits"] = *ran.fits;
-      run["combinations"] = ran.combinations;
-      run["scenario"] = ran.scenario;
+      run["iteration_s"] = result.iteration_s;
+      run["peak_bytes"] = result.peak_bytes;
+      if (result.fits) run["fits"] = *result.fits;
+      run["combinations"] = result.combinations;
+      run["scenario"] = result.scenario;
       runs.push_back(std::move(run));
     }
     one["runs"] = std::move(runs);
@@ -141,11 +141,11 @@ std::string table_json(const std::vector<Answered>& claims) {
   return out.dump(2) + "\n";
 }
 
-void write_scenarios(const std::vector<Answered>& claims, const std::string& folder) {
+void write_scenarios(const std::vector<EvaluatedClaim>& claims, const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  if (error) throw InputError(fmt::format("{}: cannot be made: {}", folder, error.message()));
-  for (const Answered& claim : claims) {
+  if (error) throw InputError(fmt::format("{}: cannot be created: {}", folder, error.message()));
+  for (const EvaluatedClaim& claim : claims) {
     const fs::path file = claim.claim.file;
     for (std::size_t r = 0; r < claim.runs.size(); ++r) {
       Json scenario = claim.runs[r].scenario;

@@ -7,18 +7,18 @@
 
 namespace sluice::bench::claims {
 
-struct Answered {
+struct EvaluatedClaim {
   Claim claim;
-  std::vector<Ran> runs;
-  std::vector<Answer> answers;
+  std::vector<RunResult> runs;
+  std::vector<ResultRow> rows;
 };
 
-// Claims with their rows: what is measured, published, ours, the difference. With `explain` also where a claim is from,
-// what is assumed, and why ours differs.
-std::string table_text(const std::vector<Answered>& claims, bool explain);
-std::string table_json(const std::vector<Answered>& claims);  // sluice.claims/1
+// Claims with their rows: measure, published and predicted value, and difference. With `explain` also the source and
+// the assumptions of each claim, and why the prediction differs.
+std::string table_text(const std::vector<EvaluatedClaim>& claims, bool explain);
+std::string table_json(const std::vector<EvaluatedClaim>& claims);  // sluice.claims/1
 
-// Writes the scenario of every run to `folder`, a file each, for `sluice simulate`. Throws InputError.
-void write_scenarios(const std::vector<Answered>& claims, const std::string& folder);
+// Writes one scenario file per run to `folder`, for `sluice simulate`. Throws InputError.
+void write_scenarios(const std::vector<EvaluatedClaim>& claims, const std::string& folder);
 
 }  // namespace sluice::bench::claims

@@ -1,5 +1,5 @@
-// What the executor takes on a GPU: the time of a compute stream that is neither in an op nor waiting for a message,
-// with ops so small that the host has nowhere to hide.
+// Overhead of the executor on a GPU: the time in which a compute stream neither runs an op nor waits for a message,
+// with ops so small that they do not hide the host's work.
 
 #include <benchmark/benchmark.h>
 
@@ -32,7 +32,7 @@ Transformer small_model() {
   return model;
 }
 
-// family: of kFamilies; tokens: of a slice.
+// family: index in kFamilies; tokens: per slice.
 void overhead(benchmark::State& state, DeviceRequest::Kind kind, int ranks) {
   const Family& family = find_family(kFamilies[state.range(0)]);
   state.SetLabel(std::string(family.name));
@@ -40,7 +40,7 @@ void overhead(benchmark::State& state, DeviceRequest::Kind kind, int ranks) {
   try {
     opened = device_provider()->open({.kind = kind, .count = ranks});
   } catch (const InputError& error) {
-    state.SkipWithError(error.what());  // a GPU that cannot be cut
+    state.SkipWithError(error.what());  // a GPU that cannot be partitioned
     return;
   }
   RunDevices devices{.kernels = device_kernels()};
@@ -54,7 +54,7 @@ void overhead(benchmark::State& state, DeviceRequest::Kind kind, int ranks) {
   const RunPlan plan(spec, make_schedule(family, params));
   const TokenSource tokens = TokenSource::synthetic(256, plan.sequence_length(), 1);
   TrainingOptions options;
-  options.runs = 8;  // the last one is looked at: all before are warm-up
+  options.runs = 8;  // all but the last one are warm-up
   options.devices = &devices;
   std::vector<double> us_per_op;
   double in_ops = 0;

@@ -1,4 +1,4 @@
-// What the executor itself takes: the time of a worker's compute thread that is neither in a kernel nor waiting.
+// Overhead of the executor: the time in which a worker's compute thread neither runs a kernel nor waits.
 
 #include <benchmark/benchmark.h>
 
@@ -16,8 +16,8 @@ using namespace sluice::bench;
 
 constexpr const char* kFamilies[] = {"gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-v", "interleaved-1f1b"};
 
-// One layer of a stage and 256 hidden elements a row take some 20 us a token forward: range(1) tokens in a slice make
-// ops from a fraction of a millisecond to several. Checked beside: op_ms.
+// With one layer per stage and hidden size 256 a forward takes some 20 us per token, so range(1) tokens per slice give
+// ops from a fraction of a millisecond to several. op_ms reports it.
 void overhead(benchmark::State& state) {
   const Family& family = find_family(kFamilies[state.range(0)]);
   Transformer model;

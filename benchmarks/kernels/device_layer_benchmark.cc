@@ -1,5 +1,5 @@
-// One transformer layer of hidden size 4096 on one GPU, a slice at a time: what share of the rate of a large product of
-// bfloat16 its ops reach. kernels/pytorch_layer.py has the same rows of PyTorch.
+// One transformer layer of hidden size 4096 on one GPU, one slice at a time: the rate of its ops as a fraction of that
+// of a large bfloat16 GEMM. kernels/pytorch_layer.py measures the same rows in PyTorch.
 
 #include <benchmark/benchmark.h>
 
@@ -42,7 +42,7 @@ Transformer llama(int kv_heads) {
   return model;
 }
 
-// A layer and a slice of one sequence behind others of as many tokens, with all that its ops read and write.
+// A layer and a slice of one sequence after equal slices, with all buffers that its ops read and write.
 class LayerSlice {
  public:
   LayerSlice(Device& device, const Transformer& model, std::int64_t tokens, std::int64_t context)
@@ -81,7 +81,7 @@ class LayerSlice {
     device_.synchronize(*stream_);
   }
 
-  // Backward, the slice's own gradients of keys and values begin anew, as once in every microbatch.
+  // In the backward, the slice's gradients of keys and values start from zero, as once in every microbatch.
   void run(Op op) {
     if (op == kForward) {
       stage_->forward(call_);
@@ -99,7 +99,7 @@ class LayerSlice {
     return bench::seconds(device_, *stream_, [&] { run(op); });
   }
 
-  // What is wrong with the results; empty if nothing is.
+  // Describes an error in the results; empty if there is none.
   std::string wrong() {
     std::vector<std::vector<float>> whole;
     for (const Op op : {kBackward, kBackwardInHalves}) {
@@ -114,9 +114,10 @@ class LayerSlice {
       const std::vector<std::vector<float>> results = some_results();
       if (op == kBackward) whole = results;
       for (std::size_t i = 0; i < results.size(); ++i) {
-        // Sums of parts in another order, and what that rounds another way.
+        // Partial sums in another order round differently.
         const double error = bench::relative_error(results[i], whole[i]);
-        if (!(error < 1e-3)) return "I and W are " + std::to_string(error) + " from B in result " + std::to_string(i);
+        if (!(error < 1e-3))
+          return "I and W are " + std::to_string(error) + " (relative error) from B in result " + std::to_string(i);
       }
     }
     return "";
@@ -134,7 +135,7 @@ class LayerSlice {
     }
   }
 
-  // Of the output, the input's gradient, and all gradients of weights, keys and values.
+  // Whether the output, the gradient of the input, and the gradients of weights, keys and values are finite.
   bool finite() {
     std::byte* const host = device_.allocate_host(sizeof(std::int32_t));
     auto* const flag = reinterpret_cast<std::int32_t*>(host);
@@ -154,14 +155,14 @@ class LayerSlice {
     return all;
   }
 
-  // The input's gradient, and the beginning of the gradients of each parameter, and of the keys of each slice.
+  // The gradient of the input, and the first elements of the gradients of each parameter and of the keys of each slice.
   std::vector<std::vector<float>> some_results() const {
     constexpr std::int64_t kSome = 1 << 16;
     std::vector<std::vector<float>> out;
     out.push_back(memory_.read(call_.input_gradient, boundary_, Element::bfloat16));
     for (const Parameter& parameter : stage_->parameters()) {
       const std::byte* const from = gradients_ + parameter.offset * bytes_of(Element::float32);
-      // Those of a key's bias vanish but for what is rounded: a softmax does not see it.
+      // The gradient of a key's bias is zero up to rounding, as softmax is invariant to it.
       if (parameter.name.ends_with("key.bias")) continue;
       out.push_back(memory_.read(from, std::min(kSome, parameter.size()), Element::float32));
     }
@@ -185,13 +186,13 @@ class LayerSlice {
   SliceCall call_;
 };
 
-// Executed: causal attention counts the keys that are seen, alone. I and W are B.
+// Executed FLOPs: causal attention counts only visible keys. I and W together equal B.
 double flops_of(const Transformer& model, std::int64_t tokens, std::int64_t context, Op op) {
   const SliceFlops flops = layer_slice_flops(model, tokens, context);
   return op == kForward ? flops.forward() : flops.backward();
 }
 
-// The slice that was asked for last, and what is wrong with it: its ops are timed one after the other.
+// The latest slice and its error, cached because its ops are timed one after the other.
 struct Kept {
   std::string key;
   std::unique_ptr<LayerSlice> slice;
@@ -202,14 +203,14 @@ const Kept& kept_slice(Device& device, const Transformer& model, std::int64_t to
   const std::string key =
       model.name + " " + std::to_string(model.kv_heads) + " " + std::to_string(tokens) + " " + std::to_string(context);
   if (kept.key == key) return kept;
-  kept = {};  // its memory first
+  kept = {};  // releases its memory first
   kept.slice = std::make_unique<LayerSlice>(device, model, tokens, context);
   kept.wrong = kept.slice->wrong();
   kept.key = key;
   return kept;
 }
 
-// tokens, context, op: of kOps.
+// tokens, context, op (index in kOps).
 void layer(benchmark::State& state, const Transformer& model) {
   const std::int64_t tokens = state.range(0);
   const std::int64_t context = state.range(1);
@@ -217,7 +218,7 @@ void layer(benchmark::State& state, const Transformer& model) {
   state.SetLabel(kOps[op]);
   Device& device = *bench::gpu().device;
   if (!device.has_bfloat16()) {
-    state.SkipWithError((device.name() + " has no products of bfloat16").c_str());
+    state.SkipWithError((device.name() + " does not support bfloat16 GEMMs").c_str());
     return;
   }
   const Kept& kept = kept_slice(device, model, tokens, context);

@@ -1,5 +1,5 @@
-// Flash attention of a slice with its context on one GPU, and attention by products beside it: what share of the rate
-// of a large product of bfloat16 they reach. Says so where there is no GPU.
+// Flash attention of a slice with its context on one GPU, compared with attention by GEMMs: their rates as fractions of
+// that of a large bfloat16 GEMM. Prints a message if there is no GPU.
 
 #include <benchmark/benchmark.h>
 
@@ -18,14 +18,13 @@
 namespace sluice::bench {
 namespace {
 
-using cuda::AttentionShape;
 using cuda::KeySegments;
 
 constexpr int kHeads = 32;
 constexpr int kHeadDim = 128;
 constexpr Element kElement = Element::bfloat16;
 
-// A slice of one sequence, its context cut into slices of as many tokens, and both directions.
+// A slice of one sequence, its context cut into equal slices, and both directions.
 class Slice {
  public:
   Slice(Device& device, std::int64_t tokens, std::int64_t context, std::int64_t kv_heads)
@@ -61,12 +60,12 @@ class Slice {
                  .segments = segments_,
                  .log_sums = forward_.log_sums,
                  .out_gradient = memory_.numbers(elements, 4),
-                 .products = products,
+                 .dot_products = products,
                  .queries_gradient = memory_.room(elements * 2),
                  .queries_gradient_stride = shape_.query_width(),
                  .scratch = forward_.scratch};
     run(false, true);
-    cuda::row_products(shape_, kElement, forward_.out, backward_.out_gradient, products, *stream_);
+    cuda::row_dot_products(shape_, kElement, forward_.out, backward_.out_gradient, products, *stream_);
     device.synchronize(*stream_);
   }
 
@@ -83,7 +82,7 @@ class Slice {
     return bench::seconds(device_, *stream_, [&] { run(backward, by_products); });
   }
 
-  // How far flash attention is from attention by products.
+  // Relative error of flash attention against attention by GEMMs.
   double error(bool backward) {
     std::vector<std::vector<float>> results[2];
     for (const bool by_products : {false, true}) {
@@ -103,12 +102,12 @@ class Slice {
     double most = 0;
     for (std::size_t i = 0; i < results[0].size(); ++i) {
       const double error = bench::relative_error(results[0][i], results[1][i]);
-      most = error <= most ? most : error;  // not a number, too
+      most = error <= most ? most : error;  // also for NaN
     }
     return most;
   }
 
-  // Of causal attention: two products of every query with the keys that it sees, five in the backward.
+  // FLOPs of causal attention: two products of every query with its visible keys, five in the backward.
   double flops(bool backward) const {
     const auto tokens = static_cast<double>(shape_.tokens);
     const double pairs = tokens * static_cast<double>(shape_.context) + tokens * (tokens + 1) / 2;
@@ -121,18 +120,18 @@ class Slice {
   Device& device_;
   bench::Memory memory_;
   std::unique_ptr<Stream> stream_;
-  AttentionShape shape_;
+  AttentionSizes shape_;
   KeySegments segments_;
   cuda::AttentionForward forward_;
   cuda::AttentionBackward backward_;
 };
 
-// tokens, context, key heads, whether backward, whether by products.
+// tokens, context, key heads, backward (0 or 1), by GEMMs (0 or 1).
 void attention(benchmark::State& state) {
   const bool backward = state.range(3) != 0;
   const bool by_products = state.range(4) != 0;
   Device& device = *bench::gpu().device;
-  const AttentionShape shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
+  const AttentionSizes shape{.heads = 1, .kv_heads = 1, .head_dim = kHeadDim};
   if (!cuda::flash_fits(shape, device.compute_capability())) {
     state.SkipWithError((device.name() + " is older than sm_80").c_str());
     return;
@@ -140,7 +139,7 @@ void attention(benchmark::State& state) {
   Slice slice(device, state.range(0), state.range(1), state.range(2));
   const double error = slice.error(backward);
   if (!(error < 1e-2)) {
-    bench::fail(state, "flash attention is " + std::to_string(error) + " from attention by products");
+    bench::fail(state, "flash attention is " + std::to_string(error) + " (relative error) from attention by GEMMs");
     return;
   }
   for (int i = 0; i < 3; ++i) slice.time(backward, by_products);

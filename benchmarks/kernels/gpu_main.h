@@ -8,10 +8,10 @@
 
 namespace sluice::bench {
 
-// What all benchmarks of a GPU share, and none of the CPU: a `main` that says in one line why there is no device and
-// exits with 0, having timed nothing; and that exits with 1 after a benchmark whose results were wrong.
+// Common code of the GPU benchmarks: a `main` that prints in one line why there is no device and exits with 0 without
+// measurements, and that exits with 1 after a benchmark with wrong results.
 
-// Ends a benchmark whose results are wrong: nothing of it is timed.
+// Ends a benchmark with wrong results without measurements.
 void fail(benchmark::State& state, const std::string& what);
 
 }  // namespace sluice::bench

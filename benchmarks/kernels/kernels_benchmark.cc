@@ -1,5 +1,5 @@
-// One layer of hidden size 1024 on a slice, op by op, and in the same iteration the BLAS alone on the matrix products
-// that the op cannot do without: how much of its rate is left once everything around it is done.
+// One layer of hidden size 1024 on a slice, op by op, and in the same iteration only the BLAS calls for the GEMMs of
+// the op: the fraction of the BLAS rate that an op reaches.
 
 #include <benchmark/benchmark.h>
 
@@ -36,7 +36,7 @@ Transformer model_of_one_layer(bool llama) {
   return model;
 }
 
-// A block aligned as kernels want it, of small numbers.
+// An aligned block of small numbers.
 class Block {
  public:
   explicit Block(std::int64_t bytes) : memory_(static_cast<std::size_t>(bytes) + kBufferAlignment) {
@@ -56,8 +56,8 @@ class Block {
 
 enum class Half : std::uint8_t { forward, input, weight };
 
-// The products of one layer by the BLAS alone: of the weights, and of attention each head's in one piece (so of the
-// full rectangle of queries and keys, though causal attention needs less).
+// The GEMMs of one layer: of the weights, and of attention one per head (over the full rectangle of queries and keys,
+// although causal attention needs less).
 class Products {
  public:
   Products(const Transformer& model, std::int64_t tokens, std::int64_t context)
@@ -79,15 +79,14 @@ class Products {
       float* const x = narrow_.floats();
       switch (half) {
         case Half::forward:
-          cpu::multiply_transposed<float>(n_, outputs, inputs, 1, x, inputs, weights, inputs, cpu::Into::set, y,
-                                          outputs);
+          cpu::gemm_nt<float>(n_, outputs, inputs, 1, x, inputs, weights, inputs, cpu::Into::set, y, outputs);
           break;
         case Half::input:
-          cpu::multiply<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
+          cpu::gemm_nn<float>(n_, inputs, outputs, y, outputs, weights, inputs, cpu::Into::set, x, inputs);
           break;
         case Half::weight:
-          cpu::add_product_of_transposed<float>(outputs, inputs, n_, y, outputs, x, inputs,
-                                                gradients_.floats() + (weights - weights_.floats()), inputs);
+          cpu::gemm_tn<float>(outputs, inputs, n_, y, outputs, x, inputs,
+                              gradients_.floats() + (weights - weights_.floats()), inputs);
           break;
       }
       weights += outputs * inputs;
@@ -114,10 +113,10 @@ class Products {
     for (int head = 0; head < times * model_.heads; ++head) {
       const std::int64_t at = head % model_.heads * d;
       const std::int64_t key_at = at / d / (model_.heads / model_.kv_heads) * d;
-      cpu::multiply_transposed<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w,
-                                      cpu::Into::set, scores_.floats(), keys_);
-      cpu::multiply<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
-                           wide_.floats() + at, q);
+      cpu::gemm_nt<float>(n_, keys_, d, 1, wide_.floats() + at, q, key_values_.floats() + key_at, w, cpu::Into::set,
+                          scores_.floats(), keys_);
+      cpu::gemm_nn<float>(n_, d, keys_, scores_.floats(), keys_, key_values_.floats() + key_at, w, cpu::Into::set,
+                          wide_.floats() + at, q);
     }
   }
 
@@ -132,7 +131,7 @@ class Products {
   Block gradients_;
 };
 
-// The layer, with all its buffers filled as far as the op needs them.
+// The layer with the buffers that the op reads and writes.
 class LayerUnderTest {
  public:
   LayerUnderTest(const Transformer& model, std::int64_t tokens, std::int64_t context)
@@ -186,8 +185,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Counters: Gflop/s of the op (its model FLOPs, of causal attention only what is seen) and of the BLAS, and their
-// ratio.
+// Counters: GFLOP/s of the op (model FLOPs, with only visible keys in causal attention), of the BLAS, and their ratio.
 template <class Op>
 void measure(benchmark::State& state, const std::vector<Half>& halves, const Op& op) {
   const std::int64_t tokens = state.range(0);
@@ -234,7 +232,7 @@ void backward(benchmark::State& state) {
   measure(state, {Half::input, Half::weight}, [](const Stage& stage, SliceCall& call) { stage.backward(call); });
 }
 
-// Slices of 128 to 1024 tokens, first of their sequence and last of 1024 tokens; GPT, and one of Llama.
+// Slices of 128 to 1024 tokens, without context and at the end of 1024 tokens; GPT, and one of Llama.
 void shapes(benchmark::internal::Benchmark* benchmark) {
   benchmark->ArgNames({"tokens", "context", "llama"});
   for (const std::int64_t tokens : {128, 256, 512, 1024}) {

@@ -27,7 +27,7 @@ std::byte* Memory::numbers(std::int64_t count, std::uint32_t seed, float deviati
 void Memory::write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed, float deviation, float mean) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(mean, deviation);
-  // The high half of a float32 is a bfloat16, rounded towards zero.
+  // The upper half of a float32 is a bfloat16 rounded towards zero.
   std::vector<std::uint16_t> some(65521);
   for (auto& number : some) number = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(normal(random)) >> 16);
   const auto known = std::min(count, static_cast<std::int64_t>(some.size()));
@@ -78,15 +78,15 @@ const Gpu& gpu() {
     Memory memory(*made.device);
     const auto stream = made.device->make_stream(StreamPriority::normal);
     constexpr std::int64_t kSide = 8192;
-    const MatrixProduct product{.rows = kSide,
-                                .columns = kSide,
-                                .inner = kSide,
-                                .a = memory.numbers(kSide * kSide, 1),
-                                .a_stride = kSide,
-                                .b = memory.numbers(kSide * kSide, 2),
-                                .b_stride = kSide,
-                                .c = memory.room(kSide * kSide * 2),
-                                .c_stride = kSide};
+    const GemmCall product{.rows = kSide,
+                           .columns = kSide,
+                           .inner = kSide,
+                           .a = memory.numbers(kSide * kSide, 1),
+                           .a_stride = kSide,
+                           .b = memory.numbers(kSide * kSide, 2),
+                           .b_stride = kSide,
+                           .c = memory.room(kSide * kSide * 2),
+                           .c_stride = kSide};
     double least = std::numeric_limits<double>::infinity();
     for (int i = 0; i < 20; ++i) {
       least = std::min(least, seconds(*made.device, *stream, [&] { made.device->multiply(product, *stream); }));

@@ -12,12 +12,12 @@ namespace sluice::bench {
 // The one GPU of this process.
 struct Gpu {
   std::unique_ptr<Device> device;
-  double peak = 0;  // FLOP/s that it reaches in a product of 8192 x 8192 x 8192 in bfloat16, at best
+  double peak = 0;  // best measured FLOP/s of an 8192 x 8192 x 8192 bfloat16 GEMM
 };
-// Opened and measured at the first call. Precondition: why_no_devices() is empty.
+// Opens and measures the GPU at the first call. Precondition: why_no_devices() is empty.
 const Gpu& gpu();
 
-// Memory of a device, of one owner. The device outlives it.
+// Owns memory of a device, which must outlive it.
 class Memory {
  public:
   explicit Memory(Device& device) : device_(device), stream_(device.make_stream(StreamPriority::normal)) {}
@@ -26,7 +26,7 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
 
   std::byte* room(std::int64_t bytes);  // zeroed
-  // `count` normal numbers of bfloat16. 65521 of them, over and over: a prime, so that rows differ.
+  // `count` normally distributed bfloat16 values, which repeat after 65521, a prime, so that rows differ.
   std::byte* numbers(std::int64_t count, std::uint32_t seed, float deviation = 1);
   void write_numbers(std::byte* to, std::int64_t count, std::uint32_t seed, float deviation, float mean = 0);
   std::vector<float> read(const void* from, std::int64_t count, Element element) const;
@@ -37,10 +37,10 @@ class Memory {
   std::vector<std::byte*> held_;
 };
 
-// ||out - reference|| / ||reference||; not a number where anything is none.
+// ||out - reference|| / ||reference||; NaN if any value is NaN.
 double relative_error(const std::vector<float>& out, const std::vector<float>& reference);
 
-// Times what `run` puts on a stream, in seconds, by events before and behind it.
+// Times the work that `run` enqueues on a stream, in seconds, with events before and after it.
 template <class Run>
 double seconds(Device& device, Stream& stream, const Run& run) {
   const auto first = device.make_event();

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""One transformer layer of hidden size 4096 in PyTorch: the rows of device_layer_benchmark, by the same names.
+"""Times one transformer layer of hidden size 4096 in PyTorch, with the same rows as device_layer_benchmark.
 
     device_layer_benchmark --benchmark_out=sluice.json --benchmark_out_format=json
     pytorch_layer.py --json pytorch.json --against sluice.json
 
-bfloat16, scaled_dot_product_attention by whichever of its kernels and ways to say "causal, behind a context" is right
-and fastest here, forward and backward timed by CUDA events. Gradients are bfloat16 and begin anew each time, so that
-nothing is added to what is there: PyTorch's fastest way (sluice adds up in float32). Keys and values of the context are
-inputs with gradients. With --against prints how fast sluice is beside it, and exits with 1 if a layer's forward and
-backward is below --share.
+Uses bfloat16 and the fastest correct combination of backend and mask of scaled_dot_product_attention, and times forward
+and backward with CUDA events. Gradients are bfloat16 and are not accumulated, which is fastest in PyTorch (sluice
+accumulates in float32). Keys and values of the context are inputs with gradients. With --against, prints the speed of
+sluice relative to PyTorch, and exits with 1 if that of forward and backward of a layer is below --share.
 """
 
 import argparse
@@ -19,19 +18,19 @@ import sys
 import time
 
 HEADS, HEAD_DIM = 32, 128
-OPS = {0: "F", 1: "B"}  # as the rows of sluice; its I+W has no counterpart
+OPS = {0: "F", 1: "B"}  # as in the rows of sluice; I+W has no counterpart
 MODELS = {
     "gpt": {"ffn": 16384, "kv_heads": 32, "llama": False},
     "llama": {"ffn": 11008, "kv_heads": 32, "llama": True},
     "llama_8_kv_heads": {"ffn": 11008, "kv_heads": 8, "llama": True},
 }
 SLICES = [(tokens, context) for tokens in (2048, 4096, 8192) for context in (0, 8192)]
-# What --try takes instead.
+# Sizes for --try.
 SMALL = {"heads": 4, "head_dim": 16, "shrink": 64, "slices": [(16, 0), (16, 32), (32, 0), (32, 32)]}
 
 
 class Shape:
-    """The sizes of a layer, and of a slice of one sequence."""
+    """Sizes of a layer and of a slice of one sequence."""
 
     def __init__(self, model, tokens, context, small):
         of = MODELS[model]
@@ -45,7 +44,7 @@ class Shape:
         self.context = context
 
     def flops(self, backward):
-        """Executed, as sluice counts (model/workload/transformer.h, SliceFlops): causal attention alone."""
+        """Executed FLOPs as in model/workload/transformer.h (SliceFlops), with only the causal part of attention."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         matrices = self.hidden * (width + self.hidden + (3 if self.llama else 2) * self.ffn)
         attention = 4 * self.hidden * self.tokens * (self.context + self.tokens / 2)
@@ -56,7 +55,7 @@ class Shape:
 
 
 def ways_to_attend(torch, shape):
-    """By name, calls with queries [1, heads, tokens, d] and keys and values [1, kv_heads, context + tokens, d]."""
+    """Returns by name functions of queries [1, heads, tokens, d] and keys and values [1, kv_heads, context + tokens, d]."""
     attend = torch.nn.functional.scaled_dot_product_attention
     masks = {}
     if shape.context == 0:
@@ -82,7 +81,7 @@ def ways_to_attend(torch, shape):
 
         return sdpa_kernel(backend)
 
-    # All but the one that keeps all scores.
+    # All backends but the one that stores all scores.
     try:
         from torch.nn.attention import SDPBackend
 
@@ -120,7 +119,7 @@ def ways_to_attend(torch, shape):
 
 
 def attention_error(torch, shape, out, queries, keys, values):
-    """Of the first and the last query, against float32."""
+    """Relative error of the first and the last query against float32."""
     worst = 0.0
     for row in (0, shape.tokens - 1):
         seen = shape.context + row + 1
@@ -135,7 +134,7 @@ def attention_error(torch, shape, out, queries, keys, values):
 
 
 def best_way_to_attend(torch, clock, shape, device):
-    """The fastest that is right, and its name. Fails if none is."""
+    """Returns the fastest correct function and its name. Fails if there is none."""
 
     def random(heads, tokens):
         out = torch.randn(1, tokens, heads, shape.head_dim, device=device, dtype=torch.bfloat16)
@@ -151,7 +150,7 @@ def best_way_to_attend(torch, clock, shape, device):
             gradient = torch.randn_like(out)
             error = attention_error(torch, shape, out.detach(), queries.detach(), keys.detach(), values.detach())
             if not error < 2e-2:
-                reasons.append(f"{name}: {error:.2g} from float32")
+                reasons.append(f"{name}: relative error {error:.2g} against float32")
                 continue
             times = []
             for _ in range(6):
@@ -163,7 +162,7 @@ def best_way_to_attend(torch, clock, shape, device):
         if best is None or took < best[0]:
             best = (took, name, way)
     if best is None:
-        raise SystemExit("no scaled_dot_product_attention works here:\n  " + "\n  ".join(reasons))
+        raise SystemExit("expected a scaled_dot_product_attention with correct results:\n  " + "\n  ".join(reasons))
     return best[2], best[1]
 
 
@@ -171,8 +170,8 @@ def best_way_to_attend(torch, clock, shape, device):
 
 
 class Layer:
-    """As kernels/cuda/layer.cc: GPT's with LayerNorm, biases and a GELU by tanh, or Llama's with RMSNorm, rotary
-    positions and SwiGLU. Products of one input are one product."""
+    """The layer of kernels/cuda/layer.cc: GPT with LayerNorm, biases and tanh GELU, or Llama with RMSNorm, rotary
+    embedding and SwiGLU. GEMMs with the same input are fused."""
 
     def __init__(self, torch, shape, attend, device):
         self.torch = torch
@@ -244,7 +243,7 @@ class Layer:
 
 
 class Clock:
-    """Seconds of what is put on the GPU's stream, by events; on a CPU by its clock."""
+    """Seconds of the work on the GPU's stream, by events; on a CPU by its clock."""
 
     def __init__(self, torch, device):
         self.torch = torch
@@ -264,14 +263,14 @@ class Clock:
 
 
 def peak_of(torch, clock, device, side):
-    """FLOP/s of a product of side x side x side, at best."""
+    """Best measured FLOP/s of a GEMM of side x side x side."""
     a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * side**3 / min(clock.seconds(lambda: torch.mm(a, b, out=out)) for _ in range(20))
 
 
 def times_of(torch, clock, layer, device, repeats):
-    """Seconds of each op, sorted: warm-up first."""
+    """Sorted seconds of each op, after a warm-up."""
     shape = layer.shape
 
     def random(*sizes, deviation=1.0):
@@ -302,7 +301,7 @@ def times_of(torch, clock, layer, device, repeats):
 
 
 def sluice_rows(path):
-    """Median milliseconds by name, of Google Benchmark's JSON."""
+    """Median milliseconds by name from Google Benchmark's JSON."""
     try:
         with open(path, encoding="utf-8") as file:
             rows = json.load(file)["benchmarks"]
@@ -312,7 +311,7 @@ def sluice_rows(path):
 
 
 def compare(rows, ours, share):
-    """Prints a line for each layer and slice; whether all are fast enough."""
+    """Prints a line per layer and slice. Returns whether all are fast enough."""
     theirs = {row["name"]: row["median_ms"] for row in rows}
     print(f"\n{'sluice beside PyTorch':44} {'F':>6} {'B':>6} {'F+B':>6}   of PyTorch's speed")
     fine = True
@@ -336,11 +335,11 @@ def compare(rows, ours, share):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="file for the rows")
-    parser.add_argument("--against", help="rows of device_layer_benchmark: JSON of --benchmark_out")
-    parser.add_argument("--share", type=float, default=0.9, help="of PyTorch's speed that is enough (default 0.9)")
-    parser.add_argument("--repeats", type=int, default=20, help="timings of each row (default 20)")
-    parser.add_argument("--try", dest="small", action="store_true", help="tiny sizes on the CPU: that it runs, no more")
+    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--against", help="JSON file of device_layer_benchmark --benchmark_out to compare with")
+    parser.add_argument("--share", type=float, default=0.9, help="required fraction of PyTorch's speed (default 0.9)")
+    parser.add_argument("--repeats", type=int, default=20, help="number of timings per row (default 20)")
+    parser.add_argument("--try", dest="small", action="store_true", help="run with tiny sizes on the CPU, without meaningful timings")
     options = parser.parse_args()
     try:
         import torch
@@ -357,7 +356,7 @@ def main():
     clock = Clock(torch, device)
     peak = peak_of(torch, clock, device, 64 if options.small else 8192)
     name = "a CPU" if options.small else torch.cuda.get_device_name()
-    print(f"{name}, PyTorch {torch.__version__}, a product of bfloat16 {peak / 1e12:.0f} TFLOP/s")
+    print(f"{name}, PyTorch {torch.__version__}, bfloat16 GEMM {peak / 1e12:.0f} TFLOP/s")
     rows = []
     for model in MODELS:
         for tokens, context in SMALL["slices"] if options.small else SLICES:

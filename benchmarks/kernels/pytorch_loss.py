@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""The loss curve of a run of sluice, and of the same GPT trained by PyTorch from the same checkpoint on the same bytes.
+"""Compares the losses of a run of sluice with those of the same GPT trained by PyTorch from the same checkpoint and data.
 
     sluice run --backend cuda --devices stream:2 --precision bf16 --data TEXT --steps 1 --checkpoint start.safetensors
     sluice run --backend cuda --devices stream:2 --precision bf16 --data TEXT --steps 200 \
         --resume start.safetensors --json > run.json
     pytorch_loss.py --checkpoint start.safetensors --run run.json --data TEXT
 
-Learned positions, LayerNorm, GELU and a tied head: the model that `sluice run` has built in, or another of that kind.
-The checkpoint (docs/formats.md) has weights, moments, seed, and how many steps are behind it. Prints the largest
-difference of the losses; exits with 1 if that is above --tolerance. With --numpy the first loss alone, in float64,
-which needs no PyTorch.
+Supports GPTs with learned positions, LayerNorm, GELU and a tied head, such as the built-in model of `sluice run`. The
+checkpoint (docs/formats.md) contains weights, Adam moments, seed and number of finished steps. Prints the largest
+difference of the losses, and exits with 1 if it is above --tolerance. With --numpy, computes only the first loss in
+float64, without PyTorch.
 """
 
 import argparse
@@ -24,11 +24,11 @@ BETA1, BETA2, ADAM_EPSILON = 0.9, 0.95, 1e-8  # kernels/stage.h, OptimizerStep
 ALL_BITS = (1 << 64) - 1
 
 
-# --- what sluice reads and writes ------------------------------------------------------------------------------------
+# --- files of sluice ------------------------------------------------------------------------------------------------
 
 
 def read_checkpoint(path):
-    """Tensors by name, as numpy arrays, and the metadata: safetensors, 8 bytes of length, a JSON header, the data."""
+    """Returns tensors by name, as numpy arrays, and the metadata of a safetensors file."""
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
@@ -47,7 +47,7 @@ def read_checkpoint(path):
 
 
 def mixed(x):
-    """The finaliser of SplitMix64, as exec/run/token_source.cc has it."""
+    """The finalizer of SplitMix64, as in exec/run/token_source.cc."""
     x = (x + 0x9E3779B97F4A7C15) & ALL_BITS
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & ALL_BITS
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & ALL_BITS
@@ -55,13 +55,13 @@ def mixed(x):
 
 
 def sample_begin(seed, step, sequence, places):
-    """Where in the text a sample begins. TokenSource::fill mixes (seed, step, index in the batch) into 64 bits, and
+    """Returns the position in the text of a sample. TokenSource::fill mixes (seed, step, index in the batch) into 64 bits, and
     takes the high word of their product with the number of windows."""
     return mixed(mixed(mixed(mixed(seed) ^ step)) ^ sequence) * places >> 64
 
 
 def batch_of(text, metadata, step):
-    """Tokens and targets of the step (from 0), [sequences, tokens] each."""
+    """Returns tokens and targets of a step (from 0), each [sequences, tokens]."""
     length = int(metadata["sequence_length"])
     places = len(text) - length
     rows = []
@@ -79,12 +79,12 @@ def count_layers(tensors):
 def check_is_gpt(tensors, heads):
     for name in ("embedding.position.weight", "layers.0.norm1.bias", "layers.0.attention.query.bias"):
         if name not in tensors:
-            raise SystemExit(f"the checkpoint is of no GPT with learned positions and biases: no {name}")
+            raise SystemExit(f"expected a checkpoint of a GPT with learned positions and biases: it has no {name}")
     if "head.weight" in tensors or "layers.0.mlp.gate.weight" in tensors:
-        raise SystemExit("the checkpoint is of no GPT with a tied head and a GELU")
+        raise SystemExit("expected a checkpoint of a GPT with a tied head and GELU")
     hidden = tensors["embedding.word.weight"].shape[1]
     if tensors["layers.0.attention.key.weight"].shape != (hidden, hidden) or hidden % heads != 0:
-        raise SystemExit(f"expected {heads} heads, with keys of their own each, of a hidden size of {hidden}")
+        raise SystemExit(f"expected {heads} heads with separate keys and a hidden size of {hidden}")
 
 
 # --- the model in numpy ----------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ def loss_by_numpy(tensors, heads, tokens, targets):
 
 
 def loss_by_torch(torch, weights, master, heads, tokens, targets):
-    """`weights` are `master` in the type to compute in; the loss is float32. The gradients of embeddings are added up
+    """`weights` are `master` in the compute type; the loss is float32. The gradients of embeddings are accumulated
     in float32, as sluice does: rows of them are read from `master`."""
     functional = torch.nn.functional
     batch, length = tokens.shape
@@ -160,8 +160,8 @@ def loss_by_torch(torch, weights, master, heads, tokens, targets):
 
 
 def train_by_torch(torch, tensors, metadata, text, steps, options):
-    """The losses of `steps` steps behind the checkpoint's. Weights, gradients and moments are float32; what the model
-    computes with is rounded to the precision. The step is that of kernels/cuda/optimizer.cu."""
+    """Returns the losses of `steps` steps after the checkpoint. Weights, gradients and Adam moments are float32, and the
+    model computes with weights rounded to the precision. The step is that of kernels/cuda/optimizer.cu."""
     device = torch.device(options.device)
     compute = {"bf16": torch.bfloat16, "float32": torch.float32}[options.precision]
     of = {name: torch.tensor(tensor, dtype=torch.float32, device=device) for name, tensor in tensors.items()}
@@ -193,18 +193,18 @@ def train_by_torch(torch, tensors, metadata, text, steps, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="where both begin: written by sluice run --checkpoint")
-    parser.add_argument("--run", required=True, help="JSON of the run of sluice that resumed from it")
-    parser.add_argument("--data", required=True, help="the text of that run")
-    parser.add_argument("--heads", type=int, default=4, help="attention heads (default 4, of the built-in model)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="as of the run, and its default (0.001)")
-    parser.add_argument("--weight-decay", type=float, default=0.01, help="likewise (0.01)")
-    parser.add_argument("--clip-grad", dest="clip", type=float, default=1.0, help="likewise (1)")
+    parser.add_argument("--checkpoint", required=True, help="checkpoint from which both start, written by sluice run --checkpoint")
+    parser.add_argument("--run", required=True, help="JSON output of the sluice run that resumed from it")
+    parser.add_argument("--data", required=True, help="text file of that run")
+    parser.add_argument("--heads", type=int, default=4, help="number of attention heads (default 4, as in the built-in model)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate of the run (default 0.001)")
+    parser.add_argument("--weight-decay", type=float, default=0.01, help="weight decay of the run (default 0.01)")
+    parser.add_argument("--clip-grad", dest="clip", type=float, default=1.0, help="gradient norm to which the run clips (default 1)")
     parser.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
-    parser.add_argument("--device", default="cuda", help="of PyTorch (default cuda)")
-    parser.add_argument("--tolerance", type=float, default=math.inf, help="largest difference that is no failure, nats")
-    parser.add_argument("--numpy", action="store_true", help="the first loss alone, by numpy in float64")
-    parser.add_argument("--json", help="file for both curves")
+    parser.add_argument("--device", default="cuda", help="PyTorch device (default cuda)")
+    parser.add_argument("--tolerance", type=float, default=math.inf, help="largest accepted difference of losses in nats (default: unlimited)")
+    parser.add_argument("--numpy", action="store_true", help="compute only the first loss, by numpy in float64")
+    parser.add_argument("--json", help="write both curves to this file")
     options = parser.parse_args()
 
     tensors, metadata = read_checkpoint(options.checkpoint)
@@ -237,8 +237,8 @@ def main():
     for i in sorted({0, len(losses) // 4, len(losses) // 2, 3 * len(losses) // 4, len(losses) - 1}):
         print(f"step {rows[i]['step']:>5}  sluice {expected[i]:.5f}  {how} {losses[i]:.5f}")
     print(
-        f"{len(losses)} steps: losses differ by {differences[largest]:.2g} nats at most "
-        f"(step {rows[largest]['step']}), {sum(differences) / len(differences):.2g} in the mean"
+        f"{len(losses)} steps: losses differ by at most {differences[largest]:.2g} nats "
+        f"(step {rows[largest]['step']}), {sum(differences) / len(differences):.2g} on average"
     )
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:

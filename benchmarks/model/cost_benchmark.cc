@@ -1,4 +1,4 @@
-// What a cost costs: the analytic model for every op of a scenario, and a whole prediction.
+// Time of evaluating the analytic cost model for every op of a scenario, and of a whole prediction.
 
 #include <benchmark/benchmark.h>
 
@@ -6,7 +6,7 @@
 
 #include "model/cost/analytic.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::bench {
 namespace {
@@ -30,7 +30,7 @@ Scenario gpt3(bool sliced) {
   return scenario_from_json(document, "benchmark", "");
 }
 
-// Every stage, slice and kind of op, transfers, collectives and steps; equal stages are asked for once, as price does.
+// All stages, slices and kinds of ops, transfers, collectives and steps; equal stages are evaluated once, as by price.
 void evaluate(benchmark::State& state) {
   const Setup setup(gpt3(state.range(0) != 0));
   const Scenario& scenario = setup.scenario();
@@ -59,7 +59,7 @@ void evaluate(benchmark::State& state) {
 }
 BENCHMARK(evaluate)->Arg(0)->Arg(1)->ArgName("sliced")->Unit(benchmark::kMicrosecond);
 
-// From a scenario that has been read to its prediction: schedule, checks, graph, prices, timeline, memory, causes.
+// From a parsed scenario to its prediction: schedule, checks, graph, prices, timeline, memory, causes.
 void predict_whole(benchmark::State& state) {
   const Scenario scenario = gpt3(state.range(0) != 0);
   for (auto _ : state) {

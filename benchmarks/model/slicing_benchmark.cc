@@ -1,6 +1,6 @@
-// What TeraPipe's optimum costs: exactly, for one sweep and for both, against Algorithm 1 of the paper with its epsilon
-// of 0.1 ms. Everything from t_fwd on, tabulation included. 96 cells, granularity 1. Of both sweeps the backward takes
-// twice as long and has the other shape, so that the longest f and the longest x are those of different slices.
+// Time of computing TeraPipe's optimum: exactly, for the forward alone and for both directions, compared with Algorithm
+// 1 of the paper with its epsilon of 0.1 ms. Includes the tabulation of t_fwd. 96 cells, granularity 1. The backward
+// takes twice as long and has another shape, so that the longest f and the longest x belong to different slices.
 
 #include <benchmark/benchmark.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 enum Shape : std::int64_t { v100, smooth };
 
-// By rows: t(i, 0) and the context's share of a token are worked out once.
+// Row by row: t(i, 0) and the context term per token are computed once.
 SliceTimes times_of(std::int64_t tokens, std::vector<double> alone, double pair_s) {
   auto row = [alone = std::move(alone), pair_s](std::int64_t context, std::span<Duration> out) {
     const double slope = pair_s * static_cast<double>(context);
@@ -27,9 +27,9 @@ SliceTimes times_of(std::int64_t tokens, std::vector<double> alone, double pair_
   return {.tokens = tokens, .granularity = 1, .row = std::move(row), .grows = true};
 }
 
-// One layer of GPT-3 175B on 8 V100 (12 x 12288^2 parameters, 0.4 of 125 TFLOP/s). As the paper measured: no shorter
-// for 1 token than for 256 (figure 3), then linear, and a context term a3 i j. Or smooth: a launch and FLOPs at one
-// rate.
+// One layer of GPT-3 175B on 8 V100 (12 x 12288^2 parameters, 0.4 of 125 TFLOP/s). Either as measured in the paper:
+// constant up to 256 tokens (figure 3), then linear, with a context term a3 i j; or smooth: a launch time and FLOPs at
+// one rate.
 SliceTimes cell_times(std::int64_t shape, std::int64_t tokens, double scale) {
   std::vector<double> alone(static_cast<std::size_t>(tokens));
   for (std::size_t n = 0; n < alone.size(); ++n) {
@@ -52,7 +52,7 @@ double seconds_of(const auto& act) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Exact and as printed in turn; the time reported is that of the exact one.
+// Runs the exact one and Algorithm 1 alternately; the reported time is that of the exact one.
 void exact(benchmark::State& state, bool backward) {
   const SlicingProblem problem = problem_of(state, backward);
   SlicePlan best, printed;

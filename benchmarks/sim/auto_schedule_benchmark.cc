@@ -1,5 +1,5 @@
-// What the search of automatic schedules asks most: orders timed, full evaluations; against the simulator's own sweep
-// of a graph that is lowered anew, and the bound and a list schedule.
+// The most frequent operations of the search for automatic schedules: timing of orders and full evaluations, compared
+// with lowering and sweeping a graph; and the lower bound and a list schedule.
 
 #include <benchmark/benchmark.h>
 
@@ -11,7 +11,7 @@
 namespace sluice::bench {
 namespace {
 
-// V placement, hops, the memory of ZB-V.
+// V placement, latencies, the memory of ZB-V.
 PlacedProblem problem_of(int ranks, int microbatches) {
   PlacedProblem problem;
   problem.num_ranks = ranks;

@@ -1,5 +1,6 @@
-// Automatic schedules against every family of the registry under the same memory, and against their lower bound.
-//   auto_schedule_table [seconds a case, default 10] [ranks, default 8]
+// Compares automatic schedules with every family of the registry under the same memory limit, and with their lower
+// bound.
+//   auto_schedule_table [seconds per case, default 10] [ranks, default 8]
 
 #include <fmt/format.h>
 
@@ -13,14 +14,14 @@
 namespace sluice::bench {
 namespace {
 
-constexpr std::int64_t kActivation = 1000;  // a microbatch through 1/p of the layers, held until its weight gradient
+constexpr std::int64_t kActivation = 1000;  // of a microbatch on 1/p of the layers, held until its weight gradient
 
 struct Case {
   int ranks = 8;
   int microbatches = 32;
-  int f = 1, b = 1, w = 1;  // of 1/p of the layers, in ms
-  bool heavy_ends = false;  // embedding adds 20 % of a rank's work to the first stage, the loss 40 % to the last
-  double hop = 0;           // in f
+  int f = 1, b = 1, w = 1;  // for 1/p of the layers, in ms
+  bool heavy_ends = false;  // the embedding adds 20 % of a rank's work to the first stage, the loss 40 % to the last
+  double hop = 0;           // latency in units of f
 };
 
 AutoPlacement placed(const Case& of, const std::string& name, const std::vector<int>& rank_of, std::int64_t limit) {
@@ -80,7 +81,7 @@ int run(double seconds, int ranks) {
       for (const bool heavy : {false, true}) {
         for (const double hop : {0.0, 0.1}) {
           const Case of{.ranks = ranks, .microbatches = m, .f = f, .b = b, .w = w, .heavy_ends = heavy, .hop = hop};
-          // 1F1B and ZB-V both hold up to p microbatches (p of them, 2p halves): one cap.
+          // 1F1B and ZB-V both hold up to p microbatches (p of them, 2p halves) and share one cap.
           for (const double cap : {0.0, 1.0 * ranks, 0.5 * ranks}) {
             const std::int64_t limit = cap == 0 ? kNoLimit : static_cast<std::int64_t>(cap * kActivation);
             const AutoResult result = auto_schedule(placements(of, limit), {.seconds = seconds});

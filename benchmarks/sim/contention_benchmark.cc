@@ -1,4 +1,4 @@
-// Links that are shared: how many graph vertices a second the event-driven engine does, against the sweep.
+// Shared links: graph vertices per second of the event-driven engine, compared with the sweep.
 
 #include <benchmark/benchmark.h>
 
@@ -12,7 +12,7 @@
 namespace sluice::bench {
 namespace {
 
-// Transfers as long as a third of a forward, so that both directions meet all the time.
+// Transfers take a third of a forward, so that both directions overlap all the time.
 class Linked : public CostModel {
  public:
   explicit Linked(double transfer_s) : transfer_s_(transfer_s) {}
@@ -25,7 +25,7 @@ class Linked : public CostModel {
   double transfer_s_;
 };
 
-// A card for each rank, in each direction.
+// One card per rank and direction.
 LinkSharing cards(const OpGraph& graph, Sharing policy) {
   const int ranks = graph.schedule().num_ranks();
   LinkSharing sharing{.num_resources = 2 * ranks};

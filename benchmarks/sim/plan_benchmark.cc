@@ -1,5 +1,5 @@
-// How many configurations of GPT-3 175B on 1,024 A100s, batch 1,536, a plan goes through in a second: as `sluice plan`
-// does it, each simulated, and for comparison each predicted for itself as `sluice simulate` does.
+// Configurations of GPT-3 175B on 1,024 A100s with batch 1,536 per second: simulated as by `sluice plan`, and predicted
+// one by one as by `sluice simulate`.
 
 #include <benchmark/benchmark.h>
 
@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "sim/planner/plan.h"
+#include "sim/predict.h"
 
 namespace sluice::bench {
 namespace {
@@ -20,7 +21,7 @@ Scenario gpt3() {
                             "benchmark", "");
 }
 
-// Families to search, and whether of pipelines of up to 16 ranks alone.
+// Families to search; not `deep`: only pipelines of up to 16 ranks.
 struct Search {
   std::vector<std::string> families;
   bool deep = true;
@@ -56,7 +57,7 @@ void search(benchmark::State& state) {
 }
 BENCHMARK(search)->Arg(0)->Arg(1)->UseRealTime()->MeasureProcessCPUTime()->Unit(benchmark::kSecond)->Iterations(1);
 
-// All that may fit of a plan, structure by structure.
+// All configurations of a plan that may fit, by structure.
 std::vector<Plan::Work> all_open(Plan& plan) {
   const auto assessed = plan.next();
   plan.take(assessed, plan.work_out(assessed));
@@ -91,7 +92,7 @@ BENCHMARK(simulate_all)
     ->Unit(benchmark::kSecond)
     ->Iterations(1);
 
-// Every twentieth of them for itself, on one core: schedule, graph, prices and simulation of all microbatches.
+// Every twentieth of them separately on one core: schedule, graph, prices and simulation of all microbatches.
 void predict_each(benchmark::State& state) {
   const Search& of = kSearches[state.range(0)];
   state.SetLabel(kNames[state.range(0)]);

@@ -1,11 +1,11 @@
 #include <benchmark/benchmark.h>
 
-#include "sim/planner/zero_bubble_schedule.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 
-namespace sluice::bench {
+namespace sluice::bench::accuracy {
 namespace {
 
-// A large model of tens of layers a rank: unequal times, latency, and two thirds of what zb-h2 holds.
+// A model with tens of layers per rank: unequal times, latency, and two thirds of the memory of zb-h2.
 void plan(benchmark::State& state) {
   const auto ranks = static_cast<std::size_t>(state.range(0));
   const RankBudget budget{.forward = Duration(10'400'000),
@@ -23,4 +23,4 @@ void plan(benchmark::State& state) {
 BENCHMARK(plan)->Args({8, 32})->Args({16, 128})->Args({32, 256})->Unit(benchmark::kMillisecond);
 
 }  // namespace
-}  // namespace sluice::bench
+}  // namespace sluice::bench::accuracy

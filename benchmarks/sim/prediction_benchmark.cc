@@ -1,4 +1,4 @@
-// From a family to its result: how many graph vertices a second, on one core, and where the time goes.
+// From a family to its prediction: graph vertices per second on one core, and the time of each step.
 
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
@@ -16,7 +16,7 @@
 namespace sluice::bench {
 namespace {
 
-// Bytes for every op, so that the memory pass has its full work to do.
+// Bytes for every op, so that the memory pass does its full work.
 class PlainFootprint : public Footprint {
  public:
   StageBytes stage(int) const override { return {.weights = 2, .gradients = 4, .optimizer = 12}; }
@@ -79,7 +79,7 @@ void family_to_result(benchmark::State& state) {
   state.counters["peak_MiB"] = static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
-// One step at a time, on 1F1B with 10^6 vertices.
+// Each step separately, on 1F1B with 10^6 vertices.
 template <typename Step>
 void one_step(benchmark::State& state, Step&& step) {
   const Schedule schedule = make_schedule(find_family("1f1b"), params_for(kShapes[0], 1'000'000));
@@ -135,7 +135,7 @@ BENCHMARK(family_to_result)
     ->ArgsProduct({{0}, benchmark::CreateRange(100'000, 10'000'000, 10)})
     ->Unit(benchmark::kMillisecond)
     ->Name("family_to_result/1f1b")
-    ->MinTime(3)  // several rounds of the largest: the first pays for memory that the machine has not handed out yet
+    ->MinTime(3)  // several rounds of the largest, as the first one includes page faults
     ->Complexity(benchmark::oN);
 BENCHMARK(step_make_and_check)->Unit(benchmark::kMillisecond);
 BENCHMARK(step_lower)->Unit(benchmark::kMillisecond);

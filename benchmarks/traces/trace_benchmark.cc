@@ -1,4 +1,4 @@
-// How fast traces are written, plain and gzipped: about a million events of 1F1B on 16 ranks.
+// Speed of writing traces, plain and gzipped: about a million events of 1F1B on 16 ranks.
 
 #include <benchmark/benchmark.h>
 

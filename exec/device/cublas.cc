@@ -53,7 +53,7 @@ const Cublas& cublas() {
   return table;
 }
 
-ColumnMajorProduct column_major(const MatrixProduct& product) {
+ColumnMajorGemm column_major(const GemmCall& product) {
   return {.first_operation = product.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
           .second_operation = product.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
           .m = as_int(product.columns, "columns"),

@@ -35,7 +35,7 @@ struct Cublas {
 const Cublas& cublas();
 
 // A product as cuBLAS takes it: column-major, where what is stored in rows is the transpose. So C' = op(B)' op(A)'.
-struct ColumnMajorProduct {
+struct ColumnMajorGemm {
   cublasOperation_t first_operation;   // on B
   cublasOperation_t second_operation;  // on A
   int m;                               // columns of C
@@ -47,6 +47,6 @@ struct ColumnMajorProduct {
   int batch;
 };
 // Throws DeviceError if a size is past what cuBLAS counts with.
-ColumnMajorProduct column_major(const MatrixProduct& product);
+ColumnMajorGemm column_major(const GemmCall& product);
 
 }  // namespace sluice::exec

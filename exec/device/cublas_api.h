@@ -5,7 +5,7 @@
 #include "model/namespaces.h"
 
 // Of cuBLAS's interface, what cublas.h needs, by cuBLAS's own names, so that the build does not need its headers;
-// tests/exec/cublas_abi_test.cc compares it with them.
+// tests/exec/device/cublas_abi_test.cc compares it with them.
 namespace sluice::exec {
 
 struct cublasContext;

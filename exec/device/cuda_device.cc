@@ -190,9 +190,9 @@ class CudaDevice final : public Device {
 
   void begin_range(const char* name) override { nvtxRangePushA(name); }
   void end_range() override { nvtxRangePop(); }
-  void multiply(const MatrixProduct& product, Stream& stream) override {
+  void multiply(const GemmCall& product, Stream& stream) override {
     if (product.in == Element::float32) throw std::logic_error("products are of 16-bit numbers");
-    const ColumnMajorProduct how = column_major(product);
+    const ColumnMajorGemm how = column_major(product);
     if (how.m == 0 || how.n == 0 || how.batch == 0) return;
     give_workspace_to(stream);
     const Cublas& blas = cublas();
@@ -232,7 +232,7 @@ class CudaDevice final : public Device {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw DeviceError(fmt::format("{} on {}: {}", call, name_, cublas().status_text(status)));
   }
-  void check(cublasStatus_t status, const char* call, const ColumnMajorProduct& how) const {
+  void check(cublasStatus_t status, const char* call, const ColumnMajorGemm& how) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
     throw DeviceError(fmt::format("{} of {} x {} x {} ({} at once) on {}: {}", call, how.n, how.k, how.m, how.batch,
                                   name_, cublas().status_text(status)));

@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "model/namespaces.h"
 
@@ -35,8 +36,13 @@ class DynamicLibrary {
   void* handle_ = nullptr;
 };
 
-// Folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of the toolkit or
-// the Python packages found when this was configured, and /usr/local/cuda.
+// Folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of Python
+// environments (below), of the toolkit or the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
+
+// Folders of the libraries in the Python packages nvidia-* (cuBLAS and NCCL are there as PyTorch's dependencies): of
+// the active environment (VIRTUAL_ENV, CONDA_PREFIX), of the python3 on PATH, and of the user (~/.local). No Python is
+// run.
+std::vector<std::string> python_library_folders();
 
 }  // namespace sluice::exec

@@ -7,15 +7,13 @@
 #include <thread>
 #include <utility>
 
+#include "exec/steady_clock.h"
 #include "exec/transport/device_transport.h"
 #include "exec/transport/group_sum.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
 constexpr int kTensorGroup = 1;
 constexpr int kFirstSumGroup = 16;
@@ -83,7 +81,7 @@ class HostLinkBench final : public LinkBench {
         std::find_if(groups_.begin(), groups_.end(), [&](const auto& each) { return each->size() == ranks; });
     transport_.barrier();
     const std::int64_t began = now_ns();
-    (*group)->sum(reinterpret_cast<float*>(array_.data()), bytes / 4);
+    (*group)->all_reduce_sum(reinterpret_cast<float*>(array_.data()), bytes / 4);
     return in_seconds(now_ns() - began);
   }
   TensorGroup* tensor() override { return tensor_.get(); }
@@ -178,7 +176,7 @@ class DeviceLinkBench final : public LinkBench {
     StreamGroup* const group = connection_->group(first_of_size_[size] + to_size(transport_.rank() / ranks));
     transport_.barrier();
     device_.record(*events_[0], *stream_);
-    group->sum(array_, bytes / 4, Element::float32, *stream_);
+    group->all_reduce_sum(array_, bytes / 4, Element::float32, *stream_);
     device_.record(*events_[1], *stream_);
     device_.synchronize(*events_[1]);
     return in_seconds(device_.nanoseconds_between(*events_[0], *events_[1]));

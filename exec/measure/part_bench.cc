@@ -9,12 +9,11 @@
 #include <utility>
 
 #include "exec/plan/packing.h"
+#include "exec/steady_clock.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 // Nearest below; too small ones are zero.
 std::uint16_t bits_of(float value, Element element) {
@@ -111,7 +110,7 @@ std::int64_t PartBench::allocated_bytes(const std::array<Part, 3>& parts, const 
   std::int64_t bytes = aligned(sizes.scratch);
   for (const Part& part : parts) {
     const StageMemory memory = part.stage->memory();
-    bytes += aligned(memory.weights) + aligned(memory.gradients) + aligned(memory.moments);
+    bytes += aligned(memory.weights) + aligned(memory.gradients) + aligned(memory.optimizer_state);
   }
   const SliceMemory& most = sizes.most;
   bytes += kMicrobatches *
@@ -216,7 +215,7 @@ void PartBench::place(const Sizes& sizes) {
     const StageMemory memory = part.stage->memory();
     part.weights = next(memory.weights);
     part.gradients = next(memory.gradients);
-    part.moments = next(memory.moments);
+    part.moments = next(memory.optimizer_state);
     fill_weights(part);
   }
   scratch_ = next(sizes.scratch);

@@ -16,16 +16,14 @@
 #include "exec/plan/run_plan.h"
 #include "exec/run/token_source.h"
 #include "exec/run/worker.h"
+#include "exec/steady_clock.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
 
 namespace sluice::exec {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
-
-constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
+constexpr std::array kProfiledParts = {PartKind::embedding, PartKind::layer, PartKind::head};
 constexpr std::int64_t kLargeMessage = 1 << 20;
 constexpr int kOverheadMicrobatches = 4;  // of the runs that measure what the executor takes
 constexpr std::int64_t kMostOverheadVocabulary = 256;
@@ -176,7 +174,7 @@ void Profiler::Impl::make_points() {
     add_overhead_run(tokens);
   }
   for (const PassKind pass : kPasses) {
-    for (const PartKind part : kModelParts) {
+    for (const PartKind part : kProfiledParts) {
       add({.what = Point::What::pass, .pass = {.pass = pass, .parameters = bench->parameters(part)}});
       calls.push_back({.part = part, .pass = pass});
     }

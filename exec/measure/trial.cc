@@ -8,13 +8,11 @@
 
 #include "exec/plan/host_memory.h"
 #include "exec/run/worker.h"
+#include "exec/steady_clock.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-double in_seconds(std::int64_t nanoseconds) { return static_cast<double>(nanoseconds) / 1e9; }
 
 constexpr int kVisits = 5;  // of each plan
 

@@ -77,7 +77,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
     for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
       const StageMemory memory = stages_[0][held[chunk]]->memory();
       kept += aligned(memory.weights) * rank.weight_versions[chunk] +
-              aligned(memory.gradients) * rank.gradient_buffers[chunk] + aligned(memory.moments);
+              aligned(memory.gradients) * rank.gradient_buffers[chunk] + aligned(memory.optimizer_state);
     }
     for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
       footprint_->set_rank(held[chunk], rank.gradient_buffers[chunk], arenas_.back().standing_bytes - kept);
@@ -120,7 +120,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
     for (int i = 0; i < rank.weight_versions[chunk]; ++i) weights.push_back(places.next(memory.weights));
     auto& gradients = plan.gradients.emplace_back();
     for (int i = 0; i < rank.gradient_buffers[chunk]; ++i) gradients.push_back(places.next(memory.gradients));
-    plan.moments.push_back(places.next(memory.moments));
+    plan.moments.push_back(places.next(memory.optimizer_state));
     for (const MicrobatchShape& shape : schedule_.shapes()) {
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
         const SliceShape of_slice = slice_shape(shape, slice);

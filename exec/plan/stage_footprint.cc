@@ -22,7 +22,7 @@ StageBytes StageFootprint::stage(int stage) const {
   StageBytes bytes;
   bytes.weights = aligned(memory.weights);
   bytes.gradients = aligned(memory.gradients) * of.gradient_buffers;
-  bytes.optimizer = aligned(memory.moments);
+  bytes.optimizer = aligned(memory.optimizer_state);
   bytes.reduced = memory.gradients;
   bytes.scratch = of.scratch_bytes;
   return bytes;

@@ -9,12 +9,11 @@
 #include <thread>
 
 #include "exec/run/device_worker.h"
+#include "exec/steady_clock.h"
 #include "exec/watch/failure.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 // Ops that stand on the compute stream and are not done: enough that the device never runs dry, few enough that a
 // failure is seen soon.

@@ -11,13 +11,12 @@
 #include "exec/device/provider.h"
 #include "exec/plan/packing.h"
 #include "exec/run/op_outcome.h"
+#include "exec/steady_clock.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
 
 Device& device_of(const WorkerServices& services) {
   if (services.device == nullptr || services.device_transport == nullptr) {
@@ -323,7 +322,7 @@ void DeviceWorker::issue_step(Item& item) {
         const PlannedMessage& planned = rank_.receives[op.receive];
         wait_on_device(receives_[op.receive], step.vertex, planned.vertex);
         if (receives_[op.receive].bytes < planned.bytes) {
-          tensor_->gather(buffer(planned.buffer), planned.bytes, *compute_);
+          tensor_->all_gather(buffer(planned.buffer), planned.bytes, *compute_);
         }
       }
       if (op.busy_send != kNone) {
@@ -441,8 +440,8 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
       const std::int64_t bytes = stage_of(chunk).memory().gradients;
       if (group != nullptr) {
-        group->sum(gradients(chunk, collective.gradient_buffers[chunk]), bytes / plan_.gradient_element_bytes(),
-                   Element::float32, *collectives_);
+        group->all_reduce_sum(gradients(chunk, collective.gradient_buffers[chunk]),
+                              bytes / plan_.gradient_element_bytes(), Element::float32, *collectives_);
       }
       break;
     }
@@ -450,8 +449,9 @@ void DeviceWorker::issue_collective(Item& item) {
       const int chunk = embedding_chunk();
       const Parameter& word = word_embedding(stage_of(chunk));
       if (group != nullptr) {
-        group->sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
-                   word.size(), Element::float32, *collectives_);
+        group->all_reduce_sum(
+            gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.gradient_element_bytes(),
+            word.size(), Element::float32, *collectives_);
       }
       break;
     }
@@ -468,7 +468,7 @@ void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* 
     if (!counts_in_norm(chunk)) continue;
     stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[chunk]), squares, *collectives_);
   }
-  if (group != nullptr) group->sum(squares, 1, Element::float32, *collectives_);
+  if (group != nullptr) group->all_reduce_sum(squares, 1, Element::float32, *collectives_);
   kernels_.gradient_scale(*collectives_, squares, static_cast<float>(plan_.spec().clip_gradients),
                           static_cast<float>(loss_scale_.value()), on_device_.scales + collective.step,
                           on_device_.norms + collective.step);

@@ -11,15 +11,14 @@
 #include <utility>
 
 #include "exec/run/op_outcome.h"
+#include "exec/steady_clock.h"
 #include "exec/watch/failure.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
-constexpr int kTensorGroup = 1;
+constexpr int kHostTensorGroup = 1;
 constexpr int kDataGroup = 1;
 constexpr int kFirstSharedGroup = 2;
 
@@ -68,7 +67,7 @@ void HostWorker::make_groups() {
   };
   if (layout.tensor > 1) {
     tensor_ =
-        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kTensorGroup);
+        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kHostTensorGroup);
     tensor_->tell_of_calls([this](bool begins) {
       doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
     });
@@ -108,14 +107,14 @@ void HostWorker::make_groups() {
 void HostWorker::initialise() {
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
     stage_of(chunk).initialise(weights(chunk, steps_done_), plan_.spec().seed);
-    std::memset(moments(chunk), 0, to_size(stage_of(chunk).memory().moments));
+    std::memset(moments(chunk), 0, to_size(stage_of(chunk).memory().optimizer_state));
   }
 }
 
 ChunkState HostWorker::state(int chunk) {
   const StageMemory memory = stage_of(chunk).memory();
   const std::byte* const newest = weights(chunk, steps_done_);
-  return {{newest, newest + memory.weights}, {moments(chunk), moments(chunk) + memory.moments}};
+  return {{newest, newest + memory.weights}, {moments(chunk), moments(chunk) + memory.optimizer_state}};
 }
 
 void HostWorker::set_state(int chunk, const ChunkState& state) {
@@ -395,9 +394,9 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
   const Schedule& schedule = plan_.schedule();
   const auto sum = [&](std::byte* data, std::int64_t elements) {
     if (plan_.spec().precision == Precision::float64) {
-      group.sum(reinterpret_cast<double*>(data), elements);
+      group.all_reduce_sum(reinterpret_cast<double*>(data), elements);
     } else {
-      group.sum(reinterpret_cast<float*>(data), elements);
+      group.all_reduce_sum(reinterpret_cast<float*>(data), elements);
     }
   };
   switch (collective.kind) {
@@ -421,7 +420,7 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
         if (!counts_in_norm(chunk)) continue;
         squares += stage_of(chunk).squared_norm(gradients(chunk, collective.gradient_buffers[chunk]));
       }
-      group.sum(&squares, 1);
+      group.all_reduce_sum(&squares, 1);
       norm_ = std::sqrt(squares);
       if (!std::isfinite(norm_)) {
         throw RunFailure(FailureKind::non_finite, world_rank_,

@@ -16,7 +16,7 @@
 namespace sluice::exec {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+constexpr double kGibibyte = 1024.0 * 1024.0 * 1024.0;
 
 }  // namespace
 
@@ -40,7 +40,8 @@ void check_device_memory(const RunPlan& plan, const RunDevices& devices) {
   for (const auto& [ordinal, gpu] : gpus) {
     if (gpu.needed <= gpu.free) continue;
     throw DoesNotFit(fmt::format("{} worker(s) on {} need {:.2f} GiB, and {:.2f} GiB are free", gpu.workers, gpu.name,
-                                 static_cast<double>(gpu.needed) / kGiB, static_cast<double>(gpu.free) / kGiB));
+                                 static_cast<double>(gpu.needed) / kGibibyte,
+                                 static_cast<double>(gpu.free) / kGibibyte));
   }
 }
 

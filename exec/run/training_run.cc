@@ -22,13 +22,13 @@
 namespace sluice::exec {
 namespace {
 
-constexpr int kRoot = 0;
+constexpr int kRootWorker = 0;
 
 // What a worker tells the root of a run of the graph, as bytes.
-class Note {
+class ResultMessage {
  public:
-  Note() = default;
-  explicit Note(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
+  ResultMessage() = default;
+  explicit ResultMessage(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
 
   template <typename T>
   void put(const T& value) {
@@ -61,8 +61,8 @@ class Note {
   std::size_t at_ = 0;
 };
 
-Note note_of(const Worker& worker, bool keep_clock) {
-  Note note;
+ResultMessage note_of(const Worker& worker, bool keep_clock) {
+  ResultMessage note;
   note.put_all(worker.losses());
   note.put(worker.gradient_norm());
   note.put(worker.held_bytes());
@@ -94,7 +94,7 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   for (int rank = 0; rank < layout.size(); ++rank) {
-    Note note(std::move(all[rank]));
+    ResultMessage note(std::move(all[rank]));
     const auto losses = note.take_all<double>(report.losses.size());
     // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, their own.
     for (std::size_t i = 0; layout.tensor_rank(rank) == 0 && i < losses.size(); ++i) report.losses[i] += losses[i];
@@ -166,7 +166,7 @@ namespace {
 // The part of one worker: all of them call it, each with its own transport. The report is the root's.
 void train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
            Supervisor& supervisor, TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
-  const bool root = transport.rank() == kRoot;
+  const bool root = transport.rank() == kRootWorker;
   if (root) report.workers.resize(transport.size());
   if (hooks.begin) {
     hooks.begin(worker, transport);
@@ -261,7 +261,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
   std::vector<std::unique_ptr<Worker>> workers(to_size(layout.size()));
   std::vector<int> here(to_size(layout.size()));
   std::iota(here.begin(), here.end(), 0);
-  Supervisor supervisor(plan.graph(), options.supervision, owners, here, [&] { fabric.worker(kRoot).stop(); });
+  Supervisor supervisor(plan.graph(), options.supervision, owners, here, [&] { fabric.worker(kRootWorker).stop(); });
   supervisor.watch();
   {
     std::vector<std::jthread> threads;

@@ -10,16 +10,11 @@
 #include "exec/run/device_worker.h"
 #include "exec/run/host_worker.h"
 #include "exec/run/op_outcome.h"
+#include "exec/steady_clock.h"
 #include "exec/watch/failure.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
-namespace {
-
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
-}  // namespace
-
 Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& services)
     : plan_(plan),
       world_rank_(world_rank),

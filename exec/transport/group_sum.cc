@@ -85,9 +85,9 @@ constexpr auto kSum = [](auto a, auto b) { return a + b; };
 constexpr auto kMaximum = [](auto a, auto b) { return std::max(a, b); };
 }  // namespace
 
-void GroupSum::sum(float* data, std::int64_t count) { reduce(data, count, kSum); }
-void GroupSum::sum(double* data, std::int64_t count) { reduce(data, count, kSum); }
-void GroupSum::maximum(float* data, std::int64_t count) { reduce(data, count, kMaximum); }
-void GroupSum::maximum(double* data, std::int64_t count) { reduce(data, count, kMaximum); }
+void GroupSum::all_reduce_sum(float* data, std::int64_t count) { reduce(data, count, kSum); }
+void GroupSum::all_reduce_sum(double* data, std::int64_t count) { reduce(data, count, kSum); }
+void GroupSum::all_reduce_max(float* data, std::int64_t count) { reduce(data, count, kMaximum); }
+void GroupSum::all_reduce_max(double* data, std::int64_t count) { reduce(data, count, kMaximum); }
 
 }  // namespace sluice::exec

@@ -20,10 +20,10 @@ class GroupSum : public TensorGroup {
 
   int size() const override { return static_cast<int>(members_.size()); }
   int rank() const override { return me_; }
-  void sum(float* data, std::int64_t count) override;
-  void sum(double* data, std::int64_t count) override;
-  void maximum(float* data, std::int64_t count) override;
-  void maximum(double* data, std::int64_t count) override;
+  void all_reduce_sum(float* data, std::int64_t count) override;
+  void all_reduce_sum(double* data, std::int64_t count) override;
+  void all_reduce_max(float* data, std::int64_t count) override;
+  void all_reduce_max(double* data, std::int64_t count) override;
 
   // Calls `tell` with true when a sum begins to wait for the others, and with false when it is done.
   void tell_of_calls(std::function<void(bool)> tell) { tell_ = std::move(tell); }

@@ -65,19 +65,19 @@ class DeviceFabric::Group : public StreamGroup {
 
   int size() const override { return static_cast<int>(meeting_.members); }
   int rank() const override { return rank_; }
-  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+  void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
     reduce(static_cast<std::byte*>(data), count, element, stream,
            [&](const std::byte* from, std::int64_t elements, std::byte* into) {
              kernels_.add(stream, element, from, elements, into);
            });
   }
-  void maximum(float* data, std::int64_t count, Stream& stream) override {
+  void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     reduce(reinterpret_cast<std::byte*>(data), count, Element::float32, stream,
            [&](const std::byte* from, std::int64_t elements, std::byte* into) {
              kernels_.maximum(stream, reinterpret_cast<const float*>(from), elements, reinterpret_cast<float*>(into));
            });
   }
-  void gather(void* data, std::int64_t bytes, Stream& stream) override {
+  void all_gather(void* data, std::int64_t bytes, Stream& stream) override {
     auto* const mine = static_cast<std::byte*>(data);
     const std::int64_t share = bytes / size();
     device_.record(*ready_, stream);

@@ -22,7 +22,7 @@ NcclType type_of(Element element) {
 class Devices;
 
 // One end of an edge: a communicator of its two ranks, the sender first.
-struct Edge {
+struct NcclEdge {
   bool sends = false;
   NcclCommunicator communicator = nullptr;
   std::unique_ptr<Stream> stream;
@@ -35,13 +35,13 @@ class Group final : public StreamGroup {
       : devices_(devices), communicator_(communicator), size_(size), rank_(rank), what_(std::move(what)) {}
   int size() const override { return size_; }
   int rank() const override { return rank_; }
-  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+  void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
     reduce(data, count, type_of(element), NcclReduction::sum, stream);
   }
-  void maximum(float* data, std::int64_t count, Stream& stream) override {
+  void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
   }
-  void gather(void* data, std::int64_t bytes, Stream& stream) override;
+  void all_gather(void* data, std::int64_t bytes, Stream& stream) override;
 
  private:
   void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
@@ -56,7 +56,7 @@ class Group final : public StreamGroup {
 // What runs with equal links share.
 struct Lines {
   DeviceLinks links;
-  std::vector<Edge> edges;                     // those of other ranks without a communicator
+  std::vector<NcclEdge> edges;                 // those of other ranks without a communicator
   std::vector<std::unique_ptr<Group>> groups;  // null where this rank is no member
 };
 
@@ -68,7 +68,7 @@ class Devices final : public NcclDevices {
   std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override;
   bool waits_on_device() const override { return true; }
 
-  void post(Edge& edge, bool sends, DeviceMessage& message) {
+  void post(NcclEdge& edge, bool sends, DeviceMessage& message) {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
     posted_.push_back({&edge, &message});
     advance();
@@ -93,7 +93,7 @@ class Devices final : public NcclDevices {
 
  private:
   struct Posted {
-    Edge* edge;
+    NcclEdge* edge;
     DeviceMessage* message;
     bool issued = false;
     bool settled = false;
@@ -109,7 +109,7 @@ class Devices final : public NcclDevices {
   void advance() {
     while (!posted_.empty()) {
       Posted& first = posted_.front();
-      Edge& edge = *first.edge;
+      NcclEdge& edge = *first.edge;
       DeviceMessage& message = *first.message;
       if (!first.issued) {
         if (message.ready != nullptr) device_.wait(*edge.stream, *message.ready);
@@ -124,7 +124,7 @@ class Devices final : public NcclDevices {
     }
   }
 
-  bool move(Edge& edge, std::byte* data, std::int64_t bytes) {
+  bool move(NcclEdge& edge, std::byte* data, std::int64_t bytes) {
     constexpr int kSender = 0;
     constexpr int kReceiver = 1;
     const auto count = static_cast<std::size_t>(bytes);
@@ -143,9 +143,9 @@ class Devices final : public NcclDevices {
   // What happens on the way is told by no call but this: one edge at each look.
   void look() {
     if (lines_.empty()) return;
-    const std::vector<Edge>& edges = lines_[looked_ % lines_.size()]->edges;
+    const std::vector<NcclEdge>& edges = lines_[looked_ % lines_.size()]->edges;
     for (std::size_t i = 0; i < edges.size(); ++i) {
-      const Edge& edge = edges[(looked_ + i) % edges.size()];
+      const NcclEdge& edge = edges[(looked_ + i) % edges.size()];
       if (edge.communicator == nullptr) continue;
       communicators_.settled(edge.communicator, edge.what);
       looked_ += i;
@@ -186,7 +186,7 @@ void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction 
   });
 }
 
-void Group::gather(void* data, std::int64_t bytes, Stream& stream) {
+void Group::all_gather(void* data, std::int64_t bytes, Stream& stream) {
   const std::int64_t share = bytes / size_;
   devices_.issue(communicator_, "ncclAllGather", what_, [&] {
     return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * share, data,
@@ -262,7 +262,7 @@ void Devices::use_once(Lines& lines) {
       return device_.done(*done);
     });
   };
-  for (Edge& edge : lines.edges) {
+  for (NcclEdge& edge : lines.edges) {
     if (edge.communicator == nullptr) continue;
     if (!move(edge, buffer, kBytes)) {
       communicators_.wait_until(edge.what, host_, [&] { return communicators_.settled(edge.communicator, edge.what); });
@@ -271,7 +271,7 @@ void Devices::use_once(Lines& lines) {
   }
   for (const auto& group : lines.groups) {
     if (group == nullptr) continue;
-    group->sum(buffer, 1, Element::float32, *stream);
+    group->all_reduce_sum(buffer, 1, Element::float32, *stream);
     device_.record(*done, *stream);
     communicators_.wait_until("the first sum of a group", host_, [&] { return device_.done(*done); });
   }

@@ -7,13 +7,13 @@
 #include <mutex>
 #include <thread>
 
+#include "exec/steady_clock.h"
+
 namespace sluice::exec {
 namespace {
 
-std::int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch().count(); }
-
 // Messages of one sender to one receiver on one channel that wait for their other half.
-struct Mailbox {
+struct ThreadMailbox {
   std::mutex mutex;
   Message* sends = nullptr;
   Message* receives = nullptr;
@@ -62,7 +62,7 @@ struct ThreadFabric::Shared {
       : size(workers),
         mailboxes(static_cast<std::size_t>(workers) * static_cast<std::size_t>(workers) * kNumChannels) {}
 
-  Mailbox& mailbox(int from, int to, Channel channel) {
+  ThreadMailbox& mailbox(int from, int to, Channel channel) {
     const auto at = (from * size + to) * kNumChannels + static_cast<int>(channel);
     return mailboxes[at];
   }
@@ -70,7 +70,7 @@ struct ThreadFabric::Shared {
   int size;
   int looks = 50;
   std::atomic<bool> stopped{false};
-  std::vector<Mailbox> mailboxes;
+  std::vector<ThreadMailbox> mailboxes;
   std::vector<std::array<Bell, kNumChannels>> bells{static_cast<std::size_t>(size)};
 };
 
@@ -118,7 +118,7 @@ class ThreadFabric::Worker : public Transport {
  private:
   Bell& bell(int rank, Channel channel) const { return shared_.bells[rank][static_cast<std::size_t>(channel)]; }
 
-  void meet(Mailbox& box, Message& message, bool sends) {
+  void meet(ThreadMailbox& box, Message& message, bool sends) {
     message.done.store(false, std::memory_order_relaxed);
     message.next = nullptr;
     {

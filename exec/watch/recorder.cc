@@ -12,6 +12,7 @@
 #include <cstring>
 #include <new>
 
+#include "exec/steady_clock.h"
 #include "exec/watch/process_state.h"
 #include "exec/watch/recorder_layout.h"
 #include "model/errors.h"
@@ -21,11 +22,6 @@ namespace {
 
 [[noreturn]] void fail(const std::string& path, std::string_view what, int error) {
   throw InputError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
-}
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
 }
 
 RecordedVertex recorded(const OpGraph& graph, VertexId v) {

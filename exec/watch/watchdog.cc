@@ -15,6 +15,7 @@
 #include <thread>
 #include <utility>
 
+#include "exec/steady_clock.h"
 #include "exec/watch/recorder_file.h"
 #include "model/errors.h"
 
@@ -22,10 +23,6 @@ namespace sluice::exec {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
 
 // Of HeldSignals: its handler writes a byte for each signal, the watchdog reads it. -1: there is none.
 std::atomic<int> held_in{-1};

@@ -9,19 +9,19 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// Two tiles of float stay in a second-level cache of 512 KiB, beside the queries and keys that make them.
+// Two tiles of float, with their queries and keys, fit a level-2 cache of 512 KiB.
 constexpr std::int64_t kQueryTile = 128;
 constexpr std::int64_t kKeyTile = 256;
 
-// The tiles that one head of one sequence needs for `rows` queries from token `first` of the slice: calls
-// visit(keys of the slice, first row in them, tile) for each, earliest keys first.
+// Calls visit(keys of a slice, first row of the tile in them, tile), in the order of the keys, for each tile that one
+// head of one sequence needs for `rows` queries from token `first` of the current slice.
 template <class T, class Visit>
-void for_each_tile(const AttentionShape& shape, const KeysValues<T>& keys_values, std::int64_t sequence,
+void for_each_tile(const AttentionSizes& shape, const KeysValues<T>& keys_values, std::int64_t sequence,
                    std::int64_t first, std::int64_t rows, T* scores, const Visit& visit) {
   for (std::size_t i = 0; i <= keys_values.earlier(); ++i) {
     const KeyRows<T> keys = keys_values.slice(i);
     const bool own = i == keys_values.earlier();
-    const std::int64_t seen = own ? std::min(first + rows, shape.tokens) : keys.tokens;
+    const std::int64_t seen = own ? std::min<std::int64_t>(first + rows, shape.tokens) : keys.tokens;
     for (std::int64_t key = 0; key < seen; key += kKeyTile) {
       const std::int64_t columns = std::min(kKeyTile, seen - key);
       const SoftmaxTile<T> tile{
@@ -61,11 +61,11 @@ AttentionScratch<T>::AttentionScratch(Carver<T>& carver)
       sum(carver.take(kQueryTile)) {}
 
 template <class T>
-void attention(const AttentionShape& shape, const T* queries, const KeysValues<T>& keys_values,
+void attention(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values,
                const AttentionScratch<T>& scratch, T* out, T* log_sums) {
   const std::int64_t d = shape.head_dim;
   const std::int64_t stride = shape.heads * d;
-  const std::int64_t all_rows = shape.sequences * shape.tokens;
+  const std::int64_t all_rows = shape.rows();
   const T scale = T(1) / std::sqrt(static_cast<T>(d));
   for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
@@ -79,11 +79,11 @@ void attention(const AttentionShape& shape, const T* queries, const KeysValues<T
         for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
                       [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
                         const std::int64_t at = key_row * keys.stride + key_head * d;
-                        multiply_transposed<T>(rows, tile.columns, d, scale, q, stride, keys.keys + at, keys.stride,
-                                               Into::set, tile.scores, tile.stride);
+                        gemm_nt<T>(rows, tile.columns, d, scale, q, stride, keys.keys + at, keys.stride, Into::set,
+                                   tile.scores, tile.stride);
                         softmax_tile<T>(tile, !begun, scratch.maximum, scratch.sum, o, stride, d);
-                        multiply<T>(rows, d, tile.columns, tile.scores, tile.stride, keys.values + at, keys.stride,
-                                    begun ? Into::add : Into::set, o, stride);
+                        gemm_nn<T>(rows, d, tile.columns, tile.scores, tile.stride, keys.values + at, keys.stride,
+                                   begun ? Into::add : Into::set, o, stride);
                         begun = true;
                       });
         finish_softmax<T>(rows, scratch.maximum, scratch.sum, o, stride, d, log_sums + head * all_rows + row);
@@ -93,12 +93,12 @@ void attention(const AttentionShape& shape, const T* queries, const KeysValues<T
 }
 
 template <class T>
-void attention_gradient(const AttentionShape& shape, const T* queries, const KeysValues<T>& keys_values, const T* out,
+void attention_gradient(const AttentionSizes& shape, const T* queries, const KeysValues<T>& keys_values, const T* out,
                         const T* log_sums, const T* gradient, const AttentionScratch<T>& scratch, T* queries_gradient,
                         std::int64_t gradient_stride) {
   const std::int64_t d = shape.head_dim;
   const std::int64_t stride = shape.heads * d;
-  const std::int64_t all_rows = shape.sequences * shape.tokens;
+  const std::int64_t all_rows = shape.rows();
   const T scale = T(1) / std::sqrt(static_cast<T>(d));
   for (std::int64_t sequence = 0; sequence < shape.sequences; ++sequence) {
     for (std::int64_t head = 0; head < shape.heads; ++head) {
@@ -111,7 +111,7 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
         const T* const d_out = gradient + begin;
         const T* const log_sum = log_sums + head * all_rows + row;
         T* const dq = queries_gradient + row * gradient_stride + head * d;
-        row_products<T>(rows, d, out + begin, stride, d_out, stride, scratch.sum);
+        row_dot_products<T>(rows, d, out + begin, stride, d_out, stride, scratch.sum);
         bool begun = false;
         for_each_tile(shape, keys_values, sequence, first, rows, scratch.scores,
                       [&](const KeyRows<T>& keys, std::int64_t key_row, const SoftmaxTile<T>& tile) {
@@ -120,17 +120,17 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
                         const std::int64_t columns = tile.columns;
                         T* const probabilities = tile.scores;
                         T* const d_scores = scratch.gradient;
-                        multiply_transposed<T>(rows, columns, d, scale, q, stride, keys.keys + at, keys.stride,
-                                               Into::set, tile.scores, columns);
-                        multiply_transposed<T>(rows, columns, d, T{1}, d_out, stride, keys.values + at, keys.stride,
-                                               Into::set, d_scores, columns);
+                        gemm_nt<T>(rows, columns, d, scale, q, stride, keys.keys + at, keys.stride, Into::set,
+                                   tile.scores, columns);
+                        gemm_nt<T>(rows, columns, d, T{1}, d_out, stride, keys.values + at, keys.stride, Into::set,
+                                   d_scores, columns);
                         softmax_tile_gradient<T>(tile, log_sum, scratch.sum, scale, d_scores);
-                        add_product_of_transposed<T>(columns, d, rows, probabilities, columns, d_out, stride,
-                                                     keys.values_gradient + gradient_at, keys.gradient_stride);
-                        add_product_of_transposed<T>(columns, d, rows, d_scores, columns, q, stride,
-                                                     keys.keys_gradient + gradient_at, keys.gradient_stride);
-                        multiply<T>(rows, d, columns, d_scores, columns, keys.keys + at, keys.stride,
-                                    begun ? Into::add : Into::set, dq, gradient_stride);
+                        gemm_tn<T>(columns, d, rows, probabilities, columns, d_out, stride,
+                                   keys.values_gradient + gradient_at, keys.gradient_stride);
+                        gemm_tn<T>(columns, d, rows, d_scores, columns, q, stride, keys.keys_gradient + gradient_at,
+                                   keys.gradient_stride);
+                        gemm_nn<T>(rows, d, columns, d_scores, columns, keys.keys + at, keys.stride,
+                                   begun ? Into::add : Into::set, dq, gradient_stride);
                         begun = true;
                       });
       }
@@ -142,8 +142,8 @@ void attention_gradient(const AttentionShape& shape, const T* queries, const Key
 #define SLUICE_INSTANTIATE(T)                                                                                         \
   template struct KeysValues<T>;                                                                                      \
   template struct AttentionScratch<T>;                                                                                \
-  template void attention(const AttentionShape&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*); \
-  template void attention_gradient(const AttentionShape&, const T*, const KeysValues<T>&, const T*, const T*,         \
+  template void attention(const AttentionSizes&, const T*, const KeysValues<T>&, const AttentionScratch<T>&, T*, T*); \
+  template void attention_gradient(const AttentionSizes&, const T*, const KeysValues<T>&, const T*, const T*,         \
                                    const T*, const AttentionScratch<T>&, T*, std::int64_t);
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)

@@ -11,10 +11,10 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// exp of what the platform's library would need a call for: 2^n e^r with |r| <= ln 2 / 2, n taken from the bits of
-// x / ln 2 + 1.5 2^(digits), ln 2 in two parts (Cody and Waite 1980), and e^r from its Taylor series, cut where the
-// next term is below half a unit in the last place. Arguments outside the range of normal results are clamped; NaN
-// stays.
+// Inlined exp, which vectorizes: 2^n e^r with |r| <= ln 2 / 2, where n is taken from the bits of
+// x / ln 2 + 1.5 2^(digits), ln 2 is split in two parts (Cody and Waite 1980), and e^r is its Taylor series up to the
+// last term above half a unit in the last place. Arguments are clamped to the range of normal results; NaN is returned
+// for NaN.
 template <class T>
 [[gnu::always_inline]] inline T exponential(T x) {
   constexpr bool kSingle = std::is_same_v<T, float>;
@@ -51,7 +51,7 @@ template <class T>
   return T(1) / (T(1) + exponential(-x));
 }
 
-// Of a vector that may be missing. The compiler takes the question out of the loop.
+// Returns an element of an optional vector. The compiler hoists the condition out of loops.
 template <class T>
 [[gnu::always_inline]] inline T at(const T* vector, std::int64_t i) {
   return vector == nullptr ? T(0) : vector[i];
@@ -200,7 +200,7 @@ struct Add {
 };
 
 struct AddColumnSums {
-  // Four rows at a time: the sums are then read and written a quarter as often.
+  // Processes four rows per iteration, which divides the accesses to the sums by four.
   template <class T>
   [[gnu::always_inline]] static void run(const T* matrix, std::int64_t rows, std::int64_t width, T* sums) {
     std::int64_t r = 0;
@@ -219,7 +219,7 @@ struct AddColumnSums {
   }
 };
 
-struct Turn {
+struct ApplyRotary {
   template <class T>
   [[gnu::always_inline]] static void run(const HeadRows* shape, const T* x, std::int64_t stride, const T* bias,
                                          const T* cosines, const T* sines, T direction, T* out,
@@ -324,7 +324,7 @@ struct TileGradient {
   }
 };
 
-struct RowProducts {
+struct RowDotProducts {
   template <class T>
   [[gnu::always_inline]] static void run(std::int64_t rows, std::int64_t width, const T* a, std::int64_t a_stride,
                                          const T* b, std::int64_t b_stride, T* products) {
@@ -456,12 +456,12 @@ void rotary_angles(std::int64_t context, std::int64_t tokens, std::int64_t head_
 }
 
 template <class T>
-void turn(const HeadRows& shape, const T* x, std::int64_t stride, const T* bias, const T* cosines, const T* sines,
-          bool back, T* out, std::int64_t out_stride) {
+void apply_rotary(const HeadRows& shape, const T* x, std::int64_t stride, const T* bias, const T* cosines,
+                  const T* sines, bool back, T* out, std::int64_t out_stride) {
   if (cosines == nullptr) {
     run_vectorised<CopyRows>(x, stride, bias, shape.rows, shape.heads * shape.head_dim, out, out_stride);
   } else {
-    run_vectorised<Turn>(&shape, x, stride, bias, cosines, sines, back ? T(-1) : T(1), out, out_stride);
+    run_vectorised<ApplyRotary>(&shape, x, stride, bias, cosines, sines, back ? T(-1) : T(1), out, out_stride);
   }
 }
 
@@ -484,9 +484,9 @@ void softmax_tile_gradient(const SoftmaxTile<T>& tile, const T* log_sum, const T
 }
 
 template <class T>
-void row_products(std::int64_t rows, std::int64_t width, const T* a, std::int64_t a_stride, const T* b,
-                  std::int64_t b_stride, T* products) {
-  run_vectorised<RowProducts>(rows, width, a, a_stride, b, b_stride, products);
+void row_dot_products(std::int64_t rows, std::int64_t width, const T* a, std::int64_t a_stride, const T* b,
+                      std::int64_t b_stride, T* products) {
+  run_vectorised<RowDotProducts>(rows, width, a, a_stride, b, b_stride, products);
 }
 
 template <class T>
@@ -518,11 +518,12 @@ void scale_rows(T* matrix, std::int64_t stride, std::int64_t rows, std::int64_t 
   template void add(const T*, std::int64_t, T*);                                                                      \
   template void add_column_sums(const T*, std::int64_t, std::int64_t, T*);                                            \
   template void rotary_angles(std::int64_t, std::int64_t, std::int64_t, T*, T*);                                      \
-  template void turn(const HeadRows&, const T*, std::int64_t, const T*, const T*, const T*, bool, T*, std::int64_t);  \
+  template void apply_rotary(const HeadRows&, const T*, std::int64_t, const T*, const T*, const T*, bool, T*,         \
+                             std::int64_t);                                                                           \
   template void softmax_tile(const SoftmaxTile<T>&, bool, T*, T*, T*, std::int64_t, std::int64_t);                    \
   template void finish_softmax(std::int64_t, const T*, const T*, T*, std::int64_t, std::int64_t, T*);                 \
   template void softmax_tile_gradient(const SoftmaxTile<T>&, const T*, const T*, T, T*);                              \
-  template void row_products(std::int64_t, std::int64_t, const T*, std::int64_t, const T*, std::int64_t, T*);         \
+  template void row_dot_products(std::int64_t, std::int64_t, const T*, std::int64_t, const T*, std::int64_t, T*);     \
   template void row_maxima(const T*, std::int64_t, std::int64_t, std::int64_t, T*);                                   \
   template void row_exponentials(T*, std::int64_t, std::int64_t, std::int64_t, const T*, T*);                         \
   template void scale_rows(T*, std::int64_t, std::int64_t, std::int64_t, const T*, T);

@@ -2,7 +2,7 @@
 
 #if SLUICE_OPENBLAS
 #include <cblas.h>
-// The header may be another BLAS's, without this.
+// Not declared if cblas.h belongs to another BLAS.
 extern "C" void openblas_set_num_threads(int count);
 extern "C" char* openblas_get_config();
 #else
@@ -16,15 +16,15 @@ namespace {
 
 int blas(std::int64_t size) { return static_cast<int>(size); }
 
-void gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k, float scale,
-          const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, Into into, float* out,
-          std::int64_t out_stride) {
+void blas_gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k,
+               float scale, const float* a, std::int64_t a_stride, const float* b, std::int64_t b_stride, Into into,
+               float* out, std::int64_t out_stride) {
   cblas_sgemm(CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
               into == Into::add ? 1.0F : 0.0F, out, blas(out_stride));
 }
-void gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k, double scale,
-          const double* a, std::int64_t a_stride, const double* b, std::int64_t b_stride, Into into, double* out,
-          std::int64_t out_stride) {
+void blas_gemm(CBLAS_TRANSPOSE a_form, CBLAS_TRANSPOSE b_form, std::int64_t m, std::int64_t n, std::int64_t k,
+               double scale, const double* a, std::int64_t a_stride, const double* b, std::int64_t b_stride, Into into,
+               double* out, std::int64_t out_stride) {
   cblas_dgemm(CblasRowMajor, a_form, b_form, blas(m), blas(n), blas(k), scale, a, blas(a_stride), b, blas(b_stride),
               into == Into::add ? 1.0 : 0.0, out, blas(out_stride));
 }
@@ -50,11 +50,11 @@ bool empty(std::int64_t m, std::int64_t n) { return m == 0 || n == 0; }
 }  // namespace
 
 template <class T>
-void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t k, T scale, const T* a, std::int64_t a_stride,
-                         const T* b, std::int64_t b_stride, Into into, T* out, std::int64_t out_stride) {
+void gemm_nt(std::int64_t m, std::int64_t n, std::int64_t k, T scale, const T* a, std::int64_t a_stride, const T* b,
+             std::int64_t b_stride, Into into, T* out, std::int64_t out_stride) {
   if (empty(m, n)) return;
 #if SLUICE_OPENBLAS
-  gemm(CblasNoTrans, CblasTrans, m, n, k, scale, a, a_stride, b, b_stride, into, out, out_stride);
+  blas_gemm(CblasNoTrans, CblasTrans, m, n, k, scale, a, a_stride, b, b_stride, into, out, out_stride);
 #else
   auto result = matrix(out, m, n, out_stride);
   if (into == Into::set) result.setZero();
@@ -63,11 +63,11 @@ void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t k, T scale
 }
 
 template <class T>
-void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::int64_t a_stride, const T* b,
-              std::int64_t b_stride, Into into, T* out, std::int64_t out_stride) {
+void gemm_nn(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::int64_t a_stride, const T* b,
+             std::int64_t b_stride, Into into, T* out, std::int64_t out_stride) {
   if (empty(m, n)) return;
 #if SLUICE_OPENBLAS
-  gemm(CblasNoTrans, CblasNoTrans, m, n, k, T{1}, a, a_stride, b, b_stride, into, out, out_stride);
+  blas_gemm(CblasNoTrans, CblasNoTrans, m, n, k, T{1}, a, a_stride, b, b_stride, into, out, out_stride);
 #else
   auto result = matrix(out, m, n, out_stride);
   if (into == Into::set) result.setZero();
@@ -76,11 +76,11 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::i
 }
 
 template <class T>
-void add_product_of_transposed(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::int64_t a_stride,
-                               const T* b, std::int64_t b_stride, T* out, std::int64_t out_stride) {
+void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::int64_t a_stride, const T* b,
+             std::int64_t b_stride, T* out, std::int64_t out_stride) {
   if (empty(m, n)) return;
 #if SLUICE_OPENBLAS
-  gemm(CblasTrans, CblasNoTrans, m, n, k, T{1}, a, a_stride, b, b_stride, Into::add, out, out_stride);
+  blas_gemm(CblasTrans, CblasNoTrans, m, n, k, T{1}, a, a_stride, b, b_stride, Into::add, out, out_stride);
 #else
   matrix(out, m, n, out_stride).noalias() += matrix(a, k, m, a_stride).transpose() * matrix(b, k, n, b_stride);
 #endif
@@ -97,19 +97,19 @@ std::string blas_name() {
 
 void use_one_thread() {
 #if SLUICE_OPENBLAS
-  static const bool done = (openblas_set_num_threads(1), true);  // not to be called by several threads at once
+  static const bool done = (openblas_set_num_threads(1), true);  // once: must not be called concurrently
   static_cast<void>(done);
 #endif
 }
 
 // NOLINTBEGIN(bugprone-macro-parentheses): types
 #define SLUICE_INSTANTIATE(T)                                                                                         \
-  template void multiply_transposed(std::int64_t, std::int64_t, std::int64_t, T, const T*, std::int64_t, const T*,    \
-                                    std::int64_t, Into, T*, std::int64_t);                                            \
-  template void multiply(std::int64_t, std::int64_t, std::int64_t, const T*, std::int64_t, const T*, std::int64_t,    \
-                         Into, T*, std::int64_t);                                                                     \
-  template void add_product_of_transposed(std::int64_t, std::int64_t, std::int64_t, const T*, std::int64_t, const T*, \
-                                          std::int64_t, T*, std::int64_t);
+  template void gemm_nt(std::int64_t, std::int64_t, std::int64_t, T, const T*, std::int64_t, const T*, std::int64_t,  \
+                        Into, T*, std::int64_t);                                                                      \
+  template void gemm_nn(std::int64_t, std::int64_t, std::int64_t, const T*, std::int64_t, const T*, std::int64_t,     \
+                        Into, T*, std::int64_t);                                                                      \
+  template void gemm_tn(std::int64_t, std::int64_t, std::int64_t, const T*, std::int64_t, const T*, std::int64_t, T*, \
+                        std::int64_t);
 SLUICE_INSTANTIATE(float)
 SLUICE_INSTANTIATE(double)
 #undef SLUICE_INSTANTIATE

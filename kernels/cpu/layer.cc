@@ -43,22 +43,13 @@ LayerScratch<T>::LayerScratch(Carver<T>& carver, const RankSizes& sizes, std::in
       sums(carver.take(2 * sizes.hidden)) {}
 
 template <class T>
-AttentionShape Layer<T>::attention_shape() const {
-  return {.sequences = shape.sequences,
-          .tokens = shape.tokens,
-          .heads = sizes.heads,
-          .kv_heads = sizes.kv_heads,
-          .head_dim = sizes.head_dim};
-}
-
-template <class T>
 HeadRows Layer<T>::head_rows(std::int64_t heads) const {
   return {.rows = shape.rows(), .tokens = shape.tokens, .heads = heads, .head_dim = sizes.head_dim};
 }
 
 template <class T>
 void Layer<T>::sum_over_group(T* data, std::int64_t count) const {
-  if (spec.tensor_parallel > 1) tensor->sum(data, count);
+  if (spec.tensor_parallel > 1) tensor->all_reduce_sum(data, count);
 }
 
 template <class T>
@@ -72,29 +63,30 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   const bool rms = spec.model.rms_norm;
 
   norm<T>(kept.input, weight(at.norm1_gain), weight(at.norm1_bias), rms, n, h, kept.statistics1, inputs.qkv);
-  multiply_transposed<T>(n, all, h, T{1}, inputs.qkv, h, weight(at.qkv), h, Into::set, scratch.qkv, all);
+  gemm_nt<T>(n, all, h, T{1}, inputs.qkv, h, weight(at.qkv), h, Into::set, scratch.qkv, all);
   const T* const bias = weight(at.qkv_bias);
   const auto bias_from = [bias](std::int64_t column) { return bias == nullptr ? nullptr : bias + column; };
   const KeyRows<T>& own = keys_values.own;
-  turn<T>(head_rows(sizes.heads), scratch.qkv, all, bias, cosines, sines, false, kept.queries, q);
-  turn<T>(head_rows(sizes.kv_heads), scratch.qkv + q, all, bias_from(q), cosines, sines, false, own.keys, own.stride);
-  turn<T>(head_rows(sizes.kv_heads), scratch.qkv + q + w, all, bias_from(q + w), nullptr, nullptr, false, own.values,
-          own.stride);
-  attention<T>(attention_shape(), kept.queries, keys_values, scratch.attention, inputs.output, kept.log_sums);
-  multiply_transposed<T>(n, h, q, T{1}, inputs.output, q, weight(at.output), q, Into::set, kept.middle, h);
+  apply_rotary<T>(head_rows(sizes.heads), scratch.qkv, all, bias, cosines, sines, false, kept.queries, q);
+  apply_rotary<T>(head_rows(sizes.kv_heads), scratch.qkv + q, all, bias_from(q), cosines, sines, false, own.keys,
+                  own.stride);
+  apply_rotary<T>(head_rows(sizes.kv_heads), scratch.qkv + q + w, all, bias_from(q + w), nullptr, nullptr, false,
+                  own.values, own.stride);
+  attention<T>(attention_sizes(sizes, shape), kept.queries, keys_values, scratch.attention, inputs.output,
+               kept.log_sums);
+  gemm_nt<T>(n, h, q, T{1}, inputs.output, q, weight(at.output), q, Into::set, kept.middle, h);
   sum_over_group(kept.middle, n * h);
   add_bias_residual<T>(weight(at.output_bias), kept.input, n, h, kept.middle);
 
   norm<T>(kept.middle, weight(at.norm2_gain), weight(at.norm2_bias), rms, n, h, kept.statistics2, inputs.up);
-  multiply_transposed<T>(n, sizes.up_width, h, T{1}, inputs.up, h, weight(at.up), h, Into::set, kept.pre,
-                         sizes.up_width);
+  gemm_nt<T>(n, sizes.up_width, h, T{1}, inputs.up, h, weight(at.up), h, Into::set, kept.pre, sizes.up_width);
   if (spec.model.gated) {
     add_bias_swiglu<T>(kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
   } else {
     add_bias_gelu<T>(kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
   }
   if (out == nullptr) return;
-  multiply_transposed<T>(n, h, sizes.ffn, T{1}, inputs.down, sizes.ffn, weight(at.down), sizes.ffn, Into::set, out, h);
+  gemm_nt<T>(n, h, sizes.ffn, T{1}, inputs.down, sizes.ffn, weight(at.down), sizes.ffn, Into::set, out, h);
   sum_over_group(out, n * h);
   add_bias_residual<T>(weight(at.down_bias), kept.middle, n, h, out);
 }
@@ -111,39 +103,39 @@ void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActiv
   const bool rms = spec.model.rms_norm;
   const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
 
-  // The MLP. With a gate the gradient of its product comes into the right half of `up`.
+  // MLP. With a gate, the gradient of the activation's output goes to the right half of `up`.
   if (at.down_bias >= 0) add_column_sums<T>(gradients.down, n, h, of(at.down_bias));
-  multiply<T>(n, sizes.ffn, h, gradients.down, h, weight(at.down), sizes.ffn, Into::set,
-              gradients.up + (sizes.up_width - sizes.ffn), sizes.up_width);
+  gemm_nn<T>(n, sizes.ffn, h, gradients.down, h, weight(at.down), sizes.ffn, Into::set,
+             gradients.up + (sizes.up_width - sizes.ffn), sizes.up_width);
   if (spec.model.gated) {
     swiglu_gradient<T>(kept.pre, n, sizes.ffn, gradients.up);
   } else {
     gelu_gradient<T>(kept.pre, n * sizes.ffn, gradients.up);
   }
   if (at.up_bias >= 0) add_column_sums<T>(gradients.up, n, sizes.up_width, of(at.up_bias));
-  multiply<T>(n, h, sizes.up_width, gradients.up, sizes.up_width, weight(at.up), h, Into::set, scratch.hidden, h);
+  gemm_nn<T>(n, h, sizes.up_width, gradients.up, sizes.up_width, weight(at.up), h, Into::set, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient<T>(scratch.hidden, kept.middle, weight(at.norm2_gain), kept.statistics2, gradients.down, rms, n, h,
                    scratch.sums, gradients.output, of(at.norm2_gain), of(at.norm2_bias));
 
   // Attention.
   if (at.output_bias >= 0) add_column_sums<T>(gradients.output, n, h, of(at.output_bias));
-  multiply<T>(n, q, h, gradients.output, h, weight(at.output), q, Into::set, scratch.attended, q);
-  attention_gradient<T>(attention_shape(), kept.queries, keys_values, inputs.output, kept.log_sums, scratch.attended,
-                        scratch.attention, gradients.qkv, all);
+  gemm_nn<T>(n, q, h, gradients.output, h, weight(at.output), q, Into::set, scratch.attended, q);
+  attention_gradient<T>(attention_sizes(sizes, shape), kept.queries, keys_values, inputs.output, kept.log_sums,
+                        scratch.attended, scratch.attention, gradients.qkv, all);
   const KeyRows<T>& own = keys_values.own;
   const T* const no_bias = nullptr;
-  turn<T>(head_rows(sizes.kv_heads), own.keys_gradient, own.gradient_stride, no_bias, cosines, sines, true,
-          gradients.qkv + q, all);
+  apply_rotary<T>(head_rows(sizes.kv_heads), own.keys_gradient, own.gradient_stride, no_bias, cosines, sines, true,
+                  gradients.qkv + q, all);
   if (own.values_gradient != gradients.qkv + q + w) {
-    turn<T>(head_rows(sizes.kv_heads), own.values_gradient, own.gradient_stride, no_bias, nullptr, nullptr, true,
-            gradients.qkv + q + w, all);
+    apply_rotary<T>(head_rows(sizes.kv_heads), own.values_gradient, own.gradient_stride, no_bias, nullptr, nullptr,
+                    true, gradients.qkv + q + w, all);
   }
   if (cosines != nullptr) {
-    turn<T>(head_rows(sizes.heads), gradients.qkv, all, no_bias, cosines, sines, true, gradients.qkv, all);
+    apply_rotary<T>(head_rows(sizes.heads), gradients.qkv, all, no_bias, cosines, sines, true, gradients.qkv, all);
   }
   if (at.qkv_bias >= 0) add_column_sums<T>(gradients.qkv, n, all, of(at.qkv_bias));
-  multiply<T>(n, h, all, gradients.qkv, all, weight(at.qkv), h, Into::set, scratch.hidden, h);
+  gemm_nn<T>(n, h, all, gradients.qkv, all, weight(at.qkv), h, Into::set, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient<T>(scratch.hidden, kept.input, weight(at.norm1_gain), kept.statistics1, gradients.output, rms, n, h,
                    scratch.sums, input_gradient, of(at.norm1_gain), of(at.norm1_bias));
@@ -156,12 +148,10 @@ void Layer<T>::weight_gradient(const LayerInputs<T>& inputs, const LayerGradient
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
   const std::int64_t all = sizes.qkv_width;
-  add_product_of_transposed<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
-  add_product_of_transposed<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
-  add_product_of_transposed<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h,
-                               weight_gradients + at.up, h);
-  add_product_of_transposed<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down,
-                               sizes.ffn);
+  gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
+  gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
+  gemm_tn<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h, weight_gradients + at.up, h);
+  gemm_tn<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down, sizes.ffn);
 }
 
 #define SLUICE_INSTANTIATE(T)          \

@@ -10,24 +10,24 @@
 
 namespace sluice::kernels::cpu {
 
-// What one layer keeps, [rows, columns] each: letters as in kernels/stage.h.
+// Tensors that one layer stores, [rows, columns] each; see kernels/stage.h for the shapes.
 
-// Until the input gradient.
+// Activations that live until the input gradient.
 template <class T>
 struct LayerActivations {
-  T* input = nullptr;        // [n, h]; the only one kept where the rest is recomputed
+  T* input = nullptr;        // [n, h]; the only one that is stored with recomputation
   T* statistics1 = nullptr;  // [n, 2]
-  T* queries = nullptr;      // [n, q], turned
+  T* queries = nullptr;      // [n, q], with rotary embedding
   T* log_sums = nullptr;     // [heads, n]
-  T* middle = nullptr;       // [n, h], what the second norm and residual begin with
+  T* middle = nullptr;       // [n, h], input of the second norm and residual
   T* statistics2 = nullptr;  // [n, 2]
-  T* pre = nullptr;          // [n, f] or [n, 2f], what the activation function is applied to
+  T* pre = nullptr;          // [n, f] or [n, 2f], input of the activation function
 
   void carve_input(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
   void carve_rest(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
 };
 
-// Until the weight gradient: inputs of the four products.
+// Inputs of the four matrix multiplications, which live until the weight gradient.
 template <class T>
 struct LayerInputs {
   T* qkv = nullptr;     // [n, h]
@@ -38,8 +38,8 @@ struct LayerInputs {
   void carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
 };
 
-// From the input gradient to the weight gradient: gradients of the outputs of the four products. Those of `output` and
-// `down` are gradients of the residual too.
+// Gradients of the outputs of the four matrix multiplications, which live from the input gradient to the weight
+// gradient. Those of `output` and `down` are also the gradients of the residual.
 template <class T>
 struct LayerGradients {
   T* qkv = nullptr;         // [n, q + 2w]
@@ -47,11 +47,11 @@ struct LayerGradients {
   T* up = nullptr;          // [n, f] or [n, 2f]
   const T* down = nullptr;  // [n, h]
 
-  // All but `down`.
+  // Carves all but `down`.
   void carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
 };
 
-// Used by one layer after the other.
+// Scratch that all layers use in turn.
 template <class T>
 struct LayerScratch {
   LayerScratch(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
@@ -74,21 +74,20 @@ struct Layer {
   const T* cosines;  // [tokens, d / 2], null with learned positions
   const T* sines;
 
-  // Fills `kept` from its input on, `inputs` and the keys and values of the slice, and `out` [n, h]. Without `out` it
-  // stops before the last product: all activations are then there again.
+  // From kept.input, writes the rest of `kept`, `inputs`, the slice's keys and values, and `out` [n, h]. Stops before
+  // the last matrix multiplication if `out` is null, as recomputation does.
   void forward(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
                const LayerScratch<T>& scratch, T* out) const;
-  // From gradients.down: fills the others, adds to `keys_values`' gradients and to those of biases and norms, and
-  // writes that of the layer's input. The slice's own keys' gradients may be those in gradients.qkv, zeroed.
+  // From gradients.down, writes the other gradients and that of the layer's input, and accumulates the gradients of
+  // `keys_values`, biases and norms. The gradients of the slice's own keys and values may lie in gradients.qkv, zeroed.
   void input_gradient(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
                       const LayerGradients<T>& gradients, const LayerScratch<T>& scratch, T* weight_gradients,
                       T* input_gradient) const;
-  // Adds the gradients of the four matrices.
+  // Accumulates the gradients of the four matrices.
   void weight_gradient(const LayerInputs<T>& inputs, const LayerGradients<T>& gradients, T* weight_gradients) const;
 
  private:
   const T* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
-  AttentionShape attention_shape() const;
   HeadRows head_rows(std::int64_t heads) const;
   void sum_over_group(T* data, std::int64_t count) const;
 };

@@ -18,13 +18,13 @@ struct SumOfSquares {
   }
 };
 
-// Of one step, in the precision of the weights.
+// Coefficients of one step, in the precision of the weights.
 template <class T>
 struct StepFactors {
   T gradient_scale = 1;
   T beta1 = 0;
   T beta2 = 0;
-  T rate = 0;      // of SGD; of Adam over the first moment's bias correction
+  T rate = 0;      // learning rate; Adam's is divided by the bias correction of the first moment
   T inverse2 = 0;  // 1 / the second moment's bias correction
   T epsilon = 0;
   T decay = 0;  // learning rate times weight decay
@@ -74,7 +74,7 @@ double squared_norm(const WeightOffsets& offsets, const T* gradients) {
 
 template <class T>
 void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, const T* weights, T* new_weights,
-                    T* moments, const T* gradients) {
+                    T* adam_moments, const T* gradients) {
   const bool adam = step.kind == OptimizerStep::Kind::adam;
   const double number = static_cast<double>(step.number);
   StepFactors<T> factors;
@@ -85,7 +85,7 @@ void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, con
   factors.rate = static_cast<T>(adam ? step.learning_rate / (1 - std::pow(step.beta1, number)) : step.learning_rate);
   factors.inverse2 = static_cast<T>(adam ? 1 / (1 - std::pow(step.beta2, number)) : 1);
 
-  std::int64_t end = 0;  // of the parameter before: what lies between is padding
+  std::int64_t end = 0;  // end of the previous parameter; padding follows
   for (const Parameter& parameter : offsets.parameters) {
     const std::int64_t at = parameter.offset;
     if (new_weights != weights) std::copy(weights + end, weights + at, new_weights + end);
@@ -93,8 +93,8 @@ void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, con
     factors.decay = static_cast<T>(parameter.decays ? step.learning_rate * step.weight_decay : 0);
     const StepFactors<T>* const f = &factors;
     if (adam) {
-      run_vectorised<Adam>(parameter.size(), f, weights + at, gradients + at, moments + at,
-                           moments + offsets.elements + at, new_weights + at);
+      run_vectorised<Adam>(parameter.size(), f, weights + at, gradients + at, adam_moments + at,
+                           adam_moments + offsets.elements + at, new_weights + at);
     } else {
       run_vectorised<Sgd>(parameter.size(), f, weights + at, gradients + at, new_weights + at);
     }

@@ -6,13 +6,13 @@
 
 namespace sluice::kernels::cpu {
 
-// Sum of squares of the gradients of parameters that are counted.
+// Returns the sum of squares of the gradients of `counted` parameters.
 template <class T>
 double squared_norm(const WeightOffsets& offsets, const T* gradients);
 
-// Stage::step. `moments` are the first moments of all weights, then the second; not used by SGD.
+// Implements Stage::step. `adam_moments` holds the first moments of all weights, then the second; not used by SGD.
 template <class T>
 void optimizer_step(const WeightOffsets& offsets, const OptimizerStep& step, const T* weights, T* new_weights,
-                    T* moments, const T* gradients);
+                    T* adam_moments, const T* gradients);
 
 }  // namespace sluice::kernels::cpu

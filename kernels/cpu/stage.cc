@@ -45,7 +45,7 @@ class CpuStage final : public Stage {
 
   StageMemory memory() const override {
     const std::int64_t bytes = offsets_.elements * element_bytes();
-    return {.weights = bytes, .gradients = bytes, .moments = 2 * bytes};
+    return {.weights = bytes, .gradients = bytes, .optimizer_state = 2 * bytes};
   }
   SliceMemory slice_memory(const SliceShape& shape) const override;
   std::int64_t scratch_bytes(const SliceShape& shape) const override {
@@ -65,14 +65,14 @@ class CpuStage final : public Stage {
   double squared_norm(const std::byte* gradients) const override {
     return cpu::squared_norm(offsets_, elements<T>(gradients));
   }
-  void step(const std::byte* weights, std::byte* new_weights, std::byte* moments, const std::byte* gradients,
+  void step(const std::byte* weights, std::byte* new_weights, std::byte* optimizer_state, const std::byte* gradients,
             const OptimizerStep& step) const override {
-    optimizer_step(offsets_, step, elements<T>(weights), elements<T>(new_weights), elements<T>(moments),
+    optimizer_step(offsets_, step, elements<T>(weights), elements<T>(new_weights), elements<T>(optimizer_state),
                    elements<T>(gradients));
   }
 
  private:
-  // What the head keeps.
+  // Tensors that the head stores.
   struct Head {
     T* input = nullptr;       // [n, h], of the final norm; until I
     T* statistics = nullptr;  // [n, 2]; until I
@@ -80,7 +80,7 @@ class CpuStage final : public Stage {
     T* logits = nullptr;      // [n, vocab_columns], after F their gradient; until W
   };
 
-  // One layer's part of a slice's buffers.
+  // Part of a slice's buffers that belongs to one layer.
   struct Kept {
     LayerActivations<T> activations;
     LayerInputs<T> inputs;
@@ -88,7 +88,7 @@ class CpuStage final : public Stage {
   struct Gradients {
     T* down = nullptr;  // [n, h]
     LayerGradients<T> others;
-    LayerInputs<T> inputs;  // where they are made again
+    LayerInputs<T> inputs;  // with recomputation
   };
 
   struct OpScratch {
@@ -107,8 +107,8 @@ class CpuStage final : public Stage {
       for (T*& link : chain) link = carver.take(n * sizes.hidden);
       gradients.carve(carver, sizes, n);
       if (stage.spec_.recompute) {
-        again.activations.carve_rest(carver, sizes, n);
-        again.inputs.carve(carver, sizes, n);
+        recomputed.activations.carve_rest(carver, sizes, n);
+        recomputed.inputs.carve(carver, sizes, n);
         if (!stage.spec_.sliced) {
           keys = carver.take(n * sizes.key_width);
           values = carver.take(n * sizes.key_width);
@@ -121,17 +121,17 @@ class CpuStage final : public Stage {
     T* sines = nullptr;
     T* maxima = nullptr;               // of the logits
     T* sums = nullptr;                 // of their exponentials, then the targets' logits
-    T* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, in turn
-    LayerGradients<T> gradients;       // of one layer, of B
-    Kept again;                        // of one layer, where that is recomputed
-    T* keys = nullptr;                 // of that layer, unless they stay
+    T* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
+    LayerGradients<T> gradients;       // of one layer, in B
+    Kept recomputed;                   // of one layer
+    T* keys = nullptr;                 // of that layer, unless they are stored
     T* values = nullptr;
   };
 
   bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
   bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
 
-  // Carvers of one layer's part, or of all layers' where `layer` is their number.
+  // Carve the parts of one layer. `layer` may be the number of layers: the parts then lie after those of all layers.
   Kept carve_kept(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
   Gradients carve_gradients(Carver<T>& carver, std::int64_t rows) const;
   Head carve_head(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
@@ -161,13 +161,13 @@ class CpuStage final : public Stage {
   void head_weight_gradient(const SliceCall& call) const;
   void gradient(SliceCall& call, bool weights_too) const;
 
-  void make_angles(const SliceShape& shape, const OpScratch& scratch) const {
+  void compute_rotary_angles(const SliceShape& shape, const OpScratch& scratch) const {
     if (has_rotary()) {
       rotary_angles<T>(shape.context, shape.tokens, sizes_.head_dim, scratch.cosines, scratch.sines);
     }
   }
   void sum_over_group(const SliceCall& call, T* data, std::int64_t count) const {
-    if (spec_.tensor_parallel > 1) call.tensor->sum(data, count);
+    if (spec_.tensor_parallel > 1) call.tensor->all_reduce_sum(data, count);
   }
 
   StageSpec spec_;
@@ -265,7 +265,7 @@ KeysValues<T> CpuStage<T>::keys_values_of(const SliceCall& call, int layer, cons
     out.own = {.keys = scratch.keys, .values = scratch.values, .stride = sizes_.key_width, .tokens = call.shape.tokens};
   }
   if (!spec_.sliced && qkv_gradient != nullptr) {
-    // No other slice adds to them, so they come straight to where the products take them from.
+    // No other slice adds to them, so they are accumulated directly in the input of the matrix multiplications.
     out.own.keys_gradient = qkv_gradient + sizes_.query_width;
     out.own.values_gradient = out.own.keys_gradient + sizes_.key_width;
     out.own.gradient_stride = sizes_.qkv_width;
@@ -292,8 +292,8 @@ void CpuStage<T>::embed(const SliceCall& call, T* out) const {
   sum_over_group(call, out, n * h);
   if (offsets_.position < 0) return;
   if (call.shape.context + call.shape.tokens > spec_.model.positions) {
-    throw InputError(fmt::format("{}: {} positions are learned, a slice ends at {}", spec_.model.name,
-                                 spec_.model.positions, call.shape.context + call.shape.tokens));
+    throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
+                                 spec_.model.name, call.shape.context + call.shape.tokens, spec_.model.positions));
   }
   const T* const positions = elements<T>(call.weights) + offsets_.position + call.shape.context * h;
   for (int sequence = 0; sequence < call.shape.sequences; ++sequence) {
@@ -325,10 +325,10 @@ void CpuStage<T>::head_forward(SliceCall& call, const Head& head, const OpScratc
   const T* const weights = elements<T>(call.weights);
   norm<T>(head.input, weights + offsets_.final_gain, offsets_.final_bias < 0 ? nullptr : weights + offsets_.final_bias,
           spec_.model.rms_norm, n, h, head.statistics, head.normed);
-  multiply_transposed<T>(n, columns, h, T{1}, head.normed, h, head_weights(call), h, Into::set, head.logits, stride);
+  gemm_nt<T>(n, columns, h, T{1}, head.normed, h, head_weights(call), h, Into::set, head.logits, stride);
 
   row_maxima<T>(head.logits, stride, n, columns, scratch.maxima);
-  if (spec_.tensor_parallel > 1) call.tensor->maximum(scratch.maxima, n);
+  if (spec_.tensor_parallel > 1) call.tensor->all_reduce_max(scratch.maxima, n);
   T* const targets = scratch.sums + n;
   const auto target_in = [&](std::int64_t row) { return call.targets[row] - sizes_.first_token; };
   const auto is_here = [columns](std::int64_t target) { return target >= 0 && target < columns; };
@@ -355,8 +355,8 @@ void CpuStage<T>::head_input_gradient(const SliceCall& call, const OpScratch& sc
   const std::int64_t n = call.shape.rows();
   const std::int64_t h = sizes_.hidden;
   const Head head = head_of(call);
-  multiply<T>(n, h, sizes_.vocab_rows, head.logits, sizes_.vocab_columns, head_weights(call), h, Into::set,
-              scratch.layer.hidden, h);
+  gemm_nn<T>(n, h, sizes_.vocab_rows, head.logits, sizes_.vocab_columns, head_weights(call), h, Into::set,
+             scratch.layer.hidden, h);
   sum_over_group(call, scratch.layer.hidden, n * h);
   T* const gradients = elements<T>(call.gradients);
   const T* const no_residual = nullptr;
@@ -371,15 +371,14 @@ void CpuStage<T>::head_weight_gradient(const SliceCall& call) const {
   T* const gradient =
       offsets_.head < 0 ? elements<T>(call.embedding_gradient) : elements<T>(call.gradients) + offsets_.head;
   const std::int64_t h = sizes_.hidden;
-  add_product_of_transposed<T>(sizes_.vocab_rows, h, call.shape.rows(), head.logits, sizes_.vocab_columns, head.normed,
-                               h, gradient, h);
+  gemm_tn<T>(sizes_.vocab_rows, h, call.shape.rows(), head.logits, sizes_.vocab_columns, head.normed, h, gradient, h);
 }
 
 template <class T>
 void CpuStage<T>::forward(SliceCall& call) const {
   Carver<T> carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  make_angles(call.shape, scratch);
+  compute_rotary_angles(call.shape, scratch);
   const int layers = spec_.contents.layers;
   const std::int64_t count = call.shape.rows() * sizes_.hidden;
   const Head head = spec_.contents.head ? head_of(call) : Head{};
@@ -397,7 +396,7 @@ void CpuStage<T>::forward(SliceCall& call) const {
     Kept layer = kept(call, i);
     if (spec_.recompute) {
       T* const input = layer.activations.input;
-      layer = scratch.again;
+      layer = scratch.recomputed;
       layer.activations.input = input;
     }
     layer_of(call, i, scratch)
@@ -411,11 +410,11 @@ template <class T>
 void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
   Carver<T> carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  make_angles(call.shape, scratch);
+  compute_rotary_angles(call.shape, scratch);
   call.recompute_ns = 0;
   const int layers = spec_.contents.layers;
   const std::int64_t count = call.shape.rows() * sizes_.hidden;
-  // Where the gradient of a layer's output goes; of layer -1: of the stage's input.
+  // Returns the gradient of a layer's output; for layer -1, of the stage's input.
   const auto output_of = [&](int layer) {
     if (layer < 0 && !spec_.contents.embedding) return elements<T>(call.input_gradient);
     if (layer < 0 || weights_too) return scratch.chain[layer & 1];
@@ -439,7 +438,7 @@ void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
     if (spec_.recompute) {
       const auto begin = std::chrono::steady_clock::now();
       T* const input = saved.activations.input;
-      saved = scratch.again;
+      saved = scratch.recomputed;
       saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
       layer.forward(keys_values, saved.activations, saved.inputs, scratch.layer, nullptr);
@@ -451,7 +450,7 @@ void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
     gradient = output_of(i - 1);
   }
   if (spec_.contents.embedding) embedding_gradient(call, gradient);
-  // Last, as in W after I: both may add to one word embedding.
+  // Last, as W comes after I: both may add to the same word embedding.
   if (weights_too && spec_.contents.head) head_weight_gradient(call);
 }
 

@@ -6,7 +6,7 @@
 
 namespace sluice::kernels::cpu {
 
-// Widest vectors that this processor and this build have.
+// Widest vector instructions of this processor and this build.
 enum class Vectors : std::uint8_t { portable, avx2, avx512 };
 Vectors widest_vectors();
 
@@ -21,7 +21,7 @@ template <class Loop, class... Arguments>
 [[gnu::target("avx2,fma")]] void run_avx2(Arguments... arguments) {
   Loop::run(arguments...);
 }
-// GCC takes half of the width unless told; Clang is not told so.
+// GCC uses vectors of half the width by default; Clang does not have the option.
 #if defined(__clang__)
 #define SLUICE_AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma"
 #else
@@ -33,9 +33,9 @@ template <class Loop, class... Arguments>
 }
 #endif
 
-// Runs Loop::run compiled for these vectors. It must be always_inline, and so must all that it calls: one binary then
-// serves every machine, with no function compiled twice under one name (as files with different flags would have it),
-// and without target_clones, whose resolvers run before a sanitizer is ready.
+// Calls Loop::run, compiled for the widest vectors. It and all functions that it calls must be always_inline. One
+// binary then runs on every machine, without compiling functions of the same name with different flags, and without
+// target_clones, whose resolvers run before a sanitizer is initialized.
 template <class Loop, class... Arguments>
 void run_vectorised(Arguments... arguments) {
 #if SLUICE_VECTOR_VARIANTS

@@ -7,7 +7,7 @@
 
 namespace sluice::kernels::cuda {
 
-std::int64_t attention_scratch_bytes(const AttentionShape& shape) {
+std::int64_t attention_scratch_bytes(const AttentionSizes& shape) {
   return std::max(gemm_attention_scratch_bytes(shape), flash_scratch_bytes(shape));
 }
 

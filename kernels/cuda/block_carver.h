@@ -7,7 +7,7 @@
 
 namespace sluice::kernels::cuda {
 
-// As Carver, of numbers of several types: each buffer begins at a multiple of kBufferAlignment of the block.
+// Carver for several types: each buffer starts at a multiple of kBufferAlignment in the block.
 class BlockCarver {
  public:
   explicit BlockCarver(std::byte* block = nullptr) : block_(block) {}

@@ -33,13 +33,13 @@ struct FlagNotFinite {
   std::int64_t count;
   std::int32_t* flag;
   SLUICE_DEVICE void operator()() const {
-    bool fine = true;
-    for_each_element(count, [this, &fine](std::int64_t i) {
+    bool finite = true;
+    for_each_element(count, [this, &finite](std::int64_t i) {
       const float value = to_float(data[i]);
-      fine = fine && value - value == 0.0F;
+      finite = finite && value - value == 0.0F;
     });
-    // Whoever writes, writes the same.
-    if (!fine) *flag = 1;
+    // All threads that write store the same value.
+    if (!finite) *flag = 1;
   }
 };
 

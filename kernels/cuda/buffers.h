@@ -6,7 +6,7 @@
 
 namespace sluice::kernels::cuda {
 
-// What DeviceKernels says of them.
+// See DeviceKernels.
 void add(Stream& stream, Element element, const void* from, std::int64_t count, void* into);
 void maximum(Stream& stream, const float* from, std::int64_t count, float* into);
 void flag_not_finite(Stream& stream, Element element, const void* data, std::int64_t count, std::int32_t* flag);

@@ -8,7 +8,7 @@
 
 namespace sluice::kernels::cuda {
 
-// Throws DeviceError naming the call, the device and what the runtime says.
+// Throws DeviceError with the call, the device and the runtime's error unless `error` is cudaSuccess.
 inline void check(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
   int ordinal = -1;

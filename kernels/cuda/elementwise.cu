@@ -11,17 +11,17 @@ constexpr float kGeluLinear = 2 * 0.79788456F;
 constexpr float kGeluCubic = kGeluLinear * 0.044715F;
 SLUICE_DEVICE float gelu_sigmoid(float x) { return sigmoid(x * (kGeluLinear + kGeluCubic * x * x)); }
 
-// What an activation function is applied to.
+// Input of an activation function.
 template <class T>
 struct Preactivation {
-  const T* products;
+  const T* inputs;
   const T* bias;
   int width;
   bool whole;
 
-  // Of a row of products, or its right half.
+  // Loads a chunk of a row, or of its right half, plus bias.
   SLUICE_DEVICE void load(std::int64_t row_at, int half_at, int column, float (&numbers)[kChunk]) const {
-    load_chunk(products + row_at + half_at, column, width, whole, numbers);
+    load_chunk(inputs + row_at + half_at, column, width, whole, numbers);
     if (bias == nullptr) return;
     float biases[kChunk];
     load_chunk(bias + half_at, column, width, whole, biases);
@@ -97,7 +97,7 @@ struct ActivateGradient {
 
 struct RotaryAngles {
   static constexpr int kThreads = kRowThreads;
-  static constexpr int kTokens = 16;  // of a block
+  static constexpr int kTokens = 16;  // per block
   std::int64_t context;
   std::int64_t tokens;
   int half;
@@ -117,11 +117,12 @@ struct RotaryAngles {
   }
 };
 
-// The halves of a head: they are turned into each other. Of heads of odd size, never turned, the second is shorter.
+// Halves of a head, whose elements a rotary embedding pairs. If the head size is odd, which excludes rotary embeddings,
+// the second half is shorter.
 struct Halves {
   int first;
   int second;
-  int chunks;  // of a head
+  int chunks;  // per head
   bool whole;
   explicit Halves(int head_dim)
       : first((head_dim + 1) / 2),
@@ -130,13 +131,13 @@ struct Halves {
         whole(in_whole_chunks({first, second})) {}
 };
 
-// Goes over the chunks of a row's heads: visit(head, column in its halves).
+// Calls visit(head, column in its halves) for the chunks of a row's heads.
 template <class Visit>
 SLUICE_DEVICE void for_each_head_chunk(int heads, int chunks, const Visit& visit) {
   for (int i = thread(); i < heads * chunks; i += threads()) visit(i / chunks, i % chunks * kChunk);
 }
 
-SLUICE_DEVICE void turn(const float* cosines, const float* sines, bool back, float (&a)[kChunk], float (&b)[kChunk]) {
+SLUICE_DEVICE void rotate(const float* cosines, const float* sines, bool back, float (&a)[kChunk], float (&b)[kChunk]) {
   for (int i = 0; i < kChunk; ++i) {
     const float sine = back ? -sines[i] : sines[i];
     const float before = a[i];
@@ -146,9 +147,9 @@ SLUICE_DEVICE void turn(const float* cosines, const float* sines, bool back, flo
 }
 
 template <class T>
-struct TurnApart {
+struct SplitQkv {
   static constexpr int kThreads = kRowThreads;
-  TurnShape shape;
+  QkvShape shape;
   Halves halves;
   const T* qkv;
   const T* bias;
@@ -159,23 +160,23 @@ struct TurnApart {
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
     const int d = shape.head_dim;
-    const int turned = shape.heads + shape.kv_heads;
-    const T* const from = qkv + row * (turned + shape.kv_heads) * d;
+    const int rotated = shape.heads + shape.kv_heads;
+    const T* const from = qkv + row * (rotated + shape.kv_heads) * d;
     const std::int64_t angles = row % shape.tokens * halves.first;
-    for_each_head_chunk(turned + shape.kv_heads, halves.chunks, [&](int head, int column) {
+    for_each_head_chunk(rotated + shape.kv_heads, halves.chunks, [&](int head, int column) {
       float a[kChunk];
       float b[kChunk];
       part(from, head, column, a, b);
-      if (shape.cosines != nullptr && head < turned) {
+      if (shape.cosines != nullptr && head < rotated) {
         float cosines[kChunk];
         float sines[kChunk];
         load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
         load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
-        turn(cosines, sines, false, a, b);
+        rotate(cosines, sines, false, a, b);
       }
       T* to = queries + (row * shape.heads + head) * d;
       if (head >= shape.heads) to = keys + (row * shape.kv_heads + head - shape.heads) * d;
-      if (head >= turned) to = values + (row * shape.kv_heads + head - turned) * d;
+      if (head >= rotated) to = values + (row * shape.kv_heads + head - rotated) * d;
       store_chunk(to, column, halves.first, halves.whole, a);
       store_chunk(to + halves.first, column, halves.second, halves.whole, b);
     });
@@ -197,9 +198,9 @@ struct TurnApart {
 };
 
 template <class T>
-struct TurnTogether {
+struct MergeQkvGradients {
   static constexpr int kThreads = kRowThreads;
-  TurnShape shape;
+  QkvShape shape;
   Halves halves;
   const float* keys;
   const float* values;
@@ -208,31 +209,31 @@ struct TurnTogether {
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
     const int d = shape.head_dim;
-    const int turned = shape.heads + shape.kv_heads;
-    const bool turns = shape.cosines != nullptr;
+    const int rotated = shape.heads + shape.kv_heads;
+    const bool rotates = shape.cosines != nullptr;
     const std::int64_t angles = row % shape.tokens * halves.first;
-    // Queries that are not turned stay as they are.
-    const int skipped = turns ? 0 : shape.heads;
-    for_each_head_chunk(turned + shape.kv_heads - skipped, halves.chunks, [&](int index, int column) {
+    // Without rotary embedding, the gradient of the queries is already in place.
+    const int skipped = rotates ? 0 : shape.heads;
+    for_each_head_chunk(rotated + shape.kv_heads - skipped, halves.chunks, [&](int index, int column) {
       const int head = index + skipped;
-      T* const to = qkv + (row * (turned + shape.kv_heads) + head) * d;
+      T* const to = qkv + (row * (rotated + shape.kv_heads) + head) * d;
       float a[kChunk];
       float b[kChunk];
       if (head < shape.heads) {
         load_chunk(to, column, halves.first, halves.whole, a);
         load_chunk(to + halves.first, column, halves.second, halves.whole, b);
       } else {
-        const float* const from = head < turned ? keys + (row * shape.kv_heads + head - shape.heads) * d
-                                                : values + (row * shape.kv_heads + head - turned) * d;
+        const float* const from = head < rotated ? keys + (row * shape.kv_heads + head - shape.heads) * d
+                                                 : values + (row * shape.kv_heads + head - rotated) * d;
         load_chunk(from, column, halves.first, halves.whole, a);
         load_chunk(from + halves.first, column, halves.second, halves.whole, b);
       }
-      if (turns && head < turned) {
+      if (rotates && head < rotated) {
         float cosines[kChunk];
         float sines[kChunk];
         load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
         load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
-        turn(cosines, sines, true, a, b);
+        rotate(cosines, sines, true, a, b);
       }
       store_chunk(to, column, halves.first, halves.whole, a);
       store_chunk(to + halves.first, column, halves.second, halves.whole, b);
@@ -325,28 +326,28 @@ struct PositionGradient {
 };
 
 template <class T>
-Preactivation<T> preactivation(const Half* products, const Half* bias, std::int64_t width) {
-  return {as<T>(products), as<T>(bias), static_cast<int>(width), in_whole_chunks({width})};
+Preactivation<T> preactivation(const Half* inputs, const Half* bias, std::int64_t width) {
+  return {as<T>(inputs), as<T>(bias), static_cast<int>(width), in_whole_chunks({width})};
 }
 
-Grid head_grid(const TurnShape& shape, const Halves& halves) {
+Grid head_grid(const QkvShape& shape, const Halves& halves) {
   return row_grid(shape.rows, std::int64_t{shape.heads + 2 * shape.kv_heads} * halves.chunks * kChunk);
 }
 
 }  // namespace
 
-void activate(Stream& stream, Element element, bool gated, const Half* products, const Half* bias, std::int64_t rows,
+void activate(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias, std::int64_t rows,
               std::int64_t width, Half* out) {
   with_half(element, [&]<class T>(HalfType<T>) {
-    launch(stream, row_grid(rows, width), Activate<T>{gated, preactivation<T>(products, bias, width), as<T>(out)});
+    launch(stream, row_grid(rows, width), Activate<T>{gated, preactivation<T>(inputs, bias, width), as<T>(out)});
   });
 }
 
-void activate_gradient(Stream& stream, Element element, bool gated, const Half* products, const Half* bias,
+void activate_gradient(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias,
                        std::int64_t rows, std::int64_t width, Half* gradient) {
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, row_grid(rows, width),
-           ActivateGradient<T>{gated, preactivation<T>(products, bias, width), as<T>(gradient)});
+           ActivateGradient<T>{gated, preactivation<T>(inputs, bias, width), as<T>(gradient)});
   });
 }
 
@@ -359,21 +360,21 @@ void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, st
          RotaryAngles{context, tokens, static_cast<int>(half), cosines, sines});
 }
 
-void turn_apart(Stream& stream, Element element, const TurnShape& shape, const Half* qkv, const Half* bias,
-                Half* queries, Half* keys, Half* values) {
+void split_qkv(Stream& stream, Element element, const QkvShape& shape, const Half* qkv, const Half* bias, Half* queries,
+               Half* keys, Half* values) {
   const Halves halves(shape.head_dim);
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, head_grid(shape, halves),
-           TurnApart<T>{shape, halves, as<T>(qkv), as<T>(bias), as<T>(queries), as<T>(keys), as<T>(values)});
+           SplitQkv<T>{shape, halves, as<T>(qkv), as<T>(bias), as<T>(queries), as<T>(keys), as<T>(values)});
   });
 }
 
-void turn_together(Stream& stream, Element element, const TurnShape& shape, const float* keys_gradient,
-                   const float* values_gradient, Half* qkv_gradient) {
+void merge_qkv_gradients(Stream& stream, Element element, const QkvShape& shape, const float* keys_gradient,
+                         const float* values_gradient, Half* qkv_gradient) {
   const Halves halves(shape.head_dim);
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, head_grid(shape, halves),
-           TurnTogether<T>{shape, halves, keys_gradient, values_gradient, as<T>(qkv_gradient)});
+           MergeQkvGradients<T>{shape, halves, keys_gradient, values_gradient, as<T>(qkv_gradient)});
   });
 }
 

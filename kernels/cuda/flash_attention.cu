@@ -8,8 +8,8 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// A block takes 128 queries of a head, each of its 4 warps 32 of them, and goes over tiles of 64 keys from the first
-// one on, so that every query has seen a key after the first tile.
+// A block processes 128 queries of a head, 32 per warp, and iterates over tiles of 64 keys from the first on, so that
+// every query attends to some key of the first tile.
 template <class T, int kHeadDim>
 struct FlashForward {
   static constexpr int kThreads = 128;
@@ -17,7 +17,7 @@ struct FlashForward {
   static constexpr int kQueries = 128;
   static constexpr int kKeys = 64;
   static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kHeadDim * static_cast<int>(sizeof(T));
-  static constexpr int kM = 2;  // tiles of 16 queries of a warp
+  static constexpr int kM = 2;  // tiles of 16 queries per warp
   static constexpr int kN = kHeadDim / 8;
 
   FlashShape shape;
@@ -28,13 +28,13 @@ struct FlashForward {
   float scale;
   int query_tiles;
 
-  // A tile of keys: from token `first` of a segment.
-  struct Place {
+  // A tile of keys, from token `first` of a segment.
+  struct KeyTile {
     int segment = 0;
     int first = 0;
   };
 
-  // What a block works on.
+  // The work of a block.
   struct Work {
     int head;
     int sequence;
@@ -42,25 +42,26 @@ struct FlashForward {
   };
 
   SLUICE_DEVICE Work work() const {
-    // Those of one head together, for they read the same keys; the last queries, which see most keys, begin.
+    // Blocks of one head are adjacent, since they read the same keys, and start with the last queries, which have most
+    // keys.
     const int tile = query_tiles - 1 - block_x() % query_tiles;
     const int rest = block_x() / query_tiles;
     return {rest % shape.heads, rest / shape.heads, tile * kQueries};
   }
 
-  // How many keys of a segment the block needs.
+  // Returns the number of keys of a segment that the block needs.
   SLUICE_DEVICE int needed(int segment, int token) const {
     const int all = segments.tokens[segment];
     return segment == segments.count - 1 && token + kQueries < all ? token + kQueries : all;
   }
 
-  // The first place with keys from `at` on; behind the last segment if there is none.
-  SLUICE_DEVICE Place found(Place at, int token) const {
+  // Returns the first tile with keys at or after `at`; segment == segments.count if there is none.
+  SLUICE_DEVICE KeyTile next_tile(KeyTile at, int token) const {
     while (at.segment < segments.count && at.first >= needed(at.segment, token)) at = {at.segment + 1, 0};
     return at;
   }
 
-  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, const Place& at, const Work& of, bool values) const {
+  SLUICE_DEVICE void load(const Tile<kHeadDim>& tile, const KeyTile& at, const Work& of, bool values) const {
     const int tokens = segments.tokens[at.segment];
     const T* const keys = static_cast<const T*>(segments.keys[at.segment]);
     const int column = of.head / shape.group * kHeadDim;
@@ -68,8 +69,8 @@ struct FlashForward {
                                shape.key_width, tokens - at.first);
   }
 
-  // Scores of keys that do not exist, or that come after the query, become -infinity.
-  SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], const Place& at, int token) const {
+  // Sets scores of keys that do not exist or that follow the query to -infinity.
+  SLUICE_DEVICE void mask(float (&scores)[kM][kKeys / 8][4], const KeyTile& at, int token) const {
     const bool own = at.segment == segments.count - 1;
     const int exist = segments.tokens[at.segment] - at.first;
     SLUICE_UNROLL
@@ -87,7 +88,7 @@ struct FlashForward {
     }
   }
 
-  // From scores to exp(scale (score - maximum)), and what was summed before to the new maximum.
+  // Replaces scores by exp(scale (score - maximum)) and rescales the previous sums to the new maximum.
   SLUICE_DEVICE void running_softmax(float (&scores)[kM][kKeys / 8][4], float (&maximum)[kM][2], float (&sum)[kM][2],
                                      float (&sums)[kM][kN][4]) const {
     const float scale2 = scale * kLog2E;
@@ -124,7 +125,7 @@ struct FlashForward {
     }
   }
 
-  // Writes what a warp has, through its rows of the queries in shared memory, which nobody else reads.
+  // Writes a warp's output, staged in its rows of the query tile, which no other warp reads.
   SLUICE_DEVICE void finish(const Tile<kHeadDim>& tile, const Work& of, const float (&maximum)[kM][2],
                             float (&sum)[kM][2], const float (&sums)[kM][kN][4]) const {
     const int first = warp() * 16 * kM;
@@ -135,12 +136,12 @@ struct FlashForward {
       for (int half = 0; half < 2; ++half) {
         sum[m][half] += shuffle_xor(sum[m][half], 1);
         sum[m][half] += shuffle_xor(sum[m][half], 2);
-        const float share = 1.0F / sum[m][half];
+        const float inverse = 1.0F / sum[m][half];
         const int row = first + m * 16 + lane() / 4 + half * 8;
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
           *reinterpret_cast<std::uint32_t*>(tile.piece(row, n) + lane() % 4 * 4) =
-              pack<T>(sums[m][n][2 * half] * share, sums[m][n][2 * half + 1] * share);
+              pack<T>(sums[m][n][2 * half] * inverse, sums[m][n][2 * half + 1] * inverse);
         }
         if (lane() % 4 == 0 && of.token + row < shape.tokens) {
           log_sums[of.head * shape.rows + first_row + row] = maximum[m][half] * scale + logarithm(sum[m][half]);
@@ -165,7 +166,7 @@ struct FlashForward {
     const Tile<kHeadDim> key_tile{query_tile.data + kQueries * Tile<kHeadDim>::kRowBytes};
     const Tile<kHeadDim> value_tile{key_tile.data + kKeys * Tile<kHeadDim>::kRowBytes};
     const Work of = work();
-    Place at = found({}, of.token);
+    KeyTile at = next_tile({}, of.token);
 
     const std::int64_t first_row = std::int64_t{of.sequence} * shape.tokens + of.token;
     load_tile<kQueries, kThreads>(query_tile, queries + first_row * shape.query_width + of.head * kHeadDim,
@@ -187,7 +188,7 @@ struct FlashForward {
     }
 
     while (at.segment < segments.count) {
-      // The keys are here, and all have done with the values before.
+      // The keys have arrived, and all threads have finished reading the previous values.
       copy_async_wait<0>();
       sync_block();
       load(value_tile, at, of, true);
@@ -197,10 +198,10 @@ struct FlashForward {
       set_zero(scores);
       multiply_rows<T>(scores, query_tile, warp() * 16 * kM, key_tile, 0);
 
-      // The values are here, and all have done with the keys.
+      // The values have arrived, and all threads have finished reading the keys.
       copy_async_wait<0>();
       sync_block();
-      const Place next = found({at.segment, at.first + kKeys}, of.token);
+      const KeyTile next = next_tile({at.segment, at.first + kKeys}, of.token);
       if (next.segment < segments.count) load(key_tile, next, of, false);
       copy_async_commit();
 
@@ -219,7 +220,7 @@ struct FlashForward {
 template <class T, int kHeadDim>
 void forward(const AttentionForward& call, Stream& stream) {
   using Kernel = FlashForward<T, kHeadDim>;
-  const AttentionShape& shape = call.shape;
+  const AttentionSizes& shape = call.shape;
   const int tiles = (shape.tokens + Kernel::kQueries - 1) / Kernel::kQueries;
   const Kernel kernel{.shape = FlashShape(shape),
                       .queries = static_cast<const T*>(call.queries),

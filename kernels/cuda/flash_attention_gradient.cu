@@ -7,40 +7,42 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-constexpr int kQueries = 64;  // of a tile
+constexpr int kQueries = 64;  // per tile
 
-int query_tiles(const AttentionShape& shape) { return (shape.tokens + kQueries - 1) / kQueries; }
+int query_tiles(const AttentionSizes& shape) { return (shape.tokens + kQueries - 1) / kQueries; }
 
-// The gradient of the queries of a tile, in float32, as the threads of a block have it: the fastest to add to. Warps
-// stand 2 by 2 over queries and columns, each with 32 queries and half of the columns.
+// Layout of the float32 gradient of a tile's queries in scratch: in the order in which the threads of a block hold it,
+// for coalesced atomic additions. Warps are arranged 2 by 2 over queries and columns, each with 32 queries and half of
+// the columns.
 template <int kHeadDim>
 struct QueryGradient {
   static constexpr int kThreads = 128;
   static constexpr int kM = 2;
   static constexpr int kN = kHeadDim / 16;
   static constexpr int kElements = kQueries * kHeadDim;
-  // Numbers of a thread beside each other.
+  // Returns the number of consecutive elements of a thread.
   SLUICE_DEVICE static int piece() { return has_wide_atomics() ? 4 : 1; }
 
   SLUICE_DEVICE static int first_query() { return warp() % 2 * 32; }
   SLUICE_DEVICE static int first_column() { return warp() / 2 * (kHeadDim / 2); }
-  // Where element e of tile [m][n] lies, from that of element 0 of the first tile, which is at thread() * piece().
+  // Returns the offset of element e of tile [m][n] from element 0 of the first tile, which is at thread() * piece().
   SLUICE_DEVICE static int at(int m, int n, int e) {
     return ((m * kN + n) * 4 + e) / piece() * kThreads * piece() + e % piece();
   }
 };
 
-// A block owns some keys of a key head: it goes over all queries that see them, of all query heads that share them, and
-// adds their gradients once. Everything is transposed, rows are keys: so probabilities and their gradients are operands
-// of the next products as they lie in registers. Each of 4 warps has 16 kM keys.
+// A block owns a tile of keys of a key head: it iterates over all queries that attend to them, of all query heads of
+// the group, and adds the gradients of the keys once. Matrices are transposed, with keys as rows, so that probabilities
+// and their gradients are operands of the next matrix multiplication without leaving registers. Each of 4 warps has 16
+// kM keys.
 template <class T, int kHeadDim>
 struct FlashBackward {
   static constexpr int kThreads = 128;
   static constexpr int kBlocks = 2;
-  static constexpr int kM = kHeadDim == 64 ? 2 : 1;  // registers allow no more
+  static constexpr int kM = kHeadDim == 64 ? 2 : 1;  // limited by registers
   static constexpr int kN = kHeadDim / 8;
   static constexpr int kKeys = 64 * kM;
-  static constexpr int kPart = kQueries / kM;  // queries whose scores are in registers at once
+  static constexpr int kPart = kQueries / kM;  // queries whose scores are in registers at the same time
   static constexpr int kSharedBytes =
       (2 * kKeys + 2 * kQueries) * kHeadDim * 2 + kKeys * kQueries * 2 + 2 * kQueries * 4;
 
@@ -49,8 +51,8 @@ struct FlashBackward {
   KeySegments segments;
   const float* log_sums;
   const T* out_gradient;
-  const float* products;
-  float* queries_gradient;  // by head, sequence and tile, as QueryGradient
+  const float* dot_products;
+  float* queries_gradient;  // [head, sequence, tile], each in the layout of QueryGradient
   float scale;
   int query_tiles;
   int tiles_of_keys;
@@ -61,8 +63,8 @@ struct FlashBackward {
     Tile<kHeadDim> queries;
     Tile<kHeadDim> out_gradient;
     Tile<kQueries> scores_gradient;  // [keys, queries]
-    float* log2_sums;                // [queries], and behind them their products
-    SLUICE_DEVICE const float* products() const { return log2_sums + kQueries; }
+    float* log2_sums;                // [queries], followed by their dot products
+    SLUICE_DEVICE const float* dot_products() const { return log2_sums + kQueries; }
   };
   SLUICE_DEVICE static Shared shared() {
     constexpr int kRowBytes = Tile<kHeadDim>::kRowBytes;
@@ -75,13 +77,13 @@ struct FlashBackward {
     return {{keys}, {values}, {queries}, {out_gradient}, {scores_gradient}, log2_sums};
   }
 
-  // What a block works on: keys from `first` of a segment.
+  // The work of a block: keys from `first` of a segment.
   struct Work {
     int segment = 0;
     int first = 0;
     int key_head = 0;
     int sequence = 0;
-    int first_tile = 0;  // of the queries that see them
+    int first_tile = 0;  // of the queries that attend to them
   };
   SLUICE_DEVICE Work work() const {
     Work of;
@@ -99,8 +101,8 @@ struct FlashBackward {
     return of;
   }
 
-  // One tile of queries of one head: the blocks of a head begin at different ones, so that they do not all add to the
-  // same place at once.
+  // One tile of queries of one head. The blocks of a head start with different tiles, so that they do not contend for
+  // the same addresses.
   struct Step {
     int head;
     int tile;
@@ -120,28 +122,28 @@ struct FlashBackward {
     copy_async_commit();
   }
 
-  // What this thread brings of a tile's rows: half of the threads their log sums, to base 2, half their products. Of
-  // queries that do not exist all probabilities are 0.
-  SLUICE_DEVICE float row_number(const Work& of, const Step& at) const {
+  // Loads this thread's statistic of a tile's rows: the log sum, to base 2, in the first half of the threads, the dot
+  // product in the second. The log sum of queries that do not exist is infinity, so that their probabilities are 0.
+  SLUICE_DEVICE float row_statistic(const Work& of, const Step& at) const {
     const int token = at.tile * kQueries + thread() % kQueries;
     const std::int64_t row = at.head * shape.rows + std::int64_t{of.sequence} * shape.tokens + token;
     const bool exists = token < shape.tokens;
-    if (thread() >= kQueries) return exists ? products[row] : 0;
+    if (thread() >= kQueries) return exists ? dot_products[row] : 0;
     return exists ? log_sums[row] * kLog2E : kInfinity;
   }
-  SLUICE_DEVICE static void keep_row_number(const Shared& in, float number) {
+  SLUICE_DEVICE static void store_row_statistic(const Shared& in, float number) {
     static_assert(kThreads == 2 * kQueries);
     in.log2_sums[thread()] = number;
   }
 
-  // Probabilities of scores [keys, queries from `first` of the tile].
+  // Replaces scores [keys, queries from `first` of the tile] by probabilities.
   SLUICE_DEVICE void probabilities(float (&scores)[kM][kPart / 8][4], const Shared& in, const Work& of, const Step& at,
                                    int first) const {
     const float scale2 = scale * kLog2E;
     const bool own = of.segment == segments.count - 1;
     const int key = of.first + warp() * 16 * kM;
     const int query = at.tile * kQueries + first;
-    // Where all of the warp's keys are seen by all queries.
+    // Whether no score of the warp is masked.
     const bool whole = own ? key + 16 * kM <= query + 1 : key + 16 * kM <= segments.tokens[of.segment];
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
@@ -178,7 +180,7 @@ struct FlashBackward {
                                              const float (&gradient)[kM][kPart / 8][4], const Shared& in, int first) {
     SLUICE_UNROLL
     for (int n = 0; n < kPart / 8; ++n) {
-      const Vector<float, 2> row = load_vector<float, 2>(in.products() + first + n * 8 + lane() % 4 * 2);
+      const Vector<float, 2> row = load_vector<float, 2>(in.dot_products() + first + n * 8 + lane() % 4 * 2);
       SLUICE_UNROLL
       for (int m = 0; m < kM; ++m) {
         SLUICE_UNROLL
@@ -253,7 +255,7 @@ struct FlashBackward {
                                shape.key_width, tokens - of.first);
     Step at = step(of, 0);
     load(in, of, at);
-    keep_row_number(in, row_number(of, at));
+    store_row_statistic(in, row_statistic(of, at));
 
     float keys_gradient[kM][kN][4];
     float values_gradient[kM][kN][4];
@@ -284,10 +286,10 @@ struct FlashBackward {
       float row = 0;
       if (number + 1 < steps) {
         load(in, of, next);
-        row = row_number(of, next);
+        row = row_statistic(of, next);
       }
       add_queries_gradient(in, of, at);
-      keep_row_number(in, row);
+      store_row_statistic(in, row);
       at = next;
     }
     add_keys_gradient(keys_gradient, of, false, scale);
@@ -332,7 +334,7 @@ struct RoundQueryGradient {
 template <class T, int kHeadDim>
 void backward(const AttentionBackward& call, Stream& stream) {
   using Kernel = FlashBackward<T, kHeadDim>;
-  const AttentionShape& shape = call.shape;
+  const AttentionSizes& shape = call.shape;
   const float scale = 1 / std::sqrt(static_cast<float>(kHeadDim));
   const int tiles = query_tiles(shape);
   int tiles_of_keys = 0;
@@ -349,7 +351,7 @@ void backward(const AttentionBackward& call, Stream& stream) {
                 .segments = call.segments,
                 .log_sums = call.log_sums,
                 .out_gradient = static_cast<const T*>(call.out_gradient),
-                .products = call.products,
+                .dot_products = call.dot_products,
                 .queries_gradient = queries_gradient,
                 .scale = scale,
                 .query_tiles = tiles,
@@ -366,12 +368,12 @@ void backward(const AttentionBackward& call, Stream& stream) {
 
 }  // namespace
 
-bool flash_fits(const AttentionShape& shape, int compute_capability) {
+bool flash_fits(const AttentionSizes& shape, int compute_capability) {
   return compute_capability >= 80 && (shape.head_dim == 64 || shape.head_dim == 128) && shape.kv_heads > 0 &&
          shape.heads % shape.kv_heads == 0;
 }
 
-std::int64_t flash_scratch_bytes(const AttentionShape& shape) {
+std::int64_t flash_scratch_bytes(const AttentionSizes& shape) {
   if (!flash_fits(shape, 80)) return 0;
   return std::int64_t{query_tiles(shape)} * kQueries * shape.sequences * shape.query_width() *
          static_cast<std::int64_t>(sizeof(float));

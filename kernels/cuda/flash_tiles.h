@@ -8,16 +8,16 @@
 
 namespace sluice::kernels::cuda {
 
-// What flash attention is made of: tiles of 16-bit numbers in shared memory, and products of them. Accumulators and
-// operands lie in registers as `multiply_add` of lanes.h has them: lane 4 g + c holds of 16 rows by 8 columns rows g (0
-// and 1) and g + 8 (2 and 3), columns 2 c and 2 c + 1.
+// Building blocks of flash attention: tiles of 16-bit numbers in shared memory, and matrix multiplications of tiles.
+// Accumulators and operands have the register layout of `multiply_add` in lanes.h: of 16 rows by 8 columns, lane 4 g +
+// c holds rows g (elements 0 and 1) and g + 8 (2 and 3), columns 2 c and 2 c + 1.
 
 inline constexpr float kLog2E = 1.44269504088896340736F;
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// AttentionShape with what kernels need of it at hand.
+// AttentionSizes with precomputed widths.
 struct FlashShape {
-  explicit FlashShape(const AttentionShape& shape)
+  explicit FlashShape(const AttentionSizes& shape)
       : sequences(shape.sequences),
         tokens(shape.tokens),
         heads(shape.heads),
@@ -30,22 +30,22 @@ struct FlashShape {
   int tokens;
   int heads;
   int kv_heads;
-  int group;  // query heads of a key head
+  int group;  // query heads per key head
   std::int64_t rows;
   std::int64_t query_width;
   std::int64_t key_width;
 };
 
-// Elements from the first row of a segment's keys, or of their gradients, to that of a sequence and token, in a head;
-// `values`: of its values. As values_after of attention.h has it: heads of 64 numbers leave nothing to be padded.
+// Returns the offset of a token's key (or value, if `values`) in a segment's keys and values, or in their gradients, in
+// elements. Agrees with values_after of attention.h because heads of 64 or 128 elements need no padding.
 SLUICE_DEVICE std::int64_t key_offset(const FlashShape& shape, std::int64_t tokens, int sequence, int token,
                                       int key_column, bool values) {
   const std::int64_t row = sequence * tokens + token + (values ? shape.sequences * tokens : std::int64_t{0});
   return row * shape.key_width + key_column;
 }
 
-// A tile's rows of kColumns numbers (a multiple of 64), in pieces of 16 bytes. Within each 128 bytes piece i of row r
-// lies at i ^ r % 8: so the eight rows of a matrix that ldmatrix reads at once lie in all 32 banks.
+// Rows of kColumns numbers (a multiple of 64) in pieces of 16 bytes. Within each 128 bytes, piece i of row r is stored
+// at i ^ (r % 8), so that the eight rows that ldmatrix reads together are in different banks.
 template <int kColumns>
 struct Tile {
   static_assert(kColumns % 64 == 0);
@@ -56,32 +56,32 @@ struct Tile {
 
   SLUICE_DEVICE unsigned char* piece(int row, int i) const { return data + row * kRowBytes + ((i ^ (row % 8)) << 4); }
 
-  // For load_matrices: the four matrices of rows row to row + 15 and pieces i and i + 1 (row a multiple of 8, i even),
-  // those of the first piece before those of the second. Not transposed they are A [16 rows, 16]; transposed B of inner
-  // 16 (rows) by two tiles of columns (pieces).
+  // Returns the address for load_matrices of the four matrices in rows row to row + 15 and pieces i and i + 1 (row a
+  // multiple of 8, i even), ordered by piece. Without transposition they are A [16 rows, 16]; with transposition, B of
+  // 16 inner (rows) by two tiles of columns (pieces).
   SLUICE_DEVICE const unsigned char* by_piece(int row, int i) const {
     return data + row * kRowBytes + (((lane() % 16) * kRowBytes + ((lane() / 16 ^ lane() % 8) << 4)) ^ (i << 4));
   }
-  // The same four, those of the first eight rows before those of the others. Not transposed they are B of inner 16
-  // (pieces) by two tiles of columns (rows); transposed A [16 columns, 16 rows].
+  // The same four matrices, ordered by row. Without transposition they are B of 16 inner (pieces) by two tiles of
+  // columns (rows); with transposition, A [16 columns, 16 rows].
   SLUICE_DEVICE const unsigned char* by_row(int row, int i) const {
     return data + row * kRowBytes +
            (((lane() % 8 + lane() / 16 * 8) * kRowBytes + ((lane() / 8 % 2 ^ lane() % 8) << 4)) ^ (i << 4));
   }
 };
 
-// Begins to copy kRows rows, `stride` numbers apart, of which the first `valid` exist; the others become zero.
+// Starts an asynchronous copy of kRows rows, `stride` numbers apart. Rows from `valid` on are set to zero.
 template <int kRows, int kThreads, int kColumns, class T>
 SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int64_t stride, int valid) {
   constexpr int kPieces = Tile<kColumns>::kPieces;
-  constexpr int kAtOnce = kThreads / kPieces;
-  static_assert(kThreads % kPieces == 0 && kAtOnce % 8 == 0 && kRows % kAtOnce == 0);
+  constexpr int kRowsPerPass = kThreads / kPieces;
+  static_assert(kThreads % kPieces == 0 && kRowsPerPass % 8 == 0 && kRows % kRowsPerPass == 0);
   const int first = thread() / kPieces;
   const int i = thread() % kPieces;
   const T* const from = rows + first * stride + i * 8;
   unsigned char* const to = tile.piece(first, i);
   SLUICE_UNROLL
-  for (int at = 0; at < kRows; at += kAtOnce) {
+  for (int at = 0; at < kRows; at += kRowsPerPass) {
     copy_async_16(to + at * Tile<kColumns>::kRowBytes, from + at * stride, first + at < valid);
   }
 }
@@ -98,7 +98,7 @@ SLUICE_DEVICE void set_zero(float (&sums)[kM][kN][4]) {
   }
 }
 
-// sums[m][n and n + 1] += a[m] B, of both tiles of columns that load_matrices has brought.
+// sums[m][n and n + 1] += a[m] B, for both tiles of columns that load_matrices has loaded.
 template <class T, int kM, int kN>
 SLUICE_DEVICE void multiply_two(float (&sums)[kM][kN][4], const std::uint32_t (&a)[kM][4], const std::uint32_t (&b)[4],
                                 int n) {
@@ -111,7 +111,7 @@ SLUICE_DEVICE void multiply_two(float (&sums)[kM][kN][4], const std::uint32_t (&
   }
 }
 
-// sums [16 kM, 8 kN] += rows of `a` from a_row times rows of `b` from b_row, transposed.
+// sums [16 kM, 8 kN] += A B^T, for rows of `a` from a_row and rows of `b` from b_row.
 template <class T, int kM, int kN, int kColumns>
 SLUICE_DEVICE void multiply_rows(float (&sums)[kM][kN][4], const Tile<kColumns>& a, int a_row, const Tile<kColumns>& b,
                                  int b_row) {
@@ -129,7 +129,8 @@ SLUICE_DEVICE void multiply_rows(float (&sums)[kM][kN][4], const Tile<kColumns>&
   }
 }
 
-// sums [16 kM, 8 kN] += a [16 kM, 8 kInner], rounded from accumulators, times rows row to row + 8 kInner of `b`.
+// sums [16 kM, 8 kN] += A B, for accumulators a [16 kM, 8 kInner], rounded to 16 bits, and rows row to row + 8 kInner
+// of `b`.
 template <class T, int kM, int kN, int kInner, int kColumns>
 SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (&a)[kM][kInner][4],
                                          const Tile<kColumns>& b, int row) {
@@ -153,8 +154,8 @@ SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (
   }
 }
 
-// sums [16 kM, 8 kN] += columns of `a` from piece a_piece, transposed, times columns of `b` from piece b_piece, over
-// their first kRows rows.
+// sums [16 kM, 8 kN] += A^T B, for columns of `a` from piece a_piece and of `b` from piece b_piece, over their first
+// kRows rows.
 template <class T, int kRows, int kM, int kN, int kColumnsA, int kColumnsB>
 SLUICE_DEVICE void multiply_columns(float (&sums)[kM][kN][4], const Tile<kColumnsA>& a, int a_piece,
                                     const Tile<kColumnsB>& b, int b_piece) {

@@ -8,28 +8,28 @@
 namespace sluice::kernels::cuda {
 namespace {
 
-// Columns of the scores of one segment begin at a multiple of this, so that products can load them as vectors.
+// Alignment of the first column of a segment's scores, in elements, for vector loads of GEMMs.
 constexpr std::int64_t kAlignment = 8;
 std::int64_t aligned(std::int64_t columns) { return (columns + kAlignment - 1) / kAlignment * kAlignment; }
 
-// How many columns those of a slice may need, however what is before it was cut.
-std::int64_t most_columns(const AttentionShape& shape) {
+// Returns an upper bound of the number of columns of scores, for any slicing of the prefix.
+std::int64_t most_columns(const AttentionSizes& shape) {
   const std::int64_t earlier = std::min<std::int64_t>(shape.context, kMostSegments - 1);
   return shape.context + (kAlignment - 1) * earlier + shape.tokens;
 }
 
-// How the work is cut: tiles of `rows` queries of one sequence by the heads of `kv_heads` key heads.
+// Tile sizes: `rows` queries of one sequence by the query heads of `kv_heads` key heads.
 struct Tiles {
   int rows = 0;
   int kv_heads = 0;
-  std::int64_t stride = 0;        // of a row of scores, in floats
-  std::int64_t score_bytes = 0;   // of one matrix of scores
-  std::int64_t output_bytes = 0;  // of a tile's output in float32
+  std::int64_t stride = 0;        // of rows of scores, in floats
+  std::int64_t score_bytes = 0;   // per matrix of scores
+  std::int64_t output_bytes = 0;  // of a tile's float32 output
 };
 
-Tiles tiles_of(const AttentionShape& shape, int matrices, std::int64_t workspace) {
-  constexpr int kMostRows = 512;  // of more, a causal mask wastes too much
-  constexpr int kFewRows = 64;    // of fewer, products become slow: rather fewer heads
+Tiles tiles_of(const AttentionSizes& shape, int matrices, std::int64_t workspace) {
+  constexpr int kMostRows = 512;  // larger tiles waste too much on the causal mask
+  constexpr int kFewRows = 64;    // GEMMs with fewer rows are slow: reduce the heads first
   Tiles tiles;
   tiles.stride = padded(most_columns(shape));
   const int group = shape.heads / shape.kv_heads;
@@ -57,26 +57,26 @@ Tiles tiles_of(const AttentionShape& shape, int matrices, std::int64_t workspace
   return tiles;
 }
 
-// The scores of a tile: heads one after the other, `rows` each. Row r sees `seen + r` columns but for those between
-// segments, of `columns`.
+// Layout of the scores of a tile: [heads, rows, columns]. Row r attends to the first `seen + r` of `columns` columns,
+// except for the padding between segments.
 struct TilePlace {
   int rows;
   std::int64_t stride;
   std::int64_t columns;
   std::int64_t seen;
-  std::int64_t log_sums_step;  // from one head to the next
+  std::int64_t log_sums_step;  // distance between heads
 };
-// Where the columns of segments begin, and how many they are.
+// First column and number of columns per segment.
 struct SegmentColumns {
   int count = 0;
   std::int32_t begin[kMostSegments];
   std::int32_t tokens[kMostSegments];
 };
 
-// Writes 16-bit numbers over the float32 ones of a row, from its beginning on: number i of a chunk that all threads
-// have read comes where none is that is still to be read.
+// Replaces the float32 numbers of a row by 16-bit numbers, packed at its start. Each chunk is written after all threads
+// have read it, and overlaps none that is still to be read.
 template <class T, class Make>
-SLUICE_DEVICE void halve_in_place(float* row, std::int64_t columns, const Make& make) {
+SLUICE_DEVICE void round_in_place(float* row, std::int64_t columns, const Make& make) {
   T* const out = reinterpret_cast<T*>(row);
   for (std::int64_t first = 0; first < columns; first += threads()) {
     const std::int64_t column = first + thread();
@@ -116,13 +116,13 @@ struct Softmax {
     sum = block_sum(sum * exponential(highest - maximum));
     if (thread() == 0) log_sums[head * place.log_sums_step + r] = maximum + logarithm(sum);
     const float inverse = 1.0F / sum;
-    halve_in_place<T>(row, place.columns, [&](std::int64_t column) {
+    round_in_place<T>(row, place.columns, [&](std::int64_t column) {
       return column < seen ? exponential(row[column] - maximum) * inverse : 0.0F;
     });
   }
 };
 
-// Scores become probabilities; their gradients, p (gradient - product), which is that of the scaled scores.
+// Replaces scores by probabilities p, and the gradients of p by those of the scaled scores, p (gradient - dot product).
 template <class T>
 struct SoftmaxGradient {
   static constexpr int kThreads = kRowThreads;
@@ -130,7 +130,7 @@ struct SoftmaxGradient {
   float* scores;
   float* gradients;
   const float* log_sums;
-  const float* products;
+  const float* dot_products;
 
   SLUICE_DEVICE void operator()() const {
     const int r = block_x();
@@ -140,18 +140,18 @@ struct SoftmaxGradient {
     float* const gradient = gradients + at;
     const std::int64_t seen = place.seen + r;
     const float log_sum = log_sums[head * place.log_sums_step + r];
-    const float product = products[head * place.log_sums_step + r];
-    halve_in_place<T>(gradient, place.columns, [&](std::int64_t column) {
+    const float product = dot_products[head * place.log_sums_step + r];
+    round_in_place<T>(gradient, place.columns, [&](std::int64_t column) {
       return column < seen ? exponential(row[column] - log_sum) * (gradient[column] - product) : 0.0F;
     });
-    halve_in_place<T>(row, place.columns,
+    round_in_place<T>(row, place.columns,
                       [&](std::int64_t column) { return column < seen ? exponential(row[column] - log_sum) : 0.0F; });
   }
 };
 
-// [rows, width] float32 into 16-bit rows, `stride` apart.
+// Rounds [rows, width] of float32 to 16-bit rows, `stride` apart.
 template <class T>
-struct Narrow {
+struct RoundRows {
   static constexpr int kThreads = kRowThreads;
   const float* from;
   int width;
@@ -169,15 +169,15 @@ struct Narrow {
 };
 
 template <class T>
-struct RowProducts {
+struct RowDotProducts {
   static constexpr int kThreads = kRowThreads;
-  AttentionShape shape;
+  AttentionSizes shape;
   bool whole;
   const T* out;
   const T* gradient;
-  float* products;
+  float* dot_products;
 
-  // A warp takes a head.
+  // One head per warp.
   SLUICE_DEVICE void operator()() const {
     const std::int64_t row = block_x();
     const std::int64_t rows = std::int64_t{shape.sequences} * shape.tokens;
@@ -193,19 +193,19 @@ struct RowProducts {
         for (int i = 0; i < kChunk; ++i) sum += a[i] * b[i];
       }
       sum = warp_sum(sum);
-      if (lane() == 0) products[head * rows + row] = sum;
+      if (lane() == 0) dot_products[head * rows + row] = sum;
     }
   }
 };
 
 const Half* at(const void* numbers, std::int64_t i) { return static_cast<const Half*>(numbers) + i; }
 
-// What both directions walk through, and the products of one tile. Products of a batch are those of key heads, a query
-// head of each at a time: so no two of a batch add to one place.
-class Walk {
+// Iteration over tiles, for both directions, and the GEMMs of one tile. A batch of GEMMs has one query head of each key
+// head, so that no two GEMMs of a batch accumulate into the same matrix.
+class TileLoop {
  public:
-  Walk(const AttentionShape& shape, Element element, const KeySegments& segments, int matrices, std::int64_t workspace,
-       std::byte* scratch, Device& device, Stream& stream)
+  TileLoop(const AttentionSizes& shape, Element element, const KeySegments& segments, int matrices,
+           std::int64_t workspace, std::byte* scratch, Device& device, Stream& stream)
       : shape_(shape),
         element_(element),
         segments_(segments),
@@ -220,7 +220,7 @@ class Walk {
     for (int i = 1; i < segments.count; ++i) begin_[i] = begin_[i - 1] + aligned(segments.tokens[i - 1]);
   }
 
-  // Calls visit() for every tile.
+  // Calls visit() for each tile.
   template <class Visit>
   void for_each_tile(const Visit& visit) {
     for (sequence_ = 0; sequence_ < shape_.sequences; ++sequence_) {
@@ -234,7 +234,7 @@ class Walk {
     }
   }
 
-  // The first query of the tile, in a matrix with rows `stride` apart that begin with head 0.
+  // Returns the offset of the tile's first query in a matrix whose rows are `stride` apart and start with head 0.
   std::int64_t query_at(std::int64_t stride) const {
     return row() * stride + std::int64_t{kv_first_} * group_ * shape_.head_dim;
   }
@@ -265,94 +265,95 @@ class Walk {
   float* scores() const { return scores_; }
   float* gradients() const { return gradients_; }
 
-  // into [tile] = factor x queries x transposed keys, or values.
-  void make_scores(const void* queries, bool of_values, float factor, float* into) const {
+  // into [tile] = factor x queries x keys^T (values^T if `of_values`).
+  void compute_scores(const void* queries, bool of_values, float factor, float* into) const {
     const std::int64_t width = shape_.query_width();
     for_each_segment([&](const Segment& segment) {
       for (int g = 0; g < group_; ++g) {
-        MatrixProduct product = batch();
-        product.rows = rows_;
-        product.columns = segment.tokens;
-        product.inner = shape_.head_dim;
-        product.a = at(queries, query_at(width) + std::int64_t{g} * shape_.head_dim);
-        product.a_stride = width;
-        product.a_step = std::int64_t{group_} * shape_.head_dim;
-        set_keys(product, segment, of_values);
-        product.b_transposed = true;
-        product.c = into + g * head_step() + segment.column;
-        product.c_stride = tiles_.stride;
-        product.c_step = group_ * head_step();
-        product.out = Element::float32;
-        product.alpha = factor;
-        device_.multiply(product, stream_);
+        GemmCall gemm = batch();
+        gemm.rows = rows_;
+        gemm.columns = segment.tokens;
+        gemm.inner = shape_.head_dim;
+        gemm.a = at(queries, query_at(width) + std::int64_t{g} * shape_.head_dim);
+        gemm.a_stride = width;
+        gemm.a_step = std::int64_t{group_} * shape_.head_dim;
+        set_keys(gemm, segment, of_values);
+        gemm.b_transposed = true;
+        gemm.c = into + g * head_step() + segment.column;
+        gemm.c_stride = tiles_.stride;
+        gemm.c_step = group_ * head_step();
+        gemm.out = Element::float32;
+        gemm.alpha = factor;
+        device_.multiply(gemm, stream_);
       }
     });
   }
 
-  // to (16-bit rows `stride` apart) = factor x halved scores x values, or keys. Over several segments in float32 first.
-  void multiply_scores(const float* halved, bool by_values, float factor, Half* to, std::int64_t stride) const {
+  // to (16-bit rows `stride` apart) = factor x rounded scores x keys (values if `by_values`). Several segments are
+  // accumulated in float32 first.
+  void multiply_scores(const float* rounded, bool by_values, float factor, Half* to, std::int64_t stride) const {
     const std::int64_t width = std::int64_t{kv_heads_} * group_ * shape_.head_dim;
-    const bool at_once = segments_.count == 1;
+    const bool direct = segments_.count == 1;
     bool begun = false;
     for_each_segment([&](const Segment& segment) {
       for (int g = 0; g < group_; ++g) {
-        MatrixProduct product = batch();
-        product.rows = rows_;
-        product.columns = shape_.head_dim;
-        product.inner = segment.tokens;
-        set_halved(product, halved, segment, g);
-        set_keys(product, segment, by_values);
+        GemmCall gemm = batch();
+        gemm.rows = rows_;
+        gemm.columns = shape_.head_dim;
+        gemm.inner = segment.tokens;
+        set_rounded(gemm, rounded, segment, g);
+        set_keys(gemm, segment, by_values);
         const std::int64_t head = std::int64_t{g} * shape_.head_dim;
-        product.c = at_once ? static_cast<void*>(to + head) : output_ + head;
-        product.c_stride = at_once ? stride : width;
-        product.c_step = std::int64_t{group_} * shape_.head_dim;
-        product.out = at_once ? element_ : Element::float32;
-        product.alpha = factor;
-        product.beta = begun ? 1.0F : 0.0F;
-        device_.multiply(product, stream_);
+        gemm.c = direct ? static_cast<void*>(to + head) : output_ + head;
+        gemm.c_stride = direct ? stride : width;
+        gemm.c_step = std::int64_t{group_} * shape_.head_dim;
+        gemm.out = direct ? element_ : Element::float32;
+        gemm.alpha = factor;
+        gemm.beta = begun ? 1.0F : 0.0F;
+        device_.multiply(gemm, stream_);
       }
       begun = true;
     });
-    if (at_once) return;
+    if (direct) return;
     with_half(element_, [&]<class T>(HalfType<T>) {
       launch(stream_, row_grid(rows_, width),
-             Narrow<T>{output_, static_cast<int>(width), in_whole_chunks({width, stride, shape_.head_dim}), stride,
-                       as<T>(to)});
+             RoundRows<T>{output_, static_cast<int>(width), in_whole_chunks({width, stride, shape_.head_dim}), stride,
+                          as<T>(to)});
     });
   }
 
-  // Adds factor x transposed halved scores x rows (of queries' shape) to the gradients of keys, or values.
-  void add_to_keys(const float* halved, const void* rows, float factor, bool of_values) const {
+  // Adds factor x rounded scores^T x rows (of the queries' shape) to the gradients of keys (values if `of_values`).
+  void add_to_keys(const float* rounded, const void* rows, float factor, bool of_values) const {
     const std::int64_t width = shape_.query_width();
     for_each_segment([&](const Segment& segment) {
       for (int g = 0; g < group_; ++g) {
-        MatrixProduct product = batch();
-        product.rows = segment.tokens;
-        product.columns = shape_.head_dim;
-        product.inner = rows_;
-        set_halved(product, halved, segment, g);
-        product.a_transposed = true;
-        product.b = at(rows, query_at(width) + std::int64_t{g} * shape_.head_dim);
-        product.b_stride = width;
-        product.b_step = std::int64_t{group_} * shape_.head_dim;
-        product.c = segments_.keys_gradient[segment.index] + segment.at + (of_values ? segment.values : 0);
-        product.c_stride = shape_.key_width();
-        product.c_step = shape_.head_dim;
-        product.out = Element::float32;
-        product.alpha = factor;
-        product.beta = 1;
-        device_.multiply(product, stream_);
+        GemmCall gemm = batch();
+        gemm.rows = segment.tokens;
+        gemm.columns = shape_.head_dim;
+        gemm.inner = rows_;
+        set_rounded(gemm, rounded, segment, g);
+        gemm.a_transposed = true;
+        gemm.b = at(rows, query_at(width) + std::int64_t{g} * shape_.head_dim);
+        gemm.b_stride = width;
+        gemm.b_step = std::int64_t{group_} * shape_.head_dim;
+        gemm.c = segments_.keys_gradient[segment.index] + segment.at + (of_values ? segment.values : 0);
+        gemm.c_stride = shape_.key_width();
+        gemm.c_step = shape_.head_dim;
+        gemm.out = Element::float32;
+        gemm.alpha = factor;
+        gemm.beta = 1;
+        device_.multiply(gemm, stream_);
       }
     });
   }
 
  private:
-  // Of the keys that the tile sees.
+  // Keys of one segment that the tile attends to.
   struct Segment {
     int index = 0;
     std::int64_t tokens = 0;
     std::int64_t column = 0;
-    std::int64_t at = 0;      // of its first key of the tile's first key head
+    std::int64_t at = 0;      // offset of the first key of the tile's first key head
     std::int64_t values = 0;  // from there to the value
   };
 
@@ -370,28 +371,28 @@ class Walk {
   }
   std::int64_t own_column() const { return begin_[segments_.count - 1]; }
   std::int64_t head_step() const { return rows_ * tiles_.stride; }
-  MatrixProduct batch() const {
-    MatrixProduct product;
-    product.in = element_;
-    product.batch = kv_heads_;
-    return product;
+  GemmCall batch() const {
+    GemmCall gemm;
+    gemm.in = element_;
+    gemm.batch = kv_heads_;
+    return gemm;
   }
-  void set_keys(MatrixProduct& product, const Segment& segment, bool values) const {
-    product.b = at(segments_.keys[segment.index], segment.at + (values ? segment.values : 0));
-    product.b_stride = shape_.key_width();
-    product.b_step = shape_.head_dim;
+  void set_keys(GemmCall& gemm, const Segment& segment, bool values) const {
+    gemm.b = at(segments_.keys[segment.index], segment.at + (values ? segment.values : 0));
+    gemm.b_stride = shape_.key_width();
+    gemm.b_step = shape_.head_dim;
   }
-  void set_halved(MatrixProduct& product, const float* halved, const Segment& segment, int g) const {
-    product.a = at(halved + g * head_step(), segment.column);
-    product.a_stride = 2 * tiles_.stride;
-    product.a_step = 2 * group_ * head_step();
+  void set_rounded(GemmCall& gemm, const float* rounded, const Segment& segment, int g) const {
+    gemm.a = at(rounded + g * head_step(), segment.column);
+    gemm.a_stride = 2 * tiles_.stride;
+    gemm.a_step = 2 * group_ * head_step();
   }
 
-  const AttentionShape& shape_;
+  const AttentionSizes& shape_;
   Element element_;
   const KeySegments& segments_;
   Tiles tiles_;
-  std::int64_t begin_[kMostSegments] = {};  // columns of segments
+  std::int64_t begin_[kMostSegments] = {};  // first column per segment
   int group_;
   float scale_;  // of scores
   float* scores_;
@@ -408,7 +409,7 @@ class Walk {
 
 }  // namespace
 
-std::int64_t gemm_attention_scratch_bytes(const AttentionShape& shape, std::int64_t workspace) {
+std::int64_t gemm_attention_scratch_bytes(const AttentionSizes& shape, std::int64_t workspace) {
   std::int64_t most = 0;
   for (const int matrices : {1, 2}) {
     const Tiles tiles = tiles_of(shape, matrices, workspace);
@@ -418,42 +419,42 @@ std::int64_t gemm_attention_scratch_bytes(const AttentionShape& shape, std::int6
 }
 
 void gemm_attention_forward(const AttentionForward& call, Device& device, Stream& stream, std::int64_t workspace) {
-  Walk walk(call.shape, call.element, call.segments, 1, workspace, call.scratch, device, stream);
+  TileLoop tiles(call.shape, call.element, call.segments, 1, workspace, call.scratch, device, stream);
   const std::int64_t width = call.shape.query_width();
-  walk.for_each_tile([&] {
-    walk.make_scores(call.queries, false, walk.scale(), walk.scores());
+  tiles.for_each_tile([&] {
+    tiles.compute_scores(call.queries, false, tiles.scale(), tiles.scores());
     with_half(call.element, [&]<class T>(HalfType<T>) {
-      launch(stream, walk.softmax_grid(),
-             Softmax<T>{walk.place(), walk.columns(), walk.scores(), call.log_sums + walk.log_sums_at()});
+      launch(stream, tiles.softmax_grid(),
+             Softmax<T>{tiles.place(), tiles.columns(), tiles.scores(), call.log_sums + tiles.log_sums_at()});
     });
-    walk.multiply_scores(walk.scores(), true, 1, static_cast<Half*>(call.out) + walk.query_at(width), width);
+    tiles.multiply_scores(tiles.scores(), true, 1, static_cast<Half*>(call.out) + tiles.query_at(width), width);
   });
 }
 
 void gemm_attention_backward(const AttentionBackward& call, Device& device, Stream& stream, std::int64_t workspace) {
-  Walk walk(call.shape, call.element, call.segments, 2, workspace, call.scratch, device, stream);
-  walk.for_each_tile([&] {
-    walk.make_scores(call.queries, false, walk.scale(), walk.scores());
-    walk.make_scores(call.out_gradient, true, 1, walk.gradients());
+  TileLoop tiles(call.shape, call.element, call.segments, 2, workspace, call.scratch, device, stream);
+  tiles.for_each_tile([&] {
+    tiles.compute_scores(call.queries, false, tiles.scale(), tiles.scores());
+    tiles.compute_scores(call.out_gradient, true, 1, tiles.gradients());
     with_half(call.element, [&]<class T>(HalfType<T>) {
-      launch(stream, walk.softmax_grid(),
-             SoftmaxGradient<T>{walk.place(), walk.scores(), walk.gradients(), call.log_sums + walk.log_sums_at(),
-                                call.products + walk.log_sums_at()});
+      launch(stream, tiles.softmax_grid(),
+             SoftmaxGradient<T>{tiles.place(), tiles.scores(), tiles.gradients(), call.log_sums + tiles.log_sums_at(),
+                                call.dot_products + tiles.log_sums_at()});
     });
-    walk.add_to_keys(walk.scores(), call.out_gradient, 1, true);
-    walk.add_to_keys(walk.gradients(), call.queries, walk.scale(), false);
-    walk.multiply_scores(walk.gradients(), false, walk.scale(),
-                         static_cast<Half*>(call.queries_gradient) + walk.query_at(call.queries_gradient_stride),
-                         call.queries_gradient_stride);
+    tiles.add_to_keys(tiles.scores(), call.out_gradient, 1, true);
+    tiles.add_to_keys(tiles.gradients(), call.queries, tiles.scale(), false);
+    tiles.multiply_scores(tiles.gradients(), false, tiles.scale(),
+                          static_cast<Half*>(call.queries_gradient) + tiles.query_at(call.queries_gradient_stride),
+                          call.queries_gradient_stride);
   });
 }
 
-void row_products(const AttentionShape& shape, Element element, const void* out, const void* out_gradient,
-                  float* products, Stream& stream) {
+void row_dot_products(const AttentionSizes& shape, Element element, const void* out, const void* out_gradient,
+                      float* dot_products, Stream& stream) {
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, Grid{.blocks_x = static_cast<int>(shape.rows()), .threads = std::min(shape.heads, 8) * kWarp},
-           RowProducts<T>{shape, in_whole_chunks({shape.head_dim}), static_cast<const T*>(out),
-                          static_cast<const T*>(out_gradient), products});
+           RowDotProducts<T>{shape, in_whole_chunks({shape.head_dim}), static_cast<const T*>(out),
+                             static_cast<const T*>(out_gradient), dot_products});
   });
 }
 

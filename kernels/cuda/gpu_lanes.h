@@ -1,6 +1,6 @@
 #pragma once
 
-// The names of lanes.h on a GPU.
+// Implements the functions of lanes.h on a GPU.
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -172,7 +172,8 @@ SLUICE_DEVICE void multiply_add<bfloat16>(float (&d)[4], const std::uint32_t (&a
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 #else
-// Kernels that need these are never launched on what has none; `if constexpr (kHasMatrixUnits)` keeps them empty.
+// Kernels that need these are not launched on older GPUs, and `if constexpr (kHasMatrixUnits)` compiles them to
+// nothing.
 SLUICE_DEVICE void copy_async_16(void*, const void*, bool) { __trap(); }
 SLUICE_DEVICE void copy_async_commit() { __trap(); }
 template <int N>

@@ -23,9 +23,9 @@ struct Grid {
 
 #ifdef __CUDACC__
 
-// Kernel::kBlocks, where there is one: how many blocks a multiprocessor is to hold at once, as far as registers go.
+// Returns Kernel::kBlocks, the minimum number of resident blocks per multiprocessor, or 1 by default.
 template <class Kernel>
-constexpr int blocks_at_once() {
+constexpr int blocks_per_multiprocessor() {
   if constexpr (requires { Kernel::kBlocks; }) {
     return Kernel::kBlocks;
   } else {
@@ -34,16 +34,17 @@ constexpr int blocks_at_once() {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, blocks_at_once<Kernel>()) run_kernel(const Kernel kernel) {
+__global__ void __launch_bounds__(Kernel::kThreads, blocks_per_multiprocessor<Kernel>())
+    run_kernel(const Kernel kernel) {
   kernel();
 }
 
-// Puts a kernel on a stream; see lanes.h. Throws DeviceError if the device does not take it.
+// Enqueues a kernel on a stream; see lanes.h. Throws DeviceError if the launch fails.
 template <class Kernel>
 void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
   static_assert(sizeof(Kernel) <= 4096);
-  constexpr int kWithoutAsking = 48 * 1024;
-  if (grid.shared_bytes > kWithoutAsking) {
+  constexpr int kDefaultSharedBytes = 48 * 1024;
+  if (grid.shared_bytes > kDefaultSharedBytes) {
     SLUICE_CUDA_CHECK(
         cudaFuncSetAttribute(run_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes));
   }
@@ -59,7 +60,8 @@ void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
 template <class Kernel>
 void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
   static_assert(sizeof(Kernel) <= 4096);
-  if (grid.threads > Kernel::kThreads) throw std::logic_error("more threads than the kernel allows");
+  if (grid.threads > Kernel::kThreads)
+    throw std::logic_error("the grid has more threads per block than the kernel allows");
   emulation::put(stream, [grid, kernel] {
     emulation::run_grid({grid.blocks_x, grid.blocks_y, grid.blocks_z}, grid.threads, grid.shared_bytes,
                         [&kernel] { kernel(); });

@@ -30,25 +30,16 @@ void LayerGradients::carve(BlockCarver& carver, const RankSizes& sizes, std::int
 
 LayerScratch::LayerScratch(BlockCarver& carver, const RankSizes& sizes, const SliceShape& shape, bool sliced) {
   const std::int64_t rows = shape.rows();
-  attention = carver.take<std::byte>(attention_scratch_bytes(attention_shape(sizes, shape)));
+  attention = carver.take<std::byte>(attention_scratch_bytes(attention_sizes(sizes, shape)));
   qkv = carver.take<Half>(rows * sizes.qkv_width);
   hidden = carver.take<Half>(rows * sizes.hidden);
   attended = carver.take<Half>(rows * sizes.query_width);
-  products = carver.take<float>(rows * sizes.heads);
+  dot_products = carver.take<float>(rows * sizes.heads);
   if (!sliced) keys_gradient = carver.take<float>(2 * values_after(rows, sizes.key_width));
 }
 
-AttentionShape attention_shape(const RankSizes& sizes, const SliceShape& shape) {
-  return {.sequences = shape.sequences,
-          .tokens = static_cast<int>(shape.tokens),
-          .heads = static_cast<int>(sizes.heads),
-          .kv_heads = static_cast<int>(sizes.kv_heads),
-          .head_dim = static_cast<int>(sizes.head_dim),
-          .context = shape.context};
-}
-
-void Place::product(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
-                    Half* out) const {
+void Linear::forward(const Half* x, const Half* weights, std::int64_t rows, std::int64_t outputs, std::int64_t inputs,
+                     Half* out) const {
   device.multiply({.rows = rows,
                    .columns = outputs,
                    .inner = inputs,
@@ -64,8 +55,8 @@ void Place::product(const Half* x, const Half* weights, std::int64_t rows, std::
                   stream);
 }
 
-void Place::input_gradient(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
-                           std::int64_t inputs, Half* dx, std::int64_t stride) const {
+void Linear::input_gradient(const Half* dout, const Half* weights, std::int64_t rows, std::int64_t outputs,
+                            std::int64_t inputs, Half* dx, std::int64_t stride) const {
   device.multiply({.rows = rows,
                    .columns = inputs,
                    .inner = outputs,
@@ -80,8 +71,8 @@ void Place::input_gradient(const Half* dout, const Half* weights, std::int64_t r
                   stream);
 }
 
-void Place::weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
-                            std::int64_t inputs, float* gradient) const {
+void Linear::weight_gradient(const Half* dout, const Half* x, std::int64_t rows, std::int64_t outputs,
+                             std::int64_t inputs, float* gradient) const {
   device.multiply({.rows = outputs,
                    .columns = inputs,
                    .inner = rows,
@@ -98,7 +89,7 @@ void Place::weight_gradient(const Half* dout, const Half* x, std::int64_t rows, 
                   stream);
 }
 
-TurnShape Layer::turn_shape() const {
+QkvShape Layer::qkv_shape() const {
   return {.rows = shape.rows(),
           .tokens = shape.tokens,
           .heads = static_cast<int>(sizes.heads),
@@ -113,7 +104,7 @@ NormWeights Layer::norm_weights(std::int64_t gain, std::int64_t bias) const {
 }
 
 void Layer::sum_over_group(Half* data, std::int64_t count) const {
-  if (spec.tensor_parallel > 1) group->sum(data, count, place.element, place.stream);
+  if (spec.tensor_parallel > 1) group->all_reduce_sum(data, count, linear.element, linear.stream);
 }
 
 NextNorm Layer::first_norm(const LayerActivations& kept, const LayerInputs& inputs) const {
@@ -124,28 +115,28 @@ void Layer::forward(const LayerKeys& keys, const LayerActivations& kept, const L
                     const LayerScratch& scratch, Half* out, const NextNorm& next) const {
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
-  const Element element = place.element;
-  Stream& stream = place.stream;
+  const Element element = linear.element;
+  Stream& stream = linear.stream;
 
-  place.product(inputs.qkv, weight(at.qkv), n, sizes.qkv_width, h, scratch.qkv);
-  turn_apart(stream, element, turn_shape(), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.own,
-             keys.own + values_after(n, sizes.key_width));
-  attention_forward({.shape = attention_shape(sizes, shape),
+  linear.forward(inputs.qkv, weight(at.qkv), n, sizes.qkv_width, h, scratch.qkv);
+  split_qkv(stream, element, qkv_shape(), scratch.qkv, weight(at.qkv_bias), kept.queries, keys.own,
+            keys.own + values_after(n, sizes.key_width));
+  attention_forward({.shape = attention_sizes(sizes, shape),
                      .element = element,
                      .queries = kept.queries,
                      .segments = keys.segments,
                      .out = inputs.output,
                      .log_sums = kept.log_sums,
                      .scratch = scratch.attention},
-                    place.device, stream);
-  place.product(inputs.output, weight(at.output), n, h, sizes.query_width, kept.middle);
+                    linear.device, stream);
+  linear.forward(inputs.output, weight(at.output), n, h, sizes.query_width, kept.middle);
   sum_over_group(kept.middle, n * h);
   residual_norm(stream, element, kept.middle, kept.input, weight(at.output_bias), n, h,
                 norm_weights(at.norm2_gain, at.norm2_bias), kept.statistics2, inputs.up);
-  place.product(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
+  linear.forward(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
   activate(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
   if (out == nullptr) return;
-  place.product(inputs.down, weight(at.down), n, h, sizes.ffn, out);
+  linear.forward(inputs.down, weight(at.down), n, h, sizes.ffn, out);
   sum_over_group(out, n * h);
   residual_norm(stream, element, out, kept.middle, weight(at.down_bias), n, h, next.weights, next.statistics, next.out);
 }
@@ -157,17 +148,17 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
   const std::int64_t all = sizes.qkv_width;
-  const Element element = place.element;
-  Stream& stream = place.stream;
+  const Element element = linear.element;
+  Stream& stream = linear.stream;
   const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
 
-  // The MLP. With a gate the gradient of its product comes into the right half of `up`.
+  // MLP. With a gate, the gradient of the activation's output goes to the right half of `up`.
   if (at.down_bias >= 0) add_column_sums(stream, element, gradients.down, n, h, of(at.down_bias));
-  place.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
-                       sizes.up_width);
+  linear.input_gradient(gradients.down, weight(at.down), n, h, sizes.ffn, gradients.up + (sizes.up_width - sizes.ffn),
+                        sizes.up_width);
   activate_gradient(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, gradients.up);
   if (at.up_bias >= 0) add_column_sums(stream, element, gradients.up, n, sizes.up_width, of(at.up_bias));
-  place.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
+  linear.input_gradient(gradients.up, weight(at.up), n, sizes.up_width, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient(stream, element, scratch.hidden, kept.middle, gradients.down,
                 norm_weights(at.norm2_gain, at.norm2_bias), kept.statistics2, n, h, gradients.output, of(at.norm2_gain),
@@ -175,24 +166,24 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
 
   // Attention.
   if (at.output_bias >= 0) add_column_sums(stream, element, gradients.output, n, h, of(at.output_bias));
-  place.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
-  const AttentionShape attention = attention_shape(sizes, shape);
-  row_products(attention, element, inputs.output, scratch.attended, scratch.products, stream);
+  linear.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
+  const AttentionSizes attention = attention_sizes(sizes, shape);
+  row_dot_products(attention, element, inputs.output, scratch.attended, scratch.dot_products, stream);
   attention_backward({.shape = attention,
                       .element = element,
                       .queries = kept.queries,
                       .segments = keys.segments,
                       .log_sums = kept.log_sums,
                       .out_gradient = scratch.attended,
-                      .products = scratch.products,
+                      .dot_products = scratch.dot_products,
                       .queries_gradient = gradients.qkv,
                       .queries_gradient_stride = all,
                       .scratch = scratch.attention},
-                     place.device, stream);
-  turn_together(stream, element, turn_shape(), keys.own_gradient, keys.own_gradient + values_after(n, sizes.key_width),
-                gradients.qkv);
+                     linear.device, stream);
+  merge_qkv_gradients(stream, element, qkv_shape(), keys.own_gradient,
+                      keys.own_gradient + values_after(n, sizes.key_width), gradients.qkv);
   if (at.qkv_bias >= 0) add_column_sums(stream, element, gradients.qkv, n, all, of(at.qkv_bias));
-  place.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
+  linear.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);
   norm_gradient(stream, element, scratch.hidden, kept.input, gradients.output,
                 norm_weights(at.norm1_gain, at.norm1_bias), kept.statistics1, n, h, input_gradient, of(at.norm1_gain),
@@ -202,10 +193,10 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
 void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const {
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
-  place.weight_gradient(gradients.qkv, inputs.qkv, n, sizes.qkv_width, h, weight_gradients + at.qkv);
-  place.weight_gradient(gradients.output, inputs.output, n, h, sizes.query_width, weight_gradients + at.output);
-  place.weight_gradient(gradients.up, inputs.up, n, sizes.up_width, h, weight_gradients + at.up);
-  place.weight_gradient(gradients.down, inputs.down, n, h, sizes.ffn, weight_gradients + at.down);
+  linear.weight_gradient(gradients.qkv, inputs.qkv, n, sizes.qkv_width, h, weight_gradients + at.qkv);
+  linear.weight_gradient(gradients.output, inputs.output, n, h, sizes.query_width, weight_gradients + at.output);
+  linear.weight_gradient(gradients.up, inputs.up, n, sizes.up_width, h, weight_gradients + at.up);
+  linear.weight_gradient(gradients.down, inputs.down, n, h, sizes.ffn, weight_gradients + at.down);
 }
 
 }  // namespace sluice::kernels::cuda

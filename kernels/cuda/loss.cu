@@ -20,7 +20,7 @@ struct SumLogits {
     const std::int64_t row = block_x();
     const T* const of_row = logits + row * shape.stride;
     const auto columns = static_cast<int>(shape.columns);
-    // A running sum, scaled to every new maximum: the logits are read once.
+    // Online sum, rescaled to each new maximum, so that the logits are read once.
     float highest = -FLT_MAX;
     float sum = 0;
     for_each_chunk(columns, [&](int column) {

@@ -6,8 +6,8 @@
 
 namespace sluice::kernels::cuda {
 
-// Cross-entropy of one tensor-parallel rank's part of the vocabulary: logits [rows, stride], whose first `columns`
-// count, those of tokens from first_token on. They are kept once: they become their own gradient.
+// Cross-entropy over one tensor-parallel rank's shard of the vocabulary: logits [rows, stride], of which the first
+// `columns` are those of tokens from first_token on and the rest is padding. The gradient overwrites the logits.
 struct LogitsShape {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
@@ -15,22 +15,22 @@ struct LogitsShape {
   std::int64_t first_token = 0;
 };
 
-// Of each row; of the whole vocabulary once the group has combined them.
+// Statistics per row; of the whole vocabulary after the all-reduce.
 struct RowSums {
   float* maxima = nullptr;
-  float* own_maxima = nullptr;  // a copy, that no group changes
-  float* sums = nullptr;        // of exp(logit - maximum), then the targets' logits: [2, rows]
+  float* own_maxima = nullptr;  // a copy, not all-reduced
+  float* sums = nullptr;        // [2, rows]: sums of exp(logit - maximum), then the targets' logits
   float* losses = nullptr;
 };
-inline constexpr std::int64_t kRowSums = 5;  // floats a row
+inline constexpr std::int64_t kRowSums = 5;  // floats per row
 
-// Of this rank's logits: maxima and sums, targets' logits or 0.
+// Writes the maxima and sums of this rank's logits, and the targets' logits, or 0 for targets of other ranks.
 void sum_logits(Stream& stream, Element element, const LogitsShape& shape, const Half* logits,
                 const std::int32_t* targets, const RowSums& out);
-// After the group's maximum: sums are those with it.
+// Rescales the sums to the all-reduced maxima.
 void rescale_sums(Stream& stream, std::int64_t rows, const RowSums& sums);
-// After the group's sum: logits become `scale` (softmax - [target]), 0 in columns that do not count; *loss is the sum
-// over rows of -ln p(target).
+// After the all-reduce of the sums: replaces logits by `scale` (softmax - one_hot(target)), 0 in padding, and writes
+// the sum over rows of -ln p(target) to *loss.
 void logits_gradient(Stream& stream, Element element, const LogitsShape& shape, Half* logits,
                      const std::int32_t* targets, const RowSums& sums, float scale, float* loss);
 

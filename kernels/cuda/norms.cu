@@ -31,7 +31,7 @@ struct ResidualNorm {
           float biases[kChunk];
           load_chunk(residual + at, column, width, whole, others);
           load_optional_chunk(residual_bias, column, width, whole, biases);
-          // The norm is that of what is kept.
+          // The norm is that of the rounded sum.
           for (int i = 0; i < kChunk; ++i) numbers[i] = to_float(from_float<T>(numbers[i] + biases[i] + others[i]));
           store_chunk(row, column, width, whole, numbers);
         }
@@ -120,12 +120,12 @@ struct NormGradient {
   }
 };
 
-// A warp's lanes are columns, its rows every so manyth; then the warps' sums are added up in their order. With `x` the
-// sums of the gradient of a norm's gain and bias, else those of the matrix alone, in `bias`.
+// Column sums: lanes are columns, and rows are distributed over warps, whose sums are then added in order. With `x`,
+// the gradients of a norm's gain and bias; without, the column sums of the matrix, in `sums`.
 template <class T>
 struct ColumnSums {
   static constexpr int kThreads = 1024;
-  static constexpr int kRowsAtOnce = 8;
+  static constexpr int kRowsPerLoad = 8;
   const T* matrix;
   const T* x;
   const float* statistics;
@@ -141,20 +141,20 @@ struct ColumnSums {
     float sum = 0;
     float gain_sum = 0;
     if (column < width) {
-      for (std::int64_t first = warp(); first < rows; first += static_cast<std::int64_t>(warps) * kRowsAtOnce) {
-        float numbers[kRowsAtOnce];
-        for (int i = 0; i < kRowsAtOnce; ++i) {
+      for (std::int64_t first = warp(); first < rows; first += static_cast<std::int64_t>(warps) * kRowsPerLoad) {
+        float numbers[kRowsPerLoad];
+        for (int i = 0; i < kRowsPerLoad; ++i) {
           const std::int64_t row = first + static_cast<std::int64_t>(i) * warps;
           numbers[i] = row < rows ? to_float(matrix[row * width + column]) : 0.0F;
         }
         if (x != nullptr) {
-          float others[kRowsAtOnce];
-          for (int i = 0; i < kRowsAtOnce; ++i) {
+          float others[kRowsPerLoad];
+          for (int i = 0; i < kRowsPerLoad; ++i) {
             const std::int64_t row = first + static_cast<std::int64_t>(i) * warps;
             const float* const of_row = statistics + kNormStatistics * row;
             others[i] = row < rows ? (to_float(x[row * width + column]) - of_row[0]) * of_row[1] : 0.0F;
           }
-          for (int i = 0; i < kRowsAtOnce; ++i) gain_sum += numbers[i] * others[i];
+          for (int i = 0; i < kRowsPerLoad; ++i) gain_sum += numbers[i] * others[i];
         }
         for (const float number : numbers) sum += number;
       }
@@ -176,9 +176,9 @@ struct ColumnSums {
 
 template <class T>
 void sum_columns(Stream& stream, const ColumnSums<T>& kernel) {
-  // Enough rows a warp to keep loads in flight.
+  // Enough rows per warp to keep loads in flight.
   const auto warps = static_cast<int>(
-      std::clamp<std::int64_t>(kernel.rows / ColumnSums<T>::kRowsAtOnce, 1, ColumnSums<T>::kThreads / kWarp));
+      std::clamp<std::int64_t>(kernel.rows / ColumnSums<T>::kRowsPerLoad, 1, ColumnSums<T>::kThreads / kWarp));
   launch(stream,
          Grid{.blocks_x = static_cast<int>((kernel.width + kWarp - 1) / kWarp),
               .threads = warps * kWarp,
@@ -202,7 +202,7 @@ void norm_gradient(Stream& stream, Element element, const Half* gradient, const 
                    const NormWeights& weights, const float* statistics, std::int64_t rows, std::int64_t width, Half* dx,
                    float* gain_gradient, float* bias_gradient) {
   with_half(element, [&]<class T>(HalfType<T>) {
-    // First, as dx may be what the gradient was in.
+    // First, as dx may equal the gradient.
     sum_columns(stream,
                 ColumnSums<T>{as<T>(gradient), as<T>(x), statistics, rows, width, gain_gradient, bias_gradient});
     launch(stream, row_grid(rows, width),

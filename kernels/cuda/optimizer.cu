@@ -26,13 +26,13 @@ struct StepFactors {
   float gradient_scale = 1;
   float beta1 = 0;
   float beta2 = 0;
-  float rate = 0;      // of SGD; of Adam over the first moment's bias correction
+  float rate = 0;      // learning rate; Adam's is divided by the bias correction of the first moment
   float inverse2 = 0;  // 1 / the second moment's bias correction
   float epsilon = 0;
   float decay = 0;  // learning rate times weight decay
 };
 
-// Some of the ranges, which follow one another: where they end, from where the first begins.
+// Consecutive ranges: ends relative to the start of the first.
 struct RangeEnds {
   static constexpr int kMost = 128;
   std::int64_t ends[kMost];

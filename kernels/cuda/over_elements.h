@@ -8,7 +8,7 @@
 
 namespace sluice::kernels::cuda {
 
-// For kernels that go over the elements of a buffer: each thread takes every so manyth.
+// Helpers of kernels with a grid-stride loop over the elements of a buffer.
 inline constexpr int kElementThreads = 256;
 
 template <class Visit>
@@ -17,7 +17,7 @@ SLUICE_DEVICE void for_each_element(std::int64_t count, const Visit& visit) {
   for (std::int64_t i = static_cast<std::int64_t>(block_x()) * threads() + thread(); i < count; i += step) visit(i);
 }
 
-// Enough blocks to fill any GPU, each with a few elements a thread where there are many.
+// Returns a grid with enough blocks to fill any GPU; threads process several elements of large buffers.
 inline Grid element_grid(std::int64_t count) {
   constexpr std::int64_t kMostBlocks = 2048;
   const std::int64_t warps = std::clamp<std::int64_t>((count + kWarp - 1) / kWarp, 1, kElementThreads / kWarp);

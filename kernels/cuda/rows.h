@@ -11,7 +11,7 @@
 
 namespace sluice::kernels::cuda {
 
-// For kernels that go over matrices row by row: a block takes a row, a thread every so manyth chunk of it.
+// Helpers of kernels that process one row of a matrix per block, in chunks of kChunk elements per thread.
 inline constexpr int kRowThreads = 256;
 inline constexpr int kChunk = 8;
 
@@ -23,12 +23,13 @@ inline Grid row_grid(std::int64_t rows, std::int64_t width) {
           .shared_bytes = 2 * kRowThreads / kWarp * static_cast<int>(sizeof(float))};
 }
 
-// Whether chunks of rows of these widths (or strides) can be loaded at once: buffers are aligned, rows may not be.
+// Returns whether rows of these widths (or strides) can be loaded in aligned chunks. Buffers are aligned; rows may not
+// be.
 inline bool in_whole_chunks(std::initializer_list<std::int64_t> widths) {
   return std::all_of(widths.begin(), widths.end(), [](std::int64_t width) { return width % kChunk == 0; });
 }
 
-// The chunk of `row` from `column` on; zeros from `width` on. `whole`: there are none, and the chunk is aligned.
+// Loads the chunk of `row` from `column` on, with zeros from `width` on. `whole`: the chunk is complete and aligned.
 template <class T>
 SLUICE_DEVICE void load_chunk(const T* row, int column, int width, bool whole, float (&out)[kChunk]) {
   if (whole) {
@@ -38,7 +39,7 @@ SLUICE_DEVICE void load_chunk(const T* row, int column, int width, bool whole, f
     for (int i = 0; i < kChunk; ++i) out[i] = column + i < width ? to_float(row[column + i]) : 0.0F;
   }
 }
-// Of a vector that may be missing: zeros then.
+// The same for an optional vector: zeros if `row` is null.
 template <class T>
 SLUICE_DEVICE void load_optional_chunk(const T* row, int column, int width, bool whole, float (&out)[kChunk]) {
   if (row == nullptr) {
@@ -65,11 +66,11 @@ SLUICE_DEVICE void for_each_chunk(int width, const Visit& visit) {
   for (int column = thread() * kChunk; column < width; column += threads() * kChunk) visit(column);
 }
 
-// Over the block, whose shared memory has a float for each warp; of all threads, all get it. Sums run in one order.
+// Reductions over all threads of the block, returned to all. Need one float of shared memory per warp. Deterministic.
 SLUICE_DEVICE float block_sum(float value) {
   auto* const parts = reinterpret_cast<float*>(shared_memory());
   value = warp_sum(value);
-  sync_block();  // what was there has been read
+  sync_block();  // the previous contents have been read
   if (lane() == 0) parts[warp()] = value;
   sync_block();
   float sum = 0;
@@ -90,13 +91,13 @@ SLUICE_DEVICE float block_maximum(float value) {
 template <class T>
 struct HalfType {};
 
-// Calls visit(HalfType<T>()) with the type of 16 bits that `element` names.
+// Calls visit(HalfType<T>()) with the 16-bit type that `element` names.
 template <class Visit>
 void with_half(Element element, const Visit& visit) {
   switch (element) {
     case Element::float16: visit(HalfType<float16>()); break;
     case Element::bfloat16: visit(HalfType<bfloat16>()); break;
-    case Element::float32: throw std::logic_error("activations of devices are 16-bit");
+    case Element::float32: throw std::logic_error("device activations must be 16-bit");
   }
 }
 

@@ -22,7 +22,7 @@ float* floats(std::byte* buffer) { return reinterpret_cast<float*>(buffer); }
 constexpr std::int64_t kHalfBytes = sizeof(Half);
 constexpr std::int64_t kFloatBytes = sizeof(float);
 
-// The stage of kernels/cpu/stage.cc, put on a stream.
+// Implements Stage on a device, as kernels/cpu/stage.cc does on the CPU.
 class CudaStage final : public Stage {
  public:
   CudaStage(const StageSpec& spec, Element element)
@@ -40,7 +40,7 @@ class CudaStage final : public Stage {
   StageMemory memory() const override {
     return {.weights = offsets_.elements * kHalfBytes,
             .gradients = offsets_.elements * kFloatBytes,
-            .moments = 3 * offsets_.elements * kFloatBytes};
+            .optimizer_state = 3 * offsets_.elements * kFloatBytes};
   }
   SliceMemory slice_memory(const SliceShape& shape) const override;
   std::int64_t scratch_bytes(const SliceShape& shape) const override {
@@ -58,25 +58,26 @@ class CudaStage final : public Stage {
   void backward(SliceCall& call) const override { gradient(call, true); }
 
   double squared_norm(const std::byte*) const override {
-    throw std::logic_error("a stage of a device is asked for what those of the CPU do");
+    throw std::logic_error("squared_norm is not implemented by device stages");
   }
   void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const override {
     add_squares(stream, counted_ranges_, floats(gradients), squares);
   }
-  void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* moments,
+  void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* optimizer_state,
                    Stream& stream) const override {
-    cuda::set_weights(stream, element_, offsets_.elements, floats(float_weights), floats(moments), halves(weights));
+    cuda::set_weights(stream, element_, offsets_.elements, floats(float_weights), floats(optimizer_state),
+                      halves(weights));
   }
-  void step(const std::byte* /*weights*/, std::byte* new_weights, std::byte* moments, const std::byte* gradients,
-            const OptimizerStep& step) const override {
-    float* const master = floats(moments);
+  void step(const std::byte* /*weights*/, std::byte* new_weights, std::byte* optimizer_state,
+            const std::byte* gradients, const OptimizerStep& step) const override {
+    float* const master = floats(optimizer_state);
     optimizer_step(*step.stream, element_, step_ranges_, step,
                    {.master = master, .first = master + offsets_.elements, .second = master + 2 * offsets_.elements},
                    floats(gradients), halves(new_weights));
   }
 
  private:
-  // What the head keeps.
+  // Tensors that the head stores.
   struct Head {
     Half* input = nullptr;        // [n, h], of the final norm; until I
     float* statistics = nullptr;  // [n, 2]; until I
@@ -84,7 +85,7 @@ class CudaStage final : public Stage {
     Half* logits = nullptr;       // [n, vocab_columns], after F their gradient; until W
   };
 
-  // One layer's part of a slice's buffers.
+  // Part of a slice's buffers that belongs to one layer.
   struct Kept {
     LayerActivations activations;
     LayerInputs inputs;
@@ -92,7 +93,7 @@ class CudaStage final : public Stage {
   struct Gradients {
     Half* down = nullptr;  // [n, h]
     LayerGradients others;
-    LayerInputs inputs;  // where they are made again
+    LayerInputs inputs;  // with recomputation
   };
 
   struct OpScratch {
@@ -111,8 +112,8 @@ class CudaStage final : public Stage {
       for (Half*& link : chain) link = carver.take<Half>(n * sizes.hidden);
       gradients.carve(carver, sizes, n);
       if (stage.spec_.recompute) {
-        again.activations.carve_rest(carver, sizes, n);
-        again.inputs.carve(carver, sizes, n);
+        recomputed.activations.carve_rest(carver, sizes, n);
+        recomputed.inputs.carve(carver, sizes, n);
         if (!stage.spec_.sliced) keys = carver.take<Half>(2 * values_after(n, sizes.key_width));
       }
     }
@@ -121,16 +122,16 @@ class CudaStage final : public Stage {
     float* cosines = nullptr;
     float* sines = nullptr;
     RowSums sums;
-    Half* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, in turn
-    LayerGradients gradients;             // of one layer, of B
-    Kept again;                           // of one layer, where that is recomputed
-    Half* keys = nullptr;                 // of that layer, and its values, unless they stay
+    Half* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
+    LayerGradients gradients;             // of one layer, in B
+    Kept recomputed;                      // of one layer
+    Half* keys = nullptr;                 // and values, of that layer, unless they are stored
   };
 
   bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
   bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
 
-  // Carvers of one layer's part, or of all layers' where `layer` is their number.
+  // Carve the parts of one layer. `layer` may be the number of layers: the parts then lie after those of all layers.
   Kept carve_kept(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
   Gradients carve_gradients(BlockCarver& carver, std::int64_t rows) const;
   Head carve_head(BlockCarver& to_input, BlockCarver& to_weight, std::int64_t rows) const;
@@ -138,14 +139,14 @@ class CudaStage final : public Stage {
   Gradients gradients_of(const SliceCall& call, int layer) const;
   Head head_of(const SliceCall& call) const;
 
-  Place place_of(const SliceCall& call) const { return {element_, *call.device, *call.stream}; }
+  Linear linear_of(const SliceCall& call) const { return {element_, *call.device, *call.stream}; }
   Layer layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
     return {.spec = spec_,
             .sizes = sizes_,
             .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = halves(call.weights),
-            .place = place_of(call),
+            .linear = linear_of(call),
             .group = call.stream_group,
             .cosines = scratch.cosines,
             .sines = scratch.sines};
@@ -182,12 +183,12 @@ class CudaStage final : public Stage {
   void head_weight_gradient(const SliceCall& call) const;
   void gradient(const SliceCall& call, bool weights_too) const;
 
-  void make_angles(const SliceCall& call, const OpScratch& scratch) const {
+  void compute_rotary_angles(const SliceCall& call, const OpScratch& scratch) const {
     if (!has_rotary()) return;
     rotary_angles(*call.stream, call.shape.context, call.shape.tokens, sizes_.head_dim, scratch.cosines, scratch.sines);
   }
   void sum_over_group(const SliceCall& call, void* data, std::int64_t count, Element element) const {
-    if (spec_.tensor_parallel > 1) call.stream_group->sum(data, count, element, *call.stream);
+    if (spec_.tensor_parallel > 1) call.stream_group->all_reduce_sum(data, count, element, *call.stream);
   }
   void copy(const SliceCall& call, const std::byte* from, Half* to) const {
     call.device->copy(to, from, call.shape.rows() * sizes_.hidden * kHalfBytes, *call.stream);
@@ -288,19 +289,19 @@ LayerKeys CudaStage::keys_of(const SliceCall& call, int layer, const OpScratch& 
 
 void CudaStage::check(const SliceCall& call) const {
   if (call.keys_values.size() > kMostSegments) {
-    throw InputError(fmt::format("{}: a sequence has at most {} slices on a device, got {}", spec_.model.name,
+    throw InputError(fmt::format("{}: expected at most {} slices per sequence on a device, got {}", spec_.model.name,
                                  kMostSegments, call.keys_values.size()));
   }
   const std::int64_t end = call.shape.context + call.shape.tokens;
   if (offsets_.position >= 0 && end > spec_.model.positions) {
-    throw InputError(
-        fmt::format("{}: {} positions are learned, a slice ends at {}", spec_.model.name, spec_.model.positions, end));
+    throw InputError(fmt::format("{}: a slice ends at position {}, but the model has {} learned positions",
+                                 spec_.model.name, end, spec_.model.positions));
   }
 }
 
 void CudaStage::begin_embedding(const SliceCall& call, Half* out) const {
   const Half* const weights = halves(call.weights);
-  // One rank's sum has the positions.
+  // Only one rank of the all-reduce adds the positions.
   const bool positions_here = offsets_.position >= 0 && spec_.tensor_rank == 0;
   const Half* const positions =
       positions_here ? weights + offsets_.position + call.shape.context * sizes_.hidden : nullptr;
@@ -319,12 +320,12 @@ void CudaStage::head_forward(const SliceCall& call, const Head& head, const OpSc
   const std::int64_t n = call.shape.rows();
   Stream& stream = *call.stream;
   const LogitsShape shape = logits_shape(call);
-  place_of(call).product(head.normed, head_weights(call), n, sizes_.vocab_columns, sizes_.hidden, head.logits);
+  linear_of(call).forward(head.normed, head_weights(call), n, sizes_.vocab_columns, sizes_.hidden, head.logits);
   sum_logits(stream, element_, shape, head.logits, call.targets, scratch.sums);
   if (spec_.tensor_parallel > 1) {
-    call.stream_group->maximum(scratch.sums.maxima, n, stream);
+    call.stream_group->all_reduce_max(scratch.sums.maxima, n, stream);
     rescale_sums(stream, n, scratch.sums);
-    call.stream_group->sum(scratch.sums.sums, 2 * n, Element::float32, stream);
+    call.stream_group->all_reduce_sum(scratch.sums.sums, 2 * n, Element::float32, stream);
   }
   logits_gradient(stream, element_, shape, head.logits, call.targets, scratch.sums, static_cast<float>(call.loss_scale),
                   call.loss_on_device);
@@ -334,7 +335,7 @@ void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scra
   const std::int64_t n = call.shape.rows();
   const std::int64_t h = sizes_.hidden;
   const Head head = head_of(call);
-  place_of(call).input_gradient(head.logits, head_weights(call), n, sizes_.vocab_columns, h, scratch.layer.hidden, h);
+  linear_of(call).input_gradient(head.logits, head_weights(call), n, sizes_.vocab_columns, h, scratch.layer.hidden, h);
   sum_over_group(call, scratch.layer.hidden, n * h, element_);
   float* const gradients = floats(call.gradients);
   norm_gradient(*call.stream, element_, scratch.layer.hidden, head.input, nullptr, final_norm(call), head.statistics, n,
@@ -345,22 +346,22 @@ void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scra
 void CudaStage::head_weight_gradient(const SliceCall& call) const {
   const Head head = head_of(call);
   float* const gradient = offsets_.head < 0 ? floats(call.embedding_gradient) : floats(call.gradients) + offsets_.head;
-  place_of(call).weight_gradient(head.logits, head.normed, call.shape.rows(), sizes_.vocab_columns, sizes_.hidden,
-                                 gradient);
+  linear_of(call).weight_gradient(head.logits, head.normed, call.shape.rows(), sizes_.vocab_columns, sizes_.hidden,
+                                  gradient);
 }
 
 void CudaStage::forward(SliceCall& call) const {
   check(call);
   BlockCarver carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  make_angles(call, scratch);
+  compute_rotary_angles(call, scratch);
   const int layers = spec_.contents.layers;
   const Head head = spec_.contents.head ? head_of(call) : Head{};
   const auto kept_of = [&](int layer) {
     Kept out = kept(call, layer);
     if (!spec_.recompute) return out;
     Half* const input = out.activations.input;
-    out = scratch.again;
+    out = scratch.recomputed;
     out.activations.input = input;
     return out;
   };
@@ -368,7 +369,7 @@ void CudaStage::forward(SliceCall& call) const {
     if (layer < layers) return kept(call, layer).activations.input;
     return spec_.contents.head ? head.input : halves(call.output);
   };
-  // Each norm goes with the residual before it.
+  // Each norm is fused with the residual before it.
   const auto norm_of = [&](int layer) -> NextNorm {
     if (layer < layers) {
       const Kept of_layer = kept_of(layer);
@@ -400,10 +401,10 @@ void CudaStage::forward(SliceCall& call) const {
 void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
   BlockCarver carver(call.scratch);
   const OpScratch scratch(carver, *this, call.shape);
-  make_angles(call, scratch);
+  compute_rotary_angles(call, scratch);
   const int layers = spec_.contents.layers;
   const std::int64_t n = call.shape.rows();
-  // Where the gradient of a layer's output goes; of layer -1: of the stage's input.
+  // Returns the gradient of a layer's output; for layer -1, of the stage's input.
   const auto output_of = [&](int layer) {
     if (layer < 0 && !spec_.contents.embedding) return halves(call.input_gradient);
     if (layer < 0 || weights_too) return scratch.chain[layer & 1];
@@ -426,7 +427,7 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
     const LayerKeys keys = keys_of(call, i, scratch, true);
     if (spec_.recompute) {
       Half* const input = saved.activations.input;
-      saved = scratch.again;
+      saved = scratch.recomputed;
       saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
       const NextNorm first = layer.first_norm(saved.activations, saved.inputs);
@@ -443,7 +444,7 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
     gradient = output_of(i - 1);
   }
   if (spec_.contents.embedding) embedding_gradient(call, gradient);
-  // Last, as in W after I: both may add to one word embedding.
+  // Last, as W comes after I: both may add to the same word embedding.
   if (weights_too && spec_.contents.head) head_weight_gradient(call);
 }
 
@@ -467,7 +468,7 @@ std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision) {
     case Precision::float32:
     case Precision::float64: break;
   }
-  throw InputError("precision: a device computes in fp16 or bf16");
+  throw InputError("precision: devices support fp16 and bf16");
 }
 
 }  // namespace sluice::kernels::cuda

@@ -6,7 +6,7 @@
 
 namespace sluice::kernels::cuda {
 
-// DeviceKernels::make_stage. Throws InputError for what rank_sizes refuses, and for other precisions than 16-bit ones.
+// Implements DeviceKernels::make_stage. Throws InputError as rank_sizes does, and for precisions other than 16-bit.
 std::unique_ptr<Stage> make_stage(const StageSpec& spec, Precision precision);
 
 }  // namespace sluice::kernels::cuda

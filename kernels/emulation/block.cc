@@ -24,7 +24,7 @@ namespace context = boost::context;
 
 constexpr int kWarpLanes = 32;
 constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
-// Stacks are used again by the thread that had them; but not with a sanitizer, which must see that they are new.
+// Stacks are reused by the same thread, except with a sanitizer, which must see new ones.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 using Stacks = context::fixedsize_stack;
 #else
@@ -43,7 +43,7 @@ enum class At : std::uint8_t { work, block, warp, end };
 struct Thread {
   context::fiber fiber;
   At at = At::work;
-  int exchanges = 0;  // over the warp, so far
+  int exchanges = 0;  // over the warp, up to now
   std::vector<Copy> open_group;
   std::deque<std::vector<Copy>> groups;
   StackNotes notes;
@@ -57,20 +57,20 @@ struct Block {
   int running = 0;
   context::fiber scheduler;
   std::exception_ptr error;
-  bool abandoned = false;  // threads that have not ended are to end
+  bool abandoned = false;  // unfinished threads must end
   StackNotes scheduler_notes;
 };
 
-// Thrown in threads that are to end.
+// Thrown in threads that must end.
 struct Abandoned {};
 
 thread_local Block* current = nullptr;
 thread_local Stacks stacks(kStackBytes);
-thread_local Schedule schedule;
+thread_local ExecutionOrder order;
 thread_local int capability = 80;
-thread_local std::minstd_rand numbers;
+thread_local std::minstd_rand random_numbers;
 
-std::uint32_t any_number() { return static_cast<std::uint32_t>(numbers() >> 8); }
+std::uint32_t any_number() { return static_cast<std::uint32_t>(random_numbers() >> 8); }
 
 void wait(At at) {
   Block& block = *current;
@@ -90,7 +90,7 @@ void resume(Block& block, int index) {
   note_arriving(block.scheduler_notes, thread.notes);
 }
 
-// Lets a warp go on whose lanes all wait for it.
+// Releases a warp if all its lanes wait for each other.
 void release_warp(Block& block, int warp) {
   const int first = warp * kWarpLanes;
   const int last = std::min(first + kWarpLanes, block.place->threads);
@@ -100,7 +100,7 @@ void release_warp(Block& block, int warp) {
   for (int i = first; i < last; ++i) block.threads[i].at = At::work;
 }
 
-// Lets the block go on if all its threads wait for it. False: they do not.
+// Releases the block if all its threads wait for each other; returns whether they do.
 bool release_block(Block& block) {
   for (const Thread& thread : block.threads) {
     if (thread.at != At::block) return false;
@@ -109,13 +109,13 @@ bool release_block(Block& block) {
   return true;
 }
 
-// A warp that can go on; -1: there is none.
+// Returns a warp that can run, or -1 if there is none.
 int choose_warp(const Block& block, int before) {
   const int warps = (block.place->threads + kWarpLanes - 1) / kWarpLanes;
-  const bool backwards = schedule.warps == Schedule::Warps::last_ahead;
+  const bool backwards = order.warps == ExecutionOrder::Warps::last_ahead;
   int begin = 0;
-  if (schedule.warps == Schedule::Warps::in_turn) begin = before + 1;
-  if (schedule.warps == Schedule::Warps::random) begin = static_cast<int>(any_number() % 64);
+  if (order.warps == ExecutionOrder::Warps::round_robin) begin = before + 1;
+  if (order.warps == ExecutionOrder::Warps::random) begin = static_cast<int>(any_number() % 64);
   for (int i = 0; i < warps; ++i) {
     const int warp = backwards ? warps - 1 - i : (begin + i) % warps;
     const int last = std::min((warp + 1) * kWarpLanes, block.place->threads);
@@ -126,11 +126,11 @@ int choose_warp(const Block& block, int before) {
   return -1;
 }
 
-// Each lane of a warp that can, to its next wait or its end.
+// Runs each runnable lane of a warp to its next wait or its end.
 void advance(Block& block, int warp) {
   const int first = warp * kWarpLanes;
   const int last = std::min(first + kWarpLanes, block.place->threads);
-  const bool backwards = schedule.warps == Schedule::Warps::last_ahead;
+  const bool backwards = order.warps == ExecutionOrder::Warps::last_ahead;
   for (int i = first; i < last; ++i) {
     const int index = backwards ? last - 1 - (i - first) : i;
     if (block.threads[index].at == At::work) resume(block, index);
@@ -159,10 +159,10 @@ struct SharedMemory {
 
 }  // namespace
 
-void set_schedule(const Schedule& of_blocks, int compute_capability) {
-  schedule = of_blocks;
+void set_execution_order(const ExecutionOrder& of_blocks, int compute_capability) {
+  order = of_blocks;
   capability = compute_capability;
-  numbers.seed(of_blocks.seed);
+  random_numbers.seed(of_blocks.seed);
 }
 
 void run_block(const BlockPlace& place, const std::function<void()>& body) {
@@ -213,7 +213,7 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   for (Thread& thread : block.threads) forget_fiber(thread.notes);
   current = before;
   if (block.error) std::rethrow_exception(block.error);
-  if (stuck) throw std::logic_error("threads of a block wait for others that never come");
+  if (stuck) throw std::logic_error("deadlock: threads of a block wait for threads that never arrive");
 }
 
 int compute_capability() { return capability; }
@@ -234,9 +234,9 @@ const Slot* gather_over_warp(const Slot& mine) {
 
 void copy_later(void* to, const void* from, std::size_t bytes) {
   const Copy copy{to, from, bytes};
-  const bool at_once = schedule.copies == Schedule::Copies::at_once ||
-                       (schedule.copies == Schedule::Copies::random && any_number() % 2 == 0);
-  if (at_once) return do_copy(copy);
+  const bool immediate = order.copies == ExecutionOrder::Copies::immediate ||
+                         (order.copies == ExecutionOrder::Copies::random && any_number() % 2 == 0);
+  if (immediate) return do_copy(copy);
   current->threads[static_cast<std::size_t>(current->running)].open_group.push_back(copy);
 }
 void end_copy_group() {

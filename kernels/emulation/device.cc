@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/lanes.h"
 #include "kernels/emulation/block.h"
+#include "kernels/emulation/lanes.h"
 #include "kernels/stage.h"
 #include "model/errors.h"
 
@@ -26,7 +26,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// The first failure of anything on a device.
+// The first failure on a device.
 class Failure {
  public:
   void set(const std::string& what) {
@@ -84,8 +84,8 @@ class EmulatedEvent final : public Event {
 class EmulatedStream final : public Stream {
  public:
   EmulatedStream(std::shared_ptr<Failure> failure, const EmulatedDeviceSpec& spec)
-      : failure_(std::move(failure)), thread_([this, schedule = spec.schedule, capability = spec.compute_capability] {
-          set_schedule(schedule, capability);
+      : failure_(std::move(failure)), thread_([this, order = spec.order, capability = spec.compute_capability] {
+          set_execution_order(order, capability);
           serve();
         }) {}
   ~EmulatedStream() override {
@@ -129,7 +129,7 @@ class EmulatedStream final : public Stream {
   std::shared_ptr<Failure> failure_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;  // the first one may be at work
+  std::deque<std::function<void()>> tasks_;  // the first one may be running
   bool ending_ = false;
   std::thread thread_;
 };
@@ -150,7 +150,7 @@ Matrix read(const void* from, std::int64_t rows, std::int64_t columns, std::int6
 }
 
 template <class T>
-void write(const Matrix& product, const MatrixProduct& how, void* to) {
+void write(const Matrix& product, const GemmCall& how, void* to) {
   T* const numbers = static_cast<T*>(to);
   for (std::int64_t i = 0; i < product.rows(); ++i) {
     for (std::int64_t j = 0; j < product.cols(); ++j) {
@@ -162,7 +162,7 @@ void write(const Matrix& product, const MatrixProduct& how, void* to) {
 }
 
 template <class T>
-void multiply_one(const MatrixProduct& how, const T* a, const T* b, void* c) {
+void multiply_one(const GemmCall& how, const T* a, const T* b, void* c) {
   Matrix left = how.a_transposed ? Matrix(read<T>(a, how.inner, how.rows, how.a_stride).transpose())
                                  : read<T>(a, how.rows, how.inner, how.a_stride);
   Matrix right = how.b_transposed ? Matrix(read<T>(b, how.columns, how.inner, how.b_stride).transpose())
@@ -176,7 +176,7 @@ void multiply_one(const MatrixProduct& how, const T* a, const T* b, void* c) {
 }
 
 template <class T>
-void multiply_all(const MatrixProduct& how) {
+void multiply_all(const GemmCall& how) {
   for (std::int64_t i = 0; i < how.batch; ++i) {
     multiply_one<T>(how, static_cast<const T*>(how.a) + i * how.a_step, static_cast<const T*>(how.b) + i * how.b_step,
                     static_cast<std::byte*>(how.c) + i * how.c_step * bytes_of(how.out));
@@ -254,12 +254,12 @@ class EmulatedDevice final : public Device {
   }
   void begin_range(const char*) override {}
   void end_range() override {}
-  void multiply(const MatrixProduct& product, Stream& stream) override {
+  void multiply(const GemmCall& product, Stream& stream) override {
     emulated(stream).put([product] {
       switch (product.in) {
         case Element::float16: multiply_all<cuda::float16>(product); break;
         case Element::bfloat16: multiply_all<cuda::bfloat16>(product); break;
-        case Element::float32: throw std::logic_error("products are of 16-bit numbers");
+        case Element::float32: throw std::logic_error("GEMMs must have 16-bit inputs");
       }
     });
   }

@@ -10,23 +10,23 @@
 
 namespace sluice::kernels::emulation {
 
-// A device whose kernels run on threads of the host, one for each stream, so that streams are as independent of each
-// other as a GPU's. Not fast: for proofs. Stream::native is the Stream itself.
+// A device whose kernels run on host threads, one per stream, so that streams are as independent as those of a GPU.
+// Slow: for tests. Stream::native returns the Stream itself.
 struct EmulatedDeviceSpec {
   std::string name = "emulated device";
   int ordinal = 0;
   int multiprocessors = 4;
   int compute_capability = 80;
   std::int64_t memory_bytes = std::int64_t{1} << 30;
-  Schedule schedule;
+  ExecutionOrder order;
 };
 std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec);
 
-// Puts `task` on a stream of such a device. What it throws comes out of the device's next `done` or `synchronize`, as
+// Enqueues `task` on a stream of an emulated device. The device's next `done` or `synchronize` throws its exception as
 // DeviceError.
 void put(Stream& stream, std::function<void()> task);
 
-// Runs a grid of blocks one after the other; see run_block.
+// Runs the blocks of a grid sequentially; see run_block.
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body);
 
 }  // namespace sluice::kernels::emulation

@@ -1,6 +1,6 @@
 #pragma once
 
-// The names of kernels/cuda/lanes.h without a GPU.
+// Implements the functions of kernels/cuda/lanes.h without a GPU.
 
 #include <atomic>
 #include <bit>
@@ -56,11 +56,11 @@ inline float16 from_float<float16>(float value) {
   if (std::isnan(value)) return {0x7fff};
   const float magnitude = std::fabs(value);
   if (magnitude == 0.0F) return {sign};
-  // Halfway between the largest number and the next that there would be, and above, is infinite.
+  // Numbers halfway beyond the largest finite one, and above, round to infinity.
   if (magnitude >= 65520.0F) return {static_cast<std::uint16_t>(sign | 0x7c00U)};
   int exponent = 0;
   std::frexp(magnitude, &exponent);
-  // Steps of 2^-24 below 2^-14, else of 2^-10 of the power of two below.
+  // The spacing is 2^-24 below 2^-14, and 2^-10 of the next lower power of two above.
   const int step = exponent - 1 < -14 ? -24 : exponent - 11;
   const auto steps = static_cast<std::uint32_t>(std::nearbyint(std::ldexp(magnitude, -step)));
   if (step == -24) return {static_cast<std::uint16_t>(sign | steps)};
@@ -81,7 +81,8 @@ inline void sync_block() { emulation::sync_block(); }
 inline void sync_warp() { emulation::sync_warp(); }
 
 inline void check_aligned(const void* p, std::size_t bytes) {
-  if (reinterpret_cast<std::uintptr_t>(p) % bytes != 0) throw std::logic_error("a kernel's access is not aligned");
+  if (reinterpret_cast<std::uintptr_t>(p) % bytes != 0)
+    throw std::logic_error("a kernel accesses an address that is not aligned");
 }
 
 template <class T>
@@ -155,13 +156,13 @@ void load_matrices(std::uint32_t (&r)[4], const void* row) {
     const std::uint32_t high = Transposed ? at(matrix, j + 1, i) : at(matrix, i, j + 1);
     r[matrix] = low | high << 16;
   }
-  // On a GPU all lanes have read once one goes on: nobody may write before.
+  // On a GPU no lane continues before all have read, so none may write earlier.
   emulation::sync_warp();
 }
 
-// D [16, 8] += A [16, 16] B [16, 8]. Lane 4 g + c has of A rows g (registers 0 and 2) and g + 8 (1 and 3), columns 2 c
-// and 2 c + 1 (0 and 1) and those + 8 (2 and 3); of B the same columns as rows, of column g; of D rows g (0 and 1) and
-// g + 8, columns 2 c and 2 c + 1.
+// D [16, 8] += A [16, 16] B [16, 8]. Lane 4 g + c holds rows g (registers 0 and 2) and g + 8 (1 and 3), columns 2 c and
+// 2 c + 1 (0 and 1) and 2 c + 8 and 2 c + 9 (2 and 3) of A; the same columns as rows, in column g, of B; and rows g (0
+// and 1) and g + 8, columns 2 c and 2 c + 1, of D.
 template <class T>
 void multiply_add(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
   emulation::Slot mine{};

@@ -12,7 +12,7 @@
 
 namespace sluice::kernels::emulation {
 
-// What sanitizers must know of a stack between which and another a thread switches; nothing without them.
+// Announces switches between stacks of fibers to sanitizers; does nothing without them.
 #if defined(__SANITIZE_ADDRESS__)
 
 struct StackNotes {
@@ -23,11 +23,11 @@ struct StackNotes {
 inline void note_fiber(StackNotes& of, const void* bottom, std::size_t size) { of = {bottom, size, nullptr}; }
 inline void note_thread(StackNotes&) {}
 inline void forget_fiber(StackNotes&) {}
-// Before a switch; `ends`: nothing comes back to `from`.
+// Called before a switch; `ends`: `from` is not resumed again.
 inline void note_leaving(StackNotes& from, const StackNotes& to, bool ends) {
   __sanitizer_start_switch_fiber(ends ? nullptr : &from.fake, to.bottom, to.size);
 }
-// After it.
+// Called after a switch.
 inline void note_arriving(StackNotes& at, StackNotes& from) {
   __sanitizer_finish_switch_fiber(at.fake, &from.bottom, &from.size);
 }

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "model/namespaces.h"
+
 namespace sluice::model {
 
 // The purpose of a collective of the OpGraph.

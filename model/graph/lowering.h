@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include "model/graph/op_graph.h"

@@ -6,7 +6,7 @@ namespace sluice::model {
 
 SliceShape slice_shape(const MicrobatchShape& microbatch, int slice) {
   return {.sequences = microbatch.sequences,
-          .tokens = microbatch.slice_lengths[static_cast<std::size_t>(slice)],
+          .tokens = microbatch.slice_lengths[slice],
           .context = microbatch.context(slice)};
 }
 

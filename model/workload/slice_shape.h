@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "model/namespaces.h"
+
 namespace sluice::model {
 
 struct MicrobatchShape;

@@ -11,17 +11,17 @@
 namespace sluice::sim {
 namespace {
 
-// Lines of a file whose members stand on a line each.
-class Lines {
+// Edits a JSON file with one member per line.
+class MemberLines {
  public:
-  explicit Lines(const std::string& name) {
+  explicit MemberLines(const std::string& name) {
     for (const CatalogueFile& file : catalogue_files()) {
       if (file.name == name) text_ = file.text;
     }
     if (text_.empty()) throw InputError(fmt::format("the catalogue has no {}", name));
   }
 
-  // Replaces the member's line, or adds it as the last.
+  // Replaces the line of a member, or appends one.
   void set(std::string_view key, const std::string& value) {
     const std::string begin = fmt::format("\n  \"{}\": ", key);
     const std::size_t at = text_.find(begin);
@@ -56,13 +56,13 @@ std::string value_of(double value, const std::string& source) {
 }  // namespace
 
 std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std::string& command) {
-  Lines lines("gpus/" + name);
+  MemberLines lines("gpus/" + name);
   if (fit.gemm.in_sample.rows > 0) {
     const GemmConstants& g = fit.gpu.gemm;
-    std::string source = source_of(fit.gemm, "products", fit.origin, command);
+    std::string source = source_of(fit.gemm, "GEMMs", fit.origin, command);
     if (fit.grouped.in_sample.rows > 0) {
       source +=
-          fmt::format("; group_s: {} groups of products, mean error {:.1f} %, held out {:.1f} %",
+          fmt::format("; group_s: {} groups of GEMMs, mean error {:.1f} %, held out {:.1f} %",
                       fit.grouped.in_sample.rows, 100 * fit.grouped.in_sample.mean, 100 * fit.grouped.held_out.mean);
     } else {
       source += "; group_s given";
@@ -86,7 +86,7 @@ std::string gpu_file_with(const std::string& name, const GpuFit& fit, const std:
 }
 
 std::string link_file_with(const std::string& name, const LinkFit& fit, const std::string& command) {
-  Lines lines("links/" + name);
+  MemberLines lines("links/" + name);
   const Link known = catalogue_link(name);
   if (fit.link.latency_s != known.latency_s || fit.link.transfer_efficiency != known.transfer_efficiency) {
     const std::string source = fmt::format("{}, lines fitted to messages ({})", command, fit.origin);

@@ -18,10 +18,10 @@
 namespace sluice::sim {
 namespace {
 
-// A row made ready: its graph is lowered once, and priced anew for every set of constants.
-class Row {
+// A row whose graph is lowered once and priced anew for each set of constants.
+class SimulatedRow {
  public:
-  Row(const Scenario& scenario, int table) : table_(table), setup_(scenario) {}
+  SimulatedRow(const Scenario& scenario, int table) : table_(table), setup_(scenario) {}
 
   double seconds(std::span<const Constant> constants, std::span<const double> values) const {
     const Scenario& scenario = setup_.scenario();
@@ -42,17 +42,17 @@ class Row {
   Setup setup_;
 };
 
-// Rows of a table err together, so a table counts as so many rows of its own, whatever their number.
+// Weight of a table, in rows, whatever its number of rows, as their errors are correlated.
 constexpr double kTableWeight = 20;
 
-// FNV-1a: the same on every machine.
+// FNV-1a, which is the same on every machine.
 std::uint64_t hash_of(const std::string& text) {
   std::uint64_t hash = 14695981039346656037U;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211U;
   return hash ^ (hash >> 29U);
 }
 
-// The constant's belief, about what its first row's scenario says.
+// The constant's belief, with the value of its first row's scenario as the guess.
 FitConstant belief_of(const Constant& constant, std::span<const MeasuredTable> tables) {
   FitConstant belief = constant.belief;
   if (constant.guessed) return belief;
@@ -61,8 +61,8 @@ FitConstant belief_of(const Constant& constant, std::span<const MeasuredTable> t
     const Scenario& scenario = tables[t].rows[0].scenario;
     Cluster cluster = *scenario.cluster;
     Software software = scenario.software;
-    const double said = constant.value(cluster, software);
-    if (said > 0) belief.guess = std::clamp(said, belief.low, belief.high);
+    const double given = constant.value(cluster, software);
+    if (given > 0) belief.guess = std::clamp(given, belief.low, belief.high);
     break;
   }
   return belief;
@@ -121,26 +121,27 @@ const Constant& find_constant(const std::string& name) {
     if (constant.name == name) return constant;
     names.push_back(constant.name);
   }
-  throw InputError(fmt::format("there is no constant '{}'{}", name, did_you_mean(name, names)));
+  throw InputError(fmt::format("unknown constant '{}'{}", name, did_you_mean(name, names)));
 }
 
 ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants, int folds) {
-  std::vector<std::unique_ptr<Row>> rows;
+  std::vector<std::unique_ptr<SimulatedRow>> rows;
   std::vector<double> measured;
   std::vector<double> weights;
   std::vector<std::uint64_t> hashes;
   for (std::size_t t = 0; t < tables.size(); ++t) {
     for (const MeasuredIteration& row : tables[t].rows) {
-      rows.push_back(std::make_unique<Row>(row.scenario, static_cast<int>(t)));
+      rows.push_back(std::make_unique<SimulatedRow>(row.scenario, static_cast<int>(t)));
       measured.push_back(row.seconds);
       weights.push_back(kTableWeight / static_cast<double>(tables[t].rows.size()));
       hashes.push_back(hash_of(tables[t].name + row.setting));
     }
   }
   if (std::ssize(rows) < folds) {
-    throw InputError(fmt::format("{} measured iterations are fewer than {} folds", rows.size(), folds));
+    throw InputError(
+        fmt::format("expected at least as many measured iterations as folds ({1}), got {0}", rows.size(), folds));
   }
-  // A setting's place among all, so that folds are of about one size.
+  // The rank of each setting among all, so that folds have about the same size.
   std::vector<std::uint64_t> settings = hashes;
   std::sort(settings.begin(), settings.end());
   settings.erase(std::unique(settings.begin(), settings.end()), settings.end());

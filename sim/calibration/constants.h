@@ -11,15 +11,15 @@
 
 namespace sluice::sim {
 
-// A number of the catalogue that measured iterations can tell.
+// A number of the catalogue that can be fitted to measured iterations.
 struct Constant {
-  // Where it stands in a node's file, or behind "software/" in a program's: "gpu/memory_efficiency",
+  // Its place in a node's file or, after "software/", in a framework's file: "gpu/memory_efficiency",
   // "inter_node/collective_efficiency", "software/issue_s".
   std::string name;
-  FitConstant belief;  // bounds that its meaning sets, and a guess for scenarios that say nothing (0)
+  FitConstant belief;  // bounds from its meaning, and a guess for scenarios without a value (0)
   std::function<double&(Cluster&, Software&)> value;
-  int table = -1;        // the only table whose rows it is of; -1: all
-  bool guessed = false;  // belief.guess is to stand, whatever the scenarios say
+  int table = -1;        // the only table to which it applies; -1: all
+  bool guessed = false;  // belief.guess replaces the values of the scenarios
 };
 
 // All that can be fitted.
@@ -27,22 +27,22 @@ const std::vector<Constant>& fittable_constants();
 // Throws InputError for an unknown name, with the nearest known one.
 const Constant& find_constant(const std::string& name);
 
-// Rows that were measured together, and err together: tables count alike, whatever the number of their rows.
+// Rows that were measured together and have correlated errors: tables have equal weight, whatever their number of rows.
 struct MeasuredTable {
   std::string name;
   std::vector<MeasuredIteration> rows;  // none out of memory
 };
 
 struct ConstantsFit {
-  LogFit fit;                        // rows of all tables, one after the other
+  LogFit fit;                        // rows of all tables, concatenated
   std::vector<FitErrors> in_sample;  // by table
   std::vector<FitErrors> held_out;
 };
 
-// Fits `constants` to measured iterations, whose other constants stay as their scenarios have them; each is drawn
-// towards its guess, or else what the first scenario that has it says. Rows are simulated, not estimated. Folds are
-// dealt by a hash of the setting, so that rows of one setting are in one fold, and the same on every machine. Throws
-// InputError if a row cannot be simulated, or there are fewer rows than folds.
+// Fits `constants` to measured iterations; all other constants keep the values of the scenarios. Each constant is
+// pulled towards the value of the first scenario that has one, or its guess. Each row is simulated. Rows are assigned
+// to folds by a hash of their setting, so rows of one setting are in one fold, on every machine the same. Throws
+// InputError if a row cannot be simulated or there are fewer rows than folds.
 ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<const Constant> constants, int folds);
 
 }  // namespace sluice::sim

@@ -17,7 +17,7 @@ using Document = nlohmann::ordered_json;
 
 constexpr std::string_view kSoftware = "software/";
 
-// A document of the catalogue or of a file by its name, or the object itself.
+// Loads documents: of the catalogue or of a file by its name, or the object itself.
 class Documents {
  public:
   explicit Documents(std::string folder) : folder_(std::move(folder)) {}
@@ -47,18 +47,18 @@ class Documents {
   std::string folder_;
 };
 
-double rounded(double value) { return std::stod(fmt::format("{:.3g}", value)); }
+double three_digits(double value) { return std::stod(fmt::format("{:.3g}", value)); }
 
-// A constant of its own becomes {"value", "source"}; one of a group gets its source behind the group's.
-void set(Document& document, const std::string& place, double value, const std::string& source) {
+// A single constant becomes {"value", "source"}; the source of one in a group is appended to that of the group.
+void set_constant(Document& document, const std::string& place, double value, const std::string& source) {
   const Document::json_pointer pointer("/" + place);
   const Document::json_pointer parent = pointer.parent_pointer();
   const bool grouped = !document[parent].contains("name");
   if (!grouped) {
-    document[pointer] = Document{{"value", rounded(value)}, {"source", source}};
+    document[pointer] = Document{{"value", three_digits(value)}, {"source", source}};
     return;
   }
-  document[pointer] = rounded(value);
+  document[pointer] = three_digits(value);
   const std::string before = document[parent].value("source", "");
   document[parent]["source"] = fmt::format("{}{}{}: {}", before, before.empty() ? "" : "; ", pointer.back(), source);
 }
@@ -80,11 +80,11 @@ ConstantsFiles files_with_constants(const nlohmann::json& scenario, const std::s
             documents.whole(scenario.contains("software") ? Document(scenario["software"]) : Document("megatron-lm"),
                             std::string(kSoftware));
       }
-      set(*software, name.substr(kSoftware.size()), values[i], source);
+      set_constant(*software, name.substr(kSoftware.size()), values[i], source);
     } else {
-      if (!scenario.contains("cluster")) throw InputError("/cluster: required: there is no node to write");
+      if (!scenario.contains("cluster")) throw InputError("/cluster: required, as its node is to be written");
       if (!node) node = documents.node(Document(scenario["cluster"]));
-      set(*node, name, values[i], source);
+      set_constant(*node, name, values[i], source);
     }
   }
   if (node) out.node = node->dump(2) + "\n";

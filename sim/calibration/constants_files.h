@@ -8,14 +8,14 @@
 
 namespace sluice::sim {
 
-// What a fit found, as files that --cluster and --software take.
+// Fitted constants as files for --cluster and --software.
 struct ConstantsFiles {
-  std::string node;      // "sluice.node/1", GPU and links in place; empty if no constant of a node was fitted
+  std::string node;      // "sluice.node/1", with GPU and links inline; empty if no constant of a node was fitted
   std::string software;  // "sluice.software/1"; empty likewise
 };
 
-// The node and the program of `scenario`, a scenario document whose relative paths are taken from `folder`, with
-// `values` in place of what they say of `constants`, to three digits. Each names `source`. Throws InputError.
+// Returns the node and the framework of `scenario`, a scenario document whose relative paths are resolved against
+// `folder`, with `values` of `constants`, to three digits, and `source` as their source. Throws InputError.
 ConstantsFiles files_with_constants(const nlohmann::json& scenario, const std::string& folder,
                                     std::span<const Constant> constants, std::span<const double> values,
                                     const std::string& source);

@@ -12,8 +12,8 @@
 namespace sluice::sim {
 namespace {
 
-constexpr double kUsualWeight = 2;     // measurements that kUsualDeviation counts as
-constexpr double kLeastSpread = 1.05;  // between predictions, to tell a scale from a fixed time
+constexpr double kUsualWeight = 2;     // number of measurements that kUsualDeviation counts as
+constexpr double kLeastSpread = 1.05;  // ratio of predictions from which a fixed time is fitted
 
 // Weighted least squares of 1 = scale x predicted / measured + fixed / measured.
 struct Line {
@@ -48,7 +48,7 @@ Line fit_line(std::span<const PredictedAndMeasured> rows, bool with_fixed) {
 }  // namespace
 
 Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
-  if (rows.empty()) throw InputError("calibrate: there is no measured iteration");
+  if (rows.empty()) throw InputError("calibrate: expected at least one measured iteration");
   double least = rows[0].predicted_s;
   double most = least;
   for (const PredictedAndMeasured& row : rows) {
@@ -58,7 +58,7 @@ Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
   }
   const bool apart = rows.size() > 1 && most >= kLeastSpread * least;
   Line line = fit_line(rows, apart);
-  // A line below 0, or one that falls, is not what a scale and a fixed time can be.
+  // A negative fixed time or scale has no meaning.
   if (apart && (line.fixed_s < 0 || line.scale <= 0)) line = fit_line(rows, false);
 
   const double degrees = static_cast<double>(rows.size()) - line.parameters;

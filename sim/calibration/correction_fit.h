@@ -8,27 +8,26 @@
 
 namespace sluice::sim {
 
-// A prediction and what was measured.
+// A predicted and a measured time.
 struct PredictedAndMeasured {
   double predicted_s = 0;
   double measured_s = 0;
 };
 
-// The line that least changes predictions into measurements, by relative errors: scale > 0, fixed_s >= 0. One
-// measurement, or several whose predictions differ by less than 5 %, cannot tell the two apart: scale alone. How far
-// measurements lie from the line is told by the residuals, and where these are few by what calibrated predictions of
-// published iterations are off: kUsualDeviation counts as two measurements of it.
-// Throws InputError if there is none, or one is not above 0.
+// Fits measured = scale x predicted + fixed_s by least squares of relative errors, with scale > 0 and fixed_s >= 0.
+// Fits only the scale to one measurement, or to several whose predictions differ by less than 5 %. The deviation is
+// estimated from the residuals and from kUsualDeviation, which counts as two measurements. Throws InputError if there
+// is no measurement, or a time is not above 0.
 Correction fit_correction(std::span<const PredictedAndMeasured> rows);
 
 // Relative errors of each row predicted from the others; empty for fewer than two rows.
 std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows);
 
-// Of MLPerf GPT-3 after calibration on two rows (docs/results.md).
+// Relative error of MLPerf GPT-3 after calibration on two rows (docs/results.md).
 inline constexpr double kUsualDeviation = 0.01;
 
-// The seconds of each iteration that a Megatron-LM log tells: "elapsed time per iteration (ms): 1234.5", whatever else
-// stands in the line. Throws InputError naming the file if there is none.
+// Reads the time in seconds of each iteration from a Megatron-LM log, from lines that contain "elapsed time per
+// iteration (ms): 1234.5". Throws InputError naming the file if there is none.
 std::vector<double> read_megatron_log(const std::string& path);
 
 }  // namespace sluice::sim

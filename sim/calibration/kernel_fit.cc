@@ -7,13 +7,14 @@
 #include <string_view>
 #include <tuple>
 
+#include "sim/calibration/measured_table.h"
+
 namespace sluice::sim {
 namespace {
 
-constexpr int kFewestRows = 6;
-constexpr double kMost = 1e12;
+constexpr double kMostSize = 1e12;
 
-// As the tables name them.
+// Names in tables and in the catalogue.
 constexpr std::pair<std::string_view, std::string_view> kCatalogueNames[] = {
     {"a100", "a100-80gb"}, {"h100", "h100-80gb"}, {"A100-80GB PCIe", "a100-pcie-80gb"}, {"B200 SXM", "b200-180gb"}};
 
@@ -24,7 +25,7 @@ std::string catalogue_name(const std::string& gpu) {
   return gpu;
 }
 
-// The value of "key=value" in a list with commas.
+// The value of "key=value" in a comma-separated list.
 std::string_view word(const CsvTable& table, int row, std::string_view key) {
   std::string_view rest = table.text(row, "shape");
   while (!rest.empty()) {
@@ -47,18 +48,19 @@ double size(const CsvTable& table, int row, std::string_view key) {
   return static_cast<double>(value);
 }
 
-MeasuredProduct product(const CsvTable& table, int row) {
-  GemmShape shape{.m = table.number(row, "m", 1, kMost),
-                  .n = table.number(row, "n", 1, kMost),
-                  .k = table.number(row, "k", 1, kMost),
+MeasuredGemm gemm_of(const CsvTable& table, int row) {
+  GemmShape shape{.m = table.number(row, "m", 1, kMostSize),
+                  .n = table.number(row, "n", 1, kMostSize),
+                  .k = table.number(row, "k", 1, kMostSize),
                   .batch = size(table, row, "b")};
   const double element = word(table, row, "out_dtype") == "fp32" ? 4 : 2;
   shape.result_bytes = element * (word(table, row, "accumulate") == "True" ? 2 : 1);
   return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
 }
 
-// `ng` experts of M tokens each, K wide before and N after. The gradient of the weights is [K, N], over the tokens.
-MeasuredProduct grouped_product(const CsvTable& table, int row) {
+// `ng` experts with M tokens each, input size K and output size N. The gradient of the weights is [K, N], summed over
+// the tokens.
+MeasuredGemm grouped_gemm(const CsvTable& table, int row) {
   const double tokens = size(table, row, "M");
   const double before = size(table, row, "K");
   const double after = size(table, row, "N");
@@ -74,7 +76,7 @@ MeasuredProduct grouped_product(const CsvTable& table, int row) {
   return {.shape = shape, .seconds = shape.flops() / (table.number(row, "achieved_tflops", 1e-6, 1e6) * 1e12)};
 }
 
-// The table counts the FLOPs of the full square, in the backward pass five products where there are two forward.
+// The table counts the FLOPs of the full square: two GEMMs forward and five backward.
 MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   const double batch = size(table, row, "batch");
   const double tokens = size(table, row, "seq_len");
@@ -93,16 +95,12 @@ MeasuredAttention attention(const CsvTable& table, int row, bool backward) {
   return out;
 }
 
-bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
-  return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
-}
-
-bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"}); }
-bool is_rated(const CsvTable& table) {
+bool has_timed_gemms(const CsvTable& table) { return has_all(table, {"gpu", "m_tokens", "k", "n", "median_ms"}); }
+bool has_rated_kernels(const CsvTable& table) {
   return has_all(table, {"gpu", "op", "shape", "m", "k", "n", "achieved_tflops"});
 }
 
-// One number for each distinct key, in the order of a hash so that folds mix sizes: golden-ratio steps.
+// Numbers distinct keys in ascending order.
 template <typename Key>
 std::vector<int> groups_of(const std::vector<Key>& keys) {
   std::map<Key, int> numbers;
@@ -124,7 +122,7 @@ Gpu with_gemm(Gpu gpu, std::span<const double> x) {
   return gpu;
 }
 
-LogFit fit_products(const Gpu& gpu, const std::vector<MeasuredProduct>& products) {
+LogFit fit_gemms(const Gpu& gpu, const std::vector<MeasuredGemm>& gemms) {
   constexpr FitConstant kConstants[] = {{.guess = 0.9, .low = 0.05, .high = 1, .spread = 0.3},
                                         {.guess = 20, .low = 0.1, .high = 200, .spread = 0.5},
                                         {.guess = 0.5, .low = 1e-3, .high = 5, .spread = 0.7},
@@ -132,24 +130,24 @@ LogFit fit_products(const Gpu& gpu, const std::vector<MeasuredProduct>& products
                                         {.guess = 5e-6, .low = 5e-7, .high = 5e-5, .spread = 0.5}};
   std::vector<double> measured;
   std::vector<std::tuple<double, double, double>> keys;
-  for (const MeasuredProduct& one : products) {
+  for (const MeasuredGemm& one : gemms) {
     measured.push_back(one.seconds);
     keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
   }
   Gpu tried = gpu;
   const FitModel predict = [&](std::span<const double> x, int row) {
     tried.gemm = with_gemm(gpu, x).gemm;
-    const GemmShape& shape = products[row].shape;
+    const GemmShape& shape = gemms[row].shape;
     return gemm_time(tried, shape, shape.bytes()).seconds();
   };
   return fit_logarithms(kConstants, predict, measured, groups_of(keys));
 }
 
-LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredProduct>& grouped) {
+LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredGemm>& grouped) {
   constexpr FitConstant kConstants[] = {{.guess = 3e-6, .low = 1e-8, .high = 1e-4, .spread = 1}};
   std::vector<double> measured;
   std::vector<std::tuple<double, double, double>> keys;
-  for (const MeasuredProduct& one : grouped) {
+  for (const MeasuredGemm& one : grouped) {
     measured.push_back(one.seconds);
     keys.emplace_back(one.shape.m, one.shape.n, one.shape.k);
   }
@@ -163,7 +161,7 @@ LogFit fit_groups(const Gpu& gpu, const std::vector<MeasuredProduct>& grouped) {
 }
 
 LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measured) {
-  // How long exponentials take stays: tables of one head size cannot tell it from the peak.
+  // softmax_size is not fitted: with one head size it cannot be separated from the peak.
   constexpr FitConstant kConstants[] = {{.guess = 0.7, .low = 0.05, .high = 1, .spread = 0.5},
                                         {.guess = 100, .low = 1, .high = 2000, .spread = 0.7}};
   std::vector<double> seconds;
@@ -185,24 +183,24 @@ LogFit fit_attention(const Gpu& gpu, const std::vector<MeasuredAttention>& measu
 
 }  // namespace
 
-bool has_measured_kernels(const CsvTable& table) { return is_timed(table) || is_rated(table); }
+bool has_measured_kernels(const CsvTable& table) { return has_timed_gemms(table) || has_rated_kernels(table); }
 
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table) {
   std::map<std::string, MeasuredKernels> out;
-  const bool timed = is_timed(table);
+  const bool timed = has_timed_gemms(table);
   for (int row = 0; row < table.num_rows(); ++row) {
     MeasuredKernels& of_gpu = out[catalogue_name(table.text(row, "gpu"))];
-    if (of_gpu.origin.empty()) of_gpu.origin = table.has("source") ? table.text(row, "source") : table.source();
+    if (of_gpu.origin.empty()) of_gpu.origin = origin_of(table, row);
     if (timed) {
-      of_gpu.products.push_back({.shape = {.m = table.number(row, "m_tokens", 1, kMost),
-                                           .n = table.number(row, "n", 1, kMost),
-                                           .k = table.number(row, "k", 1, kMost)},
-                                 .seconds = table.number(row, "median_ms", 1e-6, 1e9) * 1e-3});
+      of_gpu.gemms.push_back({.shape = {.m = table.number(row, "m_tokens", 1, kMostSize),
+                                        .n = table.number(row, "n", 1, kMostSize),
+                                        .k = table.number(row, "k", 1, kMostSize)},
+                              .seconds = table.number(row, "median_ms", 1e-6, 1e9) * 1e-3});
       continue;
     }
     const std::string& op = table.text(row, "op");
-    if (op == "matmul") of_gpu.products.push_back(product(table, row));
-    if (op == "group_matmul") of_gpu.grouped.push_back(grouped_product(table, row));
+    if (op == "matmul") of_gpu.gemms.push_back(gemm_of(table, row));
+    if (op == "group_matmul") of_gpu.grouped.push_back(grouped_gemm(table, row));
     if (op != "sdp_fwd" && op != "sdp_bwd") continue;
     if (word(table, row, "qk_head_dim") != word(table, row, "v_head_dim")) continue;
     of_gpu.attention.push_back(attention(table, row, op == "sdp_bwd"));
@@ -217,11 +215,11 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
              .grouped = {},
              .attention_forward = {},
              .attention_backward = {}};
-  if (measured.products.size() >= kFewestRows) {
-    out.gemm = fit_products(gpu, measured.products);
+  if (measured.gemms.size() >= kFewestRows) {
+    out.gemm = fit_gemms(gpu, measured.gemms);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
   }
-  if (measured.grouped.size() >= kFewestRows) {
+  if (measured.grouped.size() >= kMinKernelRows) {
     out.grouped = fit_groups(out.gpu, measured.grouped);
     out.gpu.gemm.group_s = out.grouped.constants[0];
   }
@@ -229,7 +227,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     std::vector<MeasuredAttention> rows;
     std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows),
                  [&](const MeasuredAttention& one) { return one.shape.backward == backward; });
-    if (rows.size() < kFewestRows) continue;
+    if (rows.size() < kMinKernelRows) continue;
     LogFit& fit = backward ? out.attention_backward : out.attention_forward;
     fit = fit_attention(gpu, rows);
     AttentionConstants& constants = backward ? out.gpu.attention_backward : out.gpu.attention_forward;

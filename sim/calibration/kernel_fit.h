@@ -11,13 +11,13 @@
 
 namespace sluice::sim {
 
-// A matrix product that somebody timed.
-struct MeasuredProduct {
+// A measured GEMM.
+struct MeasuredGemm {
   GemmShape shape;
   double seconds = 0;
 };
 
-// A fused attention that somebody timed, causal: half the square is executed.
+// A measured fused causal attention, which executes half of the square.
 struct MeasuredAttention {
   AttentionWork shape;
   double bytes = 0;
@@ -27,28 +27,28 @@ struct MeasuredAttention {
 // Kernels timed on one GPU type.
 struct MeasuredKernels {
   std::string origin;  // the column `source` of its first row, or the table's file
-  std::vector<MeasuredProduct> products;
-  std::vector<MeasuredProduct> grouped;  // launched apart, an expert each
+  std::vector<MeasuredGemm> gemms;
+  std::vector<MeasuredGemm> grouped;  // one GEMM per expert, launched separately
   std::vector<MeasuredAttention> attention;
 };
 
-// What a table of kernels is known by: columns gpu, m_tokens, k, n, median_ms (products), or gpu, op, shape, m, k, n,
-// achieved_tflops (op matmul, products, group_matmul, those of experts; sdp_fwd and sdp_bwd, attention of the full
-// square's FLOPs).
+// Whether a table contains kernels: columns gpu, m_tokens, k, n, median_ms (GEMMs), or gpu, op, shape, m, k, n,
+// achieved_tflops (op matmul: GEMMs; group_matmul: GEMMs of experts; sdp_fwd and sdp_bwd: attention, with the FLOPs of
+// the full square).
 bool has_measured_kernels(const CsvTable& table);
 
-// By name of the catalogue ("a100-80gb"), or as the table names the GPU where the catalogue does not hold it. Attention
-// whose keys and values are of different sizes is left out: it runs kernels of its own.
-// Throws InputError naming file, row and column.
+// Reads kernels by GPU: its name in the catalogue ("a100-80gb"), or in the table if the catalogue does not have it.
+// Skips attention with different sizes of keys and values, which runs other kernels. Throws InputError naming file, row
+// and column.
 std::map<std::string, MeasuredKernels> read_measured_kernels(const CsvTable& table);
 
-// The constants of `gpu` that these times decide; the others stay. Needs at least 6 rows of a kind, otherwise the
-// errors have 0 rows and that kind's constants stay too.
+// Constants of `gpu` fitted to measured kernels. A kind of kernel with fewer than 6 rows keeps its constants, and its
+// errors have 0 rows.
 struct GpuFit {
   Gpu gpu;
   std::string origin;
   LogFit gemm;
-  LogFit grouped;  // of group_s alone, with the other constants as the products have them
+  LogFit grouped;  // of group_s only, with the other constants from `gemm`
   LogFit attention_forward;
   LogFit attention_backward;
 };

@@ -7,43 +7,34 @@
 #include <string_view>
 
 #include "model/cost/collectives.h"
+#include "sim/calibration/measured_table.h"
 
 namespace sluice::sim {
 namespace {
 
-constexpr std::size_t kFewestRows = 6;
-
-struct Name {
+struct LinkName {
   std::string_view table;
   std::string_view inside;   // of a node
-  std::string_view outside;  // empty: not to be trusted
+  std::string_view outside;  // empty: not reliable
 };
-constexpr Name kNames[] = {{"a100", "nvlink3", ""},
-                           {"v100", "nvlink2", ""},
-                           {"a100_dgx", "nvlink3", ""},  // 7.8 GB/s between nodes with ports of 25
-                           {"h100_dgx", "nvlink4", "infiniband-ndr"}};
+constexpr LinkName kLinkNames[] = {{"a100", "nvlink3", ""},
+                                   {"v100", "nvlink2", ""},
+                                   {"a100_dgx", "nvlink3", ""},  // 7.8 GB/s between nodes with ports of 25
+                                   {"h100_dgx", "nvlink4", "infiniband-ndr"}};
 
-const Name* known(const std::string& name) {
+const LinkName* known(const std::string& name) {
   const auto* found =
-      std::find_if(std::begin(kNames), std::end(kNames), [&](const Name& n) { return n.table == name; });
-  return found == std::end(kNames) ? nullptr : found;
+      std::find_if(std::begin(kLinkNames), std::end(kLinkNames), [&](const LinkName& n) { return n.table == name; });
+  return found == std::end(kLinkNames) ? nullptr : found;
 }
 
-bool has_all(const CsvTable& table, std::initializer_list<std::string_view> columns) {
-  return std::all_of(columns.begin(), columns.end(), [&](std::string_view column) { return table.has(column); });
-}
-
-bool is_timed(const CsvTable& table) { return has_all(table, {"gpu", "gpus", "bytes", "time_us"}); }
-bool is_fitted(const CsvTable& table) {
+bool has_timed_all_reduces(const CsvTable& table) { return has_all(table, {"gpu", "gpus", "bytes", "time_us"}); }
+bool has_fitted_lines(const CsvTable& table) {
   return has_all(table, {"network", "collective", "workers", "devices_per_node", "min_bytes", "max_bytes", "alpha_us",
                          "busbw_GBps"});
 }
 
-std::string origin(const CsvTable& table, int row) {
-  return table.has("source") ? table.text(row, "source") : table.source();
-}
-
-void read_line(const CsvTable& table, int row, const Name& name, std::map<std::string, MeasuredLink>& out) {
+void read_line(const CsvTable& table, int row, const LinkName& name, std::map<std::string, MeasuredLink>& out) {
   const auto gpus = static_cast<int>(table.integer(row, "workers", 2, 1024));
   const bool inside = table.integer(row, "devices_per_node", 1, 1024) == gpus;
   const double latency = table.number(row, "alpha_us", 0, 1e6) * 1e-6;
@@ -52,7 +43,7 @@ void read_line(const CsvTable& table, int row, const Name& name, std::map<std::s
   if (collective == "send_recv") {
     const std::string link(inside ? name.inside : name.outside);
     if (link.empty()) return;
-    out[link].origin = origin(table, row);
+    out[link].origin = origin_of(table, row);
     out[link].message_latency_s = latency;
     out[link].message_bytes_per_s = bandwidth;
   } else if (collective == "all_reduce" && inside) {
@@ -64,7 +55,7 @@ void read_line(const CsvTable& table, int row, const Name& name, std::map<std::s
   }
 }
 
-// The link that these logarithms' constants make: latency, step, and a bandwidth for each of `sizes`.
+// The link with fitted constants: latency, step, and a bandwidth for each of `sizes`.
 Link with_constants(Link link, const std::vector<int>& sizes, std::span<const double> x) {
   link.collective_latency_s = x[0];
   link.collective_step_s = x[1];
@@ -72,7 +63,7 @@ Link with_constants(Link link, const std::vector<int>& sizes, std::span<const do
   link.ring_bytes_per_s.clear();
   std::size_t next = 0;
   for (int gpus = 2; gpus < sizes.back(); ++gpus) {
-    // Numbers that were not measured have the bandwidth of the next larger that was.
+    // Sizes that were not measured have the bandwidth of the next larger one.
     while (sizes[next] < gpus) ++next;
     link.ring_bytes_per_s.push_back(x[2 + next]);
   }
@@ -81,16 +72,16 @@ Link with_constants(Link link, const std::vector<int>& sizes, std::span<const do
 
 }  // namespace
 
-bool has_measured_links(const CsvTable& table) { return is_timed(table) || is_fitted(table); }
+bool has_measured_links(const CsvTable& table) { return has_timed_all_reduces(table) || has_fitted_lines(table); }
 
 std::map<std::string, MeasuredLink> read_measured_links(const CsvTable& table) {
   std::map<std::string, MeasuredLink> out;
-  const bool timed = is_timed(table);
+  const bool timed = has_timed_all_reduces(table);
   for (int row = 0; row < table.num_rows(); ++row) {
-    const Name* name = known(table.text(row, timed ? "gpu" : "network"));
+    const LinkName* name = known(table.text(row, timed ? "gpu" : "network"));
     if (name == nullptr) continue;
     MeasuredLink& inside = out[std::string(name->inside)];
-    if (inside.origin.empty()) inside.origin = origin(table, row);
+    if (inside.origin.empty()) inside.origin = origin_of(table, row);
     if (!timed) {
       read_line(table, row, *name, out);
       continue;
@@ -108,7 +99,7 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
     out.link.latency_s = measured.message_latency_s;
     out.link.transfer_efficiency = std::min(1.0, measured.message_bytes_per_s / link.bandwidth_bytes_per_s);
   }
-  if (measured.all_reduces.size() < kFewestRows) return out;
+  if (measured.all_reduces.size() < kMinLinkRows) return out;
   std::set<int> all_sizes;
   std::vector<double> seconds;
   std::vector<int> groups;
@@ -124,7 +115,7 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
     const double nominal = link.bandwidth_bytes_per_s;
     constants.push_back({.guess = 0.7 * nominal, .low = 1e-3 * nominal, .high = nominal, .spread = 1});
   }
-  // Priced as predictions are: one node that is large enough.
+  // Priced as in predictions, on one node that is large enough.
   Cluster node;
   node.gpus_per_node = sizes.back();
   const FitModel predict = [&](std::span<const double> x, int row) {

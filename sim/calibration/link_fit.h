@@ -10,14 +10,14 @@
 
 namespace sluice::sim {
 
-// An all-reduce that somebody timed inside a node.
+// A measured all-reduce within a node.
 struct MeasuredAllReduce {
   int gpus = 2;
   double bytes = 0;  // of the whole tensor
   double seconds = 0;
 };
 
-// What was timed on one kind of link. A message is latency and bytes / bandwidth, 0 where not measured.
+// Measurements of one kind of link. The time of a message is latency + bytes / bandwidth; 0: not measured.
 struct MeasuredLink {
   std::string origin;  // the column `source` of its first row, or the table's file
   std::vector<MeasuredAllReduce> all_reduces;
@@ -25,22 +25,21 @@ struct MeasuredLink {
   double message_bytes_per_s = 0;
 };
 
-// What a table of links is known by: columns gpu, gpus, bytes, time_us (all-reduces inside a node), or network,
+// Whether a table contains links: columns gpu, gpus, bytes, time_us (all-reduces within a node), or network,
 // collective, workers, devices_per_node, min_bytes, max_bytes, alpha_us, busbw_GBps (lines fitted to times).
 bool has_measured_links(const CsvTable& table);
 
-// By name of the catalogue ("nvlink3"); rows of networks that the catalogue does not hold are left out. Of lines fitted
-// to all-reduces the table's range of sizes is read off at each doubling. Inside nodes only, but for messages.
-// Throws InputError naming file, row and column, for one for a latency below 0.
+// Reads links by their name in the catalogue ("nvlink3"); skips rows of other networks. A line fitted to all-reduces is
+// sampled at each doubling of the size within its range. Except for messages, only links within nodes are read.
+// Throws InputError naming file, row and column, for example for a negative latency.
 std::map<std::string, MeasuredLink> read_measured_links(const CsvTable& table);
 
-// The constants of `link` that these times decide: collective latency and step, and the ring's bandwidth for each
-// number of GPUs (the largest number's is the link's collective efficiency); and of messages, at most the nominal
-// bandwidth. `all_reduce` has 0 rows, and its constants stay, if there are fewer than 6.
+// Constants of `link` fitted to measurements: collective latency and step, and the ring's bandwidth for each number of
+// GPUs, that of the largest number being the link's collective efficiency; and the bandwidth of messages, at most the
+// nominal one. With fewer than 6 rows, `all_reduce` has 0 rows and its constants are unchanged.
 //
-// Three pieces, a share of the bandwidth for small, middle and large tensors, were tried and are not here: on A100 the
-// held-out error falls from 5.1 to 4.5 %, on V100 it does not fall. What matters is a bandwidth for each number of
-// GPUs.
+// A piecewise bandwidth for small, medium and large tensors is not used: the held-out error falls from 5.1 to 4.5 % on
+// A100 and does not fall on V100. A bandwidth for each number of GPUs matters more.
 struct LinkFit {
   Link link;
   std::string origin;

@@ -14,7 +14,7 @@ namespace {
 using Eigen::MatrixXd;
 using Eigen::VectorXd;
 
-constexpr double kNoise = 0.1;     // of a measured time that the model cannot explain, against which beliefs weigh
+constexpr double kNoise = 0.1;     // relative error of a measured time, against which priors are weighed
 constexpr double kSquared = 0.05;  // errors beyond this count linearly
 
 class Problem {
@@ -28,7 +28,7 @@ class Problem {
   Eigen::Index num_constants() const { return static_cast<Eigen::Index>(constants_.size()); }
   const FitConstant& constant(Eigen::Index i) const { return constants_[i]; }
 
-  // Of the rows, then of the beliefs, in units of noise.
+  // Residuals of the rows, then of the priors, in units of kNoise.
   VectorXd residuals(const VectorXd& logs) const {
     std::vector<double> values;
     for (Eigen::Index i = 0; i < logs.size(); ++i) values.push_back(std::exp(logs[i]));
@@ -49,7 +49,7 @@ class Problem {
     return out;
   }
 
-  // Weights that make squares of large errors linear; beliefs stay squared.
+  // Weights that make squares of large errors linear; priors stay squared.
   VectorXd weights(const VectorXd& residuals) const {
     VectorXd out = VectorXd::Ones(residuals.size());
     for (Eigen::Index i = 0; i < static_cast<Eigen::Index>(rows_.size()); ++i) {
@@ -93,7 +93,7 @@ class Problem {
 MatrixXd jacobian(const Problem& problem, const VectorXd& logs, const VectorXd& residuals) {
   MatrixXd out(residuals.size(), logs.size());
   for (Eigen::Index i = 0; i < logs.size(); ++i) {
-    // Steps of 2 %, not less: waves make the model a staircase.
+    // Steps of 2 %, as wave quantization makes the model a step function.
     VectorXd moved = logs;
     const double step = moved[i] + 0.02 > std::log(problem.constant(i).high) ? -0.02 : 0.02;
     moved[i] += step;

@@ -8,8 +8,8 @@
 
 namespace sluice::sim {
 
-// A positive constant to find: between low and high, believed to be `guess` up to a factor of exp(+-spread). The belief
-// decides only where the data do not.
+// A positive constant to fit between `low` and `high`. Its prior is `guess` up to a factor of exp(+-spread), which
+// matters only where the data do not determine the constant.
 struct FitConstant {
   double guess = 1;
   double low = 0;
@@ -26,14 +26,14 @@ struct FitErrors {
 };
 FitErrors fit_errors(std::span<const double> predicted, std::span<const double> measured);
 
-// predict(constants, row) > 0, for rows 0 to measured.size() - 1, all measured > 0.
+// Predicts `row`, from 0 to measured.size() - 1. Predicted and measured values are above 0.
 using FitModel = std::function<double(std::span<const double> constants, int row)>;
 
 struct LogFit {
   std::vector<double> constants;
-  std::vector<double> deviations;          // of the constants' logarithms over the folds: how well the rows decide them
-  std::vector<double> predicted;           // by row
-  std::vector<double> predicted_held_out;  // by row, from the folds that it is not in
+  std::vector<double> deviations;  // of the constants' logarithms over the folds: how well the rows determine them
+  std::vector<double> predicted;   // by row
+  std::vector<double> predicted_held_out;  // by row, fitted to the other folds
   FitErrors in_sample;
   FitErrors held_out;
 };
@@ -41,13 +41,13 @@ struct LogFit {
 struct LogFitOptions {
   int folds = 5;                    // at least 2
   std::span<const double> weights;  // of the rows' errors; empty: 1 each
-  bool several_starts = true;       // from half and one and a half of the guesses too
-  bool parallel = false;            // predict may be called from several threads
+  bool several_starts = true;       // also from 0.5 and 1.5 times the guesses
+  bool parallel = false;            // `predict` may be called from several threads
 };
 
-// Constants that least change log(predicted / measured), by Levenberg and Marquardt's method on the constants'
-// logarithms; errors count squared up to about 5 % and linearly beyond. Rows of one group (the same shape measured
-// twice) are held out together; `groups` is one number a row. Deterministic.
+// Fits constants to log(predicted / measured) by the Levenberg-Marquardt method on the constants' logarithms; errors
+// count squared up to about 5 % and linearly beyond. `groups` has a number per row; rows of one group (such as one
+// shape measured twice) are held out together. Deterministic.
 LogFit fit_logarithms(std::span<const FitConstant> constants, const FitModel& predict, std::span<const double> measured,
                       std::span<const int> groups, const LogFitOptions& options = {});
 

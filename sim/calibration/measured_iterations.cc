@@ -15,9 +15,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMost = std::int64_t{1} << 40;
+constexpr std::int64_t kMostInColumn = std::int64_t{1} << 40;
 
-// Whole numbers, and where they stand in a scenario.
+// Integer columns and their places in a scenario.
 struct Column {
   const char* name;
   const char* pointer;
@@ -63,24 +63,24 @@ const TimeColumn* time_column(const CsvTable& table) {
   return nullptr;
 }
 
-class Row {
+class IterationRow {
  public:
-  Row(const CsvTable& table, int row, const Json& base, const std::string& folder)
+  IterationRow(const CsvTable& table, int row, const Json& base, const std::string& folder)
       : table_(table), row_(row), folder_(folder), document_(base) {}
 
   MeasuredIteration read() {
     for (const Column& column : kColumns) {
-      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMost);
+      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMostInColumn);
     }
-    // Left out where it says nothing.
-    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMost) > 1) {
-      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMost);
+    // Omitted if 1.
+    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMostInColumn) > 1) {
+      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMostInColumn);
     }
     if (table_.has("gpus")) read_gpus();
     read_schedule();
     if (table_.has("recompute")) read_recompute();
     learn_positions();
-    // A batch that is given for all replicas gives the microbatches.
+    // The global batch determines the number of microbatches.
     if (table_.has("global_batch") || table_.has("gbs")) document_["batch"].erase("microbatches");
 
     MeasuredIteration out{.place = table_.place(row_)};
@@ -98,7 +98,7 @@ class Row {
   }
 
   void read_gpus() {
-    const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMost);
+    const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMostInColumn);
     const std::int64_t each = count("/parallelism/tp") * count("/parallelism/cp") * count("/parallelism/pp");
     if (!table_.has("dp")) {
       if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x cp x pp = {}", each));
@@ -116,10 +116,10 @@ class Row {
     cut_sequences();
   }
 
-  // Slices and chunks of the base are for the families that have them.
+  // Drops the slices of the base for families without slices.
   void cut_sequences() {
     Json& schedule = document_["schedule"];
-    // Without a schedule's name, chunks say which.
+    // Without a name, the number of chunks determines the schedule.
     if (!document_.contains(Json::json_pointer("/schedule/name"))) {
       place("/schedule/name") = count("/parallelism/vpp") > 1 ? "interleaved-1f1b" : "1f1b";
     }
@@ -191,7 +191,7 @@ MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const 
   if (!has_measured_times(table)) {
     throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms");
   }
-  return Row(table, row, base, folder).read();
+  return IterationRow(table, row, base, folder).read();
 }
 
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,

@@ -9,15 +9,15 @@
 namespace sluice::sim {
 namespace {
 
-// Above this the edges of the j-th ops alone give heads and tails: what must come before an op is a set of all others.
+// Up to this size, sets of ancestors sharpen the heads and tails. Above it only edges are used.
 constexpr std::size_t kMostNodesForSets = 8192;
 
-// An op of the relaxation, in the order of its number topological.
+// An op of the relaxation. The order of the indices is topological.
 struct Node {
   int rank = 0;
   std::int64_t duration = 0;
-  std::int64_t blocks = 0;  // that the rank does nothing else after its end, as it sends
-  std::int64_t after = 0;
+  std::int64_t blocks = 0;  // time after its end during which the rank is blocked by sending
+  std::int64_t after = 0;   // earliest start
 };
 struct Edge {
   std::int32_t other = 0;
@@ -28,14 +28,14 @@ struct Relaxation {
   std::vector<std::vector<Edge>> before;
 };
 
-// Earliest starts: by paths, and by what a rank must have run before.
+// Earliest starts, from paths and from the ops that a rank must have run before.
 std::vector<std::int64_t> heads_of(const Relaxation& graph, int num_ranks) {
   const std::size_t n = graph.nodes.size();
   std::vector<std::int64_t> head(n, 0);
   const bool sets = n <= kMostNodesForSets;
   const std::size_t words = (n + 63) / 64;
   std::vector<std::uint64_t> ancestors(sets ? n * words : 0);
-  std::vector<std::vector<std::size_t>> by_head(to_size(num_ranks));  // nodes of a rank so far, by their heads
+  std::vector<std::vector<std::size_t>> by_head(to_size(num_ranks));  // nodes so far of each rank, by their heads
   for (std::size_t v = 0; v < n; ++v) {
     const Node& node = graph.nodes[v];
     head[v] = node.after;
@@ -74,7 +74,7 @@ class Bounding {
     for (std::size_t v = 0; v < n; ++v) {
       Node& node = reversed.nodes[n - 1 - v] = relaxed_.nodes[v];
       node.after = problem_.after[node.rank].count();
-      node.blocks = 0;  // before the op, seen from behind: left out
+      node.blocks = 0;  // would be before the op in the reversed graph: omitted
       for (const Edge& edge : relaxed_.before[v]) {
         reversed.before[n - 1 - to_size(edge.other)].push_back({static_cast<std::int32_t>(n - 1 - v), edge.delay});
       }
@@ -93,7 +93,7 @@ class Bounding {
     for (auto& machine : machines) bounds.makespan = std::max(bounds.makespan, preemptive_bound(std::move(machine)));
     bounds.tail.resize(table_.rows.size());
     for (std::int32_t op = 0; op < std::ssize(table_.rows); ++op) {
-      // A B is done when its W would be; what waits for its I alone is left out.
+      // A B ends when its W would; what depends on its I alone is omitted.
       const OpKind kind = table_.kind(op) == OpKind::B ? OpKind::W : table_.kind(op);
       const std::size_t v = node(kind, table_.stage(op), table_.slice(op), table_.microbatch(op));
       bounds.tail[op] = back[n - 1 - v];
@@ -102,9 +102,9 @@ class Bounding {
   }
 
  private:
-  // A rank that sends a gradient runs nothing until it has arrived. Whether that is behind the I or, of a B, behind
-  // what counts as the W, the wait is not before the one's end, and what reads the gradient follows it. (Of a joint
-  // block one wait may serve two.)
+  // Adds the time during which a rank is blocked because it sends a gradient. Whether it follows the I or, for a B, the
+  // part that counts as the W, it does not start before the end of the I, and the op that reads the gradient follows
+  // it. (Not with joint blocks, for which one such wait may cover two gradients.)
   void add_blocked(const std::vector<std::int64_t>& head, const std::vector<std::int64_t>& back,
                    std::vector<std::vector<HeadTail>>& machines) const {
     if (!problem_.blocking || problem_.may_join || problem_.joint_share < 1) return;
@@ -143,10 +143,10 @@ class Bounding {
                : static_cast<std::int64_t>(static_cast<double>(time.count()) * problem_.joint_share);
   }
 
-  // The least that what `op` hands on takes to its reader.
+  // Minimal time from the end of an op until its reader has its result.
   std::int64_t hop(OpKind kind, int stage, int slice) const {
     const OpTable::Row& row = table_.rows[table_.id(kind, stage, 0, slice)];
-    return row.makes == kForNobody ? 0 : row.send + row.hop;
+    return row.makes == kNoReader ? 0 : row.send + row.hop;
   }
 
   void make_relaxation() {
@@ -178,7 +178,7 @@ class Bounding {
     const int rank = table_.rank_of[stage];
     const auto set = [&](std::size_t v, std::int64_t duration, OpKind kind) {
       relaxed_.nodes[v] = {.rank = rank, .duration = duration};
-      // With joint blocks nobody says who sends when.
+      // With joint blocks it is not known which op sends when.
       if (problem_.blocking && problem_.joint_share >= 1 && kind != OpKind::W &&
           !(kind == OpKind::I && problem_.may_fuse)) {
         relaxed_.nodes[v].blocks = hop(kind, stage, slice);
@@ -202,8 +202,8 @@ class Bounding {
     }
   }
 
-  // Between F and I of a slice, all slices before it and all earlier stages of its rank are held, too: their F came
-  // before and their I come after. Between F and W, its own share of W is.
+  // Between F and I of a slice, the rank also holds all earlier slices and all its earlier stages: their F come before
+  // and their I after. Between F and W it holds what W releases.
   void add_limits(int stage, int slice) {
     const int rank = table_.rank_of[stage];
     const std::int64_t limit = problem_.limit[rank];
@@ -217,7 +217,7 @@ class Bounding {
       }
     }
     const SliceBytes& own = problem_.bytes[problem_.slice_index(stage, slice)];
-    // The newest forward also has what it needs only while it runs, and of the shares until I.
+    // The newest forward also holds its workspace and what I releases.
     const std::int64_t briefly = own.forward_workspace + own.activations_to_input_gradient + own.keys_values;
     add_window(stage, slice, OpKind::I, together, limit - own.forward_workspace);
     add_window(stage, slice, OpKind::W, own.activations_to_weight_gradient, limit - briefly);
@@ -240,8 +240,8 @@ class Bounding {
 
 std::int64_t preemptive_bound(std::vector<HeadTail> ops) {
   std::sort(ops.begin(), ops.end(), [](const HeadTail& a, const HeadTail& b) { return a.head < b.head; });
-  // What has arrived and is not done, by its tail; always the longest tail runs.
-  std::priority_queue<std::pair<std::int64_t, std::int64_t>> waiting;  // tail, what is left
+  // Released unfinished ops; the one with the longest tail runs.
+  std::priority_queue<std::pair<std::int64_t, std::int64_t>> waiting;  // tail, remaining time
   std::int64_t clock = 0;
   std::int64_t bound = 0;
   std::size_t next = 0;

@@ -7,21 +7,21 @@
 
 namespace sluice::sim {
 
-// What no order of a problem can beat. Nanoseconds.
+// Lower bounds over all orders of a problem, in nanoseconds.
 struct AutoBounds {
   std::int64_t makespan = 0;
-  std::vector<std::int64_t> tail;  // by op: from its end, at least so much follows until the end of everything
+  std::vector<std::int64_t> tail;  // by op: minimal time from its end to the end of all ops
 };
 
-// Microbatches are alike, so each group of ops (kind, stage, slice) can be taken to run in their order, and then what
-// holds for single ops holds for the j-th of each group: it waits for the j-th of what the data edges say, for the one
-// before it, and, under a memory limit that lets n of a stage's activations be held at once, the j-th forward waits for
-// the (j-n)-th release. Heads and tails are longest paths of these edges, and not before (after) a rank could have run
-// what must come before (after) on it. The bound is the most of Jackson's preemptive one-machine bounds over the ranks
-// (Carlier 1982), with these heads and tails. A backward counts as its I and what its W adds, whether split or not.
+// Computes the bounds. Microbatches are identical, so the ops of each group (kind, stage, slice) may be assumed to run
+// in their order. The j-th op of a group then depends on the j-th ops of its data dependencies and on the op before it,
+// and, if the memory limit allows n activations of a stage at a time, the j-th forward depends on the (j-n)-th release.
+// Heads and tails are longest paths over these edges, and at least the time in which the rank runs all ops that must
+// come before (after). The bound is the maximum over the ranks of Jackson's preemptive one-machine bound (Carlier 1982)
+// with these heads and tails. A backward counts as its I plus the time that its W adds, whether split or not.
 AutoBounds auto_bounds(const PlacedProblem& problem, const OpTable& table);
 
-// Jackson's preemptive bound: no order of these on one machine has a smaller makespan.
+// Jackson's preemptive bound: a lower bound of the makespan of these ops on one machine.
 struct HeadTail {
   std::int64_t head = 0;
   std::int64_t duration = 0;

@@ -20,8 +20,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kMostElite = 6;  // of a placement
-constexpr std::int64_t kSearches = 2;  // at once, whatever the cores, so that the answer is the same on any
+constexpr std::size_t kMostElite = 6;  // per placement
+constexpr std::int64_t kSearches = 2;  // concurrently, independent of the number of cores, for equal results on all
 constexpr std::int64_t kFirstMoves = 2000;
 constexpr std::int64_t kMostMoves = 400'000;
 constexpr std::array<double, 4> kWarmths = {0.1, 0.5, 0.2, 1.0};
@@ -32,7 +32,7 @@ struct Candidate {
   std::string found_by;
 };
 
-// The rules that are always tried, in the order in which they are.
+// The rules to try, in order.
 std::vector<ListRules> grid(const PlacedProblem& problem) {
   std::vector<ListRules> out;
   std::vector<ListRules::Fuse> fuses = {ListRules::Fuse::never};
@@ -81,7 +81,7 @@ class Place {
   const PlacedProblem& problem() const { return placement_->problem; }
   const OpTable& table() const { return *table_; }
   const AutoBounds& bounds() const { return bounds_; }
-  std::int64_t least() const { return least_; }  // makespan that nothing of this placement beats
+  std::int64_t least() const { return least_; }  // lower bound of the makespan for this placement
   const AutoPlacement& placement() const { return *placement_; }
   const std::vector<Candidate>& elite() const { return elite_; }
   std::int64_t best() const { return elite_.empty() ? kNever : elite_.front().makespan; }
@@ -110,7 +110,7 @@ class Place {
       const std::int64_t makespan = times.run(orders);
       offer({makespan, std::move(orders), name});
     }
-    // Fewer rules where one takes long: the first answer is to come soon.
+    // Fewer rules for large problems, so that the first result comes soon.
     std::vector<ListRules> all = grid(problem());
     all.resize(std::min(all.size(), std::max<std::size_t>(8, 600'000 / std::max<std::size_t>(1, table().rows.size()))));
     for (const ListRules& rules : all) {
@@ -120,7 +120,7 @@ class Place {
     count(times.runs());
   }
 
-  // List scheduling with a random share, around the rules that did best.
+  // Repeats list scheduling with the best rules so far and random noise.
   void start_again(unsigned seed) {
     OrderTimes times(problem(), table());
     for (unsigned i = 0; i < 8 && !proven(); ++i) {
@@ -132,8 +132,8 @@ class Place {
     count(times.runs());
   }
 
-  // A placement with fewer microbatches, whose orders can be stretched to this one's; none if there are few already.
-  // A multiple of four is missing, so that short periods go into it.
+  // The placement with fewer microbatches, whose orders can be stretched to this one; none if it has few. The number
+  // of missing ones is a multiple of four, so that periods of 1, 2 and 4 divide it.
   std::optional<AutoPlacement> shortened() const {
     const int few = problem().num_ranks + 4;
     const int m = problem().num_microbatches;
@@ -144,7 +144,7 @@ class Place {
     return out;
   }
 
-  // Stretches the best orders of `shorter`, a place of what `shortened` gave.
+  // Stretches the best orders of `shorter`, which was built from `shortened`.
   void stretch(const Place& shorter) {
     OrderTimes short_times(shorter.problem(), shorter.table());
     OrderTimes times(problem(), table());
@@ -175,7 +175,7 @@ class Place {
     offer({makespan, std::move(orders), "list scheduling"});
   }
 
-  std::unique_ptr<AutoPlacement> placement_;  // what others refer to stays where it is
+  std::unique_ptr<AutoPlacement> placement_;  // on the heap, as others refer to it
   std::unique_ptr<OpTable> table_;
   AutoBounds bounds_;
   std::int64_t least_;
@@ -200,7 +200,7 @@ class AutoScheduler {
     }
     if (places_.empty()) {
       if (refused) throw DoesNotFit(*refused);
-      throw InputError("automatic schedule: there is no placement to choose from");
+      throw InputError("automatic schedule: expected at least one placement");
     }
   }
 
@@ -209,8 +209,7 @@ class AutoScheduler {
     for (const Place& place : places_) lower_bound_ = std::min(lower_bound_, place.least());
     for (Place& place : places_) place.start();
     settle();
-    if (!result_)
-      throw DoesNotFit("automatic schedule: no schedule that was found keeps within the memory of the ranks");
+    if (!result_) throw DoesNotFit("automatic schedule: no schedule was found that fits in the memory of all ranks");
     result_->first_makespan = result_->makespan;
     result_->first_seconds = elapsed();
     search();
@@ -236,7 +235,7 @@ class AutoScheduler {
     return simulated_makespan(place.problem(), schedule);
   }
 
-  // Takes the best that the judge lets pass. Families first, so that they win ties.
+  // Selects the best schedule by the judge, families first so that they win ties.
   void settle() {
     const auto take = [&](Schedule schedule, Duration makespan, const Place& place, const std::string& found_by) {
       if (result_ && makespan >= result_->makespan) return;
@@ -279,81 +278,31 @@ class AutoScheduler {
   struct Task {
     std::size_t place = 0;
     std::size_t elite = 0;
-    bool shorter = false;  // of the place with few microbatches
+    bool shorter = false;  // searches the place with few microbatches
     double warmth = 0;
     std::int64_t moves = 0;
     unsigned seed = 0;
   };
 
   void search() {
-    std::int64_t moves_left = options_.moves;
-    std::int64_t moves = kFirstMoves;
-    unsigned generation = 0;
-    std::vector<std::optional<Place>> shorter(places_.size());
-    for (std::size_t i = 0; i < places_.size(); ++i) {
-      if (places_[i].proven() || places_[i].least() >= best()) continue;
-      std::optional<AutoPlacement> placement = places_[i].shortened();
-      if (!placement) continue;
-      shorter[i].emplace(std::move(*placement));
-      shorter[i]->start();
-      places_[i].stretch(*shorter[i]);
-    }
-    // Small problems are searched through long before the time is up.
+    start_shorter();
     std::int64_t ops = 0;
     for (const Place& place : places_) ops = std::max(ops, std::int64_t{place.table().cells} * 3);
+    // Limits the moves without improvement, as small problems are exhausted long before the time limit.
     const std::int64_t patience = 100'000 + 4'000 * ops;
-    std::int64_t in_vain = 0;  // moves since something better was found
+    std::int64_t in_vain = 0;  // moves since the last improvement
+    std::int64_t moves_left = options_.moves;
+    std::int64_t moves = kFirstMoves;
     std::int64_t best_so_far = best();
-    const auto stop = [this] { return elapsed() >= options_.seconds; };
-    while (moves_left > 0 && in_vain < patience && best() > lower_bound_ && !stop()) {
-      std::vector<std::size_t> open;  // placements that may still give something better, best first
-      for (std::size_t i = 0; i < places_.size(); ++i) {
-        if (!places_[i].proven() && places_[i].least() < best()) open.push_back(i);
-      }
+    for (unsigned generation = 0; moves_left > 0 && in_vain < patience && best() > lower_bound_ && !stop();) {
+      const std::vector<std::size_t> open = open_places();
       if (open.empty()) break;
-      std::stable_sort(open.begin(), open.end(),
-                       [this](std::size_t a, std::size_t b) { return places_[a].best() < places_[b].best(); });
-      std::vector<Task> tasks;
-      for (std::int64_t i = 0; i < kSearches && moves_left > 0; ++i) {
-        // The best placement every other time, the rest in turn.
-        const std::size_t turn = generation / 2;
-        Task task;
-        task.place = generation % 2 == 0 ? open.front() : open[turn % open.size()];
-        // The second search is over few microbatches, where that is another problem.
-        task.shorter = i == 1 && shorter[task.place] && !shorter[task.place]->proven();
-        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
-        const std::size_t count = place.elite().size();
-        task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + to_size(i)) % count;
-        task.warmth = kWarmths[(generation + to_size(i)) % kWarmths.size()];
-        task.moves = std::min(moves, moves_left);
-        task.seed = options_.seed * 1'000'003U + generation * 16 + static_cast<unsigned>(i);
+      const std::vector<Task> tasks = tasks_of(open, generation, moves, moves_left);
+      for (const Task& task : tasks) {
         moves_left -= task.moves;
         in_vain += task.moves;
-        tasks.push_back(task);
       }
-      std::vector<Candidate> found(tasks.size());
-      std::vector<std::int64_t> evaluations(tasks.size());
-      parallel_for(std::ssize(tasks), [&](std::int64_t i) {
-        const Task& task = tasks[i];
-        const Place& place = task.shorter ? *shorter[task.place] : places_[task.place];
-        OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
-                           task.seed);
-        search.anneal(task.moves, task.warmth, place.least(), stop);
-        found[i] = {search.best(), search.best_orders(), "search"};
-        evaluations[i] = search.evaluations();
-      });
-      for (std::size_t i = 0; i < tasks.size(); ++i) {
-        Place& place = places_[tasks[i].place];
-        place.count(evaluations[i]);
-        if (!tasks[i].shorter) {
-          place.offer(std::move(found[i]));
-          continue;
-        }
-        Place& few = *shorter[tasks[i].place];
-        if (found[i].makespan >= few.best()) continue;
-        few.offer(std::move(found[i]));
-        place.stretch(few);
-      }
+      anneal(tasks);
       if (generation % 4 == 3 && !stop()) places_[tasks.front().place].start_again(task_seed(generation));
       ++generation;
       if (generation % 4 == 0) moves = std::min(2 * moves, kMostMoves);
@@ -364,12 +313,90 @@ class AutoScheduler {
       if (options_.progress) options_.progress(elapsed(), Duration(best()));
     }
   }
+
+  bool stop() const { return elapsed() >= options_.seconds; }
+
+  // Starts places with few microbatches, and stretches their best orders.
+  void start_shorter() {
+    shorter_.resize(places_.size());
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].proven() || places_[i].least() >= best()) continue;
+      std::optional<AutoPlacement> placement = places_[i].shortened();
+      if (!placement) continue;
+      shorter_[i].emplace(std::move(*placement));
+      shorter_[i]->start();
+      places_[i].stretch(*shorter_[i]);
+    }
+  }
+
+  // Placements that may still improve the result, best first.
+  std::vector<std::size_t> open_places() const {
+    std::vector<std::size_t> open;
+    for (std::size_t i = 0; i < places_.size(); ++i) {
+      if (!places_[i].proven() && places_[i].least() < best()) open.push_back(i);
+    }
+    std::stable_sort(open.begin(), open.end(),
+                     [this](std::size_t a, std::size_t b) { return places_[a].best() < places_[b].best(); });
+    return open;
+  }
+
+  Place& searched(const Task& task) { return task.shorter ? *shorter_[task.place] : places_[task.place]; }
+
+  // The searches of one generation, with at most `moves_left` moves in total.
+  std::vector<Task> tasks_of(const std::vector<std::size_t>& open, unsigned generation, std::int64_t moves,
+                             std::int64_t moves_left) {
+    std::vector<Task> tasks;
+    for (std::int64_t i = 0; i < kSearches && moves_left > 0; ++i) {
+      Task task;
+      // The best placement every other time, all of them round-robin in between.
+      task.place = generation % 2 == 0 ? open.front() : open[generation / 2 % open.size()];
+      // The second task searches the place with few microbatches, if there is one.
+      task.shorter = i == 1 && shorter_[task.place] && !shorter_[task.place]->proven();
+      const std::size_t count = searched(task).elite().size();
+      task.elite = i == 0 || generation % 3 == 0 ? 0 : (generation + to_size(i)) % count;
+      task.warmth = kWarmths[(generation + to_size(i)) % kWarmths.size()];
+      task.moves = std::min(moves, moves_left);
+      task.seed = options_.seed * 1'000'003U + generation * 16 + static_cast<unsigned>(i);
+      moves_left -= task.moves;
+      tasks.push_back(task);
+    }
+    return tasks;
+  }
+
+  // Runs the searches in parallel, then offers their orders to their places.
+  void anneal(const std::vector<Task>& tasks) {
+    std::vector<Candidate> found(tasks.size());
+    std::vector<std::int64_t> evaluations(tasks.size());
+    parallel_for(std::ssize(tasks), [&](std::int64_t i) {
+      const Task& task = tasks[i];
+      const Place& place = searched(task);
+      OrderSearch search(place.problem(), place.table(), place.bounds().tail, place.elite()[task.elite].orders,
+                         task.seed);
+      search.anneal(task.moves, task.warmth, place.least(), [this] { return stop(); });
+      found[i] = {search.best(), search.best_orders(), "search"};
+      evaluations[i] = search.evaluations();
+    });
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      Place& place = places_[tasks[i].place];
+      place.count(evaluations[i]);
+      if (!tasks[i].shorter) {
+        place.offer(std::move(found[i]));
+        continue;
+      }
+      Place& few = *shorter_[tasks[i].place];
+      if (found[i].makespan >= few.best()) continue;
+      few.offer(std::move(found[i]));
+      place.stretch(few);
+    }
+  }
+
   unsigned task_seed(unsigned generation) const { return options_.seed * 7919U + generation; }
 
   const AutoOptions& options_;
   const ScheduleJudge& judge_;
   Clock::time_point begin_;
   std::vector<Place> places_;
+  std::vector<std::optional<Place>> shorter_;  // by place: with few microbatches
   std::optional<AutoResult> result_;
   std::int64_t lower_bound_ = kNever;
   bool families_judged_ = false;
@@ -399,7 +426,7 @@ std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& p
       }
       if (priced) out.emplace_back(family.name, std::move(schedule));
     } catch (const InputError&) {
-      // It cannot be had: too few microbatches, another number of chunks, slices.
+      // Not supported: too few microbatches, another number of chunks or slices.
     }
   }
   return out;

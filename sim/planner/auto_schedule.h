@@ -19,32 +19,32 @@ struct AutoPlacement {
   PlacedProblem problem;
   // Schedules of this placement to start from, each with its name.
   std::vector<std::pair<std::string, Schedule>> families;
-  // By rank, what the bound may count on, where the search keeps to less; else empty.
+  // By rank: the limit for the lower bound, where the search uses a smaller one; else empty.
   std::vector<std::int64_t> limit_of_bound = {};
 };
 
-// What a judge says of a schedule: its makespan by the simulator; none if it does not keep within memory.
+// Returns the simulated makespan of a schedule, or nothing if it does not fit in memory.
 using ScheduleJudge = std::function<std::optional<Duration>(const Schedule& schedule, std::size_t placement)>;
 
 struct AutoOptions {
-  double seconds = 10;  // of search, unless long nothing better was found; the first answer is always given
-  std::int64_t moves = std::numeric_limits<std::int64_t>::max();  // tried in all; same seed and moves, same answer
+  double seconds = 10;  // time limit of the search, which ends earlier after long without improvement
+  std::int64_t moves = std::numeric_limits<std::int64_t>::max();  // limit; equal seeds and moves give equal results
   unsigned seed = 1;
   std::function<void(double seconds, Duration best)> progress{};
 };
 
 struct AutoResult {
-  Schedule schedule;  // a family's own where nothing was faster
+  Schedule schedule;  // that of a family if no faster one was found
   Duration makespan{};
-  Duration lower_bound{};  // of every schedule with one of the placements, under their limits
+  Duration lower_bound{};  // over all schedules with one of the placements, under their limits
   std::string placement;
   std::string found_by;     // "list scheduling", "search", or a family
-  std::string best_family;  // that keeps the limits; empty if none does
+  std::string best_family;  // the fastest one within the limits; empty if there is none
   Duration best_family_makespan{};
-  Duration first_makespan{};  // of the first answer, before search
+  Duration first_makespan{};  // of the first result, before search
   double first_seconds = 0;
   double seconds = 0;
-  std::int64_t evaluations = 0;  // orders timed
+  std::int64_t evaluations = 0;  // number of orders timed
 
   double gap() const {
     return lower_bound.count() > 0
@@ -53,13 +53,13 @@ struct AutoResult {
   }
 };
 
-// The families of the registry that have `problem`'s placement, for its microbatches and slices.
+// The schedules of all families of the registry with `problem`'s placement, for its microbatches and slices.
 std::vector<std::pair<std::string, Schedule>> families_of(const PlacedProblem& problem);
 
-// A schedule as fast as can be found. Starts are the families and list scheduling under many rules; the most promising
-// are searched (OrderSearch) until the time is up, or the bound is met. `judge` decides among the best of them; without
-// one it is the simulator with the problem's own prices, under its limits.
-// Throws InputError as `check`, DoesNotFit if no placement has a schedule within the limits.
+// Searches for the fastest schedule. Starts from the families and from list scheduling with many rules; improves the
+// most promising ones (OrderSearch) until the time is up or the lower bound is reached. `judge` selects among the best
+// of them; by default it is the simulator with the problem's own prices and limits. Throws InputError as `check`,
+// DoesNotFit if no placement has a schedule within the limits.
 AutoResult auto_schedule(std::vector<AutoPlacement> placements, const AutoOptions& options = {},
                          const ScheduleJudge& judge = {});
 

@@ -21,13 +21,13 @@ Prices prices_of(const Setup& setup) {
   return prices;
 }
 
-// What follows the end of a rank's last op, of a graph of one microbatch whose ops run in the order of the stages and
-// back. Where nothing is reduced behind the lists, it depends on which of its stages ends last; the least is taken.
+// Time after the end of each rank's last op, from a graph of one microbatch whose ops run in the order of the stages
+// and back. Unless gradients are reduced after the lists, it depends on which stage of the rank ends last: the minimum.
 std::vector<Duration> times_after(const Setup& setup, const Prices& prices) {
   const OpGraph& graph = setup.graph();
   const Schedule& schedule = setup.schedule();
-  std::vector<Duration> out(graph.size(),
-                            Duration{});  // from its start, of what is behind the lists; by op: from its end
+  // Of collectives and steps: time from their start on; of ops: from their end on.
+  std::vector<Duration> out(graph.size(), Duration{});
   for (VertexId v = graph.size(); v-- > 0;) {
     const VertexKind kind = graph[v].kind;
     if (kind != VertexKind::collective && kind != VertexKind::optimizer) continue;
@@ -41,20 +41,20 @@ std::vector<Duration> times_after(const Setup& setup, const Prices& prices) {
     if (vertex.kind == VertexKind::compute && vertex.op != OpKind::F) by_stage[vertex.stage] = out[v];
   }
   const LoweringOptions options = setup.lowering_options();
-  const bool reduced_behind = options.data_parallel > 1 && !options.overlap_grad_reduce;
+  const bool reduced_after = options.data_parallel > 1 && !options.overlap_grad_reduce;
   std::vector<Duration> after;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     const auto stages = schedule.stages_of(rank);
     Duration least = by_stage[stages.front()];
     for (const int stage : stages) {
-      if (!reduced_behind) least = std::min(least, by_stage[stage]);
+      if (!reduced_after) least = std::min(least, by_stage[stage]);
     }
     after.push_back(least);
   }
   return after;
 }
 
-// Reads what ops of one microbatch take and hold off a priced graph.
+// Reads the times and bytes of the ops of one microbatch from a priced graph.
 void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
   const OpGraph& graph = setup.graph();
   const Prices prices = prices_of(setup);
@@ -74,7 +74,7 @@ void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
     if (vertex.kind != VertexKind::compute) continue;
     switch (vertex.op) {
       case OpKind::F: times.forward = time; break;
-      // The recomputation before it has been met, and waits for the same.
+      // The recomputation precedes it in the order of ids, and waits for the same.
       case OpKind::B: times.backward = time + recompute[slice]; break;
       case OpKind::I: times.input_gradient = time + recompute[slice]; break;
       case OpKind::W: times.weight_gradient = time; break;
@@ -90,7 +90,7 @@ void read_graph(const Setup& setup, bool fused, PlacedProblem& problem) {
   }
 }
 
-// The least that a joint block takes, as a share of its F and its B or I.
+// The minimal time of a joint block as a fraction of the time of its F and its B or I.
 double joint_share(const Setup& setup, const PlacedProblem& problem) {
   double share = 1;
   const MicrobatchShape& shape = problem.shape;
@@ -100,7 +100,7 @@ double joint_share(const Setup& setup, const PlacedProblem& problem) {
       const double apart =
           setup.cost().compute_s(OpKind::F, f, shape, 0) + setup.cost().compute_s(OpKind::B, b, shape, 0);
       const double joint = setup.cost().joint_s(f, shape, 0, OpKind::B, b, shape, 0);
-      // A rounding of one nanosecond is none of ours.
+      // Tolerates rounding by one nanosecond.
       if (joint < apart - 1e-9) share = std::min(share, joint / apart);
     }
   }
@@ -116,7 +116,7 @@ class Planning {
     check_choices();
     for (const auto& [name, rank_of] : placements()) add(name, rank_of);
     if (placements_.empty())
-      throw InputError(refusal_.empty() ? "auto: there is no placement to choose from" : "auto: " + refusal_);
+      throw InputError(refusal_.empty() ? "auto: expected at least one placement" : "auto: " + refusal_);
     set_limits();
     AutoResult result = search();
     PlannedSetup out;
@@ -131,10 +131,12 @@ class Planning {
   void check_choices() const {
     if (scenario_.training.pp == 0) refuse("/parallelism/pp: required: the number of pipeline ranks (--pp)");
     if (scenario_.microbatches == 0) refuse("/batch: required: microbatches (--microbatches), or global_batch (--gbs)");
-    if (scenario_.group != 0) refuse("/schedule/group: an automatic schedule has none");
+    if (scenario_.group != 0) refuse("/schedule/group: not supported by an automatic schedule");
     if (scenario_.batches > 1) refuse("/schedule/batches: an automatic schedule flushes after every batch");
     if (scenario_.automatic.cap.bytes && !scenario_.model) {
-      refuse("/schedule/memory_cap: bytes need a model (--model); without one, give microbatches, as in 3mb");
+      refuse(
+          "/schedule/memory_cap: a cap in bytes requires a model (--model); without one, specify microbatches, as in "
+          "3mb");
     }
   }
 
@@ -157,11 +159,11 @@ class Planning {
       if (chunks == 2 && (wanted == "any" || wanted == "v")) out.emplace_back("v", v);
     }
     if (out.empty())
-      refuse(fmt::format("/schedule/placement: {} does not have {} chunks a rank", wanted, scenario_.chunks));
+      refuse(fmt::format("/schedule/placement: {} does not have {} chunks per rank", wanted, scenario_.chunks));
     return out;
   }
 
-  // Adds a placement, unless the model or its costs cannot have it.
+  // Adds a placement if the model and its costs support it.
   void add(const std::string& name, const std::vector<int>& rank_of) {
     AutoPlacement out{.name = name, .problem = {}, .families = {}};
     PlacedProblem& problem = out.problem;
@@ -194,7 +196,7 @@ class Planning {
         for (int rank = 0; rank < problem.num_ranks; ++rank) standing.push_back(standing_bytes(setup.graph(), rank));
         if (fused) problem.joint_share = joint_share(setup, problem);
       } catch (const InputError& error) {
-        // The model has not so many layers; the costs know no such stages or ops.
+        // The model has too few layers, or the costs have no such stages or ops.
         const std::string reason = error.what();
         if (refusal_.find(reason) == std::string::npos) {
           refusal_ += fmt::format("{}{}: {}", refusal_.empty() ? "" : "; ", name, reason);
@@ -229,7 +231,7 @@ class Planning {
       }
       if (*cap.microbatches < 1) {
         throw DoesNotFit(fmt::format(
-            "auto: every rank holds the activations of at least one microbatch, the cap is {}mb", *cap.microbatches));
+            "auto: every rank needs the activations of at least one microbatch, the cap is {}mb", *cap.microbatches));
       }
       return;
     }
@@ -251,7 +253,7 @@ class Planning {
     reserve_buffers();
   }
 
-  // Limits without receive buffers, and only the placements that can keep them.
+  // Sets limits without receive buffers, and drops the placements that exceed them.
   void keep_what_fits(std::int64_t device) {
     std::string reason;
     std::vector<AutoPlacement> kept;
@@ -266,10 +268,9 @@ class Planning {
         const auto gib = [](std::int64_t bytes) { return static_cast<double>(bytes) / 0x1p30; };
         if (reason.empty()) {
           reason = fmt::format(
-              "auto: no schedule fits: rank {} holds {:.1f} GiB of weights, gradients and optimizer and needs {:.1f} "
-              "GiB "
-              "for one microbatch; of {:.1f} GiB, {:.1f} are there for tensors",
-              rank, gib(standing_[i][rank]), gib(least[rank]), gib(device), gib(*tensors_));
+              "auto: no schedule fits: rank {} needs {:.1f} GiB for weights, gradients and optimizer states and {:.1f} "
+              "GiB for one microbatch, but only {:.1f} of {:.1f} GiB are available for tensors",
+              rank, gib(standing_[i][rank]), gib(least[rank]), gib(*tensors_), gib(device));
         }
       }
       if (fits) kept.push_back(std::move(placements_[i]));
@@ -282,7 +283,7 @@ class Planning {
     }
   }
 
-  // Receive buffers depend on the times: what they come to in a first answer is kept free.
+  // Receive buffers depend on the times: reserves their size in a first result.
   void reserve_buffers() {
     for (std::size_t i = 0; i < placements_.size(); ++i) {
       PlacedProblem& problem = placements_[i].problem;
@@ -322,7 +323,7 @@ class Planning {
     AutoOptions options{.seconds = scenario_.automatic.seconds,
                         .seed = static_cast<unsigned>(scenario_.perturbation.seed),
                         .progress = progress_};
-    // Each time what is kept free for buffers doubles.
+    // Doubles the memory reserved for buffers in each round.
     for (int round = 0;; ++round) {
       try {
         return auto_schedule(placements_, options,
@@ -345,9 +346,9 @@ class Planning {
   const std::function<void(double, Duration)>& progress_;
   std::vector<AutoPlacement> placements_;
   std::vector<std::vector<std::int64_t>> standing_;  // by placement and rank
-  std::vector<std::vector<std::int64_t>> limits_;    // likewise, before anything is kept free
-  std::optional<std::int64_t> tensors_;              // bytes that a rank has for tensors
-  std::string refusal_;                              // why the first placement that could not be had could not
+  std::vector<std::vector<std::int64_t>> limits_;    // likewise, before buffers are reserved
+  std::optional<std::int64_t> tensors_;              // bytes available for tensors per rank
+  std::string refusal_;                              // reasons for the placements that are not supported
 };
 
 }  // namespace

@@ -9,17 +9,18 @@
 
 namespace sluice::sim {
 
-// A scenario ready to simulate, and, where its schedule is automatic, how that was found.
+// A scenario ready to simulate and, for an automatic schedule, the result of its search.
 struct PlannedSetup {
   std::unique_ptr<Setup> setup;
   std::optional<AutoResult> automatic;
 };
 
-// `Setup(scenario)` for any schedule but an automatic one. That is made here for the scenario's own prices, slow ranks
-// and links included, and its memory: what it says is simulated, collectives, steps and shared links and all, and what
-// it holds counts receive buffers. A cap in bytes is the device's: what is reserved and the allocator's overhead come
-// off it. The seed is the scenario's. `progress` is told the seconds gone by and the best makespan.
-// Throws as Setup does, InputError for choices that do not go together, DoesNotFit if no schedule keeps within memory.
+// Returns Setup(scenario) for any schedule but an automatic one. An automatic schedule is searched for with the
+// scenario's prices, including slow ranks and links, and its memory. Candidates are simulated with collectives,
+// optimizer steps and shared links, and their memory includes receive buffers. A cap in bytes is that of the device,
+// from which reserved memory and allocator overhead are subtracted. The seed is the scenario's. `progress` is called
+// with the elapsed seconds and the best makespan. Throws as Setup does, InputError for inconsistent options, DoesNotFit
+// if no schedule fits.
 PlannedSetup planned_setup(const Scenario& scenario, const std::function<void(double, Duration)>& progress = {});
 
 }  // namespace sluice::sim

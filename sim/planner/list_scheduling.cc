@@ -24,11 +24,11 @@ class ListScheduler {
         ranks_(to_size(table.ranks)),
         arrived_(to_size(table.num_slots), kUnknown),
         lane_free_(to_size(table.num_lanes), 0),
-        worth_(table.rows.size()) {
-    arrived_[kAlwaysThere] = 0;
+        priority_(table.rows.size()) {
+    arrived_[kAvailable] = 0;
     for (int stage = 0; stage < table.stages; ++stage) ranks_[table.rank_of[stage]].stages.push_back(stage);
-    for (Rank& rank : ranks_) rank.in_flight.assign(table.microbatches, {});
-    prepare_worth(tails);
+    for (Rank& rank : ranks_) rank.in_flight.assign(to_size(table.microbatches), {});
+    prepare_priority(tails);
     prepare_needs();
   }
 
@@ -56,10 +56,10 @@ class ListScheduler {
  private:
   struct Stage {
     int forwards = 0;                  // units placed
-    int gradients = 0;                 // gradients placed: microbatches up, slices down
+    int gradients = 0;                 // gradients placed: ascending microbatches, descending slices
     std::deque<std::int32_t> weights;  // pending Ws, oldest first
   };
-  // What a rank holds of a microbatch, and what it still has to take for it.
+  // Memory that a rank holds for a microbatch, and memory that it will still take for it.
   struct InFlight {
     std::int64_t held = 0;
     std::int64_t to_come = 0;
@@ -70,9 +70,9 @@ class ListScheduler {
     std::int64_t clock = 0;
     std::int64_t held = 0;
     std::vector<InFlight> in_flight;  // by microbatch
-    int oldest = 0;                   // microbatch that may still hold or take something
-    int newest = -1;                  // begun
-    std::int64_t drain = 0;           // what finishing one microbatch takes for a moment, above what it will hold
+    int oldest = 0;                   // microbatch that may still hold or take memory
+    int newest = -1;                  // microbatch that has begun
+    std::int64_t drain = 0;           // transient memory for finishing one microbatch
     std::vector<std::int32_t> order;
   };
   struct Choice {
@@ -82,18 +82,18 @@ class ListScheduler {
 
   const OpTable::Row& row(std::int32_t op) const { return table_.rows[op]; }
 
-  void prepare_worth(const std::vector<std::int64_t>& tails) {
+  void prepare_priority(const std::vector<std::int64_t>& tails) {
     double mean = 0;
     for (const SliceOpTimes& times : problem_.times)
       mean += static_cast<double>((times.forward + times.backward).count());
     mean /= 2.0 * static_cast<double>(problem_.times.size());
     std::mt19937 random(rules_.seed);
     std::uniform_real_distribution<double> noise(0, 1);
-    for (std::int32_t op = 0; op < std::ssize(worth_); ++op) {
-      double worth = static_cast<double>(tails[op] + row(op).duration);
-      worth += mean * (rules_.depth_bias * table_.stage(op) + (table_.gradient(op) ? rules_.gradient_bias : 0));
-      if (rules_.noise > 0) worth += mean * rules_.noise * noise(random);
-      worth_[op] = worth;
+    for (std::int32_t op = 0; op < std::ssize(priority_); ++op) {
+      double priority = static_cast<double>(tails[op] + row(op).duration);
+      priority += mean * (rules_.depth_bias * table_.stage(op) + (table_.gradient(op) ? rules_.gradient_bias : 0));
+      if (rules_.noise > 0) priority += mean * rules_.noise * noise(random);
+      priority_[op] = priority;
     }
   }
 
@@ -116,7 +116,7 @@ class ListScheduler {
       for (int slice = 0; slice < table_.slices; ++slice) {
         const std::int64_t held = row(table_.id(OpKind::F, stage, 0, slice)).keeps;
         for (InFlight& of : rank.in_flight) of.to_come += held;
-        // Finished one after the other, each slice's W or B gives back all that it held.
+        // When microbatches are finished one by one, each slice's W or B releases all its memory.
         const OpTable::Row& forward = row(table_.id(OpKind::F, stage, 0, slice));
         std::int64_t moment = forward.takes - forward.keeps;
         if (problem_.may_fuse) {
@@ -132,7 +132,7 @@ class ListScheduler {
     }
   }
 
-  // Whether `op` can run without passing the limit now, and without getting stuck later.
+  // Whether `op` can run without exceeding the limit now and without getting stuck later.
   bool allowed(std::size_t r, std::int32_t op) const {
     const Rank& rank = ranks_[r];
     const std::int64_t limit = problem_.limit[r];
@@ -142,7 +142,7 @@ class ListScheduler {
     if (more <= 0) return true;
     const int mb = table_.microbatch(op);
     if (mb == rank.oldest) return true;
-    // Newest first: what is held from each microbatch on, and what that one still takes.
+    // Newest first: memory held for this microbatch and newer ones, and memory that this one will still take.
     std::int64_t held = 0;
     for (int j = std::max(mb, rank.newest); j >= rank.oldest; --j) {
       const InFlight& of = rank.in_flight[j];
@@ -156,9 +156,9 @@ class ListScheduler {
   Choice choose(std::size_t r) const {
     const Rank& rank = ranks_[r];
     Choice best;
-    double best_worth = 0;
-    std::int64_t blocked_since = kUnknown;  // when something could start that memory keeps out
-    double blocked_worth = 0;
+    double best_priority = 0;
+    std::int64_t blocked_since = kUnknown;  // start of an op that the memory limit excludes
+    double blocked_priority = 0;
     std::vector<std::pair<std::int32_t, std::int64_t>>& candidates = candidates_;
     candidates.clear();
     const auto consider = [&](std::int32_t op) {
@@ -167,9 +167,9 @@ class ListScheduler {
       const std::int64_t start = std::max(rank.clock, there);
       if (allowed(r, op)) {
         candidates.emplace_back(op, start);
-      } else if (start < blocked_since || (start == blocked_since && worth_[op] > blocked_worth)) {
+      } else if (start < blocked_since || (start == blocked_since && priority_[op] > blocked_priority)) {
         blocked_since = start;
-        blocked_worth = worth_[op];
+        blocked_priority = priority_[op];
       }
     };
     for (const int stage : rank.stages) {
@@ -193,9 +193,9 @@ class ListScheduler {
     for (const auto& [op, start] : candidates) {
       const auto patience = static_cast<std::int64_t>(rules_.hold_back * static_cast<double>(row(op).duration));
       if (start > first && start > first + patience) continue;
-      if (best.op == kNoOp || worth_[op] > best_worth) {
+      if (best.op == kNoOp || priority_[op] > best_priority) {
         best = {op, start};
-        best_worth = worth_[op];
+        best_priority = priority_[op];
       }
     }
     const std::int32_t weight = best_weight(r);
@@ -203,9 +203,9 @@ class ListScheduler {
       if (best.op != kNoOp || blocked_since == kUnknown) return best;
       return fuse_pending(r, best);
     }
-    // Memory: what is kept out is worth more, and has come.
-    const bool makes_room =
-        blocked_since <= rank.clock && (best.op == kNoOp || best.start > rank.clock || blocked_worth > best_worth);
+    // Makes room for an excluded op of higher priority whose input has arrived.
+    const bool makes_room = blocked_since <= rank.clock &&
+                            (best.op == kNoOp || best.start > rank.clock || blocked_priority > best_priority);
     if (makes_room) return {weight, rank.clock};
     if (best.op == kNoOp) return {weight, rank.clock};
     const auto over = static_cast<std::int64_t>(rules_.overfill * static_cast<double>(row(weight).duration));
@@ -213,7 +213,7 @@ class ListScheduler {
     return best;
   }
 
-  // The I that memory keeps out although nothing else is left: its B takes less.
+  // Replaces an I that the memory limit excludes, when no other op is left, by its B, which takes less.
   Choice fuse_pending(std::size_t r, Choice none) const {
     const Rank& rank = ranks_[r];
     if (!problem_.may_fuse) return none;
@@ -240,7 +240,7 @@ class ListScheduler {
     return best;
   }
 
-  // Returns who waits for what it makes, or -1.
+  // Returns the rank that waits for its result, or -1.
   int place(std::size_t r, const Choice& choice) {
     Rank& rank = ranks_[r];
     const std::int32_t op = choice.op;
@@ -269,7 +269,7 @@ class ListScheduler {
            rank.in_flight[rank.oldest].held <= 0 && rank.in_flight[rank.oldest].to_come <= 0) {
       ++rank.oldest;
     }
-    if (row(op).makes == kForNobody) return -1;
+    if (row(op).makes == kNoReader) return -1;
     std::int64_t arrival = end;
     if (row(op).lane >= 0) {
       std::int64_t& free = lane_free_[row(op).lane];
@@ -288,7 +288,7 @@ class ListScheduler {
   std::vector<Rank> ranks_;
   std::vector<std::int64_t> arrived_;
   std::vector<std::int64_t> lane_free_;
-  std::vector<double> worth_;
+  std::vector<double> priority_;
   mutable std::vector<std::pair<std::int32_t, std::int64_t>> candidates_;
 };
 

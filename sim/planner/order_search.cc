@@ -9,8 +9,8 @@
 namespace sluice::sim {
 namespace {
 
-// Takes what stands at `from` out and puts it where it then stands at `to`.
-void put(std::vector<std::int32_t>& order, std::size_t from, std::size_t to) {
+// Moves the element at `from` to `to`.
+void shift_element(std::vector<std::int32_t>& order, std::size_t from, std::size_t to) {
   const auto source = order.begin() + static_cast<std::ptrdiff_t>(from);
   const auto target = order.begin() + static_cast<std::ptrdiff_t>(to);
   if (to < from) std::rotate(target, source, source + 1);
@@ -32,23 +32,23 @@ OrderSearch::OrderSearch(const PlacedProblem& problem, const OpTable& table, con
     joins_ = joins_ || (problem.may_split && problem.may_fuse && of.backward < split);
   }
   mean_ = std::max(1.0, sum / (3.0 * static_cast<double>(problem.times.size())));
-  look_at_path();
+  update_path();
 }
 
 std::int64_t OrderSearch::pick(std::int64_t below) {
-  // Of 32 random bits; the bias over so few choices is nothing to a search.
+  // Uses 32 random bits; the bias is negligible for a search.
   return static_cast<std::int64_t>(((random_() >> 32U) * static_cast<std::uint64_t>(below)) >> 32U);
 }
 
-void OrderSearch::look_at_path() {
+void OrderSearch::update_path() {
   path_.clear();
-  times_.longest_path(orders_, path_);
+  times_.critical_path(orders_, path_);
 }
 
 OrderSearch::Move OrderSearch::propose() {
   Move move;
   if (pick(8) != 0) {
-    // Bring an op of the path before what it follows, or send what it follows behind it.
+    // Moves an op of the path before its predecessors on the rank, or its predecessor after it.
     const OrderTimes::Step& step = path_[pick(std::ssize(path_))];
     move.rank = to_size(step.rank);
     const auto size = std::ssize(orders_[move.rank]);
@@ -87,14 +87,14 @@ bool OrderSearch::shift(const Move& move) {
       if (table_.ordered(op, order[i])) return false;
     }
   }
-  put(order, move.from, move.to);
+  shift_element(order, move.from, move.to);
   if (problem_.limit[move.rank] >= kNoLimit) return true;
   std::int64_t held = 0;
   const std::size_t end = std::max(move.from, move.to);
   for (std::size_t i = 0; i <= end; ++i) {
     const OpTable::Row& row = table_.rows[order[i]];
     if (held + row.takes > problem_.limit[move.rank]) {
-      put(order, move.to, move.from);
+      shift_element(order, move.to, move.from);
       return false;
     }
     held += row.keeps;
@@ -102,8 +102,8 @@ bool OrderSearch::shift(const Move& move) {
   return true;
 }
 
-// Makes an I and its W one B where the I stands, or parts a B, if the makespan stays within `most`.
-bool OrderSearch::join_or_part(std::int64_t most) {
+// Joins an I and its W to a B at the place of the I, or splits a B, if the makespan is at most `most`.
+bool OrderSearch::join_or_split(std::int64_t most) {
   const std::size_t rank = to_size(pick(table_.ranks));
   auto& order = orders_[rank];
   if (order.empty()) return false;
@@ -142,32 +142,32 @@ void OrderSearch::anneal(std::int64_t steps, double warmth, std::int64_t goal, c
     if (step % 64 == 63 && stop()) break;
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(steps);
     const double heat = warmth * mean_ * left * left;
-    // Metropolis' rule, the draw made first so that a run can be given up early.
+    // Metropolis rule; drawing first allows an evaluation to end early.
     const double draw = (static_cast<double>(random_() >> 11U) + 1) * 0x1p-53;
     const std::int64_t most = makespan_ + static_cast<std::int64_t>(-std::log(draw) * heat);
     bool moved = false;
     if (joins_ && pick(6) == 0) {
-      moved = join_or_part(most);
+      moved = join_or_split(most);
     } else {
       const Move move = propose();
       if (!shift(move)) continue;
       const std::int64_t makespan = times_.run(orders_, most);
       if (makespan == kNever) {
-        put(orders_[move.rank], move.to, move.from);
+        shift_element(orders_[move.rank], move.to, move.from);
       } else {
         makespan_ = makespan;
         moved = true;
       }
     }
     if (!moved) continue;
-    look_at_path();
+    update_path();
     if (makespan_ >= best_makespan_) continue;
     best_makespan_ = makespan_;
     best_ = orders_;
   }
   orders_ = best_;
   makespan_ = times_.run(orders_);
-  look_at_path();
+  update_path();
 }
 
 }  // namespace sluice::sim

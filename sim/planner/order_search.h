@@ -9,17 +9,17 @@
 
 namespace sluice::sim {
 
-// Simulated annealing over orders: an op moves along its rank's list, most often one on a longest path to before or
-// after what holds it up; where a B takes less than I and W, they also join and part. Only orders that keep the limits
-// are looked at, and one that cannot be as fast as is asked for is given up as soon as that shows.
+// Simulated annealing over orders. A move shifts an op along its rank's list, mostly an op of the critical path past
+// the one that it waits for; where a B takes less than I and W, moves also join and split them. Only orders within the
+// limits are evaluated, and an evaluation ends as soon as the order is known to be too slow.
 class OrderSearch {
  public:
-  // Refers to all of these. `tails` by op, as of auto_bounds. `start` must keep the limits and run.
+  // Keeps references to the arguments. `tails` by op, as of auto_bounds. `start` must keep the limits and not deadlock.
   OrderSearch(const PlacedProblem& problem, const OpTable& table, const std::vector<std::int64_t>& tails, Orders start,
               unsigned seed);
 
-  // `steps` moves tried, the temperature falling from `warmth` mean op times to nothing; then back to the best. Stops
-  // early at `goal`, or when `stop`, asked now and then, says so.
+  // Tries `steps` moves while the temperature falls from `warmth` mean op times to zero, then returns to the best
+  // order. Stops early when the makespan reaches `goal`, or when `stop`, called every 64 steps, returns true.
   void anneal(std::int64_t steps, double warmth, std::int64_t goal, const std::function<bool()>& stop);
 
   std::int64_t best() const { return best_makespan_; }
@@ -32,10 +32,10 @@ class OrderSearch {
     std::size_t from = 0;
     std::size_t to = 0;
   };
-  void look_at_path();
+  void update_path();
   Move propose();
-  bool shift(const Move& move);  // false, and nothing changed, if order or memory forbid it
-  bool join_or_part(std::int64_t most);
+  bool shift(const Move& move);  // returns false and changes nothing if order or memory forbid it
+  bool join_or_split(std::int64_t most);
   std::int64_t pick(std::int64_t below);
 
   const PlacedProblem& problem_;

@@ -9,12 +9,12 @@
 namespace sluice::sim {
 namespace {
 
-// Where the stretch of `length` ops begins that has each of the rank's groups equally often, and that begins nearest to
+// Position of the part of `length` ops that contains each of the rank's groups equally often and starts nearest to
 // `from`; -1 if there is none.
-std::int64_t stretch_of(const OpTable& table, const std::vector<std::int32_t>& order, const OrderTimes& times,
-                        std::int64_t length, int period, std::int64_t from) {
+std::int64_t repeatable_part(const OpTable& table, const std::vector<std::int32_t>& order, const OrderTimes& times,
+                             std::int64_t length, int period, std::int64_t from) {
   std::vector<int> count(to_size(std::int64_t{3} * table.stages * table.slices), 0);
-  std::int64_t even = 0;  // groups that stand `period` times in the window
+  std::int64_t even = 0;  // groups with `period` ops in the window
   const std::int64_t groups = length / period;
   const auto change = [&](std::int32_t op, int by) {
     int& of = count[table.group(op)];
@@ -47,10 +47,10 @@ Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, 
   Orders out(orders.size());
   for (std::size_t rank = 0; rank < orders.size(); ++rank) {
     const auto& order = orders[rank];
-    // Only where every backward is split, or every one whole, does each rank have as many ops a microbatch.
+    // The number of ops per microbatch is constant only if all backwards are split, or none.
     if (std::ssize(order) % few.microbatches != 0) return {};
     const std::int64_t length = std::ssize(order) / few.microbatches * period;
-    const std::int64_t begin = stretch_of(few, order, times, length, period, from);
+    const std::int64_t begin = repeatable_part(few, order, times, length, period, from);
     if (begin < 0) return {};
     const auto append = [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t i = first; i < last; ++i) {

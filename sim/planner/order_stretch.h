@@ -7,12 +7,11 @@
 
 namespace sluice::sim {
 
-// Orders for more microbatches, made of good ones for few: on each rank a stretch of the list that holds `period`
-// microbatches of every group is repeated until there are enough. What the rank holds is the same before and after it,
-// so limits stay kept. `from` says when, in nanoseconds of the short orders, the stretch is to begin: each rank takes
-// one that begins nearest. The result keeps OpTable::ordered, but may deadlock. Empty if a rank has no such stretch, or
-// `period` does not divide the microbatches to be added.
-// `times` has just run `orders`, which are those of `few`.
+// Builds orders for more microbatches from good ones for few: each rank repeats a part of its list that contains
+// `period` microbatches of every group. The memory of the rank is the same before and after that part, so limits are
+// kept. The part is the one that starts nearest to `from`, in nanoseconds of the short orders. The result respects
+// OpTable::ordered but may deadlock. Returns nothing if a rank has no such part, or if `period` does not divide the
+// number of microbatches to add. Precondition: the last run of `times` was `orders`, which belong to `few`.
 Orders stretched(const OpTable& few, const OpTable& many, const Orders& orders, const OrderTimes& times, int period,
                  std::int64_t from);
 

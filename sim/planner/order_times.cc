@@ -25,7 +25,7 @@ OrderTimes::OrderTimes(const PlacedProblem& problem, const OpTable& table, std::
 std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
   ++runs_;
   std::fill(arrived_.begin(), arrived_.end(), -1);
-  arrived_[kAlwaysThere] = 0;
+  arrived_[kAvailable] = 0;
   std::fill(clock_.begin(), clock_.end(), 0);
   std::fill(lane_free_.begin(), lane_free_.end(), 0);
   std::fill(next_.begin(), next_.end(), 0);
@@ -52,7 +52,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
       end_[op] = end;
       index_[op] = static_cast<std::int32_t>(position);
       clock = end;
-      if (row.makes == kForNobody) continue;
+      if (row.makes == kNoReader) continue;
       std::int64_t arrival = end;
       if (row.lane >= 0) {
         const std::int64_t left = std::max(end, lane_free_[row.lane]) + row.send;
@@ -80,7 +80,7 @@ std::int64_t OrderTimes::run(const Orders& orders, std::int64_t most) {
   return makespan <= most ? makespan : kNever;
 }
 
-void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) const {
+void OrderTimes::critical_path(const Orders& orders, std::vector<Step>& path) const {
   Step step;
   std::int64_t latest = -1;
   for (int rank = 0; rank < table_.ranks; ++rank) {
@@ -96,7 +96,7 @@ void OrderTimes::longest_path(const Orders& orders, std::vector<Step>& path) con
     const auto& order = orders[step.rank];
     const std::int32_t op = order[step.index];
     const std::int64_t begin = start(op);
-    step.follows = step.index > 0 && (end_[order[step.index - 1]] == begin || table_.rows[op].need == kAlwaysThere ||
+    step.follows = step.index > 0 && (end_[order[step.index - 1]] == begin || table_.rows[op].need == kAvailable ||
                                       arrived_[table_.rows[op].need] < begin);
     path.push_back(step);
     if (begin == 0) return;

@@ -13,7 +13,7 @@
 namespace sluice::sim {
 namespace {
 
-// Bytes of the accumulator of the gradients of a stage's keys and values.
+// Bytes of the accumulator for the gradients of a stage's keys and values.
 std::int64_t accumulator(const PlacedProblem& problem, int stage) {
   std::int64_t sum = 0;
   for (int i = 0; i < problem.num_slices(); ++i)
@@ -21,12 +21,12 @@ std::int64_t accumulator(const PlacedProblem& problem, int stage) {
   return sum;
 }
 
-struct Change {
+struct MemoryChange {
   std::int64_t takes = 0;
   std::int64_t keeps = 0;
 };
 
-Change change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
+MemoryChange change_of(const PlacedProblem& problem, OpKind kind, int stage, int slice) {
   const SliceBytes& bytes = problem.bytes[problem.slice_index(stage, slice)];
   const std::int64_t opens = slice + 1 == problem.num_slices() ? accumulator(problem, stage) : 0;
   const std::int64_t closes = slice == 0 ? accumulator(problem, stage) : 0;
@@ -50,16 +50,16 @@ void check_sizes(const PlacedProblem& problem) {
   const std::size_t stages = problem.rank_of.size();
   const std::size_t slices = stages * to_size(problem.num_slices());
   if (problem.num_ranks < 1 || problem.num_ranks > kMaxRanks || stages < 1 || problem.num_microbatches < 1) {
-    refuse("expected ranks, stages and microbatches");
+    refuse("expected at least one rank, stage and microbatch");
   }
   if (problem.times.size() != slices || problem.bytes.size() != slices || problem.limit.size() != ranks ||
       problem.forward_hop.size() != stages || problem.backward_hop.size() != stages || problem.after.size() != ranks) {
-    refuse("sizes of times, bytes, limits and hops do not agree");
+    refuse("times, bytes, limits and latencies have inconsistent sizes");
   }
-  if (!problem.may_split && !problem.may_fuse) refuse("there is no backward: neither B nor I and W have a time");
+  if (!problem.may_split && !problem.may_fuse) refuse("expected times of B, or of I and W, got neither");
   constexpr std::int64_t kMostOps = 3'000'000;
   if (static_cast<std::int64_t>(slices) * problem.num_microbatches * 3 > kMostOps) {
-    refuse(fmt::format("more than {} ops are too many to search", kMostOps));
+    refuse(fmt::format("expected at most {} ops", kMostOps));
   }
   for (const int rank : problem.rank_of) {
     if (rank < 0 || rank >= problem.num_ranks)
@@ -93,8 +93,8 @@ void check_times(const PlacedProblem& problem) {
     }
   }
   if (all * problem.num_microbatches * problem.num_slices() > 4e18)
-    throw InputError("automatic schedule: all of it together takes more than 126 years");
-  if (held * problem.num_microbatches > 1e18) throw InputError("automatic schedule: more bytes than 64 bits count");
+    throw InputError("automatic schedule: times: their sum is more than 126 years");
+  if (held * problem.num_microbatches > 1e18) throw InputError("automatic schedule: bytes: their sum exceeds 64 bits");
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void check_times(const PlacedProblem& problem) {
 std::vector<std::int64_t> least_limits(const PlacedProblem& problem) {
   std::vector<std::int64_t> held(to_size(problem.num_ranks), 0);
   std::vector<std::int64_t> peak = held;
-  const auto run = [&](std::size_t rank, Change change) {
+  const auto run = [&](std::size_t rank, MemoryChange change) {
     peak[rank] = std::max(peak[rank], held[rank] + change.takes);
     held[rank] += change.keeps;
   };
@@ -113,7 +113,7 @@ std::vector<std::int64_t> least_limits(const PlacedProblem& problem) {
   for (int stage = problem.num_stages() - 1; stage >= 0; --stage) {
     const std::size_t rank = to_size(problem.rank_of[stage]);
     for (int slice = problem.num_slices() - 1; slice >= 0; --slice) {
-      // A B never takes more than the I of the same slice.
+      // A B never needs more memory than the I of the same slice.
       if (problem.may_fuse) {
         run(rank, change_of(problem, OpKind::B, stage, slice));
       } else {
@@ -131,7 +131,7 @@ void check(const PlacedProblem& problem) {
   const std::vector<std::int64_t> least = least_limits(problem);
   for (std::size_t rank = 0; rank < least.size(); ++rank) {
     if (problem.limit[rank] < least[rank]) {
-      throw DoesNotFit(fmt::format("automatic schedule: rank {}: one microbatch alone takes {} of memory, there is {}",
+      throw DoesNotFit(fmt::format("automatic schedule: rank {}: one microbatch needs {} of memory, the limit is {}",
                                    rank, least[rank], std::max<std::int64_t>(0, problem.limit[rank])));
     }
   }
@@ -160,11 +160,11 @@ OpTable::OpTable(const PlacedProblem& problem)
       const SliceOpTimes& times = problem.times[problem.slice_index(stage, slice)];
       for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
         Row& row = rows[static_cast<std::int32_t>(kind) * cells + cell];
-        const Change change = change_of(problem, kind, stage, slice);
+        const MemoryChange change = change_of(problem, kind, stage, slice);
         row.takes = change.takes;
         row.keeps = change.keeps;
-        row.need = kAlwaysThere;
-        row.makes = kForNobody;
+        row.need = kAvailable;
+        row.makes = kNoReader;
         const bool forward = kind == OpKind::F;
         const int next = stage + (forward ? 1 : -1);
         if (kind != OpKind::W && next >= 0 && next < stages) {
@@ -234,8 +234,8 @@ Schedule schedule_of(const PlacedProblem& problem, const Orders& orders) {
 
 Orders renamed(const OpTable& table, Orders orders) {
   std::vector<int> seen(to_size(std::int64_t{3} * table.stages * table.slices), 0);
-  // A microbatch whose backward is one op has no W: the j-th W belongs to the j-th I, whatever stands between.
-  std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches that have one
+  // The j-th W belongs to the j-th I, as a microbatch whose backward is one op has no W.
+  std::vector<std::vector<int>> splits(seen.size());  // by group of the W: microbatches with a W
   for (auto& order : orders) {
     for (std::int32_t& op : order) {
       const OpKind kind = table.kind(op);

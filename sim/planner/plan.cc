@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
-constexpr std::int64_t kMostVertices = 100'000;  // of a structure that is kept for the next round
+constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
 
 }  // namespace
 
@@ -44,7 +44,7 @@ std::vector<Plan::Work> Plan::next() {
     const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
     for (; taken_ < end; ++taken_) {
       PlanResult& result = results_[queue_[taken_]];
-      if (!everything_ && certainly_worse(result)) {
+      if (!everything_ && dominated(result)) {
         result.status = PlanStatus::bounded;
       } else {
         add(queue_[taken_], true);
@@ -79,20 +79,20 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
       }
       if (progress) progress(1);
     }
-    if (structure && structure->num_vertices() > kMostVertices) structure.reset();
+    if (structure && structure->num_vertices() > kMostKeptVertices) structure.reset();
   });
   return results;
 }
 
 void Plan::take(std::span<const Work> work, std::span<const PlanResult> results) {
   for (std::size_t i = 0; i < work.size(); ++i) {
-    if (results[i].status == PlanStatus::open && work[i].simulate) continue;  // stopped before it
+    if (results[i].status == PlanStatus::open && work[i].simulate) continue;  // stopped
     PlanResult& known = results_[work[i].point];
     const Duration bound = known.bound;
     known = results[i];
     if (!work[i].simulate) continue;
     known.bound = bound;
-    note(work[i].point);
+    record(work[i].point);
   }
 }
 
@@ -101,7 +101,7 @@ std::int64_t Plan::num_closed() const {
                        [&](int point) { return results_[point].status != PlanStatus::open; });
 }
 
-// After the first round: what may fit is to be simulated, the most promising first.
+// After the first round, queues the configurations that may fit for simulation, by bound.
 void Plan::end_round() {
   if (round_size_ > 0) return;
   round_size_ = kFirstRound;
@@ -117,8 +117,8 @@ void Plan::end_round() {
   std::stable_sort(queue_.begin(), queue_.end(), [&](int a, int b) { return results_[a].bound < results_[b].bound; });
 }
 
-// Simulated: among the fastest, and on the front?
-void Plan::note(int point) {
+// Adds a simulated point to the fastest ones and to the front.
+void Plan::record(int point) {
   const PlanResult& result = results_[point];
   if (result.status != PlanStatus::simulated || !result.fits) return;
   fastest_.insert(std::upper_bound(fastest_.begin(), fastest_.end(), result.iteration), result.iteration);
@@ -130,7 +130,7 @@ void Plan::note(int point) {
   front_.push_back(here);
 }
 
-bool Plan::certainly_worse(const PlanResult& result) const {
+bool Plan::dominated(const PlanResult& result) const {
   if (std::ssize(fastest_) < keep_ || fastest_.back() >= result.bound) return false;
   return std::any_of(front_.begin(), front_.end(), [&](const auto& other) {
     return other.first <= result.bound && other.second <= result.needed_bytes;

@@ -12,8 +12,8 @@
 
 namespace sluice::sim {
 
-// The search over all configurations of a model on a cluster. It goes in rounds, each of which says what to work out;
-// the work may be done anywhere and in any order, and the answer is the same:
+// Searches all configurations of a model on a cluster, in rounds. Each round is a list of configurations to assess or
+// to simulate; they may be processed anywhere and in any order, with the same result:
 //   Plan plan(base, space, 10);
 //   for (auto work = plan.next(); !work.empty(); work = plan.next()) {
 //     plan.take(work, plan.work_out(work));
@@ -21,8 +21,9 @@ namespace sluice::sim {
 //   }
 class Plan {
  public:
-  // `keep` of the fastest are certain; so is the Pareto front of time and memory. With `everything`, what fits is
-  // simulated even where others are certainly better. Throws InputError as `enumerate`.
+  // The `keep` fastest configurations and the Pareto front of time and memory are exact. With `everything`, all
+  // configurations that fit are simulated, also those that others are known to dominate. Throws InputError as
+  // `enumerate`.
   Plan(Scenario base, PlanSpace space, int keep, bool everything = false);
   ~Plan();
 
@@ -31,33 +32,34 @@ class Plan {
   std::span<const PlanPoint> points() const { return points_; }
   std::span<const PlanResult> results() const { return results_; }  // by point
 
-  // One thing to work out. Those of one structure are cheap to do together.
+  // One configuration to process. Those of one structure are processed faster together.
   struct Work {
     int point = 0;
     int structure = 0;
-    bool simulate = false;  // else only assess it
+    bool simulate = false;  // otherwise only assessed
   };
-  // The next round, those of one structure next to each other; nothing when it is done.
+  // Returns the next round, with configurations of one structure adjacent; empty at the end of the search.
   std::vector<Work> next();
-  // In parallel. Once `*stop` is set what is left stays open. Tells `progress` how many more are done, from any thread.
+  // Processes `work` in parallel. Once `*stop` is set, the remaining configurations stay open. Calls `progress` with
+  // the number of newly finished ones, from any thread.
   std::vector<PlanResult> work_out(std::span<const Work> work, const std::atomic<bool>* stop = nullptr,
                                    const std::function<void(std::int64_t)>& progress = {});
-  // Results of a round, or of a part of it, one for each of its work; then its end.
+  // Records the results of a round or of a part of it, one per work item. `end_round` ends the round.
   void take(std::span<const Work> work, std::span<const PlanResult> results);
   void end_round();
 
-  // Of the configurations that may fit: how many there are, and how many need nothing more.
+  // Number of configurations that may fit, and of those among them that are finished.
   std::int64_t num_open() const { return std::ssize(queue_); }
   std::int64_t num_closed() const;
 
   // Points that fit, fastest first.
   std::vector<int> ranking() const;
-  // Those of them that no other beats in both time and memory, fastest first.
+  // The Pareto front of time and memory among them, fastest first.
   std::vector<int> pareto_front() const;
 
  private:
-  bool certainly_worse(const PlanResult& result) const;
-  void note(int point);
+  bool dominated(const PlanResult& result) const;
+  void record(int point);
 
   Scenario base_;
   PlanSpace space_;
@@ -66,11 +68,11 @@ class Plan {
   std::vector<PlanPoint> points_;
   std::vector<PlanResult> results_;
   std::vector<int> structure_of_;
-  std::vector<std::unique_ptr<StructureRuns>> structures_;  // made where they are needed
-  std::vector<int> queue_;                                  // to simulate, by bound
-  std::size_t taken_ = 0;                                   // of the queue
-  std::size_t round_size_ = 0;                              // 0: nothing is assessed yet
-  std::vector<Duration> fastest_;                           // `keep_` of them at most, ascending
+  std::vector<std::unique_ptr<StructureRuns>> structures_;  // built on demand
+  std::vector<int> queue_;                                  // points to simulate, by bound
+  std::size_t taken_ = 0;                                   // number taken from the queue
+  std::size_t round_size_ = 0;                              // 0: before the assessment
+  std::vector<Duration> fastest_;                           // at most `keep_`, ascending
   std::vector<std::pair<Duration, std::int64_t>> front_;    // time and memory, both strictly monotone
 };
 

@@ -74,14 +74,14 @@ class Enumeration {
  private:
   std::string why_none() const {
     if (!divides_) {
-      return fmt::format("plan: no tp x pp x dp of those asked for is {} GPUs{}", space_.gpus,
+      return fmt::format("plan: no requested combination of tp x pp x dp equals {} GPUs{}", space_.gpus,
                          base_.training.cp > 1 ? fmt::format(" with cp {}", base_.training.cp) : "");
     }
     if (!batch_divides_) {
-      return fmt::format("plan: the global batch {} is no multiple of micro_batch x dp for any of the sizes asked for",
+      return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes",
                          base_.global_batch);
     }
-    return "plan: no family of those asked for takes any of the chunks and slices asked for";
+    return "plan: no requested family supports any of the requested chunks and slices";
   }
 
   void with_batch() {
@@ -98,7 +98,7 @@ class Enumeration {
       point_.micro_batch = size;
       point_.microbatches = static_cast<int>(of_replica / size);
       for (const Family* family : families_) {
-        // On one rank schedules differ in nothing but their slices.
+        // On one rank, schedules differ only in their slices.
         if (point_.pp == 1 && family != families_.front()) continue;
         with_family(*family);
       }
@@ -111,7 +111,7 @@ class Enumeration {
     if (family.fixed_chunks == 0) {
       chunks = space_.chunks;
       if (chunks.empty()) {
-        // One chunk is the family that it is made of.
+        // With one chunk the family is the same as its base family.
         const std::int64_t most = point_.pp == 1 ? 1 : kMostChunks;
         for (const int v : divisors(std::max(1, model_.layers / point_.pp), most)) {
           if (v >= std::min(2, family.default_chunks)) chunks.push_back(v);
@@ -136,8 +136,8 @@ class Enumeration {
     point_.first_layers = base_.first_stage_layers;
     point_.last_layers = base_.last_stage_layers;
     with_training();
-    const bool asked = point_.first_layers > 0 || point_.last_layers > 0 || !base_.stage_layers.empty();
-    if (asked || !space_.uneven_outer_stages || stages < 3 || layers < 2) return;
+    const bool requested = point_.first_layers > 0 || point_.last_layers > 0 || !base_.stage_layers.empty();
+    if (requested || !space_.uneven_outer_stages || stages < 3 || layers < 2) return;
     point_.last_layers = layers - 1;
     with_training();
     point_.first_layers = layers - 1;
@@ -149,7 +149,7 @@ class Enumeration {
     const std::vector<bool> optimizers =
         !replicas ? std::vector{false}
                   : (space_.distributed_optimizer.empty() ? std::vector{false, true} : space_.distributed_optimizer);
-    // With one replica, one rank, all of them on one node, or none of two on one, both orders come to the same.
+    // Both orders are equal with one replica, one rank, one node, or nodes that are filled by one tp x cp group.
     const int node = base_.cluster->gpus_per_node;
     const bool one_order =
         !replicas || point_.pp == 1 || space_.gpus <= node || point_.tp * base_.training.cp % node == 0;

@@ -8,7 +8,8 @@
 namespace sluice::sim {
 namespace {
 
-// The least, over cuts, of `own` of all slices and `outer` of the first: a shortest path over the sequence.
+// Minimum, over all cuts, of the sum of `own` of all slices and `outer` of the first: a shortest path over the
+// sequence.
 Duration least(const SequenceCut& cut, int slices, const auto& own, const auto& outer) {
   auto row = [&](std::int64_t context, std::span<Duration> out) {
     const std::int64_t begin = context / cut.granularity;
@@ -41,20 +42,20 @@ SlicesBound::SlicesBound(const OpGraph& graph, const ScenarioCosts& costs, const
   find_sends(schedule, costs);
 }
 
-// The longest path behind the last op of each rank's list, over collectives and optimizer steps alone: what these take
-// does not depend on the cut.
+// Finds the longest path of collectives and optimizer steps after the last op of each rank's list. Their times do not
+// depend on the cut.
 void SlicesBound::find_steps(const OpGraph& graph, const CostModel& cost) {
   const Prices prices = price(graph, cost);
-  std::vector<Duration> behind(graph.size(), Duration{0});
+  std::vector<Duration> after(graph.size(), Duration{0});
   std::vector<char> seen(ranks_.size(), 0);
   for (VertexId v = graph.size(); v-- > 0;) {
     const VertexKind kind = graph[v].kind;
     if (kind == VertexKind::collective || kind == VertexKind::optimizer) {
-      const Duration length = prices.duration[v] + behind[v];
-      for (const VertexId need : graph.needs(v)) behind[need] = std::max(behind[need], length);
+      const Duration length = prices.duration[v] + after[v];
+      for (const VertexId need : graph.needs(v)) after[need] = std::max(after[need], length);
     } else if (kind == VertexKind::compute) {
       const auto rank = static_cast<std::size_t>(graph.rank_of(v));
-      if (seen[rank] == 0) ranks_[rank].steps = behind[v];
+      if (seen[rank] == 0) ranks_[rank].steps = after[v];
       seen[rank] = 1;
     }
   }
@@ -75,7 +76,7 @@ void SlicesBound::find_sends(const Schedule& schedule, const ScenarioCosts& cost
     auto& forward = sends_forward_.emplace_back();
     auto& gradient = sends_gradient_.emplace_back();
     for (std::int64_t granules = 1; granules <= times_.granules(); ++granules) {
-      // The last granule may be short: no more than that of any.
+      // The last granule may be shorter than the others: a lower bound for all.
       const std::int64_t tokens = granules * cut.granularity - (times_.granules() * cut.granularity - cut.tokens);
       MicrobatchShape shape{.sequences = cut.sequences, .slice_lengths = {tokens}};
       if (tokens < cut.tokens) shape.slice_lengths.push_back(cut.tokens - tokens);
@@ -86,7 +87,7 @@ void SlicesBound::find_sends(const Schedule& schedule, const ScenarioCosts& cost
   }
 }
 
-// Before the rank's first op, an F of its first stage: the first slice has passed all stages before that.
+// Time before the rank's first op, an F of its first stage: the first slice passes all earlier stages.
 Duration SlicesBound::head(const Rank& rank, std::int64_t granules) const {
   Duration sum{};
   for (int stage = 0; stage < rank.stages.front(); ++stage) {
@@ -95,9 +96,9 @@ Duration SlicesBound::head(const Rank& rank, std::int64_t granules) const {
   return sum;
 }
 
-// Behind the rank's last backward, which is of its first stage and a first slice: the stages before that, then what
-// stage 0's rank does at the end. Recomputation begins when the gradient is there.
-Duration SlicesBound::way_back(const Rank& rank, std::int64_t granules) const {
+// Time after the rank's last backward, which is of its first stage and a first slice: the earlier stages, and then the
+// last steps of the rank of stage 0. Recomputation begins when the gradient has arrived.
+Duration SlicesBound::return_path(const Rank& rank, std::int64_t granules) const {
   Duration sum = last_steps_;
   for (int stage = rank.stages.front(); stage > 0; --stage) {
     sum += send(sends_gradient_, stage, granules) + times_.recompute(stage - 1, 0, granules) +
@@ -121,21 +122,21 @@ Duration SlicesBound::work(const Rank& rank, std::int64_t begin, std::int64_t gr
 Duration SlicesBound::operator()(int slices) const {
   Duration bound{};
   for (const Rank& rank : ranks_) {
-    // Nothing of the rank waits for the last that it sends.
+    // No op of the rank waits for its last transfer.
     const auto before = [&](std::int64_t n) {
       return head(rank, n) - (blocking_ ? send(sends_gradient_, rank.stages.front(), n) : Duration{0});
     };
-    // All of its work and the steps behind it; where no W is apart, also the way back.
+    // All of its work and the steps after it; without separate Ws also the return path.
     bound = std::max(bound, least(
                                 times_.cut(), slices, [&](auto begin, auto n) { return work(rank, begin, n, true); },
                                 [&](auto n) {
-                                  return before(n) + (split_ ? rank.steps : std::max(rank.steps, way_back(rank, n)));
+                                  return before(n) + (split_ ? rank.steps : std::max(rank.steps, return_path(rank, n)));
                                 }));
     if (!split_) continue;
-    // Its work up to the last input gradient, then the way back of that.
+    // Its work up to the last input gradient and the return path of that.
     bound = std::max(bound, least(
                                 times_.cut(), slices, [&](auto begin, auto n) { return work(rank, begin, n, false); },
-                                [&](auto n) { return before(n) + way_back(rank, n); }));
+                                [&](auto n) { return before(n) + return_path(rank, n); }));
   }
   return bound;
 }

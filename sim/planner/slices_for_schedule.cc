@@ -26,7 +26,7 @@ void check_request(const SlicesRequest& request) {
   const Scenario& scenario = request.scenario;
   const auto fail = [&](const std::string& what) { throw InputError(fmt::format("{}: {}", scenario.source, what)); };
   if (names_file(scenario.schedule)) {
-    fail(fmt::format("/schedule/name: expected a family, which can be made for any number of slices, got the file {}",
+    fail(fmt::format("/schedule/name: expected a family, got the file {}, whose number of slices is fixed",
                      scenario.schedule));
   }
   const Family& family = find_family(scenario.schedule);
@@ -39,12 +39,12 @@ void check_request(const SlicesRequest& request) {
   }
   if (scenario.training.sequence_length < 1) fail("/batch/sequence_length: required to cut a sequence (--seq-length)");
   if (scenario.perturbation.slows() || scenario.perturbation.trials > 0) {
-    fail("/perturbation: slices are cut for a run without stragglers and noise");
+    fail("/perturbation: expected no slow ranks, slow links or jitter");
   }
   for (const auto* times :
        {&scenario.uniform.forward, &scenario.uniform.input_gradient, &scenario.uniform.weight_gradient}) {
     if (scenario.cost == CostKind::uniform && times->size() > 1) {
-      fail("/cost: a time for each slice holds for one cut: expected one time");
+      fail("/cost: expected one time per op kind; times per slice are valid for one cut only");
     }
   }
   const std::int64_t tokens = scenario.training.sequence_length;
@@ -78,10 +78,10 @@ std::vector<std::int64_t> in_granules(const std::vector<std::int64_t>& lengths, 
   return out;
 }
 
-// One number of slices: its schedule and graph, and the best cut so far.
-class Search {
+// The search with one number of slices: its schedule and graph, and the best cut so far.
+class SliceSearch {
  public:
-  Search(const SlicesRequest& request, int slices) : request_(request) {
+  SliceSearch(const SlicesRequest& request, int slices) : request_(request) {
     candidate_.slices = slices;
     try {
       run_ = std::make_unique<SlicesRun>(request.scenario, request.granularity, slices);
@@ -100,7 +100,7 @@ class Search {
     const std::int64_t granularity = request_.granularity;
     const int slices = candidate_.slices;
     candidate_.lower_bound = bound(slices);
-    // Even first, so that it is what is kept where nothing is better.
+    // Even slices first, so that they win ties.
     std::vector<std::int64_t> even = in_granules(even_slices(tokens, granularity, slices), granularity);
     best_ = run_->simulate(even);
     candidate_.even = best_.makespan;
@@ -116,10 +116,10 @@ class Search {
     try_cut(in_granules(best_slices(problem).lengths, granularity));
     problem.num_cells = kManyCells;
     try_cut(in_granules(best_slices(problem).lengths, granularity));
-    note();
+    record();
   }
 
-  // Moves granules until none helps, or the time is over.
+  // Moves granules until no move helps or the time is up.
   void search(Clock::time_point deadline) {
     std::int64_t step = 1;
     const std::int64_t mean = run_->granules() / 2 / candidate_.slices;
@@ -129,11 +129,11 @@ class Search {
       }
     }
     candidate_.searched = Clock::now() < deadline;
-    note();
+    record();
   }
 
  private:
-  static constexpr int kManyCells = 1000;  // so that the longest slice alone counts
+  static constexpr int kManyCells = 1000;  // so that only the longest slice counts
 
   bool try_cut(const std::vector<std::int64_t>& counts) {
     const auto result = run_->simulate_if_better(counts, best_);
@@ -143,7 +143,7 @@ class Search {
     return true;
   }
 
-  // Every move of `step` granules from one slice to another, neighbours first. Whether any helped.
+  // Tries all moves of `step` granules between two slices, neighbours first. Returns whether any helped.
   bool one_pass(std::int64_t step, Clock::time_point deadline) {
     bool helped = false;
     const auto slices = std::ssize(counts_);
@@ -164,7 +164,7 @@ class Search {
     return helped;
   }
 
-  void note() {
+  void record() {
     candidate_.lengths = run_->lengths_of(counts_);
     candidate_.makespan = best_.makespan;
     candidate_.fit = best_.fit;
@@ -178,9 +178,9 @@ class Search {
   SlicesRun::Result best_;
 };
 
-class Planner {
+class SlicesPlanner {
  public:
-  explicit Planner(const SlicesRequest& request)
+  explicit SlicesPlanner(const SlicesRequest& request)
       : request_(request),
         deadline_(Clock::now() +
                   std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(request.time_budget_s))) {}
@@ -190,26 +190,26 @@ class Planner {
     const std::int64_t granules = (tokens + request_.granularity - 1) / request_.granularity;
     std::set<int> counts = first_counts(request_, granules);
     while (!counts.empty()) {
-      look_at(counts);
+      evaluate(counts);
       counts = neighbours_of_best(granules);
     }
-    return answer();
+    return result();
   }
 
  private:
-  // Starts all, and searches those whose bound leaves room for more than the best start.
-  void look_at(const std::set<int>& counts) {
+  // Starts all, and searches those whose lower bound is below the best start.
+  void evaluate(const std::set<int>& counts) {
     const std::size_t first = searches_.size();
-    for (const int count : counts) searches_.push_back(std::make_unique<Search>(request_, count));
+    for (const int count : counts) searches_.push_back(std::make_unique<SliceSearch>(request_, count));
     if (!times_) tabulate();
     parallel_for(std::ssize(searches_) - static_cast<std::int64_t>(first), [&](std::int64_t i) {
-      Search& search = *searches_[first + static_cast<std::size_t>(i)];
+      SliceSearch& search = *searches_[first + static_cast<std::size_t>(i)];
       if (!search.refused()) search.start(*times_, *bound_);
     });
-    const Search* best = best_search();
-    std::vector<Search*> worth;
+    const SliceSearch* best = best_search();
+    std::vector<SliceSearch*> worth;
     for (std::size_t i = first; i < searches_.size(); ++i) {
-      Search& search = *searches_[i];
+      SliceSearch& search = *searches_[i];
       if (search.refused()) continue;
       const bool room = best == nullptr || search.candidate().lower_bound < best->candidate().makespan;
       if (room || !search.fits()) worth.push_back(&search);
@@ -230,22 +230,22 @@ class Planner {
       bound_ = std::make_unique<SlicesBound>(run.graph(), run.costs(), *times_);
       return;
     }
-    // Nothing of it can be made: say why of the first.
+    // None is supported: reports the reason of the first.
     throw InputError(searches_.front()->candidate().refused);
   }
 
-  const Search* best_search() const {
-    const Search* best = nullptr;
+  const SliceSearch* best_search() const {
+    const SliceSearch* best = nullptr;
     for (const auto& search : searches_) {
       if (search->refused() || !search->fits()) continue;
-      const auto order = [](const Search& s) { return std::pair(s.candidate().makespan, s.candidate().slices); };
+      const auto order = [](const SliceSearch& s) { return std::pair(s.candidate().makespan, s.candidate().slices); };
       if (best == nullptr || order(*search) < order(*best)) best = search.get();
     }
     return best;
   }
 
   std::set<int> neighbours_of_best(std::int64_t granules) const {
-    const Search* best = best_search();
+    const SliceSearch* best = best_search();
     if (best == nullptr || request_.slices > 0 || Clock::now() >= deadline_) return {};
     std::set<int> out;
     for (const int count : {best->candidate().slices - 1, best->candidate().slices + 1}) {
@@ -256,13 +256,13 @@ class Planner {
     return out;
   }
 
-  ScheduleSlices answer() const {
+  ScheduleSlices result() const {
     ScheduleSlices out;
     out.lower_bound = Duration::max();
     for (const auto& search : searches_) out.candidates.push_back(search->candidate());
     std::sort(out.candidates.begin(), out.candidates.end(),
               [](const auto& a, const auto& b) { return a.slices < b.slices; });
-    const Search* best = best_search();
+    const SliceSearch* best = best_search();
     for (std::size_t i = 0; i < out.candidates.size(); ++i) {
       const SlicesCandidate& candidate = out.candidates[i];
       if (!candidate.refused.empty()) continue;
@@ -278,14 +278,14 @@ class Planner {
   Clock::time_point deadline_;
   std::unique_ptr<StageTimes> times_;
   std::unique_ptr<SlicesBound> bound_;
-  std::vector<std::unique_ptr<Search>> searches_;
+  std::vector<std::unique_ptr<SliceSearch>> searches_;
 };
 
 }  // namespace
 
 ScheduleSlices slices_for_schedule(const SlicesRequest& request) {
   check_request(request);
-  return Planner(request).run();
+  return SlicesPlanner(request).run();
 }
 
 }  // namespace sluice::sim

@@ -20,8 +20,7 @@ Duration makespan_of(const Timeline& timeline) { return *std::max_element(timeli
 
 }  // namespace
 
-// Remembers what ops take: cuts differ in a few slices, and what a slice takes depends on nothing but its tokens and
-// those before it.
+// Caches times of ops: cuts differ in few slices, and the time of a slice depends only on its tokens and those before.
 class SlicesRun::KnownCosts : public CostModel {
  public:
   explicit KnownCosts(const CostModel& cost) : cost_(cost) {}
@@ -55,7 +54,7 @@ class SlicesRun::KnownCosts : public CostModel {
   }
 
   const CostModel& cost_;
-  mutable std::map<std::tuple<int, int, std::int64_t, std::int64_t>, double> times_;  // one thread has a run
+  mutable std::map<std::tuple<int, int, std::int64_t, std::int64_t>, double> times_;  // each run belongs to one thread
 };
 
 SlicesRun::SlicesRun(Scenario scenario, std::int64_t granularity, int slices)

@@ -7,15 +7,15 @@
 #include "model/scenario/costs.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/schedule.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::sim {
 
-// A scenario's schedule with a number of slices, lowered once; simulated for one cut after the other, which differ only
-// in what ops take and hold. Not movable: its parts refer to each other.
+// A scenario's schedule with a number of slices, lowered once and simulated for different cuts, which differ only in
+// times and bytes. Not movable: its parts refer to each other.
 class SlicesRun {
  public:
-  // Throws InputError for a number of slices that the family does not take.
+  // Throws InputError for a number of slices that the family does not support.
   SlicesRun(Scenario scenario, std::int64_t granularity, int slices);
   SlicesRun(const SlicesRun&) = delete;
   SlicesRun& operator=(const SlicesRun&) = delete;
@@ -27,14 +27,15 @@ class SlicesRun {
   std::int64_t granules() const { return granules_; }
   std::int64_t simulations() const { return simulations_; }
 
-  // What one cut comes to. Cuts that fit are better than others; of these the one that needs less, of those the faster.
+  // The result of one cut. A cut that fits is better than one that does not; of two that fit, the faster one is better;
+  // of two that do not, the one that needs less memory.
   struct Result {
     Duration makespan{};
     std::optional<Fit> fit;
     bool fits() const { return !fit || fit->fits; }
   };
   Result simulate(const std::vector<std::int64_t>& granules);
-  // Nothing if it is no better. Memory is looked at only where that matters.
+  // Returns nothing if the cut is not better than `than`. Computes memory only if time does not decide.
   std::optional<Result> simulate_if_better(const std::vector<std::int64_t>& granules, const Result& than);
 
   std::vector<std::int64_t> lengths_of(const std::vector<std::int64_t>& granules) const;

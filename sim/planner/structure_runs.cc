@@ -6,6 +6,7 @@
 #include "model/errors.h"
 #include "model/to_size.h"
 #include "sim/engine.h"
+#include "sim/predict.h"
 
 namespace sluice::sim {
 namespace {
@@ -22,9 +23,9 @@ PlanResult refused(const std::string& reason) {
   return out;
 }
 
-// Microbatches that a shortened schedule keeps: enough to fill and drain, and for the times of all ranks to settle.
+// Number of microbatches of a shortened schedule: enough for warm-up, drain, and a steady state.
 int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
-constexpr std::size_t kWhole = 3;  // the level that nothing is taken out of
+constexpr std::size_t kWhole = 3;  // the level of the whole schedule
 
 }  // namespace
 
@@ -52,7 +53,7 @@ StructureRuns::Level& StructureRuns::level(std::size_t index) {
   return *levels_[index];
 }
 
-// The graph of a level that `costs` ask for, with their sizes.
+// Returns the graph of a level for the lowering options and sizes of `costs`.
 StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs) {
   LoweringOptions options = costs.lowering_options(of.brief.schedule.weight_policy());
   const OptionsKey key{options.data_parallel > 1, options.overlap_grad_reduce, options.gather_parameters,
@@ -74,7 +75,7 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
   const ScenarioCosts costs(scenario, of.brief.schedule);
   PlanResult out;
   const Gpu& gpu = scenario.cluster->gpu;
-  // What stands there for the whole run often says it, without a graph.
+  // The bytes held for the whole run often decide, and need no graph.
   for (const bool with_activations : {false, true}) {
     out.needed_bytes =
         needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs).graph)
@@ -160,32 +161,32 @@ PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
 
 namespace {
 
-// Of all slices of one microbatch on a stage, each op rounded as it is priced.
-struct StageTimes {
+// Times of all slices of one microbatch on a stage, each op rounded as by pricing.
+struct TimesOfStage {
   Duration forward{};
-  Duration gradient{};  // of inputs, with recomputation; or of both where the schedule does not split them
+  Duration gradient{};  // of the inputs, with recomputation; includes that of the weights unless split
   Duration weight{};
   Duration first_forward{};
   Duration last_gradient{};  // of the first slice
 };
 
-Duration rounded(double seconds) { return from_seconds(seconds, "op"); }
+Duration rounded_duration(double seconds) { return from_seconds(seconds, "op"); }
 
-std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& cost, bool recompute) {
+std::vector<TimesOfStage> times_by_stage(const Schedule& schedule, const CostModel& cost, bool recompute) {
   const MicrobatchShape& shape = schedule.shapes()[0];
-  std::vector<StageTimes> stages(to_size(schedule.num_stages()));
+  std::vector<TimesOfStage> stages(to_size(schedule.num_stages()));
   for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    StageTimes& of = stages[stage];
+    TimesOfStage& of = stages[stage];
     if (const int like = cost.alike(stage); like != stage) {
       of = stages[like];
       continue;
     }
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
-      const Duration forward = rounded(cost.compute_s(OpKind::F, stage, shape, slice));
-      Duration gradient = recompute ? rounded(cost.recompute_s(stage, shape, slice)) : Duration{0};
-      const Duration whole = rounded(cost.compute_s(OpKind::B, stage, shape, slice));
+      const Duration forward = rounded_duration(cost.compute_s(OpKind::F, stage, shape, slice));
+      Duration gradient = recompute ? rounded_duration(cost.recompute_s(stage, shape, slice)) : Duration{0};
+      const Duration whole = rounded_duration(cost.compute_s(OpKind::B, stage, shape, slice));
       if (schedule.split_backward()) {
-        // A few backwards may be whole all the same.
+        // Some backwards may still be whole.
         const Duration input = rounded(cost.compute_s(OpKind::I, stage, shape, slice));
         const Duration weight = rounded(cost.compute_s(OpKind::W, stage, shape, slice));
         gradient += std::min(whole, input);
@@ -203,7 +204,7 @@ std::vector<StageTimes> stage_times(const Schedule& schedule, const CostModel& c
   return stages;
 }
 
-// The most that joint blocks of this rank's stages take less than their two halves apart.
+// The maximum by which a joint block of this rank's stages is shorter than its two ops.
 Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<const int> stages) {
   Duration most{0};
   if (!schedule.has_joint_blocks()) return most;
@@ -211,9 +212,9 @@ Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<c
   for (const int forward : stages) {
     for (const int backward : stages) {
       for (const OpKind kind : {OpKind::B, OpKind::I}) {
-        const Duration apart =
-            rounded(cost.compute_s(OpKind::F, forward, shape, 0)) + rounded(cost.compute_s(kind, backward, shape, 0));
-        most = std::max(most, apart - rounded(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
+        const Duration apart = rounded_duration(cost.compute_s(OpKind::F, forward, shape, 0)) +
+                               rounded_duration(cost.compute_s(kind, backward, shape, 0));
+        most = std::max(most, apart - rounded_duration(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
       }
     }
   }
@@ -225,12 +226,12 @@ Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<c
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
   const CostModel& cost = costs.cost();
   const LoweringOptions options = costs.lowering_options(schedule.weight_policy());
-  const std::vector<StageTimes> stages = stage_times(schedule, cost, options.recompute);
-  std::vector<Duration> there(stages.size() + 1, Duration{0});
-  std::vector<Duration> back(stages.size() + 1, Duration{0});
+  const std::vector<TimesOfStage> stages = times_by_stage(schedule, cost, options.recompute);
+  std::vector<Duration> forward_path(stages.size() + 1, Duration{0});
+  std::vector<Duration> return_path(stages.size() + 1, Duration{0});
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    there[stage + 1] = there[stage] + stages[stage].first_forward;
-    back[stage + 1] = back[stage] + stages[stage].last_gradient;
+    forward_path[stage + 1] = forward_path[stage] + stages[stage].first_forward;
+    return_path[stage + 1] = return_path[stage] + stages[stage].last_gradient;
   }
   const int of_route = microbatches / schedule.num_routes();
   Duration least{0};
@@ -238,21 +239,21 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
     const auto held = schedule.stages_of(rank);
     Duration gradients{0};
     Duration weights{0};
-    Duration behind{0};
+    Duration after{0};
     for (const int stage : held) {
       gradients += stages[stage].forward + stages[stage].gradient;
       weights += stages[stage].weight;
-      behind += rounded(cost.optimizer_s(stage));
+      after += rounded(cost.optimizer_s(stage));
       if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
-        behind +=
+        after +=
             rounded(cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
       }
     }
     gradients -= most_saved(schedule, cost, held) * std::ssize(held);
-    const Duration begin = there[held.front()];
-    least = std::max(least, begin + (gradients + weights) * of_route + behind);
-    // Whatever a rank does last but for weight gradients is a gradient of its first stage, on its way to stage 0.
-    least = std::max(least, begin + gradients * of_route + back[held.front()]);
+    const Duration begin = forward_path[held.front()];
+    least = std::max(least, begin + (gradients + weights) * of_route + after);
+    // The last op of a rank, except weight gradients, is a gradient of its first stage, whose path leads to stage 0.
+    least = std::max(least, begin + gradients * of_route + return_path[held.front()]);
   }
   return least;
 }

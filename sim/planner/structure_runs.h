@@ -15,48 +15,48 @@ namespace sluice::sim {
 
 enum class PlanStatus : std::uint8_t {
   open,       // may fit, not simulated yet
-  refused,    // its family, the model or the cluster cannot do it
-  over,       // what it holds for certain is more than a device has; not simulated
-  bounded,    // others are certainly better; not simulated
-  simulated,  // and it fits or not
+  refused,    // not supported by its family, the model or the cluster
+  over,       // a lower bound of its memory exceeds the device; not simulated
+  bounded,    // others are better than its lower bound; not simulated
+  simulated,  // `fits` tells whether it fits
 };
 std::string_view name_of(PlanStatus status);
 
-// What became of one configuration of a plan.
+// The result of one configuration of a plan.
 struct PlanResult {
   PlanStatus status = PlanStatus::open;
   bool fits = false;
-  int rank = 0;                   // that needs most
-  std::int64_t needed_bytes = 0;  // of a device, as Fit; at least so many where it was not simulated
-  Duration bound{};               // no iteration is shorter
-  Duration iteration{};           // as `predict` has it, with the scenario's correction
+  int rank = 0;                   // with the highest memory use
+  std::int64_t needed_bytes = 0;  // device memory as in Fit; a lower bound unless simulated
+  Duration bound{};               // lower bound of the iteration time
+  Duration iteration{};           // as by `predict`, with the scenario's correction
   Duration makespan{};
   double bubble_fraction = 0;
   Throughput throughput;
-  std::string reason;  // of a refusal
+  std::string reason;  // if refused
 };
 
-// Runs configurations that differ in costs and sizes alone: one family, ranks, chunks, microbatches and slices. They
-// share schedules and graphs, and the steady state is simulated once. Not for several threads at a time.
+// Simulates configurations of one structure: the same family, ranks, chunks, microbatches and slices, with different
+// costs and sizes. They share schedules and graphs, and the steady state is simulated once. Not thread-safe.
 class StructureRuns {
  public:
-  // `scenario` is any of the configurations. Throws InputError for what the family refuses.
+  // `scenario` is any of the configurations. Throws InputError if the family does not support it.
   explicit StructureRuns(const Scenario& scenario);
 
-  // Refused, over or open, with what is certain without simulating.
+  // Returns a refused, over or open result with lower bounds, without simulating.
   PlanResult assess(const Scenario& scenario);
-  // Refused or simulated. The same to the nanosecond and the byte as `predict`.
+  // Returns a refused or simulated result, whose times and bytes equal those of `predict`.
   PlanResult run(const Scenario& scenario);
 
-  std::int64_t num_vertices() const { return num_vertices_; }  // of all graphs that it holds
+  std::int64_t num_vertices() const { return num_vertices_; }  // of all graphs in memory
 
  private:
   using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool>;
   struct Lowered {
     OpGraph graph;
-    std::unique_ptr<SteadyState> steady;  // made for the first run
+    std::unique_ptr<SteadyState> steady;  // built by the first run
   };
-  // A schedule of the structure, shortened or whole, and the graphs of it.
+  // A schedule of the structure, shortened or whole, and its graphs.
   struct Level {
     explicit Level(ShortSchedule schedule) : brief(std::move(schedule)) {}
     ShortSchedule brief;
@@ -69,13 +69,14 @@ class StructureRuns {
 
   const Family& family_;
   FamilyParams params_;
-  std::vector<std::unique_ptr<Level>> levels_;                 // of more and more microbatches, the last one whole
+  std::vector<std::unique_ptr<Level>> levels_;  // with increasing numbers of microbatches, the last one whole
   std::map<std::tuple<int, int, bool>, LinkSharing> sharing_;  // by tp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
 };
 
-// No iteration of `microbatches` microbatches is shorter: what each rank computes, after the way of the first slice to
-// it and before the way of the last gradient back. Precondition: one shape, and routes take equal shares.
+// Lower bound of the iteration time with `microbatches` microbatches: the maximum over the ranks of the path of the
+// first slice to the rank, its compute time, and the path of the last gradient from it. Precondition: one shape, and
+// equally many microbatches per route.
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
 
 }  // namespace sluice::sim

@@ -1,4 +1,4 @@
-// The accuracy program on tables of its kinds.
+// Tests of the accuracy program.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,15 +13,12 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_program;
-using test::TemporaryFolder;
 using testing::HasSubstr;
 
 constexpr const char* kColumns =
     "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,iter_ms,recompute,schedule\n";
 
-TEST(AccuracyProgram, ScoresEveryRowAndSaysWhatItSkips) {
+TEST(AccuracyProgram, ScoresEveryRowAndReportsSkippedOnes) {
   const TemporaryFolder folder;
   write_file_whole(folder.path("rows.csv"), std::string(kColumns) +
                                                 "8,32,4,1024,16,24,1024,2,2,2,219.7,full,1f1b\n"
@@ -44,12 +41,12 @@ TEST(AccuracyProgram, ScoresEveryRowAndSaysWhatItSkips) {
   EXPECT_THAT(text.out, HasSubstr("1 rows skipped"));
 }
 
-TEST(AccuracyProgram, RefusesFoldersWithoutATableItKnows) {
+TEST(AccuracyProgram, RejectsFoldersWithoutAKnownTable) {
   const TemporaryFolder folder;
   write_file_whole(folder.path("other.csv"), "a,b\n1,2\n");
   const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path()});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, HasSubstr("no table with columns that are known"));
+  EXPECT_THAT(result.err, HasSubstr("expected at least one table with the columns of a known kind"));
 }
 
 }  // namespace

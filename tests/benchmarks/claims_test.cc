@@ -1,5 +1,5 @@
-// The claims program: its measures on a claim of uniform costs whose figures are known in closed form, what it says of
-// files that are wrong, and the claims of examples/claims.
+// Tests of the claims program: its measures on a claim with uniform costs and known closed forms, its error messages,
+// and the claims of examples/claims.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,9 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_program;
-using test::TemporaryFolder;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -75,19 +72,19 @@ TEST(Claims, MeasureTimes) {
                   .at("value")
                   .get<std::vector<double>>(),
               ElementsAre(testing::DoubleEq(33 / 28.5), testing::DoubleEq(1)));
-  // A second and device: of 8 sequences in 33 s, and of 16 in 19 * 3 s.
+  // Per second and device: of 8 sequences in 33 s, and of 16 in 19 * 3 s.
   EXPECT_DOUBLE_EQ(value_of({{"measure", "speedup"}, {"of", "best"}, {"over", "plain"}}), 16.0 / 57 / (8.0 / 33));
   EXPECT_EQ(value_of({{"measure", "best_value"}, {"of", "best"}, {"key", "/batch/microbatches"}}), 16);
   // 32 of 128 tokens.
   EXPECT_DOUBLE_EQ(
       value_of({{"measure", "op_ratio"}, {"of", "early"}, {"over", "plain"}, {"op", {{"kind", "F"}, {"stage", 1}}}}),
       0.25);
-  // Costs that are linear in the tokens are best cut as finely as may be.
+  // With costs that are linear in the tokens, the finest cut is optimal.
   EXPECT_EQ(row_of({{"measure", "slices"}, {"of", "cut"}}).at("ours"), "4 x 32");
 }
 
 TEST(Claims, MeasureWork) {
-  // Sequences, layers, tokens, hidden, words; nothing is recomputed.
+  // Sequences, layers, tokens, hidden size, vocabulary; without recomputation.
   constexpr double kLayers = 3 * 8 * 8 * (24.0 * 128 * 64 * 64 + 4.0 * 128 * 128 * 64);
   constexpr double kHead = 8 * 6.0 * 128 * 64 * 512;
   constexpr double kTera = (kLayers + kHead) / 33 / 4 / 1e12;
@@ -96,8 +93,8 @@ TEST(Claims, MeasureWork) {
   EXPECT_NEAR(value_of({{"measure", "petaflops"}, {"of", "plain"}}), kTera * 4 / 1e3, 1e-12 * kTera);
   // 8 * 128 tokens in 33 s.
   EXPECT_DOUBLE_EQ(value_of({{"measure", "days"}, {"of", "plain"}, {"tokens", 1e9}}), 1e9 / (1024 / 33.0) / 86400);
-  // 128 tokens of 64 elements of 2 bytes over 3 hops, there and back, 8 times.
-  // Over 7 hops instead of 3 with two chunks a rank.
+  // 128 tokens of 64 elements of 2 bytes over 3 transfers, in both directions, 8 times.
+  // 7 transfers instead of 3 with two chunks per rank.
   EXPECT_DOUBLE_EQ(value_of({{"measure", "transfer_ratio"}, {"of", "interleaved"}, {"over", "plain"}}), 7.0 / 3);
   EXPECT_NEAR(value_of({{"measure", "transfer_rate"}, {"of", "plain"}}), 128 * 64 * 2.0 * 3 * 2 * 8 / 33 / 1e9, 1e-18);
 }
@@ -119,7 +116,7 @@ TEST(Claims, MeasureMemory) {
   EXPECT_EQ(row_of({{"measure", "iteration"}, {"of", "large"}}).at("fits"), false);
 }
 
-TEST(Claims, SayHowFarOursIs) {
+TEST(Claims, ReportTheDifference) {
   const auto difference = [](const json& published) {
     return row_of({{"measure", "iteration"}, {"of", "plain"}, {"published", published}})
         .at("difference")
@@ -168,7 +165,7 @@ TEST(Claims, PrintATable) {
   EXPECT_THAT(explained.out, HasSubstr("  why: because\n"));
 }
 
-TEST(Claims, WriteScenariosThatSimulateToTheSame) {
+TEST(Claims, WriteScenariosWithTheSamePrediction) {
   json claim = uniform_claim();
   claim["measures"].push_back({{"measure", "iteration"}, {"of", "best"}});
   const TemporaryFolder folder;
@@ -185,7 +182,7 @@ TEST(Claims, WriteScenariosThatSimulateToTheSame) {
   EXPECT_DOUBLE_EQ(json::parse(simulated.out).at("makespan_s").get<double>(), 57);
 }
 
-TEST(Claims, RefuseWrongFiles) {
+TEST(Claims, RejectInvalidFiles) {
   const TemporaryFolder folder;
   const std::string file = folder.path("claim.json");
   const auto error_of = [&](const json& change) {
@@ -226,7 +223,7 @@ TEST(Claims, RefuseWrongFiles) {
       at + "/measures/0/published: expected each run of `of` once, got [\"plain\"]\n");
   EXPECT_EQ(error_of({{"runs", {{"gpipe", {{"fastest_of", json::array({json::array()})}}}}}}),
             at + "/runs/gpipe/fastest_of/0: expected at least one change, got []\n");
-  // What the scenario of a run has wrong is said of the run.
+  // Errors in the scenario of a run name the run.
   EXPECT_EQ(error_of({{"runs", {{"cut", {{"cut", {{"granularity", 129}}}}}}}}),
             at + "run \"cut\": /cut/granularity: expected at most the sequence's 128 tokens, got 129\n");
   EXPECT_EQ(error_of({{"runs", {{"gpipe", {{"batch", {{"microbatch", 3}}}}}}}}),
@@ -235,12 +232,12 @@ TEST(Claims, RefuseWrongFiles) {
             at + "measure \"plain\": the scenario of run \"plain\" has no /batch/global_batch\n");
   EXPECT_EQ(error_of(with(
                 {{"measure", "op_ratio"}, {"of", "plain"}, {"over", "gpipe"}, {"op", {{"kind", "F"}, {"stage", 4}}}})),
-            at + "run \"plain\": op: there are 4 stages, got 4\n");
+            at + "run \"plain\": op: expected one of 4 stages, counted from 0, got 4\n");
   EXPECT_EQ(run_program(SLUICE_CLAIMS, {folder.path("none.json")}).exit_code, 2);
   EXPECT_EQ(run_program(SLUICE_CLAIMS, {"--jsno"}).exit_code, 2);
 }
 
-TEST(Claims, OfThePapersAllRun) {
+TEST(Claims, OfAllPapersRun) {
   const CommandResult result = run_program(SLUICE_CLAIMS, {SLUICE_SOURCE_DIR "/examples/claims", "--json"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json claims = json::parse(result.out).at("claims");

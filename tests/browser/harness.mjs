@@ -1,4 +1,4 @@
-// Reports made by the command and opened in a headless browser, where nothing may go wrong unseen.
+// Generates reports with the command and opens them in a headless browser. Any error of a page fails its test.
 
 import assert from 'node:assert/strict';
 import {execFileSync} from 'node:child_process';
@@ -10,7 +10,8 @@ import {chromium} from 'playwright-core';
 
 const [sluice, executablePath] = process.argv.slice(2);
 const folder = mkdtempSync(join(tmpdir(), 'sluice-report-'));
-const browser = await chromium.launch({executablePath, args: process.getuid() === 0 ? ['--no-sandbox'] : []});
+const kTimeout = 120_000;  // ms, generous for machines under load
+const browser = await chromium.launch({executablePath, timeout: kTimeout, args: process.getuid() === 0 ? ['--no-sandbox'] : []});
 const tests = [];
 
 export const source = new URL('../../', import.meta.url).pathname;
@@ -21,49 +22,61 @@ export function write(name, text) {
   return path;
 }
 
-// Runs `sluice simulate ARGUMENTS --report`; the report's path.
-let made = 0;
+// Runs `sluice simulate ARGUMENTS --report`. Returns the path of the report.
+let numReports = 0;
 export function report(...words) {
-  const path = join(folder, `report ${++made}.html`);
+  const path = join(folder, `report ${++numReports}.html`);
   try {
     execFileSync(sluice, ['simulate', ...words, '--report', path], {stdio: ['ignore', 'ignore', 'pipe']});
   } catch (error) {
-    if (error.status !== 3) throw error;  // 3: it does not fit, which is an answer
+    if (error.status !== 3) throw error;  // 3: the configuration does not fit in memory
   }
   return path;
 }
 
-// The messages that a page logs when it is opened without any expectation.
-export async function messagesOf(path) {
+// Opens a page without checks and waits for a console message that matches. Returns whether the script of the page ran.
+export async function runsDespite(path, message) {
   const page = await browser.newPage();
-  const messages = [];
-  page.on('console', (message) => messages.push(message.text()));
-  await page.goto(pathToFileURL(path).href);
+  page.setDefaultTimeout(kTimeout);
+  await Promise.all([page.waitForEvent('console', (logged) => message.test(logged.text())), page.goto(pathToFileURL(path).href)]);
   await settled(page);
   const ready = await page.evaluate(() => document.documentElement.dataset.ready !== undefined);
   await page.close();
-  return {messages, ready};
+  return ready;
+}
+
+// Repeats assertions until they pass: the effects of input events may be delayed. Fails with their error at the timeout.
+export async function eventually(assertions) {
+  for (const end = Date.now() + kTimeout; ;) {
+    try {
+      return await assertions();
+    } catch (error) {
+      if (Date.now() > end) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, 10));
+  }
 }
 
 export const sizeOf = (path) => statSync(path).size;
 
-// Opens a report and hands its page to `body`. Afterwards: no errors, nothing the policy refused, no requests but the file.
-// With `broken` the timeline cannot be drawn, and the page must say so; with `init` that script runs first.
+// Opens a report and passes its page to `body`. Fails on any error, violation of the content security policy, or request
+// other than for the file. With `broken` the page must report that the timeline cannot be drawn. `init` runs before the
+// scripts of the page.
 export async function opened(path, {broken = false, init = () => {}, ...options}, body) {
   const context = await browser.newContext({viewport: {width: 1600, height: 1000}, ...options});
   const page = await context.newPage();
-  page.setDefaultTimeout(120_000);
-  const wrong = [];
+  page.setDefaultTimeout(kTimeout);
+  const problems = [];
   page.on('console', (message) => {
-    // The tests read pixels back; readers do not.
-    if (!message.text().includes('willReadFrequently')) wrong.push(`console: ${message.text()}`);
+    // Caused by the tests, which read pixels back.
+    if (!message.text().includes('willReadFrequently')) problems.push(`console: ${message.text()}`);
   });
-  page.on('pageerror', (error) => wrong.push(`error: ${error.stack}`));
+  page.on('pageerror', (error) => problems.push(`error: ${error.stack}`));
   page.on('request', (request) => {
-    if (request.url() !== pathToFileURL(path).href) wrong.push(`request: ${request.url()}`);
+    if (request.url() !== pathToFileURL(path).href) problems.push(`request: ${request.url()}`);
   });
   page.on('dialog', (dialog) => {
-    wrong.push(`dialog: ${dialog.message()}`);
+    problems.push(`dialog: ${dialog.message()}`);
     dialog.dismiss();
   });
   await page.addInitScript(() => {
@@ -77,19 +90,19 @@ export async function opened(path, {broken = false, init = () => {}, ...options}
     await settled(page);
   }
   await body(page);
-  assert.deepEqual(wrong, []);
+  assert.deepEqual(problems, []);
   await context.close();
 }
 
-// Waits until what was asked for has been painted.
+// Waits until all scheduled frames have been painted.
 export function settled(page) {
   return page.evaluate(() => new Promise((resolve) => {
     requestAnimationFrame(() => requestAnimationFrame(resolve));
   }));
 }
 
-// The colour, "#rrggbb", of timeline `which` at a time in seconds and a share of a rank's row.
-export function colourAt(page, which, rank, seconds, share = 0.5) {
+// Returns the colour, "#rrggbb", of timeline `which` at a time in seconds and a fraction of the height of a rank's row.
+export function colourAt(page, which, rank, seconds, height = 0.5) {
   return page.evaluate(([k, r, t, s]) => {
     const timeline = timelines[k];
     const row = timeline.rows.find((each) => each.lane.kind === 'compute' && each.lane.rank === r);
@@ -97,10 +110,10 @@ export function colourAt(page, which, rank, seconds, share = 0.5) {
     const y = Math.floor((row.y + row.height * s - timeline.box.scrollTop) * view.ratio);
     const [red, green, blue] = timeline.surface.context.getImageData(x, y, 1, 1).data;
     return '#' + [red, green, blue].map((value) => value.toString(16).padStart(2, '0')).join('');
-  }, [which, rank, seconds, share]);
+  }, [which, rank, seconds, height]);
 }
 
-// Where on the window that is.
+// Returns the position in the window of a time in seconds and the middle of a rank's row.
 export function placeOf(page, which, rank, seconds) {
   return page.evaluate(([k, r, t]) => {
     const timeline = timelines[k];

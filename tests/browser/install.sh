@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what opens reports in tests: Debian's Chromium, Node.js, npm, and playwright-core from the registry that npm
-# is set up for; only what is missing. Without them those tests are skipped. SLUICE_INSTALL=no leaves the machine as it is.
+# Installs the programs that the browser tests need, if missing: Chromium, Node.js and npm from Debian, and playwright-core
+# from the configured npm registry. Without them the browser tests are skipped. SLUICE_INSTALL=no installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -8,8 +8,8 @@ if [ "${SLUICE_INSTALL:-yes}" = no ]; then
   exit 0
 fi
 packages=(chromium)
-# Node.js may be there from elsewhere, npm with it.
+# Node.js and npm may be installed from another source.
 command -v node >/dev/null || packages+=(nodejs)
 command -v npm >/dev/null || packages+=(npm)
 ../../tools/install-packages.sh "${packages[@]}"
-npm ci --no-progress || echo "npm ci failed: reports will NOT be tested in a browser" >&2
+npm ci --no-progress || echo "npm ci failed: the browser tests will be SKIPPED" >&2

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Opens reports in a headless Chromium: run.sh SLUICE. Exit code 77 where the browser, node or playwright-core is missing.
+# Tests reports in headless Chromium: run.sh SLUICE. Exit code 77 (skipped) if Chromium, Node.js or playwright-core is missing.
 set -eu
 cd "$(dirname "$0")"
 
 skip() {
-  echo "SKIPPED: the report was NOT tested in a browser: $1" >&2
+  echo "SKIPPED: the report was not tested in a browser: $1" >&2
   exit 77
 }
 command -v node >/dev/null || skip "node is not installed (Debian: nodejs)"

@@ -11,12 +11,12 @@
 namespace sluice::test::fuzz {
 namespace {
 
-// A file in memory, with a path.
+// An in-memory file with a path.
 class MemoryFile {
  public:
   explicit MemoryFile(std::string_view content) : fd_(::memfd_create("fuzz", MFD_CLOEXEC)) {
     require(fd_ >= 0 && ::write(fd_, content.data(), content.size()) == static_cast<ssize_t>(content.size()),
-            "no memory file");
+            "cannot create an in-memory file");
   }
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
@@ -33,9 +33,9 @@ void try_checkpoint(std::string_view text) {
   const MemoryFile file(text);
   accepts([&] {
     const CheckpointReader reader(file.path());
-    require(reader.step() >= 0, "a step before the first");
+    require(reader.step() >= 0, "a negative step");
     for (const std::string& name : reader.names()) {
-      // Of what shape it is, its reader knows; here the name alone, and shapes that are mostly wrong.
+      // Only names are known here; the shapes are mostly wrong.
       Parameter block{.name = name, .all_rows = 2, .all_columns = 3, .rows = 2, .columns = 3};
       std::vector<std::byte> values(2 * 3 * 8);
       accepts([&] { reader.read(block, "", Precision::float32, values.data()); });
@@ -47,8 +47,8 @@ void try_checkpoint(std::string_view text) {
 void try_fault(std::string_view text) {
   accepts([&] {
     const Fault fault = parse_fault(text);
-    require(fault.text == text, "another text");
-    require((fault.kind == FaultKind::delay) == (fault.delay.count() > 0), "a delay of nothing");
+    require(fault.text == text, "the text of the fault changed");
+    require((fault.kind == FaultKind::delay) == (fault.delay.count() > 0), "a delay of 0");
   });
 }
 

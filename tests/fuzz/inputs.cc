@@ -20,15 +20,15 @@ void try_model(std::string_view text) {
     const Transformer model = reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
     require(parameters(model) > 0, "a model without parameters");
     const std::int64_t tokens = model.max_positions > 0 ? model.max_positions : 4096;
-    require(iteration_model_flops(model, tokens, 8, true) > 0, "a model without work");
-    require(layer_slice_flops(model, 1, tokens - 1).forward() > 0, "a layer without work");
+    require(iteration_model_flops(model, tokens, 8, true) > 0, "a model without FLOPs");
+    require(layer_slice_flops(model, 1, tokens - 1).forward() > 0, "a layer without FLOPs");
     const Training training{
         .tp = 2, .pp = 2, .ep = model.has_experts() ? 2 : 1, .sequence_length = tokens, .sequence_parallel = true};
     check_training(model, training);
     for (const StageContents& stage : split_layers(model, training.pp, {}, 0, 0)) {
       require(stage_parameters_per_device(model, training.tp, stage, training.ep) >
                   stage_expert_parameters_per_device(model, stage, training.ep),
-              "a stage of experts alone");
+              "a stage with only expert parameters");
     }
   });
 }
@@ -46,7 +46,7 @@ void try_cost_table(std::string_view text) {
     }
     const std::string written = to_json_text(table);
     try {
-      require(to_json_text(parse_cost_table(written, "written")) == written, "written otherwise again: " + written);
+      require(to_json_text(parse_cost_table(written, "written")) == written, "second output differs: " + written);
     } catch (const InputError& error) {
       require(false, error.what());
     }
@@ -57,7 +57,7 @@ void try_profile(std::string_view text) {
   accepts([&] {
     const Profile profile = parse_profile(text, "input");
     const std::string written = to_json_text(profile);
-    require(to_json_text(parse_profile(written, "written")) == written, "written otherwise again: " + written);
+    require(to_json_text(parse_profile(written, "written")) == written, "second output differs: " + written);
     const std::string fitted = to_json_text(fit_profile(profile, {}).table);
     try {
       parse_cost_table(fitted, "fitted");
@@ -69,14 +69,14 @@ void try_profile(std::string_view text) {
 
 void try_slice_times(std::string_view text) {
   accepts([&] {
-    constexpr std::int64_t kMostGranules = 64;
+    constexpr std::int64_t kMaxGranules = 64;
     const SliceTimesTable table = parse_slice_times(text, "input");
-    if (table.forward.granules() > kMostGranules) return;
+    if (table.forward.granules() > kMaxGranules) return;
     const SlicingProblem problem{.forward = table.forward, .backward = table.backward, .num_cells = 7};
     const SlicePlan plan = best_slices(problem);
-    require(plan.latency == pipeline_latency(problem, plan.lengths), "a plan with another latency");
+    require(plan.latency == pipeline_latency(problem, plan.lengths), "the latency of the plan is wrong");
     const auto whole = even_slices(table.forward.tokens, table.forward.granularity, 1);
-    require(plan.latency <= pipeline_latency(problem, whole), "a plan worse than no cut");
+    require(plan.latency <= pipeline_latency(problem, whole), "a plan is worse than one slice");
   });
 }
 
@@ -88,11 +88,11 @@ void use(const Cluster& cluster) {
     const GemmShape shape{.m = size, .n = 64, .k = size};
     const double seconds = gemm_time(cluster.gpu, shape, shape.bytes()).seconds();
     require(1.000001 * seconds * cluster.gpu.peak_flops_per_s >= shape.flops() && seconds < 1e30,
-            "a product above the peak");
+            "a GEMM above peak FLOP/s");
   }
   for (const int gpus : {2, 3, 8, 1000}) {
-    require(cluster.intra_node.ring_bandwidth(gpus) > 0, "a ring without bandwidth");
-    require(cluster.inter_node.ring_bandwidth(gpus) > 0, "a ring without bandwidth");
+    require(cluster.intra_node.ring_bandwidth(gpus) > 0, "a ring with bandwidth 0");
+    require(cluster.inter_node.ring_bandwidth(gpus) > 0, "a ring with bandwidth 0");
   }
 }
 

@@ -1,4 +1,4 @@
-// What libFuzzer calls; built once for each target.
+// The entry point of libFuzzer, compiled once per target.
 
 #include <cstddef>
 #include <cstdint>

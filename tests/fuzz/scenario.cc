@@ -4,14 +4,13 @@
 
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tests/fuzz/targets.h"
 
 namespace sluice::test::fuzz {
 namespace {
 
-// Larger ones take long because they are asked to. Chunks and batches that nobody gave are a family's default, at
-// most 4.
+// Large scenarios take long by design. Unspecified chunks and batches are the family's default, at most 4.
 bool small(const Scenario& scenario) {
   const double ranks = std::max(1, scenario.training.pp);
   const double chunks = scenario.chunks == 0 ? 4 : scenario.chunks;
@@ -24,12 +23,12 @@ bool small(const Scenario& scenario) {
 
 void try_scenario(std::string_view text) {
   accepts([&] {
-    // Beside the examples, so that those of their models that a scenario names are found.
+    // Relative to examples/, so that a scenario can use its models.
     const Scenario scenario = scenario_from_json(parse_json(text, "input"), "input", SLUICE_SOURCE_DIR "/examples");
     if (names_file(scenario.schedule) || !small(scenario)) return;
     const Setup setup(scenario);
     const Prediction prediction = predict(setup, {.keep_memory = true});
-    require(prediction.metrics.makespan >= prediction.metrics.ideal, "a makespan below the busiest rank's work");
+    require(prediction.metrics.makespan >= prediction.metrics.ideal, "a makespan below the work of the busiest rank");
     for (const RankMemory& memory : prediction.memory) require(memory.peak_bytes >= 0, "a negative peak of memory");
   });
 }

@@ -10,7 +10,7 @@
 namespace sluice::test::fuzz {
 namespace {
 
-// Some schedules deadlock, and are refused here.
+// Schedules that deadlock are rejected here.
 void lower_in_full(const Schedule& schedule) {
   accepts([&] { lower(schedule); });
   accepts([&] {
@@ -23,29 +23,30 @@ void lower_in_full(const Schedule& schedule) {
   });
 }
 
-// With what it says of communication, or where PyTorch would put it, ranks run to their end or hang in a ring.
+// Schedules may deadlock with their own communication, but not with communication where PyTorch places it.
 void exchange_in_full(const Schedule& schedule) {
   accepts([&] {
     const bool own = schedule.has_communication();
     const Schedule communicating = own ? schedule : with_communication(schedule);
     for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
-      const std::string ring = hanging_cycle(communicating, exchange);
-      require(own || ring.empty(), "PyTorch's places hang: " + ring);
+      const std::string cycle = hanging_ring(communicating, exchange);
+      require(own || cycle.empty(), "communication as in PyTorch deadlocks: " + cycle);
     }
   });
   accepts([&] { with_receives_just_in_time(schedule); });
   accepts([&] { with_merged_backwards(schedule); });
 }
 
-// What was written reads as what it was written from, and is written the same again.
+// Writing and reading must return the same schedule, and writing again the same text.
 void require_round_trip(const Schedule& schedule, const std::function<std::string(const Schedule&)>& write,
                         const std::function<Schedule(std::string_view, const std::string&)>& read) {
   const std::string text = write(schedule);
   const Schedule back = read(text, "written");
-  require(back.parts().orders == schedule.parts().orders, "ops changed on the way through " + text);
-  require(back.parts().communication == schedule.parts().communication, "communication changed through " + text);
-  require(back.routes() == schedule.routes(), "the placement changed on the way through " + text);
-  require(write(back) == text, "written otherwise again: " + text);
+  require(back.parts().orders == schedule.parts().orders, "ops changed in the round trip through " + text);
+  require(back.parts().communication == schedule.parts().communication,
+          "communication changed in the round trip through " + text);
+  require(back.routes() == schedule.routes(), "the placement changed in the round trip through " + text);
+  require(write(back) == text, "second output differs: " + text);
 }
 
 }  // namespace

@@ -9,20 +9,20 @@
 
 namespace sluice::test::fuzz {
 
-// Each takes any text through one parser, and what the parser made of it a step further. Being refused with InputError
-// or ScheduleError is a good end; another exception, a crash or a sanitizer's complaint is a find.
-void try_scenario(std::string_view text);       // what is small is also simulated
-void try_schedule_json(std::string_view text);  // lowered, and written back
-void try_schedule_csv(std::string_view text);   // the same
-void try_model(std::string_view text);          // config.json or Megatron's names: parameters, FLOPs, stages
-void try_cost_table(std::string_view text);     // evaluated, and written back
-void try_profile(std::string_view text);        // fitted, and the fit written and read
-void try_slice_times(std::string_view text);    // cut, where it is small
-void try_cluster(std::string_view text);        // a cluster file, or a node's
-void try_catalogue(std::string_view text);      // a file of the catalogue: node, GPU or link
-void try_checkpoint(std::string_view text);     // and its tensors read
-void try_fault(std::string_view text);          // of the flag
-void try_trace(std::string_view text);          // ours or Kineto's: compared with itself, and drawn beside itself
+// Each target parses arbitrary text with one parser and processes the result. Rejection by InputError or ScheduleError
+// is correct; any other exception, crash or sanitizer report is a bug.
+void try_scenario(std::string_view text);       // small scenarios are also simulated
+void try_schedule_json(std::string_view text);  // also lowered, and written back
+void try_schedule_csv(std::string_view text);   // also lowered, and written back
+void try_model(std::string_view text);          // config.json or Megatron-LM's names; parameters, FLOPs, stages
+void try_cost_table(std::string_view text);     // also evaluated, and written back
+void try_profile(std::string_view text);        // also fitted, and the fit written and read
+void try_slice_times(std::string_view text);    // also sliced, if small
+void try_cluster(std::string_view text);        // a cluster or node file
+void try_catalogue(std::string_view text);      // a catalogue file: node, GPU or link
+void try_checkpoint(std::string_view text);     // also reads its tensors
+void try_fault(std::string_view text);          // the value of --fault
+void try_trace(std::string_view text);          // a trace of Sluice or Kineto; also compared with itself
 
 struct Target {
   std::string_view name;
@@ -44,21 +44,21 @@ inline constexpr std::array kTargets = {
     Target{"trace", try_trace},
 };
 
-// What no input may break.
+// Throws std::logic_error unless an invariant holds.
 inline void require(bool holds, const std::string& rule) {
   if (!holds) throw std::logic_error(rule);
 }
 
-// Runs `call`; false if it refused its input as it should, with a reason.
+// Runs `call`. Returns false if it rejected its input with a proper error.
 template <typename Call>
 bool accepts(const Call& call) {
   try {
     call();
     return true;
   } catch (const InputError& error) {
-    require(*error.what() != '\0', "an InputError without a reason");
+    require(*error.what() != '\0', "an InputError without a message");
   } catch (const ScheduleError& error) {
-    require(*error.what() != '\0', "a ScheduleError without a reason");
+    require(*error.what() != '\0', "a ScheduleError without a message");
   }
   return false;
 }

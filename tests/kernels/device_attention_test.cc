@@ -1,4 +1,4 @@
-// Attention on devices by products, against the CPU's in double.
+// Compares GEMM attention on a device with attention on the CPU in double precision.
 
 #include <numeric>
 
@@ -15,7 +15,7 @@ class DeviceAttention : public DeviceKernels {};
 INSTANTIATE_TEST_SUITE_P(Types, DeviceAttention, ::testing::Values(Element::float16, Element::bfloat16),
                          [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
 
-struct AttentionCase {
+struct GemmAttentionCase {
   int heads;
   int kv_heads;
   int head_dim;
@@ -24,32 +24,32 @@ struct AttentionCase {
   std::int64_t workspace;
 };
 
-// Of the last slice, whose tokens see all others.
-TEST_P(DeviceAttention, ByProducts) {
+// Runs the last slice, whose tokens attend to all others.
+TEST_P(DeviceAttention, GemmAttentionEqualsCpu) {
   constexpr std::int64_t kEnough = std::int64_t{1} << 20;
-  for (const AttentionCase& of : {
-           AttentionCase{2, 2, 8, 1, {9}, kEnough},
-           AttentionCase{4, 2, 16, 2, {13}, kEnough},
-           AttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
-           AttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
-           // Tiles of some rows of some heads, and of a single row: 64 rows first, then half of the heads. (The scores
-           // of 5 + 70 tokens have 112 columns, as 5 slices of one token would need.)
-           AttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
-           AttentionCase{4, 2, 8, 1, {5, 11}, 1},
-           // More keys than threads of a block.
-           AttentionCase{1, 1, 8, 1, {300, 2}, kEnough},
+  for (const GemmAttentionCase& of : {
+           GemmAttentionCase{2, 2, 8, 1, {9}, kEnough},
+           GemmAttentionCase{4, 2, 16, 2, {13}, kEnough},
+           GemmAttentionCase{3, 1, 5, 2, {4, 1, 7}, kEnough},
+           GemmAttentionCase{4, 4, 8, 1, {8, 16, 8}, kEnough},
+           // Tiles of 64 rows of half of the heads, and of a single row. (The scores of 5 + 70 tokens have 112 columns,
+           // which 5 slices of one token would need.)
+           GemmAttentionCase{4, 4, 8, 2, {5, 70}, 2 * 64 * 2 * 112 * 4 + 4 * 64 * 2 * 8},
+           GemmAttentionCase{4, 2, 8, 1, {5, 11}, 1},
+           // More keys than threads per block.
+           GemmAttentionCase{1, 1, 8, 1, {300, 2}, kEnough},
        }) {
-    cuda::AttentionShape shape{.sequences = of.sequences,
-                               .tokens = static_cast<int>(of.slices.back()),
-                               .heads = of.heads,
-                               .kv_heads = of.kv_heads,
-                               .head_dim = of.head_dim};
+    AttentionSizes shape{.sequences = of.sequences,
+                         .tokens = static_cast<int>(of.slices.back()),
+                         .heads = of.heads,
+                         .kv_heads = of.kv_heads,
+                         .head_dim = of.head_dim};
     shape.context = std::accumulate(of.slices.begin(), of.slices.end() - 1, std::int64_t{0});
     const std::int64_t n = shape.rows();
     const std::int64_t q = shape.query_width();
     const std::int64_t w = shape.key_width();
 
-    // Blocks of keys and values for both: the CPU's in double.
+    // Blocks of keys and values of both; those of the CPU are double.
     cuda::KeySegments segments;
     std::vector<Numbers> blocks;
     std::vector<Numbers> gradient_blocks;
@@ -80,11 +80,6 @@ TEST_P(DeviceAttention, ByProducts) {
     std::vector<std::byte> cpu_scratch(static_cast<std::size_t>(measure.bytes()));
     Carver<double> carver(cpu_scratch.data());
     const cpu::AttentionScratch<double> scratch(carver);
-    const cpu::AttentionShape cpu_shape{.sequences = of.sequences,
-                                        .tokens = shape.tokens,
-                                        .heads = of.heads,
-                                        .kv_heads = of.kv_heads,
-                                        .head_dim = of.head_dim};
 
     const Numbers queries = random(n * q);
     cuda::Half* const queries_there = halves(queries);
@@ -101,14 +96,14 @@ TEST_P(DeviceAttention, ByProducts) {
                                  *device_, *stream_, of.workspace);
     Numbers expected(static_cast<std::size_t>(n * q));
     Numbers expected_log_sums(static_cast<std::size_t>(of.heads * n));
-    cpu::attention<double>(cpu_shape, queries.data(), keys, scratch, expected.data(), expected_log_sums.data());
+    cpu::attention<double>(shape, queries.data(), keys, scratch, expected.data(), expected_log_sums.data());
     EXPECT_LT(relative_error(read(out), expected), allowed());
     EXPECT_LT(relative_error(read(log_sums), expected_log_sums), 1e-5);
 
     const Numbers gradient = random(n * q);
     cuda::Half* const gradient_there = halves(gradient);
-    float* const products = floats(of.heads * n);
-    cuda::row_products(shape, element(), out, gradient_there, products, *stream_);
+    float* const dot_products = floats(of.heads * n);
+    cuda::row_dot_products(shape, element(), out, gradient_there, dot_products, *stream_);
     const std::int64_t stride = q + 2 * w;
     cuda::Half* const queries_gradient = halves(Numbers(static_cast<std::size_t>(n * stride), 3.0));
     cuda::gemm_attention_backward({.shape = shape,
@@ -117,15 +112,15 @@ TEST_P(DeviceAttention, ByProducts) {
                                    .segments = segments,
                                    .log_sums = log_sums,
                                    .out_gradient = gradient_there,
-                                   .products = products,
+                                   .dot_products = dot_products,
                                    .queries_gradient = queries_gradient,
                                    .queries_gradient_stride = stride,
                                    .scratch = scratch_there},
                                   *device_, *stream_, of.workspace);
     Numbers expected_gradient(static_cast<std::size_t>(n * stride), 3.0);
-    cpu::attention_gradient<double>(cpu_shape, queries.data(), keys, expected.data(), expected_log_sums.data(),
+    cpu::attention_gradient<double>(shape, queries.data(), keys, expected.data(), expected_log_sums.data(),
                                     gradient.data(), scratch, expected_gradient.data(), stride);
-    // Keys' and values' part of a row is not written.
+    // The columns of keys and values are not written.
     EXPECT_LT(relative_error(read(queries_gradient), expected_gradient), allowed());
     for (std::size_t i = 0; i < blocks.size(); ++i) {
       EXPECT_LT(relative_error(read(gradients[i]), gradient_blocks[i]), allowed()) << "slice " << i;
@@ -133,12 +128,12 @@ TEST_P(DeviceAttention, ByProducts) {
   }
 }
 
-TEST(GemmAttention, KeepsToItsWorkspace) {
-  const cuda::AttentionShape shape{
+TEST(GemmAttention, ScratchFitsTheWorkspace) {
+  const AttentionSizes shape{
       .sequences = 1, .tokens = 8192, .heads = 32, .kv_heads = 8, .head_dim = 128, .context = 24576};
   const std::int64_t bytes = cuda::gemm_attention_scratch_bytes(shape);
   EXPECT_LE(bytes, cuda::kAttentionWorkspace);
-  // As large as it may be: twice of anything is too large.
+  // And uses more than half of it.
   EXPECT_GT(2 * bytes, cuda::kAttentionWorkspace);
 }
 

@@ -1,5 +1,5 @@
-// Kernels of devices against those of the CPU in double, on random numbers: ||out - reference|| / ||reference|| is
-// under 1e-2 in bf16 and 2e-3 in fp16.
+// Compares device kernels with those of the CPU in double precision on random numbers: ||out - reference|| /
+// ||reference|| is below 1e-2 in bf16 and 2e-3 in fp16.
 
 #include <algorithm>
 #include <cmath>
@@ -16,7 +16,7 @@ using Numbers = std::vector<double>;
 
 class DeviceElementwise : public DeviceKernels {
  protected:
-  // Of which all that is kept of each op is compared; `what` says where it went wrong.
+  // Compares one output of an op, called `what` in failures.
   void expect_near(const Numbers& out, const Numbers& reference, const char* what) {
     EXPECT_LT(relative_error(out, reference), allowed()) << what;
   }
@@ -26,10 +26,10 @@ INSTANTIATE_TEST_SUITE_P(Types, DeviceElementwise, ::testing::Values(Element::fl
 
 constexpr std::int64_t kRows = 19;
 
-// Rows of whole chunks of 8, more than a block of 32 threads takes at once, and rows that are not.
+// Rows of whole chunks of 8, of which one has more chunks than a block of 32 threads, and rows with a partial chunk.
 constexpr std::int64_t kWidths[] = {48, 296, 37};
 
-TEST_P(DeviceElementwise, ResidualAndNorm) {
+TEST_P(DeviceElementwise, ResidualNormEqualsCpu) {
   for (const std::int64_t n : kWidths) {
     for (const bool rms : {false, true}) {
       for (const bool with_residual : {false, true}) {
@@ -61,7 +61,7 @@ TEST_P(DeviceElementwise, ResidualAndNorm) {
   }
 }
 
-TEST_P(DeviceElementwise, ResidualAlone) {
+TEST_P(DeviceElementwise, ResidualWithoutNormEqualsCpu) {
   const Numbers x = random(kRows * 48);
   const Numbers residual = random(kRows * 48);
   cuda::Half* const sum = halves(x);
@@ -71,7 +71,7 @@ TEST_P(DeviceElementwise, ResidualAlone) {
   expect_near(read(sum), expected, "sum");
 }
 
-TEST_P(DeviceElementwise, NormGradient) {
+TEST_P(DeviceElementwise, NormGradientEqualsCpu) {
   for (const std::int64_t n : kWidths) {
     for (const bool rms : {false, true}) {
       const Numbers gradient = random(kRows * n);
@@ -103,8 +103,8 @@ TEST_P(DeviceElementwise, NormGradient) {
   }
 }
 
-// 70 rows: several for each warp, and some left over.
-TEST_P(DeviceElementwise, ColumnSums) {
+// 70 rows: several per warp, and a remainder.
+TEST_P(DeviceElementwise, ColumnSumsEqualCpu) {
   for (const std::int64_t n : kWidths) {
     const Numbers matrix = random(70 * n);
     const Numbers before = random_of(Element::float32, n);
@@ -116,27 +116,27 @@ TEST_P(DeviceElementwise, ColumnSums) {
   }
 }
 
-TEST_P(DeviceElementwise, GeluAndSwiglu) {
+TEST_P(DeviceElementwise, GeluAndSwigluEqualCpu) {
   for (const std::int64_t n : kWidths) {
     for (const bool gated : {false, true}) {
       for (const bool with_bias : {false, true}) {
         const std::int64_t all = gated ? 2 * n : n;
         const Numbers x = random(kRows * all, 2);
         const Numbers bias = random(all);
-        const cuda::Half* const products = halves(x);
+        const cuda::Half* const inputs = halves(x);
         const cuda::Half* const bias_there = with_bias ? halves(bias) : nullptr;
         cuda::Half* const out = halves(kRows * n);
-        cuda::activate(*stream_, element(), gated, products, bias_there, kRows, n, out);
+        cuda::activate(*stream_, element(), gated, inputs, bias_there, kRows, n, out);
         Numbers pre = x;
         Numbers expected(static_cast<std::size_t>(kRows * n));
         const auto forward = gated ? cpu::add_bias_swiglu<double> : cpu::add_bias_gelu<double>;
         forward(pre.data(), with_bias ? bias.data() : nullptr, kRows, n, expected.data());
         expect_near(read(out), expected, "out");
 
-        // The left half, of gates, is written only.
+        // The left half, that of the gates, is only written.
         Numbers gradient = random(kRows * all);
         cuda::Half* const gradients = halves(gradient);
-        cuda::activate_gradient(*stream_, element(), gated, products, bias_there, kRows, n, gradients);
+        cuda::activate_gradient(*stream_, element(), gated, inputs, bias_there, kRows, n, gradients);
         if (gated) {
           cpu::swiglu_gradient<double>(pre.data(), kRows, n, gradient.data());
         } else {
@@ -148,8 +148,8 @@ TEST_P(DeviceElementwise, GeluAndSwiglu) {
   }
 }
 
-// The slope is 0 or 1 far out, and nothing overflows.
-TEST_P(DeviceElementwise, ActivationsOfLargeNumbers) {
+// The slope of large numbers is 0 or 1, and nothing overflows.
+TEST_P(DeviceElementwise, ActivationsOfLargeNumbersDoNotOverflow) {
   const Numbers x = {-6e4, -300, -88, -1e-7, 0, 88, 300, 6e4};
   for (const bool gated : {false, true}) {
     Numbers pre = x;
@@ -179,7 +179,7 @@ struct Heads {
   std::int64_t context;
 };
 
-TEST_P(DeviceElementwise, TurnsByPosition) {
+TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
   constexpr std::int64_t kTokens = 5;
   constexpr std::int64_t kSequences = 2;
   constexpr std::int64_t n = kSequences * kTokens;
@@ -197,34 +197,35 @@ TEST_P(DeviceElementwise, TurnsByPosition) {
     const Numbers bias = random(all);
     Numbers cosines(static_cast<std::size_t>(kTokens * half));
     Numbers sines(cosines.size());
-    cuda::TurnShape shape{
+    cuda::QkvShape shape{
         .rows = n, .tokens = kTokens, .heads = of.heads, .kv_heads = of.kv_heads, .head_dim = of.head_dim};
     if (of.rotary) {
       float* const cosines_there = floats(kTokens * half);
       float* const sines_there = floats(kTokens * half);
       cuda::rotary_angles(*stream_, of.context, kTokens, of.head_dim, cosines_there, sines_there);
       cpu::rotary_angles<double>(of.context, kTokens, of.head_dim, cosines.data(), sines.data());
-      EXPECT_LT(relative_error(read(cosines_there), cosines), 1e-6) << "positions are exact, however far";
+      EXPECT_LT(relative_error(read(cosines_there), cosines), 1e-6) << "angles are accurate at any position";
       EXPECT_LT(relative_error(read(sines_there), sines), 1e-6);
       shape.cosines = cosines_there;
       shape.sines = sines_there;
     }
-    const auto turn = [&](int heads, const double* from, std::int64_t stride, const double* added, bool turned,
-                          bool back, double* to, std::int64_t to_stride) {
-      cpu::turn<double>({.rows = n, .tokens = kTokens, .heads = heads, .head_dim = of.head_dim}, from, stride, added,
-                        turned && of.rotary ? cosines.data() : nullptr, sines.data(), back, to, to_stride);
+    const auto rotate = [&](int heads, const double* from, std::int64_t stride, const double* added, bool rotary,
+                            bool back, double* to, std::int64_t to_stride) {
+      cpu::apply_rotary<double>({.rows = n, .tokens = kTokens, .heads = heads, .head_dim = of.head_dim}, from, stride,
+                                added, rotary && of.rotary ? cosines.data() : nullptr, sines.data(), back, to,
+                                to_stride);
     };
 
     cuda::Half* const queries = halves(n * q);
     cuda::Half* const keys = halves(n * w);
     cuda::Half* const values = halves(n * w);
-    cuda::turn_apart(*stream_, element(), shape, halves(qkv), halves(bias), queries, keys, values);
+    cuda::split_qkv(*stream_, element(), shape, halves(qkv), halves(bias), queries, keys, values);
     Numbers expected_queries(static_cast<std::size_t>(n * q));
     Numbers expected_keys(static_cast<std::size_t>(n * w));
     Numbers expected_values(static_cast<std::size_t>(n * w));
-    turn(of.heads, qkv.data(), all, bias.data(), true, false, expected_queries.data(), q);
-    turn(of.kv_heads, qkv.data() + q, all, bias.data() + q, true, false, expected_keys.data(), w);
-    turn(of.kv_heads, qkv.data() + q + w, all, bias.data() + q + w, false, false, expected_values.data(), w);
+    rotate(of.heads, qkv.data(), all, bias.data(), true, false, expected_queries.data(), q);
+    rotate(of.kv_heads, qkv.data() + q, all, bias.data() + q, true, false, expected_keys.data(), w);
+    rotate(of.kv_heads, qkv.data() + q + w, all, bias.data() + q + w, false, false, expected_values.data(), w);
     expect_near(read(queries), expected_queries, "queries");
     expect_near(read(keys), expected_keys, "keys");
     expect_near(read(values), expected_values, "values");
@@ -232,17 +233,17 @@ TEST_P(DeviceElementwise, TurnsByPosition) {
     const Numbers keys_gradient = random_of(Element::float32, n * w);
     const Numbers values_gradient = random_of(Element::float32, n * w);
     cuda::Half* const gradient = halves(qkv);
-    cuda::turn_together(*stream_, element(), shape, floats(keys_gradient), floats(values_gradient), gradient);
+    cuda::merge_qkv_gradients(*stream_, element(), shape, floats(keys_gradient), floats(values_gradient), gradient);
     Numbers expected = qkv;
-    if (of.rotary) turn(of.heads, expected.data(), all, nullptr, true, true, expected.data(), all);
-    turn(of.kv_heads, keys_gradient.data(), w, nullptr, true, true, expected.data() + q, all);
-    turn(of.kv_heads, values_gradient.data(), w, nullptr, false, true, expected.data() + q + w, all);
+    if (of.rotary) rotate(of.heads, expected.data(), all, nullptr, true, true, expected.data(), all);
+    rotate(of.kv_heads, keys_gradient.data(), w, nullptr, true, true, expected.data() + q, all);
+    rotate(of.kv_heads, values_gradient.data(), w, nullptr, false, true, expected.data() + q + w, all);
     expect_near(read(gradient), expected, "gradient");
   }
 }
 
-// Tokens 3 to 12 are here; some rows have others, and one token comes thrice.
-TEST_P(DeviceElementwise, Embedding) {
+// The rank has tokens 3 to 12; some rows have other tokens, and one token occurs three times.
+TEST_P(DeviceElementwise, EmbeddingEqualsCpu) {
   for (const std::int64_t h : {std::int64_t{48}, std::int64_t{37}}) {
     const cuda::EmbeddingShape shape{.rows = 8, .tokens = 4, .hidden = h, .first_token = 3, .vocab_rows = 10};
     const std::vector<std::int32_t> tokens = {5, 2, 12, 5, 13, 3, 5, 7};
@@ -284,9 +285,9 @@ TEST_P(DeviceElementwise, Embedding) {
   }
 }
 
-// A vocabulary of 300 over two ranks with 256 columns each, of which the second counts 44; and one of 43 with none that
-// are not counted. The logits of one row are far from the others'.
-TEST_P(DeviceElementwise, CrossEntropyOverShards) {
+// A vocabulary of 300 tokens on two ranks with 256 columns each, of which 212 of the second are padding; and one of 43
+// without padding. The logits of one row are much larger than the others.
+TEST_P(DeviceElementwise, CrossEntropyOverShardsEqualsCpu) {
   for (const std::vector<cuda::LogitsShape>& ranks : {std::vector<cuda::LogitsShape>{
                                                           {.rows = 5, .columns = 256, .stride = 256, .first_token = 0},
                                                           {.rows = 5, .columns = 44, .stride = 256, .first_token = 256},
@@ -316,7 +317,7 @@ TEST_P(DeviceElementwise, CrossEntropyOverShards) {
       sums.push_back({.maxima = floats(n), .own_maxima = floats(n), .sums = floats(2 * n), .losses = floats(n)});
       cuda::sum_logits(*stream_, element(), shape, parts.back(), targets_there, sums.back());
     }
-    // What the group does.
+    // The all-reduces of the group.
     Numbers maxima = read(sums.front().maxima);
     for (const cuda::RowSums& of : sums) {
       const Numbers others = read(of.maxima);

@@ -12,7 +12,7 @@
 
 namespace sluice::test {
 
-// Kernels of one type of 16 bits on a device, with numbers to give them and to look at.
+// Fixture of tests of kernels on a device, with one 16-bit type.
 class DeviceKernels : public ::testing::TestWithParam<Element> {
  protected:
   void SetUp() override {
@@ -23,14 +23,14 @@ class DeviceKernels : public ::testing::TestWithParam<Element> {
     stream_ = device_->make_stream(StreamPriority::normal);
   }
   void TearDown() override {
-    for (const auto& memory : memories_) EXPECT_TRUE(memory->intact()) << "written outside of a buffer";
+    for (const auto& memory : memories_) EXPECT_TRUE(memory->intact()) << "a kernel has written outside of a buffer";
     memories_.clear();
   }
 
   static Element element() { return GetParam(); }
   static double allowed() { return allowed_error(GetParam()); }
 
-  // Numbers of the element's precision, from a normal distribution.
+  // Returns normally distributed numbers, rounded to the element type.
   std::vector<double> random(std::int64_t count, double deviation = 1, double mean = 0) {
     return random_of(element(), count, deviation, mean);
   }
@@ -45,7 +45,7 @@ class DeviceKernels : public ::testing::TestWithParam<Element> {
     memories_.push_back(std::make_unique<DeviceMemory>(*device_, *stream_, bytes));
     return *memories_.back();
   }
-  // Places for 16-bit numbers and for float32 ones; those without numbers hold what is none.
+  // Allocate 16-bit or float32 buffers, with the given numbers or filled with NaN.
   cuda::Half* halves(const std::vector<double>& numbers) {
     return reinterpret_cast<cuda::Half*>(written(element(), numbers));
   }
@@ -60,7 +60,7 @@ class DeviceKernels : public ::testing::TestWithParam<Element> {
     return reinterpret_cast<std::int32_t*>(to.data());
   }
 
-  // What a place from `halves` or `floats` holds, after all that was put on the stream.
+  // Returns the contents of a buffer from `halves` or `floats` after all work of the stream.
   std::vector<double> read(const cuda::Half* place) { return read_as(element(), place); }
   std::vector<double> read(const float* place) { return read_as(Element::float32, place); }
 
@@ -80,7 +80,7 @@ class DeviceKernels : public ::testing::TestWithParam<Element> {
     for (const auto& memory : memories_) {
       if (memory->data() == place) return as_numbers(type, memory->read());
     }
-    throw std::logic_error("no place of this test");
+    throw std::logic_error("not a buffer of this test");
   }
 
   std::vector<std::unique_ptr<DeviceMemory>> memories_;

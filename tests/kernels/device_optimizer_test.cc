@@ -1,4 +1,4 @@
-// Steps of devices, in float32 with weights of 16 bits, against the CPU's in double.
+// Compares optimizer steps on a device, in float32 with 16-bit weights, with those of the CPU in double precision.
 
 #include <cmath>
 #include <limits>
@@ -27,19 +27,19 @@ class DeviceOptimizer : public DeviceKernels {
     cpu_stage_ = make_cpu_stage(spec, Precision::float64);
     elements_ = stage_->memory().weights / 2;
     weights_ = &memory(stage_->memory().weights);
-    moments_ = &memory(stage_->memory().moments);
-    moments_->fill(std::byte{0});
-    // What `initialise` makes is float32.
+    state_ = &memory(stage_->memory().optimizer_state);
+    state_->fill(std::byte{0});
+    // `initialise` writes float32.
     std::vector<std::byte> first(static_cast<std::size_t>(4 * elements_));
     stage_->initialise(first.data(), 7);
     DeviceMemory& there = memory(4 * elements_);
     there.write(first);
-    stage_->set_weights(there.data(), weights_->data(), moments_->data(), *stream_);
+    stage_->set_weights(there.data(), weights_->data(), state_->data(), *stream_);
     device_->synchronize(*stream_);
     master_ = as_numbers(Element::float32, first);
   }
 
-  // Of parameters, zeros elsewhere.
+  // Returns random gradients of parameters, and zeros in padding.
   Numbers random_gradients() {
     const Numbers numbers = random_of(Element::float32, elements_, 0.01);
     Numbers out(numbers.size());
@@ -50,7 +50,7 @@ class DeviceOptimizer : public DeviceKernels {
   }
   Numbers master() const {
     device_->synchronize(*stream_);
-    Numbers out = as_numbers(Element::float32, moments_->read());
+    Numbers out = as_numbers(Element::float32, state_->read());
     out.resize(elements_);
     return out;
   }
@@ -60,9 +60,9 @@ class DeviceOptimizer : public DeviceKernels {
   }
   const std::byte* bytes(const float* place) const { return reinterpret_cast<const std::byte*>(place); }
 
-  void expect_steps_of_the_cpu(OptimizerStep::Kind kind) {
+  void expect_steps_equal_cpu(OptimizerStep::Kind kind) {
     Numbers reference = master_;
-    Numbers reference_moments(2 * reference.size());
+    Numbers reference_state(2 * reference.size());
     const float* const half = floats(Numbers{0.5});
     for (int i = 1; i <= 20; ++i) {
       OptimizerStep step{
@@ -70,53 +70,53 @@ class DeviceOptimizer : public DeviceKernels {
       const Numbers gradients = random_gradients();
       step.stream = stream_.get();
       step.scale_on_device = half;
-      stage_->step(weights_->data(), weights_->data(), moments_->data(), bytes(floats(gradients)), step);
+      stage_->step(weights_->data(), weights_->data(), state_->data(), bytes(floats(gradients)), step);
       step.gradient_scale = 0.7;
       auto* const of_reference = reinterpret_cast<std::byte*>(reference.data());
-      cpu_stage_->step(of_reference, of_reference, reinterpret_cast<std::byte*>(reference_moments.data()),
+      cpu_stage_->step(of_reference, of_reference, reinterpret_cast<std::byte*>(reference_state.data()),
                        reinterpret_cast<const std::byte*>(gradients.data()), step);
     }
     EXPECT_LT(relative_error(master(), reference), 1e-5);
     EXPECT_EQ(weights(), rounded(element(), master()));
-    EXPECT_GT(relative_error(master(), master_), 1e-3) << "the steps have done something";
+    EXPECT_GT(relative_error(master(), master_), 1e-3) << "the steps have changed the weights";
   }
 
   std::unique_ptr<Stage> stage_;
   std::unique_ptr<Stage> cpu_stage_;
   std::int64_t elements_ = 0;
   DeviceMemory* weights_ = nullptr;
-  DeviceMemory* moments_ = nullptr;
+  DeviceMemory* state_ = nullptr;
   Numbers master_;
 };
 INSTANTIATE_TEST_SUITE_P(Types, DeviceOptimizer, ::testing::Values(Element::float16, Element::bfloat16),
                          [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
 
-TEST_P(DeviceOptimizer, BeginsWithTheSameWeights) {
+TEST_P(DeviceOptimizer, InitialWeightsEqualCpu) {
   EXPECT_EQ(master(), master_);
   EXPECT_EQ(weights(), rounded(element(), master_));
-  EXPECT_GT(relative_error(weights(), Numbers(master_.size(), 1.0)), 0.1) << "not all are alike";
+  EXPECT_GT(relative_error(weights(), Numbers(master_.size(), 1.0)), 0.1) << "the weights are not constant";
 }
 
-TEST_P(DeviceOptimizer, TwentyStepsOfAdamAreThoseOfTheCpu) { expect_steps_of_the_cpu(OptimizerStep::Kind::adam); }
+TEST_P(DeviceOptimizer, TwentyAdamStepsEqualCpu) { expect_steps_equal_cpu(OptimizerStep::Kind::adam); }
 
-TEST_P(DeviceOptimizer, TwentyStepsOfSgdAreThoseOfTheCpu) { expect_steps_of_the_cpu(OptimizerStep::Kind::sgd); }
+TEST_P(DeviceOptimizer, TwentySgdStepsEqualCpu) { expect_steps_equal_cpu(OptimizerStep::Kind::sgd); }
 
-TEST_P(DeviceOptimizer, AnOverflowChangesNothing) {
+TEST_P(DeviceOptimizer, StepIsSkippedOnOverflow) {
   DeviceMemory& others = memory(stage_->memory().weights);
   OptimizerStep step{.weight_decay = 0.1};
   step.stream = stream_.get();
   step.scale_on_device = floats(Numbers{std::numeric_limits<double>::quiet_NaN()});
   const Numbers gradients(static_cast<std::size_t>(elements_), std::numeric_limits<double>::infinity());
-  const std::vector<std::byte> before = moments_->read();
-  stage_->step(weights_->data(), others.data(), moments_->data(), bytes(floats(gradients)), step);
+  const std::vector<std::byte> before = state_->read();
+  stage_->step(weights_->data(), others.data(), state_->data(), bytes(floats(gradients)), step);
   device_->synchronize(*stream_);
-  EXPECT_EQ(moments_->read(), before);
-  // The next version of the weights is the last one.
+  EXPECT_EQ(state_->read(), before);
+  // The next weight version equals the previous one.
   EXPECT_EQ(others.read(), weights_->read());
 }
 
-// Each parameter that is counted is, and nothing else: the second tensor rank does not count what both have.
-TEST_P(DeviceOptimizer, CountsSquaresAsTheCpu) {
+// Only `counted` parameters contribute: the second tensor rank does not count replicated parameters.
+TEST_P(DeviceOptimizer, SquaredNormEqualsCpu) {
   const Numbers gradients = random_gradients();
   float* const squares = floats(Numbers{2.5});
   stage_->add_squared_norm(bytes(floats(gradients)), squares, *stream_);

@@ -1,5 +1,5 @@
-// Kernels whose threads work together give the same bits in whichever order the emulation runs their warps: none reads
-// what another has not yet written.
+// Kernels whose threads cooperate give bitwise equal results in any order of warps in the emulation: none reads data
+// that another warp has not written yet.
 
 #include <algorithm>
 #include <vector>
@@ -13,14 +13,14 @@
 namespace sluice::test {
 namespace {
 
-using emulation::Schedule;
+using emulation::ExecutionOrder;
 using Numbers = std::vector<double>;
 
 class DeviceOrders : public DeviceKernels {
  protected:
-  // All that they put out, of the same numbers each time.
-  std::vector<Numbers> results(const Schedule& schedule) {
-    emulation::put(*stream_, [schedule] { emulation::set_schedule(schedule); });
+  // Returns all outputs, for equal inputs each time.
+  std::vector<Numbers> results(const ExecutionOrder& order) {
+    emulation::put(*stream_, [order] { emulation::set_execution_order(order); });
     engine_.seed(11);
     std::vector<Numbers> out;
     norms(out);
@@ -49,7 +49,7 @@ class DeviceOrders : public DeviceKernels {
   }
 
   void attention(std::vector<Numbers>& out) {
-    const cuda::AttentionShape shape{.tokens = 3, .heads = 2, .kv_heads = 1, .head_dim = 8, .context = 70};
+    const AttentionSizes shape{.tokens = 3, .heads = 2, .kv_heads = 1, .head_dim = 8, .context = 70};
     cuda::KeySegments segments{.count = 2, .tokens = {70, 3}};
     std::vector<float*> gradients;
     for (int i = 0; i < 2; ++i) {
@@ -72,8 +72,8 @@ class DeviceOrders : public DeviceKernels {
                                   .scratch = scratch},
                                  *device_, *stream_);
     cuda::Half* const gradient = halves(random(size));
-    float* const products = floats(shape.heads * shape.rows());
-    cuda::row_products(shape, element(), attended, gradient, products, *stream_);
+    float* const dot_products = floats(shape.heads * shape.rows());
+    cuda::row_dot_products(shape, element(), attended, gradient, dot_products, *stream_);
     cuda::Half* const queries_gradient = halves(size);
     cuda::gemm_attention_backward({.shape = shape,
                                    .element = element(),
@@ -81,12 +81,12 @@ class DeviceOrders : public DeviceKernels {
                                    .segments = segments,
                                    .log_sums = log_sums,
                                    .out_gradient = gradient,
-                                   .products = products,
+                                   .dot_products = dot_products,
                                    .queries_gradient = queries_gradient,
                                    .queries_gradient_stride = shape.query_width(),
                                    .scratch = scratch},
                                   *device_, *stream_);
-    out.insert(out.end(), {read(attended), read(log_sums), read(products), read(queries_gradient),
+    out.insert(out.end(), {read(attended), read(log_sums), read(dot_products), read(queries_gradient),
                            read(gradients.front()), read(gradients.back())});
   }
 
@@ -104,16 +104,16 @@ class DeviceOrders : public DeviceKernels {
 INSTANTIATE_TEST_SUITE_P(Types, DeviceOrders, ::testing::Values(Element::float16, Element::bfloat16),
                          [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
 
-TEST_P(DeviceOrders, OfWarpsChangeNothing) {
+TEST_P(DeviceOrders, ResultsDoNotDependOnTheOrderOfWarps) {
   const std::vector<Numbers> reference = results({});
   for (const Numbers& numbers : reference) {
     EXPECT_TRUE(std::none_of(numbers.begin(), numbers.end(), [](double number) { return number != number; }));
   }
-  for (const Schedule::Warps warps : {Schedule::Warps::first_ahead, Schedule::Warps::last_ahead}) {
+  for (const ExecutionOrder::Warps warps : {ExecutionOrder::Warps::first_ahead, ExecutionOrder::Warps::last_ahead}) {
     EXPECT_EQ(results({.warps = warps}), reference);
   }
   for (std::uint32_t seed = 1; seed <= 5; ++seed) {
-    EXPECT_EQ(results({.warps = Schedule::Warps::random, .seed = seed}), reference);
+    EXPECT_EQ(results({.warps = ExecutionOrder::Warps::random, .seed = seed}), reference);
   }
 }
 

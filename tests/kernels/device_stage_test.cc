@@ -1,4 +1,4 @@
-// Stages on devices against those of the CPU in double, with the same weights of 16 bits.
+// Compares stages on devices with those of the CPU in double precision, with equal 16-bit weights.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,17 +21,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
-// Each kernel rounds what it puts out, by up to half a unit in the last place: 2^-11 in fp16, 2^-8 in bf16. What some
-// two dozen of them, one behind the other, add up to as random errors do is below ten of that.
+// Each kernel rounds its output by up to half a unit in the last place: 2^-11 in fp16, 2^-8 in bf16. The random errors
+// of some two dozen consecutive kernels add up to less than ten times that.
 double allowed_of_stages(Precision precision) { return 10 * (precision == Precision::float16 ? 0x1p-11 : 0x1p-8); }
 
 double norm(const std::vector<double>& numbers) {
   return std::sqrt(std::inner_product(numbers.begin(), numbers.end(), numbers.begin(), 0.0));
 }
 
-// Every gradient to `relative` of its matrix's norm; those that vanish (a GPT's key biases), of their queries'.
+// Expects every gradient within `relative` of its matrix's norm; vanishing ones (a GPT's key biases), of the queries'.
 void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
   EXPECT_TRUE(result.intact);
   EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
@@ -48,7 +46,7 @@ void expect_close(const TrainingResult& result, const TrainingResult& reference,
   }
 }
 
-// Whose products are as large as what they are applied to, so that no softmax is all but certain.
+// Weights that preserve the magnitude of their inputs, so that no softmax saturates.
 Matrices tame_matrices(const Transformer& model) {
   Matrices out = random_matrices(model, 3);
   for (auto& [name, matrix] : out) {
@@ -64,9 +62,9 @@ bool has(Precision precision) { return precision == Precision::float16 || make_t
 class DeviceStages : public ::testing::TestWithParam<Precision> {
  protected:
   void SetUp() override {
-    if (!has_device() || !has(GetParam())) GTEST_SKIP() << "SKIPPED: no GPU, or none for these numbers";
+    if (!has_device() || !has(GetParam())) GTEST_SKIP() << "SKIPPED: no GPU, or none with this precision";
   }
-  // Both models, with weights of the precision.
+  // Both models, with weights rounded to the precision.
   struct Trained {
     TrainingCase training;
     Matrices weights;
@@ -78,7 +76,7 @@ class DeviceStages : public ::testing::TestWithParam<Precision> {
     TrainingResult result() const { return run_on_devices(training, weights); }
   };
   static std::vector<Trained> both_models(const std::function<void(Transformer&)>& change = [](Transformer&) {}) {
-    // In the sanitizers' run one of them with each precision.
+    // With sanitizers, one model per precision.
     const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
     std::vector<Trained> out;
     for (Transformer model : {small_gpt(), small_llama()}) {
@@ -98,7 +96,7 @@ class DeviceStages : public ::testing::TestWithParam<Precision> {
 INSTANTIATE_TEST_SUITE_P(Precisions, DeviceStages, ::testing::Values(Precision::float16, Precision::bfloat16),
                          [](const auto& precision) { return precision.param == Precision::float16 ? "fp16" : "bf16"; });
 
-TEST_P(DeviceStages, HaveTheGradientsOfTheCpu) {
+TEST_P(DeviceStages, GradientsEqualCpu) {
   for (Trained of : both_models()) {
     const TrainingResult reference = of.reference();
     for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}, {9, 3, 1}}) {
@@ -111,8 +109,8 @@ TEST_P(DeviceStages, HaveTheGradientsOfTheCpu) {
   }
 }
 
-// Rows of chunks of 8, and heads that turn by chunks: what a model has that fits vectors.
-TEST_P(DeviceStages, InWholeChunks) {
+// Rows and heads of whole chunks of 8, as in models that fit vector loads.
+TEST_P(DeviceStages, GradientsEqualCpuWithWholeChunks) {
   for (Trained of : both_models([](Transformer& model) {
          model.hidden = 64;
          model.head_dim = 16;
@@ -124,8 +122,8 @@ TEST_P(DeviceStages, InWholeChunks) {
   }
 }
 
-// Heads of 64, which one kernel's attention takes where the device has matrix units.
-TEST_P(DeviceStages, WithHeadsOf64) {
+// Heads of 64, which flash attention supports on devices with tensor cores.
+TEST_P(DeviceStages, GradientsEqualCpuWithHeadsOf64) {
   for (Trained of : both_models([](Transformer& model) {
          model.layers = 1;
          model.heads = 2;
@@ -140,8 +138,8 @@ TEST_P(DeviceStages, WithHeadsOf64) {
   }
 }
 
-// The same work in two calls: I and W give what B gives, to the order in which rows of a word are added to it.
-TEST_P(DeviceStages, HalvesOfTheBackwardAreTheWhole) {
+// I and W equal B, except for the order in which rows of the same token are added to the word embedding.
+TEST_P(DeviceStages, SplitBackwardEqualsWholeBackward) {
   for (Trained of : both_models()) {
     of.training.slices = {5, 8};
     of.training.microbatches = 2;
@@ -158,7 +156,7 @@ TEST_P(DeviceStages, HalvesOfTheBackwardAreTheWhole) {
   }
 }
 
-TEST_P(DeviceStages, RecomputeChangesNothing) {
+TEST_P(DeviceStages, RecomputationDoesNotChangeGradients) {
   for (Trained of : both_models()) {
     for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
       of.training.slices = cut;
@@ -170,7 +168,7 @@ TEST_P(DeviceStages, RecomputeChangesNothing) {
   }
 }
 
-TEST_P(DeviceStages, OfAnyLayersAddUpToTheWhole) {
+TEST_P(DeviceStages, GradientsDoNotDependOnStageBoundaries) {
   for (Trained of : both_models()) {
     of.training.slices = {6, 7};
     of.training.sequences = 1;
@@ -186,7 +184,7 @@ TEST_P(DeviceStages, OfAnyLayersAddUpToTheWhole) {
         for (const bool shares : {false, true}) {
           of.training.head_shares_embedding = shares;
           TrainingResult result = of.result();
-          // The tied copy's gradient is not yet summed with the original's, so the norm is another.
+          // The gradients of the tied copy and the original are not added yet, so that the norm differs.
           if (of.training.model.tied_embeddings && !shares) result.squared_norm = reference.squared_norm;
           expect_close(result, reference, allowed_of_stages(GetParam()));
         }
@@ -195,9 +193,9 @@ TEST_P(DeviceStages, OfAnyLayersAddUpToTheWhole) {
   }
 }
 
-// The vocabulary of 300 is padded: to 384 columns on one rank, to 512 on two and four, of which the last has none but
+// The vocabulary of 300 is padded: to 384 columns on one rank, to 512 on two and four, where the last rank has only
 // padding.
-TEST_P(DeviceStages, OverTensorRanks) {
+TEST_P(DeviceStages, TensorParallelGradientsEqualCpu) {
   for (Trained of : both_models([](Transformer& model) {
          model.kv_heads = 4;
          if (model.gated) model.heads = 8;
@@ -217,8 +215,8 @@ TEST_P(DeviceStages, OverTensorRanks) {
   }
 }
 
-// A loss scale that overflows fp16: gradients are not finite, and their norm says so. bf16 has the range.
-TEST_P(DeviceStages, AnOverflowIsInTheNorm) {
+// A loss scale that overflows fp16 makes gradients, and so their norm, not finite. bf16 does not overflow.
+TEST_P(DeviceStages, OverflowMakesTheNormNotFinite) {
   for (Trained of : both_models()) {
     of.training.loss_scale = 1e6;
     EXPECT_EQ(std::isfinite(of.result().squared_norm), GetParam() == Precision::bfloat16);
@@ -227,7 +225,7 @@ TEST_P(DeviceStages, AnOverflowIsInTheNorm) {
 
 StageSpec spec_of(const Transformer& model) { return {.model = model, .contents = whole(model)}; }
 
-TEST(DeviceMemoryPlan, IsWhatTheSpecificationSays) {
+TEST(DeviceMemoryPlan, EqualsTheDocumentedSizes) {
   Transformer model = small_gpt();
   model.hidden = 32;
   model.head_dim = 8;
@@ -237,8 +235,8 @@ TEST(DeviceMemoryPlan, IsWhatTheSpecificationSays) {
   constexpr std::int64_t layers = 2;
   StageSpec spec{.model = model, .contents = {.layers = 2, .head = true, .tied_copy = true}, .sliced = true};
   const auto made = [&] { return device_kernels()->make_stage(spec, Precision::bfloat16); };
-  // As on the CPU, 2 bytes each, but 4 for two numbers of each norm and a log-sum for each head; sizes are such that
-  // nothing is padded.
+  // As on the CPU, with 2 bytes per element, but 4 for the two statistics of each norm and the log sum of each head. No
+  // size needs padding.
   SliceMemory memory = made()->slice_memory(shape);
   EXPECT_EQ(memory.to_input_gradient, layers * n * (2 * (3 * h + f) + 4 * (4 + a)) + n * (2 * h + 8));
   EXPECT_EQ(memory.to_weight_gradient, 2 * (layers * n * (3 * h + f) + n * (h + v)));
@@ -246,11 +244,11 @@ TEST(DeviceMemoryPlan, IsWhatTheSpecificationSays) {
   EXPECT_EQ(memory.keys_values, 2 * layers * n * 2 * h);
   EXPECT_EQ(memory.keys_values_gradient, 2 * memory.keys_values);
   EXPECT_EQ(memory.boundary, 2 * n * h);
-  // Half the weights, gradients in float32, and three numbers of the optimizer for each weight.
+  // 2 bytes per weight, float32 gradients, and three float32 optimizer states per weight.
   const StageMemory cpu = make_cpu_stage(spec, Precision::float32)->memory();
   EXPECT_EQ(made()->memory().weights, cpu.weights / 2);
   EXPECT_EQ(made()->memory().gradients, cpu.weights);
-  EXPECT_EQ(made()->memory().moments, 3 * cpu.weights);
+  EXPECT_EQ(made()->memory().optimizer_state, 3 * cpu.weights);
 
   spec.recompute = true;
   memory = made()->slice_memory(shape);
@@ -262,7 +260,7 @@ TEST(DeviceMemoryPlan, IsWhatTheSpecificationSays) {
   EXPECT_EQ(made()->slice_memory(shape).keys_values_gradient, 0);
 }
 
-TEST(DeviceRefusals, AreInputErrors) {
+TEST(DeviceStage, RejectsUnsupportedModels) {
   const auto refusal = [](const std::function<void()>& call) -> std::string {
     try {
       call();
@@ -273,18 +271,18 @@ TEST(DeviceRefusals, AreInputErrors) {
   };
   StageSpec spec = spec_of(small_llama());
   EXPECT_EQ(refusal([&] { device_kernels()->make_stage(spec, Precision::float64); }),
-            "precision: a device computes in fp16 or bf16");
+            "precision: devices support fp16 and bf16");
   spec.model.experts.count = 4;
   EXPECT_THAT(refusal([&] { device_kernels()->make_stage(spec, Precision::bfloat16); }),
-              HasSubstr("the kernels do not compute a mixture of experts"));
-  // Both before anything is put on a stream.
+              HasSubstr("the kernels do not support mixture-of-experts layers"));
+  // Both are thrown before work is enqueued.
   const std::vector<std::byte*> slices(129);
   SliceCall call{.shape = {.tokens = 1, .context = 128}, .keys_values = slices};
   EXPECT_EQ(refusal([&] { device_kernels()->make_stage(spec_of(small_llama()), Precision::bfloat16)->forward(call); }),
-            "small Llama: a sequence has at most 128 slices on a device, got 129");
+            "small Llama: expected at most 128 slices per sequence on a device, got 129");
   call.keys_values = std::span(slices).first(1);
   EXPECT_EQ(refusal([&] { device_kernels()->make_stage(spec_of(small_gpt()), Precision::bfloat16)->forward(call); }),
-            "small GPT: 64 positions are learned, a slice ends at 129");
+            "small GPT: a slice ends at position 129, but the model has 64 learned positions");
 }
 
 }  // namespace

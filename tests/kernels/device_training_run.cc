@@ -23,20 +23,20 @@ struct Board {
   std::vector<std::vector<double>> data;
 };
 
-// Waits for the stream, adds up on the host in the order of the ranks, and rounds once.
+// Waits for the stream, reduces on the host in the order of the ranks, and rounds once.
 class HostGroup final : public StreamGroup {
  public:
   HostGroup(Board& board, int rank, Device& device) : board_(board), rank_(rank), device_(device) {}
   int size() const override { return static_cast<int>(board_.data.size()); }
   int rank() const override { return rank_; }
-  void sum(void* data, std::int64_t count, Element element, Stream& stream) override {
+  void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
     combine(data, count, element, stream, [](double a, double b) { return a + b; });
   }
-  void maximum(float* data, std::int64_t count, Stream& stream) override {
+  void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     combine(data, count, Element::float32, stream, [](double a, double b) { return std::max(a, b); });
   }
 
-  void gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages gather nothing"); }
+  void all_gather(void*, std::int64_t, Stream&) override { throw std::logic_error("stages do not call all_gather"); }
 
  private:
   template <class Combine>
@@ -65,9 +65,9 @@ class HostGroup final : public StreamGroup {
 };
 
 // The buffers of one slice of one microbatch on one stage.
-struct SliceBuffers {
-  SliceBuffers(Device& device, Stream& stream, const SliceMemory& memory, const std::vector<std::int32_t>& of_tokens,
-               const std::vector<std::int32_t>& of_targets)
+struct DeviceSliceBuffers {
+  DeviceSliceBuffers(Device& device, Stream& stream, const SliceMemory& memory,
+                     const std::vector<std::int32_t>& of_tokens, const std::vector<std::int32_t>& of_targets)
       : to_input(device, stream, memory.to_input_gradient),
         to_weight(device, stream, memory.to_weight_gradient),
         output_gradients(device, stream, memory.output_gradients),
@@ -96,15 +96,15 @@ struct SliceBuffers {
   DeviceMemory targets;
 };
 
-struct StageState {
+struct DeviceStageState {
   std::unique_ptr<Stage> stage;
   std::unique_ptr<DeviceMemory> weights;
   std::unique_ptr<DeviceMemory> gradients;
   std::unique_ptr<DeviceMemory> scratch;
-  std::vector<std::vector<std::unique_ptr<SliceBuffers>>> slices;  // [microbatch][slice]
+  std::vector<std::vector<std::unique_ptr<DeviceSliceBuffers>>> slices;  // [microbatch][slice]
 };
 
-// One tensor-parallel rank with all stages: as Rank of training_run.cc.
+// One tensor-parallel rank with all stages, as Rank of training_run.cc.
 class DeviceRank {
  public:
   DeviceRank(const TrainingCase& training, const Matrices& weights, Device& device, int tensor_rank, StreamGroup* group)
@@ -124,11 +124,11 @@ class DeviceRank {
                        [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
   }
 
-  // Adds this rank's part.
+  // Adds the blocks of this rank.
   void collect(TrainingResult& result) {
     if (group_ == nullptr || group_->rank() == 0) result.loss = all_losses_;
     squares_.fill(std::byte{0});
-    for (const StageState& state : states_) {
+    for (const DeviceStageState& state : states_) {
       collect_gradients(state, result.gradients);
       state.stage->add_squared_norm(state.gradients->data(), reinterpret_cast<float*>(squares_.data()), *stream_);
       device_.synchronize(*stream_);
@@ -142,7 +142,7 @@ class DeviceRank {
 
  private:
   void make_stage(const StageSpec& spec, const Matrices& weights) {
-    StageState state;
+    DeviceStageState state;
     state.stage = device_kernels()->make_stage(spec, training_.precision);
     const StageMemory memory = state.stage->memory();
     state.weights = std::make_unique<DeviceMemory>(device_, *stream_, memory.weights);
@@ -175,7 +175,7 @@ class DeviceRank {
           }
         }
         slices.push_back(
-            std::make_unique<SliceBuffers>(device_, *stream_, state.stage->slice_memory(shape), tokens, targets));
+            std::make_unique<DeviceSliceBuffers>(device_, *stream_, state.stage->slice_memory(shape), tokens, targets));
         scratch = std::max(scratch, state.stage->scratch_bytes(shape));
         context += of_slice;
       }
@@ -186,10 +186,10 @@ class DeviceRank {
 
   template <class Op>
   void run_op(std::size_t s, int m, std::size_t k, const Op& op) {
-    StageState& state = states_[s];
+    DeviceStageState& state = states_[s];
     auto& microbatch = state.slices[m];
-    SliceBuffers& slice = *microbatch[k];
-    // Nothing may depend on what scratch holds.
+    DeviceSliceBuffers& slice = *microbatch[k];
+    // Results must not depend on the contents of scratch.
     state.scratch->fill(std::byte{0xff});
     std::vector<std::byte*> keys_values;
     std::vector<std::byte*> keys_values_gradient;
@@ -206,7 +206,7 @@ class DeviceRank {
     call.weights = state.weights->data();
     call.gradients = state.gradients->data();
     if (state.stage->spec().head_is_embedding()) {
-      const StageState& first = states_.front();
+      const DeviceStageState& first = states_.front();
       for (const Parameter& p : first.stage->parameters()) {
         if (p.name != kWordEmbedding) continue;
         call.embedding = first.weights->data() + p.offset * first.stage->element_bytes();
@@ -252,19 +252,19 @@ class DeviceRank {
     }
   }
   void weight(std::size_t s, int m, std::size_t k) {
-    // What lived until the input gradient is gone by now.
-    SliceBuffers& slice = *states_[s].slices[m][k];
+    // Buffers that live until the input gradient have been released.
+    DeviceSliceBuffers& slice = *states_[s].slices[m][k];
     slice.to_input.fill(std::byte{0xff});
     if (k + 1 == training_.slices.size()) slice.keys_values.fill(std::byte{0xff});
     run_op(s, m, k, [](const Stage& stage, SliceCall& call) { stage.weight_gradient(call); });
   }
 
-  void collect_gradients(const StageState& state, Matrices& gradients) const {
+  void collect_gradients(const DeviceStageState& state, Matrices& gradients) const {
     const std::vector<double> numbers = as_numbers(Element::float32, state.gradients->read());
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
       matrix.resize(p.all_rows * p.all_columns);
-      // Of what all ranks have whole, the first one's.
+      // Of replicated parameters, those of the first rank.
       if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
@@ -280,7 +280,7 @@ class DeviceRank {
   std::unique_ptr<Stream> stream_;
   StreamGroup* group_;
   std::vector<Sequence> batch_;
-  std::vector<StageState> states_;
+  std::vector<DeviceStageState> states_;
   DeviceMemory loss_;
   DeviceMemory squares_;
   double all_losses_ = 0;

@@ -4,8 +4,8 @@
 
 namespace sluice::test {
 
-// As `run`, on devices of make_test_device, one for each tensor-parallel rank: training.precision is one of 16 bits.
-// Weights are rounded to it. All that the result has is comparable with what `run` says of rounded weights.
+// Runs a case as `run` does, on devices of make_test_device, one per tensor-parallel rank. training.precision must be a
+// 16-bit type, to which weights are rounded. Results are comparable with those of `run` with rounded weights.
 TrainingResult run_on_devices(const TrainingCase& training, const Matrices& weights);
 
 Matrices rounded(Precision precision, const Matrices& weights);

@@ -1,4 +1,4 @@
-// Kernels beside the matrix products, against the library's functions.
+// Compares kernels other than matrix multiplications with functions of the standard library.
 
 #include "kernels/cpu/elementwise.h"
 
@@ -12,8 +12,8 @@
 namespace sluice::kernels::cpu {
 namespace {
 
-// The error of exp is some units in the last place wherever the result is a normal number: arguments from -87 to 0 in
-// steps that fall anywhere between whole multiples of ln 2, and the same for double from -708.
+// Expects an error of exp of at most some units in the last place for results that are normal numbers: arguments from
+// -87 to 0 (-708 for double), in steps that are unrelated to multiples of ln 2.
 template <class T>
 void expect_exponentials(T lowest, double units) {
   std::vector<T> x;
@@ -31,12 +31,12 @@ void expect_exponentials(T lowest, double units) {
   EXPECT_NEAR(static_cast<double>(sum), total, 1e-5 * total);
 }
 
-TEST(Exponential, IsTheLibrarys) {
+TEST(Exponential, EqualsTheLibraryFunction) {
   expect_exponentials<float>(-87, 2);
   expect_exponentials<double>(-708, 2);
 }
 
-TEST(Exponential, KeepsWhatIsNotANumberAndVanishesFarBelow) {
+TEST(Exponential, PropagatesNanAndUnderflowsToZero) {
   std::vector<double> x(9, -1e30);
   x[3] = std::numeric_limits<double>::quiet_NaN();
   const double maximum = 0;
@@ -68,19 +68,19 @@ void expect_gelu(double tolerance) {
     ASSERT_EQ(x[i], before[i] + bias[i % width]);
     const auto value = static_cast<double>(x[i]);
     ASSERT_NEAR(static_cast<double>(out[i]), gelu(value), tolerance * std::max(1.0, std::abs(value)));
-    // Central difference; its own error is about 1e-10. 1 - s, near 0, has the absolute error of s, and x^3 before it.
+    // Central difference, with an error of about 1e-10. 1 - s has the absolute error of s, and is multiplied by x^3.
     const double slope = (gelu(value + 1e-5) - gelu(value - 1e-5)) / 2e-5;
     ASSERT_NEAR(static_cast<double>(gradient[i]), 2 * slope, 20 * tolerance + 1e-9);
   }
 }
 
-TEST(Gelu, IsItsTanhForm) {
+TEST(Gelu, EqualsTheTanhApproximation) {
   expect_gelu<float>(5e-7);
   expect_gelu<double>(1e-15);
 }
 
-// Of numbers whose sums are exact in any order, with every remainder of rows and columns.
-TEST(ColumnSums, AreExactOnWholeNumbers) {
+// Integers, whose sums are exact in any order, with every remainder of rows and columns.
+TEST(ColumnSums, AreExactForIntegers) {
   for (std::int64_t rows = 1; rows <= 9; ++rows) {
     for (std::int64_t width = 1; width <= 35; ++width) {
       std::vector<float> matrix;
@@ -96,8 +96,8 @@ TEST(ColumnSums, AreExactOnWholeNumbers) {
   }
 }
 
-// Rows of a tile that see none, some and all of its columns; scores 0, so that every weight is 1.
-TEST(SoftmaxTile, SeesUpToItsLimit) {
+// Rows of a tile that attend to none, some and all of its columns. Scores are 0, so that every weight is 1.
+TEST(SoftmaxTile, MasksColumnsAfterItsLimit) {
   constexpr std::int64_t columns = 5;
   std::vector<double> scores(4 * columns, 0.0);
   std::vector<double> maximum(4, 0.0);
@@ -106,14 +106,14 @@ TEST(SoftmaxTile, SeesUpToItsLimit) {
   const SoftmaxTile<double> tile{
       .scores = scores.data(), .stride = columns, .rows = 4, .columns = columns, .limit = -2};
   softmax_tile<double>(tile, false, maximum.data(), sum.data(), out.data(), 1, 1);
-  // Row r sees r - 1 columns.
+  // Row r attends to r - 1 columns.
   EXPECT_EQ(sum, (std::vector<double>{1, 1, 2, 3}));
   for (std::int64_t row = 0; row < 4; ++row) {
     for (std::int64_t column = 0; column < columns; ++column) {
       EXPECT_EQ(scores[row * columns + column], column < row - 1 ? 1 : 0) << row;
     }
   }
-  EXPECT_EQ(out, std::vector<double>(4, 7.0));  // the maximum stayed
+  EXPECT_EQ(out, std::vector<double>(4, 7.0));  // the maximum has not changed
 }
 
 }  // namespace

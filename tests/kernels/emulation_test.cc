@@ -1,4 +1,4 @@
-// The emulation of devices itself: what kernels are proven on.
+// Tests the emulation of devices.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 namespace sluice::test {
 namespace {
 
-using namespace cuda;  // NOLINT(google-build-using-namespace): what kernels are written in
+using namespace cuda;  // NOLINT(google-build-using-namespace): the language of kernels
 
 class Emulation : public ::testing::Test {
  protected:
@@ -36,7 +36,7 @@ class Emulation : public ::testing::Test {
   std::unique_ptr<Stream> stream_ = device_->make_stream(StreamPriority::normal);
 };
 
-TEST_F(Emulation, ConvertsEveryHalfAsEigenDoes) {
+TEST_F(Emulation, ConversionOfAll16BitNumbersEqualsEigen) {
   for (std::uint32_t bits = 0; bits < 65536; ++bits) {
     const float16 half{static_cast<std::uint16_t>(bits)};
     const float expected = static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(static_cast<std::uint16_t>(bits)));
@@ -50,7 +50,7 @@ TEST_F(Emulation, ConvertsEveryHalfAsEigenDoes) {
   }
 }
 
-TEST_F(Emulation, RoundsAsEigenDoes) {
+TEST_F(Emulation, RoundingEqualsEigen) {
   std::mt19937 random(1);
   for (int i = 0; i < 200000; ++i) {
     const float value = std::bit_cast<float>(static_cast<std::uint32_t>(random()));
@@ -77,7 +77,7 @@ struct SumOfBlock {
   }
 };
 
-TEST_F(Emulation, ThreadsOfABlockWorkTogether) {
+TEST_F(Emulation, ThreadsOfABlockSynchronize) {
   std::vector<float> in(2 * 96);
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i);
   std::array<float, 2> out{};
@@ -86,7 +86,7 @@ TEST_F(Emulation, ThreadsOfABlockWorkTogether) {
   EXPECT_EQ(out[1], 191 * 192 / 2 - 95 * 96 / 2);
 }
 
-// Each thread counts those of other warps that come before it.
+// Each thread counts the threads of other warps that ran before it.
 struct CountWithoutWaiting {
   static constexpr int kThreads = 128;
   int* seen;
@@ -101,30 +101,31 @@ struct CountWithoutWaiting {
   }
 };
 
-TEST_F(Emulation, WarpsGoOnInAnyOrder) {
-  using emulation::Schedule;
+TEST_F(Emulation, RunsWarpsInTheGivenOrder) {
+  using emulation::ExecutionOrder;
   std::set<std::vector<int>> orders;
-  for (const Schedule& schedule :
-       {Schedule{}, Schedule{Schedule::Warps::first_ahead}, Schedule{Schedule::Warps::last_ahead},
-        Schedule{Schedule::Warps::random, Schedule::Copies::at_wait, 1},
-        Schedule{Schedule::Warps::random, Schedule::Copies::at_wait, 2}}) {
-    const auto device = emulation::make_device({.schedule = schedule});
+  for (const ExecutionOrder& order :
+       {ExecutionOrder{}, ExecutionOrder{ExecutionOrder::Warps::first_ahead},
+        ExecutionOrder{ExecutionOrder::Warps::last_ahead},
+        ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::at_wait, 1},
+        ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::at_wait, 2}}) {
+    const auto device = emulation::make_device({.order = order});
     const auto stream = device->make_stream(StreamPriority::normal);
     std::vector<int> seen(128);
     launch(*stream, {.threads = 128, .shared_bytes = 4}, CountWithoutWaiting{seen.data()});
     device->synchronize(*stream);
     orders.insert(seen);
-    if (schedule.warps == Schedule::Warps::first_ahead) {
+    if (order.warps == ExecutionOrder::Warps::first_ahead) {
       for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[warp * 32 + 31], warp + 1);
     }
-    if (schedule.warps == Schedule::Warps::last_ahead) {
+    if (order.warps == ExecutionOrder::Warps::last_ahead) {
       for (int warp = 0; warp < 4; ++warp) EXPECT_EQ(seen[warp * 32 + 31], 3 - warp);
     }
   }
   EXPECT_GE(orders.size(), 3U);
 }
 
-// What lies in shared memory when a copy has been asked for, and when it has been waited for.
+// Reads shared memory after a copy was started, and after waiting for it.
 struct CopyAndLook {
   static constexpr int kThreads = 1;
   const int* from;  // [4]
@@ -140,16 +141,16 @@ struct CopyAndLook {
   }
 };
 
-TEST_F(Emulation, CopiesAreDoneEarlyOrLate) {
-  using emulation::Schedule;
+TEST_F(Emulation, CompletesCopiesEarlyOrLate) {
+  using emulation::ExecutionOrder;
   alignas(16) const std::array<int, 4> from = {5, 6, 7, 8};
-  for (const auto copies : {Schedule::Copies::at_wait, Schedule::Copies::at_once}) {
-    const auto device = emulation::make_device({.schedule = {Schedule::Warps::in_turn, copies}});
+  for (const auto copies : {ExecutionOrder::Copies::at_wait, ExecutionOrder::Copies::immediate}) {
+    const auto device = emulation::make_device({.order = {ExecutionOrder::Warps::round_robin, copies}});
     const auto stream = device->make_stream(StreamPriority::normal);
     std::array<int, 2> seen{};
     launch(*stream, {.shared_bytes = 16}, CopyAndLook{from.data(), seen.data()});
     device->synchronize(*stream);
-    EXPECT_EQ(seen[0], copies == Schedule::Copies::at_once ? 5 : 1);
+    EXPECT_EQ(seen[0], copies == ExecutionOrder::Copies::immediate ? 5 : 1);
     EXPECT_EQ(seen[1], 5);
   }
 }
@@ -164,7 +165,7 @@ struct AddFour {
   }
 };
 
-TEST_F(Emulation, AddsFourAtOnce) {
+TEST_F(Emulation, AtomicAddOfFourNeedsAlignment) {
   alignas(16) std::array<float, 12> to{};
   run({.threads = 32}, AddFour{to.data(), 0});
   // 16 lanes each; the even ones sum up to 2 (0 + ... + 15), the odd ones to 16 more.
@@ -172,7 +173,7 @@ TEST_F(Emulation, AddsFourAtOnce) {
   EXPECT_THROW(run({.threads = 32}, AddFour{to.data(), 1}), DeviceError);
 }
 
-struct SomeNeverCome {
+struct SomeNeverArrive {
   static constexpr int kThreads = 64;
   SLUICE_DEVICE void operator()() const {
     if (thread() == 5) return;
@@ -180,14 +181,14 @@ struct SomeNeverCome {
   }
 };
 
-TEST_F(Emulation, SaysThatAKernelWouldHang) { EXPECT_THROW(run({.threads = 64}, SomeNeverCome{}), DeviceError); }
+TEST_F(Emulation, ReportsADeadlock) { EXPECT_THROW(run({.threads = 64}, SomeNeverArrive{}), DeviceError); }
 
-// D = A B for A [16, 16], B [16, 8] in shared memory, through the loads that kernels use.
+// D = A B for A [16, 16], B [16, 8] in shared memory, with the loads that kernels use.
 template <class T>
 struct OneProduct {
   static constexpr int kThreads = 32;
   const T* a;  // [16, 16]
-  const T* b;  // [16, 8], or its transposed [8, 16]
+  const T* b;  // [16, 8], or its transpose [8, 16]
   bool b_transposed;
   float* d;  // [16, 8]
   SLUICE_DEVICE void operator()() const {
@@ -215,7 +216,7 @@ struct OneProduct {
   }
 };
 
-TEST_F(Emulation, MultipliesAsTheMatrixUnitsDo) {
+TEST_F(Emulation, MultiplyAddHasTheLayoutOfTensorCores) {
   std::array<bfloat16, 256> a{};
   std::array<bfloat16, 128> b{};
   std::array<bfloat16, 128> b_transposed{};
@@ -242,7 +243,7 @@ TEST_F(Emulation, MultipliesAsTheMatrixUnitsDo) {
   }
 }
 
-TEST_F(Emulation, StreamsWaitForEventsOnly) {
+TEST_F(Emulation, StreamsWaitOnlyForEvents) {
   const auto other = device_->make_stream(StreamPriority::high);
   const auto event = device_->make_event();
   const auto last = device_->make_event();
@@ -259,7 +260,7 @@ TEST_F(Emulation, StreamsWaitForEventsOnly) {
   EXPECT_GE(device_->nanoseconds_between(*event, *last), 0);
 }
 
-TEST_F(Emulation, HasAsMuchMemoryAsItSays) {
+TEST_F(Emulation, LimitsMemoryToItsSpecification) {
   const auto small = emulation::make_device({.memory_bytes = 1000});
   std::byte* const first = small->allocate(600);
   EXPECT_EQ(small->free_bytes(), 400);
@@ -268,7 +269,7 @@ TEST_F(Emulation, HasAsMuchMemoryAsItSays) {
   EXPECT_NO_THROW(small->allocate(1000));
 }
 
-TEST_F(Emulation, ScalesGradients) {
+TEST_F(Emulation, GradientScaleClipsAndDetectsOverflow) {
   // Squares of gradients at a loss scale of 8: their norm is 40, without the scale 5.
   const float squares = 1600;
   float scale = 0;
@@ -286,7 +287,7 @@ TEST_F(Emulation, ScalesGradients) {
   EXPECT_TRUE(std::isnan(scale));
 }
 
-TEST_F(Emulation, FindsWhatIsNotFinite) {
+TEST_F(Emulation, FlagsNumbersThatAreNotFinite) {
   std::vector<bfloat16> data(5000, from_float<bfloat16>(1.5F));
   std::int32_t flag = 0;
   flag_not_finite(*stream_, Element::bfloat16, data.data(), 5000, &flag);

@@ -1,4 +1,5 @@
-// Flash attention against a naive one in double: every shape that cuts tiles, segments and groups differently.
+// Compares flash attention with naive attention in double precision, for shapes with different tiles, segments and
+// groups.
 
 #include "kernels/cuda/flash_attention.h"
 
@@ -20,25 +21,25 @@ class FlashAttention : public ::testing::Test {
  protected:
   void SetUp() override {
     if (device_ == nullptr) {
-      std::cerr << "SKIPPED, UNPROVEN: no GPU\n";
+      std::cerr << "SKIPPED: no GPU\n";
       GTEST_SKIP() << "no GPU";
     }
     if (device_->compute_capability() < 80) {
-      std::cerr << "SKIPPED, UNPROVEN: " << device_->name() << " is older than sm_80\n";
+      std::cerr << "SKIPPED: " << device_->name() << " is older than sm_80\n";
       GTEST_SKIP() << "older than sm_80";
     }
     device_->make_current();
   }
-  void expect(const AttentionCase& of) { expect_flash_as_naive(of, *device_); }
+  void expect(const AttentionCase& of) { expect_flash_equals_naive(of, *device_); }
 
   std::unique_ptr<Device> device_ = make_test_device();
 };
 
-TEST(FlashAttentionShapes, FitsWhatItIsMadeFor) {
-  const cuda::AttentionShape shape{.sequences = 2, .tokens = 65, .heads = 4, .kv_heads = 2, .head_dim = 128};
+TEST(FlashAttentionShapes, SupportsHeadsOf64And128FromSm80) {
+  const AttentionSizes shape{.sequences = 2, .tokens = 65, .heads = 4, .kv_heads = 2, .head_dim = 128};
   EXPECT_TRUE(cuda::flash_fits(shape, 80));
   EXPECT_FALSE(cuda::flash_fits(shape, 75));
-  cuda::AttentionShape wide = shape;
+  AttentionSizes wide = shape;
   wide.head_dim = 96;
   EXPECT_FALSE(cuda::flash_fits(wide, 90));
   EXPECT_EQ(cuda::flash_scratch_bytes(wide), 0);
@@ -84,8 +85,8 @@ TEST_F(FlashAttention, SequencesAndGroups) {
 }
 
 TEST_F(FlashAttention, LargeScores) {
-  // Scores of some 300 times sqrt(64): their exponentials have no place in float32. Almost all goes to one key, and
-  // what gradients are left is the difference of equals: only that they are finite can be asked.
+  // Scores of about 300 times sqrt(64), whose exponentials overflow float32. Almost all probability is on one key, and
+  // the gradients are differences of equal numbers, so that the test only checks that they are finite.
   for (const Element element : {Element::float16, Element::bfloat16}) {
     const AttentionCase of{.element = element, .slices = {70, 80}, .magnitude = 300};
     const AttentionNumbers inputs = attention_inputs(of);

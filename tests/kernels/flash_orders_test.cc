@@ -1,6 +1,5 @@
-// What only the emulation shows of flash attention: that it comes to the same whichever warp is ahead and whenever
-// copies are done (or there is a point where threads fail to wait for each other), and that tiles in shared memory are
-// read from all banks at once.
+// Properties of flash attention that only the emulation can test: results do not depend on the order of warps and of
+// asynchronous copies, as they would if a barrier were missing, and tiles are read without bank conflicts.
 
 #include <gtest/gtest.h>
 
@@ -17,28 +16,29 @@
 namespace sluice::test {
 namespace {
 
-using emulation::Schedule;
+using emulation::ExecutionOrder;
 
-class FlashAttentionOrders : public ::testing::TestWithParam<Schedule> {};
+class FlashAttentionOrders : public ::testing::TestWithParam<ExecutionOrder> {};
 
-TEST_P(FlashAttentionOrders, ComesToTheSame) {
-  // Those of capability 90 add four numbers at once, and keep them in another order.
+TEST_P(FlashAttentionOrders, ResultsDoNotDependOnTheOrder) {
+  // With capability 90, four numbers are added by one instruction, and are stored in another order.
   for (const int capability : {80, 90}) {
-    const auto device = emulation::make_device({.compute_capability = capability, .schedule = GetParam()});
-    expect_flash_as_naive({.heads = 2, .slices = {129, 70}, .first_run = 1}, *device);
-    expect_flash_as_naive({.head_dim = 128, .slices = {129, 70}, .first_run = 1}, *device);
+    const auto device = emulation::make_device({.compute_capability = capability, .order = GetParam()});
+    expect_flash_equals_naive({.heads = 2, .slices = {129, 70}, .first_run = 1}, *device);
+    expect_flash_equals_naive({.head_dim = 128, .slices = {129, 70}, .first_run = 1}, *device);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, FlashAttentionOrders,
-                         ::testing::Values(Schedule{Schedule::Warps::first_ahead, Schedule::Copies::at_once},
-                                           Schedule{Schedule::Warps::last_ahead, Schedule::Copies::at_once},
-                                           Schedule{Schedule::Warps::first_ahead, Schedule::Copies::at_wait},
-                                           Schedule{Schedule::Warps::last_ahead, Schedule::Copies::at_wait},
-                                           Schedule{Schedule::Warps::random, Schedule::Copies::random, 3},
-                                           Schedule{Schedule::Warps::random, Schedule::Copies::random, 4}));
+INSTANTIATE_TEST_SUITE_P(
+    All, FlashAttentionOrders,
+    ::testing::Values(ExecutionOrder{ExecutionOrder::Warps::first_ahead, ExecutionOrder::Copies::immediate},
+                      ExecutionOrder{ExecutionOrder::Warps::last_ahead, ExecutionOrder::Copies::immediate},
+                      ExecutionOrder{ExecutionOrder::Warps::first_ahead, ExecutionOrder::Copies::at_wait},
+                      ExecutionOrder{ExecutionOrder::Warps::last_ahead, ExecutionOrder::Copies::at_wait},
+                      ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::random, 3},
+                      ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::random, 4}));
 
-// Where each lane points load_matrices, for one place in a tile, in bytes from its beginning.
+// Address that each lane passes to load_matrices, for one position in a tile, as an offset in bytes.
 template <int kColumns>
 struct WhereLanesPoint {
   static constexpr int kThreads = 32;
@@ -88,7 +88,7 @@ void expect_all_banks() {
   }
 }
 
-TEST(FlashAttentionTiles, AreReadFromAllBanksAtOnce) {
+TEST(FlashAttentionTiles, AreReadWithoutBankConflicts) {
   expect_all_banks<64>();
   expect_all_banks<128>();
 }

@@ -1,4 +1,4 @@
-// The kernels against a model of plain loops and its finite differences.
+// Compares the gradients of the kernels with finite differences of a model of plain loops.
 
 #include <gtest/gtest.h>
 
@@ -11,15 +11,13 @@
 namespace sluice::test {
 namespace {
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
 double loss_with(const TrainingCase& training, Matrices weights, const std::string& name, std::size_t i,
                  double change) {
   weights.at(name)[i] += change;
   return naive_loss(training.model, weights, training.batch());
 }
 
-// Fourth-order central difference: its error is change^4 f'''''/30, and rounding adds some 1e-16 loss / change.
+// Fourth-order central difference: the error is change^4 f'''''/30, plus about 1e-16 loss / change from rounding.
 double difference(const TrainingCase& training, const Matrices& weights, const std::string& name, std::size_t i) {
   constexpr double kChange = 1e-3;
   const auto loss = [&](double change) { return loss_with(training, weights, name, i, change); };
@@ -37,7 +35,8 @@ void expect_naive(const TrainingCase& training) {
   for (const auto& [name, gradient] : result.gradients) {
     double largest = 0;
     for (const double g : gradient) largest = std::max(largest, std::abs(g));
-    // The keys' bias alone moves nothing: it adds the same to all scores of a query. (Turned, it does.)
+    // The gradient of the keys' bias is 0: it adds the same number to all scores of a query, unless rotary embeddings
+    // rotate it.
     const bool vanishes = training.model.positions > 0 && name.ends_with("key.bias");
     if (!vanishes) {
       EXPECT_GT(largest, 1e-3) << name;
@@ -50,11 +49,11 @@ void expect_naive(const TrainingCase& training) {
   }
 }
 
-TEST(Gradients, GptIsThatOfPlainLoops) {
+TEST(Gradients, GptEqualsFiniteDifferences) {
   expect_naive({.model = small_gpt(), .stages = {whole(small_gpt())}, .slices = {9}, .sequences = 2});
 }
 
-TEST(Gradients, LlamaIsThatOfPlainLoops) {
+TEST(Gradients, LlamaEqualsFiniteDifferences) {
   expect_naive({.model = small_llama(), .stages = {whole(small_llama())}, .slices = {9}, .sequences = 2});
 }
 

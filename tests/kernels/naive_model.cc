@@ -72,7 +72,7 @@ class Naive {
     return out;
   }
 
-  // Turns each pair (i, i + d/2) of every head by position x 10000^(-2i/d).
+  // Rotary embedding: rotates each pair (i, i + d/2) of every head by position x 10000^(-2i/d).
   void rotate(Vector& x, std::size_t position) const {
     const std::size_t d = to_size(model_.head_dim);
     for (std::size_t head = 0; head < x.size() / d; ++head) {

@@ -1,4 +1,4 @@
-// Initial weights, norms and steps.
+// Tests initial weights, gradient norms and optimizer steps.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ Transformer model_for_ranks() {
   return model;
 }
 
-// Whole matrices of the initial weights, from all ranks and stages.
+// Returns the initial weights as whole matrices, assembled from all ranks and stages.
 Matrices initial(const std::vector<StageSpec>& specs, Precision precision, std::uint64_t seed) {
   Matrices out;
   for (const StageSpec& spec : specs) {
@@ -47,7 +47,7 @@ Matrices initial(const std::vector<StageSpec>& specs, Precision precision, std::
   return out;
 }
 
-TEST(Initialise, IsTheSameHoweverTheModelIsCut) {
+TEST(Initialise, DoesNotDependOnTheParallelism) {
   const Transformer model = model_for_ranks();
   const Matrices whole = initial({spec_of(model, 1, 0)}, Precision::float64, 5);
   EXPECT_EQ(initial({spec_of(model, 2, 0), spec_of(model, 2, 1)}, Precision::float64, 5), whole);
@@ -58,12 +58,12 @@ TEST(Initialise, IsTheSameHoweverTheModelIsCut) {
   second.first_layer = 1;
   EXPECT_EQ(initial({first, second}, Precision::float64, 5), whole);
   EXPECT_NE(initial({first, second}, Precision::float64, 6), whole);
-  // A tied copy is the original.
+  // A tied copy equals the original.
   const Matrices gpt = initial({spec_of(small_gpt(), 1, 0)}, Precision::float64, 5);
   StageSpec last = spec_of(small_gpt(), 1, 0);
   last.contents = {.layers = 1, .head = true, .tied_copy = true};
   EXPECT_EQ(initial({last}, Precision::float64, 5).at("embedding.word.weight"), gpt.at("embedding.word.weight"));
-  // Both precisions begin alike, to rounding.
+  // Both precisions are equal up to rounding.
   const Matrices single = initial({spec_of(model, 1, 0)}, Precision::float32, 5);
   for (const auto& [name, matrix] : whole) {
     for (std::size_t i = 0; i < matrix.size(); ++i) {
@@ -72,9 +72,9 @@ TEST(Initialise, IsTheSameHoweverTheModelIsCut) {
   }
 }
 
-// A sample's mean is within 4 deviations / sqrt(count) of 0, and its deviation within 4 / sqrt(2 count) of its own, but
-// for one of some ten thousand seeds.
-TEST(Initialise, HasTheDeviationsOfGpt2) {
+// For all but one in some ten thousand seeds, the mean of a sample is within 4 deviations / sqrt(count) of 0, and its
+// deviation within a fraction 4 / sqrt(2 count) of the expected one.
+TEST(Initialise, HasTheStandardDeviationsOfGpt2) {
   const Matrices weights = initial({spec_of(small_gpt(), 1, 0)}, Precision::float64, 5);
   for (const auto& [name, matrix] : weights) {
     if (name.ends_with("bias")) {
@@ -99,7 +99,7 @@ TEST(Initialise, HasTheDeviationsOfGpt2) {
   }
 }
 
-// Of gradients that are all ones (padding too): the number of parameters.
+// The squared norm of gradients that are all 1, including padding, is the number of parameters.
 TEST(SquaredNorm, CountsEachParameterOnce) {
   Transformer model = small_gpt();
   model.vocab = 300;
@@ -112,7 +112,7 @@ TEST(SquaredNorm, CountsEachParameterOnce) {
     }
     EXPECT_EQ(sum, static_cast<double>(parameters(model)));
   }
-  // Nor is a tied copy counted: all that is left is the final norm.
+  // A tied copy is not counted either, which leaves the final norm.
   StageSpec last = spec_of(model, 1, 0);
   last.contents = {.head = true, .tied_copy = true};
   const std::unique_ptr<Stage> stage = make_cpu_stage(last, Precision::float32);
@@ -120,7 +120,7 @@ TEST(SquaredNorm, CountsEachParameterOnce) {
   EXPECT_EQ(stage->squared_norm(reinterpret_cast<const std::byte*>(gradients.data())), 2.0 * model.hidden);
 }
 
-// Some number of either sign for element i of vector `which`.
+// Returns a number of either sign for element i of vector `which`.
 double value(std::int64_t i, int which) { return std::sin(static_cast<double>(i) * 0.7 + which); }
 
 struct Buffers {
@@ -128,10 +128,10 @@ struct Buffers {
       : weights(stage.memory().weights),
         new_weights(stage.memory().weights),
         gradients(stage.memory().gradients),
-        moments(stage.memory().moments) {
+        optimizer_state(stage.memory().optimizer_state) {
     weights.zero();
     gradients.zero();
-    moments.zero();
+    optimizer_state.zero();
     for (const Parameter& p : stage.parameters()) {
       for (std::int64_t i = p.offset; i < p.offset + p.size(); ++i) {
         set_element(Precision::float64, weights.data(), i, value(i, 1));
@@ -142,12 +142,12 @@ struct Buffers {
   GuardedBuffer weights;
   GuardedBuffer new_weights;
   GuardedBuffer gradients;
-  GuardedBuffer moments;
+  GuardedBuffer optimizer_state;
 };
 
 double get(const GuardedBuffer& buffer, std::int64_t i) { return element(Precision::float64, buffer.data(), i); }
 
-TEST(Step, AdamIsThatOfThePaper) {
+TEST(Step, AdamEqualsThePaper) {
   const Transformer model = model_for_ranks();
   const std::unique_ptr<Stage> stage = make_cpu_stage(spec_of(model, 2, 1), Precision::float64);
   Buffers buffers(*stage);
@@ -156,7 +156,7 @@ TEST(Step, AdamIsThatOfThePaper) {
   // Three steps with the same gradients, the second and third in place.
   for (step.number = 1; step.number <= 3; ++step.number) {
     const std::byte* const from = step.number == 1 ? buffers.weights.data() : buffers.new_weights.data();
-    stage->step(from, buffers.new_weights.data(), buffers.moments.data(), buffers.gradients.data(), step);
+    stage->step(from, buffers.new_weights.data(), buffers.optimizer_state.data(), buffers.gradients.data(), step);
   }
   for (const Parameter& p : stage->parameters()) {
     for (std::int64_t i = p.offset; i < p.offset + p.size(); ++i, ++checked) {
@@ -171,13 +171,13 @@ TEST(Step, AdamIsThatOfThePaper) {
         w -= 0.01 * (update + (p.all_columns > 1 ? 0.1 * w : 0));
       }
       ASSERT_NEAR(get(buffers.new_weights, i), w, 1e-14) << p.name;
-      ASSERT_NEAR(get(buffers.moments, i), m, 1e-14);
-      ASSERT_NEAR(get(buffers.moments, stage->memory().weights / 8 + i), v, 1e-14);
+      ASSERT_NEAR(get(buffers.optimizer_state, i), m, 1e-14);
+      ASSERT_NEAR(get(buffers.optimizer_state, stage->memory().weights / 8 + i), v, 1e-14);
     }
   }
   EXPECT_GT(checked, 0);
-  EXPECT_TRUE(buffers.new_weights.intact() && buffers.moments.intact());
-  // Padding is zero and stays so, also in a new version.
+  EXPECT_TRUE(buffers.new_weights.intact() && buffers.optimizer_state.intact());
+  // Padding stays zero, also in a new version.
   double sum = 0;
   for (std::int64_t i = 0; i < stage->memory().weights / 8; ++i) sum += std::abs(get(buffers.new_weights, i));
   double of_parameters = 0;
@@ -189,7 +189,7 @@ TEST(Step, AdamIsThatOfThePaper) {
   EXPECT_EQ(sum, of_parameters);
 }
 
-TEST(Step, SgdIsAStepAlongTheGradient) {
+TEST(Step, SgdSubtractsTheScaledGradient) {
   const std::unique_ptr<Stage> stage = make_cpu_stage(spec_of(small_gpt(), 1, 0), Precision::float64);
   Buffers buffers(*stage);
   const OptimizerStep step{

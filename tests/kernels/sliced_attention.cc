@@ -104,7 +104,7 @@ void naive_attention(const AttentionCase& of, const AttentionNumbers& inputs, At
 
 namespace {
 
-// One case on a device.
+// Runs one case on a device.
 class OnDevice {
  public:
   OnDevice(const AttentionCase& of, const AttentionNumbers& inputs, Device& device)
@@ -133,7 +133,7 @@ class OnDevice {
   }
 
  private:
-  // From a slice's forward to its backward.
+  // Buffers that live from a slice's forward to its backward pass.
   struct Kept {
     const DeviceMemory* queries = nullptr;
     const DeviceMemory* log_sums = nullptr;
@@ -150,7 +150,7 @@ class OnDevice {
     return memory;
   }
 
-  cuda::AttentionShape shape(std::size_t slice) const {
+  AttentionSizes shape(std::size_t slice) const {
     return {.sequences = of_.sequences,
             .tokens = of_.slices[slice],
             .heads = of_.heads,
@@ -194,7 +194,7 @@ class OnDevice {
   }
 
   Kept forward(std::size_t slice, AttentionNumbers& results) {
-    const cuda::AttentionShape of = shape(slice);
+    const AttentionSizes of = shape(slice);
     EXPECT_TRUE(cuda::flash_fits(of, device_.compute_capability()));
     const DeviceMemory& queries = put(of_.element, slice_rows(slice, inputs_.queries));
     const DeviceMemory& out = room(of.rows() * of.query_width() * 2);
@@ -219,7 +219,7 @@ class OnDevice {
   }
 
   void backward(std::size_t slice, const Kept& kept, const AttentionNumbers& results, AttentionNumbers& gradients) {
-    const cuda::AttentionShape of = shape(slice);
+    const AttentionSizes of = shape(slice);
     const int d = of_.head_dim;
     std::vector<double> products(static_cast<std::size_t>(of.rows() * of.heads));
     for_each_row(slice, [&](int sequence, int token, std::size_t row) {
@@ -228,7 +228,7 @@ class OnDevice {
             results.out.row(sequence, token)[i] * inputs_.out.row(sequence, token)[i];
       }
     });
-    // As in the gradient of queries, keys and values together: what lies beside the queries' stays.
+    // Rows as in the fused gradient of queries, keys and values: columns beside those of the queries must not change.
     constexpr double kUntouched = 4711;
     const std::int64_t stride = of.query_width() + 2 * of.key_width();
     const std::vector<double> untouched(static_cast<std::size_t>(of.rows() * stride), kUntouched);
@@ -241,7 +241,7 @@ class OnDevice {
                                     .segments = segments(slice, true),
                                     .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
                                     .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
-                                    .products = reinterpret_cast<const float*>(products_there.data()),
+                                    .dot_products = reinterpret_cast<const float*>(products_there.data()),
                                     .queries_gradient = queries_gradient.data(),
                                     .queries_gradient_stride = stride,
                                     .scratch = scratch.data()},
@@ -259,7 +259,7 @@ class OnDevice {
 
   void read_gradients(std::size_t slice, AttentionNumbers& gradients) const {
     std::vector<double> added = as_numbers(Element::float32, gradients_[slice]->read());
-    // As float32 had it.
+    // As in float32.
     const std::vector<double> before = rounded(Element::float32, gradients_before_[slice]);
     for (std::size_t i = 0; i < added.size(); ++i) added[i] -= before[i];
     put_rows(slice, added, gradients.keys);
@@ -284,7 +284,7 @@ void flash_attention(const AttentionCase& of, const AttentionNumbers& inputs, De
   OnDevice(of, inputs, device).run(results, gradients);
 }
 
-void expect_flash_as_naive(const AttentionCase& of, Device& device) {
+void expect_flash_equals_naive(const AttentionCase& of, Device& device) {
   SCOPED_TRACE(::testing::PrintToString(of));
   const AttentionNumbers inputs = attention_inputs(of);
   AttentionNumbers expected(of);

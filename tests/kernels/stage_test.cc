@@ -1,4 +1,4 @@
-// One computation cut in every way, against itself in one piece; memory plans; what is refused.
+// Compares a computation split in every way with the unsplit one; tests memory plans and rejected models.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,17 +19,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-StageContents whole(const Transformer& model) { return {.layers = model.layers, .embedding = true, .head = true}; }
-
 double largest(const std::vector<double>& values) {
   double out = 0;
   for (const double value : values) out = std::max(out, std::abs(value));
   return out;
 }
 
-// Every gradient within `relative` of the largest of its matrix; of those that vanish (a GPT's key biases), of a
-// thousandth of the largest of all.
-void expect_close(const TrainingResult& result, const TrainingResult& reference, double relative) {
+// Expects every gradient within `relative` of the largest of its matrix; vanishing ones (a GPT's key biases), within
+// `relative` of a thousandth of the largest of all.
+void expect_near_relative(const TrainingResult& result, const TrainingResult& reference, double relative) {
   EXPECT_TRUE(result.intact);
   EXPECT_NEAR(result.loss, reference.loss, relative * reference.loss);
   EXPECT_NEAR(result.squared_norm, reference.squared_norm, 2 * relative * reference.squared_norm);
@@ -67,20 +65,20 @@ std::vector<TrainingCase> both_models(Precision precision = Precision::float64) 
   return out;
 }
 
-TEST(Slices, OfAnyLengthsAddUpToTheWhole) {
+TEST(Slices, GradientsDoNotDependOnSlicing) {
   for (TrainingCase training : both_models()) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     for (const std::vector<std::int64_t>& cut :
          {std::vector<std::int64_t>{5, 8}, {1, 1, 11}, {9, 3, 1}, {4, 3, 3, 3}}) {
       training.slices = cut;
-      expect_close(run(training, weights), reference, 1e-12);
+      expect_near_relative(run(training, weights), reference, 1e-12);
     }
   }
 }
 
-// More tokens than a tile of attention has rows or columns.
-TEST(Slices, LongSequencesGoThroughTiles) {
+// More tokens than a tile of attention has rows and columns.
+TEST(Slices, LongSequencesUseSeveralTiles) {
   for (TrainingCase training : both_models()) {
     training.model.positions = training.model.positions > 0 ? 700 : 0;
     training.microbatches = 1;
@@ -90,11 +88,11 @@ TEST(Slices, LongSequencesGoThroughTiles) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.slices = {290, 60, 140, 111};
-    expect_close(run(training, weights), reference, 1e-11);
+    expect_near_relative(run(training, weights), reference, 1e-11);
   }
 }
 
-TEST(Backward, InHalvesGivesTheSameBits) {
+TEST(Backward, SplitBackwardIsBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
     for (TrainingCase training : both_models(precision)) {
       for (const bool recompute : {false, true}) {
@@ -112,22 +110,22 @@ TEST(Backward, InHalvesGivesTheSameBits) {
   }
 }
 
-TEST(Backward, WeightGradientsMayComeMuchLater) {
+TEST(Backward, WeightGradientsMayBeDelayed) {
   for (TrainingCase training : both_models()) {
     training.microbatches = 4;
     training.slices = {5, 8};
-    // A tied embedding's gradient comes from both halves, so it is added up in another order.
+    // The gradient of a tied embedding comes from both ops, and so is added in another order.
     training.model.tied_embeddings = false;
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     training.backward = TrainingCase::Backward::late;
     expect_same_bits(run(training, weights), reference);
     training.backward = TrainingCase::Backward::late_reversed;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
-TEST(Recompute, GivesTheSameBits) {
+TEST(Recompute, IsBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
     for (TrainingCase training : both_models(precision)) {
       for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
@@ -145,12 +143,12 @@ TEST(Recompute, GivesTheSameBits) {
   }
 }
 
-TEST(Stages, OfAnyLayersAddUpToTheWhole) {
+TEST(Stages, GradientsDoNotDependOnStageBoundaries) {
   for (TrainingCase training : both_models()) {
     training.slices = {6, 7};
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
-    // Also a stage without layers at either end.
+    // Including a stage without layers at either end.
     for (const std::vector<int>& layers : {std::vector<int>{1, 1}, {2, 0}, {0, 2}, {0, 1, 1, 0}, {1, 0, 1}}) {
       training.stages.clear();
       for (const int count : layers) training.stages.push_back({.layers = count});
@@ -164,9 +162,9 @@ TEST(Stages, OfAnyLayersAddUpToTheWhole) {
           for (const bool shares : {false, true}) {
             training.head_shares_embedding = shares;
             TrainingResult result = run(training, weights);
-            // The tied copy's gradient is not yet summed with the original's, so the norm is another.
+            // The gradients of the tied copy and the original are not added yet, so that the norm differs.
             if (training.model.tied_embeddings && !shares) result.squared_norm = reference.squared_norm;
-            expect_close(result, reference, 1e-12);
+            expect_near_relative(result, reference, 1e-12);
           }
         }
       }
@@ -174,7 +172,7 @@ TEST(Stages, OfAnyLayersAddUpToTheWhole) {
   }
 }
 
-TEST(TensorParallel, RanksComputeWhatOneDoes) {
+TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
   for (const Precision precision : {Precision::float64, Precision::float32}) {
     for (TrainingCase training : both_models(precision)) {
       training.model.kv_heads = 4;
@@ -188,7 +186,7 @@ TEST(TensorParallel, RanksComputeWhatOneDoes) {
             training.tensor_parallel = t;
             training.recompute = recompute;
             training.backward = backward;
-            expect_close(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+            expect_near_relative(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
           }
         }
       }
@@ -197,8 +195,8 @@ TEST(TensorParallel, RanksComputeWhatOneDoes) {
   }
 }
 
-// Over two ranks with one slice each of the vocabulary: 300 tokens pad to 512, so that both hold some, and padding.
-TEST(TensorParallel, AVocabularyOverSeveralRanks) {
+// On two ranks, 300 tokens pad to 512, so that the second rank has tokens and padding.
+TEST(TensorParallel, VocabularyIsSplitOverRanks) {
   for (TrainingCase training : both_models()) {
     training.model.vocab = 300;
     const Matrices weights = random_matrices(training.model, 3);
@@ -206,7 +204,7 @@ TEST(TensorParallel, AVocabularyOverSeveralRanks) {
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.tensor_parallel = 2;
-    expect_close(run(training, weights), reference, 1e-12);
+    expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
@@ -215,8 +213,8 @@ TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
     model.kv_heads = 4;
     model.vocab = 300;
     for (const int t : {1, 2, 4}) {
-      std::map<std::string, std::vector<int>> covered;  // times
-      std::map<std::string, int> counted;               // ranks that count it
+      std::map<std::string, std::vector<int>> covered;  // how often
+      std::map<std::string, int> counted;               // number of ranks that count it
       std::vector<std::unique_ptr<Stage>> stages;
       for (int rank = 0; rank < t; ++rank) {
         const StageSpec spec{.model = model, .contents = whole(model), .tensor_parallel = t, .tensor_rank = rank};
@@ -240,7 +238,7 @@ TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
       std::int64_t elements = 0;
       for (const auto& [name, times] : covered) {
         elements += static_cast<std::int64_t>(times.size());
-        // Whole on every rank and counted by one, or a part of it on each and counted by all.
+        // Replicated on all ranks and counted by one, or split over all ranks and counted by all.
         const bool replicated = times.front() == t;
         for (const int count : times) ASSERT_EQ(count, replicated ? t : 1) << name;
         EXPECT_EQ(counted[name], replicated ? 1 : t) << name;
@@ -250,8 +248,8 @@ TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
   }
 }
 
-TEST(Memory, NothingIsAllocatedInAnOp) {
-  ASSERT_GT(allocations(), 0) << "they are not counted";
+TEST(Memory, OpsDoNotAllocate) {
+  ASSERT_GT(allocations(), 0) << "allocations are not counted";
   for (TrainingCase training : both_models()) {
     training.stages = {{.layers = 1, .embedding = true}, {.layers = 1, .head = true, .tied_copy = true}};
     training.slices = {5, 8};
@@ -267,8 +265,8 @@ TEST(Memory, NothingIsAllocatedInAnOp) {
   }
 }
 
-// Elements of a buffer are padded to multiples of 16; sizes here are such multiples.
-TEST(Memory, IsWhatTheSpecificationSays) {
+// Buffers are padded to multiples of 16 elements; the sizes of this test are such multiples.
+TEST(Memory, EqualsTheDocumentedSizes) {
   Transformer model = small_gpt();
   model.hidden = 32;
   model.head_dim = 8;
@@ -279,10 +277,10 @@ TEST(Memory, IsWhatTheSpecificationSays) {
   StageSpec spec{.model = model, .contents = {.layers = 2, .head = true, .tied_copy = true}, .sliced = true};
   const auto elements = [&] { return make_cpu_stage(spec, Precision::float32)->slice_memory(shape); };
   SliceMemory memory = elements();
-  // Input, queries, second residual, pre-activation, two norms' mean and deviation, one log-sum for each head; and the
-  // final norm's.
+  // Input, queries, second residual, pre-activation, mean and deviation of two norms, one log sum per head; and those
+  // of the final norm.
   EXPECT_EQ(memory.to_input_gradient, 4 * (layers * n * (3 * h + f + 4 + a) + n * (h + 2)));
-  // The products' inputs; the head's, and the gradient of its output.
+  // Inputs of the matrix multiplications; that of the head, and the gradient of its output.
   EXPECT_EQ(memory.to_weight_gradient, 4 * (layers * n * (3 * h + f) + n * (h + v)));
   EXPECT_EQ(memory.output_gradients, 4 * layers * n * (3 * h + h + f + h));
   EXPECT_EQ(memory.keys_values, 4 * layers * n * 2 * h);
@@ -296,7 +294,7 @@ TEST(Memory, IsWhatTheSpecificationSays) {
   EXPECT_EQ(memory.to_weight_gradient, 4 * n * (h + v));
   EXPECT_EQ(memory.output_gradients, 4 * layers * n * (5 * h + f + 3 * h + f));
   EXPECT_EQ(memory.keys_values, 4 * layers * n * 2 * h);
-  // One layer's activations again, but for its input.
+  // Recomputed activations of one layer, without its input.
   EXPECT_EQ(make_cpu_stage(spec, Precision::float32)->scratch_bytes(shape),
             whole_scratch + 4 * n * (2 * h + f + 4 + a + 3 * h + f));
 
@@ -308,7 +306,7 @@ TEST(Memory, IsWhatTheSpecificationSays) {
   EXPECT_EQ(elements().keys_values_gradient, 0);
 }
 
-TEST(Refused, IsWhatTheKernelsCannotCompute) {
+TEST(Rejected, ModelsThatTheKernelsDoNotSupport) {
   const auto refusal = [](const std::function<void(StageSpec&)>& change) -> std::string {
     StageSpec spec{.model = small_llama(), .contents = whole(small_llama())};
     change(spec);
@@ -321,23 +319,23 @@ TEST(Refused, IsWhatTheKernelsCannotCompute) {
   };
   EXPECT_EQ(refusal([](StageSpec&) {}), "nothing");
   EXPECT_EQ(refusal([](StageSpec& spec) { spec.model.experts.count = 4; }),
-            "small Llama: the kernels do not compute a mixture of experts");
+            "small Llama: the kernels do not support mixture-of-experts layers");
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.latent.key_value_rank = 4; }), HasSubstr("latent attention"));
-  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.qk_norm = true; }), HasSubstr("norms of queries and keys"));
-  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.head_dim = 5; }), HasSubstr("odd size"));
+  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.qk_norm = true; }), HasSubstr("normalized queries and keys"));
+  EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.head_dim = 5; }), HasSubstr("odd head size"));
   EXPECT_EQ(refusal([](StageSpec& spec) { spec.tensor_parallel = 4; }),
             "small Llama: key/value heads (2) must be a multiple of the tensor-parallel size (4)");
 }
 
-TEST(Refused, IsASliceBehindTheLastPosition) {
+TEST(Rejected, SliceAfterTheLastPosition) {
   TrainingCase training = both_models().front();
   training.slices = {40, 25};
   const Matrices weights = random_matrices(training.model, 3);
   EXPECT_THROW(run(training, weights), InputError);
 }
 
-// Ranks of a run are threads of one process, each with its own stage.
-TEST(Threads, AtWorkOnDifferentStagesChangeNoBits) {
+// The ranks of a run are threads of one process, each with its own stage.
+TEST(Threads, ConcurrentStagesAreBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
     std::vector<TrainingCase> cases = both_models(precision);
     for (const TrainingCase& training : both_models(precision)) {
@@ -357,16 +355,16 @@ TEST(Threads, AtWorkOnDifferentStagesChangeNoBits) {
   }
 }
 
-TEST(Precision, OfFloatIsNearDouble) {
+TEST(Precision, FloatIsCloseToDouble) {
   for (TrainingCase training : both_models()) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     training.precision = Precision::float32;
-    expect_close(run(training, weights), reference, 2e-4);
+    expect_near_relative(run(training, weights), reference, 2e-4);
   }
 }
 
-TEST(NotANumber, ReachesTheLossAndEveryGradient) {
+TEST(NotANumber, PropagatesToTheLossAndAllGradients) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
     for (const TrainingCase& training : both_models(precision)) {
       Matrices weights = random_matrices(training.model, 3);
@@ -379,8 +377,8 @@ TEST(NotANumber, ReachesTheLossAndEveryGradient) {
   }
 }
 
-// Any small shape: cut into slices, stages, ranks and halves, it computes what the plain loops do.
-TEST(Property, RandomShapes) {
+// Random small shapes, split into slices, stages, ranks and backward ops, equal the model of plain loops.
+TEST(Property, RandomShapesEqualPlainLoops) {
   std::mt19937_64 random(20);
   const auto between = [&](int low, int high) {
     return low + static_cast<int>(random() % static_cast<std::uint64_t>(high - low + 1));
@@ -418,7 +416,7 @@ TEST(Property, RandomShapes) {
     const TrainingResult result = run(training, weights);
     const double loss = naive_loss(model, weights, training.batch());
     EXPECT_NEAR(result.loss, loss, 1e-11 * loss);
-    expect_close(result, run(unsliced, weights), 1e-10);
+    expect_near_relative(result, run(unsliced, weights), 1e-10);
   }
 }
 

@@ -8,29 +8,29 @@
 
 namespace sluice::test {
 
-// What the members of a group of threads share.
+// State that the members of a group of threads share.
 struct ThreadGroupBoard {
   explicit ThreadGroupBoard(int size) : barrier(size), data(static_cast<std::size_t>(size)) {}
   std::barrier<> barrier;
   std::vector<void*> data;
 };
 
-// One member. Everyone adds up all of a copy in the order of the ranks.
+// One member. Each member reduces copies of all contributions in the order of the ranks.
 class ThreadGroup final : public TensorGroup {
  public:
   ThreadGroup(ThreadGroupBoard& board, int rank) : board_(board), rank_(rank) {}
   int size() const override { return static_cast<int>(board_.data.size()); }
   int rank() const override { return rank_; }
-  void sum(float* data, std::int64_t count) override {
+  void all_reduce_sum(float* data, std::int64_t count) override {
     combine(data, count, [](float a, float b) { return a + b; });
   }
-  void sum(double* data, std::int64_t count) override {
+  void all_reduce_sum(double* data, std::int64_t count) override {
     combine(data, count, [](double a, double b) { return a + b; });
   }
-  void maximum(float* data, std::int64_t count) override {
+  void all_reduce_max(float* data, std::int64_t count) override {
     combine(data, count, [](float a, float b) { return std::max(a, b); });
   }
-  void maximum(double* data, std::int64_t count) override {
+  void all_reduce_max(double* data, std::int64_t count) override {
     combine(data, count, [](double a, double b) { return std::max(a, b); });
   }
 

@@ -66,7 +66,7 @@ class Rank {
                        [this](std::size_t s, int m, std::size_t k) { weight(s, m, k); });
   }
 
-  // Adds this rank's part.
+  // Adds the blocks of this rank.
   void collect(TrainingResult& result) const {
     if (group_ == nullptr || group_->rank() == 0) result.loss = loss_;
     result.allocations += allocations_;
@@ -120,7 +120,7 @@ class Rank {
     states_.push_back(std::move(state));
   }
 
-  // A call of stage s, with the lists that it refers to.
+  // A call of stage s, with the arrays that it points to.
   struct Call {
     SliceCall call;
     std::vector<std::byte*> keys_values;
@@ -147,7 +147,7 @@ class Rank {
         call.embedding_gradient = first.gradients->data() + p.offset * first.stage->element_bytes();
       }
     }
-    // Nothing may depend on what scratch holds.
+    // Results must not depend on the contents of scratch.
     std::memset(state.scratch->data(), 0xFF, to_size(state.scratch->size()));
     call.scratch = state.scratch->data();
     call.to_input_gradient = slice.to_input.data();
@@ -195,7 +195,7 @@ class Rank {
     }
   }
   void weight(std::size_t s, int m, std::size_t k) {
-    // What lived until the input gradient is gone by now.
+    // Buffers that live until the input gradient have been released.
     SliceBuffers& slice = *states_[s].slices[m][k];
     std::memset(slice.to_input.data(), 0xFF, to_size(slice.to_input.size()));
     if (k + 1 == training_.slices.size()) {
@@ -208,7 +208,7 @@ class Rank {
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
       matrix.resize(p.all_rows * p.all_columns);
-      // Of what all ranks have whole, the first one's.
+      // Of replicated parameters, those of the first rank.
       if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
@@ -287,7 +287,7 @@ Matrices random_matrices(const Transformer& model, std::uint64_t seed) {
     const bool gain = p.name.find("norm") != std::string::npos && p.name.ends_with("weight");
     std::normal_distribution<double> normal(gain ? 1.0 : 0.0, p.all_columns > 1 ? 0.3 : 0.2);
     std::vector<double>& matrix = out[p.name];
-    // Of float's precision, so that both precisions begin alike.
+    // Rounded to float, so that both precisions have equal weights.
     for (std::int64_t i = 0; i < p.all_rows * p.all_columns; ++i) {
       matrix.push_back(static_cast<double>(static_cast<float>(normal(random))));
     }

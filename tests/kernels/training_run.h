@@ -10,15 +10,15 @@
 
 namespace sluice::test {
 
-// Memory of exactly so many bytes, aligned as buffers are, between guards. Begins as NaN in every element, so that
-// whoever reads what nobody wrote is found out.
+// A buffer of the given number of bytes, aligned to kBufferAlignment, between guards. Initialized with NaNs, so that
+// reads of uninitialized elements are detected.
 class GuardedBuffer {
  public:
   explicit GuardedBuffer(std::int64_t bytes);
   std::byte* data() const { return data_; }
   std::int64_t size() const { return size_; }
   void zero();
-  // Nobody has written outside.
+  // Returns whether the guards are unchanged.
   bool intact() const;
 
  private:
@@ -27,28 +27,28 @@ class GuardedBuffer {
   std::int64_t size_ = 0;
 };
 
-// How one batch is computed, straight through, by hand: all stages and slices in order.
+// Computation of one batch without the executor: all stages and slices in order.
 struct TrainingCase {
   Transformer model;
   std::vector<StageContents> stages;
   int tensor_parallel = 1;
   Precision precision = Precision::float64;
   bool recompute = false;
-  std::vector<std::int64_t> slices;  // tokens of each
-  int sequences = 1;                 // of each microbatch
+  std::vector<std::int64_t> slices;  // number of tokens per slice
+  int sequences = 1;                 // per microbatch
   int microbatches = 1;
   double loss_scale = 1;
   enum class Backward : std::uint8_t { whole, split, late, late_reversed } backward = Backward::whole;
-  // whole: B. split: I, then W at once. late: the W of all microbatches after all I; reversed: the last microbatch
-  // first.
-  bool head_shares_embedding = false;  // over several stages, with tied embeddings: no copy
+  // whole: B. split: I, immediately followed by W. late: the W of all microbatches after all I; late_reversed: the
+  // same, from the last microbatch.
+  bool head_shares_embedding = false;  // with several stages and tied embeddings: no copy
 
   std::int64_t tokens() const;
-  std::vector<Sequence> batch() const;  // the same for the same shape
+  std::vector<Sequence> batch() const;  // a function of the shape
   std::vector<StageSpec> stage_specs(int tensor_rank) const;
 
-  // Calls forward and backward (microbatch, slice), and where weight gradients come late weight (stage, microbatch,
-  // slice), in the order of the case.
+  // Calls forward and backward_of(microbatch, slice), and for late weight gradients weight(stage, microbatch, slice),
+  // in the order of the case.
   template <typename Forward, typename BackwardOf, typename Weight>
   void in_order(const Forward& forward, const BackwardOf& backward_of, const Weight& weight) const {
     for (int m = 0; m < microbatches; ++m) {
@@ -67,21 +67,27 @@ struct TrainingCase {
 
 struct TrainingResult {
   double loss = 0;
-  Matrices gradients;            // whole, put together from all ranks and stages; copies of one added up
+  Matrices gradients;            // whole matrices, assembled from all ranks and stages; tied copies added
   double squared_norm = 0;       // over all ranks and stages
-  std::int64_t allocations = 0;  // inside ops, of everything in the program; of one rank alone only
+  std::int64_t allocations = 0;  // inside ops, by all threads; valid for one rank only
   std::int64_t recompute_ns = 0;
-  bool intact = true;  // no buffer was written outside
+  bool intact = true;  // no op wrote outside of a buffer
 };
 
-// Weights for all matrices of a model, far larger than initial ones are, so that nothing is nearly linear.
+// Returns random weights of all matrices of a model, much larger than initial weights, so that no operation is nearly
+// linear.
 Matrices random_matrices(const Transformer& model, std::uint64_t seed);
 
 TrainingResult run(const TrainingCase& training, const Matrices& weights);
 
-// Of a stage's buffer, whatever the precision.
+// Access to elements of a stage's buffer of any precision.
 double element(Precision precision, const std::byte* buffer, std::int64_t i);
 void set_element(Precision precision, std::byte* buffer, std::int64_t i, double value);
+
+// Returns the contents of a stage with the whole model.
+inline StageContents whole(const Transformer& model) {
+  return {.layers = model.layers, .embedding = true, .head = true};
+}
 
 // Models for tests: h 24, 4 heads of 6, f 40, 2 layers.
 Transformer small_gpt();

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# One check of what is installed: check.sh NAME BUILD_FOLDER. `install` comes first and leaves the prefix for the others.
-# Exit code 77: skipped, a tool is missing.
+# check.sh NAME BUILD_FOLDER: runs one check of the installed files. `install` runs first and creates the prefix that the
+# other checks use. Exit code 77: skipped, because a program is missing.
 set -euo pipefail
 
 name=$1
 build=$2
 source=$(cd "$(dirname "$0")/../.." && pwd)
+# shellcheck source=tests/package/rpath.sh
+. "$source/tests/package/rpath.sh"
 work=$build/tests/package_work
 prefix=$work/moved
 
@@ -16,7 +18,7 @@ fail() {
 needs() {
   for tool in "$@"; do
     if ! command -v "$tool" >/dev/null; then
-      echo "SKIPPED: $name: there is no $tool here" >&2
+      echo "SKIPPED: $name: $tool is not installed" >&2
       exit 77
     fi
   done
@@ -27,21 +29,104 @@ case $name in
   install)
     rm -rf "$work"
     cmake --install "$build" --prefix "$work/first" >/dev/null
-    mv "$work/first" "$prefix"  # what is installed must not know where
-    for file in bin/sluice libsluice_model.a sluiceConfig.cmake include/sluice/model/schedule/schedule.h \
+    mv "$work/first" "$prefix"  # installed files must not depend on the prefix
+    for file in bin/sluice libsluice_sim.a sluiceConfig.cmake include/sluice/sim/simulator.h \
         share/sluice/examples/gpt3-175b-a100.json share/doc/sluice/formats.md; do
       [ -n "$(find "$prefix" -path "*/$file")" ] || fail "no $file"
     done
-    for header in "$prefix"/include/sluice/*; do
-      case ${header##*/} in model | sim | kernels | exec | traces) ;; *) fail "$header is installed" ;; esac
+    for header in sim/predict.h sim/planner/plan.h kernels exec; do
+      [ ! -e "$prefix/include/sluice/$header" ] || fail "$header is not public and is installed"
     done
-    if grep -rIlF -e "$source" -e "$work/first" "$prefix"; then fail "these files name folders of the build"; fi
+    if grep -rIlF -e "$source" -e "$work/first" "$prefix"; then fail "these files contain paths of the build"; fi
+    ;;
+
+  quickstart)
+    # What `cmake --install` copies from the build folder is either written by the configure step or an output of the
+    # target that tools/quickstart.sh builds.
+    needs ninja
+    [ -f "$build/build.ninja" ] || {
+      echo "SKIPPED: $name: this build does not use Ninja" >&2
+      exit 77
+    }
+    # Without it, the install step stops before it copies anything, and reports what to build.
+    sed "s|$build/generated|$build/never_built|g" "$build/cmake_install.cmake" >"$build/tests/nothing_built.cmake"
+    out=$(cmake -DCMAKE_INSTALL_PREFIX="$build/tests/nothing_installed" -P "$build/tests/nothing_built.cmake" 2>&1) && fail "installed without a manual page"
+    holds "$out" "--target sluice_install"
+    [ ! -e "$build/tests/nothing_installed" ] || fail "installed half of it"
+    target=$(sed -nE 's/^cmake --build .*--target ([a-z_]+)$/\1/p' "$source/tools/quickstart.sh")
+    [ -n "$target" ] || fail "tools/quickstart.sh builds no target"
+    missing_from() {  # missing_from TARGET: installed files that TARGET does not build
+      local file inputs
+      inputs=$(ninja -C "$build" -t inputs "$1" && ninja -C "$build" -t query "$1" | sed 's/^ *|* *//')
+      find "$build" -name cmake_install.cmake -exec grep -hoE "\"$build/[^\"]+\"" {} + | tr -d '"' | sort -u |
+        while IFS= read -r file; do
+          case $file in *.cmake | *.txt | *.pc | *MANIFEST*) continue ;; esac
+          grep -qxF -- "${file#"$build/"}" <<<"$inputs" || echo "$file"
+        done
+    }
+    missing=$(missing_from "$target")
+    [ -z "$missing" ] || fail "after tools/quickstart.sh, cmake --install lacks $missing"
+    missing=$(missing_from sluice_model)
+    holds "$missing" tools/sluice  # the check finds what is missing
+    ;;
+
+  rpath)
+    needs readelf c++
+    mapfile -t files < <(elf_files "$build" | grep -vF "$work/")
+    mapfile -t -O ${#files[@]} files < <(elf_files "$prefix")
+    printf '%s\n' "${files[@]}" | grep -qxF "$build/tools/sluice" || fail "the command is not among the files checked"
+    unsafe=$(unsafe_rpaths "${files[@]}")
+    [ -z "$unsafe" ] || fail "empty or relative RUNPATH entries: $unsafe"
+    echo "${#files[@]} files checked"
+    # The same for programs that have such entries.
+    for row in '/usr/lib:|1' ':/usr/lib|1' '/usr/lib::/lib|1' 'lib|1' './lib:../lib|2' '/usr/lib:/lib|0' '$ORIGIN/../lib:$ORIGIN|0'; do
+      echo 'int main() {}' | c++ -x c++ - -Wl,-rpath,"${row%|*}" -o "$work/with_rpath"
+      [ "$(unsafe_rpaths "$work/with_rpath" | wc -l)" -eq "${row#*|}" ] || fail "not found: the unsafe entries of '${row%|*}'"
+    done
+    # Files in the current folder that are named like the libraries that the command needs are not loaded.
+    rm -rf "$work/current" && mkdir "$work/current" && cd "$work/current"
+    for file in "$build/tools/sluice" "$prefix/bin/sluice"; do
+      readelf -d "$file" | sed -nE 's/.*\(NEEDED\).*\[(.*)\]$/\1/p' | xargs touch
+      "$file" --version >/dev/null || fail "$file loads libraries from the current folder"
+    done
+    ;;
+
+  bundle)
+    # The checks of tools/bundle.sh, on a program that passes and on programs that do not. tests/package/chroot.sh runs a
+    # whole bundle.
+    needs readelf objdump c++
+    bundle=$source/tools/bundle.sh
+    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -o "$work/plain"
+    holds "$("$bundle" --check "$work/plain")" "needs glibc 2."
+    rejects() {  # rejects WHY PROGRAM
+      out=$("$bundle" --check "$2" 2>&1) && fail "accepted $2"
+      holds "$out" "$1"
+    }
+    echo '#include <iostream>
+      int main() { std::cout << 1; }' | c++ -x c++ - -o "$work/with_library"
+    rejects "other than the C library: libstdc++.so.6" "$work/with_library"
+    echo 'int main() {}' | c++ -x c++ - -Wl,--as-needed -Wl,-rpath,/usr/lib -o "$work/with_path"
+    rejects "has a library search path" "$work/with_path"
+    sed 's/^newest_glibc=.*/newest_glibc=2.1/' "$bundle" >"$work/older.sh"
+    out=$(bash "$work/older.sh" --check "$work/plain" 2>&1) && fail "accepted a newer C library"
+    holds "$out" "newer than 2.1"
     ;;
 
   command)
     out=$("$prefix/bin/sluice" simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1)
     holds "$out" "makespan 33 s"  # (8 + 3) x (1 + 1 + 1)
     "$prefix/bin/sluice" simulate "$prefix/share/sluice/examples/gpt3-175b-a100.json" >/dev/null
+    ;;
+
+  headers)
+    # Each public header compiles alone, with its own folder tree the only one of ours that the compiler sees.
+    needs g++
+    cd "$prefix/include"
+    while read -r header; do
+      [ "$(head -n 1 "$header")" = "// Public header." ] || fail "$header has no mark"
+      g++ -std=c++20 -fsyntax-only -Wall -Wextra -Werror -I. -x c++ - <<<"#include \"$header\"" || fail "$header"
+    done < <(find sluice -name '*.h')
+    [ "$(find sluice -name '*.h' | wc -l)" -lt 50 ] || fail "public headers are few"
     ;;
 
   cmake)
@@ -51,8 +136,10 @@ case $name in
       cat "$work/cmake.log"
       exit 1
     }
-    if grep -e -Wshadow "$work/cmake.log"; then fail "our warnings reach the consumer"; fi
-    "$work/cmake/consumer"
+    if grep -e -Wshadow "$work/cmake.log"; then fail "the consumer is compiled with our warning options"; fi
+    "$work/cmake/predict"
+    "$work/cmake/own_schedule" "$work/own_schedule.json"
+    holds "$(cat "$work/own_schedule.json")" traceEvents
     ;;
 
   pkg_config)
@@ -60,8 +147,8 @@ case $name in
     PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name sluice.pc)")
     export PKG_CONFIG_PATH
     read -r -a flags <<<"$(pkg-config --cflags --libs sluice)"
-    # The flags in one go, as Makefiles have them: the libraries must stand in the right order.
-    g++ "$source/tests/package/consumer/main.cc" -o "$work/by_pkg_config" "${flags[@]}"
+    # All flags in one command, as in a Makefile: this needs the libraries in the right order.
+    g++ "$source/tests/package/consumer/predict.cc" -o "$work/by_pkg_config" "${flags[@]}"
     "$work/by_pkg_config"
     ;;
 
@@ -72,16 +159,16 @@ case $name in
     holds "$text" '\fB\-\-microbatches\fR'
     checked=
     if command -v mandoc >/dev/null; then
-      said=$(mandoc -T lint -W warning <<<"$text" 2>&1) || fail "mandoc: $said"
+      output=$(mandoc -T lint -W warning <<<"$text" 2>&1) || fail "mandoc: $output"
       checked+=" mandoc"
     fi
-    if command -v man >/dev/null && said=$(LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -l "$page" 2>&1 >/dev/null); then
-      [ -z "$said" ] || fail "man: $said"
+    if command -v man >/dev/null && output=$(LC_ALL=C.UTF-8 MANROFFSEQ='' man --warnings -l "$page" 2>&1 >/dev/null); then
+      [ -z "$output" ] || fail "man: $output"
       checked+=" man"
     fi
     if [ -z "$checked" ] && command -v groff >/dev/null; then
-      said=$(groff -ww -man -Tutf8 <<<"$text" 2>&1 >/dev/null)
-      [ -z "$said" ] || fail "groff: $said"
+      output=$(groff -ww -man -Tutf8 <<<"$text" 2>&1 >/dev/null)
+      [ -z "$output" ] || fail "groff: $output"
       checked+=" groff"
     fi
     if [ -z "$checked" ]; then needs mandoc; fi
@@ -89,7 +176,7 @@ case $name in
     ;;
 
   bash)
-    # Completes as bash would: the words so far, the last of them unfinished.
+    # Completes the last word, as bash does.
     completed() {
       bash --norc -c 'source "$0"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _sluice; echo "${COMPREPLY[*]}"' \
         "$prefix/share/bash-completion/completions/sluice" "$@"
@@ -139,7 +226,8 @@ case $name in
 
   deb)
     needs cpack dpkg-deb dpkg-shlibdeps file
-    (cd "$work" && cpack --config "$build/CPackConfig.cmake" -B "$work/deb") >"$work/cpack.log" 2>&1 || {
+    # Uncompressed: compressing takes 15 s of CPU time.
+    (cd "$work" && cpack --config "$build/CPackConfig.cmake" -D CPACK_DEBIAN_COMPRESSION_TYPE=none -B "$work/deb") >"$work/cpack.log" 2>&1 || {
       cat "$work/cpack.log"
       exit 1
     }
@@ -149,16 +237,18 @@ case $name in
     for line in "Package: sluice" "Section: science" "Maintainer: Sluice developers <sluice@example.org>"; do holds "$info" "$line"; done
     grep -qE '^ Depends: .*libc6 .*libfmt' <<<"$info" || fail "no dependencies on libc6 and libfmt"
     contents=$(dpkg-deb --contents "$package")
-    for file in ./usr/bin/sluice ./usr/share/man/man1/sluice.1 ./usr/include/sluice/model/schedule/schedule.h \
+    for file in ./usr/bin/sluice ./usr/share/man/man1/sluice.1 ./usr/include/sluice/sim/simulator.h \
         ./usr/share/doc/sluice/copyright ./usr/share/bash-completion/completions/sluice; do
       holds "$contents" "$file"
     done
-    # As a checker of packages would ask: owners, modes, nothing outside /usr.
+    # Owners and modes are those of Debian packages, and nothing is outside /usr.
     odd=$(grep -vE '^(drwxr-xr-x|-rw-r--r--|-rwxr-xr-x) root/root +[0-9]+ [^ ]+ [^ ]+ \./(usr/.*)?$' <<<"$contents" || true)
-    [ -z "$odd" ] || fail "modes, owners or places: $odd"
+    [ -z "$odd" ] || fail "unexpected modes, owners or folders: $odd"
     dpkg-deb --extract "$package" "$work/extracted"
+    unsafe=$(unsafe_rpaths "$work/extracted/usr/bin/sluice")
+    [ -z "$unsafe" ] || fail "empty or relative RUNPATH entries: $unsafe"
     "$work/extracted/usr/bin/sluice" --version
     ;;
 
-  *) fail "there is no check $name" ;;
+  *) fail "unknown check: $name" ;;
 esac

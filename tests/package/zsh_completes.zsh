@@ -1,5 +1,5 @@
-# zsh_completes.zsh FUNCTIONS TYPED EXPECTED: whether an interactive zsh, with the scripts of FUNCTIONS, makes EXPECTED of
-# TYPED and a tab.
+# zsh_completes.zsh FUNCTIONS TYPED EXPECTED: checks that an interactive zsh with the scripts in FUNCTIONS completes TYPED to
+# EXPECTED when Tab is pressed.
 zmodload zsh/zpty
 zmodload zsh/datetime
 

@@ -1,4 +1,4 @@
-// What the engines allocate does not grow with the number of ops.
+// The number of allocations of the engines does not grow with the number of ops.
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 namespace sluice::test {
 namespace {
 
-class Linked : public CostModel {
+class LinkedCost : public CostModel {
  public:
   double compute_s(OpKind kind, int stage, const MicrobatchShape&, int) const override {
     return (kind == OpKind::F ? 1e-3 : 2e-3) * (1 + 0.1 * stage);
@@ -21,7 +21,7 @@ class Linked : public CostModel {
 std::int64_t allocations_of(int microbatches, Sharing policy) {
   const Schedule schedule = make_schedule(find_family("1f1b"), {.ranks = 4, .microbatches = microbatches});
   const OpGraph graph = lower(schedule);
-  Prices prices = price(graph, Linked{});
+  Prices prices = price(graph, LinkedCost{});
   if (policy != Sharing::none) {
     prices.sharing.num_resources = 8;
     for (const Lane& lane : graph.lanes()) {
@@ -34,7 +34,7 @@ std::int64_t allocations_of(int microbatches, Sharing policy) {
   return test::allocations() - before;
 }
 
-TEST(Allocations, AreAsManyForManyOpsAsForFew) {
+TEST(Allocations, DoNotGrowWithTheNumberOfOps) {
   for (const Sharing policy : {Sharing::none, Sharing::fair, Sharing::queue}) {
     const std::int64_t few = allocations_of(8, policy);
     EXPECT_GT(few, 0);

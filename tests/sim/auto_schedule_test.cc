@@ -38,7 +38,7 @@ std::vector<int> v_shape(int p) {
   return out;
 }
 
-// Every slice of every stage alike; a slice holds `until_i` until its I and `until_w` until its W.
+// All slices of all stages are equal; a slice holds `until_i` until its I and `until_w` until its W.
 PlacedProblem even(const std::vector<int>& rank_of, int m, int k, int f, int b, int w, int until_i, int until_w,
                    std::int64_t limit, int hop = 0) {
   PlacedProblem out;
@@ -70,8 +70,8 @@ AutoResult solve(const PlacedProblem& problem, std::int64_t moves, bool families
   return auto_schedule(std::move(placements), {.seconds = 60, .moves = moves});
 }
 
-// Complete (its constructor checks), free of deadlock, within the limits, and as fast as is said: by the simulator, and
-// by an oracle that shares nothing with it.
+// Checks that a schedule is complete (its constructor checks that), free of deadlock, within the limits, and has the
+// expected makespan, according to the simulator and an independent oracle.
 void expect_true(const PlacedProblem& problem, const AutoResult& result) {
   EXPECT_NO_THROW(lower(result.schedule));
   const OpTable table(problem);
@@ -85,7 +85,7 @@ struct Rng {
   int operator()(int low, int high) { return std::uniform_int_distribution<int>(low, high)(engine); }
 };
 
-// Uneven stages; what is held until I or W differs, too.
+// Uneven stages, which also differ in the bytes held until I or W.
 PlacedProblem random_problem(Rng& random, const std::vector<int>& rank_of, int m, int k, std::int64_t cap_units) {
   const int release = random(0, 2);  // at W, at I, or some at each
   PlacedProblem problem = even(rank_of, m, k, 1, 1, 1, release == 0 ? 0 : 1, release == 1 ? 0 : 1, kNoLimit,
@@ -109,7 +109,7 @@ PlacedProblem random_problem(Rng& random, const std::vector<int>& rank_of, int m
   return problem;
 }
 
-TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
+TEST(OrderTimes, EqualThoseOfTheSimulator) {
   Rng random{std::mt19937(7)};
   int compared = 0;
   for (const Family& family : all_families()) {
@@ -131,7 +131,7 @@ TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
         of.send_forward = Duration(random(0, 5));
         of.send_backward = Duration(random(0, 5));
       }
-      // A lane has one latency: that of its hops.
+      // A lane has one latency, that of its transfers.
       const Duration hop(random(0, 6));
       for (std::size_t s = 0; s < problem.rank_of.size(); ++s) {
         const auto apart = [&](std::size_t other) {
@@ -149,7 +149,7 @@ TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
       SCOPED_TRACE(fmt::format("{} p={} m={} v={} k={}", family.name, params.ranks, params.microbatches, params.chunks,
                                params.slices()));
       EXPECT_EQ(times.run(orders), simulated.count());
-      // Renaming microbatches makes nothing slower, and tails and bound hold.
+      // Renumbering microbatches slows down nothing, and tails and bound are valid.
       EXPECT_LE(simulated, simulated_makespan(problem, *schedule));
       EXPECT_LE(bounds.makespan, simulated.count());
       EXPECT_EQ(times.run(orders, simulated.count()), simulated.count());
@@ -163,13 +163,13 @@ TEST(OrderTimes, EqualTheSimulatorToTheNanosecond) {
 TEST(PreemptiveBound, OfSmallMachines) {
   EXPECT_EQ(preemptive_bound({}), 0);
   EXPECT_EQ(preemptive_bound({{.head = 2, .duration = 3, .tail = 4}}), 9);
-  // Carlier's subset bound: heads 0 and 1, 4 + 2 of work. The long tail interrupts at 1: done at 3, and 3 + 7 = 10;
-  // without interruption it could not start before 4.
+  // Carlier's subset bound: heads 0 and 1, 4 + 2 of work. The long tail preempts at 1 and ends at 3: 3 + 7 = 10;
+  // without preemption it could not start before 4.
   EXPECT_EQ(preemptive_bound({{.head = 0, .duration = 4, .tail = 0}, {.head = 1, .duration = 2, .tail = 7}}), 10);
 }
 
 // spec/schedules.md, "Bounds", found by exhaustive search: p = m = 4, all costs 1, held until W.
-TEST(AutoSchedule, OptimaUnderCapsUpToRanks) {
+TEST(AutoSchedule, FindsOptimaUnderCapsUpToTheNumberOfRanks) {
   const std::vector<std::pair<int, int>> optima = {{1, 36}, {2, 21}, {3, 18}, {4, 15}};
   for (const auto& [cap, makespan] : optima) {
     SCOPED_TRACE(cap);
@@ -180,13 +180,13 @@ TEST(AutoSchedule, OptimaUnderCapsUpToRanks) {
   }
 }
 
-// The same place: p = 3, m = 4, costs 5/6/4, at most p activations: 74 held until W, 72 if I releases them.
-TEST(AutoSchedule, ReleaseAtTheInputGradientLeavesRoom) {
+// From the same source: p = 3, m = 4, costs 5/6/4, at most p activations: 74 held until W, 72 if I releases them.
+TEST(AutoSchedule, IsFasterIfTheInputGradientReleasesMemory) {
   EXPECT_EQ(solve(even(linear(3), 4, 1, 5, 6, 4, 0, 1, 3), 200'000).makespan.count(), 74);
   EXPECT_EQ(solve(even(linear(3), 4, 1, 5, 6, 4, 1, 0, 3), 200'000).makespan.count(), 72);
 }
 
-// The exact search itself, on the same figures, with nothing known before.
+// The exact search itself, on the same values, without a known bound.
 TEST(ExactSearch, FindsThePublishedOptima) {
   const std::vector<std::pair<int, int>> optima = {{1, 36}, {2, 21}, {3, 18}, {4, 15}};
   for (const auto& [cap, makespan] : optima) {
@@ -194,7 +194,7 @@ TEST(ExactSearch, FindsThePublishedOptima) {
   }
   EXPECT_EQ(test::least_makespan(even(linear(3), 4, 1, 5, 6, 4, 0, 1, 3), 1000, 5'000'000), 74);
   EXPECT_EQ(test::least_makespan(even(linear(3), 4, 1, 5, 6, 4, 1, 0, 3), 1000, 5'000'000), 72);
-  // One rank: nothing but its work, 3 x 15.
+  // One rank: its work alone, 3 x 15.
   EXPECT_EQ(test::least_makespan(even(linear(1), 3, 1, 5, 6, 4, 0, 1, 1), 1000, 100'000), 45);
 }
 
@@ -208,7 +208,7 @@ struct Tally {
 void compare_with_exact(Rng& random, const std::vector<int>& rank_of, int m, int k, Tally& tally, std::int64_t moves) {
   const int stages = static_cast<int>(rank_of.size());
   const int ranks = 1 + *std::max_element(rank_of.begin(), rank_of.end());
-  const int one = k * stages / ranks;  // units of a microbatch
+  const int one = k * stages / ranks;  // units per microbatch
   const PlacedProblem problem = random_problem(random, rank_of, m, k, random(0, 4) == 0 ? 0 : random(one, one * m));
   const AutoResult result = solve(problem, moves, random(0, 1) == 0);
   expect_true(problem, result);
@@ -265,7 +265,7 @@ TEST(AutoSchedule, ReachesExactOptimaOfSlicedPipelines) {
   expect_mostly_optimal("sliced", tally);
 }
 
-TEST(AutoSchedule, IsNeverWorseThanAFamilyUnderTheSameCap) {
+TEST(AutoSchedule, IsNeverSlowerThanAFamilyUnderTheSameCap) {
   Rng random{std::mt19937(4)};
   const int cases = test::small_scope() ? 20 : 150;
   int families = 0;
@@ -291,8 +291,8 @@ TEST(AutoSchedule, IsNeverWorseThanAFamilyUnderTheSameCap) {
   EXPECT_GT(families, cases / 2);
 }
 
-// The same by the oracle of the tests, which knows nothing of the planner: hops, V, caps.
-TEST(AutoSchedule, TimesAreThoseOfTheOracle) {
+// With latencies, V placement and caps, against the independent oracle of the tests.
+TEST(AutoSchedule, TimesEqualThoseOfTheOracle) {
   for (const std::vector<int>& rank_of : {linear(4), v_shape(4), looped(4, 2)}) {
     const PlacedProblem problem = even(rank_of, 8, 1, 10, 12, 8, 0, 1, 2 * std::ssize(rank_of) / 4 + 1, 1);
     const AutoResult result = solve(problem, 5000);
@@ -301,8 +301,8 @@ TEST(AutoSchedule, TimesAreThoseOfTheOracle) {
   }
 }
 
-// f = b = w, no cap, a linear placement: m(f + b + w) + (p - 1)f is the least there is (spec/schedules.md).
-TEST(AutoSchedule, MeetsTheBoundOfLinearPlacementsWithoutACap) {
+// f = b = w, no cap, a linear placement: m(f + b + w) + (p - 1)f is optimal (spec/schedules.md).
+TEST(AutoSchedule, ReachesTheBoundOfLinearPlacementsWithoutACap) {
   const PlacedProblem problem = even(linear(8), 32, 1, 10, 10, 10, 0, 1, kNoLimit);
   const AutoResult result = solve(problem, 100'000);
   EXPECT_EQ(result.makespan.count(), 32 * 30 + 7 * 10);
@@ -310,7 +310,7 @@ TEST(AutoSchedule, MeetsTheBoundOfLinearPlacementsWithoutACap) {
 }
 
 TEST(AutoSchedule, UsesWholeBackwardsWhereSplittingCosts) {
-  // Apart, I and W take 6 + 6; together 8. Two ranks, so some waiting would be filled by Ws; one that pays more is not.
+  // I and W take 6 + 6, a B 8. On two ranks, filling idle time with Ws saves less than they cost.
   PlacedProblem problem = even(linear(2), 6, 1, 4, 6, 6, 0, 1, kNoLimit);
   for (SliceOpTimes& of : problem.times) of.backward = Duration(8);
   const AutoResult result = solve(problem, 50'000);
@@ -328,34 +328,34 @@ TEST(AutoSchedule, UsesWholeBackwardsWhereSplittingCosts) {
   EXPECT_EQ(unsplit.makespan.count(), 84);
 }
 
-TEST(AutoSchedule, DependsOnSeedAndMovesAlone) {
+TEST(AutoSchedule, DependsOnlyOnSeedAndMoves) {
   const PlacedProblem problem = even(v_shape(4), 8, 1, 5, 6, 4, 0, 1, 5, 1);
   const std::string first = schedule_to_json(solve(problem, 20'000).schedule);
   EXPECT_EQ(first, schedule_to_json(solve(problem, 20'000).schedule));
 }
 
-TEST(AutoSchedule, IsAnOrdinarySchedule) {
+TEST(AutoSchedule, SurvivesARoundTripThroughAScheduleFile) {
   const PlacedProblem problem = even(v_shape(3), 6, 1, 5, 6, 4, 0, 1, 4);
   const AutoResult result = solve(problem, 5000);
   const Schedule again = schedule_from_json(schedule_to_json(result.schedule), "again");
   EXPECT_EQ(simulated_makespan(problem, again), result.makespan);
 }
 
-TEST(AutoSchedule, SaysThatNoScheduleFits) {
-  // Two chunks of one microbatch are held at once before its first gradient: 2 units, there is 1.
+TEST(AutoSchedule, ReportsThatNoScheduleFits) {
+  // Two chunks of one microbatch are held before its first gradient: 2 units, the limit is 1.
   const PlacedProblem problem = even(v_shape(3), 6, 1, 5, 6, 4, 0, 1, 1);
   try {
     solve(problem, 100);
     FAIL() << "expected DoesNotFit";
   } catch (const DoesNotFit& error) {
-    EXPECT_STREQ(error.what(), "automatic schedule: rank 0: one microbatch alone takes 2 of memory, there is 1");
+    EXPECT_STREQ(error.what(), "automatic schedule: rank 0: one microbatch needs 2 of memory, the limit is 1");
   }
   PlacedProblem enough = problem;
   enough.limit.assign(3, 2);
   expect_true(enough, solve(enough, 100));
 }
 
-TEST(AutoSchedule, RefusesSizesThatDoNotAgree) {
+TEST(AutoSchedule, RejectsInconsistentSizes) {
   PlacedProblem problem = even(linear(2), 2, 1, 1, 1, 1, 0, 1, kNoLimit);
   problem.after.pop_back();
   EXPECT_THROW(solve(problem, 1, false), InputError);

@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// Whole nanoseconds drawn once for each kind, stage and slice, collectives, steps, links and latencies.
+// Random whole nanoseconds per kind, stage and slice, collective, step, link and latency.
 class RandomCost : public CostModel {
  public:
   explicit RandomCost(std::uint32_t seed) : random_(seed) {}
@@ -56,7 +56,7 @@ int num_links(const OpGraph& graph) {
 
 SharedLink shared(Sharing policy, std::vector<ResourceUse> uses) { return {.policy = policy, .uses = std::move(uses)}; }
 
-// All links through one resource that is wide enough for all of them.
+// All links share one resource with enough capacity.
 LinkSharing wide(const OpGraph& graph) {
   const int links = num_links(graph);
   const double share = 1.0 / std::max(1, links);
@@ -76,7 +76,7 @@ LinkSharing apart(const OpGraph& graph, Sharing policy) {
   return sharing;
 }
 
-// Each rank's port in each direction, as a card for each GPU.
+// One port per rank and direction, as with one network card per GPU.
 LinkSharing ports(const OpGraph& graph, Sharing policy) {
   const int ranks = graph.schedule().num_ranks();
   LinkSharing sharing{.num_resources = 2 * ranks};
@@ -98,10 +98,10 @@ LoweringOptions options_for(const Schedule& schedule, std::uint32_t seed) {
           .recompute = seed % 7 == 0};
 }
 
-bool small() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }  // the sanitizers' run
+bool small() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }  // set for sanitizer builds
 test::Sizes sizes() { return small() ? test::Sizes{3, 5, 2, 2} : test::Sizes{}; }
 
-TEST(Contention, WhereNobodyIsInTheWayItIsTheSweepToTheNanosecond) {
+TEST(Contention, EqualsTheSweepWithoutContention) {
   std::uint32_t seed = 0;
   const int count = test::for_each_schedule(sizes(), [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
@@ -120,7 +120,7 @@ TEST(Contention, WhereNobodyIsInTheWayItIsTheSweepToTheNanosecond) {
   EXPECT_GT(count, small() ? 200 : 1000);
 }
 
-TEST(Contention, SlowsDownAndKeepsOrderAndCapacity) {
+TEST(Contention, SlowsDownWithinOrderAndCapacity) {
   std::uint32_t seed = 0;
   int slower = 0;
   test::for_each_schedule(sizes(), [&](const Schedule& schedule) {
@@ -144,7 +144,7 @@ TEST(Contention, SlowsDownAndKeepsOrderAndCapacity) {
         continue;
       }
       ASSERT_GE(takes, prices.duration[v]);
-      // Its lane serves in order, and it starts when its data are there.
+      // Lanes run in order, and a transfer starts when its data are available.
       const auto lane = static_cast<std::size_t>(graph[v].lane);
       ASSERT_GE(timeline.start[v], lane_end[lane]);
       ASSERT_GE(timeline.start[v], timeline.end[graph.needs(v).front()]);
@@ -158,7 +158,7 @@ TEST(Contention, SlowsDownAndKeepsOrderAndCapacity) {
         work[r] += use.share * static_cast<double>(wire);
       }
     }
-    // No resource does more than its capacity allows in the time in which it is used at all.
+    // No resource exceeds its capacity while it is in use.
     for (std::size_t r = 0; r < resources; ++r) {
       std::sort(busy[r].begin(), busy[r].end());
       Duration used{0};
@@ -169,7 +169,7 @@ TEST(Contention, SlowsDownAndKeepsOrderAndCapacity) {
       }
       ASSERT_LE(work[r], static_cast<double>(used.count()) + 1e-6);
     }
-    // Twice the same, to the last bit.
+    // Deterministic.
     const Timeline again = simulate(graph, prices);
     ASSERT_EQ(timeline.start, again.start);
     ASSERT_EQ(timeline.end, again.end);
@@ -178,13 +178,13 @@ TEST(Contention, SlowsDownAndKeepsOrderAndCapacity) {
 }
 
 TEST(Contention, OneCardForBothDirectionsOfAPipeline) {
-  // 1F1B, three ranks, three microbatches. F takes 10 s, B 20 s, a transfer 12 s; a rank sends through one port.
+  // 1F1B, three ranks, three microbatches. F takes 10 s, B 20 s, a transfer 12 s; each rank sends through one port.
   //   rank 0  F0 0-10, F1 10-20, F2 20-30      0->1  F0 10-22, F1 22-34, F2 34-46
   //   rank 1  F0 22-32, F1 34-44               1->2  F0 32-44, F1 44-56
   //   rank 2  F0 44-54, B0 54-74, F1 74-84, B1 84-104      2->1  B0 74-86, B1 104-116
   //   rank 1  B0 86-106, F2 106-116, B1 116-136
-  // Rank 1 begins to send B0 at 106 and F2 at 116. Fair: B0 has 2 left then and ends at 120, when F2 has 10 left: 130.
-  // In a queue B0 ends at 118 and F2 goes from there to 130. Either way:
+  // Rank 1 starts to send B0 at 106 and F2 at 116. Fair: B0 then has 2 left and ends at 120, when F2 has 10 left: 130.
+  // Queue: B0 ends at 118, and F2 takes from 118 to 130. In both cases:
   //   rank 2  F2 130-140, B2 140-160           2->1  B2 160-172
   //   rank 1  B2 172-192                       1->0  B1 136-148, B2 192-204
   //   rank 0  B0 120-140 or 118-138, B1 148-168, B2 204-224
@@ -219,9 +219,9 @@ TEST(Contention, OneCardForBothDirectionsOfAPipeline) {
   EXPECT_EQ(queue.at(activation), std::pair(Duration(seconds(118)), Duration(seconds(130))));
 }
 
-TEST(Contention, TwoPipelineRanksOfANodeThatSendAtOnce) {
-  // p3.16xlarge, two ranks of four replicas a node: 2->1 and 3->4 leave the middle node through its one card. Alone,
-  // four replicas share it, a quarter each; together, eight: both take twice as long as they are priced.
+TEST(Contention, TwoPipelineRanksOfANodeSendConcurrently) {
+  // p3.16xlarge, two ranks of four replicas per node: 2->1 and 3->4 leave the middle node through its only card, shared
+  // by four replicas for one transfer and by eight for both: both then take twice their price.
   const Scenario scenario = scenario_from_json(nlohmann::json::parse(R"({"model": "models/gpt3-1b.json",
       "cluster": {"name": "p3.16xlarge", "nodes": 3}, "parallelism": {"pp": 6, "dp": 4},
       "batch": {"micro_batch": 1, "microbatches": 12, "sequence_length": 2048}})"),
@@ -242,7 +242,7 @@ TEST(Contention, TwoPipelineRanksOfANodeThatSendAtOnce) {
     EXPECT_GE(links.next_end(), 0);
     EXPECT_EQ(links.now(), nanoseconds(2'000'000));
   }
-  // In the pipeline some of them meet, no other transfers do, and none takes more than twice its time.
+  // In the pipeline some of these transfers overlap, no others do, and none takes more than twice its price.
   const Timeline timeline = simulate(graph, prices);
   int slowed = 0;
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -260,7 +260,7 @@ TEST(Contention, TwoPipelineRanksOfANodeThatSendAtOnce) {
   EXPECT_GT(slowed, 5);
 }
 
-// Each rank's list, `times` over, as one schedule.
+// A schedule that repeats each rank's list `times` times.
 Schedule repeated(const Schedule& schedule, int times) {
   ScheduleParts parts = schedule.parts();
   parts.num_microbatches *= times;
@@ -280,7 +280,7 @@ Schedule repeated(const Schedule& schedule, int times) {
   return Schedule(parts);
 }
 
-TEST(ContendedPeriod, WhereNobodyIsInTheWayItIsTheSweeps) {
+TEST(ContendedPeriod, EqualsThatOfTheSweepWithoutContention) {
   std::uint32_t seed = 0;
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     if (schedule.weight_policy() != WeightPolicy::flush || schedule.num_ranks() == 1) return;
@@ -293,7 +293,7 @@ TEST(ContendedPeriod, WhereNobodyIsInTheWayItIsTheSweeps) {
   });
 }
 
-TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
+TEST(ContendedPeriod, EqualsThatOfTheRepeatedSchedule) {
   std::uint32_t seed = 0;
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     if (schedule.weight_policy() != WeightPolicy::flush || schedule.num_ranks() == 1) return;
@@ -324,7 +324,7 @@ TEST(ContendedPeriod, RepeatsAsTheRepeatedScheduleRuns) {
     }
     ASSERT_EQ(ends, expected);
     const Duration period = repeated_period(once, prices);
-    // It lies between the busiest rank's work and what one batch alone takes.
+    // It lies between the work of the busiest rank and the makespan of one batch.
     const Timeline alone = simulate(once, prices);
     EXPECT_LE(period, *std::max_element(alone.end.begin(), alone.end.end()));
     std::vector<Duration> busy(static_cast<std::size_t>(schedule.num_ranks()), Duration{0});

@@ -22,9 +22,9 @@ namespace sluice::test {
 namespace {
 
 // Random times in whole nanoseconds per kind, stage and slice.
-class RandomCost : public CostModel {
+class RandomEngineCost : public CostModel {
  public:
-  RandomCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
+  RandomEngineCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
 
   std::int64_t nanoseconds(OpKind kind, int stage, int slice) const {
     const auto [found, added] = times_.try_emplace({kind, stage, slice}, 0);
@@ -66,7 +66,7 @@ TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   const int count = test::for_each_schedule(sizes, [&](const Schedule& schedule) {
     SCOPED_TRACE(test::describe(schedule));
     ++seed;
-    const RandomCost cost(seed, static_cast<int>(seed % 3) * 7);
+    const RandomEngineCost cost(seed, static_cast<int>(seed % 3) * 7);
     const OpGraph graph = lower(schedule);
     const Timeline timeline = simulate(graph, price(graph, cost));
     test::OracleCosts costs;
@@ -96,7 +96,7 @@ TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
 }
 
 // Repeats each rank's list `times` times, as one schedule.
-Schedule repeated(const Schedule& schedule, int times) {
+Schedule repeated_run(const Schedule& schedule, int times) {
   ScheduleParts parts = schedule.parts();
   parts.num_microbatches *= times;
   parts.route_of.clear();
@@ -120,14 +120,16 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
   test::for_each_schedule({.ranks = 4, .microbatches = 4, .chunks = 2, .slices = 2}, [&](const Schedule& schedule) {
     if (schedule.weight_policy() != WeightPolicy::flush) return;
     SCOPED_TRACE(test::describe(schedule));
-    const RandomCost cost(++seed, 3);
+    const RandomEngineCost cost(++seed, 3);
     const OpGraph graph = lower(schedule);
     const Duration period = repeated_period(graph, price(graph, cost));
     test::OracleCosts costs;
     costs.op = [&](const Op& op) { return cost.nanoseconds(op.kind, op.stage, op.slice); };
     costs.hop = 3;
     // Growth over a multiple of every cycle length up to 4, after the transient.
-    const auto makespan = [&](int times) { return test::longest_path(repeated(schedule, times), costs).makespan(); };
+    const auto makespan = [&](int times) {
+      return test::longest_path(repeated_run(schedule, times), costs).makespan();
+    };
     const std::int64_t growth = makespan(36) - makespan(24);
     EXPECT_EQ(period.count(), (growth + 6) / 12);
   });
@@ -190,7 +192,7 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
       const VertexId to = source(edge, graph);
       const LaneId lane = get(vertex_lane, graph, from);
       const bool order = lane == get(vertex_lane, graph, to);
-      const Duration latency = order ? Duration{} : prices.lane_latency[static_cast<std::size_t>(lane)];
+      const Duration latency = order ? Duration{} : prices.lane_latency[lane];
       add_edge(from, to, (get(duration, from) + latency).count(), waited_for_by);
     }
     BGL_FORALL_VERTICES_T(v, graph, OpGraph) { add_edge(beginning, v, 0, waited_for_by); }

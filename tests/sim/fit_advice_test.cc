@@ -8,7 +8,7 @@
 namespace sluice::test {
 namespace {
 
-// GPT-3 13B on 8 A100: with 256 sequences in flight it is far over 80 GiB.
+// GPT-3 13B on 8 A100 with 256 sequences in flight, which need far more than 80 GiB.
 Scenario too_large(const nlohmann::json& changes) {
   nlohmann::json document = nlohmann::json::parse(R"({
     "model": {"num_layers": 40, "hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 51200,
@@ -22,8 +22,8 @@ Scenario too_large(const nlohmann::json& changes) {
   return scenario_from_json(document, "test", "");
 }
 
-TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
-  const model::Setup setup(too_large(nlohmann::json::object()));
+TEST(FitAdvice, ReturnsChangesThatFitFastestFirst) {
+  const sluice::Setup setup(too_large(nlohmann::json::object()));
   ASSERT_FALSE(predict(setup).fit->fits);
   const std::vector<Remedy> remedies = what_would_fit(setup);
   ASSERT_FALSE(remedies.empty());
@@ -35,8 +35,8 @@ TEST(FitAdvice, NamesChangesThatFitFastestFirst) {
   for (std::size_t i = 0; i < remedies.size(); ++i) EXPECT_EQ(remedies[i].flags, again[i].flags);
 }
 
-TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
-  const model::Setup setup(too_large(nlohmann::json::object()));
+TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
+  const sluice::Setup setup(too_large(nlohmann::json::object()));
   const auto remedies = what_would_fit(setup);
   const auto find = [&](const std::string& flags) {
     return std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.flags == flags; });
@@ -49,11 +49,11 @@ TEST(FitAdvice, IsWhatTheChangedScenarioSays) {
   EXPECT_EQ(leaner->iteration_s, to_seconds(prediction.iteration));
 }
 
-TEST(FitAdvice, IsEmptyWhereNothingHelps) {
-  // 13 billion parameters whole on one GPU: 18 bytes each are 220 GiB, whatever is recomputed.
-  const model::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
-                                      {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
-                                      {"schedule", "1f1b"}}));
+TEST(FitAdvice, IsEmptyIfNoChangeFits) {
+  // 13 billion parameters with 18 bytes each on one GPU need 220 GiB, with any recomputation.
+  const sluice::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
+                                       {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
+                                       {"schedule", "1f1b"}}));
   ASSERT_FALSE(predict(setup).fit->fits);
   EXPECT_TRUE(what_would_fit(setup).empty());
 }

@@ -34,7 +34,7 @@ Duration makespan(const OpGraph& graph, const Prices& prices) {
   return *std::max_element(timeline.end.begin(), timeline.end.end());
 }
 
-TEST(SlowDown, ASlowRankStretchesWhatItComputesAndNothingElse) {
+TEST(SlowDown, ASlowRankSlowsDownOnlyItsCompute) {
   Priced run = priced("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1,comm=0.1");
   const Prices before = run.prices;
   slow_down(run.graph, {.slow_ranks = {{.rank = 2, .factor = 1.5}}}, run.prices);
@@ -45,8 +45,8 @@ TEST(SlowDown, ASlowRankStretchesWhatItComputesAndNothingElse) {
   EXPECT_EQ(run.prices.lane_latency, before.lane_latency);
 }
 
-TEST(SlowDown, OneForwardOneBackwardTakesTheTimeOfItsSlowestRank) {
-  // p = 2, m = 4, f = 1, x = 2. Rank 1 takes double: F0 0-1 on rank 0, then rank 1 works without a stop for
+TEST(SlowDown, OneForwardOneBackwardRunsAtThePaceOfItsSlowestRank) {
+  // p = 2, m = 4, f = 1, x = 2. Rank 1 takes twice as long: F0 0-1 on rank 0, then rank 1 is busy for
   // 4 (2 + 4) = 24, and rank 0 ends with a B of 2: 1 + 24 + 2.
   Priced run = priced("1f1b", {.ranks = 2, .microbatches = 4}, "f=1,b=1,w=1");
   slow_down(run.graph, {.slow_ranks = {{.rank = 1, .factor = 2}}}, run.prices);
@@ -54,11 +54,11 @@ TEST(SlowDown, OneForwardOneBackwardTakesTheTimeOfItsSlowestRank) {
 }
 
 TEST(SlowDown, ASlowLinkDelaysBothDirections) {
-  // gpipe, two ranks, m = 1: F, hop, F, B, hop, B = 1 + c + 1 + 2 + c + 2 with c = 3 x 0.5.
+  // gpipe, two ranks, m = 1: F, transfer, F, B, transfer, B = 1 + c + 1 + 2 + c + 2 with c = 3 x 0.5.
   Priced run = priced("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.5");
   slow_down(run.graph, {.slow_links = {{.a = 1, .b = 0, .factor = 3}}}, run.prices);
   EXPECT_EQ(makespan(run.graph, run.prices), std::chrono::seconds(9));
-  // On the wire, too.
+  // Also while it occupies the link.
   Priced wire = priced("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1");
   for (VertexId v = 0; v < wire.graph.size(); ++v) {
     if (wire.graph[v].kind == VertexKind::transfer) wire.prices.duration[v] = std::chrono::seconds(1);
@@ -67,9 +67,9 @@ TEST(SlowDown, ASlowLinkDelaysBothDirections) {
   EXPECT_EQ(makespan(wire.graph, wire.prices), std::chrono::seconds(12));
 }
 
-TEST(SlowDown, ASlowLinkTakesLessOfWhatItShares) {
+TEST(SlowDown, ASlowLinkTakesLessOfASharedResource) {
   // gpipe on three ranks: rank 1 sends activations to 2 and gradients to 0 through one port. At half speed the link to
-  // 2 wants half of the port, so that the other may have the other half.
+  // 2 uses half of the port, which leaves the other half to the other link.
   Priced run = priced("gpipe", {.ranks = 3, .microbatches = 4}, "f=1,b=1,w=1");
   const auto first_link = 2 * static_cast<std::size_t>(3);
   run.prices.sharing.num_resources = 1;
@@ -88,12 +88,13 @@ TEST(SlowDown, ASlowLinkTakesLessOfWhatItShares) {
   }
 }
 
-TEST(SlowDown, NamesWhatIsNotThere) {
+TEST(SlowDown, RejectsUnknownRanksAndLinks) {
   Priced run = priced("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1");
   EXPECT_THAT([&] { slow_down(run.graph, {.slow_ranks = {{.rank = 4, .factor = 2}}}, run.prices); },
               ThrowsMessage<InputError>(HasSubstr("slow rank 4: expected ranks 0 to 3")));
   EXPECT_THAT([&] { slow_down(run.graph, {.slow_links = {{.a = 0, .b = 2, .factor = 2}}}, run.prices); },
-              ThrowsMessage<InputError>(HasSubstr("slow link 0-2: nothing is sent between these ranks, but over 0-1")));
+              ThrowsMessage<InputError>(
+                  HasSubstr("slow link 0-2: there are no transfers between these ranks, expected one of 0-1")));
   EXPECT_THAT(
       [&] {
         slow_down(run.graph, {.slow_ranks = {{.rank = 0, .factor = 1e6}, {.rank = 0, .factor = 1e6}}}, run.prices);
@@ -101,13 +102,13 @@ TEST(SlowDown, NamesWhatIsNotThere) {
       ThrowsMessage<InputError>(HasSubstr("years")));
 }
 
-TEST(Trials, DependOnSeedAndNumberAlone) {
+TEST(Trials, DependOnlyOnSeedAndNumber) {
   const Priced run = priced("zb-h1", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1");
   Perturbation noise{.jitter = {Jitter::Kind::lognormal, 0.1}, .trials = 64, .seed = 7};
   const Trials all = run_trials(run.graph, run.prices, noise);
   EXPECT_TRUE(std::is_sorted(all.makespans.begin(), all.makespans.end()));
   EXPECT_EQ(run_trials(run.graph, run.prices, noise).makespans, all.makespans);
-  // Fewer trials are the first of more, whichever thread ran them.
+  // The first trials do not depend on the number of trials or on threads.
   noise.trials = 16;
   const Trials some = run_trials(run.graph, run.prices, noise);
   EXPECT_TRUE(std::includes(all.makespans.begin(), all.makespans.end(), some.makespans.begin(), some.makespans.end()));
@@ -115,12 +116,12 @@ TEST(Trials, DependOnSeedAndNumberAlone) {
   EXPECT_NE(run_trials(run.graph, run.prices, noise).makespans, some.makespans);
 }
 
-// On one rank nothing waits: the makespan is a sum of 2m independent durations, whose mean and variance are known.
-TEST(Trials, FactorsHaveMeanOneAndTheSpreadThatWasAskedFor) {
+// On one rank the makespan is a sum of 2m independent durations with known mean and variance.
+TEST(Trials, FactorsHaveMeanOneAndTheRequestedSpread) {
   constexpr int kOps = 2 * 100;
   const Priced run = priced("1f1b", {.ranks = 1, .microbatches = kOps / 2}, "f=1,b=1,w=0");
   const double s = 0.2;
-  // Of one factor. A normal one cut at five deviations has lost nothing that counts.
+  // Of one factor. Truncating a normal distribution at five deviations is negligible.
   const std::pair<Jitter::Kind, double> cases[] = {{Jitter::Kind::lognormal, std::exp(s * s) - 1},
                                                    {Jitter::Kind::normal, s * s},
                                                    {Jitter::Kind::uniform, s * s / 3}};
@@ -133,14 +134,14 @@ TEST(Trials, FactorsHaveMeanOneAndTheSpreadThatWasAskedFor) {
   }
 }
 
-TEST(Trials, WaitingMakesNoiseCostTime) {
+TEST(Trials, JitterIncreasesTheMeanMakespan) {
   const Priced run = priced("1f1b", {.ranks = 4, .microbatches = 16}, "f=1,b=1,w=1");
   const Perturbation noise{.jitter = {Jitter::Kind::normal, 0.1}, .trials = 200};
-  // The mean of a maximum is no less than the maximum of the means, and here many paths are nearly longest.
+  // The mean of a maximum is at least the maximum of the means, and many paths are nearly critical here.
   EXPECT_GT(run_trials(run.graph, run.prices, noise).mean_s, to_seconds(makespan(run.graph, run.prices)) * 1.01);
 }
 
-TEST(Trials, NoSpreadIsNoNoise) {
+TEST(Trials, ZeroSpreadHasNoEffect) {
   const Priced run = priced("1f1b", {.ranks = 2, .microbatches = 4}, "f=1,b=1,w=1");
   const Trials trials = run_trials(run.graph, run.prices, {.jitter = {Jitter::Kind::lognormal, 0}, .trials = 3});
   EXPECT_EQ(trials.makespans, std::vector<Duration>(3, makespan(run.graph, run.prices)));
@@ -156,7 +157,7 @@ TEST(Trials, QuantilesAreLinearBetweenNeighbours) {
   EXPECT_EQ(trials.quantile(1), Duration{40});
 }
 
-TEST(Jitter, SaysWhatItExpects) {
+TEST(Jitter, NamesTheExpectedFormat) {
   EXPECT_EQ(to_string(parse_jitter("lognormal:0.05", "--jitter")), "lognormal:0.05");
   EXPECT_EQ(parse_jitter("none", "--jitter").kind, Jitter::Kind::none);
   for (const char* wrong : {"", "lognormal", "lognormal:", "lognormal:x", "lognormal:0.1x", "lognormal:-1",

@@ -9,11 +9,12 @@
 #include <tuple>
 
 #include "model/errors.h"
+#include "sim/predict.h"
 
 namespace sluice::test {
 namespace {
 
-// A small GPT, so that many microbatches cost little; `changes` are laid over it.
+// A small GPT with many cheap microbatches; `changes` override it.
 Scenario base_of(const nlohmann::json& changes = nlohmann::json::object()) {
   nlohmann::json document = nlohmann::json::parse(R"({
     "model": {"num_layers": 24, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 51200,
@@ -47,7 +48,7 @@ TEST(PlanSpace, UsesAllGpusAndTheWholeBatch) {
   EXPECT_EQ(families.size(), 21U);  // of 23, two do not flush
 }
 
-TEST(PlanSpace, SaysWhyThereIsNothing) {
+TEST(PlanSpace, ReportsWhyItIsEmpty) {
   const auto error = [](const PlanSpace& space, const nlohmann::json& changes = nlohmann::json::object()) {
     try {
       enumerate(base_of(changes), space);
@@ -56,10 +57,10 @@ TEST(PlanSpace, SaysWhyThereIsNothing) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(error({.tp = {3}}), "plan: no tp x pp x dp of those asked for is 16 GPUs");
+  EXPECT_EQ(error({.tp = {3}}), "plan: no requested combination of tp x pp x dp equals 16 GPUs");
   EXPECT_EQ(error({.gpus = 32}), "--gpus: expected at most the 16 of DGX A100 80GB, got 32");
   EXPECT_EQ(error({.tp = {1}, .pp = {1}, .micro_batch = {7}}),
-            "plan: the global batch 192 is no multiple of micro_batch x dp for any of the sizes asked for");
+            "plan: the global batch 192 is not a multiple of micro_batch x dp for any requested sizes");
   EXPECT_EQ(error({.families = {"1f1c"}}),
             "there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
   EXPECT_EQ(error({.recompute = {"ful"}}),
@@ -68,9 +69,9 @@ TEST(PlanSpace, SaysWhyThereIsNothing) {
   EXPECT_EQ(error({}, {{"model", nullptr}}), "test: /model: required (--model)");
 }
 
-// A run on a shared graph, with its steady state taken out, is what `predict` says: to the nanosecond and the byte.
-// And nothing is faster, or smaller, than what is said of it without simulating.
-TEST(StructureRuns, AreWhatPredictSays) {
+// A run on a shared graph with a shortened steady state has exactly the times and bytes of `predict`, and respects the
+// lower bounds of its assessment.
+TEST(StructureRuns, EqualPredictions) {
   int simulated = 0;
   int refused = 0;
   std::mt19937 random(7);
@@ -85,7 +86,7 @@ TEST(StructureRuns, AreWhatPredictSays) {
     std::vector<PlanPoint> points = enumerate(base, space);
     std::shuffle(points.begin(), points.end(), random);
     points.resize(220);
-    // Those of a structure one after the other, so that they share graphs.
+    // Grouped by structure, so that they share graphs.
     const auto structure = [](const PlanPoint& p) {
       return std::tuple(p.family->name, p.pp, p.chunks, p.microbatches, p.slices);
     };
@@ -125,7 +126,7 @@ TEST(StructureRuns, AreWhatPredictSays) {
   EXPECT_GT(refused, 20);
 }
 
-TEST(Plan, LeavesOutOnlyWhatIsWorse) {
+TEST(Plan, SkipsOnlyWorseConfigurations) {
   for (const char* memory : {"80", "24"}) {
     const Scenario base =
         base_of({{"cluster",
@@ -182,7 +183,7 @@ TEST(Plan, LeavesOutOnlyWhatIsWorse) {
       const auto r = some.ranking();
       return std::vector(r.begin(), r.begin() + kKeep);
     }());
-    // Of equals either may stand for both, so times and bytes are compared.
+    // Equal configurations are interchangeable, so times and bytes are compared.
     const auto figures = [](const Plan& plan) {
       std::vector<std::pair<Duration, std::int64_t>> out;
       for (const int point : plan.pareto_front()) {
@@ -201,7 +202,7 @@ TEST(Plan, LeavesOutOnlyWhatIsWorse) {
   }
 }
 
-TEST(Plan, IsTheSameHoweverItIsDealtOut) {
+TEST(Plan, DoesNotDependOnTheDistributionOfWork) {
   const Scenario base = base_of();
   PlanSpace space;
   space.families = {"1f1b", "interleaved-1f1b", "zb-h1"};
@@ -209,7 +210,7 @@ TEST(Plan, IsTheSameHoweverItIsDealtOut) {
   finish(whole);
   Plan dealt(base, space, 5);
   for (auto work = dealt.next(); !work.empty(); work = dealt.next()) {
-    // Backwards, one by one, on a plan of its own.
+    // In reverse order, one by one, in another plan.
     Plan other(base, space, 5);
     for (auto item = work.rbegin(); item != work.rend(); ++item) {
       const std::span one(&*item, 1);
@@ -224,7 +225,7 @@ TEST(Plan, IsTheSameHoweverItIsDealtOut) {
   }
 }
 
-TEST(Plan, StopsWhenAsked) {
+TEST(Plan, StopsOnRequest) {
   Plan plan(base_of(), {}, 5);
   const std::atomic<bool> stop = true;
   const auto work = plan.next();

@@ -22,7 +22,7 @@ struct Flow {
   int work = 0;
 };
 
-// When each flow ends; one flow a link.
+// The end of each flow, one per link.
 std::vector<std::int64_t> ends_of(const LinkSharing& sharing, const std::vector<Flow>& flows) {
   SharedLinks links(sharing);
   std::uint64_t order = 0;
@@ -41,7 +41,7 @@ LinkSharing equals(Sharing policy, int links) {
 
 TEST(FairLinks, EqualFlowsThatStartTogetherTakeTwiceAsLong) {
   EXPECT_EQ(ends_of(equals(Sharing::fair, 2), {{0, 3, 10}, {1, 3, 10}}), (std::vector<std::int64_t>{23, 23}));
-  // Thirds and sevenths are not whole in floating point; the times are.
+  // Thirds and sevenths are not exact in floating point; the times are.
   EXPECT_EQ(ends_of(equals(Sharing::fair, 3), {{0, 0, 10}, {1, 0, 10}, {2, 0, 10}}),
             (std::vector<std::int64_t>(3, 30)));
   std::vector<Flow> seven;
@@ -49,46 +49,46 @@ TEST(FairLinks, EqualFlowsThatStartTogetherTakeTwiceAsLong) {
   EXPECT_EQ(ends_of(equals(Sharing::fair, 7), seven), (std::vector<std::int64_t>(7, 5 + 7 * 1'000'001)));
 }
 
-TEST(FairLinks, AFlowThatStartsHalfWayMakesBothTakeHalfAsLongAgain) {
-  // A has done 5 of 10 at 5, then 5 at half speed: 15. B has done 5 by then, and the rest at full speed: 20.
+TEST(FairLinks, AFlowThatStartsHalfwaySlowsDownBothByHalf) {
+  // A has moved 5 of 10 at time 5, then 5 at half speed: 15. B has moved 5 by then, and the rest at full speed: 20.
   EXPECT_EQ(ends_of(equals(Sharing::fair, 2), {{0, 0, 10}, {1, 5, 10}}), (std::vector<std::int64_t>{15, 20}));
 }
 
-TEST(FairLinks, AFlowSlowerThanItsShareLeavesTheRestToTheOthers) {
+TEST(FairLinks, AFlowBelowItsFairRateLeavesTheRemainderToTheOthers) {
   const LinkSharing sharing{.num_resources = 1,
                             .links = {shared(Sharing::fair, 0.2, {{0, 0.2}}), shared(Sharing::fair, 0.5, {{0, 0.5}}),
                                       shared(Sharing::fair, 1, {{0, 1}})}};
   // Max-min: 0.2, and (1 - 0.2) / 2 = 0.4 for each of the others: 1, 0.8 and 0.4 of full speed. The first ends at 100,
-  // with 20 and 60 left to the others, which then have 0.5 each: full speed and half. The second ends at 120; the
-  // third has 50 left, at full speed: 170.
+  // with 20 and 60 remaining for the others, which then get 0.5 each: full and half speed. The second ends at 120; the
+  // third has 50 remaining, at full speed: 170.
   EXPECT_EQ(ends_of(sharing, {{0, 0, 100}, {1, 0, 100}, {2, 0, 100}}), (std::vector<std::int64_t>{100, 120, 170}));
 }
 
-TEST(FairLinks, AFlowThroughTwoResourcesGoesAtTheSlowerOne) {
+TEST(FairLinks, AFlowThroughTwoResourcesHasTheLowerRate) {
   const LinkSharing sharing{.num_resources = 2,
                             .links = {shared(Sharing::fair, 1, {{0, 1}}), shared(Sharing::fair, 1, {{0, 1}, {1, 1}}),
                                       shared(Sharing::fair, 1, {{1, 1}}), shared(Sharing::fair, 1, {{1, 1}})}};
-  // Three in resource 1 have a third each; what the one that also uses 0 leaves of it, two thirds, is the first's:
-  // 60 / (2/3) = 90, and 3 x 60 = 180.
+  // The three flows through resource 1 get a third each. The one that also uses resource 0 leaves two thirds of that to
+  // the first flow: 60 / (2/3) = 90, and 3 x 60 = 180.
   EXPECT_EQ(ends_of(sharing, {{0, 0, 60}, {1, 0, 60}, {2, 0, 60}, {3, 0, 60}}),
             (std::vector<std::int64_t>{90, 180, 180, 180}));
-  // When the one through both ends first, the others are freed on both sides. It does 10 in 30; until then the first
-  // does 20 of 60, the two others 10: 30 + 40 = 70, and 30 + 2 x 50 = 130.
+  // When the flow through both ends first, the others speed up on both sides. It moves 10 in 30; until then the first
+  // moves 20 of 60, the two others 10: 30 + 40 = 70, and 30 + 2 x 50 = 130.
   EXPECT_EQ(ends_of(sharing, {{0, 0, 60}, {1, 0, 10}, {2, 0, 60}, {3, 0, 60}}),
             (std::vector<std::int64_t>{70, 30, 130, 130}));
 }
 
-TEST(FairLinks, EachFlowOfATransferHasAShareOfItsOwn) {
-  // The first link's transfer is two flows of half the card each, the second's one of all of it. Three flows have a
-  // third each: 2/3 and 1/3 of full speed. 60 / (2/3) = 90; the other has done 30 by then: 120.
+TEST(FairLinks, EachFlowOfATransferHasItsOwnFairRate) {
+  // The transfer of the first link has two flows of half the card each, that of the second one flow of all of it. Three
+  // flows get a third each: 2/3 and 1/3 of full speed. 60 / (2/3) = 90; the other has moved 30 by then: 120.
   const LinkSharing sharing{.num_resources = 1,
                             .links = {shared(Sharing::fair, 0.5, {{0, 1}}), shared(Sharing::fair, 1, {{0, 1}})}};
   EXPECT_EQ(ends_of(sharing, {{0, 0, 60}, {1, 0, 60}}), (std::vector<std::int64_t>{90, 120}));
-  // Ends are rounded up: 5 / (2/3) = 7.5 is 8, when the other has done 8/3 of 5 and ends 7/3 later, at 10 1/3: 11.
+  // Ends are rounded up: 5 / (2/3) = 7.5 is 8, when the other has moved 8/3 of 5 and ends 7/3 later, at 10 1/3: 11.
   EXPECT_EQ(ends_of(sharing, {{0, 0, 5}, {1, 0, 5}}), (std::vector<std::int64_t>{8, 11}));
 }
 
-TEST(FairLinks, WhoEndsAndWhoStartsAtOneTimeDoNotMeet) {
+TEST(FairLinks, ATransferThatEndsAndOneThatStartsTogetherDoNotOverlap) {
   EXPECT_EQ(ends_of(equals(Sharing::fair, 3), {{0, 0, 10}, {1, 10, 10}, {2, 20, 10}}),
             (std::vector<std::int64_t>{10, 20, 30}));
 }
@@ -96,22 +96,22 @@ TEST(FairLinks, WhoEndsAndWhoStartsAtOneTimeDoNotMeet) {
 TEST(QueuedLinks, ServeInOrderOfArrival) {
   EXPECT_EQ(ends_of(equals(Sharing::queue, 3), {{2, 5, 10}, {0, 0, 10}, {1, 6, 1}}),
             (std::vector<std::int64_t>{20, 10, 21}));
-  // At the same time: in the order that is given with them, 2 before 1 before 0.
+  // Simultaneous arrivals are ordered by the given order, 2 before 1 before 0.
   EXPECT_EQ(ends_of(equals(Sharing::queue, 3), {{2, 5, 1}, {1, 5, 2}, {0, 5, 3}}),
             (std::vector<std::int64_t>{6, 8, 11}));
 }
 
-TEST(QueuedLinks, NobodyOvertakesWhoWaitsForTheSameResource) {
+TEST(QueuedLinks, NoTransferOvertakesOneThatWaitsForTheSameResource) {
   const LinkSharing sharing{.num_resources = 3,
                             .links = {shared(Sharing::queue, 1, {{0, 1}}), shared(Sharing::queue, 1, {{0, 1}, {1, 1}}),
                                       shared(Sharing::queue, 1, {{1, 1}}), shared(Sharing::queue, 1, {{2, 1}})}};
-  // The second waits for resource 0 until 10, and the third behind it for the idle resource 1; the fourth waits for
-  // nobody.
+  // The second waits for resource 0 until 10, and the third waits after it for the idle resource 1; the fourth does not
+  // wait.
   EXPECT_EQ(ends_of(sharing, {{0, 0, 10}, {1, 2, 10}, {2, 3, 10}, {3, 4, 10}}),
             (std::vector<std::int64_t>{10, 20, 30, 14}));
 }
 
-// Random links through random resources, with as many flows one after the other as asked for.
+// Random links through random resources, with the given number of successive flows.
 struct RandomLinks {
   LinkSharing sharing;
   std::mt19937 random;
@@ -154,7 +154,7 @@ TEST(SharedLinks, RatesAreMaxMinAndWithinCapacity) {
     for (int ended = links.next_end(); ended >= 0; ended = links.next_end()) {
       const std::int64_t now = links.now().count();
       if (now > last) {
-        // The rates just before now, of those that came before it.
+        // The rates immediately before now, of the transfers that began earlier.
         std::vector<double> used(static_cast<std::size_t>(world.sharing.num_resources), 0);
         std::vector<double> fastest(used.size(), 0);
         const auto moving = [&](std::size_t i) { return under_way[i].came >= 0 && under_way[i].came < now; };
@@ -173,7 +173,7 @@ TEST(SharedLinks, RatesAreMaxMinAndWithinCapacity) {
         for (const double part : used) ASSERT_LE(part, 1 + 1e-9);
         for (std::size_t i = 0; i < num_links; ++i) {
           if (!moving(i) || links.rate(static_cast<int>(i)) == 1) continue;
-          // Below full speed there is a full resource of which nobody has more.
+          // A flow below full speed uses a full resource of which no flow has more.
           const SharedLink& link = world.sharing.links[i];
           const double mine = link.speed * links.rate(static_cast<int>(i));
           EXPECT_TRUE(std::any_of(link.uses.begin(), link.uses.end(), [&](const ResourceUse& use) {
@@ -195,7 +195,7 @@ TEST(SharedLinks, RatesAreMaxMinAndWithinCapacity) {
   EXPECT_GT(checked, 10'000);
 }
 
-TEST(SharedLinks, QueuesServeOneAtATimeAndLeaveNothingIdle) {
+TEST(SharedLinks, QueuesRunOneTransferAtATimeAndAreNeverIdle) {
   for (std::uint32_t seed = 1; seed <= 300; ++seed) {
     SCOPED_TRACE(seed);
     RandomLinks world(seed, true);
@@ -227,7 +227,7 @@ TEST(SharedLinks, QueuesServeOneAtATimeAndLeaveNothingIdle) {
       return false;
     };
     for (const Served& a : served) {
-      std::int64_t earliest = a.came;  // when the last of those that came before and meet it has ended
+      std::int64_t earliest = a.came;  // end of the last earlier transfer that shares a resource
       for (const Served& b : served) {
         if (&a == &b || !meet(a.link, b.link)) continue;
         EXPECT_TRUE(a.ended <= b.began || b.ended <= a.began);

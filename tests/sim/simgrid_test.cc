@@ -1,5 +1,5 @@
-// Contention against SimGrid, whose fluid network model (CM02 without its TCP corrections) is max-min fair as ours is.
-// The same computations and transfers are run there by actors, and every transfer's end is compared.
+// Compares contention with SimGrid, whose fluid network model (CM02 without its TCP corrections) is also max-min fair.
+// SimGrid actors run the same computations and transfers, and the end of every transfer is compared.
 
 #include <gtest/gtest.h>
 
@@ -37,16 +37,17 @@ namespace {
 namespace s4u = simgrid::s4u;
 
 constexpr double kCapacity = 1e9;  // bytes/s of every resource
-// Relative difference of an end. Where the models are the same, rounding to nanoseconds and bytes is all there is.
+// Tolerance of the relative difference of ends: the models are the same, and differ in rounding to nanoseconds and
+// bytes.
 constexpr double kAgreement = 1e-5;
 
-// One flow of a transfer: what it goes through, and how fast at most, as a fraction of kCapacity.
+// One flow of a transfer: its resources, and its maximal rate as a fraction of kCapacity.
 struct Flow {
   std::vector<std::string> resources;
   double speed = 1;
 };
 
-// SimGrid has one engine a process, so each run is a child's; it returns `count` times in seconds.
+// Runs in a child process, as SimGrid has one engine per process. Returns `count` times in seconds.
 template <typename Run>
 std::vector<double> in_child(std::size_t count, const Run& run) {
   int ends[2];
@@ -84,8 +85,8 @@ std::vector<double> in_child(std::size_t count, const Run& run) {
   return times;
 }
 
-// A platform with a pair of hosts for every flow and a route through its resources, none with latency, and through a
-// link of its own, which holds it to its full speed.
+// A platform with a pair of hosts for every flow and a route without latency through its resources and through a link
+// of its own, which limits it to its full speed.
 class Platform {
  public:
   Platform() : engine_(make_engine()), zone_(s4u::create_full_zone("zone")) {}
@@ -143,7 +144,7 @@ class Platform {
   int pairs_ = 0;
 };
 
-// Moves `seconds` of full speed over all flows of a transfer at once.
+// Moves the bytes of `seconds` at full speed over all flows of a transfer concurrently.
 void transfer(const std::vector<Platform::Pair>& flows, double seconds) {
   std::vector<s4u::CommPtr> comms;
   for (const Platform::Pair& flow : flows) {
@@ -155,8 +156,8 @@ void transfer(const std::vector<Platform::Pair>& flows, double seconds) {
   for (const s4u::CommPtr& comm : comms) comm->wait();
 }
 
-// The graph as actors, one a lane, which work through their vertices in order, each waiting for what it needs.
-// `flows` are by link lane. Returns every vertex's end.
+// Runs the graph with one actor per lane, which runs its vertices in order and waits for their dependencies. `flows`
+// are by link lane. Returns the end of every vertex.
 std::vector<double> simgrid_ends(const OpGraph& graph, const Prices& prices,
                                  const std::vector<std::vector<Flow> >& flows) {
   Platform platform;
@@ -165,7 +166,7 @@ std::vector<double> simgrid_ends(const OpGraph& graph, const Prices& prices,
   std::vector<int> consumers(graph.size(), 0);
   std::vector<s4u::SemaphorePtr> done;
   const auto lane_of = [&](VertexId v) { return static_cast<std::size_t>(graph[v].lane); };
-  // What `v` needs from other lanes; its own actor keeps the order.
+  // Dependencies of `v` on other lanes; its own actor keeps the order.
   const auto awaited = [&](VertexId v) {
     std::vector<VertexId> out;
     for (const VertexId need : graph.needs(v)) {
@@ -216,7 +217,7 @@ std::vector<double> simgrid_ends(const OpGraph& graph, const Prices& prices,
   return ends;
 }
 
-// Compares every transfer's end; returns how many transfers took longer than they would alone.
+// Compares the end of every transfer. Returns the number of transfers that contention slows down.
 int compare(const OpGraph& graph, const Prices& prices, const std::vector<std::vector<Flow> >& flows) {
   EXPECT_FALSE(prices.sharing.empty());
   const Timeline timeline = simulate(graph, prices);
@@ -253,7 +254,7 @@ class Linked : public CostModel {
   double latency_ms_;
 };
 
-// Rank r has card r modulo `cards`, out of it and into it.
+// Rank r sends and receives through card r modulo `cards`.
 int compare_with_cards(int cards, const char* family, const FamilyParams& params, const CostModel& cost,
                        double wire_fraction) {
   const Schedule schedule = make_schedule(find_family(family), params);
@@ -272,7 +273,7 @@ int compare_with_cards(int cards, const char* family, const FamilyParams& params
   return compare(graph, prices, flows);
 }
 
-TEST(SimGrid, OneForwardOneBackwardWithBothDirectionsOutOfOneCard) {
+TEST(SimGrid, OneForwardOneBackwardWithOneCardForBothDirections) {
   EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, Linked(14), 1), 10);
   EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, Linked(16, 2), 0.8), 5);
 }
@@ -285,7 +286,7 @@ TEST(SimGrid, OtherSchedules) {
   EXPECT_GT(compare_with_cards(4, "chimera", {.ranks = 4, .microbatches = 8}, Linked(12), 1), 10);
 }
 
-// What `sluice simulate` would run, with the cards of the nodes built from the layout and not from `prices.sharing`.
+// The graph of `sluice simulate`, with the cards of the nodes built from the layout instead of `prices.sharing`.
 int compare_cluster(const std::string& scenario_text, int gpus_per_node) {
   const Scenario scenario =
       scenario_from_json(nlohmann::json::parse(scenario_text), "test", std::string(SLUICE_SOURCE_DIR) + "/examples");
@@ -309,7 +310,7 @@ int compare_cluster(const std::string& scenario_text, int gpus_per_node) {
   return compare(graph, prices, flows);
 }
 
-TEST(SimGrid, TwoPipelineRanksOfANodeThatShareItsCard) {
+TEST(SimGrid, TwoPipelineRanksOfANodeShareItsCard) {
   // p3.16xlarge, three nodes of eight GPUs: with four replicas, pipeline ranks 2 and 3 are on the middle node and send
   // to ranks 1 and 4 through one card.
   EXPECT_GT(compare_cluster(R"({"model": "models/gpt3-1b.json", "cluster": {"name": "p3.16xlarge", "nodes": 3},
@@ -317,7 +318,7 @@ TEST(SimGrid, TwoPipelineRanksOfANodeThatShareItsCard) {
         "schedule": {"name": "1f1b"}})",
                             8),
             5);
-  // Two nodes, two chunks a rank: each node's card carries 1->2 and 0->3, or 2->1 and 3->0.
+  // Two nodes, two chunks per rank: each node's card carries 1->2 and 0->3, or 2->1 and 3->0.
   EXPECT_GT(compare_cluster(R"({"model": "models/gpt3-1b.json", "cluster": {"name": "p3.16xlarge", "nodes": 2},
         "parallelism": {"pp": 4, "dp": 4, "vpp": 2},
         "batch": {"micro_batch": 1, "microbatches": 8, "sequence_length": 2048},

@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::test {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 using nlohmann::json;
 using testing::HasSubstr;
 
-// Long sequences of a small model: attention is most of the work, so that even slices are far from equal.
+// Long sequences of a small model, where attention dominates, so that even slices have very different times.
 json document(const std::string& schedule, int microbatches = 4) {
   return {{"model",
            {{"num_layers", 8},
@@ -38,7 +38,7 @@ Prediction predicted(Scenario scenario, const std::vector<std::int64_t>& lengths
   return predict(Setup(scenario));
 }
 
-// Every cut of `tokens` in `slices` multiples of `granularity`.
+// All cuts of `tokens` into `slices` multiples of `granularity`.
 void for_cuts(std::int64_t tokens, std::int64_t granularity, int slices, std::vector<std::int64_t>& lengths,
               const std::function<void(const std::vector<std::int64_t>&)>& visit) {
   if (slices == 1) {
@@ -54,7 +54,7 @@ void for_cuts(std::int64_t tokens, std::int64_t granularity, int slices, std::ve
   }
 }
 
-TEST(SlicesForSchedule, AreTheBestOfAllCutsOfSmallCases) {
+TEST(SlicesForSchedule, FindTheBestCutOfMostSmallCases) {
   int cases = 0;
   int optimal = 0;
   for (const std::string schedule : {"terapipe", "seq1f1b", "eager-seq1f1b", "seq1f1b-zb1p", "seq1f1b-zb2p"}) {
@@ -79,12 +79,12 @@ TEST(SlicesForSchedule, AreTheBestOfAllCutsOfSmallCases) {
       optimal += best.makespan == least;
     }
   }
-  // A local search: it need not find them all.
+  // A local search need not find all of them.
   EXPECT_GE(optimal, cases - 1) << "of " << cases;
 }
 
-// Every cut of every family under what the bound counts: blocking and overlapped transfers, slow links, recomputation,
-// replicas with a distributed optimizer, uneven stages, chunks, a short last slice.
+// All cuts of all families with everything that the bound counts: blocking and overlapped transfers, slow links,
+// recomputation, replicas with a distributed optimizer, uneven stages, chunks, a short last slice.
 TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
   const std::vector<json> changes = {
       json::object(),
@@ -107,7 +107,7 @@ TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
         for (const int slices : {1, 2, 3}) {
           const ScheduleSlices found = slices_for_schedule(
               {.scenario = scenario, .granularity = granularity, .slices = slices, .time_budget_s = 0});
-          // A short last granule: cut the sequence rounded up, then shorten.
+          // A short last granule: cuts the rounded-up sequence, then shortens it.
           const std::int64_t granules = (32768 + granularity - 1) / granularity;
           std::vector<std::int64_t> lengths;
           for_cuts(granules * granularity, granularity, slices, lengths, [&](std::vector<std::int64_t> cut) {
@@ -116,7 +116,7 @@ TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
                 << schedule << " " << change << " " << slices;
             ++cuts;
           });
-          // It is not nothing either.
+          // The bound is not trivial.
           if (slices == 1) {
             EXPECT_GT(found.lower_bound, found.candidates[0].makespan / 4);
           }
@@ -127,7 +127,7 @@ TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
   EXPECT_GT(cuts, 1000);
 }
 
-TEST(SlicesForSchedule, NoMoveOfOneGranuleBetweenNeighboursHelps) {
+TEST(SlicesForSchedule, NoMoveOfOneGranuleIsAnImprovement) {
   const Scenario scenario = scenario_of(document("seq1f1b"));
   const ScheduleSlices found = slices_for_schedule({.scenario = scenario, .granularity = 512, .slices = 5});
   const SlicesCandidate& best = found.candidates[*found.best];
@@ -156,16 +156,16 @@ TEST(SlicesForSchedule, ChoosesTheNumberOfSlices) {
     EXPECT_LE(best.makespan, candidate.makespan);
     EXPECT_EQ(std::accumulate(candidate.lengths.begin(), candidate.lengths.end(), std::int64_t{0}), 32768);
   }
-  // No slicing is 1F1B.
+  // Without slices it is 1F1B.
   EXPECT_EQ(found.candidates.front().makespan, predicted(scenario_of(document("1f1b")), {32768}).metrics.makespan);
-  // The same again.
+  // Deterministic.
   const ScheduleSlices again = slices_for_schedule({.scenario = scenario, .granularity = 1024, .max_slices = 12});
   EXPECT_EQ(again.candidates[*again.best].lengths, best.lengths);
   EXPECT_EQ(again.simulations, found.simulations);
 }
 
-TEST(SlicesForSchedule, LeavesOutWhatDoesNotFit) {
-  // Of this device only as much as the leanest cut of the four-slice schedule needs, so that 1 slice does not fit.
+TEST(SlicesForSchedule, ExcludesCutsThatDoNotFit) {
+  // The device has only the memory of the smallest cut into four slices, so that 1 slice does not fit.
   json text = document("seq1f1b", 8);
   const Prediction whole = predicted(scenario_of(text), {32768});
   Scenario scenario = scenario_of(text);
@@ -179,10 +179,10 @@ TEST(SlicesForSchedule, LeavesOutWhatDoesNotFit) {
   EXPECT_FALSE(slices_for_schedule({.scenario = scenario, .granularity = 2048, .max_slices = 4}).best);
 }
 
-TEST(SlicesForSchedule, SkipsNumbersThatTheFamilyDoesNotTake) {
+TEST(SlicesForSchedule, SkipsNumbersThatTheFamilyDoesNotSupport) {
   json text = document("seq1f1b-interleaved");
   text["parallelism"]["vpp"] = 2;
-  text["schedule"]["group"] = 8;  // the number of slices divides it
+  text["schedule"]["group"] = 8;  // a multiple of the number of slices
   const Scenario scenario = scenario_of(text);
   const ScheduleSlices found = slices_for_schedule({.scenario = scenario, .granularity = 2048, .max_slices = 5});
   ASSERT_TRUE(found.best);
@@ -198,7 +198,7 @@ TEST(SlicesForSchedule, SkipsNumbersThatTheFamilyDoesNotTake) {
   EXPECT_GT(refused, 0);
 }
 
-TEST(SlicesForSchedule, StopsWhenTheTimeIsOver) {
+TEST(SlicesForSchedule, StopsWhenTheTimeIsUp) {
   const ScheduleSlices found = slices_for_schedule(
       {.scenario = scenario_of(document("seq1f1b")), .granularity = 64, .slices = 4, .time_budget_s = 0});
   ASSERT_TRUE(found.best);
@@ -207,10 +207,10 @@ TEST(SlicesForSchedule, StopsWhenTheTimeIsOver) {
   EXPECT_LE(found.candidates[*found.best].simulations, 4);  // even, balanced, two of TeraPipe's
 }
 
-// With uniform costs even slices are the best there are, and seq1f1b's closed form is (m k + p - 1)(f + x) / k:
-// p = 4, m = 4, f + x = 3 s, k = 4: (16 + 3) 3 / 4 = 14.25 s. The bound is met: 4 x 3 s of work, and 3 first slices
-// each way.
-TEST(SlicesForSchedule, MeetTheBoundWithUniformCosts) {
+// With uniform costs even slices are optimal, and seq1f1b's closed form is (m k + p - 1)(f + x) / k: p = 4, m = 4,
+// f + x = 3 s, k = 4: (16 + 3) 3 / 4 = 14.25 s. That equals the bound: 4 x 3 s of work, and 3 first slices in each
+// direction.
+TEST(SlicesForSchedule, ReachTheBoundWithUniformCosts) {
   const Scenario scenario = scenario_of({{"parallelism", {{"pp", 4}}},
                                          {"batch", {{"microbatches", 4}, {"sequence_length", 64}}},
                                          {"schedule", {{"name", "seq1f1b"}}}});
@@ -229,7 +229,7 @@ std::string error_of(const SlicesRequest& request) {
   return "no error";
 }
 
-TEST(SlicesForSchedule, RefuseWhatCannotBe) {
+TEST(SlicesForSchedule, RejectInvalidRequests) {
   EXPECT_EQ(error_of({.scenario = scenario_of(document("1f1b"))}),
             "test: /schedule/name: 1f1b has no slices: expected one of terapipe, seq1f1b, eager-seq1f1b, "
             "seq1f1b-interleaved, seq1f1b-zb1p, seq1f1b-zb2p");

@@ -16,7 +16,7 @@
 namespace sluice::test {
 namespace {
 
-// Integer nanoseconds that differ by stage and kind, drawn once; sends take time and arrive later.
+// Random integer nanoseconds per stage and kind; transfers occupy their link and have a latency.
 class DrawnCost : public CostModel {
  public:
   DrawnCost(std::mt19937& random, int stages, bool even, bool latency) {
@@ -68,8 +68,8 @@ struct Count {
   int proven = 0;
 };
 
-// Every family, over many shapes, costs and ways to lower: where the short schedule's run says what the long one's is,
-// that is so, to the nanosecond and the byte.
+// All families over many shapes, costs and lowering options: where the run of the short schedule determines that of the
+// long one, its times and bytes are exact.
 Count compare(const Family& family, bool even, std::uint32_t seed) {
   std::mt19937 random(seed);
   Count count;
@@ -87,7 +87,7 @@ Count compare(const Family& family, bool even, std::uint32_t seed) {
           try {
             found.emplace(shorten(family, params, 6 * ranks));
           } catch (const InputError&) {
-            continue;  // the family has no such shape
+            continue;  // not supported by the family
           }
           const ShortSchedule& brief = *found;
           ++count.runs;
@@ -134,7 +134,7 @@ Count compare(const Family& family, bool even, std::uint32_t seed) {
   return count;
 }
 
-TEST(SteadyState, SaysWhatTheLongRunDoes) {
+TEST(SteadyState, DeterminesTheLongRun) {
   int shortened_families = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;

@@ -13,17 +13,17 @@ struct CommandResult {
   std::string err;
 };
 
-// Runs the built `sluice` with `arguments`, as a user would. `environment` adds NAME=value words.
+// Runs the built `sluice` with `arguments`. `environment` is a list of additional NAME=value variables.
 CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment = {});
 
-// The same of another program, by its path.
+// Runs the program at a path.
 CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
                           const std::vector<std::string>& environment = {});
 
-// The words of a line, split at blanks.
+// Splits a line at whitespace.
 std::vector<std::string> words(const std::string& line);
 
-// A folder that is removed with its content at the end.
+// A temporary folder, removed with its contents by the destructor.
 class TemporaryFolder {
  public:
   TemporaryFolder();

@@ -8,7 +8,7 @@ namespace {
 std::atomic<std::int64_t> count{0};
 }
 
-// In a file of their own: where GCC sees a call of only one of them inlined, it takes malloc and delete for a mismatch.
+// In a separate file: if GCC inlines only one of them, it reports a mismatch of malloc and delete.
 void* operator new(std::size_t size) {
   ++count;
   if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;

@@ -6,7 +6,7 @@
 
 namespace sluice::test {
 
-// How often operator new has been called in this program.
+// Returns the number of calls of operator new in this program.
 std::int64_t allocations();
 
 }  // namespace sluice::test

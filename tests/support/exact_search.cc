@@ -7,13 +7,14 @@
 namespace sluice::test {
 namespace {
 
-// Groups: kind (0 F, 1 I, 2 W), stage, slice. A state is how many of each group are placed, and the times.
+// Groups are indexed by kind (0 F, 1 I, 2 W), stage and slice. A state is the number of ops placed per group and the
+// times.
 class Exact {
  public:
-  Exact(const PlacedProblem& problem, std::int64_t known, std::int64_t most_states)
+  Exact(const PlacedProblem& problem, std::int64_t known, std::int64_t max_states)
       : problem_(problem),
         best_(known),
-        most_states_(most_states),
+        max_states_(max_states),
         m_(problem.num_microbatches),
         k_(problem.num_slices()),
         stages_(problem.num_stages()),
@@ -24,12 +25,12 @@ class Exact {
     held_.assign(problem.num_ranks, 0);
     left_.assign(problem.num_ranks, 0);
     for (int g = 0; g < groups_; ++g) left_[rank(g)] += time(g) * m_;
-    // What at least follows the end of an op of the group, up the stages and back down: a plain longest path.
+    // A lower bound of the time after the end of an op of each group: the critical path to the last stage and back.
     follows_.assign(groups_, 0);
     for (int s = 0; s < stages_; ++s) {
       for (int i = 0; i < k_; ++i) {
         std::int64_t best = time(group(2, s, i));
-        if (s > 0) best = std::max(best, back_hop(s) + time(group(1, s - 1, i)) + follows_[group(1, s - 1, i)]);
+        if (s > 0) best = std::max(best, backward_latency(s) + time(group(1, s - 1, i)) + follows_[group(1, s - 1, i)]);
         if (i > 0) best = std::max(best, time(group(1, s, i - 1)) + follows_[group(1, s, i - 1)]);
         follows_[group(1, s, i)] = best;
       }
@@ -37,7 +38,8 @@ class Exact {
     for (int s = stages_ - 1; s >= 0; --s) {
       for (int i = k_ - 1; i >= 0; --i) {
         std::int64_t best = time(group(1, s, i)) + follows_[group(1, s, i)];
-        if (s + 1 < stages_) best = std::max(best, hop(s) + time(group(0, s + 1, i)) + follows_[group(0, s + 1, i)]);
+        if (s + 1 < stages_)
+          best = std::max(best, forward_latency(s) + time(group(0, s + 1, i)) + follows_[group(0, s + 1, i)]);
         if (i + 1 < k_) best = std::max(best, time(group(0, s, i + 1)) + follows_[group(0, s, i + 1)]);
         follows_[group(0, s, i)] = best;
       }
@@ -46,7 +48,7 @@ class Exact {
 
   std::optional<std::int64_t> run() {
     search(0, 0);
-    if (states_ > most_states_) return std::nullopt;
+    if (states_ > max_states_) return std::nullopt;
     return best_;
   }
 
@@ -60,15 +62,15 @@ class Exact {
     const SliceOpTimes& of = problem_.times[problem_.slice_index(stage(g), slice(g))];
     return (kind(g) == 0 ? of.forward : kind(g) == 1 ? of.input_gradient : of.weight_gradient).count();
   }
-  std::int64_t hop(int s) const {
+  std::int64_t forward_latency(int s) const {
     return problem_.rank_of[s] == problem_.rank_of[s + 1] ? 0 : problem_.forward_hop[s].count();
   }
-  std::int64_t back_hop(int s) const {
+  std::int64_t backward_latency(int s) const {
     return problem_.rank_of[s] == problem_.rank_of[s - 1] ? 0 : problem_.backward_hop[s].count();
   }
   std::int64_t end(int g, int j) const { return end_[g * m_ + j]; }
 
-  // When the next op of the group could start by what it needs; -1 if that is not placed.
+  // Earliest start of the next op of the group by its dependencies; -1 if one is not placed.
   std::int64_t ready(int g) const {
     const int j = placed_[g];
     std::int64_t there = 0;
@@ -79,11 +81,11 @@ class Exact {
     const int s = stage(g);
     const int i = slice(g);
     if (kind(g) == 0) {
-      if (s > 0) need(group(0, s - 1, i), hop(s - 1));
+      if (s > 0) need(group(0, s - 1, i), forward_latency(s - 1));
       if (i > 0) need(group(0, s, i - 1), 0);
     } else if (kind(g) == 1) {
       need(group(0, s, i), 0);
-      if (s + 1 < stages_) need(group(1, s + 1, i), back_hop(s + 1));
+      if (s + 1 < stages_) need(group(1, s + 1, i), backward_latency(s + 1));
       if (i + 1 < k_) need(group(1, s, i + 1), 0);
     } else {
       need(group(1, s, i), 0);
@@ -100,7 +102,7 @@ class Exact {
     }
   }
 
-  // Ends that ops not yet placed wait for, and the clocks.
+  // The times on which ops that are not placed depend: ends of their dependencies, and the clocks of the ranks.
   std::vector<std::int64_t> signature(std::int64_t now) const {
     std::vector<std::int64_t> out = clock_;
     for (int g = 0; g < groups_; ++g) {
@@ -108,7 +110,7 @@ class Exact {
         if (awaited(g, j)) out.push_back(end(g, j));
       }
     }
-    out.push_back(now);  // later ops must not start before the last one placed
+    out.push_back(now);  // later ops must not start before the last placed one
     return out;
   }
   bool awaited(int g, int j) const {
@@ -139,7 +141,7 @@ class Exact {
   }
 
   void search(std::int64_t now, int depth) {
-    if (states_ > most_states_) return;
+    if (states_ > max_states_) return;
     if (depth == groups_ * m_) {
       best_ = std::min(best_, *std::max_element(clock_.begin(), clock_.end()));
       return;
@@ -189,7 +191,7 @@ class Exact {
 
   const PlacedProblem& problem_;
   std::int64_t best_;
-  std::int64_t most_states_;
+  std::int64_t max_states_;
   int m_, k_, stages_, groups_;
   std::vector<int> placed_;                        // by group
   std::vector<std::int64_t> end_;                  // by group and microbatch
@@ -201,8 +203,8 @@ class Exact {
 
 }  // namespace
 
-std::optional<std::int64_t> least_makespan(const PlacedProblem& problem, std::int64_t known, std::int64_t most_states) {
-  return Exact(problem, known, most_states).run();
+std::optional<std::int64_t> least_makespan(const PlacedProblem& problem, std::int64_t known, std::int64_t max_states) {
+  return Exact(problem, known, max_states).run();
 }
 
 }  // namespace sluice::test

@@ -21,11 +21,11 @@ namespace {
 
 constexpr NcclResult kInvalidUsage = 5;
 constexpr NcclResult kRemoteError = 6;
-constexpr int kLooks = 3;  // until what is in progress is done
+constexpr int kLooks = 3;  // calls of ncclCommGetAsyncError until an operation completes
 
 struct Communicator;
 
-// Two ends of a message; the second to come finds what the first has left.
+// Two ends of a message; the second to arrive finds the data of the first.
 struct Half {
   std::byte* data;
   std::size_t bytes;
@@ -39,7 +39,7 @@ struct Clique {
   int joined = 0;
   std::map<std::pair<int, int>, std::deque<Half*>> sends;     // by sender and receiver
   std::map<std::pair<int, int>, std::deque<Half*>> receives;  // likewise
-  std::vector<void*> brought;                                 // of a sum: by rank
+  std::vector<void*> brought;                                 // inputs of an all-reduce, by rank
   int arrived = 0;
   int left = 0;
   struct Split {
@@ -53,7 +53,7 @@ struct Communicator {
   std::shared_ptr<Clique> clique;
   int rank = 0;
   int world_rank = 0;
-  std::mutex mutex;  // of what follows
+  std::mutex mutex;  // guards the members below
   int looks_left = 0;
   std::function<void()> when_settled;
   bool connected = false;
@@ -64,7 +64,7 @@ struct Communicator {
   Communicator** split_into = nullptr;
   std::thread::id by;
   bool ended = false;
-  std::atomic<bool> aborted{false};  // what waits on the device for it comes to its end
+  std::atomic<bool> aborted{false};  // operations that wait on the device end
 };
 
 struct State {
@@ -102,7 +102,7 @@ Communicator* make(std::shared_ptr<Clique> clique, int rank, int world_rank) {
   return state->communicators.back().get();
 }
 
-// Called with the communicator's mutex.
+// The caller holds the communicator's mutex.
 void begin(Communicator& communicator, std::function<void()> when_settled) {
   communicator.looks_left = kLooks;
   communicator.when_settled = std::move(when_settled);
@@ -116,7 +116,7 @@ void settle(Communicator& communicator) {
   --state->in_progress[communicator.by];
 }
 
-// An operation goes to its stream at once, or where it must connect first, later.
+// Enqueues an operation immediately, or later if it must connect first.
 NcclResult put(Communicator& communicator, void* stream, std::function<void()> task) {
   const std::lock_guard lock(communicator.mutex);
   if (communicator.ended || communicator.looks_left > 0 || communicator.joining || communicator.splitting) {
@@ -133,7 +133,7 @@ NcclResult put(Communicator& communicator, void* stream, std::function<void()> t
   return kNcclInProgress;
 }
 
-// Waits for the other end, as a kernel would; both have the bytes when it returns.
+// Waits for the other end, as a kernel would; on return both have the data.
 void exchange(Communicator& communicator, int sender, int receiver, bool sends, Half mine) {
   Clique& clique = *communicator.clique;
   std::unique_lock lock(clique.mutex);
@@ -155,7 +155,7 @@ void exchange(Communicator& communicator, int sender, int receiver, bool sends, 
   where.erase(std::find(where.begin(), where.end(), &mine));
 }
 
-// In float32, in the order of the ranks, rounded once.
+// Reduces in float32, in the order of the ranks, and rounds once.
 template <class T>
 void combine(const std::vector<void*>& brought, std::size_t count, NcclReduction reduction) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -168,11 +168,11 @@ void combine(const std::vector<void*>& brought, std::size_t count, NcclReduction
   }
 }
 
-// When all of the clique have come, the last one does `combine` with what they brought.
+// When all members of the clique have arrived, the last one calls `combine` on their inputs.
 void together(Communicator& communicator, void* data, const std::function<void(std::vector<void*>&)>& combine_all) {
   Clique& clique = *communicator.clique;
   std::unique_lock lock(clique.mutex);
-  clique.changed.wait(lock, [&] { return clique.left == 0 || communicator.aborted; });  // of the sum before
+  clique.changed.wait(lock, [&] { return clique.left == 0 || communicator.aborted; });  // of the previous all-reduce
   if (communicator.aborted) return;
   clique.brought.resize(clique.size);
   clique.brought[communicator.rank] = data;
@@ -263,7 +263,7 @@ NcclResult split(NcclCommunicator parent, int colour, int key, NcclCommunicator*
   return kNcclInProgress;
 }
 
-// Whether all have come to the split that this one waits for. With the communicator's mutex.
+// Returns whether all members have called the split that this one waits for. The caller holds the communicator's mutex.
 bool finish_split(Communicator& communicator) {
   std::shared_ptr<Clique> child;
   int rank = 0;
@@ -422,7 +422,7 @@ FakeNccl::~FakeNccl() {
     state->abort_hangs = false;
     state->changed.notify_all();
   }
-  // Threads that were left behind come to their end now.
+  // Lets the remaining threads end.
   while (true) {
     {
       const std::lock_guard lock(state->mutex);

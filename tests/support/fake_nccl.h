@@ -11,36 +11,37 @@
 
 namespace sluice::test {
 
-// NCCL for ranks that are threads of one process, on emulated devices: what is issued waits on its stream for the other
-// end, as a kernel of NCCL does, and holds up all that follows there. Stricter than NCCL: what is in progress gets to
-// its stream only when somebody has looked at it often enough, and misuse is remembered.
+// NCCL for ranks that are threads of one process, on emulated devices. Like a kernel of NCCL, an operation blocks its
+// stream until its peers have issued theirs. Stricter than NCCL: an operation in progress is enqueued only after enough
+// calls of ncclCommGetAsyncError, and misuse is recorded.
 class FakeNccl {
  public:
-  FakeNccl();  // the only one at a time
+  FakeNccl();  // at most one at a time
   ~FakeNccl();
   FakeNccl(const FakeNccl&) = delete;
   FakeNccl& operator=(const FakeNccl&) = delete;
 
   const NcclFunctions& functions() const { return functions_; }
 
-  // What was done against the rules: unequal sizes of two ends, operations of one thread that overlap, a communicator
-  // that was used after its end, or while something was in progress.
+  // Returns violations of NCCL's rules: different sizes on two ends, overlapping operations of one thread, use of a
+  // communicator after its end or while an operation is in progress.
   std::vector<std::string> misuse() const;
-  // Communicators that were made and not yet destroyed or aborted; and the most that a rank was aborting at once.
+  // Returns the number of communicators that were neither destroyed nor aborted; and the maximum number that a rank
+  // aborted concurrently.
   int alive() const;
   int most_aborts_at_once() const;
 
-  // From now on: aborting waits until so many are at it (0: does not), or for ever.
+  // Makes later aborts wait until this number of them run concurrently (0: no wait), or forever.
   void abort_waits_for(int others);
   void abort_hangs();
-  // From now on, looking at a communicator of this world rank shows an error.
+  // Makes ncclCommGetAsyncError report an error for communicators of this world rank.
   void fail(int world_rank);
 
  private:
   NcclFunctions functions_;
 };
 
-// How ranks that are threads learn the id of their world: rank 0's is everybody's. Outlives what it gave.
+// Passes the NCCL id of rank 0 to the other ranks, which are threads. Must outlive the transports that it creates.
 class FirstSays {
  public:
   std::function<void(std::span<std::byte>)> to(int rank);

@@ -10,8 +10,8 @@
 
 namespace sluice::test {
 
-// Compares with the file `name`, a path from the folder of tests. With SLUICE_UPDATE_GOLDEN set it writes the file
-// instead: read the difference before you commit it.
+// Compares `actual` with the golden file `name`, a path relative to tests/. With SLUICE_UPDATE_GOLDEN set it writes the
+// file instead; review the difference before committing it.
 inline void expect_golden(const std::string& name, const std::string& actual) {
   const std::string path = std::string(SLUICE_SOURCE_DIR) + "/tests/" + name;
   if (std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
@@ -22,8 +22,7 @@ inline void expect_golden(const std::string& name, const std::string& actual) {
   EXPECT_EQ(actual, read_file(path)) << "differs from " << path << " (SLUICE_UPDATE_GOLDEN=1 rewrites it)";
 }
 
-// Whether tests that go through many cases should take fewer of them: SLUICE_TEST_SCOPE=small, which the sanitizers'
-// preset sets.
+// Returns whether exhaustive tests should use fewer cases: SLUICE_TEST_SCOPE=small, set by the sanitizer presets.
 inline bool small_scope() {
   const char* scope = std::getenv("SLUICE_TEST_SCOPE");
   return scope != nullptr && std::string(scope) == "small";

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 
 #include "model/input/files.h"
 #include "model/schedule/op_text.h"
@@ -14,110 +15,8 @@ namespace {
 constexpr std::int64_t kBase = 1'700'000'000'123'456'789;
 constexpr std::int64_t kLead = 50'000'000;  // from the base to the first op
 
-// One range, in ns from the base.
-struct Range {
-  std::string name;
-  std::int64_t start = 0;
-  std::int64_t end = 0;
-  int stream = 7;
-};
-
-std::string action_of(const RowOp& op) {
-  std::string text;
-  append_op_text(text, Op{.microbatch = op.microbatch, .stage = op.stage, .kind = op.kind}, false);
-  return text;
-}
-
-std::string micros(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
-
-std::string event(const char* category, const std::string& name, const std::string& pid, int tid, std::int64_t start,
-                  std::int64_t duration) {
-  return fmt::format(R"(  {{
-    "ph": "X", "cat": "{}", "name": "{}", "pid": {}, "tid": {},
-    "ts": {}, "dur": {},
-    "args": {{
-      "External id": 17
-    }}
-  }},
-)",
-                     category, name, pid, tid, micros(start), micros(duration));
-}
-
-// What a rank does in one iteration, in the order of time.
-std::vector<Range> ranges_of(const RunRows& run, int rank, bool transfers) {
-  std::vector<Range> ranges;
-  for (const OpRow& row : run.rows) {
-    const std::int64_t start = row.start.count();
-    const std::int64_t end = row.end.count();
-    if (row.kind == RowKind::transfer && transfers) {
-      const bool forward = row.op.kind == OpKind::F;
-      const char* letter = forward ? "F" : "B";
-      if (row.rank == rank) {
-        ranges.push_back({fmt::format("PP:{}SEND_{}{}", row.op.stage, letter, row.op.microbatch), start, end, 20});
-      }
-      if (row.peer == rank) {
-        const int stage = row.op.stage + (forward ? 1 : -1);
-        const std::int64_t arrives = end + row.latency.count();
-        ranges.push_back({fmt::format("PP:{}RECV_{}{}", stage, letter, row.op.microbatch), start, arrives, 24});
-      }
-    }
-    if (row.rank != rank || !occupies_rank(row.kind)) continue;
-    if (row.kind == RowKind::recompute || row.kind == RowKind::optimizer) continue;
-    const std::string action = row.kind == RowKind::joint
-                                   ? "(" + action_of(row.op) + ";" + action_of(row.partner) + ")OVERLAP_F_B"
-                                   : action_of(row.op);
-    ranges.push_back({"PP:" + action, start, end, 7});
-  }
-  std::stable_sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.start < b.start; });
-  return ranges;
-}
-
-}  // namespace
-
-std::string kineto_text(const RunRows& run, int rank, const KinetoStyle& style) {
-  std::int64_t makespan = 0;
-  for (const OpRow& row : run.rows) makespan = std::max(makespan, row.end.count());
-  const std::int64_t ahead = style.clocks.empty() ? 0 : style.clocks[rank].count();
-  const std::vector<Range> one = ranges_of(run, rank, style.transfers);
-  std::vector<Range> ranges;
-  std::string body;
-  for (int i = 0; i < style.iterations; ++i) {
-    const std::int64_t begin = kLead + ahead + i * (makespan + style.gap.count());
-    for (Range range : one) {
-      range.start += begin;
-      range.end += begin;
-      ranges.push_back(std::move(range));
-    }
-    if (!style.steps) continue;
-    const std::string step = fmt::format("ProfilerStep#{}", style.first_step + i);
-    body += event("user_annotation", step, "4711", 4711, begin - 100, makespan + 200);
-    if (style.gpu) body += event("gpu_user_annotation", step, "0", 7, begin - 1, makespan + 2);
-  }
-  const bool first_is_op = style.cut_front > 0;
-  const auto is_op = [](const Range& range) { return range.stream == 7; };
-  for (int i = 0; i < style.cut_front && first_is_op; ++i) {
-    ranges.erase(ranges.begin(), std::next(std::find_if(ranges.begin(), ranges.end(), is_op)));
-  }
-  for (int i = 0; i < style.cut_back; ++i) {
-    ranges.erase(std::prev(std::find_if(ranges.rbegin(), ranges.rend(), is_op).base()), ranges.end());
-  }
-  for (const Range& range : ranges) {
-    // The CPU launches it 20 us before, in 5 us; without a GPU it does it itself.
-    const std::int64_t length = range.end - range.start;
-    body += event("user_annotation", range.name, "4711", 4711, style.gpu ? range.start - 20'000 : range.start,
-                  style.gpu ? 5'000 : length);
-    if (!style.gpu) continue;
-    body += event("kernel", "void gemm<float>()", "0", range.stream, range.start, length);
-    body += event("gpu_user_annotation", range.name, "0", range.stream, range.start - 1, length + 2);
-    // An op also launches a collective on another stream.
-    if (range.stream == 7) body += event("gpu_user_annotation", range.name, "0", 28, range.start + 10, 7);
-  }
-  const std::string info = style.distributed_info
-                               ? fmt::format(R"(
-      "distributedInfo": {{"backend": "nccl", "rank": {}, "world_size": {}, "pg_count": 1, "nccl_version": "2.26.2"}},)",
-                                             rank * style.world_rank_step, run.num_ranks * style.world_rank_step)
-                               : "";
-  return fmt::format(R"json(
+// The file of a rank: distributedInfo, baseTimeNanoseconds and events are filled in.
+constexpr std::string_view kFile = R"json(
   {{
     "schemaVersion": 1,
     "deviceProperties": [
@@ -151,8 +50,116 @@ std::string kineto_text(const RunRows& run, int rank, const KinetoStyle& style) 
   ],
   "traceName": "trace.json"
 }}
-)json",
-                     info, kBase, body);
+)json";
+
+// One range, in ns from the base.
+struct Range {
+  std::string name;
+  std::int64_t start = 0;
+  std::int64_t end = 0;
+  int stream = 7;
+};
+
+std::string action_of(const RowOp& op) {
+  std::string text;
+  append_op_text(text, Op{.microbatch = op.microbatch, .stage = op.stage, .kind = op.kind}, false);
+  return text;
+}
+
+std::string micros(std::int64_t ns) { return fmt::format("{}.{:03}", ns / 1000, ns % 1000); }
+
+std::string event(const char* category, const std::string& name, const std::string& pid, int tid, std::int64_t start,
+                  std::int64_t duration) {
+  return fmt::format(R"(  {{
+    "ph": "X", "cat": "{}", "name": "{}", "pid": {}, "tid": {},
+    "ts": {}, "dur": {},
+    "args": {{
+      "External id": 17
+    }}
+  }},
+)",
+                     category, name, pid, tid, micros(start), micros(duration));
+}
+
+// Returns the ranges of a rank in one iteration, in time order.
+std::vector<Range> ranges_of(const RunRows& run, int rank, bool transfers) {
+  std::vector<Range> ranges;
+  for (const OpRow& row : run.rows) {
+    const std::int64_t start = row.start.count();
+    const std::int64_t end = row.end.count();
+    if (row.kind == RowKind::transfer && transfers) {
+      const bool forward = row.op.kind == OpKind::F;
+      const char* letter = forward ? "F" : "B";
+      if (row.rank == rank) {
+        ranges.push_back({fmt::format("PP:{}SEND_{}{}", row.op.stage, letter, row.op.microbatch), start, end, 20});
+      }
+      if (row.peer == rank) {
+        const int stage = row.op.stage + (forward ? 1 : -1);
+        const std::int64_t arrives = end + row.latency.count();
+        ranges.push_back({fmt::format("PP:{}RECV_{}{}", stage, letter, row.op.microbatch), start, arrives, 24});
+      }
+    }
+    if (row.rank != rank || !occupies_rank(row.kind)) continue;
+    if (row.kind == RowKind::recompute || row.kind == RowKind::optimizer) continue;
+    const std::string action = row.kind == RowKind::joint
+                                   ? "(" + action_of(row.op) + ";" + action_of(row.partner) + ")OVERLAP_F_B"
+                                   : action_of(row.op);
+    ranges.push_back({"PP:" + action, start, end, 7});
+  }
+  std::stable_sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.start < b.start; });
+  return ranges;
+}
+
+// Removes the ops before the start and after the end of the recording, with the transfers before and after them.
+void cut(std::vector<Range>& ranges, const KinetoStyle& style) {
+  const auto is_op = [](const Range& range) { return range.stream == 7; };
+  for (int i = 0; i < style.cut_front; ++i) {
+    ranges.erase(ranges.begin(), std::next(std::find_if(ranges.begin(), ranges.end(), is_op)));
+  }
+  for (int i = 0; i < style.cut_back; ++i) {
+    ranges.erase(std::prev(std::find_if(ranges.rbegin(), ranges.rend(), is_op).base()), ranges.end());
+  }
+}
+
+}  // namespace
+
+std::string kineto_text(const RunRows& run, int rank, const KinetoStyle& style) {
+  std::int64_t makespan = 0;
+  for (const OpRow& row : run.rows) makespan = std::max(makespan, row.end.count());
+  const std::int64_t ahead = style.clocks.empty() ? 0 : style.clocks[rank].count();
+  const std::vector<Range> one = ranges_of(run, rank, style.transfers);
+  std::vector<Range> ranges;
+  std::string body;
+  for (int i = 0; i < style.iterations; ++i) {
+    const std::int64_t begin = kLead + ahead + i * (makespan + style.gap.count());
+    for (Range range : one) {
+      range.start += begin;
+      range.end += begin;
+      ranges.push_back(std::move(range));
+    }
+    if (!style.steps) continue;
+    const std::string step = fmt::format("ProfilerStep#{}", style.first_step + i);
+    body += event("user_annotation", step, "4711", 4711, begin - 100, makespan + 200);
+    if (style.gpu) body += event("gpu_user_annotation", step, "0", 7, begin - 1, makespan + 2);
+  }
+  cut(ranges, style);
+  for (const Range& range : ranges) {
+    // With a GPU, the CPU range is the launch: 20 us earlier, 5 us long.
+    const std::int64_t length = range.end - range.start;
+    body += event("user_annotation", range.name, "4711", 4711, style.gpu ? range.start - 20'000 : range.start,
+                  style.gpu ? 5'000 : length);
+    if (!style.gpu) continue;
+    body += event("kernel", "void gemm<float>()", "0", range.stream, range.start, length);
+    body += event("gpu_user_annotation", range.name, "0", range.stream, range.start - 1, length + 2);
+    // An op also launches a collective on another stream.
+    if (range.stream == 7) body += event("gpu_user_annotation", range.name, "0", 28, range.start + 10, 7);
+  }
+  const std::string info = style.distributed_info
+                               ? fmt::format(R"(
+      "distributedInfo": {{"backend": "nccl", "rank": {}, "world_size": {}, "pg_count": 1, "nccl_version": "2.26.2"}},)",
+                                             rank * style.world_rank_step, run.num_ranks * style.world_rank_step)
+                               : "";
+  return fmt::format(kFile, info, kBase, body);
 }
 
 std::vector<std::string> write_kineto_files(const std::string& folder, const RunRows& run, const KinetoStyle& style) {

@@ -24,7 +24,7 @@ Transformer small(int layers) {
   return model;
 }
 
-// A buffer as the executor aligns it.
+// A buffer with the alignment of the executor.
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes) : store_(to_size(bytes) + 2 * kBufferAlignment) {}
@@ -38,7 +38,7 @@ class Buffer {
   std::vector<std::byte> store_;
 };
 
-// Calls `visit(place in the whole matrix, place in the stage's buffer)` for every element of a block.
+// Calls visit(index in the whole matrix, index in the stage's buffer) for every element of a block.
 template <typename Visit>
 void for_elements(const Parameter& parameter, Visit&& visit) {
   for (std::int64_t row = 0; row < parameter.rows; ++row) {
@@ -58,7 +58,7 @@ void add_blocks_of(const Stage& stage, const std::byte* data, Weights& all) {
     for_elements(parameter, [&](std::size_t to, std::size_t at) {
       const auto value = static_cast<double>(from[at]);
       if (!std::isnan(whole[to])) {
-        EXPECT_EQ(whole[to], value) << parameter.name << " differs between its holders";
+        EXPECT_EQ(whole[to], value) << parameter.name << " differs between ranks";
       }
       whole[to] = value;
     });

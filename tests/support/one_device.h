@@ -13,23 +13,22 @@
 
 namespace sluice::test {
 
-// Tiny models of the two styles, with so many layers.
+// Tiny models of the two styles with the given number of layers.
 Transformer small_gpt(int layers, bool tied = true);
 Transformer small_llama(int layers);
 
 // Whole parameters by name, in double.
 using Weights = std::map<std::string, std::vector<double>>;
 
-// The largest |a - b| over the largest |b| of each parameter, and of all parameters the largest. Names must agree. A
-// bias of all keys moves no probability of the softmax, so that its gradient is 0 but for rounding: it is held against
-// the bias of the queries.
+// Returns the maximum over parameters of max |a - b| / max |b|. Names must be equal. The gradient of the keys' bias is
+// 0 up to rounding, since it does not change the softmax, and is compared with the bias of the queries.
 double relative_difference(const Weights& a, const Weights& b);
 
-// The blocks that a stage holds, added to `all`; and the other way round. `Scalar` is that of the stage.
+// Adds the blocks of a stage to `all`; and writes them from `all`. `Scalar` is the stage's precision.
 void add_blocks(const Stage& stage, const std::byte* data, Weights& all);
 void set_blocks(const Stage& stage, const Weights& all, std::byte* data);
 
-// A whole model as one stage, unsliced, computed by straight calls of its kernels in double, with no executor.
+// A whole model as one unsliced stage, which calls the kernels in double precision without the executor.
 class OneDevice {
  public:
   explicit OneDevice(const Transformer& model);
@@ -39,7 +38,7 @@ class OneDevice {
     double loss = 0;  // sum over tokens
     Weights gradients;
   };
-  // Of loss_scale x the loss over these sequences of a step's batch, one at a time.
+  // Returns the gradients of loss_scale x the loss of these sequences of a step's batch, computed one at a time.
   Result gradient(const Weights& weights, const TokenSource& tokens, std::int64_t step, int first_sequence,
                   int sequences, double loss_scale) const;
 
@@ -47,8 +46,8 @@ class OneDevice {
   std::unique_ptr<Stage> stage_;
 };
 
-// Trains with threads and gives the weights after the last run of the graph, as the first replica has them. Fails the
-// test where replicas or tensor ranks that hold the same parameter differ in one bit.
+// Trains with threads and returns the first replica's weights after the last run of the graph. Fails the test if
+// replicas of a parameter, across data- or tensor-parallel ranks, are not bitwise equal.
 struct Trained {
   TrainingReport report;
   Weights weights;

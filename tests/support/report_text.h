@@ -16,7 +16,7 @@
 
 namespace sluice::test {
 
-// What stands between the first `open` and the next `close`.
+// Returns the text between the first `open` and the next `close`.
 inline std::string between(std::string_view text, std::string_view open, std::string_view close) {
   const std::size_t begin = text.find(open);
   if (begin == std::string_view::npos) throw std::runtime_error("no " + std::string(open));
@@ -52,7 +52,7 @@ inline std::string inflated(const std::string& stream) {
   }
 }
 
-// The columns of a report's run by name, all as 64-bit numbers.
+// The decoded columns of a run in a report, by name, as 64-bit numbers.
 struct ReportColumns {
   nlohmann::json header;
   std::map<std::string, std::vector<std::int64_t>> columns;
@@ -93,13 +93,13 @@ inline ReportColumns columns_of(const std::string& report, int run) {
     at += size * (type == "i64" ? 8 : type == "i32" ? 4 : type == "i16" ? 2 : 1);
     at = (at + 3) / 4 * 4;
   }
-  if (at != bytes.size()) throw std::runtime_error("bytes behind the last column");
+  if (at != bytes.size()) throw std::runtime_error("bytes after the last column");
   return out;
 }
 
-// SHA-256 (FIPS 180-4) of `text`, in bytes.
+// Returns the SHA-256 hash (FIPS 180-4) of `text` as bytes.
 inline std::string sha256(std::string text) {
-  // The first 32 bits of the fractional parts of roots of primes, square and cube: 4.2.2 and 5.3.3.
+  // The first 32 bits of the fractional parts of cube and square roots of primes: sections 4.2.2 and 5.3.3.
   constexpr std::array<std::uint32_t, 64> kRounds = {
       0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
       0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,

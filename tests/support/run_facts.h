@@ -10,7 +10,7 @@
 
 namespace sluice::test {
 
-// What an InputError that `call` throws says.
+// Returns the message of the InputError that `call` throws.
 inline std::string error_of(const std::function<void()>& call) {
   try {
     call();
@@ -20,7 +20,7 @@ inline std::string error_of(const std::function<void()>& call) {
   return "no error";
 }
 
-// Rows in the order of identities, as what is known of each: nothing may differ.
+// Returns all fields of each row as text, sorted, to compare runs exactly.
 inline std::vector<std::string> facts_of(const RunRows& run) {
   std::vector<std::string> facts;
   for (const OpRow& row : run.rows) {

@@ -19,6 +19,9 @@ struct Limits {
 // Generates the family's schedule of that shape: k slices of one token. Throws InputError for an invalid shape.
 Schedule make(const std::string& family, const Shape& shape);
 
+// The condition of `for_shapes` that is true for every shape.
+inline bool everywhere(const Shape& /*shape*/) { return true; }
+
 // Calls `check` for all shapes within the limits and `in_range` that the family supports. Parameters that the family
 // does not have keep their default. Stops at the first fatal failure. Returns the number of shapes checked.
 int for_shapes(const std::string& family, const Limits& limits, const std::function<bool(const Shape&)>& in_range,

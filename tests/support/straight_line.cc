@@ -14,7 +14,7 @@
 namespace sluice::test {
 namespace {
 
-// Zeroed and aligned.
+// A zeroed and aligned buffer.
 class Block {
  public:
   explicit Block(std::int64_t bytes = 0) : lines_(to_size(bytes) / kBufferAlignment + 1) {}
@@ -55,7 +55,7 @@ class Step {
     Weights all;
     for (auto& [key, held] : held_) {
       const Stage& stage = at(std::get<2>(key));
-      Block moments(stage.memory().moments);
+      Block moments(stage.memory().optimizer_state);
       stage.step(held.weights.data(), held.weights.data(), moments.data(), held.gradients.data(),
                  plan_.spec().optimizer);
       add_blocks(stage, held.weights.data(), all);
@@ -141,7 +141,7 @@ class Step {
     }
   }
 
-  // Sums `elements` at `offset` of all of `gradients`, in their order, into all of them.
+  // All-reduces `elements` elements at `offset` of all `gradients`, in their order.
   void sum(const std::vector<std::byte*>& gradients, std::int64_t elements) {
     plan_.element_bytes() == 8 ? sum_of<double>(gradients, elements) : sum_of<float>(gradients, elements);
   }

@@ -6,9 +6,9 @@
 
 namespace sluice::test {
 
-// One step of a plan with a flush and no tensor parallelism, by one thread that takes the graph's vertices in the order
-// of their ids and calls the kernels: every slice has buffers of its own, nothing is reused and nothing is sent. Sums
-// are taken in the order of ranks. The weights after the step, in the plan's precision.
+// Returns the weights after one step of a plan with a flush and without tensor parallelism, in the plan's precision.
+// One thread calls the kernels in the order of the graph's vertices: every slice has its own buffers, and nothing is
+// sent. All-reduces sum in the order of the ranks.
 Weights straight_line(const RunPlan& plan, const TokenSource& tokens);
 
 }  // namespace sluice::test

@@ -68,7 +68,7 @@ std::vector<SvgElement> svg_elements(const std::string& svg) {
     throw std::runtime_error(std::string(XML_ErrorString(XML_GetErrorCode(parser.get()))) + " in line " +
                              std::to_string(XML_GetCurrentLineNumber(parser.get())));
   }
-  if (!reader.wrong.empty()) throw std::runtime_error("an SVG for all programs has no " + reader.wrong);
+  if (!reader.wrong.empty()) throw std::runtime_error("not allowed in a portable SVG: " + reader.wrong);
   return std::move(reader.elements);
 }
 

@@ -8,24 +8,24 @@
 
 namespace sluice::test {
 
-// An element of an SVG as it is drawn.
+// An element of an SVG with its effective attributes.
 struct SvgElement {
   std::string name;
-  std::map<std::string, std::string> attributes;  // its own, else those of what it stands in
-  std::string group;                              // id of the nearest <g> around it that has one
-  std::string text;                               // its own characters
+  std::map<std::string, std::string> attributes;  // its own, and those inherited from its parents
+  std::string group;                              // id of the nearest enclosing <g> with an id
+  std::string text;                               // its own text
 
   bool has(const std::string& key) const { return attributes.contains(key); }
   std::string get(const std::string& key) const { return has(key) ? attributes.at(key) : ""; }
   double number(const std::string& key) const { return std::stod(attributes.at(key)); }
 };
 
-// All elements in the order of the document, by expat. Throws std::runtime_error if it is not well-formed, names
-// something outside itself, or uses an element other than title, desc, g, defs, pattern, rect, line, path, circle,
-// text.
+// Parses an SVG with expat and returns its elements in document order. Throws std::runtime_error if it is not
+// well-formed, references external content, or has an element other than svg, title, desc, g, defs, pattern, rect,
+// line, path, circle and text.
 std::vector<SvgElement> svg_elements(const std::string& svg);
 
-// Of path data made of boxes, M x y h w v h h -w z: the area of all of them.
+// Returns the total area of path data that consists of boxes, M x y h w v h h -w z.
 double area_of_boxes(const std::string& data);
 
 }  // namespace sluice::test

@@ -8,8 +8,8 @@
 namespace sluice::test {
 namespace {
 
-constexpr std::int64_t kGuard = 256;
-constexpr std::byte kGuardByte{0xA5};
+constexpr std::int64_t kDeviceGuard = 256;
+constexpr std::byte kDeviceGuardByte{0xA5};
 
 template <class T>
 std::vector<std::byte> bytes_of_numbers(const std::vector<double>& numbers) {
@@ -37,9 +37,9 @@ std::vector<double> numbers_of_bytes(std::span<const std::byte> bytes) {
 DeviceMemory::DeviceMemory(Device& device, Stream& stream, std::int64_t bytes)
     : device_(device),
       stream_(stream),
-      memory_(device.allocate(bytes + 2 * kGuard)),
-      host_(device.allocate_host(bytes + 2 * kGuard)),
-      data_(memory_ + kGuard),
+      memory_(device.allocate(bytes + 2 * kDeviceGuard)),
+      host_(device.allocate_host(bytes + 2 * kDeviceGuard)),
+      data_(memory_ + kDeviceGuard),
       size_(bytes) {
   begin();
 }
@@ -48,16 +48,16 @@ DeviceMemory::DeviceMemory(Device& device, std::int64_t bytes)
     : device_(device),
       own_stream_(device.make_stream(StreamPriority::normal)),
       stream_(*own_stream_),
-      memory_(device.allocate(bytes + 2 * kGuard)),
-      host_(device.allocate_host(bytes + 2 * kGuard)),
-      data_(memory_ + kGuard),
+      memory_(device.allocate(bytes + 2 * kDeviceGuard)),
+      host_(device.allocate_host(bytes + 2 * kDeviceGuard)),
+      data_(memory_ + kDeviceGuard),
       size_(bytes) {
   begin();
 }
 
 void DeviceMemory::begin() {
-  std::fill_n(host_, size_ + 2 * kGuard, kGuardByte);
-  copy(memory_, host_, size_ + 2 * kGuard);
+  std::fill_n(host_, size_ + 2 * kDeviceGuard, kDeviceGuardByte);
+  copy(memory_, host_, size_ + 2 * kDeviceGuard);
   fill(std::byte{0xff});
 }
 
@@ -87,10 +87,10 @@ std::vector<std::byte> DeviceMemory::read() const {
 }
 
 bool DeviceMemory::intact() const {
-  copy(host_, memory_, size_ + 2 * kGuard);
-  const auto is_guard = [](std::byte b) { return b == kGuardByte; };
-  return std::all_of(host_, host_ + kGuard, is_guard) &&
-         std::all_of(host_ + kGuard + size_, host_ + size_ + 2 * kGuard, is_guard);
+  copy(host_, memory_, size_ + 2 * kDeviceGuard);
+  const auto is_guard = [](std::byte b) { return b == kDeviceGuardByte; };
+  return std::all_of(host_, host_ + kDeviceGuard, is_guard) &&
+         std::all_of(host_ + kDeviceGuard + size_, host_ + size_ + 2 * kDeviceGuard, is_guard);
 }
 
 std::vector<std::byte> as_bytes(Element element, const std::vector<double>& numbers) {

@@ -10,16 +10,16 @@
 
 namespace sluice::test {
 
-// A device that kernels are tested on: one of the emulation, or a GPU, as the program is linked. Null where there is no
-// GPU: the test is then skipped.
+// Returns the device for kernel tests, an emulated device or a GPU, depending on how the program is linked. Returns
+// null if there is no GPU; the test is then skipped.
 std::unique_ptr<Device> make_test_device();
 
-// Memory of a device between guards. Begins as bytes 0xff, which are not numbers, so that whoever reads what nobody
-// wrote is found out. Calls go through `stream` and wait for it. Device and stream outlive it.
+// Device memory with guard regions on both sides. Initialized with bytes 0xff, which are NaNs, to detect reads of
+// uninitialized memory. Operations run on `stream` and synchronize with it. Device and stream must outlive it.
 class DeviceMemory {
  public:
   DeviceMemory(Device& device, Stream& stream, std::int64_t bytes);
-  DeviceMemory(Device& device, std::int64_t bytes);  // with a stream of its own
+  DeviceMemory(Device& device, std::int64_t bytes);  // with its own stream
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
   DeviceMemory& operator=(const DeviceMemory&) = delete;
@@ -29,7 +29,7 @@ class DeviceMemory {
   void fill(std::byte value);
   void write(std::span<const std::byte> bytes);
   std::vector<std::byte> read() const;
-  // Nobody has written outside.
+  // Returns whether the guard regions are unchanged.
   bool intact() const;
 
  private:
@@ -44,14 +44,14 @@ class DeviceMemory {
   std::int64_t size_;
 };
 
-// 16-bit or float32 numbers as they lie in memory, and back; to the nearest.
+// Converts numbers to 16-bit or float32 elements in memory, and back; rounds to nearest.
 std::vector<std::byte> as_bytes(Element element, const std::vector<double>& numbers);
 std::vector<double> as_numbers(Element element, std::span<const std::byte> bytes);
 std::vector<double> rounded(Element element, const std::vector<double>& numbers);
 
 // ||out - reference|| / ||reference||.
 double relative_error(const std::vector<double>& out, const std::vector<double>& reference);
-// What that may be, of one kernel: 1e-2 in bf16, 2e-3 in fp16.
+// Returns the relative error that a kernel may have: 1e-2 in bf16, 2e-3 in fp16.
 double allowed_error(Element element);
 
 }  // namespace sluice::test

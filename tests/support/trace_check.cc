@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "model/timeline/causes.h"
+#include "tests/support/event_json.h"
 #include "traces/chrome/chrome_trace.h"
-#include "traces/chrome/event_json.h"
 
 namespace sluice::test {
 namespace {
@@ -52,7 +52,7 @@ struct TrackState {
   std::string first_use;
 };
 
-// The keys that an event must have (and no others but the optional ones).
+// The keys of an event: required and optional ones.
 struct Keys {
   std::vector<std::string> required;
   std::vector<std::string> optional;
@@ -69,7 +69,7 @@ const Keys* keys_of(const std::string& phase) {
   return found == kKeys.end() ? nullptr : &found->second;
 }
 
-// Eats what it names from the front of a text.
+// Each removes the named part from the front of a text.
 bool eat(std::string_view& text, std::string_view word) {
   if (!text.starts_with(word)) return false;
   text.remove_prefix(word.size());
@@ -105,48 +105,48 @@ class Checker {
     });
     head = &reader;
     if (!json::sax_parse(text, &reader)) {
-      breach("file", reader.error);
-      return std::move(breaches_);
+      violation("file", reader.error);
+      return std::move(violations_);
     }
     check_root(reader.root);
     check_tracks();
     check_flows();
-    return std::move(breaches_);
+    return std::move(violations_);
   }
 
  private:
-  void breach(const std::string& where, const std::string& what) { breaches_.push_back(where + ": " + what); }
+  void violation(const std::string& where, const std::string& what) { violations_.push_back(where + ": " + what); }
 
   void check_root(const json& root) {
     if (!root.is_object() || !root.contains("traceEvents") || !root["traceEvents"].is_array()) {
-      return breach("file", "expected an object with an array traceEvents");
+      return violation("file", "expected an object with an array traceEvents");
     }
-    if (!root.contains("sluice") || !root["sluice"].is_object()) return breach("file", "no object sluice");
+    if (!root.contains("sluice") || !root["sluice"].is_object()) return violation("file", "no object sluice");
     const json& sluice = root["sluice"];
-    if (sluice.value("schema", json()) != "sluice.trace/1") breach("sluice", "schema is not sluice.trace/1");
-    if (!sluice.contains("version") || !sluice["version"].is_string()) breach("sluice", "no version");
-    if (!sluice.contains("scenario")) breach("sluice", "no scenario");
+    if (sluice.value("schema", json()) != "sluice.trace/1") violation("sluice", "schema is not sluice.trace/1");
+    if (!sluice.contains("version") || !sluice["version"].is_string()) violation("sluice", "no version");
+    if (!sluice.contains("scenario")) violation("sluice", "no scenario");
     filtered_ = sluice.contains("world_ranks");
     for (const auto& [key, value] : root.items()) {
-      if (key != "sluice" && key != "traceEvents") breach("file", "unknown key " + key);
+      if (key != "sluice" && key != "traceEvents") violation("file", "unknown key " + key);
     }
   }
 
-  // A trace of two runs.
+  // Reads the sides of a trace of two runs.
   void read_sides(const json& head) {
     if (!head.contains("sluice") || !head["sluice"].is_object() || !head["sluice"].contains("sides")) return;
     const json& sides = head["sluice"]["sides"];
-    if (!sides.is_array() || sides.size() != 2) return breach("sluice", "sides is not a list of two");
+    if (!sides.is_array() || sides.size() != 2) return violation("sluice", "sides is not a list of two");
     std::int64_t pid = 1;
     for (const json& side : sides) {
       if (!side.is_object() || side.size() != 2 || !side.contains("name") || !side["name"].is_string() ||
           !side.contains("ranks") || !side["ranks"].is_number_unsigned()) {
-        return breach("sluice", "sides: expected name and ranks");
+        return violation("sluice", "sides: expected name and ranks");
       }
       sides_.push_back({side["name"].get<std::string>(), pid, pid + side["ranks"].get<std::int64_t>()});
       pid = sides_.back().end_pid;
     }
-    if (sides_[0].name == sides_[1].name) breach("sluice", "sides of one name");
+    if (sides_[0].name == sides_[1].name) violation("sluice", "both sides have the same name");
   }
 
   std::size_t side_of(std::int64_t pid) const {
@@ -171,7 +171,7 @@ class Checker {
     bool good = true;
     for (const std::string& key : keys.required) {
       if (event.contains(key)) continue;
-      breach(label_, "no " + key);
+      violation(label_, "no " + key);
       good = false;
     }
     for (const auto& [key, value] : event.items()) {
@@ -179,7 +179,7 @@ class Checker {
         return std::find(list.begin(), list.end(), key) != list.end();
       };
       if (in(keys.required) || in(keys.optional)) continue;
-      breach(label_, "unknown key " + key);
+      violation(label_, "unknown key " + key);
       good = false;
     }
     return good;
@@ -188,7 +188,7 @@ class Checker {
   std::optional<std::int64_t> positive(const json& event, const char* key) {
     const json& value = event[key];
     if (value.is_number_integer() && value.get<std::int64_t>() > 0) return value.get<std::int64_t>();
-    breach(label_, std::string(key) + " is not a positive integer");
+    violation(label_, std::string(key) + " is not a positive integer");
     return std::nullopt;
   }
 
@@ -196,7 +196,7 @@ class Checker {
     if (object.contains(key) && object[key].is_string() && !object[key].get_ref<const std::string&>().empty()) {
       return object[key].get<std::string>();
     }
-    breach(label_, std::string(key) + " is not a text");
+    violation(label_, std::string(key) + " is not a string");
     return std::nullopt;
   }
 
@@ -212,7 +212,7 @@ class Checker {
         if (decimals && rest.empty()) return *whole * 1000 + *decimals;
       }
     }
-    breach(label_, std::string(key) + " is not microseconds with three decimals");
+    violation(label_, std::string(key) + " is not microseconds with three decimals");
     return std::nullopt;
   }
 
@@ -221,7 +221,7 @@ class Checker {
       value = args[key].get<std::int64_t>();
       return true;
     }
-    breach(label_, "args: " + key + " is not an integer from 0 on");
+    violation(label_, "args: " + key + " is not a non-negative integer");
     return false;
   }
 
@@ -229,11 +229,11 @@ class Checker {
 
   void check_event(const json& event) {
     label_ = fmt::format("event {}", num_events_++);
-    if (!event.is_object()) return breach(label_, "is not an object");
-    if (!event.contains("ph") || !event["ph"].is_string()) return breach(label_, "no ph");
+    if (!event.is_object()) return violation(label_, "is not an object");
+    if (!event.contains("ph") || !event["ph"].is_string()) return violation(label_, "no ph");
     const std::string phase = event["ph"].get<std::string>();
     const Keys* keys = keys_of(phase);
-    if (keys == nullptr) return breach(label_, "unknown ph " + phase);
+    if (keys == nullptr) return violation(label_, "unknown ph " + phase);
     if (!has_its_keys(event, *keys)) return;
     const auto pid = positive(event, "pid");
     const auto tid = event.contains("tid") ? positive(event, "tid") : std::optional<std::int64_t>(0);
@@ -251,20 +251,20 @@ class Checker {
   void check_metadata(const json& event, std::int64_t pid, std::int64_t tid, const std::string& name) {
     const bool of_process = name == "process_name" || name == "process_sort_index";
     const bool of_thread = name == "thread_name" || name == "thread_sort_index";
-    if (!of_process && !of_thread) return breach(label_, "unknown metadata " + name);
-    if (of_process && !sides_.empty() && pid >= sides_.back().end_pid) breach(label_, "a pid of neither side");
-    if (of_thread != event.contains("tid")) return breach(label_, name + (of_thread ? " without tid" : " with tid"));
-    if (!event["args"].is_object()) return breach(label_, "args is not an object");
+    if (!of_process && !of_thread) return violation(label_, "unknown metadata " + name);
+    if (of_process && !sides_.empty() && pid >= sides_.back().end_pid) violation(label_, "pid belongs to neither side");
+    if (of_thread != event.contains("tid")) return violation(label_, name + (of_thread ? " without tid" : " with tid"));
+    if (!event["args"].is_object()) return violation(label_, "args is not an object");
     std::set<std::string>& described = of_process ? processes_[pid].described : tracks_[{pid, tid}].described;
-    if (!described.insert(name).second) return breach(label_, "second " + name);
+    if (!described.insert(name).second) return violation(label_, "second " + name);
     const json& args = event["args"];
     if (name.ends_with("sort_index")) {
       const std::int64_t expected = of_process ? process_sort_index(pid) : tid;
-      if (args != json{{"sort_index", expected}}) breach(label_, fmt::format("sort_index is not {}", expected));
+      if (args != json{{"sort_index", expected}}) violation(label_, fmt::format("sort_index is not {}", expected));
       return;
     }
     const auto given = text(args, "name");
-    if (given && (args.size() != 1 || !fits(*given, of_process, pid, tid))) breach(label_, "wrong name " + *given);
+    if (given && (args.size() != 1 || !fits(*given, of_process, pid, tid))) violation(label_, "wrong name " + *given);
   }
 
   bool fits(std::string_view name, bool of_process, std::int64_t pid, std::int64_t tid) const {
@@ -277,20 +277,20 @@ class Checker {
 
   void check_counter(const json& event, Process& process, const std::string& name) {
     const auto time = nanoseconds(event, "ts");
-    if (name != "memory") breach(label_, "unknown counter " + name);
+    if (name != "memory") violation(label_, "unknown counter " + name);
     const json& args = event["args"];
-    if (!args.is_object() || args.empty()) return breach(label_, "a counter without series");
+    if (!args.is_object() || args.empty()) return violation(label_, "a counter without series");
     std::int64_t value = 0;
     for (const auto& [series, bytes] : args.items()) counts(args, series, value);
     if (process.counters) {
       const json& last = *process.counters;
-      if (last == args) breach(label_, "counter written without a change");
+      if (last == args) violation(label_, "counter written without a change");
       const bool same =
           last.size() == args.size() &&
           std::all_of(args.items().begin(), args.items().end(), [&](const auto& a) { return last.contains(a.key()); });
-      if (!same) breach(label_, "counter with other series than before");
+      if (!same) violation(label_, "counter with other series than before");
     }
-    if (time && *time <= process.counted_at) breach(label_, "counter does not rise in time");
+    if (time && *time <= process.counted_at) violation(label_, "counter does not rise in time");
     process.counters = args;
     process.counted_at = time.value_or(process.counted_at);
   }
@@ -299,12 +299,12 @@ class Checker {
     const auto start = nanoseconds(event, "ts");
     const auto duration = nanoseconds(event, "dur");
     const auto category = text(event, "cat");
-    if (!event["args"].is_object()) return breach(label_, "args is not an object");
+    if (!event["args"].is_object()) return violation(label_, "args is not an object");
     if (!start || !duration || !category) return;
     const json& args = event["args"];
     if (args.contains("waited_for")) text(args, "waited_for");
     const bool transfer = *category == "p2p";
-    if (transfer && *duration == 0) breach(label_, "a transfer shorter than 1 ns");
+    if (transfer && *duration == 0) violation(label_, "a transfer shorter than 1 ns");
     if (*category == "compute" || transfer) {
       check_op(args, tid, name, transfer);
     } else if (*category == "coll") {
@@ -316,7 +316,7 @@ class Checker {
     } else if (*category == "idle") {
       check_idle(args, tid, name, *duration);
     } else {
-      breach(label_, "unknown cat " + *category);
+      violation(label_, "unknown cat " + *category);
     }
     std::optional<std::int64_t>& first_start = first_start_[side_of(pid)];
     first_start = first_start ? std::min(*first_start, *start) : *start;
@@ -327,17 +327,17 @@ class Checker {
     const auto cause = text(args, "cause");
     if (!cause) return;
     if (std::find(kIdleCauseNames.begin(), kIdleCauseNames.end(), *cause) == kIdleCauseNames.end()) {
-      breach(label_, "unknown cause " + *cause);
+      violation(label_, "unknown cause " + *cause);
     }
-    if (name != "idle " + *cause) breach(label_, "wrong name " + name);
-    if (tid != kComputeTrack) breach(label_, fmt::format("{} on track {}", name, tid));
-    if (duration == 0) breach(label_, "an idle time of no length");
+    if (name != "idle " + *cause) violation(label_, "wrong name " + name);
+    if (tid != kComputeTrack) violation(label_, fmt::format("{} on track {}", name, tid));
+    if (duration == 0) violation(label_, "an idle time of length 0");
     if (args.contains("next")) text(args, "next");
     std::int64_t rank = 0;
     if (args.contains("from_rank")) counts(args, "from_rank", rank);
   }
 
-  // "F3", "R3", "F3+B1", "send F3", "recv B3", on the track of such slices, with args that say the same.
+  // "F3", "R3", "F3+B1", "send F3" or "recv B3", on the track of such slices, with consistent args.
   void check_op(const json& args, std::int64_t tid, const std::string& name, bool transfer) {
     std::string_view rest = name;
     const bool send = transfer && eat(rest, "send ");
@@ -347,14 +347,14 @@ class Checker {
     const auto microbatch = eat_number(rest);
     std::optional<std::int64_t> partner;
     if (!transfer && eat(rest, "+") && eat_one_of(rest, "FBI")) partner = eat_number(rest);
-    if (!named || !op || !microbatch || !rest.empty()) return breach(label_, "wrong name " + name);
+    if (!named || !op || !microbatch || !rest.empty()) return violation(label_, "wrong name " + name);
     const bool on_track = send ? sends_on(tid) : recv ? receives_on(tid) : tid == kComputeTrack;
-    if (!on_track) breach(label_, fmt::format("{} on track {}", name, tid));
+    if (!on_track) violation(label_, fmt::format("{} on track {}", name, tid));
     check_op_args(args, *microbatch);
     std::int64_t bytes = 0;
     if (transfer || args.contains("bytes")) counts(args, "bytes", bytes);
     if (partner.has_value() != (args.contains("with") && args["with"].is_object())) {
-      breach(label_, "args: with does not say what the name says");
+      violation(label_, "args: with does not match the name");
     } else if (partner) {
       check_op_args(args["with"], *partner);
     }
@@ -363,44 +363,45 @@ class Checker {
   void check_op_args(const json& args, std::int64_t microbatch) {
     std::int64_t value = 0;
     for (const char* key : {"stage", "chunk", "slice"}) counts(args, key, value);
-    if (counts(args, "microbatch", value) && value != microbatch) breach(label_, "args: microbatch is not the name's");
+    if (counts(args, "microbatch", value) && value != microbatch)
+      violation(label_, "args: microbatch does not match the name");
   }
 
   void check_step(const json& args, const std::string& name, std::string_view prefix, bool on_track) {
     const std::size_t space = name.rfind(' ');
     std::string_view number = std::string_view(name).substr(space == std::string::npos ? name.size() : space + 1);
     const auto step = eat_number(number);
-    if (!name.starts_with(prefix) || !step || !number.empty()) return breach(label_, "wrong name " + name);
-    if (!on_track) breach(label_, name + " on another track");
+    if (!name.starts_with(prefix) || !step || !number.empty()) return violation(label_, "wrong name " + name);
+    if (!on_track) violation(label_, name + " on another track");
     std::int64_t value = 0;
-    if (counts(args, "step", value) && value != *step) breach(label_, "args: step is not the name's");
+    if (counts(args, "step", value) && value != *step) violation(label_, "args: step does not match the name");
   }
 
   void check_flow_end(const json& event, Track where, const TrackState& track, const std::string& name,
                       const std::string& phase) {
     const auto id = positive(event, "id");
     const auto time = nanoseconds(event, "ts");
-    if (event["cat"] != "p2p") breach(label_, "a flow's cat is not p2p");
-    if (phase == "f" && event["bp"] != "e") breach(label_, "bp is not e");
+    if (event["cat"] != "p2p") violation(label_, "a flow's cat is not p2p");
+    if (phase == "f" && event["bp"] != "e") violation(label_, "bp is not e");
     if (!id || !time) return;
     std::optional<FlowEnd>& end = (phase == "s" ? flows_[*id].first : flows_[*id].second);
-    if (end) return breach(label_, fmt::format("second {} of flow {}", phase, *id));
+    if (end) return violation(label_, fmt::format("second {} of flow {}", phase, *id));
     end = FlowEnd{where, *time, name, label_, track.slices.size()};
   }
 
-  // --- what takes the whole file --------------------------------------------------------------------------------
+  // --- checks of the whole file ---------------------------------------------------------------------------------
 
   void check_tracks() {
     for (const auto& first_start : first_start_) {
-      if (first_start && *first_start != 0 && !filtered_) breach("file", "the first slice does not start at 0");
+      if (first_start && *first_start != 0 && !filtered_) violation("file", "the first slice does not start at 0");
     }
     for (const auto& [pid, process] : processes_) {
-      if (process.described.size() != 2) breach(fmt::format("pid {}", pid), "no process_name or process_sort_index");
+      if (process.described.size() != 2) violation(fmt::format("pid {}", pid), "no process_name or process_sort_index");
     }
     for (const auto& [where, track] : tracks_) {
       if (track.described.size() != 2) {
-        breach(track.first_use.empty() ? fmt::format("tid {}", where.second) : track.first_use,
-               fmt::format("no thread_name or thread_sort_index for pid {} tid {}", where.first, where.second));
+        violation(track.first_use.empty() ? fmt::format("tid {}", where.second) : track.first_use,
+                  fmt::format("no thread_name or thread_sort_index for pid {} tid {}", where.first, where.second));
       }
       check_overlaps(track.slices);
     }
@@ -415,22 +416,23 @@ class Checker {
     for (const Slice* slice : order) {
       while (!open.empty() && open.back()->end <= slice->start) open.pop_back();
       if (!open.empty() && (slice->transfer || slice->idle || open.back()->idle)) {
-        breach(slice->label, fmt::format("{} overlaps {} of {}", slice->name, open.back()->name, open.back()->label));
+        violation(slice->label,
+                  fmt::format("{} overlaps {} of {}", slice->name, open.back()->name, open.back()->label));
       } else if (!open.empty() && slice->end > open.back()->end) {
-        breach(slice->label,
-               fmt::format("{} overlaps {} of {} in part", slice->name, open.back()->name, open.back()->label));
+        violation(slice->label,
+                  fmt::format("{} overlaps {} of {} in part", slice->name, open.back()->name, open.back()->label));
       }
       open.push_back(slice);
     }
   }
 
-  // The slice at whose start a flow end lies.
+  // Returns the slice at whose start a flow end is.
   Slice* slice_of(const FlowEnd& end, std::string_view verb) {
     std::vector<Slice>& slices = tracks_[end.track].slices;
     for (std::size_t i = end.slices_before; i-- > 0;) {
       if (slices[i].start == end.time && slices[i].name == fmt::format("{} {}", verb, end.name)) return &slices[i];
     }
-    breach(end.label, fmt::format("no slice {} {} before it that starts there", verb, end.name));
+    violation(end.label, fmt::format("no slice {} {} before it that starts there", verb, end.name));
     return nullptr;
   }
 
@@ -438,23 +440,23 @@ class Checker {
     for (const auto& [id, ends] : flows_) {
       const auto& [start, finish] = ends;
       if (!start || !finish) {
-        breach((start ? start : finish)->label, fmt::format("flow {} has no {}", id, start ? "f" : "s"));
+        violation((start ? start : finish)->label, fmt::format("flow {} has no {}", id, start ? "f" : "s"));
         continue;
       }
-      if (start->name != finish->name) breach(finish->label, fmt::format("flow {} changes its name", id));
-      if (finish->time < start->time) breach(finish->label, fmt::format("flow {} goes back in time", id));
+      if (start->name != finish->name) violation(finish->label, fmt::format("flow {} changes its name", id));
+      if (finish->time < start->time) violation(finish->label, fmt::format("flow {} goes back in time", id));
       if (Slice* send = slice_of(*start, "send")) ++send->flows;
       if (Slice* recv = slice_of(*finish, "recv")) ++recv->flows;
     }
     for (const auto& [where, track] : tracks_) {
       for (const Slice& slice : track.slices) {
-        if (slice.flows > 1) breach(slice.label, slice.name + " has several flows");
-        if (slice.transfer && slice.flows == 0 && !filtered_) breach(slice.label, slice.name + " has no flow");
+        if (slice.flows > 1) violation(slice.label, slice.name + " has several flows");
+        if (slice.transfer && slice.flows == 0 && !filtered_) violation(slice.label, slice.name + " has no flow");
       }
     }
   }
 
-  std::vector<std::string> breaches_;
+  std::vector<std::string> violations_;
   std::string label_;
   std::int64_t num_events_ = 0;
   bool filtered_ = false;

@@ -8,23 +8,24 @@
 
 namespace sluice::test {
 
-// Every breach of the rules for traces that we write, in words, in the order of the events; empty for a good trace.
+// Checks a trace written by Sluice. Returns all violations of these rules, in the order of events; empty for a valid
+// trace.
 //
-// - An object of `sluice` (schema "sluice.trace/1", version, scenario) and `traceEvents`, each event an object with the
-//   keys of its phase (X, M, C, s, f) and no others.
-// - A trace of two runs says so before its events: `sides` of `sluice` holds name and ranks of each. Pids count through
-//   both, names are "<side> rank <n>", and the sides of a rank stand beside each other.
-// - pid and tid are positive; each process and each track that an event names has its four M events, once, and the name
-//   that belongs to it.
-// - Times are microseconds with exactly three decimals, not negative; unless ranks are left out, the first slice
-//   (of each side) starts at 0.
-// - Slices of a track lie beside or inside each other, as a stable sort by start opens and closes them;
-//   transfers and idle times only beside each other.
-// - Name, category, track and args of a slice agree with each other. A transfer takes at least 1 ns.
-// - A flow is one s and one f with bp "e", positive integer id, same name, not backwards in time; each stands after the
-//   slice of that name, a send and a recv, at whose start it lies. Unless ranks are left out, each transfer's slice
-//   has one.
-// - Counters are integers, not negative; of one process they have the same series, rise in time, and change.
+// - The file is an object with `sluice` (schema "sluice.trace/1", version, scenario) and `traceEvents`. Each event is
+//   an object with exactly the keys of its phase (X, M, C, s, f).
+// - A trace of two runs has, before its events, `sides` in `sluice` with the name and number of ranks of each. Pids
+//   are numbered through both sides, process names are "<side> rank <n>", and the processes of a rank are adjacent.
+// - pid and tid are positive. Each process and each track that occurs has each of its two M events once, with its
+//   name and sort index.
+// - Times are non-negative microseconds with exactly three decimals. Unless ranks are omitted, the first slice (of
+//   each side) starts at 0.
+// - Slices of a track are disjoint or nested, as a stable sort by start opens and closes them; transfers and idle
+//   times are disjoint.
+// - Name, category, track and args of a slice are consistent. A transfer takes at least 1 ns.
+// - A flow is one s and one f event with bp "e", a positive integer id, the same name, not backwards in time. Each
+//   follows the slice (send or recv) of that name at whose start it is. Unless ranks are omitted, each slice of a
+//   transfer has one flow.
+// - Counters are non-negative integers. Those of one process have the same series, increasing times, and change.
 std::vector<std::string> check_trace(std::string_view json);
 
 }  // namespace sluice::test

@@ -17,7 +17,7 @@ inline std::string trace_of(const Simulated& run, const TraceOptions& options = 
   return text;
 }
 
-// The events of a trace with this phase.
+// Returns the events of a trace with this phase.
 inline std::vector<nlohmann::json> events_of(const std::string& trace, const std::string& phase) {
   std::vector<nlohmann::json> events;
   const auto parsed = nlohmann::json::parse(trace);
@@ -27,7 +27,7 @@ inline std::vector<nlohmann::json> events_of(const std::string& trace, const std
   return events;
 }
 
-// The only slice of a process with this name.
+// Returns the only slice of a process with this name.
 inline nlohmann::json slice_of(const std::string& trace, int pid, const std::string& name) {
   nlohmann::json found;
   for (const auto& event : events_of(trace, "X")) {
@@ -38,7 +38,7 @@ inline nlohmann::json slice_of(const std::string& trace, int pid, const std::str
   return found;
 }
 
-// Each byte count different, so that a mix-up shows.
+// A footprint in which all byte counts differ, to detect mix-ups.
 class SmallFootprint : public Footprint {
  public:
   StageBytes stage(int stage) const override {

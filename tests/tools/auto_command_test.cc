@@ -1,4 +1,4 @@
-// `--schedule auto` as a user runs it.
+// `--schedule auto` on the command line.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 
 json answer(const std::string& flags) {
@@ -33,7 +29,7 @@ const std::string kModel =
     "--pp 4 --gbs 16 "
     "--cluster dgx-a100-80gb ";
 
-TEST(AutoCommand, SaysBoundAndGap) {
+TEST(AutoCommand, ReportsLowerBoundAndGap) {
   const json result = answer("--schedule auto " + kSmall);
   const json& found = result.at("auto");
   EXPECT_LE(found.at("lower_bound_s").get<double>(), result.at("makespan_s").get<double>());
@@ -47,7 +43,7 @@ TEST(AutoCommand, SaysBoundAndGap) {
   EXPECT_EQ(table.err, "");
 }
 
-TEST(AutoCommand, IsNoSlowerThanAnyFamilyOnOneRankAStageAndKeepsTheCap) {
+TEST(AutoCommand, IsAtLeastAsFastAsAnyFamilyWithinTheMemoryCap) {
   for (const char* cap : {"", " --memory-cap 4mb", " --memory-cap 2.5mb", " --memory-cap 1mb"}) {
     SCOPED_TRACE(cap);
     const json result = answer("--schedule auto " + kSmall + cap);
@@ -58,7 +54,7 @@ TEST(AutoCommand, IsNoSlowerThanAnyFamilyOnOneRankAStageAndKeepsTheCap) {
       const CommandResult other =
           run_sluice(words("simulate --json --pp 4 --microbatches 8 --uniform f=10,b=12,w=8,comm=1 --schedule " +
                            std::string(family.name)));
-      if (other.exit_code != 0) continue;  // hanayo wants m = p
+      if (other.exit_code != 0) continue;  // hanayo needs m = p
       const json of = json::parse(other.out);
       double peak = 0;
       for (const json& rank : of.at("ranks")) peak = std::max(peak, rank.at("peak_in_flight").get<double>());
@@ -68,7 +64,7 @@ TEST(AutoCommand, IsNoSlowerThanAnyFamilyOnOneRankAStageAndKeepsTheCap) {
   }
 }
 
-TEST(AutoCommand, IsSavedAndRunsAsSimulated) {
+TEST(AutoCommand, SavedSchedulesSimulateTheSame) {
   const TemporaryFolder folder;
   const CommandResult made =
       run_sluice(words("schedule auto " + kSmall + "--memory-cap 3mb -o " + folder.path("s.json")));
@@ -77,34 +73,34 @@ TEST(AutoCommand, IsSavedAndRunsAsSimulated) {
   EXPECT_EQ(run_sluice({"schedule", folder.path("s.json"), "--check"}).exit_code, 0);
   const json again = answer("--schedule " + folder.path("s.json") + " --uniform f=10,b=12,w=8,comm=1");
   for (const json& rank : again.at("ranks")) EXPECT_LE(rank.at("peak_in_flight").get<double>(), 3);
-  // PyTorch's file too.
+  // The same as PyTorch's CSV file.
   const CommandResult csv = run_sluice(words("schedule auto " + kSmall + "--placement v -o " + folder.path("s.csv")));
   ASSERT_EQ(csv.exit_code, 0) << csv.err;
   EXPECT_EQ(run_sluice({"schedule", folder.path("s.csv"), "--check"}).exit_code, 0);
 }
 
-TEST(AutoCommand, PlacementsAreThoseAskedFor) {
+TEST(AutoCommand, UsesTheRequestedPlacement) {
   EXPECT_EQ(answer("--schedule auto --placement linear " + kSmall).at("schedule").at("stages"), 4);
   EXPECT_EQ(answer("--schedule auto --placement v " + kSmall).at("auto").at("placement"), "v");
   EXPECT_EQ(answer("--schedule auto --placement looped --vpp 3 " + kSmall).at("auto").at("placement"), "looped 3");
   EXPECT_EQ(answer("--schedule auto --vpp 1 " + kSmall).at("schedule").at("chunks"), 1);
   const CommandResult none = run_sluice(words("simulate --schedule auto --placement v --vpp 3 " + kSmall));
   EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.err, HasSubstr("v does not have 3 chunks a rank"));
+  EXPECT_THAT(none.err, HasSubstr("v does not have 3 chunks per rank"));
 }
 
-TEST(AutoCommand, SlicesAndUnevenStages) {
+TEST(AutoCommand, SupportsSlicesAndUnevenStages) {
   const json sliced = answer("--schedule auto --slices 3 " + kSmall);
   EXPECT_EQ(sliced.at("schedule").at("slices"), 3);
   const json seq = answer("--schedule seq1f1b-zb1p --slices 3 --pp 4 --microbatches 8 --uniform f=10,b=12,w=8,comm=1");
   EXPECT_LE(sliced.at("makespan_s").get<double>(), seq.at("makespan_s").get<double>());
-  // Four weights: one chunk a rank. Rank 3 does 1.4 times 8 x 30 behind three forwards and hops on their way.
+  // Four weights: one chunk per rank. Rank 3 computes 1.4 times 8 x 30, after three forwards and transfers.
   const json heavy = answer("--schedule auto --stage-weights 1.2,1,1,1.4 " + kSmall);
   EXPECT_EQ(heavy.at("schedule").at("stages"), 4);
   EXPECT_GE(heavy.at("auto").at("lower_bound_s").get<double>(), 1.4 * 240 + 12 + 10 + 10 + 3 - 1e-9);
 }
 
-TEST(AutoCommand, CountsTheMemoryOfAModelOnADevice) {
+TEST(AutoCommand, RespectsTheDeviceMemory) {
   const json free = answer("--schedule auto --time-budget 0.3 " + kModel);
   EXPECT_TRUE(free.at("fits").get<bool>());
   EXPECT_LE(free.at("auto").at("lower_bound_s").get<double>(), free.at("makespan_s").get<double>());
@@ -117,7 +113,7 @@ TEST(AutoCommand, CountsTheMemoryOfAModelOnADevice) {
   EXPECT_THAT(none.err, HasSubstr("no schedule fits: rank"));
 }
 
-TEST(AutoCommand, OfASweepAndASecondRun) {
+TEST(AutoCommand, WorksInSweepsAndSecondRuns) {
   const CommandResult sweep =
       run_sluice(words("simulate --json --sweep schedule=auto,1f1b --pp 4 --microbatches 4 --uniform f=1,b=1,w=1"));
   ASSERT_EQ(sweep.exit_code, 0) << sweep.err;
@@ -130,7 +126,7 @@ TEST(AutoCommand, OfASweepAndASecondRun) {
   EXPECT_THAT(read_file(folder.path("pair.svg")), HasSubstr("<svg"));
 }
 
-TEST(AutoCommand, RefusesWhatItCannotHave) {
+TEST(AutoCommand, RejectsUnsupportedFlags) {
   const auto refused = [](const std::string& flags, int code, const std::string& what) {
     const CommandResult result = run_sluice(words("simulate " + flags));
     EXPECT_EQ(result.exit_code, code) << flags;
@@ -141,10 +137,10 @@ TEST(AutoCommand, RefusesWhatItCannotHave) {
   refused("--schedule auto --pp 4", 2, "--microbatches");
   refused("--schedule auto --memory-cap 0.5mb " + kSmall, 3, "at least one microbatch, the cap is 0.5mb");
   refused("--schedule auto --memory-cap 5XB " + kSmall, 2, "--memory-cap: expected bytes with a unit");
-  refused("--schedule auto --memory-cap 5GiB " + kSmall, 2, "bytes need a model");
-  refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only valid for the automatic schedule");
+  refused("--schedule auto --memory-cap 5GiB " + kSmall, 2, "a cap in bytes requires a model");
+  refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only an automatic schedule");
   refused("--schedule auto --placement ring " + kSmall, 2, "--placement: expected");
-  refused("--schedule auto --group 4 " + kSmall, 2, "an automatic schedule has none");
+  refused("--schedule auto --group 4 " + kSmall, 2, "not supported by an automatic schedule");
   refused("--schedule auto --stage-weights 1,2,3 " + kSmall, 2, "stage weights: expected 4");
 }
 

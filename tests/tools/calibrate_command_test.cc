@@ -1,4 +1,4 @@
-// `sluice calibrate` as a user runs it, and what it makes handed on to `simulate`.
+// `sluice calibrate` on the command line, and its files in `simulate`.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 
 constexpr const char* kRest =
@@ -51,7 +47,7 @@ class Calibrate : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Calibrate, CorrectsPredictionsByOnesOwnIterations) {
+TEST_F(Calibrate, MeasuredIterationsCorrectPredictions) {
   std::string table = "gbs,mbs,iteration_s\n";
   for (const int batch : {8, 32, 128}) {
     const double seconds = 1.2 * predicted_s("--gbs " + std::to_string(batch)) + 0.3;
@@ -73,7 +69,7 @@ TEST_F(Calibrate, CorrectsPredictionsByOnesOwnIterations) {
   EXPECT_GT(calibration.at("high_s").get<double>(), expected);
   EXPECT_NEAR(document.at("throughput").at("tokens_per_s").get<double>(), 64 * 1024 / expected, 1);
   const CommandResult text = run_sluice(words("simulate " + kScenario + " --gbs 64 --calibration " + file));
-  EXPECT_THAT(text.out, HasSubstr("nine times of ten"));
+  EXPECT_THAT(text.out, HasSubstr("90 % interval"));
 }
 
 TEST_F(Calibrate, ReadsLogsWithTheirScenarios) {
@@ -87,10 +83,10 @@ TEST_F(Calibrate, ReadsLogsWithTheirScenarios) {
   EXPECT_EQ(document.at("schema"), "sluice.calibration/1");
   EXPECT_NEAR(document.at("scale").get<double>(), 0.7 / predicted_s("--gbs 8"), 1e-6);
   EXPECT_THAT(error_of(log + " --skip 3 --gbs 8 " + kScenario),
-              HasSubstr("3 iterations, of which --skip leaves out 3"));
+              HasSubstr("expected more than --skip 3 iterations, got 3"));
 }
 
-TEST_F(Calibrate, FitsConstantsAndWritesFilesThatSimulateTakes) {
+TEST_F(Calibrate, FittedConstantsAreWrittenForSimulate) {
   std::string table = "hidden,micro_batch,microbatches,iter_ms\n";
   for (const int hidden : {1024, 4096}) {
     for (const int micro_batch : {1, 4}) {
@@ -128,18 +124,19 @@ TEST_F(Calibrate, FitsLinksToTimedCollectives) {
   EXPECT_NEAR(link.at("collective_efficiency").at("value").get<double>(), 2e11 / 3e11, 0.03);
 }
 
-TEST_F(Calibrate, ErrorsAreOneLineThatNamesThePlace) {
+TEST_F(Calibrate, ErrorsAreOneLineWithTheLocation) {
   const std::string csv = write("t.csv", "gbs,iteration_s\n8,1\n16,2\n");
   EXPECT_THAT(error_of(folder_.path("none.csv")), HasSubstr("none.csv"));
   EXPECT_THAT(error_of(write("empty.csv", "")), HasSubstr("empty.csv: expected a header"));
   EXPECT_THAT(error_of(write("rows.csv", "gbs,iteration_s\n") + " " + kScenario),
-              HasSubstr("there is no measured iteration"));
+              HasSubstr("expected at least one measured iteration"));
   EXPECT_THAT(error_of(csv + " --constants gpu/memory_eficiency " + kScenario),
               HasSubstr("did you mean 'gpu/memory_efficiency'?"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s@2 " + kScenario),
               HasSubstr("expected a table from 1 to 1"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s=7 " + kScenario), HasSubstr("expected a guess from"));
-  EXPECT_THAT(error_of(csv + " --constants software/issue_s " + kScenario), HasSubstr("fewer than 10 folds"));
+  EXPECT_THAT(error_of(csv + " --constants software/issue_s " + kScenario),
+              HasSubstr("expected at least as many measured iterations as folds (10)"));
   EXPECT_THAT(error_of(write("bad.csv", "gbs,iteration_s\n8,nan\n") + " " + kScenario),
               HasSubstr("bad.csv: row 1, column iteration_s: expected a number, got 'nan'"));
   EXPECT_THAT(error_of(csv + "=" + folder_.path("none.json")), HasSubstr("none.json"));

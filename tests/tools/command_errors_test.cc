@@ -1,4 +1,4 @@
-// What the command says to wrong input: one line on standard error, nothing on standard output, the right exit code.
+// Wrong input gives one line on standard error, nothing on standard output, and the documented exit code.
 
 #include <gtest/gtest.h>
 
@@ -10,11 +10,6 @@
 
 namespace sluice::test {
 namespace {
-
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 void expect_refused(const std::vector<std::string>& arguments, int exit_code, const std::string& message) {
   const CommandResult result = run_sluice(arguments);
@@ -30,15 +25,14 @@ std::string write(const TemporaryFolder& folder, const std::string& name, const 
 
 TEST(CommandErrors, WrongUsage) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "A subcommand is required"},
-      {"simulat", "there is no command 'simulat'; did you mean 'simulate'? ('sluice --help' lists them)"},
-      {"simulate --shedule 1f1b", "simulate: there is no flag '--shedule'; did you mean '--schedule'?"},
-      {"simulate --hiden-size 8", "simulate: there is no flag '--hiden-size'; did you mean '--hidden-size'?"},
+      {"", "a command is required ('sluice --help' lists the commands)"},
+      {"simulat", "unknown command 'simulat'; did you mean 'simulate'? ('sluice --help' lists the commands)"},
+      {"simulate --shedule 1f1b", "simulate: unknown flag '--shedule'; did you mean '--schedule'?"},
+      {"simulate --hiden-size 8", "simulate: unknown flag '--hiden-size'; did you mean '--hidden-size'?"},
       {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: 1 required INT missing"},
       {"simulate --pp four", "simulate: Could not convert: --pp = four"},
-      {"simulate a.json b.json", "simulate: did not expect 'b.json'"},
-      {"simulate --pp 2 --microbatches 2 --json --gantt",
-       "simulate: --json prints one document: give it or --gantt, not both"},
+      {"simulate a.json b.json", "simulate: unexpected argument 'b.json'"},
+      {"simulate --pp 2 --microbatches 2 --json --gantt", "simulate: --json and --gantt exclude each other"},
       {"simulate --pp 2 --microbatches 2 --trace-ranks 2", "--trace-ranks: expected ranks 0 to 1, got 2"},
       {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt", "-o: expected a name ending in .json or .csv, got 'x.txt'"},
   };
@@ -92,7 +86,7 @@ TEST(CommandErrors, WrongNumbers) {
   }
 }
 
-TEST(CommandErrors, WhatAFamilyCannotDo) {
+TEST(CommandErrors, UnsupportedFamilyParameters) {
   const std::pair<const char*, const char*> cases[] = {
       {"--schedule 1f1x --pp 4 --microbatches 8",
        "there is no schedule family '1f1x'; did you mean '1f1b'? ('sluice schedules' lists them)"},
@@ -115,7 +109,7 @@ TEST(CommandErrors, WhatAFamilyCannotDo) {
   }
 }
 
-TEST(CommandErrors, AbsurdSizesAreRefusedWithTheCountAtOnce) {
+TEST(CommandErrors, HugeGraphsAreRejectedImmediatelyWithTheirSize) {
   const auto begin = std::chrono::steady_clock::now();
   expect_refused(words("simulate --pp 1000 --microbatches 1000000000"), 2,
                  "1f1b: 2000000000000 ops (1000 stages x 1000000000 microbatches x 1 batches x 1 slices x F, B): more "
@@ -123,7 +117,7 @@ TEST(CommandErrors, AbsurdSizesAreRefusedWithTheCountAtOnce) {
   expect_refused(words("simulate --schedule zb-v --pp 8192 --microbatches 1000000"), 2,
                  "zb-v: 49152000000 ops (16384 stages x 1000000 microbatches x 1 batches x 1 slices x F, I, W): more "
                  "than 60000000");
-  // Minutes and terabytes, if it were tried.
+  // Building such graphs would take minutes and terabytes.
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
 }
 
@@ -134,7 +128,7 @@ TEST(CommandErrors, ScenarioFiles) {
                  folder.path("none.json") + ": cannot open: No such file or directory");
   expect_refused({"simulate", folder.path()}, 2, folder.path() + ": is a folder, expected a file");
   const std::pair<const char*, const char*> cases[] = {
-      {"[]", ": /: expected a scenario: an object"},
+      {"[]", ": /: expected a scenario object"},
       {R"({"pp": 1})", ": /pp: unknown key"},
       {R"({"schema": "sluice.scenario/2"})", ": /schema: expected \"sluice.scenario/1\", got \"sluice.scenario/2\""},
       {R"({"parallelism": {"pp": 2}, "shedule": "1f1b"})", ": /shedule: unknown key; did you mean 'schedule'?"},
@@ -174,7 +168,7 @@ std::string schedule_text(const std::string& order, int ranks = 2, int microbatc
          placement + R"(]], "shapes": [{"slice_lengths": )" + lengths + R"(}], "order": )" + order + "}";
 }
 
-TEST(CommandErrors, InvalidSchedulesEndWithFour) {
+TEST(CommandErrors, InvalidSchedulesExitWith4) {
   const TemporaryFolder folder;
   const std::string file = folder.path("s.json");
   const auto refused = [&](const std::string& text, int exit_code, const std::string& message) {
@@ -207,12 +201,12 @@ TEST(CommandErrors, InvalidSchedulesEndWithFour) {
           R"(: /order/0/0: expected an op such as "2F0" or "2F0.1", a block "2F4+1B3", or communication such as "2SEND_F0", got 7)");
 }
 
-TEST(CommandErrors, DeadlocksPrintTheShortestRing) {
+TEST(CommandErrors, DeadlocksPrintTheShortestCycle) {
   const TemporaryFolder folder;
   const std::string file = folder.path("s.json");
-  const auto refused = [&](const std::string& text, const std::string& ring) {
+  const auto refused = [&](const std::string& text, const std::string& cycle) {
     write(folder, "s.json", text);
-    expect_refused({"schedule", file}, 4, file + ": deadlock, each waits for the next: " + ring);
+    expect_refused({"schedule", file}, 4, file + ": deadlock, each waits for the next: " + cycle);
   };
   // B before its own F on rank 1.
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1B0","1F0","1F1","1B1"]])"),
@@ -228,17 +222,17 @@ TEST(CommandErrors, DeadlocksPrintTheShortestRing) {
           "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)+B(stage 0, mb 0)");
 }
 
-TEST(CommandErrors, FilesAreWrittenWholeOrNotAtAll) {
+TEST(CommandErrors, FilesAreWrittenAtomically) {
   const TemporaryFolder folder;
-  const std::string old = write(folder, "old.json", "what was there");
-  // It fails before or while it writes: the old content stays, nothing else appears.
+  const std::string old = write(folder, "old.json", "old content");
+  // After a failure before or during writing, the old content remains and no other file exists.
   EXPECT_EQ(run_sluice({"schedule", "dualpipe", "--pp", "3", "--microbatches", "8", "-o", old}).exit_code, 2);
   EXPECT_EQ(
       run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--stage-weights", "1", "--trace", old}).exit_code,
       2);
   std::string content;
   std::getline(std::ifstream(old), content);
-  EXPECT_EQ(content, "what was there");
+  EXPECT_EQ(content, "old content");
   EXPECT_EQ(folder.num_files(), 1);
   for (const std::string& target : {folder.path("no/such/x.json"), folder.path() + ".json/"}) {
     const CommandResult result = run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--trace", target});

@@ -1,4 +1,4 @@
-// Predictions as a user gets them, from flags to JSON, against closed forms and the longest-path oracle.
+// Predictions of the command line, from flags to JSON, compared with closed forms and the longest-path oracle.
 
 #include "tests/support/command.h"
 
@@ -19,10 +19,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 json simulated(const std::string& flags) {
   std::vector<std::string> arguments = words("simulate --json " + flags);
@@ -36,10 +32,10 @@ constexpr std::int64_t kSecond = 1'000'000'000;
 
 struct Case {
   const char* flags;
-  double makespan, span, period, peak;  // seconds; microbatches, of the rank that holds most
+  double makespan, span, period, peak;  // seconds; microbatches, maximum over the ranks
 };
 
-TEST(Simulate, ClosedFormsFromFlagsToJson) {
+TEST(Simulate, MatchesClosedForms) {
   // Derivations: the closed forms of the papers, p = 4, m = 8; f, b, w for 1/p of the model.
   const Case cases[] = {
       // (m+p-1)(f+x) = 11 x 3; rank 0 spans all of it; p in flight.
@@ -51,7 +47,7 @@ TEST(Simulate, ClosedFormsFromFlagsToJson) {
       {"--schedule zb-h1 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 27, 27, 27, 4},
       // m(f+b+w) + (p-1)max(f+b-2w, b-f, f); span + (p-1)max(f+b-2w, b-f, 0); 2(p-1)+1.
       {"--schedule zb-h2 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1", 27, 24, 24, 7},
-      // The spec's figures: k = 4 slices, one stage 8+8+8.
+      // Worked example: k = 4 slices, one stage 8+8+8.
       {"--schedule seq1f1b-zb2p --pp 4 --microbatches 8 --slices 4 --uniform f=8,b=8,w=8", 198, 192, 192, 2.5},
       {"--schedule zb-v --pp 4 --microbatches 8 --uniform f=8,b=8,w=8", 204, 192, 192, 4},
       {"--schedule zb-v --vpp 2 --pp 4 --microbatches 8 --uniform f=8,b=8,w=8", 204, 192, 192, 4},
@@ -88,7 +84,7 @@ TEST(Simulate, ClosedFormsFromFlagsToJson) {
 
 // Qi et al. 2024 (ICLR, arXiv:2401.10241), tables 5 and 6: times profiled on A100s in ms, and the bubble rates that the
 // authors computed of them, 1 - work / span, to four decimals.
-TEST(Simulate, ReplaysTheZeroBubblePapersTimesToItsBubbleRates) {
+TEST(Simulate, ReproducesTheBubbleRatesOfTheZeroBubblePaper) {
   struct Row {
     int p, m;
     const char* uniform;
@@ -113,9 +109,9 @@ TEST(Simulate, ReplaysTheZeroBubblePapersTimesToItsBubbleRates) {
   }
 }
 
-// What --uniform and --stage-weights mean, written down again: seconds of one op.
+// An independent implementation of --uniform and --stage-weights: seconds per op.
 struct Times {
-  std::vector<double> f, b, w;  // one, or one a slice
+  std::vector<double> f, b, w;  // one value, or one per slice
   double joint = -1;
   double hop = 0;
   std::vector<double> weights;
@@ -147,7 +143,7 @@ struct OracleCase {
   const char* flags;
 };
 
-TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyAgreeWithTheOracle) {
+TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyMatchTheOracle) {
   const OracleCase cases[] = {
       {"1f1b",
        4,
@@ -256,7 +252,7 @@ TEST(Simulate, UnequalSlicesStagesGroupsAndLatencyAgreeWithTheOracle) {
   }
 }
 
-TEST(Simulate, PeakInFlightCountsUnequalSlicesByTheirShare) {
+TEST(Simulate, PeakInFlightCountsUnequalSlicesByTheirLength) {
   // seq1f1b, p = 2, lengths 5, 2, 1 of 8, in eighths. Rank 1 warms up with 2 slices: +5 +2, then +1 -1, then the next
   // microbatch's +5: 12. Rank 0 warms up with 3: 8, +5 -1, then +2: 14.
   const json result = simulated("--schedule seq1f1b --pp 2 --microbatches 3 --slice-lengths 5,2,1");
@@ -264,7 +260,7 @@ TEST(Simulate, PeakInFlightCountsUnequalSlicesByTheirShare) {
   EXPECT_DOUBLE_EQ(result.at("ranks").at(0).at("peak_in_flight").get<double>(), 1.75);
 }
 
-TEST(Schedule, AFileOfEveryFamilySimulatesAsTheFamilyDoesAndReadsBackTheSame) {
+TEST(Schedule, FilesOfEveryFamilyRoundTripAndSimulateTheSame) {
   const TemporaryFolder folder;
   for (const Family& family : all_families()) {
     SCOPED_TRACE(family.name);
@@ -295,7 +291,7 @@ TEST(Simulate, TwoRunsAreByteIdentical) {
   EXPECT_EQ(read_file(folder.path("a.json")), read_file(folder.path("b.json")));
 }
 
-TEST(Examples, AllRunFitAndTrace) {
+TEST(Examples, AllSimulateFitAndWriteValidTraces) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(std::string(SLUICE_SOURCE_DIR) + "/examples")) {
     if (entry.path().extension() != ".json") continue;
@@ -318,7 +314,7 @@ TEST(Examples, AllRunFitAndTrace) {
   EXPECT_GE(count, 4);
 }
 
-TEST(Experts, FlagsSayTheSameAsTheFile) {
+TEST(Experts, FlagsAndFileDescribeTheSameModel) {
   const std::string model = std::string(SLUICE_SOURCE_DIR) + "/examples/models/deepseek-v3/config.json";
   const std::string flags =
       "--num-layers 61 --hidden-size 7168 --num-attention-heads 128 --vocab-size 129280 --swiglu "
@@ -339,13 +335,13 @@ TEST(Experts, FlagsSayTheSameAsTheFile) {
   by_flags.insert(by_flags.end(), rest.begin(), rest.end());
   const json file = json::parse(run_sluice(by_file).out);
   json other = json::parse(run_sluice(by_flags).out);
-  // Megatron-LM's default has dropout, DeepSeek none: its masks are all that differs, a little time.
+  // Megatron-LM's default has dropout, DeepSeek none: only the dropout masks differ, which take a little time.
   EXPECT_GT(other.at("makespan_s"), file.at("makespan_s"));
   EXPECT_EQ(other.at("ranks").at(0).at("memory_at_peak_bytes").at("weights"),
             file.at("ranks").at(0).at("memory_at_peak_bytes").at("weights"));
 }
 
-TEST(Examples, WhatDoesNotFitIsPredictedAllTheSame) {
+TEST(Examples, ConfigurationsThatDoNotFitAreStillPredicted) {
   const std::string example = std::string(SLUICE_SOURCE_DIR) + "/examples/gpt-2.7b-seq1f1b-a100.json";
   const CommandResult result = run_sluice({"simulate", example, "--schedule", "1f1b", "--slices", "1", "--json"});
   EXPECT_EQ(result.exit_code, 3);
@@ -355,7 +351,7 @@ TEST(Examples, WhatDoesNotFitIsPredictedAllTheSame) {
   EXPECT_GT(prediction.at("memory").at("needed_bytes"), prediction.at("memory").at("capacity_bytes"));
 }
 
-TEST(Help, BeginsWithExamplesAndEndsWithZero) {
+TEST(Help, ExamplesPrecedeOptions) {
   for (const char* line : {"--help", "simulate --help", "schedule --help", "schedules --help"}) {
     const CommandResult result = run_sluice(words(line));
     EXPECT_EQ(result.exit_code, 0);
@@ -367,7 +363,7 @@ TEST(Help, BeginsWithExamplesAndEndsWithZero) {
   EXPECT_EQ(run_sluice({"--version"}).out.rfind("sluice ", 0), 0U);
 }
 
-TEST(Output, TableAndGanttAreAsTheyWere) {
+TEST(Output, TableAndGanttMatchTheGoldenFiles) {
   const CommandResult result =
       run_sluice(words("simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1 --gantt"));
   EXPECT_EQ(result.err, "");
@@ -375,7 +371,7 @@ TEST(Output, TableAndGanttAreAsTheyWere) {
   test::expect_golden("tools/golden/schedules.txt", run_sluice({"schedules"}).out);
 }
 
-TEST(Output, ColourOnlyWhenAskedOffATerminal) {
+TEST(Output, ColorsOnlyOnRequestWithoutATerminal) {
   const std::string flags = "simulate --pp 2 --microbatches 2 --gantt --color ";
   EXPECT_EQ(run_sluice(words(flags + "auto")).out.find('\x1b'), std::string::npos);
   EXPECT_NE(run_sluice(words(flags + "always")).out.find('\x1b'), std::string::npos);

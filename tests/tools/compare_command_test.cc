@@ -1,4 +1,4 @@
-// `sluice compare` as a user runs it.
+// `sluice compare` on the command line.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/kineto_files.h"
@@ -20,10 +20,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -47,7 +43,7 @@ class Compare : public ::testing::Test {
                          .dump());
     return folder_.path("scenario.json");
   }
-  // What the scenario's run looks like to PyTorch's profiler.
+  // Returns the scenario's run as PyTorch's profiler would record it.
   std::string kineto(const std::string& file, const test::KinetoStyle& style = {}) {
     const model::Setup setup(scenario_from_json(parse_json(read_file(file), file), file, folder_.path()));
     const Prediction prediction = predict(setup);
@@ -55,7 +51,7 @@ class Compare : public ::testing::Test {
     test::write_kineto_files(folder_.path("traces"), rows_of(setup.graph(), prediction.timeline), style);
     return folder_.path("traces");
   }
-  // The output with the folder's name taken out.
+  // Returns the output without the name of the folder.
   std::string plain(std::string text) const {
     for (std::size_t at = 0; (at = text.find(folder_.path())) != std::string::npos;) {
       text.replace(at, folder_.path().size(), "");
@@ -76,7 +72,7 @@ TEST_F(Compare, TableOfTwoTraces) {
   test::expect_golden("tools/golden/compare_1f1b.txt", plain(result.out));
 }
 
-TEST_F(Compare, JsonSaysTheSame) {
+TEST_F(Compare, JsonMatchesTheTable) {
   const CommandResult result =
       run_sluice({"compare", trace("predicted.json.gz"), trace("measured.json", "--slow-rank 1=1.25"), "--json",
                   "--tolerance", "0.1"});
@@ -97,7 +93,7 @@ TEST_F(Compare, JsonSaysTheSame) {
   EXPECT_DOUBLE_EQ(forward.at("median_error").get<double>(), 0.125);
   EXPECT_DOUBLE_EQ(forward.at("mean_error").get<double>(), 0.125);
   EXPECT_DOUBLE_EQ(forward.at("total_error").get<double>(), 0.125);
-  // Rank 1 waits 1 s at first, and, in the first run, from 7 to 9 for the end.
+  // Rank 1 waits 1 s at the start and, in the first run, from 7 to 9 until the end.
   const json& rank = document.at("ranks").at(1);
   EXPECT_EQ(rank.at("busy_s").at("first"), 6.0);
   EXPECT_EQ(rank.at("busy_s").at("second"), 7.5);
@@ -106,14 +102,14 @@ TEST_F(Compare, JsonSaysTheSame) {
   EXPECT_EQ(rank.at("peak_memory_bytes").at("first"), nullptr);
   EXPECT_EQ(document.at("differing").at(0).at("op"), "B(stage 1, mb 0)");
   EXPECT_EQ(document.at("differing").at(0).at("duration_s").at("second"), 2.5);
-  // 5 % of 9 s are 0.45 s: B0 of rank 0 starts at 4.75 in place of 4, and so does F1 of rank 1.
+  // 5 % of 9 s are 0.45 s: B0 of rank 0 starts at 4.75 instead of 4, and so does F1 of rank 1.
   EXPECT_EQ(document.at("falls_behind").at("op"), "F(stage 1, mb 1)");
   EXPECT_EQ(document.at("falls_behind").at("start_s").at("second"), 4.75);
   EXPECT_EQ(document.at("unpaired").at("first").at("count"), 0);
   EXPECT_EQ(document.at("sources").at("first").at("path"), folder_.path("predicted.json.gz"));
 }
 
-TEST_F(Compare, ToleranceIsOfTheFirst) {
+TEST_F(Compare, ToleranceIsRelativeToTheFirstRun) {
   const std::string a = trace("a.json");
   const std::string b = trace("b.json", "--slow-rank 1=1.25");  // 10.5 to 9 s: 16.7 % and -14.3 %
   EXPECT_EQ(run_sluice({"compare", a, b, "--tolerance", "16%"}).exit_code, 5);
@@ -131,7 +127,7 @@ TEST_F(Compare, ToleranceIsOfTheFirst) {
   }
 }
 
-TEST_F(Compare, AScenarioIsSimulated) {
+TEST_F(Compare, ScenariosAreSimulated) {
   const std::string file = scenario();
   const std::string both = folder_.path("both.json.gz");
   const CommandResult result = run_sluice({"compare", file, kineto(file), "--json", "--trace", both});
@@ -140,7 +136,7 @@ TEST_F(Compare, AScenarioIsSimulated) {
   EXPECT_EQ(document.at("makespan_s").at("relative"), 0.0);
   EXPECT_EQ(document.at("differing"), json::array());
   EXPECT_EQ(document.at("sources").at("second").at("notes").size(), 3U);
-  // PyTorch says nothing of optimizer steps that it did not run.
+  // PyTorch traces do not contain optimizer steps that it did not run.
   EXPECT_EQ(document.at("unpaired").at("first").at("count"), 2);
   EXPECT_EQ(document.at("unpaired").at("first").at("names").at(0), "optimizer(stage 0, step 0)");
   // One trace with both: 4 processes.
@@ -151,18 +147,18 @@ TEST_F(Compare, AScenarioIsSimulated) {
   }
 }
 
-TEST_F(Compare, AListOfFilesAndAStep) {
+TEST_F(Compare, AcceptsAListOfFilesAndAStep) {
   const std::string file = scenario();
   const std::string traces = kineto(file, {.iterations = 3, .first_step = 5});
   const CommandResult result =
       run_sluice({"compare", file, traces + "/rank1.json," + traces + "/rank0.json", "--step", "6"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("; ProfilerStep 6 of 3 that are whole on all ranks; clocks aligned by "));
+  EXPECT_THAT(result.out, HasSubstr("; ProfilerStep 6, 3 complete on all ranks; clocks aligned by "));
   EXPECT_EQ(plain(run_sluice({"compare", file, traces, "--step", "8"}).err),
             "sluice: traces/rank0.json and 1 more: --step: expected one of 5, 6, 7, got 8\n");
 }
 
-TEST_F(Compare, OtherSchedulesAreRefusedUnlessByKind) {
+TEST_F(Compare, DifferentSchedulesAreRejectedUnlessByKind) {
   const std::string a = trace("a.json");
   const std::string more = scenario("zb-h1", 3);
   const CommandResult refused = run_sluice({"compare", a, more});
@@ -180,7 +176,7 @@ TEST_F(Compare, OtherSchedulesAreRefusedUnlessByKind) {
   EXPECT_EQ(document.at("pairs"), 0);
   EXPECT_EQ(document.at("kinds").at(0).at("count").at("second"), 6);
   EXPECT_EQ(document.at("kinds").at(0).at("median_error"), nullptr);
-  // Another order of the same ops is no other schedule.
+  // The same ops in another order can be compared.
   EXPECT_EQ(run_sluice({"compare", a, scenario("gpipe")}).exit_code, 0);
 }
 
@@ -209,12 +205,12 @@ TEST_F(Compare, ErrorsAreOneLine) {
   EXPECT_EQ(folder_.num_files(), files);
 }
 
-TEST_F(Compare, HelpBeginsWithExamples) {
+TEST_F(Compare, ExamplesPrecedeOptions) {
   const CommandResult help = run_sluice({"compare", "--help"});
   EXPECT_EQ(help.exit_code, 0);
   const std::size_t examples = help.out.find("Examples:");
   ASSERT_NE(examples, std::string::npos);
-  EXPECT_LT(examples, help.out.find("Usage"));
+  EXPECT_LT(examples, help.out.find("Options:"));
 }
 
 }  // namespace

@@ -1,4 +1,6 @@
-// The manual page and the completion scripts say what the command says of itself, whatever characters are in it.
+// The manual page and the completion scripts contain all commands and flags, with special characters escaped.
+
+#include "tools/completion/completion.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +34,7 @@ std::string without_backslashes(std::string text) {
   return text;
 }
 
-TEST(Written, HoldsEveryFlagOfEveryCommand) {
+TEST(Completion, ManPageAndScriptsContainEveryFlag) {
   const std::string page = without_backslashes(test::run_sluice({"--help-man"}).out);
   const std::string bash = test::run_sluice({"completion", "bash"}).out;
   const std::string zsh = test::run_sluice({"completion", "zsh"}).out;
@@ -54,7 +56,7 @@ TEST(Written, HoldsEveryFlagOfEveryCommand) {
   EXPECT_GT(count, 60U);
 }
 
-TEST(Written, RefusesOtherShells) {
+TEST(Completion, RejectsUnknownShells) {
   const test::CommandResult result = test::run_sluice({"completion", "csh"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_EQ(result.err, "sluice: completion: shell: csh not in {bash,zsh,fish}\n");
@@ -77,7 +79,7 @@ struct Example {
   }
 };
 
-TEST(CommandTree, IsWhatTheParserKnows) {
+TEST(CommandTree, MatchesTheParser) {
   const Example example;
   const CommandEntry tree = command_tree(example.app);
   ASSERT_EQ(tree.options.size(), 3U);  // with --help, without --secret
@@ -96,7 +98,7 @@ TEST(CommandTree, IsWhatTheParserKnows) {
   EXPECT_TRUE(outer.subcommands[0].operands[0].files);
 }
 
-TEST(ManPage, EscapesWhatRoffWouldRead) {
+TEST(ManPage, EscapesRoffControlCharacters) {
   const Example example;
   const std::string page = man_page(command_tree(example.app));
   EXPECT_THAT(page, HasSubstr(".SH NAME\nex \\- do much\n"));

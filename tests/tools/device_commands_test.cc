@@ -1,4 +1,4 @@
-// Commands on devices as a user gives them: with emulated ones in the place of GPUs, and without any.
+// Commands on devices: with emulated devices instead of GPUs, and without any.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,9 +18,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 
 const std::string kTiny =
@@ -43,7 +40,7 @@ std::vector<double> losses(const json& document) {
   return out;
 }
 
-TEST(DeviceCommands, TrainOnDevicesAsOnTheCpu) {
+TEST(DeviceCommands, TrainingMatchesTheCpu) {
   const json cpu = json::parse(test::run_sluice(words("run" + kTiny + "--steps 3 --json")).out);
   for (const std::string schedule : {"1f1b", "seq1f1b --slices 3", "zb-h1"}) {
     SCOPED_TRACE(schedule);
@@ -59,8 +56,8 @@ TEST(DeviceCommands, TrainOnDevicesAsOnTheCpu) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(losses(half)[i], losses(cpu)[i], 0.01);
 }
 
-// The master weights are float32 on both sides.
-TEST(DeviceCommands, ResumeFromTheCpuAndBack) {
+// Master weights are float32 on the CPU and on devices.
+TEST(DeviceCommands, ResumesBetweenCpuAndDevices) {
   const TemporaryFolder folder;
   const std::string file = folder.path("a.safetensors");
   ASSERT_EQ(emulated("run" + kTiny + kDevices + "--steps 2 --checkpoint " + file).exit_code, 0);
@@ -76,8 +73,8 @@ TEST(DeviceCommands, ResumeFromTheCpuAndBack) {
   EXPECT_EQ(emulated("run" + kTiny + kDevices + "--steps 1 --resume " + file).exit_code, 0);
 }
 
-// The emulation's times mean nothing: the circle closes, and says what it compared.
-TEST(DeviceCommands, CloseTheCircle) {
+// Times of emulated devices are meaningless; this checks that the commands work together.
+TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   const TemporaryFolder folder;
   const std::string profile = folder.path("profile.json");
   const CommandResult measured =
@@ -86,7 +83,7 @@ TEST(DeviceCommands, CloseTheCircle) {
   EXPECT_THAT(measured.out, HasSubstr("emulated GPU 0"));
   EXPECT_THAT(measured.out, HasSubstr("bfloat16"));
   const std::string cost = folder.path("cost.json");
-  // Whether longer messages took longer is left to chance; where they did not, the fit says so.
+  // Longer messages may take less time by chance; then the fit reports an error.
   CommandResult fitted = test::run_sluice(words("fit " + profile + " -o " + cost));
   if (fitted.exit_code != 0) {
     EXPECT_THAT(fitted.err, HasSubstr("expected larger messages to take longer"));
@@ -106,7 +103,7 @@ TEST(DeviceCommands, CloseTheCircle) {
   EXPECT_EQ(document.at("precision"), "bfloat16");
 }
 
-TEST(DeviceCommands, StopAndExplain) {
+TEST(DeviceCommands, FaultsAreReported) {
   const CommandResult stopped =
       emulated("run" + kTiny + kDevices + "--steps 4 --deadline 1 --fault stop:rank=0,op=F,mb=2,step=1");
   EXPECT_EQ(stopped.exit_code, 7) << stopped.err;
@@ -116,32 +113,33 @@ TEST(DeviceCommands, StopAndExplain) {
   EXPECT_THAT(poisoned.err, HasSubstr("B(stage 1, mb 1) of step 2 on rank 1"));
 }
 
-TEST(DeviceCommands, SayWhatIsWrong) {
+TEST(DeviceCommands, InvalidFlagsAreReported) {
   const struct {
     std::string arguments;
-    const char* says;
+    const char* message;
   } kWrong[] = {
-      {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks are 2 workers"},
+      {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks need 2 devices"},
       {"--backend cuda --devices purple:2", "devices: must be gpu, gpu:N, green:N or stream:N"},
-      {"--devices green:2", "--devices: only of --backend cuda"},
+      {"--devices green:2", "--devices: needs --backend cuda"},
       {"--backend cuda --transport threads", "expected inprocess, nccl or auto"},
       {"--transport inprocess", "needs --backend cuda"},
       {"--backend cuda --devices green:2 --transport nccl", "needs a launcher"},
-      {"--backend cuda --devices green:2 --precision float64", "GPUs compute in bf16 or fp16"},
-      {"--precision fp16", "the CPU computes in float32 or float64"},
+      {"--backend cuda --devices green:2 --precision float64",
+       "--precision: expected bf16 or fp16 with --backend cuda"},
+      {"--precision fp16", "--precision: expected float32 or float64 on the CPU"},
       {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "bfloat16 needs none"},
   };
   for (const auto& wrong : kWrong) {
     SCOPED_TRACE(wrong.arguments);
     const CommandResult result = emulated("run" + kTiny + "--steps 2 " + wrong.arguments);
     EXPECT_EQ(result.exit_code, 2);
-    EXPECT_THAT(result.err, HasSubstr(wrong.says));
+    EXPECT_THAT(result.err, HasSubstr(wrong.message));
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   }
 }
 
-// Only where there is none: on a machine with a GPU these commands run.
-TEST(DeviceCommands, SayThatThereIsNoDevice) {
+// Skipped on a machine with a GPU, where these commands run.
+TEST(DeviceCommands, MissingDevicesAreReported) {
   const CommandResult doctor = test::run_sluice({"doctor", "--json"});
   ASSERT_EQ(doctor.exit_code, 0) << doctor.err;
   if (!json::parse(doctor.out).at("devices").empty()) GTEST_SKIP() << "SKIPPED: there is a device here";

@@ -1,4 +1,4 @@
-// `sluice doctor` as a user runs it, with and without a GPU.
+// `sluice doctor` on the command line, with and without a GPU.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,14 +13,12 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-TEST(Doctor, SaysWhatThereIsInOneDocument) {
+TEST(Doctor, PrintsOneJsonDocument) {
   const auto began = std::chrono::steady_clock::now();
   const CommandResult result = run_sluice({"doctor", "--json"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -29,7 +27,7 @@ TEST(Doctor, SaysWhatThereIsInOneDocument) {
   EXPECT_GE(document.at("cpu").at("cores").get<int>(), 1);
   EXPECT_GT(document.at("cpu").at("memory_bytes").get<std::int64_t>(), 0);
   EXPECT_THAT(document.at("cpu").at("blas").get<std::string>(), ContainsRegex("OpenBLAS|Eigen"));
-  // Either the GPUs, or one line that says why there is none.
+  // Either GPUs, or one line with the reason why there is none.
   const json& why = document.at("cuda").at("why_not");
   EXPECT_EQ(document.at("devices").empty(), why.is_string()) << why;
   if (why.is_string()) {
@@ -42,7 +40,7 @@ TEST(Doctor, SaysWhatThereIsInOneDocument) {
   EXPECT_GT(link.at("bytes_per_s").get<double>(), 1e6);
 }
 
-TEST(Doctor, SaysWhyThereIsNoGpuInOneLine) {
+TEST(Doctor, ReportsWhyThereIsNoGpuInOneLine) {
   const CommandResult result = run_sluice({"doctor"}, {"CUDA_VISIBLE_DEVICES="});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, ContainsRegex("GPUs +none: [a-zA-Z].*\n"));
@@ -50,7 +48,7 @@ TEST(Doctor, SaysWhyThereIsNoGpuInOneLine) {
   EXPECT_THAT(result.err, IsEmpty());
 }
 
-TEST(Doctor, SaysWhatALauncherHasTold) {
+TEST(Doctor, ReportsTheLauncherVariables) {
   const CommandResult result = run_sluice({"doctor"}, {"RANK=3", "WORLD_SIZE=8", "LOCAL_RANK=1", "MASTER_ADDR=here"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("torchrun: rank 3 of 8, local rank 1\n"));

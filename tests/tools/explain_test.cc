@@ -1,4 +1,4 @@
-// What simulate --explain says, against the run that it explains.
+// `simulate --explain` compared with the run that it explains.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -16,16 +16,12 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
 const std::string kExample = SLUICE_SOURCE_DIR "/examples/gpt3-175b-a100.json";
 
-TEST(ExplainCommand, OpsTakeAsLongAsInTheTimeline) {
+TEST(ExplainCommand, OpTimesMatchTheTimeline) {
   TemporaryFolder folder;
   const std::string ops = folder.path("ops.csv");
   const CommandResult result =
@@ -41,7 +37,7 @@ TEST(ExplainCommand, OpsTakeAsLongAsInTheTimeline) {
     for (int row = 0; row < table.num_rows(); ++row) {
       if (table.text(row, "what") != op["op"] || table.integer(row, "stage", -1, 1000) != op["stage"]) continue;
       seen.insert(op["op"].get<std::string>() + table.text(row, "stage"));
-      // The timeline is in whole nanoseconds.
+      // The timeline is in integer nanoseconds.
       EXPECT_NEAR(table.number(row, "end_s", 0, 1e9) - table.number(row, "start_s", 0, 1e9), sum, 1.01e-9);
     }
   }
@@ -53,7 +49,8 @@ TEST(ExplainCommand, OpsTakeAsLongAsInTheTimeline) {
 TEST(ExplainCommand, PrintsTheLastSliceOfEachDistinctStage) {
   const std::string sliced = SLUICE_SOURCE_DIR "/examples/gpt-2.7b-seq1f1b-a100.json";
   const std::string all = run_sluice(words("simulate " + sliced + " --explain")).out;
-  EXPECT_THAT(all, HasSubstr("stage 0: embedding, 4 layers; on one device, 1 x 5632 tokens after 27136, slice 4 of 4"));
+  EXPECT_THAT(
+      all, HasSubstr("stage 0: embedding, 4 layers; 1 x 5632 tokens per device after a prefix of 27136, slice 4 of 4"));
   EXPECT_THAT(all, HasSubstr("stage 1: 4 layers;"));
   EXPECT_THAT(all, Not(HasSubstr("stage 2:")));
   EXPECT_THAT(all, HasSubstr("stage 7: 4 layers, head;"));
@@ -61,24 +58,22 @@ TEST(ExplainCommand, PrintsTheLastSliceOfEachDistinctStage) {
   const std::string one = run_sluice(words("simulate " + sliced + " --explain=2")).out;
   EXPECT_THAT(one, HasSubstr("stage 2: 4 layers;"));
   EXPECT_THAT(one, Not(HasSubstr("stage 0:")));
-  // Of four slices JSON has all.
+  // JSON has all four slices.
   const json explained = json::parse(run_sluice(words("simulate " + sliced + " --explain=2 --json")).out)["explain"];
   std::set<int> slices;
   for (const json& op : explained) slices.insert(op["slice"].get<int>());
   EXPECT_EQ(slices, (std::set<int>{0, 1, 2, 3}));
 }
 
-TEST(ExplainCommand, RefusesWhatItCannotExplain) {
+TEST(ExplainCommand, RejectsUnknownStagesAndOtherCosts) {
   const auto error = [](const std::string& flags) {
     const CommandResult result = run_sluice(words("simulate " + flags));
     EXPECT_EQ(result.exit_code, 2) << flags;
     EXPECT_EQ(result.out, "") << flags;
     return result.err;
   };
-  EXPECT_EQ(
-      error("--schedule 1f1b --pp 4 --microbatches 8 --explain"),
-      "sluice: --explain: expected the analytic cost, whose ops are made of kernels: measured and uniform ones are "
-      "not\n");
+  EXPECT_EQ(error("--schedule 1f1b --pp 4 --microbatches 8 --explain"),
+            "sluice: --explain: expected the analytic cost model: measured and uniform costs have no kernels\n");
   EXPECT_EQ(error(kExample + " --explain=48"), "sluice: --explain: expected a stage from 0 to 47, got '48'\n");
   EXPECT_EQ(error(kExample + " --explain=head"), "sluice: --explain: expected a stage from 0 to 47, got 'head'\n");
   EXPECT_THAT(error(kExample + " --explain --sweep mbs=1,2"), HasSubstr("--explain"));

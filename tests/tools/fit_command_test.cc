@@ -1,4 +1,4 @@
-// `sluice fit` as a user runs it, and its cost file handed on to `simulate`.
+// `sluice fit` on the command line, and its cost file in `simulate`.
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -14,16 +14,12 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 
 class Fit : public testing::Test {
  protected:
   Fit() {
-    // 1 us a token, at least 0.2 ms, and 0.4 ns a pair; the backward takes twice as long.
+    // 1 us per token, at least 0.2 ms, and 0.4 ns per pair; the backward takes twice as long.
     for (const auto& [kind, scale] : {std::pair(OpKind::F, 1.0), {OpKind::B, 2.0}}) {
       for (const int tokens : {64, 128, 200, 256, 512, 1024}) {
         for (const int context : {0, 256, 512, 1024, 2048}) {
@@ -45,14 +41,14 @@ class Fit : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Fit, WritesACostFileThatSimulateTakes) {
+TEST_F(Fit, CostFilesWorkInSimulate) {
   const std::string cost = folder_.path("cost.json");
   const CommandResult fit = run_sluice({"fit", file(), "-o", cost});
   ASSERT_EQ(fit.exit_code, 0) << fit.err;
   EXPECT_EQ(fit.err, "");
   EXPECT_THAT(fit.out, HasSubstr("layer     F       6     24"));
   EXPECT_THAT(fit.out, HasSubstr("link ib: 3 sizes, latency 10 us, 20 GB/s"));
-  EXPECT_THAT(fit.out, HasSubstr("TeraPipe reports less than 2 %: within that"));
+  EXPECT_THAT(fit.out, HasSubstr("TeraPipe reports less than 2 %: within"));
   // Two layers on one rank, one microbatch of 512 + 512 tokens: F 2 (512 + 512 us) + 2 x 0.4e-9 x 512^2 s, B twice
   // that: 6 x (1.024 ms + 104.8576 us).
   const CommandResult simulated = run_sluice(
@@ -78,11 +74,11 @@ TEST_F(Fit, WritesACostFileThatSimulateTakes) {
             "--cost " +
             cost));
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
-  // And 4 ns for each of embedding and head.
+  // Plus 4 ns each for embedding and head.
   EXPECT_NEAR(json::parse(whole.out).at("makespan_s").get<double>(), 6 * (1.024e-3 + 104.8576e-6) + 8e-9, 2e-9);
 }
 
-TEST_F(Fit, PrintsOneDocument) {
+TEST_F(Fit, PrintsOneJsonDocument) {
   const CommandResult fit = run_sluice({"fit", file(), "--json"});
   ASSERT_EQ(fit.exit_code, 0) << fit.err;
   const json document = json::parse(fit.out);
@@ -94,7 +90,7 @@ TEST_F(Fit, PrintsOneDocument) {
   EXPECT_EQ(document.at("links").at(0).at("link"), "ib");
 }
 
-TEST_F(Fit, WarnsOfTermsThatAreLeftOut) {
+TEST_F(Fit, WarnsAboutOmittedTerms) {
   std::erase_if(profile_.samples, [](const ProfileSample& sample) { return sample.context > 0; });
   const CommandResult fit = run_sluice({"fit", file()});
   EXPECT_EQ(fit.exit_code, 0);

@@ -1,4 +1,4 @@
-// Pictures as a user asks for them.
+// Figures written by the command line.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,12 +10,6 @@
 namespace sluice::test {
 namespace {
 
-using test::CommandResult;
-using test::run_sluice;
-using test::svg_elements;
-using test::SvgElement;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
@@ -35,37 +29,37 @@ std::string picture(const std::string& flags) {
   return read_file(folder.path("picture.svg"));
 }
 
-constexpr const char* kSmall = "--pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
+constexpr const char* kSmallPicture = "--pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
 
-TEST(Picture, OfOneRunOrTwo) {
+TEST(Picture, DrawsOneRunOrTwo) {
   EXPECT_THAT(texts(picture(std::string(kSmall) + "--schedule 1f1b")), Contains("makespan 33 s, bubble 27.3 %"));
   // The closed forms: (8 + 3) 3 s, and zb-h1 6 s less.
-  const auto both = texts(picture(std::string(kSmall) + "--schedule 1f1b --compare-with zb-h1"));
+  const auto both = texts(picture(std::string(kSmallPicture) + "--schedule 1f1b --compare-with zb-h1"));
   EXPECT_THAT(both, Contains("makespan 33 s, bubble 27.3 %"));
   EXPECT_THAT(both, Contains("makespan 27 s (-18.2 %), bubble 11.1 %"));
   EXPECT_EQ(read_file(SLUICE_SOURCE_DIR "/docs/figures/1f1b-above-zb-v.svg"),
-            picture(std::string(kSmall) + "--schedule 1f1b --compare-with zb-v"))
+            picture(std::string(kSmallPicture) + "--schedule 1f1b --compare-with zb-v"))
       << "the README's figure is another; make it again by the command that stands above it";
 }
 
-TEST(Picture, HasMemoryWhereAModelIs) {
+TEST(Picture, DrawsMemoryWithAModel) {
   const std::string example = SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json";
   const auto all = texts(picture(example + " --svg-width 336 --svg-transfers"));
-  EXPECT_THAT(all, Contains(HasSubstr("memory (GiB): most on rank")));
+  EXPECT_THAT(all, Contains(HasSubstr("memory (GiB): peak on rank")));
   EXPECT_THAT(all, Contains("communication"));
   EXPECT_EQ(svg_elements(picture(example + " --svg-width 336"))[0].get("width"), "336");
 }
 
-TEST(Picture, OfASweepIsACurve) {
+TEST(Picture, DrawsACurveOfASweep) {
   const auto all = texts(picture(std::string(kSmall) + "--sweep schedule=gpipe,1f1b,hanayo"));
   for (const char* text : {"schedule", "iteration (s)", "gpipe", "1f1b", "hanayo", "refused"}) {
-    EXPECT_THAT(all, Contains(text));  // hanayo wants as many microbatches as ranks
+    EXPECT_THAT(all, Contains(text));  // hanayo needs as many microbatches as ranks
   }
 }
 
-TEST(Picture, WhatCannotBeIsRefused) {
+TEST(Picture, InvalidFlagsAreRejected) {
   const auto error = [](const std::string& flags) {
-    const CommandResult result = run_sluice(words("simulate " + (kSmall + flags)));
+    const CommandResult result = run_sluice(words("simulate " + (kSmallPicture + flags)));
     EXPECT_EQ(result.exit_code, 2) << flags;
     return result.err;
   };

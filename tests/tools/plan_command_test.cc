@@ -1,4 +1,4 @@
-// `sluice plan` as a user runs it.
+// `sluice plan` on the command line.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -17,10 +17,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 const std::string kExamples = SLUICE_SOURCE_DIR "/examples/";
 const std::string kLlama =
@@ -32,7 +28,7 @@ json without_seconds(const CommandResult& result) {
   return document;
 }
 
-// Waits until a process has a handler for SIGINT. False: it never had one.
+// Waits until a process has a handler for SIGINT. Returns false after a timeout.
 bool catches_interrupts(pid_t process) {
   for (int i = 0; i < 3000; ++i) {
     std::istringstream status(read_file("/proc/" + std::to_string(process) + "/status"));
@@ -46,7 +42,7 @@ bool catches_interrupts(pid_t process) {
   return false;
 }
 
-TEST(PlanCommand, RanksWhatFits) {
+TEST(PlanCommand, RanksConfigurationsThatFit) {
   const TemporaryFolder folder;
   const CommandResult result =
       run_sluice(words(kLlama + "--schedule 1f1b,zb-v,seq1f1b --json --csv " + folder.path("all.csv")));
@@ -67,14 +63,14 @@ TEST(PlanCommand, RanksWhatFits) {
   const json& counts = document.at("counts");
   const int sum = counts.at("refused").get<int>() + counts.at("do_not_fit").get<int>() +
                   counts.at("certainly_worse").get<int>() + counts.at("simulated").get<int>();
-  // What was simulated and did not fit is counted in both.
+  // Simulated configurations that do not fit are counted in both.
   EXPECT_GE(sum, counts.at("evaluated").get<int>());
   EXPECT_EQ(ranking.size() + document.at("others").size(), counts.at("evaluated").get<std::size_t>());
   for (const json& other : document.at("others")) {
     EXPECT_NE(other.at("status"), "simulated");
     EXPECT_EQ(other.contains("reason"), other.at("status") == "refused");
   }
-  // The table has a row for every one, and its header as many cells.
+  // The table has one row per configuration, with as many cells as the header.
   std::istringstream table(read_file(folder.path("all.csv")));
   std::string line;
   int rows = -1;
@@ -82,8 +78,8 @@ TEST(PlanCommand, RanksWhatFits) {
   EXPECT_EQ(rows, counts.at("evaluated").get<int>());
 }
 
-// What is printed for the best is what `simulate` makes of the flags that are printed beside it.
-TEST(PlanCommand, IsWhatSimulateSaysOfItsFlags) {
+// The printed metrics equal those of `simulate` with the printed flags.
+TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
   const std::string base =
       "--model " + kExamples + "models/llama3-8b/config.json --cluster dgx-h100 --gbs 64 --seq-length 8192 ";
   const json ranking = json::parse(run_sluice(words("plan --json " + base)).out).at("ranking");
@@ -98,8 +94,8 @@ TEST(PlanCommand, IsWhatSimulateSaysOfItsFlags) {
   }
 }
 
-// A scenario's own sizes and schedule do not hold a plan back, and its flags still give the plan's configuration.
-TEST(PlanCommand, TakesAScenarioWithoutItsChoices) {
+// The plan replaces the sizes and the schedule of a scenario, and its flags override those of the scenario.
+TEST(PlanCommand, IgnoresTheSizesOfAScenario) {
   const std::string file = kExamples + "gpt3-175b-a100.json";
   const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + file)).out);
   const json& best = document.at("ranking").at(0);
@@ -112,7 +108,7 @@ TEST(PlanCommand, TakesAScenarioWithoutItsChoices) {
   EXPECT_NE(arguments.find("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 "), std::string::npos);
 }
 
-TEST(PlanCommand, PipeDreams2bwPlannerIsOneSettingOfIt) {
+TEST(PlanCommand, CoversThePlannerOfPipeDream2bw) {
   const CommandResult result = run_sluice(
       words("plan --num-layers 48 --hidden-size 1920 --num-attention-heads 20 --vocab-size 30522 "
             "--max-position-embeddings 512 --cluster p3.16xlarge --gbs 512 --seq-length 512 --schedule pipedream-2bw "
@@ -123,7 +119,7 @@ TEST(PlanCommand, PipeDreams2bwPlannerIsOneSettingOfIt) {
   EXPECT_EQ(best.at("pp").get<int>() * best.at("dp").get<int>(), 8);
 }
 
-TEST(PlanCommand, SaysWhatItCannotDo) {
+TEST(PlanCommand, InvalidFlagsAreReported) {
   const auto error = [](const std::string& flags, int code) {
     const CommandResult result = run_sluice(words(flags));
     EXPECT_EQ(result.exit_code, code) << flags << result.err;
@@ -131,30 +127,30 @@ TEST(PlanCommand, SaysWhatItCannotDo) {
   };
   EXPECT_EQ(error("plan --model " + kExamples + "models/llama3-8b/config.json --gbs 8 --seq-length 8192", 2),
             "sluice: command line: /cluster: required (--cluster)\n");
-  EXPECT_EQ(error(kLlama + "--tp 3", 2), "sluice: plan: no tp x pp x dp of those asked for is 8 GPUs\n");
+  EXPECT_EQ(error(kLlama + "--tp 3", 2), "sluice: plan: no requested combination of tp x pp x dp equals 8 GPUs\n");
   EXPECT_EQ(error(kLlama + "--schedule auto", 2),
-            "sluice: plan: --schedule auto is for one configuration: 'sluice simulate --schedule auto'\n");
+            "sluice: plan: --schedule auto searches one configuration: use 'sluice simulate --schedule auto'\n");
   EXPECT_EQ(error(kLlama + "--use-distributed-optimizer maybe", 2),
             "sluice: --use-distributed-optimizer: expected yes or no, got 'maybe'\n");
   EXPECT_EQ(error(kLlama + "--schedul 1f1b", 2),
-            "sluice: plan: there is no flag '--schedul'; did you mean '--schedule'?\n");
-  // It was taken and had no effect.
-  EXPECT_EQ(error(kLlama + "--recompute full --recompute-num-layers 2", 2).find("sluice: plan: there is no flag"), 0U);
+            "sluice: plan: unknown flag '--schedul'; did you mean '--schedule'?\n");
+  // The flag was once accepted without effect.
+  EXPECT_EQ(error(kLlama + "--recompute full --recompute-num-layers 2", 2).find("sluice: plan: unknown flag"), 0U);
   EXPECT_EQ(error("plan " + kExamples + "gpt3-175b-a100.json --microbatches 8", 2),
-            "sluice: plan: there is no flag '--microbatches'; did you mean '--micro-batch-size'?\n");
-  // More slices than tokens: every configuration is refused.
+            "sluice: plan: unknown flag '--microbatches'; did you mean '--micro-batch-size'?\n");
+  // More slices than tokens: every configuration is invalid.
   const std::string sliced = error(kLlama + "--schedule seq1f1b --slices 9000 --tp 8 --mbs 1", 3);
-  EXPECT_NE(sliced.find("plan: every configuration is refused; the first: expected at most"), std::string::npos)
+  EXPECT_NE(sliced.find("plan: every configuration is invalid; the first error: expected at most"), std::string::npos)
       << sliced;
 }
 
-TEST(PlanCommand, SaysHowFarFromFittingItIs) {
+TEST(PlanCommand, ReportsTheMissingMemory) {
   // 1T parameters on eight GPUs.
   const CommandResult result =
       run_sluice(words("plan --num-layers 128 --hidden-size 25600 --num-attention-heads 160 --vocab-size 51200 "
                        "--max-position-embeddings 2048 --cluster dgx-a100-80gb --gbs 8 --seq-length 2048"));
   EXPECT_EQ(result.exit_code, 3);
-  EXPECT_EQ(result.err.find("sluice: plan: no configuration fits: the closest takes at least "), 0U) << result.err;
+  EXPECT_EQ(result.err.find("sluice: plan: no configuration fits in memory: the smallest needs "), 0U) << result.err;
   EXPECT_NE(result.out.find(" · simulated 0 · "), std::string::npos) << result.out;
 }
 
@@ -177,7 +173,7 @@ TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
   EXPECT_NE(read_file(folder.path("out")).find("interrupted: the best so far"), std::string::npos);
 }
 
-TEST(PlanCommand, IsTheSameOverMpi) {
+TEST(PlanCommand, GivesTheSameResultOverMpi) {
   if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const std::string plan = kLlama + "--schedule 1f1b,interleaved-1f1b,zb-h1 --json";
   const json alone = without_seconds(run_sluice(words(plan)));

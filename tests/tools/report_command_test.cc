@@ -1,4 +1,4 @@
-// `simulate --report` and `--compare-with`, as a user gives them.
+// `simulate --report` and `--compare-with`.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,12 +12,6 @@
 namespace sluice::test {
 namespace {
 
-using test::between;
-using test::columns_of;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -29,7 +23,7 @@ CommandResult run(const std::string& flags, const std::vector<std::string>& more
   return run_sluice(arguments);
 }
 
-TEST(ReportCommand, WritesThePageAndPrintsAsWithoutIt) {
+TEST(ReportCommand, WritesThePageWithoutChangingTheOutput) {
   const TemporaryFolder folder;
   const std::string path = folder.path("it's a report.html");
   const CommandResult result = run(kRun, {"--report", path});
@@ -39,8 +33,9 @@ TEST(ReportCommand, WritesThePageAndPrintsAsWithoutIt) {
   const std::string text = read_file(path);
   // (m + p - 1)(f + x) = 33 s, of it 9 s idle; half of that before the first backwards, half after the last forwards.
   EXPECT_THAT(text, HasSubstr("<dt>Iteration</dt><dd><strong>33 s</strong>"));
-  EXPECT_THAT(text, HasSubstr("<strong>27.3 %</strong><small>idle share of all rank time: warm-up 50 %, drain 50 %"));
-  // The command can be given to a shell again.
+  EXPECT_THAT(text,
+              HasSubstr("<strong>27.3 %</strong><small>idle fraction of all rank time: warm-up 50 %, drain 50 %"));
+  // The printed command line can be pasted into a shell.
   const std::string quoted = "&#39;" + folder.path("it") + "&#39;\\&#39;&#39;s a report.html&#39;";
   EXPECT_THAT(text, HasSubstr(">sluice " + std::string(kRun) + " --report " + quoted + "</pre>"));
   EXPECT_EQ(columns_of(text, 0).header.at("makespan"), 33'000'000'000);
@@ -72,7 +67,7 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   EXPECT_THAT(text, HasSubstr("<td>33 s</td><td>27 s</td><td>-18.2 %</td>"));
   EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 27'000'000'000);
 
-  // No flag reaches the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
+  // Flags do not apply to the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
   write_file_whole(folder.path("s.json"),
                    R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 3}, "schedule": "gpipe"})");
   ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", folder.path("s.json")}).exit_code, 0);
@@ -82,7 +77,7 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 12'000'000'000);
 }
 
-TEST(ReportCommand, RefusesWhatItCannotDo) {
+TEST(ReportCommand, InvalidFlagsAreRejected) {
   const TemporaryFolder folder;
   const auto refused = [&](const std::vector<std::string>& more) {
     const CommandResult result = run(kRun, more);
@@ -91,8 +86,7 @@ TEST(ReportCommand, RefusesWhatItCannotDo) {
     EXPECT_EQ(folder.num_files(), 0);
     return result.err;
   };
-  EXPECT_EQ(refused({"--compare-with", "gpipe"}),
-            "sluice: simulate: --compare-with adds a second run to a picture: give --report or --svg too\n");
+  EXPECT_EQ(refused({"--compare-with", "gpipe"}), "sluice: simulate: --compare-with needs --report or --svg\n");
   EXPECT_THAT(refused({"--report", folder.path("r.html"), "--compare-with", "zb-h"}),
               HasSubstr("--compare-with zb-h: there is no schedule family 'zb-h'"));
   EXPECT_THAT(refused({"--report", folder.path("r.html"), "--compare-with", folder.path("none.json")}),
@@ -100,7 +94,7 @@ TEST(ReportCommand, RefusesWhatItCannotDo) {
   EXPECT_THAT(refused({"--report", folder.path("none/r.html")}), HasSubstr("none/r.html"));
 }
 
-TEST(ReportCommand, SaysWhenItDoesNotFit) {
+TEST(ReportCommand, ReportsWhenItDoesNotFit) {
   const TemporaryFolder folder;
   const std::string path = folder.path("r.html");
   const CommandResult result =

@@ -1,4 +1,4 @@
-// `sluice slice` as a user runs it, and its cuts handed on to `simulate`.
+// `sluice slice` on the command line, and its cuts in `simulate`.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,14 +14,10 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 using testing::Not;
 
-const std::string kModel =
+const std::string kSliceModel =
     "--num-layers 8 --hidden-size 1024 --num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 "
     "--cluster dgx-a100-80gb --pp 4 --seq-length 16384 ";
 
@@ -60,14 +56,14 @@ constexpr const char* kSteep = R"({"schema": "sluice.slice_times/1", "granularit
   "forward": [[5e-3, 9e-3, 13e-3, 17e-3], [5e-3, 9e-3, 13e-3], [5e-3, 9e-3], [5e-3]],
   "backward": [[10e-3, 18e-3, 26e-3, 34e-3], [10e-3, 18e-3, 26e-3], [10e-3, 18e-3], [10e-3]]})";
 
-TEST_F(Slice, SolvesATable) {
+TEST_F(Slice, SolvesATableOfTimes) {
   const std::string file = write("t.json", kTable);
   const CommandResult result = run("--times " + file + " --pp 3");
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out,
-            "terapipe: 32 tokens in multiples of 8, 3 cells, 1 sequence at once, forward only\n"
+            "terapipe: 32 tokens in multiples of 8, 3 cells, 1 sequence per microbatch, forward only\n"
             "  1 slice: 32\n"
-            "  time 15 ms    lower bound 15 ms: optimal\n"
+            "  time 15 ms    optimal: equal to the lower bound 15 ms\n"
             "  even, 1 slice                     15 ms  +0.0 %\n"
             "  best even, 1 slice                15 ms  +0.0 %\n"
             "  no slicing                        15 ms  +0.0 %\n");
@@ -86,20 +82,20 @@ TEST_F(Slice, SolvesATable) {
   EXPECT_EQ(document("--times " + steep + " --pp 3 --slices 1").at("slices"), 1);
 }
 
-TEST_F(Slice, Algorithm1IsNoBetterAndSaysHowFarItCanBeOff) {
+TEST_F(Slice, Algorithm1IsNoBetterAndReportsItsGap) {
   const std::string steep = write("s.json", kSteep);
   const json exact = document("--times " + steep + " --pp 3 --algorithm1 0");
   EXPECT_DOUBLE_EQ(exact.at("time_s").get<double>(), 30e-3);
-  const json coarse = document("--algorithm1 5 --granularity 512 " + kModel);
-  const json best = document("--granularity 512 " + kModel);
+  const json coarse = document("--algorithm1 5 --granularity 512 " + kSliceModel);
+  const json best = document("--granularity 512 " + kSliceModel);
   EXPECT_EQ(coarse.at("method"), "algorithm1");
   EXPECT_GE(coarse.at("time_s"), best.at("time_s"));
   EXPECT_LE(coarse.at("lower_bound_s"), best.at("time_s"));
 }
 
-// One microbatch, forward and backward, on equal cells: what `slice` predicts is what `simulate` says of the sweeps but
-// for the hops, which it reports apart. Uniform costs: F 1 s and B 2 s, of each slice its share: even slices are best.
-TEST_F(Slice, PredictsWhatSimulateSays) {
+// One microbatch, forward and backward, on equal cells: `slice` and `simulate` predict the same time except for the
+// transfers, which `slice` reports separately. Uniform costs, F 1 s and B 2 s per microbatch: even slices are best.
+TEST_F(Slice, MatchesSimulate) {
   const std::string uniform = "--uniform f=1,b=1,w=1,comm=0.25 --pp 4 --seq-length 64 ";
   const json found = document(uniform + "--backward --granularity 8 --slices 4");
   EXPECT_EQ(found.at("slice_lengths"), json({16, 16, 16, 16}));
@@ -112,7 +108,7 @@ TEST_F(Slice, PredictsWhatSimulateSays) {
   EXPECT_DOUBLE_EQ(json::parse(simulated.out).at("makespan_s").get<double>(), 5.25 + 1.5);
 }
 
-TEST_F(Slice, JointBeatsBothSimpleWays) {
+TEST_F(Slice, JointCutBeatsBothSimpleCuts) {
   const json found = document("--joint 5 --granularity 1024 " + kModel);
   EXPECT_EQ(found.at("method"), "joint");
   int sequences = 0;
@@ -125,10 +121,10 @@ TEST_F(Slice, JointBeatsBothSimpleWays) {
   EXPECT_NEAR(found.at("time_s").get<double>(), sum, 1e-9);
   EXPECT_LE(found.at("time_s"), found.at("together_s"));
   EXPECT_LE(found.at("time_s"), found.at("apart_s"));
-  EXPECT_THAT(run("--joint 2 --granularity 1024 " + kModel).out, HasSubstr("one sequence at a time"));
+  EXPECT_THAT(run("--joint 2 --granularity 1024 " + kModel).out, HasSubstr("one sequence per part"));
 }
 
-TEST_F(Slice, BalancedSaysByHowMuchItsSlicesDiffer) {
+TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
   const json found = document("--balanced --slices 4 " + kModel);
   EXPECT_EQ(found.at("granularity"), 128);
   EXPECT_EQ(found.at("slices"), 4);
@@ -144,27 +140,27 @@ TEST_F(Slice, BalancedSaysByHowMuchItsSlicesDiffer) {
 
 TEST_F(Slice, CutsForASchedule) {
   const std::string output = folder_.path("cut.json");
-  const std::string flags = kModel + "--gbs 4 --granularity 512 --max-slices 6 ";
+  const std::string flags = kSliceModel + "--gbs 4 --granularity 512 --max-slices 6 ";
   const json found = document("--for seq1f1b -o " + output + " " + flags);
   EXPECT_EQ(found.at("method"), "schedule");
   EXPECT_TRUE(found.at("fits"));
   EXPECT_GE(found.at("time_s"), found.at("lower_bound_s"));
   EXPECT_LT(found.at("time_s"), found.at("even_s"));
-  // The file lays over a scenario of the same flags and comes to the same time.
+  // The written file gives the same time as a part of a scenario with the same flags.
   const json fragment = json::parse(read_file(output));
   EXPECT_EQ(fragment.at("schedule").at("name"), "seq1f1b");
   const std::string lengths = fragment.at("schedule").at("slice_lengths").dump();
   const CommandResult simulated = run_sluice(words("simulate --json --schedule seq1f1b --slice-lengths " +
-                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kModel));
+                                                   lengths.substr(1, lengths.size() - 2) + " --gbs 4 " + kSliceModel));
   ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
   EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), found.at("time_s"));
-  // The plain form.
+  // The comma-separated form.
   const std::string plain = folder_.path("cut.txt");
   ASSERT_EQ(run("--for seq1f1b --slices 3 -o " + plain + " " + flags).exit_code, 0);
   const std::string text = read_file(plain);
   EXPECT_EQ(std::count(text.begin(), text.end(), ','), 2);
   EXPECT_EQ(run_sluice(words("simulate --schedule seq1f1b --slice-lengths " + text.substr(0, text.size() - 1) +
-                             " --gbs 4 " + kModel))
+                             " --gbs 4 " + kSliceModel))
                 .exit_code,
             0);
 }
@@ -180,14 +176,14 @@ TEST_F(Slice, ScenarioSlicesAreReplacedAndFlagsAreNot) {
   EXPECT_GT(document(file + " --granularity 1024 --for seq1f1b").at("candidates").size(), 1U);
 }
 
-TEST_F(Slice, AnswersNoWhereNothingFits) {
-  // 40 layers of width 8192 on four GPUs: 18 bytes a parameter are past 80 GiB each, however the sequence is cut.
+TEST_F(Slice, ExitsWith3IfNoCutFits) {
+  // 40 layers of width 8192 on four GPUs: 18 bytes per parameter exceed 80 GiB each, for every cut.
   const CommandResult result =
       run("--for seq1f1b --max-slices 2 --granularity 2048 --gbs 1 --num-layers 40 --hidden-size 8192 "
           "--num-attention-heads 64 --vocab-size 32000 --max-position-embeddings 32768 --cluster dgx-a100-80gb --pp 4 "
           "--seq-length 4096");
   EXPECT_EQ(result.exit_code, 3) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("nothing fits"));
+  EXPECT_THAT(result.out, HasSubstr("no cut fits in memory"));
 }
 
 TEST_F(Slice, ErrorsAreOneLine) {
@@ -202,18 +198,18 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(uniform + "--microbatches 2 --for sec1f1b"), HasSubstr("did you mean 'seq1f1b'?"));
   EXPECT_EQ(error_of(uniform + "--microbatches 2 --for seq1f1b --granularity 16 --slices 5"),
             "sluice: command line: slices: expected at most 4 slices of 64 tokens at granularity 16, got 5\n");
-  EXPECT_THAT(error_of("--pp 4"), HasSubstr("/batch/sequence_length: required to cut a sequence (--seq-length)"));
+  EXPECT_THAT(error_of("--pp 4"), HasSubstr("/batch/sequence_length: required (--seq-length)"));
   EXPECT_THAT(error_of("--seq-length 64"), HasSubstr("/parallelism/pp"));
-  EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("are different questions: give one"));
-  EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs the number of slices: --slices"));
+  EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("exclude each other"));
+  EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs --slices, the number of slices"));
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
-  EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("leave out --slices"));
+  EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 -1"), HasSubstr("--algorithm1"));
   EXPECT_THAT(error_of(uniform + "--granularity 0"), HasSubstr("--granularity"));
-  EXPECT_THAT(error_of(uniform + "--joint 2 -o x"), HasSubstr("-o writes one cut"));
+  EXPECT_THAT(error_of(uniform + "--joint 2 -o x"), HasSubstr("--joint excludes -o"));
 }
 
-TEST_F(Slice, ErrorsOfScenariosAreThoseOfSimulate) {
+TEST_F(Slice, ScenarioErrorsMatchSimulate) {
   for (const std::string text : {R"({"parallelism": 3})", R"({"batch": []})", R"({"schedule": 1})",
                                  R"({"parallelism": {"pp": "x", "stage_layers": 2}})"}) {
     const std::string file = write("wrong.json", text);
@@ -223,21 +219,21 @@ TEST_F(Slice, ErrorsOfScenariosAreThoseOfSimulate) {
   }
 }
 
-// A file for two chunks a rank cut as cells, one stage a rank.
-TEST_F(Slice, TakesScenariosWithChunks) {
+// A scenario with two chunks per rank is cut with one stage per cell.
+TEST_F(Slice, AcceptsScenariosWithChunks) {
   const json found = document(SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json --granularity 256");
   EXPECT_EQ(found.at("cells"), 8);
   EXPECT_EQ(found.at("tokens"), 4096);
 }
 
-TEST_F(Slice, ErrorsOfTablesNameThePlace) {
+TEST_F(Slice, TableErrorsNameTheLocation) {
   const std::string good = write("t.json", kTable);
-  EXPECT_THAT(error_of("--times " + good), HasSubstr("--times needs the number of cells: --pp"));
+  EXPECT_THAT(error_of("--times " + good), HasSubstr("--times needs --pp, the number of cells"));
   EXPECT_EQ(error_of("--times " + good + " --pp 2 --backward"),
             "sluice: " + good + ": /backward: required key is missing (--backward)\n");
-  EXPECT_THAT(error_of("--times " + good + " --pp 2 --granularity 8"), HasSubstr("granularity of its own"));
+  EXPECT_THAT(error_of("--times " + good + " --pp 2 --granularity 8"), HasSubstr("--times excludes --granularity"));
   EXPECT_THAT(error_of("--times " + good + " --pp 2 --joint 2"), HasSubstr("one number of sequences"));
-  EXPECT_THAT(error_of("--times " + good + " --pp 0"), HasSubstr("--pp: expected 1 to"));
+  EXPECT_THAT(error_of("--times " + good + " --pp 0"), HasSubstr("--pp: expected a whole number of cells from 1 to"));
   const auto table = [&](const std::string& text) { return error_of("--times " + write("b.json", text) + " --pp 2"); };
   EXPECT_THAT(table(R"({"schema": "sluice.slice_times/1", "forward": []})"),
               HasSubstr("b.json: /forward: expected at least one row"));

@@ -1,4 +1,4 @@
-// `sluice profile` and `sluice validate` as a user runs them. Nothing here asks how fast or how even this machine is.
+// `sluice profile` and `sluice validate` on the command line. No test depends on the speed of this machine.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 using testing::HasSubstr;
 
 const std::string kTiny =
@@ -39,7 +35,7 @@ class Validate : public testing::Test {
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
     return result.err;
   }
-  // A layer takes a second forward and two backward, nothing else takes any time: no run is near.
+  // A layer takes 1 s forward and 2 s backward, everything else no time: far from every run.
   std::string made_up_costs() const {
     const json none = {{"tokens", {16}}, {"seconds", {0}}};
     const json nothing = {{"F", none}, {"I", none}, {"W", none}};
@@ -55,14 +51,14 @@ class Validate : public testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(Validate, PredictsWhatACostFileSays) {
+TEST_F(Validate, PredictionMatchesTheCostFile) {
   const json document = validated("--schedule gpipe,zb-h1 --steps 3 --tolerance 1000 --cost " + made_up_costs(), 0);
   EXPECT_EQ(document.at("schema"), "sluice.validation/1");
   EXPECT_EQ(document.at("costs"), folder_.path("cost.json"));
   ASSERT_EQ(document.at("validations").size(), 2U);
   const json& gpipe = document.at("validations").at(0);
   EXPECT_EQ(gpipe.at("schedule"), "gpipe");
-  // Two layers a stage, two microbatches on two ranks: (2 + 2 - 1)(2 s + 4 s).
+  // Two layers per stage, two microbatches on two ranks: (2 + 2 - 1)(2 s + 4 s).
   EXPECT_EQ(gpipe.at("makespan").at("predicted_s"), 18.0);
   EXPECT_EQ(gpipe.at("makespan").at("runs_s").size(), 3U);
   EXPECT_DOUBLE_EQ(gpipe.at("makespan").at("difference"),
@@ -72,17 +68,17 @@ TEST_F(Validate, PredictsWhatACostFileSays) {
   EXPECT_EQ(gpipe.at("kinds").at(0).at("count"), 4);
   EXPECT_EQ(gpipe.at("kinds").at(0).at("predicted_s"), 8.0);
   EXPECT_GT(gpipe.at("kinds").at(0).at("measured_s"), 0.0);
-  EXPECT_GT(gpipe.at("kinds").at(0).at("op_error"), 0.9);  // a run of this takes milliseconds
+  EXPECT_GT(gpipe.at("kinds").at(0).at("op_error"), 0.9);  // measured runs take milliseconds
   ASSERT_EQ(gpipe.at("ranks").size(), 2U);
   EXPECT_EQ(gpipe.at("ranks").at(0).at("busy_s").at("predicted"), 12.0);
-  // I and W of 2 s a stage: rank 0 runs F F I W I W, and waits for its first I for rank 1's F and I after its own first
-  // F: 2 + 2 + 2; then I W I W: 6 + 8.
+  // I and W of 2 s per stage: rank 0 runs F F I W I W, and waits for its first I for rank 1's F and I after its own
+  // first F: 2 + 2 + 2; then I W I W: 6 + 8.
   EXPECT_EQ(document.at("validations").at(1).at("makespan").at("predicted_s"), 14.0);
 }
 
-// What is held is standing bytes, blocks and what has come and was not read; only the last depends on times. Two
-// microbatches can be underway to a rank, each 16 x 16 floats.
-TEST_F(Validate, PredictsWhatTheArenaHolds) {
+// The arena holds static memory, blocks, and received but unread messages; only the last depend on times. Two
+// microbatches can be in flight to a rank, each 16 x 16 floats.
+TEST_F(Validate, PredictsThePeakMemoryOfTheArena) {
   const json document = validated(
       "--schedule gpipe,1f1b,zb-h1,seq1f1b --slices 2 --steps 2 --tolerance 1000 --cost " + made_up_costs(), 0);
   for (const json& validation : document.at("validations")) {
@@ -96,16 +92,16 @@ TEST_F(Validate, PredictsWhatTheArenaHolds) {
   }
 }
 
-TEST_F(Validate, ExitsWithFiveOutsideItsTolerance) {
+TEST_F(Validate, ExitsWith5OutsideTheTolerance) {
   const std::string costs = "--steps 1 --cost " + made_up_costs();
   EXPECT_FALSE(validated(costs + " --tolerance 0", 5).at("validations").at(0).at("within_tolerance").get<bool>());
   EXPECT_TRUE(validated(costs + " --tolerance 1000", 0).at("validations").at(0).at("within_tolerance").get<bool>());
-  // No run takes 18 s less 1 %, nor is it off by more than all of that.
+  // No run takes 18 s minus 1 %, and no error exceeds 100 %.
   validated(costs + " --tolerance 99", 5);
   validated(costs + " --tolerance 100", 0);
 }
 
-TEST_F(Validate, GoesTheWholeCircle) {
+TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
   const json document =
       validated("--schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 2 --steps 2 --time-budget 0 --tolerance 100000", 0);
   EXPECT_EQ(document.at("costs"), "measured");
@@ -140,7 +136,7 @@ TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   EXPECT_THAT(text, HasSubstr("measured rank 1"));
 }
 
-TEST_F(Validate, TakesAMeasuredProfile) {
+TEST_F(Validate, AcceptsAMeasuredProfile) {
   const std::string profile = folder_.path("profile.json");
   const std::string cost = folder_.path("cost.json");
   const CommandResult measured = run("profile" + kTiny + " --time-budget 0 -o " + profile);
@@ -161,7 +157,7 @@ TEST_F(Validate, TakesAMeasuredProfile) {
   EXPECT_EQ(simulated.exit_code, 0) << simulated.err;
 }
 
-TEST_F(Validate, MeasuresTheSlicesThatAreAskedFor) {
+TEST_F(Validate, MeasuresTheRequestedSlices) {
   const CommandResult result = run("profile --json" + kTiny +
                                    " --time-budget 0 --tokens 16,5 --contexts 3,11 --schedule seq1f1b "
                                    "--slice-lengths 9,7");
@@ -190,7 +186,7 @@ TEST_F(Validate, ErrorsAreOneLine) {
   EXPECT_THAT(error_of("validate --steps 1 --cost " + cost), HasSubstr("times are for microbatches of 1 sequences"));
   EXPECT_THAT(error_of(tiny + " --tolerance -1"), HasSubstr("--tolerance"));
   EXPECT_THAT(error_of(tiny + " --tolerence 1"), HasSubstr("did you mean '--tolerance'?"));
-  EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most the 16 tokens"));
+  EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most 16 tokens"));
   EXPECT_THAT(error_of("profile" + kTiny + " --tp 3"), HasSubstr("3"));
 }
 

@@ -1,4 +1,4 @@
-// What-ifs as a user asks them: causes of idle time, stragglers, noise, sweeps.
+// Causes of idle time, stragglers, noise, sweeps and schedule checks on the command line.
 
 #include <gtest/gtest.h>
 
@@ -14,10 +14,6 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::CommandResult;
-using test::run_sluice;
-using test::TemporaryFolder;
-using test::words;
 
 json answer(const std::string& flags) {
   const CommandResult result = run_sluice(words("simulate --json " + flags));
@@ -32,7 +28,7 @@ std::string error_of(const std::string& flags) {
   return result.err;
 }
 
-TEST(Causes, OfEachRankAddUpToItsIdleTime) {
+TEST(Causes, AddUpToTheIdleTimeOfEachRank) {
   const json result = answer("--schedule zb-h1 --pp 4 --microbatches 8 --uniform f=1,b=1.5,w=0.5,comm=0.1");
   double all = 0;
   for (const json& rank : result.at("ranks")) {
@@ -52,7 +48,7 @@ TEST(Causes, OfEachRankAddUpToItsIdleTime) {
   EXPECT_EQ(path.at("ops").front().at("op"), "F(stage 0, mb 0)");
 }
 
-TEST(Causes, StandInTheTraceAndTheTableOfOps) {
+TEST(Causes, AppearInTheTraceAndTheOpTable) {
   const TemporaryFolder folder;
   const CommandResult result =
       run_sluice({"simulate", "--pp", "2", "--microbatches", "2", "--uniform", "f=1,b=1,w=1,comm=0.5", "--trace",
@@ -65,14 +61,14 @@ TEST(Causes, StandInTheTraceAndTheTableOfOps) {
   const std::string ops = read_file(folder.path("ops.csv"));
   // 2 ranks x 2 microbatches x (F, B), a transfer for each but the ends (4), 2 optimizer steps; and the head.
   EXPECT_EQ(std::count(ops.begin(), ops.end(), '\n'), 8 + 4 + 2 + 1);
-  // Rank 1's first F waits 0.5 s for what rank 0 made in 1 s; nothing on its way has slack.
+  // The first F of rank 1 waits 0.5 s for the output of rank 0, which took 1 s; no op on this path has slack.
   EXPECT_NE(ops.find("1,,F,1,0,0,0,1.500000000,2.500000000,0.000000000,1,,\"send F(stage 0, mb 0) 0->1\"\n"),
             std::string::npos)
       << ops;
 }
 
 TEST(Stragglers, SlowTheWholePipeline) {
-  // 1f1b p = 2, m = 4: rank 1 at half speed works without a stop for 4 (2 + 4) between an F and a B of rank 0: 27.
+  // 1f1b p = 2, m = 4: rank 1 at half speed works without idle time for 4 (2 + 4) between an F and a B of rank 0: 27.
   EXPECT_EQ(answer("--pp 2 --microbatches 4 --uniform f=1,b=1,w=1 --slow-rank 1=2").at("makespan_s"), 27.0);
   // gpipe p = 2, m = 1 with three times the hop of 0.5: 1 + 1.5 + 1 + 2 + 1.5 + 2.
   EXPECT_EQ(answer("--schedule gpipe --pp 2 --microbatches 1 --uniform f=1,b=1,w=1,comm=0.5 --slow-link 0-1=3")
@@ -96,7 +92,7 @@ TEST(Stragglers, SlowTheWholePipeline) {
 TEST(Noise, GivesADistribution) {
   const std::string flags = "--pp 4 --microbatches 8 --jitter lognormal:0.05 --trials 300 --seed ";
   const json result = answer(flags + "2");
-  EXPECT_EQ(result.at("makespan_s"), 33.0);  // of the run without noise
+  EXPECT_EQ(result.at("makespan_s"), 33.0);  // without noise
   const json& jitter = result.at("jitter");
   EXPECT_EQ(jitter.at("jitter"), "lognormal:0.05");
   EXPECT_EQ(jitter.at("trials"), 300);
@@ -110,7 +106,7 @@ TEST(Noise, GivesADistribution) {
   EXPECT_NE(answer(flags + "3").at("jitter"), jitter);
 }
 
-TEST(Sweep, IsEveryCombinationAsItsOwnRun) {
+TEST(Sweep, MatchesSeparateRuns) {
   const json sweep = answer("--microbatches 8 --uniform f=1,b=1,w=1 --sweep schedule=1f1b,zb-h1 --sweep pp=2,4,8");
   EXPECT_EQ(sweep.at("schema"), "sluice.sweep/1");
   EXPECT_EQ(sweep.at("keys"), (json{"schedule", "pp"}));
@@ -125,19 +121,19 @@ TEST(Sweep, IsEveryCombinationAsItsOwnRun) {
   }
 }
 
-TEST(Sweep, TellsWhatACombinationRefuses) {
+TEST(Sweep, ReportsInvalidCombinations) {
   const TemporaryFolder folder;
   const CommandResult result =
       run_sluice({"simulate", "--pp", "4", "--microbatches", "8", "--sweep", "schedule=interleaved-1f1b", "--sweep",
                   "batch/microbatches=2,8", "--sweep", "vpp=2", "--csv", folder.path("s.csv")});
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_NE(result.out.find("interleaved-1f1b: "), std::string::npos) << result.out;  // the refusal stands in its row
+  EXPECT_NE(result.out.find("interleaved-1f1b: "), std::string::npos) << result.out;  // the error is in its row
   const std::string csv = read_file(folder.path("s.csv"));
   EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 3);
   EXPECT_NE(csv.find("interleaved-1f1b,8,2,28.5,28.5,"), std::string::npos) << csv;  // (16 + 3) x 1.5
 }
 
-TEST(Sweep, TakesListsAndPlacesInsideThem) {
+TEST(Sweep, AcceptsListsAndTheirElements) {
   const json sweep = answer(
       "--schedule seq1f1b --pp 2 --microbatches 2 --slow-rank 0=1 --sweep slice-lengths=[1,1],[3,1] --sweep "
       "perturbation/slow_ranks/0/factor=1,2");
@@ -147,16 +143,16 @@ TEST(Sweep, TakesListsAndPlacesInsideThem) {
             sweep.at("points").at(1).at("makespan_s").get<double>());
 }
 
-TEST(Sweep, RefusesWhatItCannotDo) {
+TEST(Sweep, InvalidFlagsAreRejected) {
   const std::string base = "--pp 4 --microbatches 8 ";
   EXPECT_NE(error_of(base + "--sweep ppp=1,2").find("did you mean 'pp'?"), std::string::npos);
   EXPECT_NE(error_of(base + "--sweep pp").find("--sweep: expected key=a,b,c, got 'pp'"), std::string::npos);
   EXPECT_NE(error_of(base + "--sweep pp=1,,2").find("expected values between the commas"), std::string::npos);
-  EXPECT_NE(error_of(base + "--sweep pp=0,-1").find("no combination can be simulated; the first: --pp:"),
+  EXPECT_NE(error_of(base + "--sweep pp=0,-1").find("no combination can be simulated; the first error: --pp:"),
             std::string::npos);
   EXPECT_NE(error_of(base + "--sweep parallelism/ppp=1").find("did you mean 'pp'?"), std::string::npos);
-  EXPECT_NE(error_of(base + "--sweep pp=2,4 --gantt").find("--sweep predicts many runs"), std::string::npos);
-  EXPECT_NE(error_of(base + "--csv x.csv").find("--csv is the table of a --sweep"), std::string::npos);
+  EXPECT_NE(error_of(base + "--sweep pp=2,4 --gantt").find("--sweep excludes --gantt"), std::string::npos);
+  EXPECT_NE(error_of(base + "--csv x.csv").find("--csv needs --sweep"), std::string::npos);
   EXPECT_NE(error_of(base + "--trace-idle").find("--trace-idle needs --trace"), std::string::npos);
   EXPECT_NE(error_of(base + "--trials 3").find("--trials: needs jitter"), std::string::npos);
 }
@@ -172,7 +168,7 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
   EXPECT_EQ(std::count(good.out.begin(), good.out.end(), '\n'), 5);
   EXPECT_EQ(good.out.find("error"), std::string::npos);
 
-  // Both send first, each with an op between its send and its receive: they hang unless there are buffers.
+  // Both ranks send first, with an op between send and receive: they hang without buffers.
   const CommandResult hangs = check(
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0SEND_F2,0RECV_B0,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
       "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1RECV_F2,1F2,1B1,1SEND_B1,1B2,1SEND_B2\n");
@@ -189,11 +185,11 @@ TEST(ScheduleCheck, PrintsEveryVerdict) {
   EXPECT_EQ(document.at("checks").back().at("verdict"), "error");
   EXPECT_NE(twice.err.find("row 1, cell 2: F(stage 0, mb 0): occurs twice, first at row 1, cell 1"), std::string::npos);
 
-  // What does not parse is wrong input, not a bad schedule.
+  // Text that does not parse is wrong input, not an invalid schedule.
   EXPECT_EQ(check("0F0,0Q0\n").exit_code, 2);
 }
 
-TEST(ScheduleCheck, CommunicationGoesThroughFiles) {
+TEST(ScheduleCheck, CommunicationRoundTripsThroughFiles) {
   const TemporaryFolder folder;
   ASSERT_EQ(
       run_sluice(words("schedule zb-h1 --pp 4 --microbatches 8 --communication -o " + folder.path("z.csv"))).exit_code,
@@ -201,13 +197,13 @@ TEST(ScheduleCheck, CommunicationGoesThroughFiles) {
   ASSERT_EQ(run_sluice(words("schedule " + folder.path("z.csv") + " -o " + folder.path("z.json"))).exit_code, 0);
   for (const char* file : {"z.csv", "z.json"}) {
     EXPECT_EQ(run_sluice(words("schedule " + folder.path(file) + " --check")).exit_code, 0);
-    // Sends right behind their ops: the same times as the family's, 24 + 3 (closed form of zb-h1, all costs 1).
+    // Sends directly after their ops: the same times as the family's, 24 + 3 (closed form of zb-h1, all costs 1).
     EXPECT_EQ(answer("--schedule " + folder.path(file) + " --uniform f=1,b=1,w=1").at("makespan_s"), 27.0) << file;
   }
 }
 
-// A list took the scenario behind it for one of its values.
-TEST(Flags, ListsLeaveTheScenarioBehindThemAlone) {
+// Regression: a list took the scenario operand after it as one of its values.
+TEST(Flags, ListsDoNotTakeTheFollowingScenario) {
   const std::string scenario = SLUICE_SOURCE_DIR "/examples/gpt-2.7b-seq1f1b-a100.json";
   const json before = answer(scenario + " --slice-lengths 16384,16384");
   const json behind = answer("--slice-lengths 16384,16384 " + scenario);

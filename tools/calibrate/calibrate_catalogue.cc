@@ -40,14 +40,14 @@ constexpr const char* kErrorsHeader = "  rows      mean    median     worst  hel
 void write_into(const std::string& folder, const std::string& name, const std::string& text) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  if (error) throw InputError(fmt::format("{}: cannot be made: {}", folder, error.message()));
+  if (error) throw InputError(fmt::format("{}: cannot create the folder: {}", folder, error.message()));
   write_file_whole(folder + "/" + name + ".json", text);
 }
 
-// What a kind of kernel or collective was fitted with.
-class Report {
+// The table of fitted kernels and collectives.
+class FitReport {
  public:
-  explicit Report(bool json) : json_(json) {}
+  explicit FitReport(bool json) : json_(json) {}
 
   void add(const std::string& name, const char* what, const LogFit& fit, const std::vector<std::string>& constants) {
     if (fit.in_sample.rows == 0) return;
@@ -91,7 +91,7 @@ Constant constant_of(const std::string& text, std::int64_t num_tables) {
     int table = 0;
     const auto [rest, error] = std::from_chars(place.data() + at + 1, end, table);
     if (error != std::errc() || rest != end || table < 1 || table > num_tables) {
-      throw InputError(fmt::format("--constants: '{}': expected a table from 1 to {}", text, num_tables));
+      throw InputError(fmt::format("--constants: '{}': expected a table number from 1 to {}", text, num_tables));
     }
     constant.table = table - 1;
   }
@@ -100,11 +100,72 @@ Constant constant_of(const std::string& text, std::int64_t num_tables) {
     const auto [rest, error] = std::from_chars(text.data() + equals + 1, end, constant.belief.guess);
     const FitConstant& belief = constant.belief;
     if (error != std::errc() || rest != end || !(belief.guess >= belief.low && belief.guess <= belief.high)) {
-      throw InputError(fmt::format("--constants: '{}': expected a guess from {} to {}", text, belief.low, belief.high));
+      throw InputError(
+          fmt::format("--constants: '{}': expected a prior value from {} to {}", text, belief.low, belief.high));
     }
     constant.guessed = true;
   }
   return constant;
+}
+
+// Measured iterations with the scenario of the first table, which the written files extend.
+struct MeasuredTables {
+  std::vector<MeasuredTable> tables;
+  nlohmann::json scenario;
+  std::string folder;
+};
+
+MeasuredTables read_tables(const std::vector<std::string>& names, const nlohmann::json& base,
+                           const std::string& folder) {
+  MeasuredTables out{.tables = {}, .scenario = base, .folder = folder};
+  for (const std::string& text : names) {
+    const MeasuredFile named = measured_file(text);
+    nlohmann::json scenario = base;
+    std::string scenario_folder = folder;
+    if (!named.scenario.empty()) {
+      scenario = parse_json(read_file(named.scenario), named.scenario);
+      scenario_folder = std::filesystem::path(named.scenario).parent_path().string();
+    }
+    if (out.tables.empty()) {
+      out.scenario = scenario;
+      out.folder = scenario_folder;
+    }
+    MeasuredTable table{.name = std::filesystem::path(named.path).stem().string()};
+    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario, scenario_folder)) {
+      if (!row.out_of_memory) table.rows.push_back(std::move(row));
+    }
+    out.tables.push_back(std::move(table));
+  }
+  return out;
+}
+
+void print_constants_json(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
+                          const ConstantsFit& found) {
+  OrderedJson out = {{"schema", "sluice.calibrated/1"}};
+  for (std::size_t i = 0; i < request.constants.size(); ++i) {
+    out["constants"].push_back({{"name", request.constants[i]},
+                                {"value", found.fit.constants[i]},
+                                {"deviation_of_logarithm", found.fit.deviations[i]}});
+  }
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    out["tables"].push_back({{"table", tables[t].name},
+                             {"in_sample", errors_json(found.in_sample[t])},
+                             {"held_out", errors_json(found.held_out[t])}});
+  }
+  fmt::print("{}\n", out.dump(2));
+}
+
+void print_constants(const CatalogueRequest& request, const std::vector<MeasuredTable>& tables,
+                     const ConstantsFit& found) {
+  fmt::print("{:<46} {:>10}  {} folds\n", "constant", "value", request.folds);
+  for (std::size_t i = 0; i < request.constants.size(); ++i) {
+    fmt::print("{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
+               100 * std::expm1(found.fit.deviations[i]));
+  }
+  fmt::print("\n{:<34} {}\n", "table", kErrorsHeader);
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    fmt::print("{:<34} {}\n", tables[t].name, errors_text(found.in_sample[t], found.held_out[t]));
+  }
 }
 
 }  // namespace
@@ -126,10 +187,10 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
   constexpr const char* kCommand = "sluice calibrate";
   if (!request.constants.empty()) {
     throw InputError(
-        "calibrate: tables of kernels and collectives say by themselves what to fit: --constants is for "
-        "measured iterations");
+        "calibrate: --constants needs measured iterations: the columns of kernels and collectives determine "
+        "what is fitted");
   }
-  Report report(request.json);
+  FitReport report(request.json);
   std::map<std::string, MeasuredLink> links;
   std::vector<std::string> unknown;
   for (const std::string& path : request.tables) {
@@ -142,7 +203,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
           continue;
         }
         const GpuFit fit = fit_gpu(catalogue_gpu(name), measured);
-        report.add(name, "products", fit.gemm,
+        report.add(name, "GEMMs", fit.gemm,
                    {"peak_fraction", "operand_edge", "exposed_write", "memory_efficiency", "launch_s"});
         report.add(name, "attention forward", fit.attention_forward, {"peak_fraction", "tail_rows"});
         report.add(name, "attention backward", fit.attention_backward, {"peak_fraction", "tail_rows"});
@@ -159,7 +220,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
         }
       }
     } else {
-      throw InputError(path + ": header: expected a table of kernels or collectives, as the first one is");
+      throw InputError(path + ": header: expected a table of kernels or collectives, like the first table");
     }
   }
   for (const auto& [name, measured] : links) {
@@ -167,7 +228,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
     report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
-  for (const std::string& name : unknown) fmt::print(stderr, "sluice: {}: not in the catalogue, left out\n", name);
+  for (const std::string& name : unknown) fmt::print(stderr, "sluice: {}: not in the catalogue, skipped\n", name);
   report.print();
   return kDone;
 }
@@ -179,27 +240,8 @@ std::vector<std::string> constant_names() {
 }
 
 int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
-  std::vector<MeasuredTable> tables;
-  nlohmann::json first = base;
-  std::string first_folder = folder;
-  for (const std::string& text : request.tables) {
-    const MeasuredFile named = measured_file(text);
-    nlohmann::json scenario = base;
-    std::string scenario_folder = folder;
-    if (!named.scenario.empty()) {
-      scenario = parse_json(read_file(named.scenario), named.scenario);
-      scenario_folder = std::filesystem::path(named.scenario).parent_path().string();
-    }
-    if (tables.empty()) {
-      first = scenario;
-      first_folder = scenario_folder;
-    }
-    MeasuredTable table{.name = std::filesystem::path(named.path).stem().string()};
-    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario, scenario_folder)) {
-      if (!row.out_of_memory) table.rows.push_back(std::move(row));
-    }
-    tables.push_back(std::move(table));
-  }
+  const MeasuredTables measured = read_tables(request.tables, base, folder);
+  const std::vector<MeasuredTable>& tables = measured.tables;
   std::vector<Constant> constants;
   for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(tables)));
   const ConstantsFit found = fit_constants(tables, constants, request.folds);
@@ -211,34 +253,12 @@ int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& b
                    100 * found.held_out[t].mean);
   }
   if (!request.output.empty()) {
-    const ConstantsFiles files = files_with_constants(first, first_folder, constants, found.fit.constants, source);
+    const ConstantsFiles files =
+        files_with_constants(measured.scenario, measured.folder, constants, found.fit.constants, source);
     if (!files.node.empty()) write_file_whole(request.output + ".node.json", files.node);
     if (!files.software.empty()) write_file_whole(request.output + ".software.json", files.software);
   }
-  if (request.json) {
-    OrderedJson out = {{"schema", "sluice.calibrated/1"}};
-    for (std::size_t i = 0; i < constants.size(); ++i) {
-      out["constants"].push_back({{"name", request.constants[i]},
-                                  {"value", found.fit.constants[i]},
-                                  {"deviation_of_logarithm", found.fit.deviations[i]}});
-    }
-    for (std::size_t t = 0; t < tables.size(); ++t) {
-      out["tables"].push_back({{"table", tables[t].name},
-                               {"in_sample", errors_json(found.in_sample[t])},
-                               {"held_out", errors_json(found.held_out[t])}});
-    }
-    fmt::print("{}\n", out.dump(2));
-    return kDone;
-  }
-  fmt::print("{:<46} {:>10}  over {} folds\n", "constant", "value", request.folds);
-  for (std::size_t i = 0; i < constants.size(); ++i) {
-    fmt::print("{:<46} {:>10.4g}  ±{:.1f} %\n", request.constants[i], found.fit.constants[i],
-               100 * std::expm1(found.fit.deviations[i]));
-  }
-  fmt::print("\n{:<34} {}\n", "table", kErrorsHeader);
-  for (std::size_t t = 0; t < tables.size(); ++t) {
-    fmt::print("{:<34} {}\n", tables[t].name, errors_text(found.in_sample[t], found.held_out[t]));
-  }
+  (request.json ? print_constants_json : print_constants)(request, tables, found);
   return kDone;
 }
 

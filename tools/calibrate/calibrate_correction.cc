@@ -12,10 +12,10 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -26,13 +26,13 @@ struct Measurement {
   PredictedAndMeasured times;
 };
 
-double median(std::vector<double> values) {
+double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const std::size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
 }
 
-// What the correction is for: the time without one.
+// Returns the predicted time without a correction.
 double predicted_s(Scenario scenario) {
   scenario.correction.reset();
   const Prediction prediction = predict(Setup(scenario));
@@ -48,7 +48,7 @@ void read_table(const MeasuredFile& file, const nlohmann::json& base, const std:
   }
   const std::vector<std::string> unused = unused_columns(table);
   if (!unused.empty()) {
-    fmt::print(stderr, "sluice: {}: columns that say nothing here: {}\n", file.path, fmt::join(unused, ", "));
+    fmt::print(stderr, "sluice: {}: ignored columns: {}\n", file.path, fmt::join(unused, ", "));
   }
 }
 
@@ -56,18 +56,19 @@ void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::s
               std::vector<Measurement>& out) {
   std::vector<double> seconds = read_megatron_log(file.path);
   if (std::ssize(seconds) <= skip) {
-    throw InputError(fmt::format("{}: {} iterations, of which --skip leaves out {}", file.path, seconds.size(), skip));
+    throw InputError(
+        fmt::format("{}: expected more than --skip {} iterations, got {}", file.path, skip, seconds.size()));
   }
   seconds.erase(seconds.begin(), seconds.begin() + skip);
   const std::string source = file.scenario.empty() ? "command line" : file.scenario;
   out.push_back({file.path,
                  fmt::format("median of {} iterations", seconds.size()),
-                 {predicted_s(scenario_from_json(base, source, folder)), median(seconds)}});
+                 {predicted_s(scenario_from_json(base, source, folder)), median_of(seconds)}});
 }
 
-void print_table(const std::vector<Measurement>& rows, const Correction& correction,
-                 const std::vector<double>& left_out, const std::string& output) {
-  fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "left out");
+void print_correction(const std::vector<Measurement>& rows, const Correction& correction,
+                      const std::vector<double>& left_out, const std::string& output) {
+  fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "held out");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& [predicted, measured] = rows[i].times;
     fmt::print("{:>10}  {:>10}  {:>+6.2f} %  {:>+6.2f} %  {:>8}  {}: {}\n",
@@ -81,10 +82,10 @@ void print_table(const std::vector<Measurement>& rows, const Correction& correct
     return a.times.predicted_s < b.times.predicted_s;
   });
   const Correction::Interval interval = correction.at(widest->times.predicted_s);
-  fmt::print("nine iterations of ten within {:.2f} % of that, told by {} measurement{}{}\n",
+  fmt::print("90 % of the iterations within {:.2f} % of that, from {} measurement{}{}\n",
              100 * (interval.high_s / interval.seconds - 1), correction.measurements,
              correction.measurements == 1 ? "" : "s",
-             correction.measurements < 3 ? " and what calibrated predictions are usually off" : "");
+             correction.measurements < 3 ? " and the usual error of calibrated predictions" : "");
   if (!output.empty()) fmt::print("sluice simulate ... --calibration {}\n", output);
 }
 
@@ -112,7 +113,7 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
   const std::vector<double> left_out = left_out_errors(times);
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
   if (!request.json) {
-    print_table(rows, correction, left_out, request.output);
+    print_correction(rows, correction, left_out, request.output);
     return kDone;
   }
   nlohmann::ordered_json out = nlohmann::ordered_json::parse(to_json_text(correction));

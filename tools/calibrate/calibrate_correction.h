@@ -10,13 +10,14 @@ namespace sluice::tools {
 
 struct CorrectionRequest {
   std::vector<std::string> measured;  // tables and logs; "FILE=scenario.json"
-  int skip = 2;                       // first iterations of a log that are left out
+  int skip = 2;                       // number of leading iterations of a log to ignore
   std::string output;                 // empty: none
   bool json = false;
 };
 
-// Corrects predictions by a scale and a fixed time from a user's own measured iterations, and says how sure that is.
-// `base` is the scenario of what comes without one, with paths from `folder`. Throws InputError.
+// Fits a scale and a fixed time of predictions to measured iterations, and prints them with their uncertainty. `base`
+// is the scenario of files without one of their own, with paths relative to `folder`. Returns the exit code. Throws
+// InputError.
 int calibrate_correction(const CorrectionRequest& request, const nlohmann::json& base, const std::string& folder);
 
 }  // namespace sluice::tools

@@ -9,12 +9,12 @@
 #include "model/cost/profile_fit.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct FitOptions {
   std::string profile;
   std::string output;
   bool json = false;
@@ -27,7 +27,7 @@ nlohmann::ordered_json error_json(const RelativeError& error) {
   return {{"mean", error.mean}, {"max", error.max}, {"samples", error.samples}};
 }
 
-// The held-out errors of all curves together; nothing if none has any.
+// Returns the held-out error over all curves; empty if none has one.
 std::optional<RelativeError> overall(const ProfileFit& fit) {
   RelativeError all;
   for (const CurveFit& curve : fit.curves) {
@@ -45,7 +45,7 @@ const PassTime& time_of(const ProfileFit& fit, const LinkTimeFit& pass) {
   return *fit.table.pass(pass.name == to_string(PassKind::norm) ? PassKind::norm : PassKind::optimizer);
 }
 
-void print_json(const Profile& profile, const ProfileFit& fit) {
+void print_fit_json(const Profile& profile, const ProfileFit& fit) {
   nlohmann::ordered_json out = {{"schema", "sluice.fit/1"},
                                 {"profile", profile.source},
                                 {"machine", profile.machine},
@@ -100,11 +100,11 @@ std::string percent(const std::optional<RelativeError>& error, double RelativeEr
   return error ? fmt::format("{:.2f} %", 100 * (*error).*which) : "-";
 }
 
-void print_table(const Profile& profile, const ProfileFit& fit) {
+void print_fit(const Profile& profile, const ProfileFit& fit) {
   fmt::print("{}: {} samples, microbatches of {} sequence{}, tensor-parallel size {}\n\n", profile.source,
              profile.samples.size(), fit.table.sequences, fit.table.sequences == 1 ? "" : "s",
              fit.table.tensor_parallel);
-  fmt::print("{:<11} {:>7} {:>6}  {:>43}  {:>8}  {:>17}  {:>8}\n", "", "", "", "a0 + a1 i + a2 j + a3 i j, in s",
+  fmt::print("{:<11} {:>7} {:>6}  {:>43}  {:>8}  {:>17}  {:>8}\n", "", "", "", "a0 + a1 i + a2 j + a3 i j (s)",
              "fitted", "held out", "between");
   fmt::print("{:<11} {:>7} {:>6}  {:>10} {:>10} {:>10} {:>10}  {:>8}  {:>8} {:>8}  {:>8}\n", "", "lengths", "pairs",
              "a0", "a1", "a2", "a3", "mean", "mean", "max", "lengths");
@@ -118,34 +118,32 @@ void print_table(const Profile& profile, const ProfileFit& fit) {
   }
   for (std::size_t i = 0; i < fit.links.size(); ++i) {
     const LinkTime& link = fit.table.links[i];
-    fmt::print("link {}: {} sizes, latency {:.3g} us, {:.4g} GB/s, held out {} in the mean, {} at most\n", link.name,
+    fmt::print("link {}: {} sizes, latency {:.3g} us, {:.4g} GB/s, held-out error {} mean, {} max\n", link.name,
                fit.links[i].sizes, 1e6 * link.latency_s, link.bandwidth_bytes_per_s / 1e9,
                percent(fit.links[i].held_out, &RelativeError::mean),
                percent(fit.links[i].held_out, &RelativeError::max));
   }
   for (const LinkTimeFit& pass : fit.passes) {
     const PassTime& time = time_of(fit, pass);
-    fmt::print("{}: {} sizes, {:.3g} us and {:.4g} billion parameters/s, fitted {} in the mean\n", pass.name,
-               pass.sizes, 1e6 * time.fixed_s, time.elements_per_s / 1e9,
-               percent(pass.in_sample, &RelativeError::mean));
+    fmt::print("{}: {} sizes, {:.3g} us and {:.4g} billion parameters/s, mean error {}\n", pass.name, pass.sizes,
+               1e6 * time.fixed_s, time.elements_per_s / 1e9, percent(pass.in_sample, &RelativeError::mean));
   }
   for (std::size_t i = 0; i < fit.sums.size(); ++i) {
     const SumTime& sum = fit.table.sums[i];
-    fmt::print("{}: {} sizes, latency {:.3g} us, {:.4g} GB/s, fitted {} in the mean\n", fit.sums[i].name,
-               fit.sums[i].sizes, 1e6 * sum.latency_s, sum.bandwidth_bytes_per_s / 1e9,
+    fmt::print("{}: {} sizes, latency {:.3g} us, {:.4g} GB/s, mean error {}\n", fit.sums[i].name, fit.sums[i].sizes,
+               1e6 * sum.latency_s, sum.bandwidth_bytes_per_s / 1e9,
                percent(fit.sums[i].in_sample, &RelativeError::mean));
   }
   if (const auto all = overall(fit)) {
-    fmt::print(
-        "\nheld-out samples: {:.2f} % off in the mean, {:.2f} % at most; TeraPipe reports less than {:.0f} %: {}\n",
-        100 * all->mean, 100 * all->max, 100 * kPublishedFitError,
-        all->mean < kPublishedFitError ? "within that" : "worse than that");
+    fmt::print("\nheld-out error: {:.2f} % mean, {:.2f} % max; TeraPipe reports less than {:.0f} %: {}\n",
+               100 * all->mean, 100 * all->max, 100 * kPublishedFitError,
+               all->mean < kPublishedFitError ? "within" : "worse");
   } else {
-    fmt::print("\ntoo few samples to hold any out\n");
+    fmt::print("\ntoo few samples for cross-validation\n");
   }
 }
 
-int fit_command(const Options& options) {
+int fit_command(const FitOptions& options) {
   const Profile profile = read_profile(options.profile);
   ProfileChoice choice{.folds = options.folds};
   if (options.sequences > 0) choice.sequences = options.sequences;
@@ -154,9 +152,9 @@ int fit_command(const Options& options) {
   for (const std::string& warning : fit.warnings) fmt::print(stderr, "sluice: {}\n", warning);
   if (!options.output.empty()) write_file_whole(options.output, to_json_text(fit.table));
   if (options.json) {
-    print_json(profile, fit);
+    print_fit_json(profile, fit);
   } else {
-    print_table(profile, fit);
+    print_fit(profile, fit);
     if (!options.output.empty()) fmt::print("sluice simulate ... --cost {}\n", options.output);
   }
   return kDone;
@@ -167,27 +165,33 @@ int fit_command(const Options& options) {
 Subcommand add_fit_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "fit",
-      "Makes a cost file of a profile of measured times.\n\n"
+      "Fit a cost file to a profile of measured op times.\n\n"
       "Examples:\n"
       "  sluice fit profile.json -o cost.json\n"
       "  sluice fit profile.json --tensor-parallel 8 --sequences 1 -o cost.json\n"
       "  sluice simulate --schedule seq1f1b --slices 4 --cost cost.json ...\n\n"
-      "The time of a slice of i tokens behind j others is t(i, 0), the median of what was measured at each length and "
-      "linear between lengths, and a0 + a1 i + a2 j + a3 i j, fitted to the samples with context by least squares of "
-      "relative errors. Where there are too few lengths and contexts to tell the four terms apart, a1 is 0, then a2, "
-      "then a0, and a warning says so. Samples with context are held out in turn, always the same ones, and predicted "
-      "by a fit to the others; \"between lengths\" is what t(i, 0) would be off at each measured length without it.");
-  const auto options = std::make_shared<Options>();
-  command->add_option("profile", options->profile, "profile file (sluice.profile/1, docs/formats.md)")->required();
-  command->add_option("-o,--output", options->output, "write the cost file (sluice.cost/1)");
-  command->add_flag("--json", options->json, "one JSON document (sluice.fit/1) on standard output");
+      "The time of a slice of i tokens after a prefix of j tokens is t(i, 0) + a0 + a1 i + a2 j + a3 i j. t(i, 0) is "
+      "the median of the samples per length, interpolated linearly between lengths. The coefficients are fitted to "
+      "the samples with a prefix by least squares of relative errors. If the lengths and prefixes do not determine "
+      "all four, a1, then a2, then a0 are set to 0, with a warning. The errors printed are of the fitted samples, of "
+      "held-out samples (deterministic cross-validation), and of t(i, 0) at each length if interpolated from the "
+      "others (\"between lengths\").");
+  command->group("Run and measure");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
+  const auto options = std::make_shared<FitOptions>();
+  command->add_option("profile", options->profile, "Profile file (sluice.profile/1, docs/formats.md)")->required();
+  command->add_option("-o,--output", options->output, "Write the cost file (sluice.cost/1)");
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.fit/1)");
   command
       ->add_option("--sequences", options->sequences,
-                   "which samples: those of microbatches of so many sequences (needed where the profile has several)")
+                   "Use the samples with this number of sequences per microbatch, 1 to 1048576 (required if the "
+                   "profile has several)")
       ->check(CLI::Range(1, 1 << 20));
-  command->add_option("--tensor-parallel", options->tensor_parallel, "which samples: those of this size")
+  command
+      ->add_option("--tensor-parallel", options->tensor_parallel,
+                   "Use the samples with this tensor-parallel size, 1 to 65536 (required if the profile has several)")
       ->check(CLI::Range(1, 1 << 16));
-  command->add_option("--folds", options->folds, "parts of the samples that are held out in turn (default 5)")
+  command->add_option("--folds", options->folds, "Number of folds of the cross-validation, 2 to 1000 (default 5)")
       ->check(CLI::Range(2, 1000));
   return {command, [options] { return fit_command(*options); }};
 }

@@ -4,7 +4,7 @@
 
 namespace sluice::tools {
 
-// `planned_setup`, with a line on a standard error that is a terminal while it searches.
+// Calls `planned_setup`, with a progress line during the search.
 PlannedSetup planned_with_progress(const Scenario& scenario);
 
 }  // namespace sluice::tools

@@ -12,15 +12,15 @@ namespace sluice::tools {
 // Exit codes of the command line (docs/architecture.md).
 enum ExitCode : int {
   kDone = 0,
-  kOurFault = 1,
+  kInternalError = 1,
   kWrongInput = 2,
-  kAnswerIsNo = 3,
+  kNotFeasible = 3,  // valid input, but no feasible configuration, such as a model that does not fit in memory
   kInvalidSchedule = 4,
   kOutsideTolerance = 5,
-  kWorkerLost = 6,        // the process of a worker died
-  kRunStuck = 7,          // an op is past its deadline, or ranks wait for what will not come
-  kNotFinite = 8,         // an op made a number that is not finite
-  kStoppedByAnother = 9,  // another process's worker failed, which says why
+  kWorkerLost = 6,        // a worker process died
+  kRunStuck = 7,          // an op exceeded its deadline, or ranks wait for each other in a cycle
+  kNotFinite = 8,         // an op produced a number that is not finite
+  kStoppedByAnother = 9,  // another process failed, and reports why
   kInterrupted = 130,
 };
 
@@ -30,7 +30,7 @@ struct Subcommand {
   std::function<int()> run;  // returns the exit code; throws what `main` reports
 };
 
-// Each adds the parser of one subcommand to `app`.
+// Each adds the parser of a subcommand to `app`.
 Subcommand add_schedules_command(CLI::App& app);
 Subcommand add_schedule_command(CLI::App& app);
 // `arguments` are argv, which a report shows.

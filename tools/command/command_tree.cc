@@ -15,7 +15,7 @@ std::vector<std::string> family_names() {
   return names;
 }
 
-// What the program knows of an option's values and CLI11 does not: by the option's long name, or by "command operand".
+// Values that CLI11 does not know, by the option's long name or by "command operand".
 std::vector<std::string> known_words(const std::string& name) {
   static const std::map<std::string, std::vector<std::string> (*)()> kKnown = {
       {"--schedule", family_names}, {"schedule name", family_names}, {"--cluster", catalogue_nodes}};
@@ -23,7 +23,7 @@ std::vector<std::string> known_words(const std::string& name) {
   return known == kKnown.end() ? std::vector<std::string>{} : known->second();
 }
 
-// The words of "TEXT:{auto,always,never}".
+// Returns the words of "TEXT:{auto,always,never}".
 std::vector<std::string> member_words(const std::string& type) {
   std::vector<std::string> words;
   const std::size_t open = type.find('{');
@@ -47,6 +47,7 @@ OptionEntry entry_of(const CLI::Option& option, const std::string& command) {
   }
   entry.description = option.get_description();
   entry.group = option.get_group();
+  entry.required = option.get_required();
   if (option.get_items_expected_max() == 0) return entry;
   const std::string type = option.get_type_name();
   entry.type = type.substr(0, type.find(':'));
@@ -54,12 +55,14 @@ OptionEntry entry_of(const CLI::Option& option, const std::string& command) {
   const bool number = entry.type == "INT" || entry.type == "UINT" || entry.type == "FLOAT";
   const std::vector<std::string> members = member_words(type);
   entry.files = !number && members.empty();
-  if (!members.empty()) entry.words = members;
+  entry.closed = !members.empty();
+  if (entry.closed) entry.words = members;
   return entry;
 }
 
 CommandEntry tree_of(const CLI::App& app, const std::string& path) {
-  CommandEntry entry{.path = path, .description = app.get_description()};
+  CommandEntry entry{
+      .path = path, .description = app.get_description(), .footer = app.get_footer(), .group = app.get_group()};
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) continue;
     (option->get_positional() ? entry.operands : entry.options).push_back(entry_of(*option, app.get_name()));
@@ -73,7 +76,13 @@ CommandEntry tree_of(const CLI::App& app, const std::string& path) {
 
 }  // namespace
 
-CommandEntry command_tree(const CLI::App& app) { return tree_of(app, app.get_name()); }
+CommandEntry command_tree(const CLI::App& app) {
+  std::string path = app.get_name();
+  for (const CLI::App* parent = app.get_parent(); parent != nullptr; parent = parent->get_parent()) {
+    path = parent->get_name() + " " + path;
+  }
+  return tree_of(app, path);
+}
 
 std::string first_sentence(const std::string& description) {
   std::string sentence = description.substr(0, std::min(description.find('\n'), description.find(". ")));

@@ -8,42 +8,38 @@
 
 namespace sluice::tools {
 
-// An option of a command, or an operand (the words that are no options).
+// An option of a command, or an operand (an argument without a flag).
 struct OptionEntry {
-  std::vector<std::string> names;  // "-o", "--output"; of an operand its one name
+  std::vector<std::string> names;  // "-o", "--output"; an operand has one name
   std::string description;
-  std::string group;               // its heading in the help
-  std::string type;                // of its value, as the help shows it; empty: takes none
-  std::vector<std::string> words;  // that the value may be
+  std::string group;               // heading in the help
+  std::string type;                // of the value: "INT", "FLOAT", "TEXT"; empty: takes no value
+  std::vector<std::string> words;  // known values
+  bool closed = false;             // `words` are all values
   bool files = false;              // the value may be a file
   bool repeated = false;           // takes several values
+  bool required = false;
 };
 
-// A command as its help knows it, as plain data, for those who write it in other forms.
+// A command with its options and subcommands, as plain data from which the help, the manual page and the completion
+// scripts are written.
 struct CommandEntry {
   std::string path;  // "sluice simulate"
   std::string description;
+  std::string footer;
+  std::string group;  // heading among its siblings
   std::vector<OptionEntry> options;
   std::vector<OptionEntry> operands;
   std::vector<CommandEntry> subcommands;
 };
 
-// Walks `app`. Hidden options (without a group) and hidden subcommands are left out.
+// Returns the tree of `app`, which may be a subcommand. Hidden options and subcommands (without a group) are left out.
 CommandEntry command_tree(const CLI::App& app);
 
-// The first sentence of a description, or its first line where that is shorter, without the full stop.
+// Returns the first sentence of a description, or its first line where that is shorter, without the full stop.
 std::string first_sentence(const std::string& description);
 
-// "simulate" of "sluice simulate".
+// Returns "simulate" for "sluice simulate".
 std::string last_word(const std::string& path);
-
-// A flag --help-man that prints the manual page of `app`, in roff.
-void add_man_flag(CLI::App& app);
-std::string man_page(const CommandEntry& command);
-
-// A script that completes the command's words in a shell: bash, zsh or fish.
-std::string bash_completion(const CommandEntry& command);
-std::string zsh_completion(const CommandEntry& command);
-std::string fish_completion(const CommandEntry& command);
 
 }  // namespace sluice::tools

@@ -5,18 +5,18 @@
 namespace sluice::tools {
 namespace {
 
-std::atomic<bool> came_in{false};  // a signal handler reaches nothing else
+std::atomic<bool> received{false};  // signal handlers can only reach globals
 static_assert(std::atomic<bool>::is_always_lock_free);
 
 extern "C" void note_interrupt(int signal) {
-  came_in = true;
+  received = true;
   std::signal(signal, SIG_DFL);
 }
 
 }  // namespace
 
 Interrupt::Interrupt() {
-  came_in = false;
+  received = false;
   interrupted_ = std::signal(SIGINT, note_interrupt);
   terminated_ = std::signal(SIGTERM, note_interrupt);
 }
@@ -26,6 +26,6 @@ Interrupt::~Interrupt() {
   std::signal(SIGTERM, terminated_);
 }
 
-const std::atomic<bool>* Interrupt::flag() const { return &came_in; }
+const std::atomic<bool>* Interrupt::flag() const { return &received; }
 
 }  // namespace sluice::tools

@@ -6,8 +6,8 @@
 
 namespace sluice::tools {
 
-// While it lives, an interrupt (SIGINT, SIGTERM) asks the work to stop instead of ending the process; a second one ends
-// it. One at a time.
+// During its lifetime, the first interrupt (SIGINT, SIGTERM) sets a flag instead of ending the process; the second one
+// ends it. At most one object may exist at a time.
 class Interrupt {
  public:
   Interrupt();

@@ -13,7 +13,7 @@ namespace sluice::tools {
 #ifdef SLUICE_HAVE_MPI
 namespace {
 
-// What launchers of Open MPI, MPICH and Slurm leave in the environment of the processes that they start.
+// Returns whether the environment has variables of a launcher: Open MPI, MPICH or Slurm.
 bool launched() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"}) {
     if (std::getenv(name) != nullptr) return true;
@@ -21,7 +21,7 @@ bool launched() {
   return false;
 }
 
-void check(int code, const char* what) {
+void check_mpi(int code, const char* what) {
   if (code != MPI_SUCCESS) throw std::runtime_error(std::string("MPI: ") + what + " failed");
 }
 
@@ -30,10 +30,10 @@ void check(int code, const char* what) {
 MpiRanks::MpiRanks() {
   if (!launched()) return;
   int provided = 0;
-  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
   started_ = true;
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-  check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
 }
 
 MpiRanks::~MpiRanks() {
@@ -44,12 +44,13 @@ std::vector<std::string> MpiRanks::all_gather(const std::string& bytes) const {
   if (size_ == 1) return {bytes};
   const int mine = static_cast<int>(bytes.size());
   std::vector<int> sizes(static_cast<std::size_t>(size_));
-  check(MPI_Allgather(&mine, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&mine, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
   std::vector<int> begins(sizes.size(), 0);
   std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), 0);
   std::string all(static_cast<std::size_t>(begins.back() + sizes.back()), '\0');
-  check(MPI_Allgatherv(bytes.data(), mine, MPI_BYTE, all.data(), sizes.data(), begins.data(), MPI_BYTE, MPI_COMM_WORLD),
-        "MPI_Allgatherv");
+  check_mpi(
+      MPI_Allgatherv(bytes.data(), mine, MPI_BYTE, all.data(), sizes.data(), begins.data(), MPI_BYTE, MPI_COMM_WORLD),
+      "MPI_Allgatherv");
   std::vector<std::string> out;
   for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
     out.push_back(all.substr(static_cast<std::size_t>(begins[rank]), static_cast<std::size_t>(sizes[rank])));

@@ -7,8 +7,8 @@
 
 namespace sluice::tools {
 
-// The processes that a launcher (mpirun, srun) started together, or this one alone: without MPI, or without a launcher.
-// MPI runs from the first to the last of its life.
+// The processes that a launcher (mpirun, srun) started together; without MPI or a launcher, only this process. MPI is
+// initialized by the constructor and finalized by the destructor.
 class MpiRanks {
  public:
   MpiRanks();
@@ -20,7 +20,7 @@ class MpiRanks {
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }
 
-  // What every rank gives, by rank, on every rank.
+  // Returns the bytes of every rank, by rank, on every rank.
   std::vector<std::string> all_gather(const std::string& bytes) const;
 
  private:

@@ -9,8 +9,8 @@
 
 namespace sluice::tools {
 
-// A line on standard error that tells how far something is: only where that is a terminal, from one second on, at most
-// ten times a second, with a time to go. Erased at the end. May be told from any thread.
+// A progress line on standard error with the remaining time. Shown only on a terminal, after one second, and updated at
+// most ten times per second; erased by the destructor. `done` may be called from any thread.
 class Progress {
  public:
   Progress(std::string what, std::int64_t total);

@@ -12,144 +12,192 @@
 #include "model/input/nearest.h"
 
 namespace sluice::tools {
-namespace {
 
-enum class ValueKind { whole, real, text, path, whole_list, yes };
+enum class ScenarioValueKind { whole, real, text, path, whole_list, yes };
 
-struct FlagRow {
+// A flag that sets one key of the scenario.
+struct ScenarioFlagRow {
   const char* names;    // CLI11's list
   const char* pointer;  // of the scenario's key
-  ValueKind kind;
+  ScenarioValueKind kind;
   const char* group;
   const char* help;
 };
 
+namespace {
+
 constexpr const char* kSchedule = "Schedule";
-constexpr const char* kAutomaticSchedule = "Schedule auto";
+constexpr const char* kAutomaticSchedule = "Automatic schedule (--schedule auto)";
 constexpr const char* kParallelism = "Parallelism";
 constexpr const char* kBatch = "Batch";
-constexpr const char* kModel = "Model and cluster";
+constexpr const char* kModel = "Model";
+constexpr const char* kCluster = "Cluster and framework";
+constexpr const char* kCost = "Cost";
 constexpr const char* kPerturbation = "Stragglers and noise";
 
-const FlagRow kRows[] = {
-    {"--schedule", "/schedule/name", ValueKind::text, kSchedule,
-     "family ('sluice schedules' lists them), schedule file, or auto: one made for these costs"},
-    {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ValueKind::whole, kSchedule, "ranks in the pipeline"},
-    {"--vpp,--num-virtual-stages-per-pipeline-rank", "/parallelism/vpp", ValueKind::whole, kSchedule,
-     "chunks (virtual stages) a rank; hanayo: twice its waves"},
-    {"--num-layers-per-virtual-pipeline-stage", "/parallelism/layers_per_virtual_stage", ValueKind::whole, kSchedule,
-     "layers a chunk, instead of --vpp"},
-    {"--group", "/schedule/group", ValueKind::whole, kSchedule, "G of the interleaved families, in units"},
-    {"--microbatches", "/batch/microbatches", ValueKind::whole, kSchedule, "microbatches of one batch and pipeline"},
-    {"--slices", "/schedule/slices", ValueKind::whole, kSchedule,
-     "slices of each sequence (--slicing says how they are cut)"},
-    {"--slicing", "/schedule/slicing", ValueKind::text, kSchedule,
-     "how to cut: even (default), or balanced: slices of equal FLOPs under causal attention"},
-    {"--slice-lengths", "/schedule/slice_lengths", ValueKind::whole_list, kSchedule, "tokens of each slice: a,b,c"},
-    {"--batches", "/schedule/batches", ValueKind::whole, kSchedule, "batches, for schedules without a flush"},
+const ScenarioFlagRow kRows[] = {
+    {"--schedule", "/schedule/name", ScenarioValueKind::text, kSchedule,
+     "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one (default: 1f1b)"},
+    {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ScenarioValueKind::whole, kSchedule,
+     "Number of pipeline ranks, 1 to 8192 (required without a schedule file)"},
+    {"--vpp,--num-virtual-stages-per-pipeline-rank", "/parallelism/vpp", ScenarioValueKind::whole, kSchedule,
+     "Number of model chunks (virtual stages) per rank, at least 1; hanayo: twice the number of waves (default: the "
+     "family's)"},
+    {"--num-layers-per-virtual-pipeline-stage", "/parallelism/layers_per_virtual_stage", ScenarioValueKind::whole,
+     kSchedule, "Number of layers per model chunk, instead of --vpp; must divide layers / pp (default: not set)"},
+    {"--group", "/schedule/group", ScenarioValueKind::whole, kSchedule,
+     "Interleaved families: number of microbatches (or slices) per group, at least --pp (default: --pp)"},
+    {"--microbatches", "/batch/microbatches", ScenarioValueKind::whole, kSchedule,
+     "Number of microbatches per batch and pipeline, 1 to 1000000000 (required without --gbs)"},
+    {"--slices", "/schedule/slices", ScenarioValueKind::whole, kSchedule,
+     "Number of slices per sequence, 1 to 32767 (default 1); --slicing sets how they are cut"},
+    {"--slicing", "/schedule/slicing", ScenarioValueKind::text, kSchedule,
+     "How sequences are cut: even, or balanced for equal FLOPs under causal attention (default: even)"},
+    {"--slice-lengths", "/schedule/slice_lengths", ScenarioValueKind::whole_list, kSchedule,
+     "Number of tokens of each slice, as a,b,c; they add up to the sequence length (default: by --slicing)"},
+    {"--batches", "/schedule/batches", ScenarioValueKind::whole, kSchedule,
+     "Number of batches to simulate, for families without a flush, at least 1 (default: the family's)"},
 
-    {"--memory-cap", "/schedule/memory_cap", ValueKind::text, kAutomaticSchedule,
-     "of a rank: bytes, as in 60GiB, or activations of microbatches, as in 3mb (default: the device's memory)"},
-    {"--time-budget", "/schedule/time_budget_s", ValueKind::real, kAutomaticSchedule, "seconds to search (default 10)"},
-    {"--placement", "/schedule/placement", ValueKind::text, kAutomaticSchedule,
-     "linear, looped, v, or any that --vpp allows (default; without --vpp one and two chunks a rank)"},
+    {"--memory-cap", "/schedule/memory_cap", ScenarioValueKind::text, kAutomaticSchedule,
+     "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb) (default: the device's "
+     "memory)"},
+    {"--time-budget", "/schedule/time_budget_s", ScenarioValueKind::real, kAutomaticSchedule,
+     "Search time in seconds, 0 to 1000000 (default 10)"},
+    {"--placement", "/schedule/placement", ScenarioValueKind::text, kAutomaticSchedule,
+     "Placement of stages: linear, looped, v or any; without --vpp, any tries one and two chunks per rank (default: "
+     "any)"},
 
-    {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ValueKind::whole, kParallelism, "tensor-parallel ranks"},
-    {"--dp,--data-parallel-size", "/parallelism/dp", ValueKind::whole, kParallelism, "data-parallel replicas"},
-    {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ValueKind::yes, kParallelism,
-     "the stages of a replica on GPUs next to each other, before its next replica"},
-    {"--cp,--context-parallel-size", "/parallelism/cp", ValueKind::whole, kParallelism,
-     "ranks that split each sequence"},
-    {"--cp-comm-type", "/parallelism/cp_comm_type", ValueKind::text, kParallelism,
-     "how these exchange keys and values: p2p or a2a"},
-    {"--ep,--expert-model-parallel-size", "/parallelism/ep", ValueKind::whole, kParallelism,
-     "expert-parallel ranks, of tp x cp x dp"},
-    {"--etp,--expert-tensor-parallel-size", "/parallelism/etp", ValueKind::whole, kParallelism,
-     "1: each expert is whole on its rank"},
-    {"--sequence-parallel", "/parallelism/sequence_parallel", ValueKind::yes, kParallelism,
-     "split norms and dropout over the tensor-parallel ranks too"},
-    {"--recompute,--recompute-granularity", "/parallelism/recompute", ValueKind::text, kParallelism,
-     "none, selective or full"},
-    {"--recompute-num-layers", "/parallelism/recompute_layers", ValueKind::whole, kParallelism,
-     "with full recomputation: only so many of each stage's first layers"},
-    {"--use-distributed-optimizer", "/parallelism/distributed_optimizer", ValueKind::yes, kParallelism,
-     "split the optimizer's state over the replicas"},
-    {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ValueKind::yes, kParallelism,
-     "reduce gradients while the backward runs"},
-    {"--cross-entropy-loss-fusion", "/parallelism/fused_cross_entropy", ValueKind::yes, kParallelism,
-     "the loss is written over the logits"},
-    {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ValueKind::yes, kParallelism,
-     "ranks compute while they send, whatever the software does"},
-    {"--stage-layers", "/parallelism/stage_layers", ValueKind::whole_list, kParallelism, "layers of each stage: a,b,c"},
-    {"--decoder-first-pipeline-num-layers", "/parallelism/first_stage_layers", ValueKind::whole, kParallelism,
-     "layers of the first stage"},
-    {"--decoder-last-pipeline-num-layers", "/parallelism/last_stage_layers", ValueKind::whole, kParallelism,
-     "layers of the last stage"},
+    {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ScenarioValueKind::whole, kParallelism,
+     "Number of tensor-parallel ranks, 1 to 4096 (default 1)"},
+    {"--dp,--data-parallel-size", "/parallelism/dp", ScenarioValueKind::whole, kParallelism,
+     "Number of data-parallel replicas, 1 to 1048576 (default 1)"},
+    {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ScenarioValueKind::yes, kParallelism,
+     "Place the stages of a replica on neighboring GPUs: rank order tp-pp-dp (default: tp-dp-pp)"},
+    {"--cp,--context-parallel-size", "/parallelism/cp", ScenarioValueKind::whole, kParallelism,
+     "Number of context-parallel ranks, which split each sequence, 1 to 4096 (default 1)"},
+    {"--cp-comm-type", "/parallelism/cp_comm_type", ScenarioValueKind::text, kParallelism,
+     "Exchange of keys and values between context-parallel ranks: p2p or a2a (default: p2p)"},
+    {"--ep,--expert-model-parallel-size", "/parallelism/ep", ScenarioValueKind::whole, kParallelism,
+     "Number of expert-parallel ranks, 1 to 65536; must divide tp x cp x dp (default 1)"},
+    {"--etp,--expert-tensor-parallel-size", "/parallelism/etp", ScenarioValueKind::whole, kParallelism,
+     "Number of tensor-parallel ranks per expert; only 1 is modelled (default 1)"},
+    {"--sequence-parallel", "/parallelism/sequence_parallel", ScenarioValueKind::yes, kParallelism,
+     "Split norms and dropout over the tensor-parallel ranks (default: off)"},
+    {"--recompute,--recompute-granularity", "/parallelism/recompute", ScenarioValueKind::text, kParallelism,
+     "Activation recomputation: none, selective or full (default: none)"},
+    {"--recompute-num-layers", "/parallelism/recompute_layers", ScenarioValueKind::whole, kParallelism,
+     "With full recomputation: number of leading layers recomputed per stage, 1 to 100000 (default: all)"},
+    {"--use-distributed-optimizer", "/parallelism/distributed_optimizer", ScenarioValueKind::yes, kParallelism,
+     "Shard optimizer states over the data-parallel replicas (default: off)"},
+    {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ScenarioValueKind::yes, kParallelism,
+     "Overlap gradient reduction with the backward pass (default: off)"},
+    {"--cross-entropy-loss-fusion", "/parallelism/fused_cross_entropy", ScenarioValueKind::yes, kParallelism,
+     "Compute the cross-entropy loss in place of the logits (default: off)"},
+    {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ScenarioValueKind::yes, kParallelism,
+     "Overlap point-to-point transfers with compute (default: as the training framework does)"},
+    {"--stage-layers", "/parallelism/stage_layers", ScenarioValueKind::whole_list, kParallelism,
+     "Number of layers of each stage, as a,b,c (default: distributed evenly)"},
+    {"--decoder-first-pipeline-num-layers", "/parallelism/first_stage_layers", ScenarioValueKind::whole, kParallelism,
+     "Number of layers in the first stage, 1 to 100000 (default: distributed evenly)"},
+    {"--decoder-last-pipeline-num-layers", "/parallelism/last_stage_layers", ScenarioValueKind::whole, kParallelism,
+     "Number of layers in the last stage, 1 to 100000 (default: distributed evenly)"},
 
-    {"--mbs,--micro-batch-size", "/batch/micro_batch", ValueKind::whole, kBatch, "sequences of a microbatch"},
-    {"--gbs,--global-batch-size", "/batch/global_batch", ValueKind::whole, kBatch,
-     "sequences of a batch over all replicas; gives the microbatches"},
-    {"--seq-length", "/batch/sequence_length", ValueKind::whole, kBatch, "tokens of a sequence"},
+    {"--mbs,--micro-batch-size", "/batch/micro_batch", ScenarioValueKind::whole, kBatch,
+     "Number of sequences per microbatch, 1 to 1048576 (default 1)"},
+    {"--gbs,--global-batch-size", "/batch/global_batch", ScenarioValueKind::whole, kBatch,
+     "Number of sequences per batch over all replicas, a multiple of mbs x dp; sets --microbatches (default: mbs x dp "
+     "x microbatches)"},
+    {"--seq-length", "/batch/sequence_length", ScenarioValueKind::whole, kBatch,
+     "Number of tokens per sequence, 1 to 1073741824 (required with a model)"},
 
-    {"--model", "/model", ValueKind::path, kModel, "Hugging Face config.json, or Megatron-style JSON"},
-    {"--num-layers", "/model/num_layers", ValueKind::whole, kModel, "Megatron's flags instead of a file"},
-    {"--hidden-size", "/model/hidden_size", ValueKind::whole, kModel, ""},
-    {"--ffn-hidden-size", "/model/ffn_hidden_size", ValueKind::whole, kModel, ""},
-    {"--num-attention-heads", "/model/num_attention_heads", ValueKind::whole, kModel, ""},
-    {"--num-query-groups", "/model/num_query_groups", ValueKind::whole, kModel, ""},
-    {"--vocab-size", "/model/vocab_size", ValueKind::whole, kModel, ""},
-    {"--kv-channels", "/model/kv_channels", ValueKind::whole, kModel, ""},
-    {"--swiglu", "/model/swiglu", ValueKind::yes, kModel, ""},
-    {"--normalization", "/model/normalization", ValueKind::text, kModel, ""},
-    {"--position-embedding-type", "/model/position_embedding_type", ValueKind::text, kModel, ""},
-    {"--max-position-embeddings", "/model/max_position_embeddings", ValueKind::whole, kModel, ""},
-    {"--untie-embeddings-and-output-weights", "/model/untie_embeddings_and_output_weights", ValueKind::yes, kModel, ""},
-    {"--disable-bias-linear", "/model/disable_bias_linear", ValueKind::yes, kModel, ""},
-    {"--add-qkv-bias", "/model/add_qkv_bias", ValueKind::yes, kModel, ""},
-    {"--qk-layernorm", "/model/qk_layernorm", ValueKind::yes, kModel, ""},
-    {"--num-experts", "/model/num_experts", ValueKind::whole, kModel, ""},
-    {"--moe-router-topk", "/model/moe_router_topk", ValueKind::whole, kModel, ""},
-    {"--moe-ffn-hidden-size", "/model/moe_ffn_hidden_size", ValueKind::whole, kModel, ""},
-    {"--moe-shared-expert-intermediate-size", "/model/moe_shared_expert_intermediate_size", ValueKind::whole, kModel,
-     ""},
-    {"--moe-layer-freq", "/model/moe_layer_freq", ValueKind::whole_list, kModel, ""},
-    {"--multi-latent-attention", "/model/multi_latent_attention", ValueKind::yes, kModel, ""},
-    {"--q-lora-rank", "/model/q_lora_rank", ValueKind::whole, kModel, ""},
-    {"--kv-lora-rank", "/model/kv_lora_rank", ValueKind::whole, kModel, ""},
-    {"--qk-head-dim", "/model/qk_head_dim", ValueKind::whole, kModel, ""},
-    {"--qk-pos-emb-head-dim", "/model/qk_pos_emb_head_dim", ValueKind::whole, kModel, ""},
-    {"--v-head-dim", "/model/v_head_dim", ValueKind::whole, kModel, ""},
-    {"--cluster", "/cluster/name", ValueKind::text, kModel, "a node of the catalogue, or a node or cluster file"},
-    {"--nodes", "/cluster/nodes", ValueKind::whole, kModel, "nodes of the cluster (default: as many as the run needs)"},
+    {"--model", "/model", ScenarioValueKind::path, kModel,
+     "Model file: Hugging Face config.json or Megatron-style JSON; the flags below describe a model instead "
+     "(default: none)"},
+    {"--num-layers", "/model/num_layers", ScenarioValueKind::whole, kModel,
+     "Number of transformer layers, 1 to 32768 (required)"},
+    {"--hidden-size", "/model/hidden_size", ScenarioValueKind::whole, kModel, "Hidden size, 1 to 16777216 (required)"},
+    {"--ffn-hidden-size", "/model/ffn_hidden_size", ScenarioValueKind::whole, kModel,
+     "Hidden size of the feed-forward layers, 1 to 16777216 (default: 4 x hidden size; required with --swiglu)"},
+    {"--num-attention-heads", "/model/num_attention_heads", ScenarioValueKind::whole, kModel,
+     "Number of attention heads, 1 to 32768 (required)"},
+    {"--num-query-groups", "/model/num_query_groups", ScenarioValueKind::whole, kModel,
+     "Number of key-value heads (grouped-query attention), a divisor of the attention heads (default: all of them)"},
+    {"--vocab-size", "/model/vocab_size", ScenarioValueKind::whole, kModel,
+     "Vocabulary size, 1 to 2147483648 (required)"},
+    {"--kv-channels", "/model/kv_channels", ScenarioValueKind::whole, kModel,
+     "Size of an attention head, 1 to 16777216 (default: hidden size / attention heads)"},
+    {"--swiglu", "/model/swiglu", ScenarioValueKind::yes, kModel,
+     "Use gated feed-forward layers, SwiGLU (default: off)"},
+    {"--normalization", "/model/normalization", ScenarioValueKind::text, kModel,
+     "LayerNorm or RMSNorm (default: LayerNorm)"},
+    {"--position-embedding-type", "/model/position_embedding_type", ScenarioValueKind::text, kModel,
+     "learned, learned_absolute (the same), rope or none (default: learned)"},
+    {"--max-position-embeddings", "/model/max_position_embeddings", ScenarioValueKind::whole, kModel,
+     "Number of positions, 1 to 16777216 (required with learned position embeddings)"},
+    {"--untie-embeddings-and-output-weights", "/model/untie_embeddings_and_output_weights", ScenarioValueKind::yes,
+     kModel, "Give the output layer weights of its own (default: shared with the embedding)"},
+    {"--disable-bias-linear", "/model/disable_bias_linear", ScenarioValueKind::yes, kModel,
+     "Remove the biases of linear layers (default: off)"},
+    {"--add-qkv-bias", "/model/add_qkv_bias", ScenarioValueKind::yes, kModel,
+     "Add a bias to the QKV projection despite --disable-bias-linear (default: off)"},
+    {"--qk-layernorm", "/model/qk_layernorm", ScenarioValueKind::yes, kModel,
+     "Normalize queries and keys (default: off)"},
+    {"--num-experts", "/model/num_experts", ScenarioValueKind::whole, kModel,
+     "Number of experts per layer, at least 1 (default: dense layers)"},
+    {"--moe-router-topk", "/model/moe_router_topk", ScenarioValueKind::whole, kModel,
+     "Number of experts per token, 1 to the number of experts (default 2)"},
+    {"--moe-ffn-hidden-size", "/model/moe_ffn_hidden_size", ScenarioValueKind::whole, kModel,
+     "Hidden size of an expert, 1 to 16777216 (default: --ffn-hidden-size)"},
+    {"--moe-shared-expert-intermediate-size", "/model/moe_shared_expert_intermediate_size", ScenarioValueKind::whole,
+     kModel, "Total hidden size of the shared experts, 1 to 16777216 (default: no shared experts)"},
+    {"--moe-layer-freq", "/model/moe_layer_freq", ScenarioValueKind::whole_list, kModel,
+     "1 if all layers have experts, or one number per layer: 0 (dense, at the front only) or 1 (experts) (default 1)"},
+    {"--multi-latent-attention", "/model/multi_latent_attention", ScenarioValueKind::yes, kModel,
+     "Use multi-latent attention (MLA) (default: off)"},
+    {"--q-lora-rank", "/model/q_lora_rank", ScenarioValueKind::whole, kModel,
+     "MLA: rank of the query projection, 1 to 16777216 (default: queries are not compressed)"},
+    {"--kv-lora-rank", "/model/kv_lora_rank", ScenarioValueKind::whole, kModel,
+     "MLA: rank of the key-value projection, 1 to 16777216 (required with MLA)"},
+    {"--qk-head-dim", "/model/qk_head_dim", ScenarioValueKind::whole, kModel,
+     "MLA: size of a query or key head without its rotary part, 1 to 16777216 (required with MLA)"},
+    {"--qk-pos-emb-head-dim", "/model/qk_pos_emb_head_dim", ScenarioValueKind::whole, kModel,
+     "MLA: size of the rotary part of a query or key head, 1 to 16777216 (required with MLA)"},
+    {"--v-head-dim", "/model/v_head_dim", ScenarioValueKind::whole, kModel,
+     "MLA: size of a value head, 1 to 16777216 (required with MLA)"},
 
-    {"--software", "/software", ValueKind::text, kModel,
-     "the program that trains: megatron-lm (default), megatron-deepspeed, nemo-fp8, or a file"},
+    {"--cluster", "/cluster/name", ScenarioValueKind::text, kCluster,
+     "Node of the catalogue, or a node or cluster file (required with the analytic cost)"},
+    {"--nodes", "/cluster/nodes", ScenarioValueKind::whole, kCluster,
+     "Number of nodes, 1 to 65536 (default: as many as the configuration needs)"},
+    {"--software", "/software", ScenarioValueKind::text, kCluster,
+     "Training framework: megatron-lm, megatron-deepspeed, nemo-fp8, or a file (default: megatron-lm)"},
 
-    {"--calibration", "/calibration", ValueKind::path, kModel,
-     "what 'sluice calibrate' made of measured iterations: corrects the iteration time and says how sure it is"},
+    {"--calibration", "/calibration", ScenarioValueKind::path, kCost,
+     "Calibration file from 'sluice calibrate': corrects the iteration time and adds an interval (default: none)"},
 
-    {"--jitter", "/perturbation/jitter", ValueKind::text, kPerturbation,
-     "noise on every duration, of mean 1: lognormal:0.05, normal:0.05 or uniform:0.1"},
-    {"--trials", "/perturbation/trials", ValueKind::whole, kPerturbation, "how often to draw it (default 1000)"},
-    {"--seed", "/perturbation/seed", ValueKind::whole, kPerturbation,
-     "of the draws, and of the search of --schedule auto (default 1)"},
+    {"--jitter", "/perturbation/jitter", ScenarioValueKind::text, kPerturbation,
+     "Noise with mean 1 on every duration: lognormal:S (S up to 3), normal:S or uniform:S (S up to 1) (default: none)"},
+    {"--trials", "/perturbation/trials", ScenarioValueKind::whole, kPerturbation,
+     "Number of simulations with --jitter, 1 to 1000000 (default 1000)"},
+    {"--seed", "/perturbation/seed", ScenarioValueKind::whole, kPerturbation,
+     "Random seed of --jitter and of --schedule auto, at least 0 (default 1)"},
 };
 
-// A path is the caller's; in a file, paths are taken from the file's folder.
-std::string callers(const std::string& path, const std::string& file) {
+// Paths of flags are relative to the current folder, paths in a file relative to the file's folder.
+std::string path_of_flag(const std::string& path, const std::string& file) {
   return file.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-std::string text_value(const FlagRow& row, const std::string& text, const std::string& file) {
+std::string text_value(const ScenarioFlagRow& row, const std::string& text, const std::string& file) {
   std::error_code error;
-  const bool path = row.kind == ValueKind::path ||
-                    (row.kind == ValueKind::text &&
+  const bool path = row.kind == ScenarioValueKind::path ||
+                    (row.kind == ScenarioValueKind::text &&
                      (text.find('/') != std::string::npos || std::filesystem::is_regular_file(text, error)));
-  return path ? callers(text, file) : text;
+  return path ? path_of_flag(text, file) : text;
 }
 
-// The short forms, so that keys can be added to them.
-void lengthen(Json& document) {
+// Replaces short forms ("schedule": "1f1b") by objects, so that keys can be added to them.
+void expand_short_forms(Json& document) {
   for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
     if (document.contains(key) && document[key].is_string()) document[key] = Json{{name, document[key]}};
   }
@@ -160,11 +208,11 @@ Json& place_of(Json& document, const std::string& pointer) {
   Json* parent = place.parent_pointer().empty() ? &document : &document[place.parent_pointer()];
   const bool element = parent->is_array() && place.back().find_first_not_of("0123456789") == std::string::npos;
   if (element) return parent->at(place);
-  if (!parent->is_object() && !parent->is_null()) *parent = Json::object();  // a model file gives way to flags
+  if (!parent->is_object() && !parent->is_null()) *parent = Json::object();  // flags replace a model file
   return (*parent)[place.back()];
 }
 
-// Ways to say the same: setting the one takes the other out.
+// Keys that exclude each other: setting one removes the other.
 struct Alternative {
   const char* one;
   const char* other;
@@ -183,7 +231,7 @@ void drop_alternatives(Json& document, const std::string& set, const auto& also_
   }
 }
 
-// "R=1.1" or "A-B=2": the numbers in it.
+// The numbers of "R=1.1" or "A-B=2".
 struct Slow {
   std::vector<std::int64_t> ranks;
   double factor = 1;
@@ -206,9 +254,9 @@ Slow parse_slow(const char* flag, const std::string& text, std::size_t num_ranks
     throw InputError(fmt::format("{}: expected a factor from 1e-06 to {}, got '{}'", flag, kMostSlowdown, text));
   }
   if (!good) {
-    throw InputError(
-        fmt::format("{}: expected {}, got '{}'", flag,
-                    num_ranks == 1 ? "a rank and a factor, as in 3=1.1" : "two ranks and a factor, as in 0-1=2", text));
+    throw InputError(fmt::format(
+        "{}: expected {}, got '{}'", flag,
+        num_ranks == 1 ? "a rank and a factor such as 3=1.1" : "two ranks and a factor such as 0-1=2", text));
   }
   return slow;
 }
@@ -217,7 +265,7 @@ Slow parse_slow(const char* flag, const std::string& text, std::size_t num_ranks
 
 struct ScenarioFlags::Values {
   struct Flag {
-    const FlagRow* row = nullptr;
+    const ScenarioFlagRow* row = nullptr;
     CLI::Option* option = nullptr;
     std::int64_t whole = 0;
     double real = 0;
@@ -241,19 +289,19 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
   const auto left_out = [&](std::string_view names) {
     return std::find(without.begin(), without.end(), names.substr(0, names.find(','))) != without.end();
   };
-  for (const FlagRow& row : kRows) {
+  for (const ScenarioFlagRow& row : kRows) {
     if (left_out(row.names)) continue;
     Values::Flag& flag = values_->flags.emplace_back();
     flag.row = &row;
     switch (row.kind) {
-      case ValueKind::whole: flag.option = command.add_option(row.names, flag.whole, row.help); break;
-      case ValueKind::real: flag.option = command.add_option(row.names, flag.real, row.help); break;
-      case ValueKind::text:
-      case ValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
-      case ValueKind::whole_list:
+      case ScenarioValueKind::whole: flag.option = command.add_option(row.names, flag.whole, row.help); break;
+      case ScenarioValueKind::real: flag.option = command.add_option(row.names, flag.real, row.help); break;
+      case ScenarioValueKind::text:
+      case ScenarioValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
+      case ScenarioValueKind::whole_list:
         flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
         break;
-      case ValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
+      case ScenarioValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
     }
     flag.option->group(row.group);
   }
@@ -261,8 +309,10 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
   if (!left_out("--cost")) {
     values_->cost_option =
         command
-            .add_option("--cost", values_->cost, "analytic, uniform, or a cost file (default: analytic with a model)")
-            ->group("Cost");
+            .add_option("--cost", values_->cost,
+                        "Cost model: analytic, uniform, or a cost file from 'sluice fit' (default: analytic with a "
+                        "model, uniform without)")
+            ->group(kCost);
   }
   if (!left_out("--slow-rank")) add_slow(command);
 }
@@ -270,29 +320,29 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
 void ScenarioFlags::add_uniform(CLI::App& command) {
   values_->uniform_option =
       command
-          .add_option(
-              "--uniform", values_->uniform,
-              "seconds of one microbatch in 1/pp of the layers: f=1,b=1,w=1[,fb=..][,comm=..]; a list f=4:5:6 gives "
-              "each slice its own")
-          ->group("Cost");
-  values_->weights_option =
-      command
-          .add_option("--stage-weights", values_->stage_weights, "relative work of each stage under --uniform: a,b,c")
-          ->delimiter(',')
-          ->allow_extra_args(false)
-          ->group("Cost");
+          .add_option("--uniform", values_->uniform,
+                      "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; "
+                      "f=4:5:6 lists the slices (default: f=1,b=1,w=1,comm=0; fb: the sum of its ops)")
+          ->group(kCost);
+  values_->weights_option = command
+                                .add_option("--stage-weights", values_->stage_weights,
+                                            "Relative work of each stage with --uniform, as a,b,c (default: all 1)")
+                                ->delimiter(',')
+                                ->allow_extra_args(false)
+                                ->group(kCost);
 }
 
 void ScenarioFlags::add_slow(CLI::App& command) {
   command
       .add_option("--slow-rank", values_->slow_ranks,
-                  "R=1.1: what rank R computes takes 1.1 times as long; may be repeated")
+                  "R=X: multiply the compute time of rank R by X, 1e-6 to 1e6; repeatable (default: none)")
       ->expected(1)
       ->take_all()
       ->group(kPerturbation);
   command
       .add_option("--slow-link", values_->slow_links,
-                  "A-B=2: transfers between ranks A and B take twice as long; may be repeated")
+                  "A-B=X: multiply the transfer time between ranks A and B by X, 1e-6 to 1e6; repeatable "
+                  "(default: none)")
       ->expected(1)
       ->take_all()
       ->group(kPerturbation);
@@ -304,9 +354,9 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
   Json document = Json::object();
   if (!file.empty()) {
     document = parse_json(read_file(file), file);
-    if (!document.is_object()) throw InputError(file + ": /: expected a scenario: an object");
+    if (!document.is_object()) throw InputError(file + ": /: expected a scenario object");
   }
-  lengthen(document);
+  expand_short_forms(document);
   const auto given = [&](const std::string_view pointer) {
     return std::any_of(values_->flags.begin(), values_->flags.end(),
                        [&](const auto& flag) { return flag.option->count() > 0 && pointer == flag.row->pointer; });
@@ -315,19 +365,19 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     if (flag.option->count() == 0) continue;
     Json& value = place_of(document, flag.row->pointer);
     switch (flag.row->kind) {
-      case ValueKind::whole: value = flag.whole; break;
-      case ValueKind::real: value = flag.real; break;
-      case ValueKind::path:
-      case ValueKind::text: value = text_value(*flag.row, flag.text, file); break;
-      case ValueKind::whole_list: value = flag.wholes; break;
-      case ValueKind::yes: value = flag.yes; break;
+      case ScenarioValueKind::whole: value = flag.whole; break;
+      case ScenarioValueKind::real: value = flag.real; break;
+      case ScenarioValueKind::path:
+      case ScenarioValueKind::text: value = text_value(*flag.row, flag.text, file); break;
+      case ScenarioValueKind::whole_list: value = flag.wholes; break;
+      case ScenarioValueKind::yes: value = flag.yes; break;
     }
     if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
   }
   if (values_->cost_option != nullptr && values_->cost_option->count() > 0) {
     const bool kind = values_->cost == "uniform" || values_->cost == "analytic";
     document["cost"] =
-        kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", callers(values_->cost, file)}};
+        kind ? Json{{"kind", values_->cost}} : Json{{"kind", "fitted"}, {"file", path_of_flag(values_->cost, file)}};
   }
   if (values_->uniform_option != nullptr && values_->uniform_option->count() > 0) {
     const UniformTimes times = parse_uniform(values_->uniform);
@@ -356,10 +406,10 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
 
 void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
                         const std::string& file) {
-  lengthen(document);
-  const FlagRow* row = nullptr;
+  expand_short_forms(document);
+  const ScenarioFlagRow* row = nullptr;
   std::vector<std::string> names;
-  for (const FlagRow& each : kRows) {
+  for (const ScenarioFlagRow& each : kRows) {
     std::string_view rest = each.names;
     while (!rest.empty()) {
       const std::string_view name = rest.substr(2, rest.find(',') - 2);  // without "--"
@@ -369,8 +419,8 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
     }
   }
   if (row == nullptr && key.find('/') == std::string::npos) {
-    throw InputError(fmt::format("--sweep: '{}' is neither a flag nor a place in the scenario such as parallelism/pp{}",
-                                 key, did_you_mean(key, names)));
+    throw InputError(fmt::format("--sweep: expected a flag or a scenario key such as parallelism/pp, got '{}'{}", key,
+                                 did_you_mean(key, names)));
   }
   const std::string pointer = row != nullptr ? row->pointer : (key.starts_with('/') ? "" : "/") + key;
   Json value = Json::parse(text, nullptr, false);
@@ -378,7 +428,7 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
   try {
     place_of(document, pointer) = std::move(value);
   } catch (const Json::exception&) {
-    throw InputError(fmt::format("--sweep: there is no place '{}' in the scenario", key));
+    throw InputError(fmt::format("--sweep: the scenario has no key '{}'", key));
   }
   drop_alternatives(document, pointer, [](const char*) { return false; });
 }
@@ -386,15 +436,15 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
 Scenario ScenarioFlags::scenario(const std::string& file) const { return read(document(file), file); }
 
 Scenario ScenarioFlags::read(const nlohmann::json& document, const std::string& file) {
-  static const std::string kFlagsAlone = "command line";
+  static const std::string kFlagsOnly = "command line";
   if (!file.empty()) return scenario_from_json(document, file, std::filesystem::path(file).parent_path().string());
   try {
-    return scenario_from_json(document, kFlagsAlone, "");
+    return scenario_from_json(document, kFlagsOnly, "");
   } catch (const InputError& error) {
-    // Somebody who gave flags knows them by their names, not by the keys that they stand for.
+    // Without a file, errors name the flag instead of the scenario key.
     const std::string what = error.what();
-    for (const FlagRow& row : kRows) {
-      const std::string place = kFlagsAlone + ": " + row.pointer + ": ";
+    for (const ScenarioFlagRow& row : kRows) {
+      const std::string place = kFlagsOnly + ": " + row.pointer + ": ";
       const std::string_view names = row.names;
       if (what.starts_with(place))
         throw InputError(std::string(names.substr(0, names.find(','))) + ": " + what.substr(place.size()));

@@ -9,22 +9,22 @@
 
 namespace sluice::tools {
 
-// The flags that name parts of a scenario, in our spelling and Megatron's. They are laid over the scenario file, if one
-// is given, key by key, so that file and flags are read and checked in one place.
+// The flags that set keys of a scenario, in Sluice's spelling and Megatron-LM's. Flags override the keys of a scenario
+// file, so that both are read and checked in one place.
 class ScenarioFlags {
  public:
-  // Adds the flags to `command`, but for those `without`, by their first names ("--pp"). Must outlive its parsing.
+  // Adds the flags to `command`, except those `without`, given by their first names ("--pp"). Must outlive the parsing.
   explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
-  // The file, if one is given, with the flags laid over it. Throws InputError.
+  // Returns the scenario document: the file, if `file` is not empty, overridden by the flags. Throws InputError.
   nlohmann::json document(const std::string& file) const;
-  // Reads such a document; errors name flags where no file was given. Throws InputError.
+  // Reads such a document. Without a file, errors name flags instead of keys. Throws InputError.
   static Scenario read(const nlohmann::json& document, const std::string& file);
   Scenario scenario(const std::string& file) const;
 
-  // Sets one key of a document, named by a flag ("pp", "--pp") or by its place in the scenario ("parallelism/pp"), and
-  // drops what says the same in another way. The value is JSON, or else text. Throws InputError for an unknown name.
+  // Sets a key of a document, named by a flag ("pp", "--pp") or by its path in the scenario ("parallelism/pp"), and
+  // removes the keys that it excludes. The value is JSON, or else text. Throws InputError for an unknown name.
   static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);
 
  private:

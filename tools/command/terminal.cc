@@ -23,9 +23,9 @@ int terminal_columns(int fallback) {
   return size.ws_col;
 }
 
-TextColour terminal_colour(const std::string& wish) {
+TextColour terminal_colour(const std::string& mode) {
   const bool off = !environment("NO_COLOR").empty() || environment("TERM") == "dumb" || ::isatty(STDOUT_FILENO) == 0;
-  if (wish == "never" || (wish == "auto" && off)) return TextColour::none;
+  if (mode == "never" || (mode == "auto" && off)) return TextColour::none;
   const std::string_view depth = environment("COLORTERM");
   return depth == "truecolor" || depth == "24bit" ? TextColour::truecolor : TextColour::ansi256;
 }

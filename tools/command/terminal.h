@@ -6,11 +6,11 @@
 
 namespace sluice::tools {
 
-// Columns of the terminal on standard output, or `fallback` if it is none.
+// Returns the width of the terminal on standard output in columns, or `fallback` if it is not a terminal.
 int terminal_columns(int fallback);
 
-// Colour for standard output under `--color auto|always|never`: "auto" means on a terminal, never with NO_COLOR or
-// TERM=dumb.
-TextColour terminal_colour(const std::string& wish);
+// Returns the color mode of standard output for `--color auto|always|never`. "auto" enables color on a terminal, unless
+// NO_COLOR is set or TERM is dumb.
+TextColour terminal_colour(const std::string& mode);
 
 }  // namespace sluice::tools

@@ -12,19 +12,19 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/compare/comparison_output.h"
-#include "traces/chrome_trace.h"
-#include "traces/comparison.h"
-#include "traces/side_by_side.h"
-#include "traces/trace_read.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/chrome/side_by_side.h"
+#include "traces/compare/comparison.h"
+#include "traces/read/trace_read.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct CompareOptions {
   std::string first;
   std::string second;
   bool json = false;
@@ -35,19 +35,19 @@ struct Options {
   std::optional<std::int64_t> step;
 };
 
-// "10%", "10 %" or "0.1", as a share.
+// Parses "10%", "10 %" or "0.1" as a fraction.
 double parse_tolerance(const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   std::string_view rest(end, static_cast<std::size_t>(text.data() + text.size() - end));
   while (rest.starts_with(' ')) rest.remove_prefix(1);
   if (error != std::errc{} || (!rest.empty() && rest != "%") || !std::isfinite(value) || value < 0) {
-    throw InputError(fmt::format("--tolerance: expected a share such as 10% or 0.1, got '{}'", text));
+    throw InputError(fmt::format("--tolerance: expected a fraction such as 10% or 0.1, got '{}'", text));
   }
   return rest == "%" ? value / 100 : value;
 }
 
-// What one of the words stands for.
+// One of the two runs.
 struct Side {
   std::string what;  // "simulated", "a trace", ...
   TraceRun read;
@@ -67,7 +67,7 @@ Side simulated_side(const std::string& path) {
   return side;
 }
 
-Side side_of(const std::string& word, const Options& options) {
+Side side_of(const std::string& word, const CompareOptions& options) {
   const std::vector<std::string> files = trace_files(word);
   if (files.size() == 1 && !is_trace_file(files[0])) return simulated_side(files[0]);
   return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
@@ -79,7 +79,7 @@ std::string notes_of(const std::string& name, const std::string& word, const Sid
   return out + "\n";
 }
 
-int compare_command(const Options& options) {
+int compare_command(const CompareOptions& options) {
   const bool limited = !options.tolerance.empty();
   const double tolerance = limited ? parse_tolerance(options.tolerance) : 0;
   const Side first = side_of(options.first, options);
@@ -91,8 +91,8 @@ int compare_command(const Options& options) {
     const std::string difference = first_difference(a, b, {.first = options.first, .second = options.second});
     if (!difference.empty()) {
       throw InputError(fmt::format(
-          "compare: expected two runs of the same stages, microbatches and slices: {}; --by-kind compares kinds of ops "
-          "alone",
+          "compare: expected two runs with the same stages, microbatches and slices: {}; --by-kind compares only kinds "
+          "of ops",
           difference));
     }
   }
@@ -128,32 +128,35 @@ int compare_command(const Options& options) {
 Subcommand add_compare_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "compare",
-      "Compares two timelines, op by op: predicted and measured, or any two.\n\n"
+      "Compare two timelines op by op, such as a prediction and a measurement.\n\n"
       "Examples:\n"
       "  sluice compare predicted.json.gz measured.json.gz\n"
       "  sluice compare scenario.json traces/iteration_10/ --tolerance 10%\n"
       "  sluice compare scenario.json rank0.json.gz,rank1.json.gz --trace both.json.gz\n"
       "  sluice compare examples/llama3-8b-zbv-h100.json other-schedule.json --by-kind --json\n\n"
-      "Each of the two is a trace that sluice wrote; a folder, or files separated by commas, that PyTorch's profiler "
-      "wrote, one for each rank of one pipeline, with the PP: ranges of torch.distributed.pipelining; or a scenario "
-      "file, which is simulated. Relative differences are (second - first) / first. Names that occur in only one of "
-      "the "
-      "runs are told; runs of other stages, microbatches or slices are refused unless --by-kind.\n\n"
-      "Exit codes: 0 done, 2 wrong input, 5 the makespan differs by more than --tolerance");
-  const auto options = std::make_shared<Options>();
-  command->add_option("first", options->first, "the first run, by convention the predicted one")->required();
-  command->add_option("second", options->second, "the second run, by convention the measured one")->required();
-  command->add_flag("--json", options->json, "one JSON document (sluice.comparison/1) on standard output");
+      "Each run is a trace written by sluice; a folder, or comma-separated files, written by PyTorch's profiler, one "
+      "per rank of one pipeline, with the PP: ranges of torch.distributed.pipelining; or a scenario file, which is "
+      "simulated. Relative differences are (second - first) / first. Ops that occur in only one run are listed; runs "
+      "with different stages, microbatches or slices are rejected without --by-kind.");
+  command->group("Predict and plan");
+  command->footer("Exit codes: 0 success, 2 wrong input, 5 the makespans differ by more than --tolerance.");
+  const auto options = std::make_shared<CompareOptions>();
+  command->add_option("first", options->first, "First run, by convention the prediction")->required();
+  command->add_option("second", options->second, "Second run, by convention the measurement")->required();
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.comparison/1)");
   command->add_option("--tolerance", options->tolerance,
-                      "exit with 5 if the makespans are further apart: 10% or 0.1 of the first");
+                      "Maximum difference of the makespans relative to the first, such as 10% or 0.1 (default: none)");
   command->add_option("--trace", options->trace,
-                      "write one Chrome trace with both timelines; gzipped if the name ends in .gz");
-  command->add_option("--top", options->top, "how many of the ops that differ most to name (default 10)")
+                      "Write both timelines to one Chrome trace; gzipped if the name ends in .gz");
+  command
+      ->add_option("--top", options->top,
+                   "Number of ops with the largest differences to list, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0, 1000000));
   command->add_option("--step", options->step,
-                      "which iteration of a trace that has several: its ProfilerStep, or its place from 0 (default: "
-                      "the last whole one)");
-  command->add_flag("--by-kind", options->by_kind, "compare kinds of ops and ranks alone, whatever the schedules");
+                      "Iteration of a trace with several: its ProfilerStep, or its index from 0 (default: the last "
+                      "complete one)");
+  command->add_flag("--by-kind", options->by_kind,
+                    "Compare only kinds of ops and ranks, also of different schedules (default: off)");
   return {command, [options] { return compare_command(*options); }};
 }
 

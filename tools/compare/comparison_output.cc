@@ -29,7 +29,9 @@ std::string signed_percent(const std::optional<double>& relative) {
   return relative ? fmt::format("{:+.1f} %", 100 * *relative) : "-";
 }
 
-std::string percent(const std::optional<double>& share) { return share ? fmt::format("{:.1f} %", 100 * *share) : "-"; }
+std::string percent(const std::optional<double>& fraction) {
+  return fraction ? fmt::format("{:.1f} %", 100 * *fraction) : "-";
+}
 
 std::string bytes_text(std::int64_t bytes) {
   constexpr std::string_view kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -61,15 +63,15 @@ class Table {
   using Sink = std::back_insert_iterator<std::string>;
   Sink to() { return std::back_inserter(out_); }
 
-  // The values of both runs and how far they are apart.
+  // Writes the values of both runs and their difference.
   void both(std::string_view first, std::string_view second, std::string_view difference) {
     fmt::format_to(to(), "  {:>{}}  {:>{}}  {:>11}", first, width_, second, width_, difference);
   }
   void times(const Both<Duration>& time) {
     both(time_text(time.first), time_text(time.second), signed_percent(relative_difference(time)));
   }
-  void shares(const Both<double>& share) {
-    both(percent(share.first), percent(share.second), fmt::format("{:+.1f} pts", 100 * (share.second - share.first)));
+  void fractions(const Both<double>& value) {
+    both(percent(value.first), percent(value.second), fmt::format("{:+.1f} pts", 100 * (value.second - value.first)));
   }
   void heads(std::string_view what) {
     fmt::format_to(to(), "{:<14}", what);
@@ -87,7 +89,7 @@ class Table {
     row("busy");
     times({first.busy, second.busy});
     row("bubble");
-    shares({first.bubble_fraction, second.bubble_fraction});
+    fractions({first.bubble_fraction, second.bubble_fraction});
     out_ += '\n';
   }
 
@@ -123,13 +125,13 @@ class Table {
     for (int rank = 0; rank < num_ranks; ++rank) {
       if (num_ranks > kMostRows && rank == kMostRows / 2) {
         rank = num_ranks - kMostRows / 2;
-        fmt::format_to(to(), "  ... ({} ranks left out; --json has all)\n", num_ranks - kMostRows);
+        fmt::format_to(to(), "  ... ({} ranks omitted; see --json)\n", num_ranks - kMostRows);
       }
       const RankSummary& a = first.ranks[rank];
       const RankSummary& b = second.ranks[rank];
       fmt::format_to(to(), "  {:<12}", fmt::format("rank {}", rank));
       times({a.busy, b.busy});
-      shares({a.bubble_fraction, b.bubble_fraction});
+      fractions({a.bubble_fraction, b.bubble_fraction});
       if (memory) write_peaks(a, b);
       out_ += '\n';
     }
@@ -147,7 +149,7 @@ class Table {
     both(text(first), text(second), difference);
   }
 
-  // Idle time of all ranks by cause, where it is known of either run.
+  // Writes the idle time of all ranks by cause, if it is known for a run.
   void write_idle() {
     const auto sum_of = [](const RunSummary& run) -> std::optional<IdleByCause> {
       IdleByCause sum{};
@@ -224,7 +226,7 @@ OrderedJson seconds_json(const Both<Duration>& time) {
           {"relative", number_or_null(relative_difference(time))}};
 }
 
-OrderedJson share_json(double first, double second) {
+OrderedJson fraction_json(double first, double second) {
   return {{"first", first}, {"second", second}, {"difference", second - first}};
 }
 
@@ -274,7 +276,7 @@ OrderedJson ranks_json(const Comparison& comparison) {
     const RankSummary& second = comparison.runs.second.ranks[rank];
     ranks.push_back({{"rank", rank},
                      {"busy_s", seconds_json({first.busy, second.busy})},
-                     {"bubble_fraction", share_json(first.bubble_fraction, second.bubble_fraction)},
+                     {"bubble_fraction", fraction_json(first.bubble_fraction, second.bubble_fraction)},
                      {"first_start_s", seconds_json({first.first_start, second.first_start})},
                      {"last_end_s", seconds_json({first.last_end, second.last_end})},
                      {"peak_memory_bytes", bytes_json(first.peak_bytes, second.peak_bytes)},
@@ -305,7 +307,7 @@ OrderedJson comparison_document(const Comparison& comparison) {
                      {"makespan_s", seconds_json({first.makespan, second.makespan})},
                      {"span_s", seconds_json({first.span, second.span})},
                      {"busy_s", seconds_json({first.busy, second.busy})},
-                     {"bubble_fraction", share_json(first.bubble_fraction, second.bubble_fraction)},
+                     {"bubble_fraction", fraction_json(first.bubble_fraction, second.bubble_fraction)},
                      {"kinds", kinds_json(comparison)},
                      {"ranks", ranks_json(comparison)}};
   OrderedJson differing = OrderedJson::array();

@@ -7,10 +7,10 @@
 
 namespace sluice::tools {
 
-// A comparison for the terminal.
+// Returns a comparison as text for the terminal.
 std::string comparison_table(const Comparison& comparison);
 
-// The same as JSON (sluice.comparison/1, docs/formats.md).
+// Returns a comparison as JSON (sluice.comparison/1, docs/formats.md).
 nlohmann::ordered_json comparison_document(const Comparison& comparison);
 
 }  // namespace sluice::tools

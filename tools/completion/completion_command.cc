@@ -4,19 +4,22 @@
 #include <string>
 
 #include "tools/command/command.h"
-#include "tools/command/command_tree.h"
+#include "tools/completion/completion.h"
 
 namespace sluice::tools {
 
 Subcommand add_completion_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("completion",
-                                         "Prints a script that completes sluice's words in a shell.\n\n"
+                                         "Print a script that completes sluice commands and options in a shell.\n\n"
                                          "Examples:\n"
                                          "  source <(sluice completion bash)\n"
                                          "  sluice completion zsh > ~/.zfunc/_sluice\n"
                                          "  sluice completion fish > ~/.config/fish/completions/sluice.fish");
+  command->group("Shell");
   const auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell, "the shell")->required()->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->add_option("shell", *shell, "Shell to complete in")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   return {command, [&app, shell] {
             const CommandEntry tree = command_tree(app);
             fmt::print("{}", *shell == "bash"  ? bash_completion(tree)

@@ -1,4 +1,4 @@
-// Each shell's script is written in full from the command's tree: nothing is asked of the command while completing.
+// The script of each shell contains the whole command tree, so that completing does not run the command.
 
 #include <fmt/format.h>
 
@@ -6,7 +6,7 @@
 #include <iterator>
 #include <string_view>
 
-#include "tools/command/command_tree.h"
+#include "tools/completion/completion.h"
 
 namespace sluice::tools {
 namespace {
@@ -18,7 +18,7 @@ std::string replaced(std::string text, std::string_view what, std::string_view b
   return text;
 }
 
-// In single quotes, for bash and zsh; fish reads backslashes inside them too.
+// Return text in single quotes, for bash and zsh, and for fish, where backslashes inside are special.
 std::string shell_quoted(const std::string& text) { return "'" + replaced(text, "'", "'\\''") + "'"; }
 std::string fish_quoted(const std::string& text) {
   return "'" + replaced(replaced(text, "\\", "\\\\"), "'", "\\'") + "'";
@@ -36,8 +36,8 @@ std::vector<std::string> subcommand_names(const CommandEntry& command) {
   return names;
 }
 
-// What bash offers that begins like the word so far.
-std::string bash_offer(const std::vector<std::string>& words, bool files) {
+// Returns the bash commands that complete the current word.
+std::string bash_reply(const std::vector<std::string>& words, bool files) {
   std::string out;
   if (!words.empty()) {
     out = fmt::format("compgen -W {} -- \"$word\"", shell_quoted(fmt::format("{}", fmt::join(words, " "))));
@@ -63,9 +63,9 @@ std::string bash_completion(const CommandEntry& command) {
         patterns += (patterns.empty() ? "" : " | ") + shell_quoted(each.path + " " + flag);
       }
       if (option.type.empty()) continue;
-      const std::string offer = bash_offer(option.words, option.files);
+      const std::string reply = bash_reply(option.words, option.files);
       values +=
-          fmt::format("    {})\n      {}\n      ;;\n", patterns, offer == "return" ? offer : offer + "\n      return");
+          fmt::format("    {})\n      {}\n      ;;\n", patterns, reply == "return" ? reply : reply + "\n      return");
     }
     std::vector<std::string> words = subcommand_names(each);
     bool files = false;
@@ -75,13 +75,13 @@ std::string bash_completion(const CommandEntry& command) {
     }
     commands += fmt::format(
         "    {})\n      if [[ $word == -* ]]; then\n        {}\n      else\n        {}\n      fi\n      ;;\n",
-        shell_quoted(each.path), bash_offer(flags, false), bash_offer(words, files));
+        shell_quoted(each.path), bash_reply(flags, false), bash_reply(words, files));
   });
   return fmt::format(
-      R"(# Completion of {0} in bash, printed by '{0} completion bash'.
+      R"(# bash completion for {0}, printed by '{0} completion bash'.
 _{0}() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} path={0} i
-  # bash makes three words of --flag=value.
+  # bash splits --flag=value into three words.
   if [[ $word == = ]]; then
     word=
   elif [[ $before == = ]]; then
@@ -105,14 +105,14 @@ complete -o filenames -F _{0} {0}
 
 namespace {
 
-// Text inside the brackets of a specification of zsh's _arguments.
+// Returns text escaped for the brackets of a specification of zsh's _arguments.
 std::string zsh_text(const std::string& text) {
   std::string out = replaced(text, "\\", "\\\\");
   for (const char* special : {"[", "]", ":"}) out = replaced(out, special, std::string("\\") + special);
   return out;
 }
 
-// ":type:action" for a value.
+// Returns ":type:action" for a value.
 std::string zsh_value(const OptionEntry& option) {
   std::string action = " ";
   if (option.files) action = "_files";
@@ -171,7 +171,7 @@ std::string zsh_completion(const CommandEntry& command) {
   std::string functions;
   append_zsh(command, functions);
   return fmt::format(
-      "#compdef {0}\n# Completion of {0} in zsh, printed by '{0} completion zsh'.\n\n"
+      "#compdef {0}\n# zsh completion for {0}, printed by '{0} completion zsh'.\n\n"
       "_{0}_words_or_files() {{\n  _alternative \"words:word:($*)\" 'files:file:_files'\n}}\n\n{1}"
       "if [[ $funcstack[1] == _{0} ]]; then\n  _{0} \"$@\"\nelse\n  compdef _{0} {0}\nfi\n",
       name, functions);
@@ -180,10 +180,10 @@ std::string zsh_completion(const CommandEntry& command) {
 std::string fish_completion(const CommandEntry& command) {
   const std::string name = last_word(command.path);
   std::string out =
-      fmt::format("# Completion of {0} in fish, printed by '{0} completion fish'.\ncomplete -c {0} -f\n", name);
+      fmt::format("# fish completion for {0}, printed by '{0} completion fish'.\ncomplete -c {0} -f\n", name);
   const auto to = std::back_inserter(out);
   for_each_command(command, [&](const CommandEntry& each) {
-    // A command is complete where all words of its path and none of those below it have been typed.
+    // Completions of a command apply after all words of its path and before any of its subcommands.
     std::string condition;
     const auto require = [&](const std::string& test) { condition += (condition.empty() ? "" : "; and ") + test; };
     for (std::size_t at = each.path.find(' '); at != std::string::npos; at = each.path.find(' ', at + 1)) {

@@ -4,13 +4,13 @@
 #include <sstream>
 
 #include "tools/command/command.h"
-#include "tools/command/command_tree.h"
 #include "tools/command/version.h"
+#include "tools/completion/completion.h"
 
 namespace sluice::tools {
 namespace {
 
-// Text as roff prints it, whatever is in it.
+// Returns text escaped for roff.
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -32,12 +32,12 @@ std::string escaped(const std::string& text) {
 std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
 std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
 
-// Paragraphs as the help has them: an empty line ends one, and lines that are indented are examples.
+// Returns the paragraphs of a help text: an empty line ends a paragraph, indented lines are examples.
 std::string body(const std::string& description) {
   std::string out;
   std::istringstream lines(description);
   bool example = false;
-  bool fresh = false;  // a paragraph is to begin
+  bool fresh = false;  // a new paragraph begins
   for (std::string line; std::getline(lines, line);) {
     if (line.empty()) {
       fresh = true;
@@ -69,7 +69,6 @@ std::string items(const std::vector<OptionEntry>& options) {
     if (option.group != group && option.group != "Options") out += fmt::format(".PP\n{}:\n", escaped(option.group));
     group = option.group;
     std::string text = option.description;
-    if (text.empty() && !option.names.empty()) text = "As Megatron-LM's flag.";
     if (!option.words.empty()) {
       text += fmt::format("{}One of: {}{}.", text.ends_with('.') ? " " : ". ", fmt::join(option.words, ", "),
                           option.files ? ", or a file" : "");
@@ -87,7 +86,8 @@ std::string synopsis(const CommandEntry& command) {
 
 void append_commands(const std::vector<CommandEntry>& commands, std::string& out) {
   for (const CommandEntry& command : commands) {
-    out += fmt::format(".SS {}\n{}\n.PP\n{}", escaped(command.path), synopsis(command), body(command.description));
+    out += fmt::format(".SS {}\n{}\n.PP\n{}", escaped(command.path), synopsis(command),
+                       body(command.description + (command.footer.empty() ? "" : "\n\n" + command.footer)));
     std::vector<OptionEntry> operands = command.operands;
     for (OptionEntry& operand : operands) operand.group = "Operands";
     out += items(operands);
@@ -114,26 +114,30 @@ std::string man_page(const CommandEntry& command) {
   out += ".SH COMMANDS\n";
   append_commands(command.subcommands, out);
   const std::pair<int, const char*> codes[] = {
-      {kDone, "Done."},
-      {kOurFault, "A fault of the program's own."},
-      {kWrongInput, "Wrong usage or input; one line on standard error names the place and the rule."},
-      {kAnswerIsNo, "The answer is no: what was asked for does not fit."},
-      {kInvalidSchedule, "A schedule that parses and is invalid: an op twice, missing or misplaced, or a deadlock."},
-      {kOutsideTolerance, "A result outside the tolerance that was asked for."},
+      {kDone, "Success."},
+      {kInternalError, "Internal error."},
+      {kWrongInput, "Wrong usage or input. One line on standard error names the location and the rule."},
+      {kNotFeasible, "No feasible configuration: it does not fit in memory."},
+      {kInvalidSchedule, "Invalid schedule: an op is duplicate, missing or misplaced, or there is a deadlock."},
+      {kOutsideTolerance, "A result is outside the requested tolerance."},
+      {kWorkerLost, "A worker process died."},
+      {kRunStuck, "An op exceeded its deadline, or ranks wait for each other."},
+      {kNotFinite, "An op produced a number that is not finite."},
+      {kStoppedByAnother, "Another process failed, and reports why."},
       {kInterrupted, "Interrupted."}};
   out += ".SH EXIT STATUS\n";
   for (const auto& [code, meaning] : codes) out += fmt::format(".TP\n.B {}\n{}\n", code, escaped(meaning));
   out += fmt::format(
       ".SH ENVIRONMENT\n"
-      ".TP\n.B NO_COLOR\nIf set to anything, drawings have no colour unless {} is given.\n"
-      ".TP\n.B COLORTERM\n{} or {}: the terminal shows any colour; otherwise 256 are used.\n"
-      ".TP\n.B TERM\n{}: no colour.\n",
+      ".TP\n.B NO_COLOR\nIf set and not empty, disables color unless {} is given.\n"
+      ".TP\n.B COLORTERM\n{} or {} enables 24-bit color; otherwise 256 colors are used.\n"
+      ".TP\n.B TERM\n{} disables color.\n",
       bold("--color always"), bold("truecolor"), bold("24bit"), bold("dumb"));
   out +=
       ".SH FILES\nScenarios, schedules, models, clusters and measured costs are JSON files (a schedule also a CSV);\n"
-      "their keys are described in\n.I formats.md\nof the documentation. Installed with the command, under its "
-      "prefix:\n"
-      ".TP\n.I share/sluice/examples/\nScenarios of published settings, and models.\n"
+      "their keys are described in\n.I formats.md\nof the documentation. Installed under the prefix of the "
+      "command:\n"
+      ".TP\n.I share/sluice/examples/\nScenarios of published configurations, and models.\n"
       ".TP\n.I share/doc/sluice/\nThe documentation.\n";
   return out;
 }
@@ -143,7 +147,7 @@ void add_man_flag(CLI::App& app) {
     fmt::print("{}", man_page(command_tree(app)));
     throw CLI::Success();
   };
-  app.add_flag_function("--help-man", print, "the manual page, in roff")->trigger_on_parse()->group("");
+  app.add_flag_function("--help-man", print, "Print the manual page in roff and exit")->trigger_on_parse()->group("");
 }
 
 }  // namespace sluice::tools

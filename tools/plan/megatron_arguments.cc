@@ -78,11 +78,10 @@ bool interleaved(const PlanPoint& point) { return point.chunks > 1; }
 }  // namespace
 
 bool megatron_runs(const Scenario& base, const PlanPoint& point) {
-  const bool family = point.pp == 1 || point.family->name == "1f1b" || point.family->name == "interleaved-1f1b";
-  if (!family || point.slices > 1 || !base.stage_layers.empty()) return false;
+  if ((point.pp > 1 && !point.family->megatron) || point.slices > 1 || !base.stage_layers.empty()) return false;
   const int layers = base.model->layers;
   if (point.first_layers == 0 && point.last_layers == 0) return layers % (point.pp * point.chunks) == 0;
-  // The outer stages' layers are those of their ranks, and the others share the rest equally.
+  // The layers of the first and last stage are set; the remainder is distributed evenly.
   if (interleaved(point)) return false;
   const int outer = (point.first_layers > 0 ? 1 : 0) + (point.last_layers > 0 ? 1 : 0);
   const int middle = point.pp - outer;

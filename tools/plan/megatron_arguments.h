@@ -6,11 +6,11 @@
 
 namespace sluice::tools {
 
-// Whether Megatron-LM runs a configuration: its schedules are 1F1B and interleaved 1F1B, of whole sequences, and its
-// stages are equal but for the outer ones.
+// Returns whether Megatron-LM supports a configuration: a schedule family of its own, whole sequences, and equal stages
+// except the first and last.
 bool megatron_runs(const Scenario& base, const PlanPoint& point);
 
-// The arguments of its pretraining script that say the same as the configuration: model, batch, parallelism.
+// Returns the arguments of its pretraining script for the configuration: model, batch and parallelism.
 std::string megatron_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
 
 }  // namespace sluice::tools

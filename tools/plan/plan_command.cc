@@ -8,6 +8,7 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "model/schedule/family.h"
 #include "sim/planner/plan.h"
 #include "tools/command/command.h"
 #include "tools/command/interrupt.h"
@@ -20,40 +21,40 @@
 namespace sluice::tools {
 namespace {
 
-// Of the difference between two configurations of one model on one cluster: the median over pairs of measured ones
-// (docs/results.md, "Plans").
+// Relative error of the predicted difference between two configurations of a model on a cluster: the median over pairs
+// of measured configurations (docs/results.md, "Plans").
 constexpr double kModelError = 0.035;
 
-// What a plan chooses itself, or has flags of its own for.
-constexpr std::string_view kChosen[] = {"--schedule",
-                                        "--pp",
-                                        "--vpp",
-                                        "--num-layers-per-virtual-pipeline-stage",
-                                        "--group",
-                                        "--microbatches",
-                                        "--slices",
-                                        "--slicing",
-                                        "--slice-lengths",
-                                        "--batches",
-                                        "--tp",
-                                        "--dp",
-                                        "--sequence-parallel",
-                                        "--recompute",
-                                        "--recompute-num-layers",
-                                        "--use-distributed-optimizer",
-                                        "--use-tp-pp-dp-mapping",
-                                        "--mbs",
-                                        "--stage-layers",
-                                        "--jitter",
-                                        "--trials",
-                                        "--seed",
-                                        "--memory-cap",
-                                        "--time-budget",
-                                        "--placement",
-                                        "--uniform",
-                                        "--slow-rank"};
+// Scenario flags that a plan chooses itself or replaces by flags for lists.
+constexpr std::string_view kSearchedFlags[] = {"--schedule",
+                                               "--pp",
+                                               "--vpp",
+                                               "--num-layers-per-virtual-pipeline-stage",
+                                               "--group",
+                                               "--microbatches",
+                                               "--slices",
+                                               "--slicing",
+                                               "--slice-lengths",
+                                               "--batches",
+                                               "--tp",
+                                               "--dp",
+                                               "--sequence-parallel",
+                                               "--recompute",
+                                               "--recompute-num-layers",
+                                               "--use-distributed-optimizer",
+                                               "--use-tp-pp-dp-mapping",
+                                               "--mbs",
+                                               "--stage-layers",
+                                               "--jitter",
+                                               "--trials",
+                                               "--seed",
+                                               "--memory-cap",
+                                               "--time-budget",
+                                               "--placement",
+                                               "--uniform",
+                                               "--slow-rank"};
 
-struct Options {
+struct PlanOptions {
   std::string file;
   PlanSpace space;
   std::vector<std::string> schedules;
@@ -70,8 +71,8 @@ struct Options {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-// The scenario without what the plan chooses.
-Scenario base_scenario(const Options& options) {
+// Returns the scenario without the keys that the plan chooses.
+Scenario base_scenario(const PlanOptions& options) {
   nlohmann::json document = options.flags->document(options.file);
   document.erase("schedule");
   if (document.contains("parallelism")) {
@@ -83,7 +84,7 @@ Scenario base_scenario(const Options& options) {
   }
   if (document.contains("batch")) {
     if (!document["batch"].contains("global_batch") && document["batch"].contains("microbatches")) {
-      throw InputError("plan: a global batch is needed (--gbs), not a number of microbatches");
+      throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
     }
     for (const char* key : {"micro_batch", "microbatches"}) document["batch"].erase(key);
   }
@@ -107,14 +108,16 @@ std::vector<bool> yes_or_no(const std::vector<std::string>& words, const char* f
   return out;
 }
 
-PlanSpace space_of(const Options& options) {
+PlanSpace space_of(const PlanOptions& options) {
   PlanSpace space = options.space;
   for (const std::string& name : options.schedules) {
     if (name == "auto") {
-      throw InputError("plan: --schedule auto is for one configuration: 'sluice simulate --schedule auto'");
+      throw InputError("plan: --schedule auto searches one configuration: use 'sluice simulate --schedule auto'");
     }
     if (name == "megatron") {
-      space.families.insert(space.families.end(), {"1f1b", "interleaved-1f1b"});
+      for (const Family& family : all_families()) {
+        if (family.megatron) space.families.emplace_back(family.name);
+      }
     } else {
       space.families.push_back(name);
     }
@@ -127,8 +130,8 @@ PlanSpace space_of(const Options& options) {
   return space;
 }
 
-// This rank's part of a round: whole structures.
-std::vector<Plan::Work> share_of(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
+// Returns this process's part of a round; work on one structure stays together.
+std::vector<Plan::Work> own_part(const std::vector<Plan::Work>& work, const MpiRanks& ranks) {
   std::vector<Plan::Work> out;
   int structures = 0;
   for (std::size_t i = 0; i < work.size(); ++i) {
@@ -138,7 +141,7 @@ std::vector<Plan::Work> share_of(const std::vector<Plan::Work>& work, const MpiR
   return out;
 }
 
-// False: it was interrupted.
+// Returns false if the search was interrupted.
 bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
   std::optional<Progress> progress;
   std::int64_t base = 0;
@@ -150,7 +153,7 @@ bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
       base = 0;
     }
     if (simulating) base = plan.num_closed();
-    const std::vector<Plan::Work> mine = share_of(work, ranks);
+    const std::vector<Plan::Work> mine = own_part(work, ranks);
     std::atomic<std::int64_t> done = 0;
     const auto count = [&](std::int64_t more) {
       if (ranks.first()) progress->done(base + (done += more * ranks.size()));
@@ -168,7 +171,7 @@ bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
   return true;
 }
 
-int plan_command(const Options& options) {
+int plan_command(const PlanOptions& options) {
   const MpiRanks ranks;
   const Interrupt interrupt;
   try {
@@ -185,10 +188,10 @@ int plan_command(const Options& options) {
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
     fmt::print(stderr, "sluice: {}\n", refusal);
-    return kAnswerIsNo;
+    return kNotFeasible;
   } catch (...) {
     if (ranks.first()) throw;
-    return kWrongInput;  // the first rank says what is wrong
+    return kWrongInput;  // the first process reports the error
   }
 }
 
@@ -197,64 +200,71 @@ int plan_command(const Options& options) {
 Subcommand add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "plan",
-      "Searches all ways to run a model on a cluster: sizes, schedules, recomputation, placement.\n\n"
+      "Search for the fastest parallel sizes, schedules, recomputation and placement.\n\n"
       "Examples:\n"
-      "  sluice plan --model examples/models/llama3-8b/config.json --cluster dgx-h100 --gpus 64 --gbs 256 --seq-length "
-      "8192\n"
+      "  sluice plan --model examples/models/llama3-8b/config.json --cluster dgx-h100 --gpus 64 \\\n"
+      "      --gbs 256 --seq-length 8192\n"
       "  sluice plan examples/gpt3-175b-a100.json --schedule megatron --top 5\n"
       "  sluice plan examples/gpt3-175b-a100.json --tp 8 --recompute full --csv all.csv\n"
       "  sluice plan examples/gpt3-175b-a100.json --schedule pipedream-2bw --tp 1\n"
       "  mpirun -n 16 sluice plan examples/gpt3-175b-a100.json --all --json\n\n"
-      "All GPUs of the cluster are used. Each flag of the search takes a list; what is not given is searched. What "
-      "cannot fit or is certainly worse than the --top fastest and not on the Pareto front of time and memory is "
-      "not simulated, unless with --all.\n\n"
-      "Exit codes: 0 done, 2 wrong input, 3 nothing fits, 130 interrupted (what was found is printed)");
-  const auto options = std::make_shared<Options>();
+      "All GPUs of the cluster are used. Each flag of the search takes a comma-separated list; unspecified parameters "
+      "are searched. Configurations that cannot fit in memory, and those that a lower bound on their time rules out, "
+      "are not simulated, except with --all.");
+  command->group("Predict and plan");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 3 no configuration fits, 130 interrupted (prints the best "
+      "configurations so far).");
+  const auto options = std::make_shared<PlanOptions>();
   command->add_option("scenario", options->file,
-                      "scenario file: its model, cluster, batch and software; flags are laid over it");
-  PlanSpace& space = options->space;
-  const char* kSearch = "Search";
+                      "Scenario file with model, cluster, batch and framework; flags override its keys");
+  const auto search = [&](CLI::Option* option) { return option->group("Search"); };
   const auto list = [&](const char* names, auto& into, const char* help) {
-    command->add_option(names, into, help)->delimiter(',')->allow_extra_args(false)->group(kSearch);
+    return search(command->add_option(names, into, help)->delimiter(',')->allow_extra_args(false));
   };
   const auto sizes = [&](const char* names, std::vector<int>& into, const char* help) {
-    command->add_option(names, into, help)
-        ->delimiter(',')
-        ->allow_extra_args(false)
-        ->check(CLI::Range(1, 1 << 20))
-        ->group(kSearch);
+    list(names, into, help)->check(CLI::Range(1, 1 << 20));
   };
-  command->add_option("--gpus", space.gpus, "GPUs to use (default: all of the cluster)")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24))
-      ->group(kSearch);
-  list("--schedule", options->schedules, "families, or 'megatron' for those of Megatron-LM (default: all that flush)");
-  sizes("--tp,--tensor-model-parallel-size", space.tp, "(default: up to a node)");
-  sizes("--pp,--pipeline-model-parallel-size", space.pp, "(default: all that divide)");
-  sizes("--dp,--data-parallel-size", space.dp, "(default: what is left)");
-  sizes("--vpp", space.chunks, "chunks a rank of interleaved families (default: up to 8)");
-  sizes("--mbs,--micro-batch-size", space.micro_batch, "(default: powers of two up to 16)");
-  sizes("--slices", space.slices, "of families that cut sequences (default: 2,4,8)");
-  command->add_option("--slicing", options->slicing, "balanced (default) or even")
-      ->check(CLI::IsMember({"balanced", "even"}))
-      ->group(kSearch);
-  list("--recompute", space.recompute, "none, selective, full (default: all that differ)");
-  list("--use-distributed-optimizer", options->distributed_optimizer, "yes, no (default: both)");
+  PlanSpace& space = options->space;
+  search(command->add_option("--gpus", space.gpus, "Number of GPUs, 1 to 16777216 (default: all of the cluster)")
+             ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
+  list("--schedule", options->schedules,
+       "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
+  sizes("--tp,--tensor-model-parallel-size", space.tp,
+        "Tensor-parallel sizes, 1 to 1048576 (default: divisors of the GPUs per node)");
+  sizes("--pp,--pipeline-model-parallel-size", space.pp,
+        "Pipeline-parallel sizes, 1 to 1048576 (default: all divisors up to the number of layers)");
+  sizes("--dp,--data-parallel-size", space.dp, "Data-parallel sizes, 1 to 1048576 (default: GPUs / (tp x cp x pp))");
+  sizes("--vpp", space.chunks,
+        "Numbers of chunks per rank, for interleaved families, 1 to 1048576 (default: divisors up to 8)");
+  sizes("--mbs,--micro-batch-size", space.micro_batch,
+        "Sequences per microbatch, 1 to 1048576 (default: powers of two up to 16)");
+  sizes("--slices", space.slices,
+        "Numbers of slices per sequence, for families that cut sequences, 1 to 1048576 (default: 2,4,8)");
+  search(command
+             ->add_option("--slicing", options->slicing,
+                          "How sequences are cut: into slices of equal FLOPs or of equal length (default: balanced)")
+             ->check(CLI::IsMember({"balanced", "even"})));
+  list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)");
+  list("--use-distributed-optimizer", options->distributed_optimizer,
+       "Shard optimizer states over the replicas: yes, no (default: both)");
   list("--use-tp-pp-dp-mapping", options->mapping,
-       "yes: the pipeline's ranks nearer than replicas, no (default: both)");
-  command
-      ->add_flag("--no-sequence-parallel", options->no_sequence_parallel,
-                 "not with tensor parallelism either (default: with it)")
-      ->group(kSearch);
-  command->add_flag("--even-stages", options->even_stages, "do not try lighter outer stages")->group(kSearch);
-  command->add_flag("--all", options->everything, "simulate all that fits")->group(kSearch);
-  command->add_option("--top", options->top, "rows of the ranking (default 10)")->check(CLI::Range(1, 100000));
+       "Place the stages of a replica on neighboring GPUs: yes, no (default: both)");
+  search(command->add_flag("--no-sequence-parallel", options->no_sequence_parallel,
+                           "Disable sequence parallelism (default: enabled where tp > 1)"));
+  search(command->add_flag("--even-stages", options->even_stages,
+                           "Do not try fewer layers in the first and last stage (default: try)"));
+  search(command->add_flag("--all", options->everything,
+                           "Simulate every configuration that fits in memory (default: only promising ones)"));
+  command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
+      ->check(CLI::Range(1, 100000));
   command
       ->add_option("--model-error", options->model_error,
-                   "relative error of a difference, below which two are marked alike (default 0.035)")
+                   "Relative error of a predicted difference, 0 to 1; smaller differences are marked (default 0.035)")
       ->check(CLI::Range(0.0, 1.0));
-  command->add_flag("--json", options->json, "one JSON document (sluice.plan/1) on standard output");
-  command->add_option("--csv", options->csv, "write a table of every configuration");
-  options->flags = std::make_unique<ScenarioFlags>(*command, kChosen);
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
+  command->add_option("--csv", options->csv, "Write all configurations to this CSV file");
+  options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
   return {command, [options] { return plan_command(*options); }};
 }
 

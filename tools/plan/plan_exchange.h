@@ -8,14 +8,14 @@
 
 namespace sluice::tools {
 
-// What one process worked out of a round.
+// The results of one process in a round.
 struct PlanPart {
   std::vector<Plan::Work> work;
-  std::vector<PlanResult> results;  // one for each of its work
+  std::vector<PlanResult> results;  // one per element of `work`
   bool interrupted = false;
 };
 
-// Between processes of one program; times and figures arrive as they were.
+// Encode and decode a part for exchange between processes; all values stay exact.
 std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResult> results, bool interrupted);
 PlanPart plan_part_of(const std::string& bytes);
 

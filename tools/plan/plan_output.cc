@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/plan/megatron_arguments.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -27,7 +27,7 @@ double tokens_per_device(const Plan& plan, const PlanPoint& point, const PlanRes
   return result.throughput.tokens_per_s / devices;
 }
 
-// What columns have no room for: "distributed optimizer, pipeline before data, 11 layers in the last stage".
+// Returns properties without a column: "distributed optimizer, pipeline before data, last stage 11".
 std::string notes(const PlanPoint& point) {
   std::string out;
   const auto add = [&](bool has, const std::string& text) {
@@ -61,7 +61,7 @@ Counts counts_of(const Plan& plan) {
   return out;
 }
 
-// How many of the ranking differ from the first by less than the model's own error, the first included.
+// Returns the number of configurations that differ from the first by less than the model error, including the first.
 int within_error(const Plan& plan, const std::vector<int>& ranking, double error) {
   const auto best = plan.results()[ranking.front()].iteration;
   const auto beyond = std::find_if(ranking.begin(), ranking.end(), [&](int point) {
@@ -106,7 +106,7 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
   return rows_text(rows);
 }
 
-// "#1, #4, #9 and 3 more": places of the front in the ranking.
+// Returns the places of the Pareto front in the ranking: "#1 (2.1 s, 70 GiB), #4 (2.3 s, 61 GiB) and 3 more".
 std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
   constexpr std::size_t kShown = 12;
   std::string out;
@@ -125,12 +125,12 @@ std::string megatron_text(const PlanReport& report, const std::vector<int>& rank
   const Plan& plan = *report.plan;
   const auto runs = std::find_if(ranking.begin(), ranking.end(),
                                  [&](int point) { return megatron_runs(plan.base(), plan.points()[point]); });
-  if (runs == ranking.end()) return "Megatron-LM has none of these schedules and splits.\n";
+  if (runs == ranking.end()) return "Megatron-LM supports none of these configurations.\n";
   const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[*runs]);
   if (runs == ranking.begin()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
   const double slower =
       to_seconds(plan.results()[*runs].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
-  return fmt::format("Megatron-LM does not have #1; the best that it has is #{} (+{:.1f} %):  {}\n",
+  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} (+{:.1f} %):  {}\n",
                      runs - ranking.begin() + 1, 100 * slower, arguments);
 }
 
@@ -167,12 +167,12 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   return out;
 }
 
-// What was simulated and does not fit is told as what was not.
+// Simulated configurations that do not fit have the status of those rejected before simulation.
 std::string_view status_of(const PlanResult& result) {
   return result.status == PlanStatus::simulated && !result.fits ? name_of(PlanStatus::over) : name_of(result.status);
 }
 
-// What is not in the ranking, and why.
+// Returns a configuration that is not in the ranking, with the reason.
 OrderedJson unranked_json(const Plan& plan, int index) {
   const PlanResult& result = plan.results()[index];
   OrderedJson out = sizes_json(plan, plan.points()[index]);
@@ -190,17 +190,17 @@ std::string plan_table(const PlanReport& report) {
   const Plan& plan = *report.plan;
   const Counts counts = counts_of(plan);
   std::string out =
-      fmt::format("evaluated {} · refused {} · do not fit {} · certainly worse {} · simulated {} · {:.1f} s{}\n",
+      fmt::format("evaluated {} · invalid {} · do not fit {} · ruled out by bounds {} · simulated {} · {:.1f} s{}\n",
                   grouped(static_cast<double>(plan.points().size()) - counts.open), grouped(counts.refused),
                   grouped(counts.over + counts.too_large), grouped(counts.bounded), grouped(counts.simulated),
-                  report.seconds, report.interrupted ? " · interrupted: the best so far" : "");
+                  report.seconds, report.interrupted ? " · interrupted: best so far" : "");
   const std::vector<int> ranking = plan.ranking();
   if (ranking.empty()) return out;
   out += ranking_text(report, ranking);
   out += "Pareto (time, memory): " + front_text(plan, ranking) + "\n";
   const int close = within_error(plan, ranking, report.model_error);
   if (close > 1) {
-    out += fmt::format("#1 to #{} differ by less than the model's own error (±{:.2g} %): measure before choosing.\n",
+    out += fmt::format("#1 to #{} differ by less than the model error (±{:.2g} %): measure them before choosing.\n",
                        close, 100 * report.model_error);
   }
   out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
@@ -292,10 +292,11 @@ std::string plan_refusal(const Plan& plan) {
   if (closest < 0) {
     const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
                                       [](const PlanResult& result) { return result.status == PlanStatus::refused; });
-    return refused == plan.results().end() ? "plan: nothing was tried"
-                                           : "plan: every configuration is refused; the first: " + refused->reason;
+    return refused == plan.results().end()
+               ? "plan: no configuration was evaluated"
+               : "plan: every configuration is invalid; the first error: " + refused->reason;
   }
-  return fmt::format("plan: no configuration fits: the closest takes at least {:.1f} of {:.1f} GiB ({})",
+  return fmt::format("plan: no configuration fits in memory: the smallest needs {:.1f} of {:.1f} GiB ({})",
                      gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
                      flags_of(plan.base(), plan.space(), plan.points()[closest]));
 }

@@ -1,4 +1,4 @@
-// `sluice doctor`: what this machine can run, and why not.
+// `sluice doctor`: reports the hardware, libraries and launcher of this machine.
 
 #include <fmt/format.h>
 #include <sched.h>
@@ -39,19 +39,19 @@ constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
 struct Cpu {
   std::string model;
-  int cores = 0;      // that this process may use
-  int all_cores = 0;  // of the machine
+  int cores = 0;      // available to this process
+  int all_cores = 0;  // on the machine
   std::int64_t memory_bytes = 0;
   std::int64_t available_bytes = 0;
   std::string blas;
 };
 
-// What was found out; of what was not, why not.
+// What is available, and the reasons why something is not.
 struct Findings {
   Cpu cpu;
-  std::string mpi;  // its version; empty: none
+  std::string mpi;  // version; empty: none
   std::string why_no_mpi;
-  std::string architectures;  // that kernels are built for; empty: none
+  std::string architectures;  // of the compiled kernels; empty: none
   std::vector<SoftwareFacts> software;
   std::vector<DeviceFacts> devices;
   std::string why_no_devices;
@@ -59,7 +59,7 @@ struct Findings {
   std::string launcher_error;
   std::vector<std::string> variables;
   std::vector<CopyRate> links;
-  std::string why_no_links;  // between devices, where there are some
+  std::string why_no_links;  // between devices, if there are devices
 };
 
 Cpu this_cpu() {
@@ -84,14 +84,14 @@ Cpu this_cpu() {
 std::string mpi_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
-  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "of unknown version";
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "unknown version";
   const std::string whole(text.data(), static_cast<std::size_t>(length));
   return whole.substr(0, whole.find_first_of(",\n"));
 }
 #endif
 
-// Messages between two threads.
-CopyRate between_threads() {
+// Measures messages between two threads.
+CopyRate rate_between_threads() {
   constexpr std::int64_t kBytes = 1 << 20;
   constexpr std::int64_t kFewBytes = 64;
   CopyRate rate{.from = "thread", .to = "thread"};
@@ -111,7 +111,7 @@ Findings examine() {
 #ifdef SLUICE_HAVE_MPI
   found.mpi = mpi_version();
 #else
-  found.why_no_mpi = "this build has no MPI: ranks are threads of one process, or meet by NCCL";
+  found.why_no_mpi = "this build has no MPI: ranks are threads of one process, or processes with NCCL";
 #endif
   found.variables = launcher_variables();
   try {
@@ -135,11 +135,11 @@ Findings examine() {
       found.why_no_links = error.what();
     }
   }
-  found.links.push_back(between_threads());
+  found.links.push_back(rate_between_threads());
   return found;
 }
 
-OrderedJson json_of(const Findings& found) {
+OrderedJson findings_json(const Findings& found) {
   const auto or_null = [](const std::string& text) { return text.empty() ? OrderedJson() : OrderedJson(text); };
   OrderedJson software = OrderedJson::array();
   for (const SoftwareFacts& each : found.software) {
@@ -193,44 +193,45 @@ OrderedJson json_of(const Findings& found) {
           {"why_no_device_links", or_null(found.why_no_links)}};
 }
 
-void row(const std::string& name, const std::string& text) { fmt::print("{:<13} {}\n", name, text); }
+void print_row(const std::string& name, const std::string& text) { fmt::print("{:<13} {}\n", name, text); }
 
-void print(const Findings& found) {
+void print_findings(const Findings& found) {
   const Cpu& cpu = found.cpu;
-  row("sluice", kVersion);
-  row("CPU",
-      fmt::format("{}, {} of {} cores, {:.1f} of {:.1f} GiB of memory available", cpu.model, cpu.cores, cpu.all_cores,
-                  static_cast<double>(cpu.available_bytes) / kGib, static_cast<double>(cpu.memory_bytes) / kGib));
-  row("BLAS", cpu.blas);
-  row("MPI", found.mpi.empty() ? "no: " + found.why_no_mpi : found.mpi);
-  if (!found.architectures.empty()) row("kernels", "for " + found.architectures);
+  print_row("sluice", kVersion);
+  print_row("CPU", fmt::format("{}, {} of {} cores, {:.1f} of {:.1f} GiB of memory available", cpu.model, cpu.cores,
+                               cpu.all_cores, static_cast<double>(cpu.available_bytes) / kGib,
+                               static_cast<double>(cpu.memory_bytes) / kGib));
+  print_row("BLAS", cpu.blas);
+  print_row("MPI", found.mpi.empty() ? "no: " + found.why_no_mpi : found.mpi);
+  if (!found.architectures.empty()) print_row("kernels", "for " + found.architectures);
   for (const SoftwareFacts& each : found.software) {
-    row(each.name, each.version.empty() ? "no: " + each.detail : fmt::format("{} ({})", each.version, each.detail));
+    print_row(each.name,
+              each.version.empty() ? "no: " + each.detail : fmt::format("{} ({})", each.version, each.detail));
   }
-  if (!found.why_no_devices.empty()) row("GPUs", "none: " + found.why_no_devices);
+  if (!found.why_no_devices.empty()) print_row("GPUs", "none: " + found.why_no_devices);
   for (const DeviceFacts& each : found.devices) {
-    row(fmt::format("GPU {}", each.ordinal),
-        fmt::format("{}, sm_{}, {} multiprocessors at {:.2f} GHz, {:.1f} of {:.1f} GiB free{}{}", each.name,
-                    each.compute_capability, each.multiprocessors, each.clock_hz / 1e9,
-                    static_cast<double>(each.free_bytes) / kGib, static_cast<double>(each.memory_bytes) / kGib,
-                    each.bus.empty() ? "" : ", " + each.bus, each.bfloat16 ? "" : "; no bfloat16: float16 alone"));
-    row("", each.most_partitions > 0 ? fmt::format("green contexts: up to {} partitions", each.most_partitions)
-                                     : "no green contexts: " + each.why_no_partitions);
+    print_row(fmt::format("GPU {}", each.ordinal),
+              fmt::format("{}, sm_{}, {} multiprocessors at {:.2f} GHz, {:.1f} of {:.1f} GiB free{}{}", each.name,
+                          each.compute_capability, each.multiprocessors, each.clock_hz / 1e9,
+                          static_cast<double>(each.free_bytes) / kGib, static_cast<double>(each.memory_bytes) / kGib,
+                          each.bus.empty() ? "" : ", " + each.bus, each.bfloat16 ? "" : "; float16 only, no bfloat16"));
+    print_row("", each.most_partitions > 0 ? fmt::format("green contexts: up to {} partitions", each.most_partitions)
+                                           : "no green contexts: " + each.why_no_partitions);
   }
   if (!found.rank) {
-    row("launcher", "contradictory: " + found.launcher_error);
+    print_row("launcher", "contradictory: " + found.launcher_error);
   } else if (found.rank->launcher == LaunchedRank::none) {
-    row("launcher", "none: one process");
+    print_row("launcher", "none: one process");
   } else {
-    row("launcher", fmt::format("{}: rank {} of {}, local rank {}", to_string(found.rank->launcher), found.rank->rank,
-                                found.rank->size, found.rank->local_rank));
+    print_row("launcher", fmt::format("{}: rank {} of {}, local rank {}", to_string(found.rank->launcher),
+                                      found.rank->rank, found.rank->size, found.rank->local_rank));
   }
-  for (const std::string& variable : found.variables) row("", variable);
-  if (!found.why_no_links.empty()) row("links", "of GPUs not measured: " + found.why_no_links);
+  for (const std::string& variable : found.variables) print_row("", variable);
+  if (!found.why_no_links.empty()) print_row("links", "GPU links not measured: " + found.why_no_links);
   bool first = true;
   for (const CopyRate& each : found.links) {
-    row(first ? "links" : "", fmt::format("{} to {}: {:.2f} GB/s, {:.1f} us at least", each.from, each.to,
-                                          each.bytes_per_s / 1e9, each.seconds * 1e6));
+    print_row(first ? "links" : "", fmt::format("{} to {}: {:.2f} GB/s, latency {:.1f} us", each.from, each.to,
+                                                each.bytes_per_s / 1e9, each.seconds * 1e6));
     first = false;
   }
 }
@@ -240,20 +241,23 @@ void print(const Findings& found) {
 Subcommand add_doctor_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "doctor",
-      "Says what this machine can run, and why not: cores, memory, MPI, GPUs and their partitions, the libraries that "
-      "GPUs need, what a launcher has told this process, and how fast bytes move, by a short measurement.\n\n"
+      "Report the hardware, libraries and launcher variables of this machine.\n\n"
       "Examples:\n"
       "  sluice doctor\n"
       "  sluice doctor --json\n"
-      "  srun -n 8 sluice doctor");
+      "  srun -n 8 sluice doctor\n\n"
+      "It reports cores, memory, MPI, GPUs with their partitions and libraries, the launcher of this process, and "
+      "measured bandwidths, each with the reason if something is missing.");
+  command->group("Run and measure");
+  command->footer("Exit codes: 0 success.");
   const auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "one JSON document (sluice.doctor/1) on standard output");
+  command->add_flag("--json", *json, "Print one JSON document (sluice.doctor/1)");
   return {command, [json] {
             const Findings found = examine();
             if (*json) {
-              fmt::print("{}\n", json_of(found).dump(2));
+              fmt::print("{}\n", findings_json(found).dump(2));
             } else {
-              print(found);
+              print_findings(found);
             }
             return kDone;
           }};

@@ -19,7 +19,7 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ProfileOptions {
   std::unique_ptr<RunFlags> flags;
   ProfilingFlags profiling;
   std::string output;
@@ -29,9 +29,9 @@ struct Options {
 
 std::string milliseconds(double seconds) { return fmt::format("{:.4f}", 1e3 * seconds); }
 
-// A row for each part and slice, a column for each kind.
+// Prints one row per part and slice, one column per kind.
 void print_samples(const Profile& profile) {
-  fmt::print("{:<9} {:>7} {:>8}  {:>19}  {:>19}  {:>19}  {:>19}\n", "ms", "tokens", "context", "F", "B", "I", "W");
+  fmt::print("{:<9} {:>7} {:>8}  {:>19}  {:>19}  {:>19}  {:>19}\n", "ms", "tokens", "prefix", "F", "B", "I", "W");
   std::vector<const ProfileSample*> rows;
   for (const ProfileSample& sample : profile.samples) {
     if (sample.kind == OpKind::F) rows.push_back(&sample);
@@ -54,7 +54,7 @@ void print_samples(const Profile& profile) {
   }
 }
 
-void print_rest(const Profile& profile) {
+void print_passes_and_links(const Profile& profile) {
   for (const ProfilePass& pass : profile.passes) {
     fmt::print("{:<9} {:>12} parameters  {:>9} ms\n", to_string(pass.pass), pass.parameters,
                milliseconds(pass.seconds));
@@ -63,12 +63,12 @@ void print_rest(const Profile& profile) {
     fmt::print("{:<9} {:>12} bytes       {:>9} ms\n", "message", transfer.bytes, milliseconds(transfer.seconds));
   }
   for (const ProfileSum& sum : profile.sums) {
-    fmt::print("{:<9} {:>12} bytes       {:>9} ms over {} ranks\n", "sum", sum.bytes, milliseconds(sum.seconds),
+    fmt::print("{:<10} {:>11} bytes       {:>9} ms over {} ranks\n", "all-reduce", sum.bytes, milliseconds(sum.seconds),
                sum.ranks);
   }
 }
 
-int profile_command(const Options& options) {
+int profile_command(const ProfileOptions& options) {
   const MpiRanks ranks;
   try {
     RunPlace place(options.place, ranks);
@@ -88,12 +88,12 @@ int profile_command(const Options& options) {
                profile.dtype, spec.sequences, spec.sequences == 1 ? "" : "s", spec.tensor_parallel);
     print_samples(profile);
     fmt::print("\n");
-    print_rest(profile);
+    print_passes_and_links(profile);
     if (!options.output.empty()) fmt::print("\nsluice fit {} -o cost.json\n", options.output);
     return kDone;
   } catch (...) {
     if (is_first_process(ranks)) throw;
-    return kWrongInput;  // the first rank says what is wrong
+    return kWrongInput;  // the first process reports the error
   }
 }
 
@@ -102,25 +102,27 @@ int profile_command(const Options& options) {
 Subcommand add_profile_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "profile",
-      "Measures what the ops of a model take on this machine.\n\n"
+      "Measure the op times of a model on this machine.\n\n"
       "Examples:\n"
       "  sluice profile -o profile.json\n"
       "  sluice fit profile.json -o cost.json\n"
-      "  sluice profile --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 --seq-length 512 "
-      "--mbs 1 --pp 2 --time-budget 60 -o profile.json\n"
+      "  sluice profile --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 \\\n"
+      "      --seq-length 512 --mbs 1 --pp 2 --time-budget 60 -o profile.json\n"
       "  mpirun -n 4 sluice profile --pp 2 --tp 2 -o profile.json\n\n"
-      "All ranks measure at once, since in a run they share cores, caches and clocks. Measured are F, B, I and W of "
-      "the "
-      "embedding, a layer and the head over slice lengths and contexts, again and again in changing order until the "
-      "time is up, and given as medians with half the distance between quartiles; and what the executor takes an op "
-      "besides (stage), optimizer steps, norms, messages and sums.");
-  const auto options = std::make_shared<Options>();
+      "All ranks measure concurrently, because ranks of a run share cores, caches and clocks. It measures F, B, I and "
+      "W "
+      "of the embedding, a layer and the head over slice lengths and prefixes, in varying order until the time is up, "
+      "and reports medians and half the interquartile range. It also measures the executor's overhead per op (stage), "
+      "optimizer steps, gradient norms, messages and all-reduces.");
+  command->group("Run and measure");
+  command->footer("Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule.");
+  const auto options = std::make_shared<ProfileOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   options->profiling.add_to(*command);
   const char* kProfile = "Profile";
-  command->add_option("-o,--output", options->output, "write the profile file (sluice.profile/1, docs/formats.md)")
+  command->add_option("-o,--output", options->output, "Write the profile (sluice.profile/1, docs/formats.md)")
       ->group(kProfile);
-  command->add_flag("--json", options->json, "the profile file on standard output")->group(kProfile);
+  command->add_flag("--json", options->json, "Print the profile as JSON")->group(kProfile);
   options->place.add_to(*command, kProfile);
   return {command, [options] { return profile_command(*options); }};
 }

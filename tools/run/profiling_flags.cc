@@ -14,7 +14,7 @@ void add_cell(std::vector<ProfileCell>& cells, const ProfileCell& cell) {
   if (std::find(cells.begin(), cells.end(), cell) == cells.end()) cells.push_back(cell);
 }
 
-std::vector<ProfileCell> asked_cells(const ProfilingFlags& flags, std::int64_t sequence_length) {
+std::vector<ProfileCell> requested_cells(const ProfilingFlags& flags, std::int64_t sequence_length) {
   if (flags.tokens.empty() && flags.contexts.empty()) return profile_grid(sequence_length);
   std::vector<std::int64_t> lengths = flags.tokens;
   if (lengths.empty()) {
@@ -24,9 +24,9 @@ std::vector<ProfileCell> asked_cells(const ProfilingFlags& flags, std::int64_t s
   for (const std::int64_t tokens : lengths) {
     if (tokens > sequence_length) {
       throw InputError(
-          fmt::format("--tokens: expected at most the {} tokens of a sequence, got {}", sequence_length, tokens));
+          fmt::format("--tokens: expected at most {} tokens, the sequence length, got {}", sequence_length, tokens));
     }
-    // Without context there is no fit.
+    // The fit needs samples without a prefix.
     add_cell(cells, {.tokens = tokens});
     for (const std::int64_t context : flags.contexts) {
       if (tokens + context <= sequence_length) add_cell(cells, {.tokens = tokens, .context = context});
@@ -40,18 +40,21 @@ std::vector<ProfileCell> asked_cells(const ProfilingFlags& flags, std::int64_t s
 void ProfilingFlags::add_to(CLI::App& command) {
   const char* kProfile = "Profile";
   command
-      .add_option("--tokens", tokens,
-                  "slice lengths to measure, comma-separated (default: the sequence, a half, a quarter and an eighth)")
+      .add_option(
+          "--tokens", tokens,
+          "Slice lengths to measure in tokens, as a,b,c, 1 to the sequence length (default: the sequence length, its "
+          "half, quarter and eighth)")
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
       ->group(kProfile);
   command
       .add_option("--contexts", contexts,
-                  "tokens before them to measure, besides none (default: where even slices of a length begin)")
+                  "Prefix lengths to measure in tokens, as a,b,c, at least 0, besides none (default: the starts of "
+                  "even slices)")
       ->delimiter(',')
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 31))
       ->group(kProfile);
-  command.add_option("--time-budget", time_budget_s, "seconds to measure for (default 10)")
+  command.add_option("--time-budget", time_budget_s, "Measurement time in seconds, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0.0, 1e6))
       ->group(kProfile);
 }
@@ -68,12 +71,12 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.seed = first.spec().seed;
   spec.budget_s = flags.time_budget_s;
   spec.link = place.transport_name();
-  spec.cells = asked_cells(flags, spec.sequence_length);
+  spec.cells = requested_cells(flags, spec.sequence_length);
   for (const RunPlan* plan : plans) {
     for (const StageContents& contents : plan->contents()) spec.layers = std::max(spec.layers, contents.layers);
     for (const MicrobatchShape& shape : plan->schedule().shapes()) {
       if (shape.sequences != spec.sequences) {
-        throw InputError(fmt::format("microbatches of {} and of {} sequences: a profile holds for one size",
+        throw InputError(fmt::format("expected microbatches of one size for a profile, got {} and {} sequences",
                                      spec.sequences, shape.sequences));
       }
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
@@ -86,11 +89,11 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
 }
 
 Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place) {
-  Progress progress("seconds of measuring", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
-  const auto told = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
+  Progress progress("measuring, seconds", static_cast<std::int64_t>(std::max(1.0, spec.budget_s)));
+  const auto observer = [&](double seconds) { progress.done(static_cast<std::int64_t>(seconds)); };
   Transport* const transport = place.transport();
-  Profile profile = transport == nullptr ? profile_with_threads(spec, layout.size(), told, place.devices())
-                                         : measure_profile(spec, *transport, told, place.own_device());
+  Profile profile = transport == nullptr ? profile_with_threads(spec, layout.size(), observer, place.devices())
+                                         : measure_profile(spec, *transport, observer, place.own_device());
   profile.source = "measured";
   profile.machine = place.machine(layout.size());
   return profile;

@@ -13,21 +13,21 @@
 
 namespace sluice::tools {
 
-// The flags of commands that measure a profile on this machine.
+// The flags that select what a profile measures.
 struct ProfilingFlags {
-  std::vector<std::int64_t> tokens;    // --tokens; empty: the grid of the sequence length
+  std::vector<std::int64_t> tokens;    // --tokens; empty: profile_grid of the sequence length
   std::vector<std::int64_t> contexts;  // --contexts
   double time_budget_s = 10;
 
   void add_to(CLI::App& command);
 };
 
-// What to measure for these runs, which differ in their schedules alone: a grid over the sequence, and the slices that
-// the schedules have. Throws InputError for microbatches of several sizes, or lengths past the sequence.
+// Returns what to measure for `plans`, which differ only in their schedules: a grid over the sequence, and the slices
+// of the schedules. Throws InputError for microbatches of several sizes, or lengths beyond the sequence.
 ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags, const RunPlace& place);
 
-// Measures, with a thread for each worker of the layout, or as the processes of a launcher, where the profile is the
-// first one's. Tells on the terminal how far it is.
+// Measures a profile with one thread per worker of the layout, or with the processes of a launcher; then the result is
+// complete on the first process. Shows the progress on a terminal.
 Profile measured_profile(const ProfilingSpec& spec, const RunLayout& layout, const RunPlace& place);
 
 }  // namespace sluice::tools

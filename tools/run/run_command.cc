@@ -23,14 +23,14 @@
 #include "tools/command/mpi_ranks.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
-#include "traces/chrome_trace.h"
+#include "traces/chrome/chrome_trace.h"
 
 namespace sluice::tools {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-struct Options {
+struct RunOptions {
   std::unique_ptr<RunFlags> flags;
   int steps = 10;
   int warmup = 0;
@@ -47,15 +47,16 @@ struct Options {
   bool json = false;
 };
 
-// A folder that goes with the run, if it ends well.
+// The folder of the flight recorders. A temporary folder is removed at the end, unless the run failed.
 class RecorderFolder {
  public:
-  RecorderFolder(const std::string& wished, const RunPlace& place) : path_(wished), first_(place.first()) {
+  RecorderFolder(const std::string& requested, const RunPlace& place) : path_(requested), first_(place.first()) {
     std::string made;
     if (first_) {
       if (path_.empty()) {
         std::string name = (std::filesystem::temp_directory_path() / "sluice-run-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) throw InputError(name + ": cannot make a folder for the recorders");
+        if (::mkdtemp(name.data()) == nullptr)
+          throw InputError(name + ": cannot create a folder for the flight recorders");
         made = name;
       } else {
         std::error_code error;
@@ -64,12 +65,12 @@ class RecorderFolder {
         made = path_;
       }
     }
-    own_ = wished.empty();
-    path_ = place.agreed(made);
+    temporary_ = requested.empty();
+    path_ = place.broadcast(made);
   }
   ~RecorderFolder() {
     std::error_code ignored;
-    if (own_ && first_ && !keep_) std::filesystem::remove_all(path_, ignored);
+    if (temporary_ && first_ && !keep_) std::filesystem::remove_all(path_, ignored);
   }
   RecorderFolder(const RecorderFolder&) = delete;
   RecorderFolder& operator=(const RecorderFolder&) = delete;
@@ -80,7 +81,7 @@ class RecorderFolder {
  private:
   std::string path_;
   bool first_ = true;
-  bool own_ = false;
+  bool temporary_ = false;
   bool keep_ = false;
 };
 
@@ -91,10 +92,10 @@ int exit_code_of(FailureKind kind) {
     case FailureKind::non_finite: return kNotFinite;
     case FailureKind::elsewhere: return kStoppedByAnother;
   }
-  return kOurFault;
+  return kInternalError;
 }
 
-std::string of_steps(const RunReport& run, std::size_t batch, const RunPlan& plan) {
+std::string step_line(const RunReport& run, std::size_t batch, const RunPlan& plan) {
   const double seconds = run.seconds / static_cast<double>(run.losses.size());
   std::string line =
       fmt::format("step {:>5}  loss {:.4f}", run.first_step + static_cast<std::int64_t>(batch) + 1, run.losses[batch]);
@@ -102,21 +103,22 @@ std::string of_steps(const RunReport& run, std::size_t batch, const RunPlan& pla
   return line + fmt::format("  {:.1f} ms  {:.0f} tokens/s", 1e3 * seconds, plan.tokens_per_batch() / seconds);
 }
 
-double median(std::vector<double> values) {
+// Returns the upper median, or 0 for no values.
+double upper_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
 }
 
-// Of one step, over the runs of the graph; the first ones of several are left out: they touch everything first.
+// Returns the median time of a step in seconds, without the first run of the graph if there are more than two.
 double step_seconds(const TrainingReport& report) {
   std::vector<double> seconds;
   const std::size_t from = report.runs.size() > 2 ? 1 : 0;
   for (std::size_t i = from; i < report.runs.size(); ++i) {
     seconds.push_back(report.runs[i].seconds / static_cast<double>(report.runs[i].losses.size()));
   }
-  return median(std::move(seconds));
+  return upper_median(std::move(seconds));
 }
 
 OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const std::string& transport) {
@@ -161,25 +163,25 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
   return out;
 }
 
-void print_summary(const RunPlan& plan, const TrainingReport& report) {
+void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
   const double seconds = step_seconds(report);
   if (seconds <= 0) return;
   std::int64_t held = 0;
   for (const WorkerReport& worker : report.workers) held = std::max(held, worker.held_bytes);
-  fmt::print("{} steps, {:.1f} ms a step in the median, {:.0f} tokens/s, {:.1f} MiB held by a rank at most\n",
+  fmt::print("{} steps, median {:.1f} ms per step, {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
              report.runs.size() * static_cast<std::size_t>(plan.batches()), 1e3 * seconds,
              plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
 }
 
-void write_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
   if (options.trace.empty() || report.runs.empty() || report.runs.back().clocks.empty()) return;
   const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
   const auto memory = memory_over_time(plan.graph(), timeline, true);
   write_trace_file(options.trace, plan.graph(), timeline, memory);
 }
 
-// Of a run that failed: what had ended of the step that broke, or, of processes, the last whole step.
-void write_broken_trace(const Options& options, const RunPlan& plan, const TrainingReport& report) {
+// Writes the trace of a failed run: the ops completed in the failed step, or, with processes, the last complete step.
+void write_failed_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
   if (std::ssize(report.broken) != plan.layout().pipeline) return write_trace(options, plan, report);
   TraceOptions trace{.ended = ended_vertices(plan.graph(), report.broken)};
   const bool any = std::any_of(trace.ended.begin(), trace.ended.end(), [](char ended) { return ended != 0; });
@@ -187,30 +189,30 @@ void write_broken_trace(const Options& options, const RunPlan& plan, const Train
   write_trace_file(options.trace, plan.graph(), measured_timeline(plan.graph(), report.broken), {}, trace);
 }
 
-// Whether a file can be put there is known before the run, not behind it.
+// Checks before the run that `file` can be written after it. Throws InputError.
 void check_folder(const char* flag, const std::string& file) {
   if (file.empty()) return;
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (folder.empty()) folder = ".";
   if (!std::filesystem::is_directory(folder)) {
-    throw InputError(fmt::format("{}: {}: there is no folder {}", flag, file, folder.string()));
+    throw InputError(fmt::format("{}: {}: the folder {} does not exist", flag, file, folder.string()));
   }
   if (::access(folder.c_str(), W_OK) != 0) {
     throw InputError(fmt::format("{}: {}: cannot write into {}", flag, file, folder.string()));
   }
 }
 
-// Runs of the graph for so many steps, each of `batches`.
-int runs_for(int steps, const RunPlan& plan) {
+// Returns the number of runs of the graph, each of plan.batches() steps, for `steps` steps. Throws InputError.
+int num_runs(int steps, const RunPlan& plan) {
   if (steps % plan.batches() == 0) return steps / plan.batches();
   throw InputError(
-      fmt::format("--steps: expected a multiple of the schedule's {} batches, got {}", plan.batches(), steps));
+      fmt::format("--steps: expected a multiple of the {} batches of the schedule, got {}", plan.batches(), steps));
 }
 
-TrainingOptions training_options(const Options& options, const RunPlan& plan, const std::string& recorders,
+TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, const std::string& recorders,
                                  bool print_failure) {
   TrainingOptions training;
-  training.runs = runs_for(options.steps, plan);
+  training.runs = num_runs(options.steps, plan);
   training.warmup_steps = options.warmup;
   if (!options.trace.empty()) training.keep_times = KeepTimes::last;
   for (const std::string& fault : options.faults) training.faults.push_back(parse_fault(fault));
@@ -225,13 +227,14 @@ TrainingOptions training_options(const Options& options, const RunPlan& plan, co
   return training;
 }
 
-// Batches of one run of the graph, for schedules without a flush: the pipeline drains where a checkpoint is written.
-int batches_between(const Options& options) {
+// Returns the number of batches per run of the graph, for schedules without a flush: the pipeline drains for each
+// checkpoint.
+int batches_per_run(const RunOptions& options) {
   return options.checkpoint_every > 0 ? std::min(options.checkpoint_every, options.steps) : options.steps;
 }
 
-// Loads what is resumed, and writes checkpoints.
-WorkerHooks hooks_of(const Options& options, const RunPlan& plan, TrainingOptions& training) {
+// Returns the hooks that load and write checkpoints.
+WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, TrainingOptions& training) {
   WorkerHooks hooks;
   const std::string data = options.flags->data_name();
   if (!options.resume.empty()) {
@@ -241,7 +244,7 @@ WorkerHooks hooks_of(const Options& options, const RunPlan& plan, TrainingOption
     hooks.begin = [checkpoint, &plan](Worker& worker, Transport&) { load_state(worker, plan, *checkpoint); };
   }
   if (options.checkpoint.empty()) {
-    if (options.checkpoint_every > 0) throw InputError("--checkpoint-every: needs --checkpoint, the file to write");
+    if (options.checkpoint_every > 0) throw InputError("--checkpoint-every: needs --checkpoint");
     return hooks;
   }
   const std::int64_t last = training.first_step + std::int64_t{training.runs} * plan.batches();
@@ -253,7 +256,7 @@ WorkerHooks hooks_of(const Options& options, const RunPlan& plan, TrainingOption
   return hooks;
 }
 
-// What the recorders of a run say, which may still run or have ended in whatever way.
+// Prints the last events of the flight recorders of a run, which may have ended or still run.
 int post_mortem(const std::string& folder) {
   constexpr std::size_t kShown = 12;
   for (const RecorderFile& file : open_recorders(folder)) {
@@ -266,14 +269,25 @@ int post_mortem(const std::string& folder) {
     const std::vector<RecordedEvent> events = file.events();
     const std::size_t first = events.size() > kShown ? events.size() - kShown : 0;
     for (std::size_t i = first; i < events.size(); ++i) {
-      const double before = static_cast<double>(events.back().doing.since_ns - events[i].doing.since_ns) / 1e6;
-      fmt::print("  {:>10.3f} ms before the end  {}\n", before, to_string(events[i]));
+      const double before_ms = static_cast<double>(events.back().doing.since_ns - events[i].doing.since_ns) / 1e6;
+      fmt::print("  {:>10.3f} ms before the end  {}\n", before_ms, to_string(events[i]));
     }
   }
   return kDone;
 }
 
-int run_command(const Options& options) {
+// Reports a failed run and keeps its flight recorders. Returns `code`; with several processes, ends this one, because
+// the state of the others is unknown.
+int report_failure(const std::exception& failure, int code, const RunPlace& place, RecorderFolder& recorders) {
+  recorders.keep();
+  fmt::print(stderr, "sluice: {}\nsluice: the last events of each rank are in {} (sluice run --post-mortem {})\n",
+             failure.what(), recorders.path(), recorders.path());
+  std::fflush(nullptr);
+  if (place.processes()) std::_Exit(code);
+  return code;
+}
+
+int run_command(const RunOptions& options) {
   if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
   const HeldSignals held;
   const MpiRanks ranks;
@@ -283,19 +297,19 @@ int run_command(const Options& options) {
     const Scenario scenario = options.flags->scenario();
     RunPlace place(options.place, ranks);
     const RunPlan plan(options.flags->spec(scenario, place.kernels()),
-                       options.flags->schedule(scenario, batches_between(options)));
+                       options.flags->schedule(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
     place.open(plan.layout());
     RecorderFolder recorders(options.recorders, place);
     TrainingOptions training = training_options(options, plan, recorders.path(), true);
     training.devices = &place.devices();
-    const WorkerHooks hooks = hooks_of(options, plan, training);
+    const WorkerHooks hooks = checkpoint_hooks(options, plan, training);
     TrainingReport report;
     const RunObserver observer = [&](const RunReport& run) {
       if (options.json) return;
       for (std::size_t batch = 0; batch < run.losses.size(); ++batch) {
         const std::int64_t step = run.first_step + static_cast<std::int64_t>(batch) + 1;
-        if (step % options.log_every == 0) fmt::print("{}\n", of_steps(run, batch, plan));
+        if (step % options.log_every == 0) fmt::print("{}\n", step_line(run, batch, plan));
       }
       std::fflush(stdout);
     };
@@ -306,33 +320,22 @@ int run_command(const Options& options) {
         train_with_threads(plan, tokens, training, report, hooks, observer);
       }
     } catch (const RunFailure& failure) {
-      recorders.keep();
-      write_broken_trace(options, plan, report);
-      fmt::print(stderr, "sluice: {}\nsluice: what each rank did last is in {} (sluice run --post-mortem {})\n",
-                 failure.what(), recorders.path(), recorders.path());
-      std::fflush(nullptr);
-      // Other processes are in whatever state they are: nothing more is said to them.
-      if (place.processes()) std::_Exit(exit_code_of(failure.kind()));
-      return exit_code_of(failure.kind());
+      write_failed_trace(options, plan, report);
+      return report_failure(failure, exit_code_of(failure.kind()), place, recorders);
     } catch (const DeviceError& failure) {
-      recorders.keep();
-      fmt::print(stderr, "sluice: {}\nsluice: what each rank did last is in {} (sluice run --post-mortem {})\n",
-                 failure.what(), recorders.path(), recorders.path());
-      std::fflush(nullptr);
-      if (place.processes()) std::_Exit(kOurFault);
-      return kOurFault;
+      return report_failure(failure, kInternalError, place, recorders);
     }
     if (!place.first()) return kDone;
     write_trace(options, plan, report);
     if (options.json) {
       fmt::print("{}\n", report_json(plan, report, place.transport_name()).dump(2));
     } else {
-      print_summary(plan, report);
+      print_run_summary(plan, report);
     }
     return report.interrupted ? kInterrupted : kDone;
   } catch (...) {
     if (is_first_process(ranks)) throw;
-    return kWrongInput;  // the first rank says what is wrong
+    return kWrongInput;  // the first process reports the error
   }
 }
 
@@ -341,69 +344,63 @@ int run_command(const Options& options) {
 Subcommand add_run_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "run",
-      "Really trains a model on this machine, by any schedule.\n\n"
+      "Train a model on this machine with the given schedule.\n\n"
       "Examples:\n"
       "  sluice run\n"
       "  sluice run --data /usr/share/common-licenses/GPL-3 --steps 200 --schedule zb-h1 --trace run.json.gz\n"
       "  sluice run --schedule seq1f1b --pp 4 --slices 4 --steps 5 --json\n"
-      "  sluice run --steps 100 --checkpoint a.safetensors && sluice run --resume a.safetensors --steps 100 --pp 4\n"
+      "  sluice run --steps 100 --checkpoint a.safetensors\n"
+      "  sluice run --resume a.safetensors --steps 100 --pp 4\n"
       "  mpirun -n 4 sluice run --schedule 1f1b --pp 2 --dp 2 --steps 20\n"
       "  sluice run --backend cuda --devices green:2 --precision bf16\n"
       "  torchrun --no-python --nproc-per-node 8 sluice run --backend cuda --pp 4 --dp 2\n"
-      "  sluice run --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 --seq-length 256 --pp 4 "
-      "--microbatches 8\n\n"
-      "Ranks are threads of this process, or, started by mpirun, srun or (on GPUs) torchrun, processes. What is not "
-      "given is a small "
-      "built-in GPT, two ranks, 1F1B and synthetic tokens. Dropout is not applied.\n\n"
-      "Exit codes: 0 done, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker's process died, 7 an op "
-      "is past its deadline or ranks wait for what will not come, 8 a number is not finite, 9 another process "
-      "failed, 130 interrupted");
-  const auto options = std::make_shared<Options>();
+      "  sluice run --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 \\\n"
+      "      --seq-length 256 --pp 4 --microbatches 8\n\n"
+      "Ranks are threads of this process or, if started by mpirun, srun or (on GPUs) torchrun, processes. The default "
+      "is a small built-in GPT on two ranks, with 1F1B and synthetic tokens. Dropout is not applied.");
+  command->group("Run and measure");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker process died, 7 an op "
+      "exceeded its deadline or ranks wait for each other, 8 a number is not finite, 9 another process failed, "
+      "130 interrupted.");
+  const auto options = std::make_shared<RunOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
-  const char* kRun = "Run";
-  command->add_option("--steps", options->steps, "optimizer steps (default 10)")
-      ->check(CLI::Range(1, 100000000))
-      ->group(kRun);
-  command->add_option("--lr-warmup-steps", options->warmup, "over which the learning rate rises")
+  const auto run = [](CLI::Option* option) { return option->group("Run"); };
+  run(command->add_option("--steps", options->steps, "Number of optimizer steps, 1 to 100000000 (default 10)"))
+      ->check(CLI::Range(1, 100000000));
+  command
+      ->add_option("--lr-warmup-steps", options->warmup,
+                   "Number of linear learning-rate warm-up steps, 0 to 100000000 (default 0)")
       ->check(CLI::Range(0, 100000000))
       ->group("Training");
-  command->add_option("--log-every", options->log_every, "print every so many steps (default 1)")
-      ->check(CLI::Range(1, 100000000))
-      ->group(kRun);
-  options->place.add_to(*command, kRun);
-  command
-      ->add_option("--checkpoint", options->checkpoint,
-                   "write weights and optimizer here (safetensors), whole or not at all, at the end")
-      ->group(kRun);
-  command->add_option("--checkpoint-every", options->checkpoint_every, "and every so many steps")
-      ->check(CLI::Range(1, 100000000))
-      ->group(kRun);
-  command
-      ->add_option("--resume", options->resume, "go on from a checkpoint, for --steps more; other sizes may be given")
-      ->group(kRun);
-  command
-      ->add_option("--trace", options->trace, "write the last step's measured timeline as a Chrome trace (.json, .gz)")
-      ->group(kRun);
-  command->add_flag("--json", options->json, "one JSON document (sluice.run/1) on standard output")->group(kRun);
-  const char* kFaults = "When things break";
-  command
-      ->add_option("--post-mortem", options->post_mortem, "say what the recorders of another run hold, and run nothing")
-      ->group(kFaults);
-  command->add_option("--recorder", options->recorders, "folder for the flight recorders (default: a temporary one)")
-      ->group(kFaults);
-  command
-      ->add_option("--deadline", options->deadline,
-                   "seconds that any op may take (default 30), or 20 times what it took before")
-      ->check(CLI::Range(0.01, 1e6))
-      ->group(kFaults);
-  command
-      ->add_option(
-          "--fault", options->faults,
-          "break something: delay, drop, kill, stop or nan, as in delay:rank=1,op=F,mb=2,step=3,seconds=2; may "
-          "be repeated")
+  run(command->add_option("--log-every", options->log_every,
+                          "Number of steps between printed lines, 1 to 100000000 (default 1)"))
+      ->check(CLI::Range(1, 100000000));
+  options->place.add_to(*command, "Run");
+  run(command->add_option("--checkpoint", options->checkpoint,
+                          "Write weights and optimizer states to this safetensors file at the end, atomically"));
+  run(command->add_option("--checkpoint-every", options->checkpoint_every,
+                          "Number of steps between checkpoints, 1 to 100000000 (default: only at the end)"))
+      ->check(CLI::Range(1, 100000000));
+  run(command->add_option("--resume", options->resume,
+                          "Continue from this checkpoint for --steps more steps; parallel sizes may differ"));
+  run(command->add_option("--trace", options->trace,
+                          "Write the measured timeline of the last step as a Chrome trace (.json or .gz)"));
+  run(command->add_flag("--json", options->json, "Print one JSON document (sluice.run/1)"));
+  const auto faults = [](CLI::Option* option) { return option->group("Failures"); };
+  faults(command->add_option("--post-mortem", options->post_mortem,
+                             "Print the flight recorders in this folder, left by another run, and exit"));
+  faults(command->add_option("--recorder", options->recorders,
+                             "Folder for the flight recorders (default: a temporary folder)"));
+  faults(command->add_option("--deadline", options->deadline,
+                             "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
+                             "the previous time of the op (default 30)"))
+      ->check(CLI::Range(0.01, 1e6));
+  faults(command->add_option("--fault", options->faults,
+                             "Inject a fault: delay, drop, kill, stop or nan, such as "
+                             "delay:rank=1,op=F,mb=2,step=3,seconds=2; repeatable (default: none)"))
       ->expected(1)
-      ->take_all()
-      ->group(kFaults);
+      ->take_all();
   return {command, [options] { return run_command(*options); }};
 }
 

@@ -17,42 +17,42 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a run on this machine has no use for, or cannot do yet.
-constexpr std::string_view kNotOfRuns[] = {"--memory-cap",
-                                           "--time-budget",
-                                           "--placement",
-                                           "--use-tp-pp-dp-mapping",
-                                           "--cp",
-                                           "--cp-comm-type",
-                                           "--ep",
-                                           "--etp",
-                                           "--sequence-parallel",
-                                           "--recompute-num-layers",
-                                           "--use-distributed-optimizer",
-                                           "--cross-entropy-loss-fusion",
-                                           "--overlap-p2p-communication",
-                                           "--cluster",
-                                           "--nodes",
-                                           "--software",
-                                           "--calibration",
-                                           "--jitter",
-                                           "--trials",
-                                           "--seed",
-                                           "--uniform",
-                                           "--cost",
-                                           "--slow-rank",
-                                           "--qk-layernorm",
-                                           "--num-experts",
-                                           "--moe-router-topk",
-                                           "--moe-ffn-hidden-size",
-                                           "--moe-shared-expert-intermediate-size",
-                                           "--moe-layer-freq",
-                                           "--multi-latent-attention",
-                                           "--q-lora-rank",
-                                           "--kv-lora-rank",
-                                           "--qk-head-dim",
-                                           "--qk-pos-emb-head-dim",
-                                           "--v-head-dim"};
+// Scenario flags that do not apply to runs, or that runs do not support yet.
+constexpr std::string_view kUnsupported[] = {"--memory-cap",
+                                             "--time-budget",
+                                             "--placement",
+                                             "--use-tp-pp-dp-mapping",
+                                             "--cp",
+                                             "--cp-comm-type",
+                                             "--ep",
+                                             "--etp",
+                                             "--sequence-parallel",
+                                             "--recompute-num-layers",
+                                             "--use-distributed-optimizer",
+                                             "--cross-entropy-loss-fusion",
+                                             "--overlap-p2p-communication",
+                                             "--cluster",
+                                             "--nodes",
+                                             "--software",
+                                             "--calibration",
+                                             "--jitter",
+                                             "--trials",
+                                             "--seed",
+                                             "--uniform",
+                                             "--cost",
+                                             "--slow-rank",
+                                             "--qk-layernorm",
+                                             "--num-experts",
+                                             "--moe-router-topk",
+                                             "--moe-ffn-hidden-size",
+                                             "--moe-shared-expert-intermediate-size",
+                                             "--moe-layer-freq",
+                                             "--multi-latent-attention",
+                                             "--q-lora-rank",
+                                             "--kv-lora-rank",
+                                             "--qk-head-dim",
+                                             "--qk-pos-emb-head-dim",
+                                             "--v-head-dim"};
 
 Json built_in_model() {
   return {{"num_layers", 4},
@@ -75,17 +75,36 @@ bool has(const Json& document, const char* pointer) {
   return document.contains(at) && !document.at(at).is_null();
 }
 
-Precision precision_of(const std::string& asked, bool on_devices) {
+Precision precision_of(const std::string& name, bool on_devices) {
   if (on_devices) {
-    if (asked == "float32" || asked == "float64") {
-      throw InputError(fmt::format("--precision {}: GPUs compute in bf16 or fp16 (master weights are float32)", asked));
+    if (name == "float32" || name == "float64") {
+      throw InputError(fmt::format(
+          "--precision: expected bf16 or fp16 with --backend cuda (master weights are float32), got {}", name));
     }
-    return asked == "fp16" ? Precision::float16 : Precision::bfloat16;
+    return name == "fp16" ? Precision::float16 : Precision::bfloat16;
   }
-  if (asked == "bf16" || asked == "fp16") {
-    throw InputError(fmt::format("--precision {}: the CPU computes in float32 or float64", asked));
+  if (name == "bf16" || name == "fp16") {
+    throw InputError(fmt::format("--precision: expected float32 or float64 on the CPU, got {}", name));
   }
-  return asked == "float64" ? Precision::float64 : Precision::float32;
+  return name == "float64" ? Precision::float64 : Precision::float32;
+}
+
+// Replaces help texts of scenario flags whose defaults differ in a run.
+void describe_run_defaults(CLI::App& command) {
+  const std::pair<const char*, const char*> texts[] = {
+      {"--pp", "Number of pipeline ranks, 1 to 8192 (default 2)"},
+      {"--microbatches", "Number of microbatches per batch and pipeline, 1 to 1000000000 (default 8)"},
+      {"--mbs", "Number of sequences per microbatch, 1 to 1048576 (default 1; built-in model: 2)"},
+      {"--seq-length",
+       "Number of tokens per sequence, 1 to 1073741824 (built-in model: default 128; required with other models)"},
+      {"--model",
+       "Model file: Hugging Face config.json or Megatron-style JSON; the flags below describe a model instead "
+       "(default: a built-in GPT with 4 layers of hidden size 128)"},
+      {"--batches",
+       "Number of batches per run of the graph, for families without a flush, at least 1 (default: all "
+       "steps)"},
+  };
+  for (const auto& [name, text] : texts) command.get_option(name)->description(text);
 }
 
 }  // namespace
@@ -104,32 +123,32 @@ struct RunFlags::Values {
 
 RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::make_unique<Values>()) {
   Values& values = *values_;
-  command.add_option("scenario", values.file, "scenario file; flags are laid over it");
-  std::vector<std::string_view> without(std::begin(kNotOfRuns), std::end(kNotOfRuns));
+  command.add_option("scenario", values.file, "Scenario file (docs/formats.md); flags override its keys");
+  std::vector<std::string_view> without(std::begin(kUnsupported), std::end(kUnsupported));
   if (own_schedule_flag) without.push_back("--schedule");
   values.scenario = std::make_unique<ScenarioFlags>(command, without);
-  const char* kTraining = "Training";
-  command
-      .add_option("--precision", values.precision,
-                  "float32 (default) or float64 on the CPU; bf16 (default) or fp16, with a loss scale, on GPUs")
-      ->check(CLI::IsMember({"float32", "float64", "bf16", "fp16"}))
-      ->group(kTraining);
-  command.add_option("--data", values.data, "text file to train on, bytes as tokens (default: synthetic tokens)")
-      ->group(kTraining);
-  command.add_option("--seed", values.seed, "of weights, samples and synthetic tokens (default 1)")->group(kTraining);
-  command.add_option("--optimizer", values.optimizer, "adam (default; with decoupled weight decay) or sgd")
-      ->check(CLI::IsMember({"adam", "sgd"}))
-      ->group(kTraining);
+  describe_run_defaults(command);
+  const auto training = [](CLI::Option* option) { return option->group("Training"); };
+  training(command.add_option("--precision", values.precision,
+                              "CPU: float32 or float64 (default: float32); GPU: bf16, or fp16 with a loss scale "
+                              "(default: bf16)"))
+      ->check(CLI::IsMember({"float32", "float64", "bf16", "fp16"}));
+  training(command.add_option("--data", values.data,
+                              "Text file to train on, with bytes as tokens (default: synthetic tokens)"));
+  training(command.add_option("--seed", values.seed,
+                              "Random seed of weights, samples and synthetic tokens, at least 0 (default 1)"));
+  training(
+      command.add_option("--optimizer", values.optimizer, "adam (with decoupled weight decay) or sgd (default: adam)"))
+      ->check(CLI::IsMember({"adam", "sgd"}));
   const auto at_least_0 = CLI::Range(0.0, std::numeric_limits<double>::max());
-  command.add_option("--lr", values.learning_rate, "learning rate (default 0.001)")
-      ->check(at_least_0)
-      ->group(kTraining);
-  command.add_option("--weight-decay", values.weight_decay, "(default 0.01)")->check(at_least_0)->group(kTraining);
-  command
-      .add_option("--clip-grad", values.clip,
-                  "greatest norm of the gradients (default 1; 0: no clipping; never without a flush)")
-      ->check(at_least_0)
-      ->group(kTraining);
+  training(command.add_option("--lr", values.learning_rate, "Learning rate, at least 0 (default 0.001)"))
+      ->check(at_least_0);
+  training(command.add_option("--weight-decay", values.weight_decay, "Weight decay, at least 0 (default 0.01)"))
+      ->check(at_least_0);
+  training(command.add_option("--clip-grad", values.clip,
+                              "Clip gradients to this global norm, at least 0; 0 disables clipping. Ignored by "
+                              "schedules without a flush (default 1)"))
+      ->check(at_least_0);
 }
 
 RunFlags::~RunFlags() = default;
@@ -154,14 +173,14 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
     set_default(document, "/parallelism/pp", 2);
     if (!has(document, "/batch/global_batch")) set_default(document, "/batch/microbatches", 8);
   }
-  // Nothing is priced here.
+  // A run needs no costs.
   document["cost"] = {{"kind", "uniform"}, {"f", 1}, {"b", 1}, {"w", 1}};
   document.erase("calibration");
   document.erase("perturbation");
   Scenario scenario = ScenarioFlags::read(document, values_->file);
   const Training& training = scenario.training;
-  const auto refuse = [&](bool asked, const char* what) {
-    if (asked) throw InputError(fmt::format("{}: a run cannot do {} yet", scenario.source, what));
+  const auto refuse = [&](bool given, const char* feature) {
+    if (given) throw InputError(fmt::format("{}: runs do not support {}", scenario.source, feature));
   };
   refuse(training.cp > 1, "context parallelism (/parallelism/cp)");
   refuse(training.ep > 1, "expert parallelism (/parallelism/ep)");
@@ -169,7 +188,7 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   refuse(training.distributed_optimizer, "a distributed optimizer (/parallelism/distributed_optimizer)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
   refuse(training.recompute_layers > 0, "recomputation of some layers (/parallelism/recompute_layers)");
-  refuse(scenario.schedule == kAutomatic, "an automatic schedule: let 'sluice simulate --schedule auto' write it");
+  refuse(scenario.schedule == kAutomatic, "--schedule auto: write a schedule file with 'sluice schedule auto -o FILE'");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
   if (built_in) scenario.model->name = kBuiltInModel;
   return scenario;
@@ -196,11 +215,11 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
 }
 
 Schedule RunFlags::schedule(const Scenario& scenario, int batches) const {
-  Scenario asked = scenario;
-  if (!names_file(asked.schedule) && find_family(asked.schedule).asynchronous && asked.batches == 0) {
-    asked.batches = batches;
+  Scenario complete = scenario;
+  if (!names_file(complete.schedule) && find_family(complete.schedule).asynchronous && complete.batches == 0) {
+    complete.batches = batches;
   }
-  return make_schedule(asked);
+  return make_schedule(complete);
 }
 
 TokenSource RunFlags::tokens(const RunPlan& plan) const {

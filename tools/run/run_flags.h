@@ -13,26 +13,26 @@
 
 namespace sluice::tools {
 
-// The flags of commands that really run a model on this machine: those of a scenario that a run can have, and those
-// that only a run has. What nothing is said about is the small built-in GPT, two ranks and 1F1B.
+// The flags of commands that run a model on this machine: the scenario flags that apply to a run, and flags of their
+// own. The default is the small built-in GPT on two ranks, with 1F1B.
 class RunFlags {
  public:
-  // Adds the flags to `command`, and a scenario file as its argument; without --schedule where the command has one of
-  // its own. Must outlive the parsing.
+  // Adds the flags and a scenario file operand to `command`, without --schedule if the command defines its own. Must
+  // outlive the parsing.
   explicit RunFlags(CLI::App& command, bool own_schedule_flag = false);
   ~RunFlags();
 
-  // The file with the flags laid over it, and what is built in where nothing is said. Throws InputError for what a
-  // run cannot do. `schedule`, if any, is taken for --schedule; `unsliced`: what is said about slices is for others.
+  // Returns the file overridden by the flags, with defaults for what is missing. A non-empty `schedule` replaces
+  // --schedule; `unsliced` removes the keys about slices. Throws InputError for features that a run does not support.
   Scenario scenario(const std::string& schedule = "", bool unsliced = false) const;
-  // `kernels` of devices, or null: the CPU. Throws InputError for a precision that it does not compute in.
+  // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.
   RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr) const;
-  // With so many batches, for families without a flush where the scenario does not say how many.
+  // `batches` is the number of batches for families without a flush, unless the scenario specifies it.
   Schedule schedule(const Scenario& scenario, int batches) const;
-  // --data, or synthetic tokens.
+  // Returns the tokens of --data, or synthetic ones.
   TokenSource tokens(const RunPlan& plan) const;
 
-  // What was trained on, for a checkpoint to remember: the name of the text's file, or "synthetic".
+  // Returns the name of the data for checkpoints: the name of the text file, or "synthetic".
   std::string data_name() const;
 
  private:
@@ -40,7 +40,7 @@ class RunFlags {
   std::unique_ptr<Values> values_;
 };
 
-// The model that runs where none is asked for: 4 layers of 128, 4 heads, bytes as tokens; 0.86 million parameters.
+// The default model: 4 layers, hidden size 128, 4 heads, bytes as tokens; 0.86 million parameters.
 inline constexpr const char* kBuiltInModel = "built-in GPT";
 
 }  // namespace sluice::tools

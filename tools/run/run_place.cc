@@ -19,7 +19,7 @@
 namespace sluice::tools {
 namespace {
 
-constexpr std::chrono::minutes kTimeToMeet{5};
+constexpr std::chrono::minutes kConnectTimeout{5};
 
 std::string processor() {
   std::ifstream file("/proc/cpuinfo");
@@ -34,25 +34,25 @@ std::string processor() {
 }  // namespace
 
 void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
-  command.add_option("--backend", backend, "cpu (default) or cuda: what computes")
+  command.add_option("--backend", backend, "Where ranks compute (default: cpu)")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->group(group);
   command
       .add_option("--transport", transport,
-                  "how ranks reach each other: threads or mpi on the CPU, inprocess or nccl on GPUs, or auto (default: "
-                  "mpi or nccl under a launcher)")
+                  "Communication between ranks: threads or mpi on the CPU, inprocess or nccl on GPUs; auto uses mpi or "
+                  "nccl under a launcher (default: auto)")
       ->check(CLI::IsMember({"threads", "mpi", "inprocess", "nccl", "auto"}))
       ->group(group);
   command
       .add_option("--bootstrap", bootstrap,
-                  "file in a folder that all processes see, through which they find each other where they have no MPI "
-                  "and are on several hosts (srun, torchrun)")
+                  "File in a shared folder through which processes on several hosts find each other without MPI "
+                  "(default: a local file)")
       ->group(group);
   command
       .add_option(
           "--devices", devices,
-          "what ranks of one process run on: gpu or gpu:N, whole GPUs (default); green:N, so many partitions of "
-          "one GPU, side by side; stream:N, one GPU by turns")
+          "Devices of the ranks of one process: gpu[:N], whole GPUs; green:N, N partitions of one GPU; stream:N, "
+          "N streams of one GPU (default: gpu)")
       ->group(group);
 }
 
@@ -61,7 +61,7 @@ bool is_first_process(const MpiRanks& ranks) {
   try {
     return launched_rank().rank == 0;
   } catch (const InputError&) {
-    return true;  // said by whoever asks again
+    return true;  // the next call throws again
   }
 }
 
@@ -76,7 +76,7 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
     kernels_ = device_kernels();
     request_ = parse_devices(flags.devices.empty() ? "gpu" : flags.devices);
   } else if (!flags.devices.empty()) {
-    throw InputError("--devices: only of --backend cuda");
+    throw InputError("--devices: needs --backend cuda");
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";
@@ -85,18 +85,18 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
 
   launched_.rank = ranks.rank();
   launched_.size = ranks.size();
-  // Without MPI, launchers tell each process who it is; the CPU's processes need MPI.
+  // Without MPI, the rank comes from the launcher's variables. Processes on the CPU need MPI.
   if (on_devices && flags.transport != "inprocess") launched_ = launched_rank();
   if (ranks.size() > 1 && launched_.size != ranks.size()) {
-    throw InputError(fmt::format("MPI says that there are {} processes, their launcher's variables {}", ranks.size(),
-                                 launched_.size));
+    throw InputError(
+        fmt::format("MPI reports {} processes, the variables of the launcher {}", ranks.size(), launched_.size));
   }
   const bool many = launched_.size > 1;
   if (many && (flags.transport == "threads" || flags.transport == "inprocess")) {
-    refuse("this is one of several processes that a launcher started");
+    refuse("excludes a launcher that starts several processes");
   }
   if (flags.transport == "nccl" && !many && launched_.launcher == LaunchedRank::none) {
-    refuse("needs a launcher (mpirun, srun, torchrun) that starts a process for each rank");
+    refuse("needs a launcher (mpirun, srun, torchrun) that starts one process per rank");
   }
   if (ranks.size() > 1 || flags.transport == "mpi") {
 #ifdef SLUICE_HAVE_MPI
@@ -115,15 +115,14 @@ const char* RunPlace::transport_name() const {
 }
 
 void RunPlace::open(const RunLayout& layout) {
-  const int there = mpi_ != nullptr ? mpi_->size() : launched_.size;
-  if (processes() && there != layout.size()) {
-    throw InputError(
-        fmt::format("{} pipeline x {} data x {} tensor ranks are {} workers, but {} processes were started",
-                    layout.pipeline, layout.data, layout.tensor, layout.size(), there));
+  const int started = mpi_ != nullptr ? mpi_->size() : launched_.size;
+  if (processes() && started != layout.size()) {
+    throw InputError(fmt::format("{} pipeline x {} data x {} tensor ranks need {} processes, but {} were started",
+                                 layout.pipeline, layout.data, layout.tensor, layout.size(), started));
   }
   if (kernels_ == nullptr) return;
   open_devices(layout);
-  if (processes()) meet();
+  if (processes()) connect_processes();
 }
 
 void RunPlace::open_devices(const RunLayout& layout) {
@@ -133,7 +132,8 @@ void RunPlace::open_devices(const RunLayout& layout) {
   if (processes()) {
     if (request_.kind != DeviceRequest::gpu) {
       throw InputError(
-          fmt::format("--devices {}: partitions are of one process; processes have a GPU each", to_string(request_)));
+          fmt::format("--devices {}: needs a single process; with a launcher, each process has a GPU of its own",
+                      to_string(request_)));
     }
     const auto visible = provider.num_devices();
     const int ordinal = ordinal_of(launched_.local_rank, visible);
@@ -144,26 +144,26 @@ void RunPlace::open_devices(const RunLayout& layout) {
   DeviceRequest request = request_;
   if (request.count == 0) request.count = layout.size();
   if (request.count != layout.size()) {
-    throw InputError(fmt::format("--devices {}: {} pipeline x {} data x {} tensor ranks are {} workers",
+    throw InputError(fmt::format("--devices {}: {} pipeline x {} data x {} tensor ranks need {} devices",
                                  to_string(request), layout.pipeline, layout.data, layout.tensor, layout.size()));
   }
   const auto visible = provider.num_devices();
   if (request.kind == DeviceRequest::gpu && request.count > visible) {
     throw InputError(
-        fmt::format("--devices {}: {} workers, and {} GPU{}: --devices green:{} has them share one, side by side",
+        fmt::format("--devices {}: {} workers need as many GPUs, and {} GPU{} found: --devices green:{} shares one",
                     to_string(request), layout.size(), visible, visible == 1 ? "" : "s", layout.size()));
   }
   opened_ = provider.open(request);
   for (std::size_t rank = 0; rank < opened_.size(); ++rank) devices_.devices[rank] = opened_[rank].get();
 }
 
-void RunPlace::meet() {
+void RunPlace::connect_processes() {
   if (mpi_ == nullptr) {
     const std::string path = bootstrap_file_.empty() ? bootstrap_path(launched_) : bootstrap_file_;
     bootstrap_ = std::make_unique<FileBootstrap>(path, launched_.run.empty() ? path : launched_.run, launched_.rank);
   }
   const auto broadcast = [&](std::span<std::byte> bytes) {
-    mpi_ != nullptr ? mpi_->broadcast(bytes) : bootstrap_->broadcast(bytes, kTimeToMeet);
+    mpi_ != nullptr ? mpi_->broadcast(bytes) : bootstrap_->broadcast(bytes, kConnectTimeout);
   };
   nccl_ = std::make_unique<NcclWorld>(nccl(), *opened_.front(), launched_.rank, launched_.size, broadcast);
   devices_.transport = &nccl_->devices(*transport());
@@ -179,7 +179,7 @@ WorkerDevice RunPlace::own_device() const {
   return {devices_.devices[launched_.rank], devices_.transport};
 }
 
-std::string RunPlace::agreed(const std::string& text) const {
+std::string RunPlace::broadcast(const std::string& text) const {
   Transport* const between = transport();
   if (between == nullptr) return text;
   std::array<char, 4096> bytes{};
@@ -190,7 +190,7 @@ std::string RunPlace::agreed(const std::string& text) const {
 
 std::string RunPlace::machine(int workers) const {
   const std::string name = opened_.empty() ? processor() : opened_.front()->name();
-  return fmt::format("{}, {} at work", name, workers);
+  return fmt::format("{}, {} worker{}", name, workers, workers == 1 ? "" : "s");
 }
 
 }  // namespace sluice::tools

@@ -15,7 +15,7 @@
 
 namespace sluice::tools {
 
-// The flags of commands whose workers run somewhere.
+// The flags that select backend, transport and devices of a run.
 struct RunPlaceFlags {
   std::string backend = "cpu";
   std::string transport = "auto";
@@ -25,40 +25,41 @@ struct RunPlaceFlags {
   void add_to(CLI::App& command, const char* group);
 };
 
-// Where the workers of a command run, and how they reach each other: threads of this process, or the processes of a
-// launcher; each on the CPU, or on a device of its own.
+// Where the workers of a run execute and how they communicate: threads of this process, or processes of a launcher,
+// each on the CPU or on a device of its own.
 class RunPlace {
  public:
-  // Throws InputError for a transport that goes with neither the backend nor the launcher, MPI or CUDA that is not
-  // there, and processes that cannot meet; in one line if there is no device.
+  // Throws InputError for a transport that the backend or the launcher does not support, for missing MPI, CUDA or
+  // devices, and for inconsistent launcher variables.
   RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks);
   ~RunPlace();
   RunPlace(const RunPlace&) = delete;
   RunPlace& operator=(const RunPlace&) = delete;
 
-  // Of processes, the one that speaks. True where workers are threads.
+  // Returns whether this is the process that prints. True if workers are threads.
   bool first() const { return launched_.rank == 0; }
   bool processes() const { return launched_.size > 1 || mpi_ != nullptr; }
   // "threads" or "mpi" on the CPU, "inprocess" or "nccl" on devices.
   const char* transport_name() const;
-  // Null: the CPU.
+  // Null on the CPU.
   const DeviceKernels* kernels() const { return kernels_; }
 
-  // Opens the devices, and lets processes meet; all of them call it, once, before what follows. Throws InputError if
-  // there are not as many processes, or devices, as workers, DeviceError.
+  // Opens the devices and connects the processes. Must be called once, by all processes, before the functions below.
+  // Throws InputError unless the number of processes, or devices, equals the number of workers; DeviceError.
   void open(const RunLayout& layout);
-  // Null: workers are threads.
+  // Null if workers are threads.
   Transport* transport() const;
   const RunDevices& devices() const { return devices_; }
-  WorkerDevice own_device() const;  // of a process
-  // What the first process says, on all.
-  std::string agreed(const std::string& text) const;
-  // What is run on, as far as it has a name, and how many are at work.
+  // The device of this process.
+  WorkerDevice own_device() const;
+  // Returns the text of the first process, on all processes; at most 4095 bytes.
+  std::string broadcast(const std::string& text) const;
+  // Returns the name of the processor or device, and the number of workers.
   std::string machine(int workers) const;
 
  private:
   void open_devices(const RunLayout& layout);
-  void meet();
+  void connect_processes();
 
   DeviceRequest request_;
   std::string bootstrap_file_;
@@ -71,7 +72,7 @@ class RunPlace {
   RunDevices devices_;
 };
 
-// Whether this process is the one that speaks, as its launcher says; for what goes wrong before a RunPlace is there.
+// Returns whether this is the process that prints, from the launcher's variables; for errors before RunPlace exists.
 bool is_first_process(const MpiRanks& ranks);
 
 }  // namespace sluice::tools

@@ -28,7 +28,7 @@ double median(std::vector<double> values) {
 
 Duration duration_of(const Timeline& timeline, VertexId v) { return timeline.end[v] - timeline.start[v]; }
 
-// What a rank's optimizer steps and norms go over.
+// Returns the number of parameters of each stage and the maximum per rank, for optimizer steps and norms.
 ParameterCounts parameters_of(const RunPlan& plan) {
   ParameterCounts counts;
   const Schedule& schedule = plan.schedule();
@@ -111,7 +111,7 @@ double Validation::memory_difference() const {
   return most;
 }
 
-Timeline predict(const RunPlan& plan, const CostTable& table) {
+Timeline predicted_timeline(const RunPlan& plan, const CostTable& table) {
   Training training;
   training.tp = plan.layout().tensor;
   training.dp = plan.layout().data;
@@ -122,7 +122,7 @@ Timeline predict(const RunPlan& plan, const CostTable& table) {
 }
 
 Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials) {
-  Validation out{.schedule = plan.schedule().family(), .predicted = predict(plan, table)};
+  Validation out{.schedule = plan.schedule().family(), .predicted = predicted_timeline(plan, table)};
   const Metrics expected = measure(plan.graph(), out.predicted);
   std::vector<Timeline> timelines;
   std::vector<Metrics> metrics;

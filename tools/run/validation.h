@@ -15,17 +15,17 @@
 
 namespace sluice::tools {
 
-// What was predicted of runs of one graph, and what they came to; of each measured value the median over the runs.
-// Differences are measured / predicted - 1.
+// Predicted and measured values of runs of a graph. Measured values are medians over the runs; differences are
+// measured / predicted - 1.
 
-// All vertices of a kind together.
+// All vertices of one kind.
 struct KindValidation {
   RowKind kind = RowKind::F;
   int count = 0;
   double predicted_s = 0;  // the sum of their durations
   double measured_s = 0;
-  // Mean over those predicted to last more than 1 us of |measured - predicted| / predicted, each the median over the
-  // runs; nothing if there are none.
+  // Mean of |measured - predicted| / predicted over the vertices predicted to take more than 1 us, with measured the
+  // median over the runs; empty if there are none.
   std::optional<double> op_error;
 };
 
@@ -33,30 +33,30 @@ struct RankValidation {
   Both<double> busy_s;  // first: predicted; second: measured
   Both<double> bubble_fraction;
   std::int64_t predicted_peak_bytes = 0;
-  std::int64_t held_bytes = 0;   // the most that was held at once in any of the runs
-  std::int64_t arena_bytes = 0;  // that are there to be held
+  std::int64_t held_bytes = 0;   // peak over all runs
+  std::int64_t arena_bytes = 0;  // capacity
 };
 
 struct Validation {
   std::string schedule;
   double predicted_s = 0;
-  std::vector<double> measured_s;  // makespan of each run, in their order
+  std::vector<double> measured_s;  // makespan per run
   Both<double> bubble_fraction;
-  std::vector<KindValidation> kinds;  // those that occur
+  std::vector<KindValidation> kinds;  // kinds that occur
   std::vector<RankValidation> ranks;
   Timeline predicted;
   Timeline nearest;  // the run whose makespan is nearest to the median
 
   double median_s() const;
   double makespan_difference() const { return median_s() / predicted_s - 1; }
-  // Of the rank where it is largest, with its sign.
+  // Returns the signed difference of the rank where it is largest.
   double memory_difference() const;
 };
 
-// The time that the table says `plan` takes. The table must be of its tensor-parallel size and microbatches.
-Timeline predict(const RunPlan& plan, const CostTable& table);
+// Simulates `plan` with the costs of `table`, which must be for its tensor-parallel size and microbatches.
+Timeline predicted_timeline(const RunPlan& plan, const CostTable& table);
 
-// Precondition: there is at least one run.
+// Compares the prediction with the runs, of which there must be at least one.
 Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials);
 
 }  // namespace sluice::tools

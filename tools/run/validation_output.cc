@@ -18,9 +18,9 @@ std::string signed_percent(double fraction) { return fmt::format("{:+.1f} %", 10
 
 double difference(double predicted, double measured) { return predicted > 0 ? measured / predicted - 1 : 0; }
 
-void print_summary(std::span<const Validation> validations, const Tolerances& tolerances) {
-  fmt::print("{:<18} {:>10} {:>10} {:>21} {:>9}  {:>16}  {:>17}\n", "schedule", "predicted", "measured",
-             "least to most", "off by", "bubble", "peak memory off");
+void print_validation_summary(std::span<const Validation> validations, const Tolerances& tolerances) {
+  fmt::print("{:<18} {:>10} {:>10} {:>21} {:>9}  {:>16}  {:>17}\n", "schedule", "predicted", "measured", "min to max",
+             "error", "bubble", "peak memory error");
   for (const Validation& of : validations) {
     const auto [least, most] = std::minmax_element(of.measured_s.begin(), of.measured_s.end());
     fmt::print("{:<18} {:>7} ms {:>7} ms {:>21} {:>9}  {:>7}, {:>7}  {:>17}{}\n", of.schedule, ms(of.predicted_s),
@@ -30,12 +30,13 @@ void print_summary(std::span<const Validation> validations, const Tolerances& to
   }
 }
 
-void print_details(const Validation& of) {
-  fmt::print("\n{:<12} {:>6} {:>14} {:>14} {:>9} {:>14}\n", of.schedule, "count", "predicted", "measured", "off by",
-             "op by op");
+void print_validation_details(const Validation& of) {
+  fmt::print("\n{:<12} {:>6} {:>14} {:>14} {:>9} {:>14}\n", of.schedule, "count", "predicted", "measured", "error",
+             "op error");
   for (const KindValidation& kind : of.kinds) {
-    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9} {:>14}\n", kRowKindNames[static_cast<std::size_t>(kind.kind)], kind.count,
-               ms(kind.predicted_s), ms(kind.measured_s), signed_percent(difference(kind.predicted_s, kind.measured_s)),
+    fmt::print("  {:<10} {:>6} {:>11} ms {:>11} ms {:>9} {:>14}\n", kRowKindNames[static_cast<std::size_t>(kind.kind)],
+               kind.count, ms(kind.predicted_s), ms(kind.measured_s),
+               signed_percent(difference(kind.predicted_s, kind.measured_s)),
                kind.op_error ? percent(*kind.op_error) : "-");
   }
   for (std::size_t rank = 0; rank < of.ranks.size(); ++rank) {
@@ -91,8 +92,8 @@ void print_validations(std::span<const Validation> validations, const Validation
                        const Tolerances& tolerances) {
   fmt::print("{}, {}, {}, {}; costs {}; medians of {} runs\n\n", heading.machine, heading.model, heading.precision,
              heading.transport, heading.costs, validations.front().measured_s.size());
-  print_summary(validations, tolerances);
-  for (const Validation& of : validations) print_details(of);
+  print_validation_summary(validations, tolerances);
+  for (const Validation& of : validations) print_validation_details(of);
 }
 
 std::string validations_json(std::span<const Validation> validations, const ValidationHeading& heading,

@@ -8,7 +8,7 @@
 
 namespace sluice::tools {
 
-// What is outside is marked, and makes the command's exit code.
+// Maximum relative errors. Schedules outside are marked and set the exit code.
 struct Tolerances {
   double makespan = 0.1;
   double memory = 0.05;
@@ -16,7 +16,7 @@ struct Tolerances {
   bool holds(const Validation& validation) const;
 };
 
-// What the predictions were made of, for the heading and the JSON document.
+// The setting of a validation, for the heading and the JSON document.
 struct ValidationHeading {
   std::string machine;
   std::string model;
@@ -25,11 +25,11 @@ struct ValidationHeading {
   std::string costs;  // "measured" or the name of a file
 };
 
-// A line for each schedule, then for each its kinds of ops and its ranks.
+// Prints one line per schedule, then its kinds of ops and its ranks.
 void print_validations(std::span<const Validation> validations, const ValidationHeading& heading,
                        const Tolerances& tolerances);
 
-// One JSON document (schema sluice.validation/1, docs/formats.md).
+// Returns one JSON document (schema sluice.validation/1, docs/formats.md).
 std::string validations_json(std::span<const Validation> validations, const ValidationHeading& heading,
                              const Tolerances& tolerances);
 

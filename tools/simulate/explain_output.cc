@@ -13,7 +13,7 @@
 namespace sluice::tools {
 namespace {
 
-// "embedding, 3 layers".
+// Returns for example "embedding, 3 layers".
 std::string contents_text(const StageContents& held) {
   std::string out;
   const auto add = [&](const std::string& text) { out += (out.empty() ? "" : ", ") + text; };
@@ -26,9 +26,7 @@ std::string contents_text(const StageContents& held) {
 const AnalyticCost& analytic(const Setup& setup) {
   const auto* cost = dynamic_cast<const AnalyticCost*>(&setup.cost());
   if (cost == nullptr) {
-    throw InputError(
-        "--explain: expected the analytic cost, whose ops are made of kernels: measured and uniform ones are "
-        "not");
+    throw InputError("--explain: expected the analytic cost model: measured and uniform costs have no kernels");
   }
   return *cost;
 }
@@ -74,13 +72,13 @@ std::string explain_text(const Setup& setup, std::span<const ExplainedOp> ops) {
     if (op.slice != last) continue;
     if (op.stage != stage) {
       stage = op.stage;
-      fmt::format_to(to, "\nstage {}: {}; on one device, {} x {} tokens", stage, contents_text(cost.contents(stage)),
+      fmt::format_to(to, "\nstage {}: {}; {} x {} tokens per device", stage, contents_text(cost.contents(stage)),
                      op.size.sequences, op.size.tokens);
-      if (last > 0) fmt::format_to(to, " after {}, slice {} of {}", op.size.context, last + 1, last + 1);
+      if (last > 0) fmt::format_to(to, " after a prefix of {}, slice {} of {}", op.size.context, last + 1, last + 1);
       out += '\n';
     }
     fmt::format_to(to, "\n  {:<9}  {:<{}}  {:>6}  {:>10}  {:>10}  {:>10}  {:>7}  limited by\n", op.op, "kernel", width,
-                   "count", "GFLOP", "MB", "time", "share");
+                   "count", "GFLOP", "MB", "time", "percent");
     double flops = 0;
     double bytes = 0;
     int count = 0;
@@ -92,7 +90,7 @@ std::string explain_text(const Setup& setup, std::span<const ExplainedOp> ops) {
       bytes += kernel.bytes;
       if (kernel.limit != Limit::host) count += kernel.count;
     }
-    fmt::format_to(to, "  {:<9}  {:<{}}  {:>6}  {:>10.4g}  {:>10.4g}  {:>10}\n", "", "sum", width, count, flops / 1e9,
+    fmt::format_to(to, "  {:<9}  {:<{}}  {:>6}  {:>10.4g}  {:>10.4g}  {:>10}\n", "", "total", width, count, flops / 1e9,
                    bytes / 1e6, text_of(op.seconds));
   }
   return out;

@@ -10,14 +10,14 @@
 
 namespace sluice::tools {
 
-// What `simulate --explain[=STAGE]` asks for: a stage, or "all" for the first of each content. Of microbatch 0.
-// Throws InputError if there is no such stage, or the scenario's cost knows no kernels.
+// Returns the ops of microbatch 0 for `simulate --explain[=STAGE]`; "all" means the first stage of each content.
+// Throws InputError if the stage does not exist or the scenario's cost is not analytic.
 std::vector<ExplainedOp> explained_ops(const Setup& setup, const std::string& stage);
 
-// A table for each op of the slice with the longest context.
+// Returns one table per op of the last slice, which has the longest context.
 std::string explain_text(const Setup& setup, std::span<const ExplainedOp> ops);
 
-// The member "explain" of `simulate --json` (docs/formats.md), every slice.
+// Returns the member "explain" of `simulate --json` (docs/formats.md), for all slices.
 nlohmann::ordered_json explain_json(std::span<const ExplainedOp> ops);
 
 }  // namespace sluice::tools

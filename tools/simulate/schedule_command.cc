@@ -24,7 +24,7 @@
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct ScheduleOptions {
   std::string name;
   std::string output;
   bool json = false;
@@ -66,17 +66,18 @@ void print_summary(const Schedule& schedule, const OpGraph& graph) {
   if (schedule.num_ranks() > kMostRows) fmt::print("... ({} ranks)\n", schedule.num_ranks());
 }
 
-// What `--check` found.
+// The result of one check of `--check`.
 struct Verdict {
   std::string check;
   bool good = true;
-  bool note = false;  // not good is not an error: the schedule runs, but not in that way
+  bool note = false;  // a failure is no error: the schedule runs, but not with this kind of communication
   std::string detail;
 };
 
-// The checks that a schedule which could be made has not passed yet.
+// Runs the checks that a constructed schedule has not passed yet.
 void check_further(const Schedule& schedule, const std::string& source, std::vector<Verdict>& out) {
-  out.push_back({.check = "ops", .detail = fmt::format("{} ops, each once, on its rank", schedule.num_ops())});
+  out.push_back(
+      {.check = "ops", .detail = fmt::format("{} ops, each exactly once and on its rank", schedule.num_ops())});
   try {
     const OpGraph graph = lower_named(schedule, {}, source);
     out.push_back({.check = "deadlock", .detail = fmt::format("none in {} graph vertices", graph.size())});
@@ -87,31 +88,32 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   const bool own = schedule.has_communication();
   if (own) {
     out.push_back({.check = "communication",
-                   .detail = "each hop has one send and one receive, in one order at both ends of each pair of ranks"});
+                   .detail = "each transfer has one send and one receive, in the same order on both ranks"});
   }
   const Schedule communicating = own ? schedule : with_communication(schedule);
-  const std::string whose = own ? "its own order" : "receives posted when the sender sends, as PyTorch places them";
+  const std::string order = own ? "order of the file" : "receives posted with the matching sends, as in PyTorch";
   for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
                                        std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
-    const std::string ring = hanging_cycle(communicating, exchange);
-    // One by one is stricter than anybody runs: PyTorch and Megatron-LM batch what stands together.
+    const std::string cycle = hanging_ring(communicating, exchange);
+    // One at a time is stricter than practice: PyTorch and Megatron-LM batch adjacent sends and receives.
     out.push_back({.check = name,
-                   .good = ring.empty(),
+                   .good = cycle.empty(),
                    .note = exchange == Exchange::rendezvous,
-                   .detail = ring.empty() ? "all ranks run to the end: " + whose : "hangs: " + ring});
+                   .detail = cycle.empty() ? "all ranks complete: " + order : "hangs: " + cycle});
   }
   if (own) return;
-  Verdict late{.check = "receives posted late", .note = true, .detail = "even receives right before their use will do"};
+  Verdict late{
+      .check = "receives posted late", .note = true, .detail = "receives right before their use also complete"};
   try {
-    const std::string ring = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
-    if (!ring.empty()) late = {late.check, false, true, "hangs: " + ring};
+    const std::string cycle = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    if (!cycle.empty()) late = {late.check, false, true, "hangs: " + cycle};
   } catch (const ScheduleError& error) {
     late = {late.check, false, true, error.what()};
   }
   out.push_back(late);
 }
 
-std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
+std::vector<Verdict> check_schedule(const Scenario& scenario, bool merge_backwards) {
   std::vector<Verdict> out;
   try {
     const Schedule schedule = make_schedule(scenario);
@@ -122,7 +124,7 @@ std::vector<Verdict> check(const Scenario& scenario, bool merge_backwards) {
   return out;
 }
 
-// Prints all verdicts. Throws the first that is an error.
+// Prints all verdicts. Throws ScheduleError for the first that is an error.
 int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
   const auto word = [](const Verdict& verdict) { return verdict.good ? "ok" : verdict.note ? "note" : "error"; };
   const auto failed =
@@ -138,13 +140,13 @@ int print_verdicts(const std::vector<Verdict>& verdicts, bool json) {
     for (const Verdict& v : verdicts) fmt::print("{:<6}{:<33}{}\n", word(v), v.check, v.detail);
   }
   if (good) return kDone;
-  throw ScheduleError(failed->detail);  // said on standard error too
+  throw ScheduleError(failed->detail);
 }
 
-// Writes the schedule as the options say, named for errors.
-int write_schedule(const Options& options, Schedule schedule, const std::string& name) {
+// Writes and prints the schedule as the options ask. `name` is for errors.
+int write_schedule(const ScheduleOptions& options, Schedule schedule, const std::string& name) {
   if (options.merge_backwards) schedule = with_merged_backwards(schedule);
-  const OpGraph graph = lower_named(schedule, {}, name);  // finds deadlocks
+  const OpGraph graph = lower_named(schedule, {}, name);  // throws for deadlocks
   const bool csv = options.output.ends_with(".csv");
   const bool own = schedule.has_communication();
   const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
@@ -159,7 +161,7 @@ int write_schedule(const Options& options, Schedule schedule, const std::string&
   return kDone;
 }
 
-int automatic_schedule(const Options& options, const Scenario& scenario) {
+int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario) {
   const PlannedSetup planned = planned_with_progress(scenario);
   const Schedule& schedule = planned.setup->schedule();
   if (options.check) {
@@ -171,17 +173,17 @@ int automatic_schedule(const Options& options, const Scenario& scenario) {
   return write_schedule(options, schedule, kAutomatic);
 }
 
-int schedule_command(const Options& options) {
+int schedule_command(const ScheduleOptions& options) {
   const bool csv = options.output.ends_with(".csv");
   if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
     throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
   }
   nlohmann::json document = options.flags->document("");
-  if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // it has keys of its own
+  if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // which enables its keys
   Scenario scenario = ScenarioFlags::read(document, "");
   if (!options.name.empty()) scenario.schedule = options.name;
   if (scenario.schedule == kAutomatic) return automatic_schedule(options, scenario);
-  if (options.check) return print_verdicts(check(scenario, options.merge_backwards), options.json);
+  if (options.check) return print_verdicts(check_schedule(scenario, options.merge_backwards), options.json);
   return write_schedule(options, make_schedule(scenario), scenario.schedule);
 }
 }  // namespace
@@ -189,8 +191,7 @@ int schedule_command(const Options& options) {
 Subcommand add_schedule_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "schedule",
-      "Makes a schedule of a family, or reads one from a file, and checks it: every op once, on "
-      "its rank, no deadlock.\n\n"
+      "Generate a schedule or read one from a file, check it, and write it as JSON or CSV.\n\n"
       "Examples:\n"
       "  sluice schedule zb-v --pp 4 --microbatches 8 -o zbv.json\n"
       "  sluice schedule interleaved-1f1b --pp 4 --vpp 2 --microbatches 8 --json\n"
@@ -199,21 +200,22 @@ Subcommand add_schedule_command(CLI::App& app) {
       "  sluice schedule dualpipe-v --pp 4 --microbatches 8 -o dualpipev.csv\n"
       "  sluice schedule zb-h1 --pp 4 --microbatches 8 --communication -o zbh1_comms.csv\n"
       "  sluice schedule zbh1_comms.csv --check\n\n"
-      "--check prints a line for each check. Errors, with exit code 4: an op that is missing, double "
-      "or misplaced; a deadlock; communication without its partner or in another order than the "
-      "partner's; ranks that hang without buffers when neighbouring sends and receives go together. "
-      "Notes: it hangs when they go one by one, or when each receive is posted only before its use.");
-  const auto options = std::make_shared<Options>();
+      "--check prints one line per check. Errors are ops that are missing, duplicate or misplaced, deadlocks, sends "
+      "and receives that do not match, and hangs of unbuffered communication with adjacent sends and receives batched. "
+      "Notes report hangs that occur only if they are not batched, or if receives are posted right before their use.");
+  command->group("Schedules");
+  command->footer("Exit codes: 0 success, 2 wrong input, 4 invalid schedule.");
+  const auto options = std::make_shared<ScheduleOptions>();
   command->add_option("name", options->name,
-                      "a family ('sluice schedules' lists them), a schedule file, or auto: one made for these costs");
+                      "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one");
   command->add_option("-o,--output", options->output,
-                      "write it to this file: .json (sluice.schedule/1) or .csv (PyTorch's)");
-  command->add_flag("--check", options->check, "run every check and print what each found");
+                      "Write the schedule to this file: .json (sluice.schedule/1) or .csv (PyTorch's format)");
+  command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
   command->add_flag("--communication", options->communication,
-                    "write sends and receives too: the file's own, or else where PyTorch places them");
+                    "Write sends and receives too: those of the file, or else placed as PyTorch does (default: off)");
   command->add_flag("--merge-backward", options->merge_backwards,
-                    "make each I that its W directly follows one B, as PyTorch does");
-  command->add_flag("--json", options->json, "the schedule itself as JSON on standard output");
+                    "Merge each I with a W that directly follows it into one B, as PyTorch does (default: off)");
+  command->add_flag("--json", options->json, "Print the schedule as JSON");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   return {command, [options] { return schedule_command(*options); }};
 }

@@ -20,12 +20,12 @@ std::string parameters(const Family& family) {
 void print_table() {
   for (const Family& family : all_families()) {
     fmt::print("{:<20} {}\n", family.name, family.summary);
-    fmt::print("{:<20}   {}{}{}\n", "", parameters(family), family.split_backward ? "; I and W apart" : "",
-               family.replicas > 1 ? "; each stage on two ranks" : "");
+    fmt::print("{:<20}   {}{}{}\n", "", parameters(family), family.split_backward ? "; split backward (I and W)" : "",
+               family.replicas > 1 ? "; two replicas of each stage" : "");
     if (!family.aliases.empty()) fmt::print("{:<20}   also {}\n", "", fmt::join(family.aliases, ", "));
     fmt::print("{:<20}   {}\n", "", family.source);
   }
-  fmt::print("\nNo family: auto makes a schedule for given costs and memory (sluice simulate --schedule auto).\n");
+  fmt::print("\nBesides these families, --schedule auto searches for a schedule for given costs and memory.\n");
 }
 
 void print_json() {
@@ -50,12 +50,13 @@ void print_json() {
 
 Subcommand add_schedules_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("schedules",
-                                         "Lists the schedule families, their parameters and what each is for.\n\n"
+                                         "List the schedule families, with their parameters, purpose and source.\n\n"
                                          "Examples:\n"
                                          "  sluice schedules\n"
                                          "  sluice schedules --json");
+  command->group("Schedules");
   const auto json = std::make_shared<bool>(false);
-  command->add_flag("--json", *json, "one JSON document (sluice.families/1) on standard output");
+  command->add_flag("--json", *json, "Print one JSON document (sluice.families/1)");
   return {command, [json] {
             if (*json) {
               print_json();

@@ -10,7 +10,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/progress.h"
@@ -20,16 +20,16 @@
 #include "tools/simulate/simulation_output.h"
 #include "tools/simulate/simulation_report.h"
 #include "tools/simulate/sweep.h"
-#include "traces/chrome_trace.h"
-#include "traces/curve.h"
-#include "traces/figure.h"
-#include "traces/gantt.h"
-#include "traces/op_table.h"
+#include "traces/chrome/chrome_trace.h"
+#include "traces/figure/curve.h"
+#include "traces/figure/figure.h"
+#include "traces/text/gantt.h"
+#include "traces/text/op_table.h"
 
 namespace sluice::tools {
 namespace {
 
-struct Options {
+struct SimulateOptions {
   std::string file;
   bool json = false;
   bool gantt = false;
@@ -38,7 +38,7 @@ struct Options {
   std::vector<int> trace_ranks;
   bool trace_idle = false;
   std::string ops;
-  std::string explain;  // a stage, "true" for all distinct ones, or empty
+  std::string explain;  // a stage, "true" for all distinct stages, or empty
   std::string csv;
   std::vector<std::string> sweep;
   std::string colour = "auto";
@@ -50,7 +50,7 @@ struct Options {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-void write_trace(const Options& options, const Setup& setup, const Prediction& prediction) {
+void write_trace(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
   const TraceOptions trace{.ranks = options.trace_ranks,
                            .scenario = options.flags->document(options.file).dump(),
                            .idle = options.trace_idle};
@@ -60,8 +60,8 @@ void write_trace(const Options& options, const Setup& setup, const Prediction& p
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
-// The figure and the report, of one run or two.
-void draw(const Options& options, const Setup& setup, const Prediction& prediction) {
+// Writes the figure and the report of one run or two.
+void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
   const auto document = options.flags->document(options.file);
   std::optional<SimulatedRun> second;
   if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
@@ -76,7 +76,7 @@ void draw(const Options& options, const Setup& setup, const Prediction& predicti
   }
 }
 
-int simulate_one(const Options& options) {
+int simulate_one(const SimulateOptions& options) {
   const PlannedSetup planned = planned_with_progress(options.flags->scenario(options.file));
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
@@ -97,13 +97,14 @@ int simulate_one(const Options& options) {
     write_file_whole(options.ops,
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
-  if (pictures) draw(options, setup, prediction);
+  if (pictures) write_pictures(options, setup, prediction);
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
   if (!fits && fit_advice_is_quick(setup)) {
     remedies = what_would_fit(setup);
   } else if (!fits) {
-    fmt::print(stderr, "sluice: {} graph vertices are too many to try what would make it fit\n", setup.graph().size());
+    fmt::print(stderr, "sluice: the graph has {} vertices, too many to search for configurations that fit\n",
+               setup.graph().size());
   }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction, explained, remedies, automatic));
@@ -116,11 +117,11 @@ int simulate_one(const Options& options) {
       fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
     }
   }
-  return fits ? kDone : kAnswerIsNo;
+  return fits ? kDone : kNotFeasible;
 }
 
-// Exit code 3 if nothing of what was asked fits, 2 with the first error if nothing could be asked.
-int simulate_sweep(const Options& options) {
+// Returns exit code 3 if no combination fits. Throws the first error if no combination can be simulated.
+int simulate_sweep(const SimulateOptions& options) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
   const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes));
@@ -130,29 +131,30 @@ int simulate_sweep(const Options& options) {
     any |= point.result.has_value();
     any_fits |= point.result && point.result->fits.value_or(true);
   }
-  if (!any) throw InputError("--sweep: no combination can be simulated; the first: " + sweep.points.front().error);
+  if (!any)
+    throw InputError("--sweep: no combination can be simulated; the first error: " + sweep.points.front().error);
   if (!options.csv.empty()) write_file_whole(options.csv, sweep_csv(sweep));
   if (!options.svg.empty()) write_file_whole(options.svg, svg_curve(sweep_chart(sweep)));
   fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
-  return any_fits ? kDone : kAnswerIsNo;
+  return any_fits ? kDone : kNotFeasible;
 }
 
-int simulate_command(const Options& options) {
-  const auto refuse = [](bool given, const char* what) {
-    if (given) throw InputError(fmt::format("simulate: {}", what));
+int simulate_command(const SimulateOptions& options) {
+  const auto refuse = [](bool given, const char* rule) {
+    if (given) throw InputError(fmt::format("simulate: {}", rule));
   };
-  refuse(options.json && options.gantt, "--json prints one document: give it or --gantt, not both");
+  refuse(options.json && options.gantt, "--json and --gantt exclude each other");
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
-         "--compare-with adds a second run to a picture: give --report or --svg too");
+         "--compare-with needs --report or --svg");
   refuse(options.figure.transfers && options.svg.empty(), "--svg-transfers needs --svg");
   if (options.sweep.empty()) {
-    refuse(!options.csv.empty(), "--csv is the table of a --sweep; --ops writes a table of the ops");
+    refuse(!options.csv.empty(), "--csv needs --sweep; --ops writes a table of the ops");
     return simulate_one(options);
   }
   refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
              !options.compare_with.empty() || !options.explain.empty(),
-         "--sweep predicts many runs: --gantt, --trace, --ops, --explain, --report and --compare-with show one");
+         "--sweep excludes --gantt, --trace, --ops, --explain, --report and --compare-with, which show one run");
   return simulate_sweep(options);
 }
 
@@ -161,54 +163,65 @@ int simulate_command(const Options& options) {
 Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> arguments) {
   CLI::App* command = app.add_subcommand(
       "simulate",
-      "Predicts time, bubbles and memory of one iteration.\n\n"
+      "Predict the time, bubbles and memory of one training iteration.\n\n"
       "Examples:\n"
       "  sluice simulate examples/llama3-8b-zbv-h100.json --gantt\n"
       "  sluice simulate examples/gpt3-175b-a100.json --schedule 1f1b --vpp 1 --trace timeline.json.gz\n"
       "  sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --json\n"
-      "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 --pp 4 --tp 2 --gbs 64 "
-      "--seq-length 8192\n"
-      "  sluice simulate --schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8,comm=1 --memory-cap 4mb "
-      "--time-budget 5\n"
+      "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 \\\n"
+      "      --pp 4 --tp 2 --gbs 64 --seq-length 8192\n"
+      "  sluice simulate --schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8,comm=1 \\\n"
+      "      --memory-cap 4mb --time-budget 5\n"
       "  sluice simulate examples/gpt3-175b-a100.json --sweep vpp=1,2,3,6 --sweep mbs=1,2 --csv sweep.csv\n"
-      "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05 --trials 1000\n\n"
-      "Exit codes: 0 done, 2 wrong input, 3 does not fit in memory (of auto: no schedule does), 4 invalid schedule");
-  const auto options = std::make_shared<Options>();
+      "  sluice simulate examples/gpt3-175b-a100.json --slow-rank 7=1.1 --jitter lognormal:0.05\n\n"
+      "The scenario is a file, flags, or both; flags override the file.");
+  command->group("Predict and plan");
+  command->footer(
+      "Exit codes: 0 success, 2 wrong input, 3 does not fit in memory (with --schedule auto: no schedule fits), "
+      "4 invalid schedule.");
+  const auto options = std::make_shared<SimulateOptions>();
   options->arguments = std::move(arguments);
-  command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
-  command->add_flag("--json", options->json, "one JSON document (sluice.simulation/1) on standard output");
-  command->add_flag("--gantt", options->gantt, "draw the timeline as text");
-  command->add_option("--width", options->width, "columns of the drawing (default: the terminal's)")
+  command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.simulation/1)");
+  command->add_flag("--gantt", options->gantt, "Print the timeline as a text Gantt chart");
+  command
+      ->add_option("--width", options->width,
+                   "Width of the Gantt chart in columns, 10 to 100000 (default: the terminal's)")
       ->check(CLI::Range(10, 100000));
-  command->add_option("--color", options->colour, "auto, always or never")
+  command->add_option("--color", options->colour, "When to color the Gantt chart (default: auto)")
       ->check(CLI::IsMember({"auto", "always", "never"}));
-  command->add_option("--trace", options->trace, "write a Chrome trace for Perfetto; gzipped if the name ends in .gz");
-  command->add_option("--trace-ranks", options->trace_ranks, "only these pipeline ranks: a,b,c")->delimiter(',');
-  command->add_flag("--trace-idle", options->trace_idle, "show idle time and its causes in the trace");
-  command->add_option(
-      "--ops", options->ops,
-      "write a CSV with a row an op: times, slack, whether it is on the longest path, what it waited for");
-  command->add_flag(
-      "--explain", options->explain,
-      "what the ops of each distinct stage, or of one (--explain=STAGE), are made of: each kernel's FLOPs, "
-      "bytes, time, and what limits it");
+  command->add_option("--trace", options->trace,
+                      "Write a Chrome trace for Perfetto to this file; gzipped if the name ends in .gz");
+  command
+      ->add_option("--trace-ranks", options->trace_ranks,
+                   "Pipeline ranks that the trace holds, as a,b,c (default: all)")
+      ->delimiter(',');
+  command->add_flag("--trace-idle", options->trace_idle, "Add idle time and its causes to the trace (default: off)");
+  command->add_option("--ops", options->ops,
+                      "Write a CSV file with one row per op: times, slack, critical path, and the cause of its wait");
+  command->add_flag("--explain", options->explain,
+                    "Print the kernels of each distinct stage, or of one (--explain=STAGE): FLOPs, bytes, time and "
+                    "the limiting resource");
   command
       ->add_option("--sweep", options->sweep,
-                   "key=a,b,c: predict each value of a flag (pp, schedule, ...) or a place in the scenario "
-                   "(parallelism/pp); repeated: all combinations")
+                   "KEY=a,b,c: predict each value of a flag (pp, schedule, ...) or scenario key (parallelism/pp); "
+                   "repeat for all combinations")
       ->expected(1)
       ->take_all();
-  command->add_option("--csv", options->csv, "write the sweep's table to this file");
+  command->add_option("--csv", options->csv, "Write the table of the sweep to this CSV file");
   command->add_option("--svg", options->svg,
-                      "write a figure: timeline and memory of the run; of a sweep, a curve over its first key");
-  command->add_option("--svg-width", options->figure.width, "of the figure, in px (1/96 inch)")
+                      "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
+  command
+      ->add_option(
+          "--svg-width", options->figure.width,
+          fmt::format("Width of the figure in px (1/96 inch), 240 to 20000 (default {})", FigureOptions{}.width))
       ->check(CLI::Range(240.0, 20000.0));
-  command->add_flag("--svg-transfers", options->figure.transfers, "draw what moves between ranks in the figure");
-  command->add_option("--report", options->report,
-                      "write a page that shows all of it and needs nothing else: report.html");
-  command->add_option(
-      "--compare-with", options->compare_with,
-      "a second run on the time axis of --report or --svg: a scenario file, or a family or auto for this scenario");
+  command->add_flag("--svg-transfers", options->figure.transfers,
+                    "Draw point-to-point transfers in the figure (default: off)");
+  command->add_option("--report", options->report, "Write a self-contained HTML report to this file");
+  command->add_option("--compare-with", options->compare_with,
+                      "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
+                      "scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   return {command, [options] { return simulate_command(*options); }};
 }

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "tools/simulate/explain_output.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::size_t kMostPathOps = 1000;  // in JSON; the table of ops marks all
+constexpr std::size_t kMostPathOps = 1000;  // in JSON; --ops writes all
 constexpr double kQuantiles[] = {0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1};
 
 OrderedJson by_class(const BytesByClass& bytes) {
@@ -73,7 +73,7 @@ OrderedJson trials_json(const Perturbation& perturbation, const Trials& trials) 
   return out;
 }
 
-// "warm-up 41 %   drain 49 %": shares of all idle time, of causes that occur.
+// Returns for example "warm-up 41 %   drain 49 %", in percent of all idle time, without causes that do not occur.
 std::string idle_line(const Prediction& prediction) {
   static constexpr std::array<std::string_view, kNumIdleCauses> kWords = {
       "warm-up", "drain", "waiting for a sender", "waiting for a slice", "waiting for a link", "optimizer", "other"};
@@ -89,7 +89,7 @@ std::string idle_line(const Prediction& prediction) {
   return out;
 }
 
-// "F0@0 → F0@1 → … → B7@0   (97 % compute, 3 % transfers)".
+// Returns for example "F0@0 → F0@1 → … → B7@0   (97 % compute, 3 % transfers)".
 std::string path_line(const OpGraph& graph, const Prediction& prediction) {
   constexpr std::size_t kEnds = 5;  // ops shown at either end
   const CriticalPath& path = prediction.critical_path;
@@ -119,33 +119,183 @@ std::string path_line(const OpGraph& graph, const Prediction& prediction) {
   if (all <= 0) return out;
   out += "   (";
   bool first = true;
-  const auto share = [&](Duration part, std::string_view name) {
+  const auto add = [&](Duration part, std::string_view name) {
     if (part <= Duration::zero()) return;
     fmt::format_to(std::back_inserter(out), "{}{:.1f} % {}", first ? "" : ", ", 100 * to_seconds(part) / all, name);
     first = false;
   };
-  share(path.compute, "compute");
-  share(path.transfer + path.latency, "transfers");
-  share(path.collective, "collectives");
-  share(path.optimizer, "optimizer");
+  add(path.compute, "compute");
+  add(path.transfer + path.latency, "transfers");
+  add(path.collective, "collectives");
+  add(path.optimizer, "optimizer");
   return out + ")";
 }
 
-// By how much it fits or does not, and what would help.
+// Returns the free or missing memory, and the configurations that would fit.
 std::string fit_text(const Prediction& prediction, std::span<const Remedy> remedies) {
   const Fit& fit = *prediction.fit;
   const auto capacity = static_cast<double>(fit.capacity_bytes);
   const double free = capacity - static_cast<double>(fit.needed_bytes);
   if (fit.fits) return fmt::format(", {:.1f} GiB free", free / kGiB);
   std::string out =
-      fmt::format("\n  does not fit by {:.1f} GiB, {:.1f} % of what there is", -free / kGiB, -100 * free / capacity);
+      fmt::format("\n  exceeds the device memory by {:.1f} GiB ({:.1f} %)", -free / kGiB, -100 * free / capacity);
   const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-  out += remedies.empty() ? "; no change that was tried makes it fit" : "; it would with";
+  out += remedies.empty() ? "; none of the changes tried makes it fit" : "; fits with";
   for (const Remedy& remedy : remedies) {
-    fmt::format_to(std::back_inserter(out), "\n    {:<48} {:>6.1f} GiB  {:.2f} x the time", remedy.flags,
+    fmt::format_to(std::back_inserter(out), "\n    {:<48} {:>6.1f} GiB  {:.2f}x the time", remedy.flags,
                    static_cast<double>(remedy.needed_bytes) / kGiB, remedy.iteration_s / seconds);
   }
   return out;
+}
+
+OrderedJson automatic_json(const AutoResult& automatic) {
+  OrderedJson out = {{"lower_bound_s", to_seconds(automatic.lower_bound)},
+                     {"gap", automatic.gap()},
+                     {"found_by", automatic.found_by},
+                     {"placement", automatic.placement},
+                     {"first_makespan_s", to_seconds(automatic.first_makespan)},
+                     {"first_seconds", automatic.first_seconds},
+                     {"seconds", automatic.seconds},
+                     {"evaluations", automatic.evaluations}};
+  if (!automatic.best_family.empty()) {
+    out["best_family"] = automatic.best_family;
+    out["best_family_makespan_s"] = to_seconds(automatic.best_family_makespan);
+  }
+  return out;
+}
+
+OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
+  OrderedJson ranks = OrderedJson::array();
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    const RankMetrics& of = prediction.metrics.ranks[rank];
+    const RankMemory& memory = prediction.memory[rank];
+    ranks.push_back({{"rank", rank},
+                     {"busy_s", to_seconds(of.busy)},
+                     {"peak_in_flight", of.peak_in_flight},
+                     {"peak_memory_bytes", memory.peak_bytes},
+                     {"peak_memory_at_s", to_seconds(memory.peak_time)},
+                     {"memory_at_peak_bytes", by_class(memory.at_peak)},
+                     {"weight_versions", num_weight_versions(schedule, rank)},
+                     {"first_start_s", to_seconds(of.first_start)},
+                     {"last_end_s", to_seconds(of.last_end)},
+                     {"idle", idle_json(prediction.idle[rank])}});
+  }
+  return ranks;
+}
+
+OrderedJson calibration_json(const Correction& correction, const Correction::Interval& corrected) {
+  return {
+      {"scale", correction.scale},        {"fixed_s", correction.fixed_s}, {"measurements", correction.measurements},
+      {"iteration_s", corrected.seconds}, {"low_s", corrected.low_s},      {"high_s", corrected.high_s},
+      {"confidence", kConfidence}};
+}
+
+OrderedJson fit_json(const Fit& fit, std::span<const Remedy> remedies) {
+  OrderedJson out = {{"rank", fit.rank},
+                     {"needed_bytes", fit.needed_bytes},
+                     {"capacity_bytes", fit.capacity_bytes},
+                     {"headroom_bytes", fit.capacity_bytes - fit.needed_bytes}};
+  if (fit.fits) return out;
+  out["would_fit"] = OrderedJson::array();
+  for (const Remedy& remedy : remedies) {
+    out["would_fit"].push_back(
+        {{"flags", remedy.flags}, {"iteration_s", remedy.iteration_s}, {"needed_bytes", remedy.needed_bytes}});
+  }
+  return out;
+}
+
+// "1f1b: 4 ranks x 1 chunks, 8 microbatches; gpt3-175b: tp 8, pp 16, dp 8; 128 x dgx-a100".
+std::string setting_line(const Setup& setup) {
+  const Schedule& schedule = setup.schedule();
+  std::string out;
+  const auto to = std::back_inserter(out);
+  fmt::format_to(to, "{}: {} ranks x {} chunks, {} microbatches", schedule.family(), schedule.num_ranks(),
+                 schedule.num_chunks(), schedule.num_microbatches());
+  if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
+  if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());
+  if (setup.scenario().model) {
+    const Training& training = setup.scenario().training;
+    fmt::format_to(to, "; {}: tp {}, pp {}, dp {}", setup.scenario().model->name, training.tp, training.pp,
+                   training.dp);
+    if (training.cp > 1) fmt::format_to(to, ", cp {}", training.cp);
+    if (training.ep > 1) fmt::format_to(to, ", ep {}", training.ep);
+  }
+  if (setup.scenario().cluster) {
+    fmt::format_to(to, "; {} x {}", setup.scenario().cluster->nodes, setup.scenario().cluster->name);
+  }
+  return out;
+}
+
+// The iteration time, throughput and memory.
+std::string iteration_line(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies) {
+  std::string out;
+  const auto to = std::back_inserter(out);
+  if (prediction.corrected) {
+    const auto shown = [](double seconds) { return time_text(from_seconds(seconds, "iteration")); };
+    fmt::format_to(to, "\n  iteration {} (90 % interval {} to {}; {} before calibration with {} measurements)",
+                   shown(prediction.corrected->seconds), shown(prediction.corrected->low_s),
+                   shown(prediction.corrected->high_s), time_text(prediction.iteration),
+                   setup.scenario().correction->measurements);
+  } else {
+    fmt::format_to(to, "\n  iteration {}", time_text(prediction.iteration));
+  }
+  if (prediction.throughput.tokens_per_s > 0) {
+    fmt::format_to(to, "    tokens/s {}", grouped(prediction.throughput.tokens_per_s));
+  }
+  if (prediction.throughput.model_tflops_per_device > 0) {
+    fmt::format_to(to, "    {:.1f} TFLOP/s per device", prediction.throughput.model_tflops_per_device);
+  }
+  if (prediction.throughput.mfu > 0) fmt::format_to(to, "    MFU {:.1f} %", 100 * prediction.throughput.mfu);
+  if (prediction.fit) {
+    fmt::format_to(to, "    memory {:.1f} / {:.1f} GiB (rank {})",
+                   static_cast<double>(prediction.fit->needed_bytes) / kGiB,
+                   static_cast<double>(prediction.fit->capacity_bytes) / kGiB, prediction.fit->rank);
+    if (!prediction.fit->fits) out += "  DOES NOT FIT";
+    out += fit_text(prediction, remedies);
+  }
+  return out;
+}
+
+// One row per rank; the middle of a long list is omitted.
+std::string rank_table(const Setup& setup, const Prediction& prediction) {
+  const Schedule& schedule = setup.schedule();
+  const Metrics& metrics = prediction.metrics;
+  std::string out;
+  const auto to = std::back_inserter(out);
+  const bool bytes = setup.graph().has_bytes();
+  fmt::format_to(to, "\n  rank   busy  in flight  first start    last end{}\n",
+                 bytes ? "  peak GiB  weights  grads  optim.  activ.    k/v  buffers  reached" : "");
+  constexpr int kMostRows = 32;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    if (schedule.num_ranks() > kMostRows && rank == kMostRows / 2) {
+      rank = schedule.num_ranks() - kMostRows / 2;
+      fmt::format_to(to, "   ... ({} ranks omitted; see --json)\n", schedule.num_ranks() - kMostRows);
+    }
+    const RankMetrics& of = metrics.ranks[rank];
+    const double busy = metrics.makespan.count() > 0 ? to_seconds(of.busy) / to_seconds(metrics.makespan) : 0;
+    fmt::format_to(to, "  {:>4}  {:4.1f}%  {:>9.4g}  {:>11}  {:>10}", rank, 100 * busy, of.peak_in_flight,
+                   time_text(of.first_start), time_text(of.last_end));
+    if (bytes) {
+      const RankMemory& memory = prediction.memory[rank];
+      const auto gib = [&](MemoryClass c) {
+        return static_cast<double>(memory.at_peak[static_cast<std::size_t>(c)]) / kGiB;
+      };
+      fmt::format_to(to, "  {:>8.2f}  {:>7.2f}  {:>5.2f}  {:>6.2f}  {:>6.2f}  {:>5.2f}  {:>7.2f}  {}",
+                     static_cast<double>(memory.peak_bytes) / kGiB, gib(MemoryClass::weights),
+                     gib(MemoryClass::gradients), gib(MemoryClass::optimizer), gib(MemoryClass::activations),
+                     gib(MemoryClass::keys_values), gib(MemoryClass::buffers), time_text(memory.peak_time));
+    }
+    out += '\n';
+  }
+  return out;
+}
+
+std::string trials_line(const Perturbation& perturbation, const Trials& trials) {
+  return fmt::format("  {} trials of {}: makespan mean {}, standard deviation {}; 5 % {}, median {}, 95 % {}, max {}\n",
+                     trials.makespans.size(), to_string(perturbation.jitter),
+                     time_text(from_seconds(trials.mean_s, "mean")),
+                     time_text(from_seconds(trials.deviation_s, "deviation")), time_text(trials.quantile(0.05)),
+                     time_text(trials.quantile(0.5)), time_text(trials.quantile(0.95)), time_text(trials.quantile(1)));
 }
 
 }  // namespace
@@ -164,42 +314,14 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
                      {"batches", schedule.num_batches()},
                      {"slices", schedule.max_slices()},
                      {"slice_lengths", schedule.shapes()[0].slice_lengths}};
-  if (automatic != nullptr) {
-    out["auto"] = {{"lower_bound_s", to_seconds(automatic->lower_bound)},
-                   {"gap", automatic->gap()},
-                   {"found_by", automatic->found_by},
-                   {"placement", automatic->placement},
-                   {"first_makespan_s", to_seconds(automatic->first_makespan)},
-                   {"first_seconds", automatic->first_seconds},
-                   {"seconds", automatic->seconds},
-                   {"evaluations", automatic->evaluations}};
-    if (!automatic->best_family.empty()) {
-      out["auto"]["best_family"] = automatic->best_family;
-      out["auto"]["best_family_makespan_s"] = to_seconds(automatic->best_family_makespan);
-    }
-  }
+  if (automatic != nullptr) out["auto"] = automatic_json(*automatic);
   out["makespan_s"] = to_seconds(metrics.makespan);
   out["ideal_s"] = to_seconds(metrics.ideal);
   out["bubble_fraction"] = metrics.bubble_fraction;
   out["bubble_over_ideal"] = metrics.bubble_over_ideal;
   out["span_s"] = to_seconds(metrics.span);
   out["period_s"] = to_seconds(prediction.period);
-  OrderedJson ranks = OrderedJson::array();
-  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const RankMetrics& of = metrics.ranks[rank];
-    const RankMemory& memory = prediction.memory[rank];
-    ranks.push_back({{"rank", rank},
-                     {"busy_s", to_seconds(of.busy)},
-                     {"peak_in_flight", of.peak_in_flight},
-                     {"peak_memory_bytes", memory.peak_bytes},
-                     {"peak_memory_at_s", to_seconds(memory.peak_time)},
-                     {"memory_at_peak_bytes", by_class(memory.at_peak)},
-                     {"weight_versions", num_weight_versions(schedule, rank)},
-                     {"first_start_s", to_seconds(of.first_start)},
-                     {"last_end_s", to_seconds(of.last_end)},
-                     {"idle", idle_json(prediction.idle[rank])}});
-  }
-  out["ranks"] = std::move(ranks);
+  out["ranks"] = ranks_json(schedule, prediction);
   out["idle"] = idle_json(total_idle(prediction));
   out["critical_path"] = critical_path_json(setup.graph(), prediction);
   out["throughput"] = {{"tokens_per_s", prediction.throughput.tokens_per_s},
@@ -207,28 +329,11 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
                        {"hardware_tflops_per_device", prediction.throughput.hardware_tflops_per_device},
                        {"mfu", prediction.throughput.mfu}};
   if (prediction.corrected) {
-    out["calibration"] = {{"scale", setup.scenario().correction->scale},
-                          {"fixed_s", setup.scenario().correction->fixed_s},
-                          {"measurements", setup.scenario().correction->measurements},
-                          {"iteration_s", prediction.corrected->seconds},
-                          {"low_s", prediction.corrected->low_s},
-                          {"high_s", prediction.corrected->high_s},
-                          {"confidence", kConfidence}};
+    out["calibration"] = calibration_json(*setup.scenario().correction, *prediction.corrected);
   }
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;
-    out["memory"] = {{"rank", prediction.fit->rank},
-                     {"needed_bytes", prediction.fit->needed_bytes},
-                     {"capacity_bytes", prediction.fit->capacity_bytes},
-                     {"headroom_bytes", prediction.fit->capacity_bytes - prediction.fit->needed_bytes}};
-    if (!prediction.fit->fits) {
-      OrderedJson would_fit = OrderedJson::array();
-      for (const Remedy& remedy : remedies) {
-        would_fit.push_back(
-            {{"flags", remedy.flags}, {"iteration_s", remedy.iteration_s}, {"needed_bytes", remedy.needed_bytes}});
-      }
-      out["memory"]["would_fit"] = std::move(would_fit);
-    }
+    out["memory"] = fit_json(*prediction.fit, remedies);
   }
   if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
   if (!explained.empty()) out["explain"] = explain_json(explained);
@@ -238,9 +343,9 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
 std::string automatic_line(const AutoResult& automatic) {
   std::string out = fmt::format("auto: {}, {} placement", automatic.found_by, automatic.placement);
   if (automatic.makespan == automatic.lower_bound) {
-    out += "; optimal: as fast as the lower bound";
+    out += "; optimal: equal to the lower bound";
   } else {
-    out += fmt::format("; {:.2f} % over the lower bound {}", 100 * automatic.gap(), time_text(automatic.lower_bound));
+    out += fmt::format("; {:.2f} % above the lower bound {}", 100 * automatic.gap(), time_text(automatic.lower_bound));
   }
   if (!automatic.best_family.empty() && automatic.best_family != automatic.found_by) {
     out += fmt::format("; best family {} {}", automatic.best_family, time_text(automatic.best_family_makespan));
@@ -250,87 +355,17 @@ std::string automatic_line(const AutoResult& automatic) {
 
 std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies,
                              const AutoResult* automatic) {
-  const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
-  std::string out;
+  std::string out = setting_line(setup) + iteration_line(setup, prediction, remedies);
   const auto to = std::back_inserter(out);
-  fmt::format_to(to, "{}: {} ranks x {} chunks, {} microbatches", schedule.family(), schedule.num_ranks(),
-                 schedule.num_chunks(), schedule.num_microbatches());
-  if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
-  if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());
-  if (setup.scenario().model) {
-    const Training& training = setup.scenario().training;
-    fmt::format_to(to, "; {}: tp {}, pp {}, dp {}", setup.scenario().model->name, training.tp, training.pp,
-                   training.dp);
-    if (training.cp > 1) fmt::format_to(to, ", cp {}", training.cp);
-    if (training.ep > 1) fmt::format_to(to, ", ep {}", training.ep);
-  }
-  if (setup.scenario().cluster) {
-    fmt::format_to(to, "; {} x {}", setup.scenario().cluster->nodes, setup.scenario().cluster->name);
-  }
-  if (prediction.corrected) {
-    const auto shown = [](double seconds) { return time_text(from_seconds(seconds, "iteration")); };
-    fmt::format_to(to, "\n  iteration {} ({} to {}, nine times of ten; {} before calibration on {} measured)",
-                   shown(prediction.corrected->seconds), shown(prediction.corrected->low_s),
-                   shown(prediction.corrected->high_s), time_text(prediction.iteration),
-                   setup.scenario().correction->measurements);
-  } else {
-    fmt::format_to(to, "\n  iteration {}", time_text(prediction.iteration));
-  }
-  if (prediction.throughput.tokens_per_s > 0) {
-    fmt::format_to(to, "    tokens/s {}", grouped(prediction.throughput.tokens_per_s));
-  }
-  if (prediction.throughput.model_tflops_per_device > 0) {
-    fmt::format_to(to, "    {:.1f} TFLOP/s a device", prediction.throughput.model_tflops_per_device);
-  }
-  if (prediction.throughput.mfu > 0) fmt::format_to(to, "    MFU {:.1f} %", 100 * prediction.throughput.mfu);
-  if (prediction.fit) {
-    fmt::format_to(to, "    memory {:.1f} / {:.1f} GiB (rank {})",
-                   static_cast<double>(prediction.fit->needed_bytes) / kGiB,
-                   static_cast<double>(prediction.fit->capacity_bytes) / kGiB, prediction.fit->rank);
-    if (!prediction.fit->fits) out += "  DOES NOT FIT";
-    out += fit_text(prediction, remedies);
-  }
   fmt::format_to(to, "\n  makespan {}    bubble {:.1f} % of the time, {:.1f} % over ideal    span {}    period {}\n",
                  time_text(metrics.makespan), 100 * metrics.bubble_fraction, 100 * metrics.bubble_over_ideal,
                  time_text(metrics.span), time_text(prediction.period));
   if (automatic != nullptr) fmt::format_to(to, "  {}\n", automatic_line(*automatic));
-  const bool bytes = setup.graph().has_bytes();
-  fmt::format_to(to, "\n  rank   busy  in flight  first start    last end{}\n",
-                 bytes ? "  peak GiB  weights  grads  optim.  activ.    k/v  buffers  reached" : "");
-  constexpr int kMostRows = 32;
-  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    if (schedule.num_ranks() > kMostRows && rank == kMostRows / 2) {
-      rank = schedule.num_ranks() - kMostRows / 2;
-      fmt::format_to(to, "   ... ({} ranks left out; --json has all)\n", schedule.num_ranks() - kMostRows);
-    }
-    const RankMetrics& of = metrics.ranks[rank];
-    const double busy = metrics.makespan.count() > 0 ? to_seconds(of.busy) / to_seconds(metrics.makespan) : 0;
-    fmt::format_to(to, "  {:>4}  {:4.1f}%  {:>9.4g}  {:>11}  {:>10}", rank, 100 * busy, of.peak_in_flight,
-                   time_text(of.first_start), time_text(of.last_end));
-    if (bytes) {
-      const RankMemory& memory = prediction.memory[rank];
-      const auto gib = [&](MemoryClass c) {
-        return static_cast<double>(memory.at_peak[static_cast<std::size_t>(c)]) / kGiB;
-      };
-      fmt::format_to(to, "  {:>8.2f}  {:>7.2f}  {:>5.2f}  {:>6.2f}  {:>6.2f}  {:>5.2f}  {:>7.2f}  {}",
-                     static_cast<double>(memory.peak_bytes) / kGiB, gib(MemoryClass::weights),
-                     gib(MemoryClass::gradients), gib(MemoryClass::optimizer), gib(MemoryClass::activations),
-                     gib(MemoryClass::keys_values), gib(MemoryClass::buffers), time_text(memory.peak_time));
-    }
-    out += '\n';
-  }
-  fmt::format_to(to, "\n  idle   {}\n  longest path  {}\n", idle_line(prediction),
+  out += rank_table(setup, prediction);
+  fmt::format_to(to, "\n  idle   {}\n  critical path  {}\n", idle_line(prediction),
                  path_line(setup.graph(), prediction));
-  if (prediction.trials) {
-    const Trials& trials = *prediction.trials;
-    fmt::format_to(to,
-                   "  {} trials of {}: makespan {} in the mean, deviation {}; 5 % {}, median {}, 95 % {}, most {}\n",
-                   trials.makespans.size(), to_string(setup.scenario().perturbation.jitter),
-                   time_text(from_seconds(trials.mean_s, "mean")),
-                   time_text(from_seconds(trials.deviation_s, "deviation")), time_text(trials.quantile(0.05)),
-                   time_text(trials.quantile(0.5)), time_text(trials.quantile(0.95)), time_text(trials.quantile(1)));
-  }
+  if (prediction.trials) out += trials_line(setup.scenario().perturbation, *prediction.trials);
   return out;
 }
 

@@ -7,21 +7,21 @@
 #include "model/scenario/setup.h"
 #include "sim/fit_advice.h"
 #include "sim/planner/auto_schedule.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::tools {
 
-// The document of `simulate --json`, schema sluice.simulation/1 (docs/formats.md); with `explained` ops, if
-// there are any, with `remedies` if it does not fit, and with how the schedule was found if it is `automatic`.
+// Returns the JSON document of `simulate --json`, schema sluice.simulation/1 (docs/formats.md). `explained` ops are
+// included if there are any, `remedies` if the run does not fit in memory, and the search result of --schedule auto
+// unless `automatic` is null.
 std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
                             std::span<const Remedy> remedies, const AutoResult* automatic = nullptr);
 
-// The terminal's summary and table by rank; of what does not fit, `remedies`; of an automatic schedule, how it was
-// found.
+// Returns the summary and the table of ranks for the terminal. Arguments as above.
 std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies,
                              const AutoResult* automatic = nullptr);
 
-// "search over v: 1.5 % over the lower bound 10 ms; 3 % faster than zb-v; 0.2 s": one line.
+// Returns one line about the search of --schedule auto: source, placement, gap to the lower bound, best family, time.
 std::string automatic_line(const AutoResult& automatic);
 
 }  // namespace sluice::tools

@@ -14,20 +14,20 @@
 #include "model/timeline/critical_path.h"
 #include "sim/planner/auto_setup.h"
 #include "tools/command/version.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
 
-double share(Duration part, Duration whole) {
+double fraction(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
 }
 
-// "97 % compute, 3 % transfers": what is at least a thousandth of the path.
+// Returns for example "97 % compute, 3 % transfers", without parts below 0.1 %.
 std::string path_text(const CriticalPath& path, Duration makespan) {
   std::string out;
   const auto add = [&](Duration part, std::string_view name) {
-    const double of = share(part, makespan);
+    const double of = fraction(part, makespan);
     if (of < 0.001) return;
     if (!out.empty()) out += ", ";
     out += fmt::format("{:.1f} % {}", 100 * of, name);
@@ -41,7 +41,7 @@ std::string path_text(const CriticalPath& path, Duration makespan) {
   return out;
 }
 
-// "warm-up 41 %, drain 49 %": of all idle time.
+// Returns for example "warm-up 41 %, drain 49 %", in percent of all idle time.
 std::string causes_text(const std::vector<IdleByCause>& idle) {
   constexpr const char* kWords[kNumIdleCauses] = {"warm-up", "drain", "sender", "slice", "link", "optimizer", "other"};
   IdleByCause sum{};
@@ -56,66 +56,65 @@ std::string causes_text(const std::vector<IdleByCause>& idle) {
   for (std::size_t c = 0; c < sum.size(); ++c) {
     if (sum[c].count() == 0) continue;
     if (!out.empty()) out += ", ";
-    out += fmt::format("{} {:.0f} %", kWords[c], 100 * share(sum[c], all));
+    out += fmt::format("{} {:.0f} %", kWords[c], 100 * fraction(sum[c], all));
   }
   return out;
 }
 
-std::vector<ReportFigure> headline(const Setup& setup, const Prediction& prediction) {
+std::vector<ReportMetric> headline(const Setup& setup, const Prediction& prediction) {
   const Metrics& metrics = prediction.metrics;
   const Schedule& schedule = setup.schedule();
   const bool flush = schedule.weight_policy() == WeightPolicy::flush;
   const Duration iteration =
       prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   const std::string causes = causes_text(prediction.idle);
-  std::vector<ReportFigure> out;
+  std::vector<ReportMetric> out;
   out.push_back(
       {"Iteration", time_text(iteration),
-       flush ? "one batch, from the first start to the last end" : "one batch of many, without a flush between them",
+       flush ? "one batch, from the first start to the last end" : "per batch, without a flush between batches",
        to_seconds(iteration)});
   const Throughput& throughput = prediction.throughput;
   if (throughput.tokens_per_s > 0) {
-    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s), "of the whole cluster", throughput.tokens_per_s});
+    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s), "over the whole cluster", throughput.tokens_per_s});
   }
   if (throughput.mfu > 0) {
     out.push_back({"MFU", fmt::format("{:.1f} %", 100 * throughput.mfu),
-                   fmt::format("{:.1f} TFLOP/s a device", throughput.model_tflops_per_device), throughput.mfu, true});
+                   fmt::format("{:.1f} TFLOP/s per device", throughput.model_tflops_per_device), throughput.mfu, true});
   } else if (throughput.model_tflops_per_device > 0) {
-    out.push_back({"TFLOP/s a device", fmt::format("{:.1f}", throughput.model_tflops_per_device),
-                   "the model's, without recomputation", throughput.model_tflops_per_device});
+    out.push_back({"TFLOP/s per device", fmt::format("{:.1f}", throughput.model_tflops_per_device),
+                   "model FLOPs, without recomputation", throughput.model_tflops_per_device});
   }
   if (prediction.fit) {
     const Fit& fit = *prediction.fit;
     out.push_back({"Memory", fmt::format("{:.1f} GiB", static_cast<double>(fit.needed_bytes) / kGiB),
-                   fmt::format("{} {:.1f} GiB; rank {} needs most, with the allocator's overhead",
+                   fmt::format("{} {:.1f} GiB; peak on rank {}, including the allocator's overhead",
                                fit.fits ? "fits in" : "DOES NOT FIT in", static_cast<double>(fit.capacity_bytes) / kGiB,
                                fit.rank),
                    static_cast<double>(fit.needed_bytes)});
   }
   out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
-                 causes.empty() ? "idle share of all rank time" : "idle share of all rank time: " + causes,
+                 causes.empty() ? "idle fraction of all rank time" : "idle fraction of all rank time: " + causes,
                  metrics.bubble_fraction, true});
-  out.push_back(
-      {"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
-       fmt::format("the makespan is so much longer than the busiest rank's work, {}", time_text(metrics.ideal)),
-       metrics.bubble_over_ideal, true});
+  out.push_back({"Over ideal", fmt::format("{:.1f} %", 100 * metrics.bubble_over_ideal),
+                 fmt::format("makespan over the busiest rank's compute time, {}", time_text(metrics.ideal)),
+                 metrics.bubble_over_ideal, true});
   if (!flush) {
-    out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("of {} batches", schedule.num_batches()),
+    out.push_back({"Makespan", time_text(metrics.makespan), fmt::format("for {} batches", schedule.num_batches()),
                    to_seconds(metrics.makespan)});
   }
-  out.push_back({"Span", time_text(metrics.span), "the longest that one rank is between its first and last op",
+  out.push_back({"Span", time_text(metrics.span), "longest time between the first and last op of a rank",
                  to_seconds(metrics.span)});
-  out.push_back({"Period", time_text(prediction.period), "a batch, when batches follow without a barrier",
-                 to_seconds(prediction.period)});
+  out.push_back({"Period", time_text(prediction.period),
+                 "time per batch when batches follow each other without a barrier", to_seconds(prediction.period)});
   const CriticalPath& path = prediction.critical_path;
-  out.push_back({"Longest path",
+  out.push_back({"Critical path",
                  fmt::format("{} ops", grouped(static_cast<double>(path.vertices.size()))),
                  path_text(path, metrics.makespan),
                  {}});
   return out;
 }
 
-// A word that a shell gives back as it is.
+// Returns a word quoted for a shell where needed.
 std::string shell_word(const std::string& word) {
   constexpr std::string_view kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=./:,@%";
   if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) return word;
@@ -166,7 +165,7 @@ std::string scenario_text(const nlohmann::json& document, const std::string& fil
   if (!file.empty()) {
     std::string text = read_file(file);
     Json written = parse_json(text, file);
-    // Short forms count as what they stand for.
+    // Short forms are equal to what they expand to.
     for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
       if (written.contains(key) && written[key].is_string()) written[key] = Json{{name, written[key]}};
     }

@@ -6,44 +6,43 @@
 #include <vector>
 
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "traces/report/report.h"
 
 namespace sluice::tools {
 
-// A scenario, ready and simulated, with its memory curves: what pictures and reports draw.
+// A simulated scenario with its memory curves, for figures and reports.
 struct SimulatedRun {
   std::unique_ptr<Setup> setup;
   Prediction prediction;
   std::string scenario;  // JSON
 };
 
-// The second run of `--compare-with WORD`. A word that names a file (with a `/`, ending in .json or .csv, or of a file
-// that is there) is a scenario of its own, which no flag touches. Any other word is a family: the run is `document`,
-// the first run's scenario as ScenarioFlags gives it for `file`, with that schedule. Throws InputError, ScheduleError.
+// Simulates the second run of `--compare-with WORD`. A word with a `/`, ending in .json or .csv, or naming an existing
+// file is a scenario file, to which flags do not apply. Any other word is a family: the run is `document`, the first
+// run's scenario document for `file`, with that schedule. Throws InputError, ScheduleError.
 SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file);
 
-// What a rank has for the tensors that its memory curve counts: the device's memory less what is reserved, over the
-// allocator's overhead. None without a model and a cluster.
+// Returns the bytes per rank that are available to the tensors of its memory curve: the device's memory minus the
+// reserved part, divided by the allocator's overhead. Empty without a model and a cluster.
 std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction& prediction);
 
-// The scenario as its reader wrote it where no flag changed it: the text of `file`; else `document`, which flags were
-// laid over.
+// Returns the text of `file` if no flag changed it, otherwise `document`, which includes the flags.
 std::string scenario_text(const nlohmann::json& document, const std::string& file);
 
-// "zb-v, 4 ranks, 8 microbatches"
+// Returns for example "zb-v, 4 ranks, 8 microbatches".
 std::string run_title(const Schedule& schedule);
 
-// Words as a shell reads them back, with `sluice` for the program: "sluice simulate 'a b.json'".
+// Returns a shell command line with `sluice` as the program: "sluice simulate 'a b.json'".
 std::string shell_line(const std::vector<std::string>& arguments);
 
-// A run for pictures. Refers to `setup` and `prediction`, which must have kept its memory curves.
+// Returns a run to draw. Refers to `setup` and `prediction`, which must contain memory curves.
 DrawnRun drawn_run(const Setup& setup, const Prediction& prediction);
 
-// One run of a report. Refers to `setup` and `prediction`, which must have kept its memory curves.
+// Returns a run of a report. Refers to `setup` and `prediction`, which must contain memory curves.
 ReportRun report_run(const Setup& setup, const Prediction& prediction, std::string scenario);
 
-// Writes the report of a run, and of a second one if there is one.
+// Writes the report of a run and, unless null, of a `second` run. Throws InputError.
 void write_simulation_report(const std::string& path, const Setup& setup, const Prediction& prediction,
                              const std::string& scenario, const SimulatedRun* second, const std::string& command_line);
 

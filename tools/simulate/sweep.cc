@@ -10,13 +10,15 @@
 #include "model/errors.h"
 #include "sim/parallel.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "traces/quantity_text.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::int64_t kMostPoints = 100'000;
 
@@ -51,13 +53,13 @@ bool any(const Sweep& sweep, auto&& has) {
                      [&](const SweepPoint& point) { return point.result && has(*point.result); });
 }
 
-// Of a text as terminals show it: bytes that go on with a character count nothing.
+// Returns the number of characters of UTF-8 text.
 std::size_t columns(const std::string& text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U; }));
 }
 
-// A cell of CSV, quoted where it must be (RFC 4180).
+// Returns a CSV cell, quoted where needed (RFC 4180).
 std::string csv_cell(const std::string& text) {
   if (text.find_first_of(",\"\n\r") == std::string::npos) return text;
   std::string out = "\"";
@@ -100,7 +102,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
   std::int64_t count = 1;
   for (const SweepAxis& axis : sweep.axes) {
     nlohmann::json trial = base;
-    ScenarioFlags::set(trial, axis.key, axis.values.front(), file);  // an unknown key is the whole sweep's error
+    ScenarioFlags::set(trial, axis.key, axis.values.front(), file);  // an unknown key fails the whole sweep
     count *= std::ssize(axis.values);
     if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
   }
@@ -204,7 +206,6 @@ std::string sweep_csv(const Sweep& sweep) {
 }
 
 std::string sweep_json(const Sweep& sweep) {
-  using OrderedJson = nlohmann::ordered_json;
   OrderedJson out;
   out["schema"] = "sluice.sweep/1";
   OrderedJson keys = OrderedJson::array();
@@ -243,13 +244,13 @@ std::string sweep_json(const Sweep& sweep) {
 
 CurveChart sweep_chart(const Sweep& sweep) {
   const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
-  CurveChart chart{.title = tokens ? "Throughput" : "Time of an iteration",
+  CurveChart chart{.title = tokens ? "Throughput" : "Iteration time",
                    .x_label = sweep.axes.front().key,
                    .y_label = tokens ? "tokens/s" : "iteration (s)",
                    .hollow_note = "does not fit in memory",
-                   .gap_note = "refused",
+                   .gap_note = "invalid",
                    .x = sweep.axes.front().values};
-  // The last axis turns fastest, so that the points of one value of the first stand together.
+  // The last axis varies fastest: points with the same value of the first axis are contiguous.
   const std::size_t others = sweep.points.size() / chart.x.size();
   for (std::size_t s = 0; s < others; ++s) {
     CurveSeries series;

@@ -21,10 +21,10 @@
 namespace sluice::tools {
 namespace {
 
-// Flags of a scenario that no cut has a use for.
-constexpr std::string_view kOfAutomaticSchedules[] = {"--memory-cap", "--time-budget", "--placement"};
+// Scenario flags that do not apply to slicing.
+constexpr std::string_view kUnusedFlags[] = {"--memory-cap", "--time-budget", "--placement"};
 
-struct Options {
+struct SliceOptions {
   std::string file;
   std::string times;
   std::string schedule;  // --for
@@ -40,24 +40,24 @@ struct Options {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-void write_lengths(const Options& options, const std::vector<std::int64_t>& lengths, const std::string& schedule) {
+void write_lengths(const SliceOptions& options, const std::vector<std::int64_t>& lengths, const std::string& schedule) {
   if (options.output.empty()) return;
   write_file_whole(options.output, lengths_text(lengths, schedule, options.output.ends_with(".json")));
 }
 
-SliceCosts costs_of(const Options& options, const nlohmann::json& document, std::int64_t granularity) {
+SliceCosts costs_of(const SliceOptions& options, const nlohmann::json& document, std::int64_t granularity) {
   if (options.times.empty()) return SliceCosts(document, options.file, granularity, options.backward);
   const nlohmann::json::json_pointer place("/parallelism/pp");
   if (!document.contains(place) || !document[place].is_number_integer())
-    throw InputError("slice: --times needs the number of cells: --pp");
+    throw InputError("slice: --times needs --pp, the number of cells");
   const auto cells = document[place].get<std::int64_t>();
   if (cells < 1 || cells > kMaxRanks) {
-    throw InputError(fmt::format("--pp: expected 1 to {} cells, got {}", kMaxRanks, cells));
+    throw InputError(fmt::format("--pp: expected a whole number of cells from 1 to {}, got {}", kMaxRanks, cells));
   }
   return SliceCosts(options.times, static_cast<int>(cells), options.backward);
 }
 
-// Largest over least FLOPs of a layer in these slices, less 1.
+// Returns the largest FLOPs of a layer in these slices divided by the smallest, minus 1.
 double flops_spread(const Transformer& model, const std::vector<std::int64_t>& lengths) {
   double least = std::numeric_limits<double>::max();
   double most = 0;
@@ -72,17 +72,17 @@ double flops_spread(const Transformer& model, const std::vector<std::int64_t>& l
   return most / least - 1;
 }
 
-CutReport frame_of(const std::string& method, const Options& options, const SliceCosts& costs) {
+CutReport frame_of(const std::string& method, const SliceOptions& options, const SliceCosts& costs) {
   return {.method = method,
           .tokens = costs.tokens(),
           .granularity = costs.granularity(),
           .cells = costs.cells(),
           .sequences = costs.sequences(),
           .backward = options.backward,
-          .hops = costs.hops()};
+          .hop_latency = costs.total_hop_latency()};
 }
 
-// The times of even slices and of none beside the plan's.
+// Computes the times of even slices and of no slicing, for comparison with the plan.
 void compare(const SlicingProblem& problem, CutReport& report) {
   constexpr std::int64_t kMostEven = 512;
   const std::int64_t most = std::min(problem.forward.granules(), kMostEven);
@@ -101,35 +101,36 @@ void compare(const SlicingProblem& problem, CutReport& report) {
   }
 }
 
-int print_cut(const Options& options, const CutReport& report) {
+int print_cut(const SliceOptions& options, const CutReport& report) {
   write_lengths(options, report.plan.lengths, "");
   fmt::print("{}", options.json ? cut_json(report) : cut_table(report));
   return kDone;
 }
 
-int terapipe(const Options& options, const nlohmann::json& document) {
+int terapipe(const SliceOptions& options, const nlohmann::json& document) {
   SliceCosts costs = costs_of(options, document, options.granularity);
   SlicingProblem problem = costs.problem();
-  const int slices = asked_slices(*options.flags);
-  const bool printed = options.algorithm1_ms >= 0;
-  if (printed && (slices > 0 || options.max_slices > 0)) {
-    throw InputError("slice: Algorithm 1 has no limit on the number of slices: leave out --slices and --max-slices");
+  const int slices = requested_slices(*options.flags);
+  const bool algorithm1 = options.algorithm1_ms >= 0;
+  if (algorithm1 && (slices > 0 || options.max_slices > 0)) {
+    throw InputError(
+        "slice: --algorithm1 excludes --slices and --max-slices: Algorithm 1 has no limit on the number of slices");
   }
   if (slices > 0) problem.min_slices = problem.max_slices = slices;
   if (options.max_slices > 0) problem.max_slices = options.max_slices;
-  CutReport report = frame_of(printed ? "algorithm1" : "terapipe", options, costs);
+  CutReport report = frame_of(algorithm1 ? "algorithm1" : "terapipe", options, costs);
   report.proven = true;
-  report.plan = printed ? algorithm1_slices(problem, from_seconds(options.algorithm1_ms / 1e3, "--algorithm1"))
-                        : best_slices(problem);
+  report.plan = algorithm1 ? algorithm1_slices(problem, from_seconds(options.algorithm1_ms / 1e3, "--algorithm1"))
+                           : best_slices(problem);
   compare(problem, report);
   return print_cut(options, report);
 }
 
-// Equal FLOPs; the times, and how far they are from the optimum, are those of the costs.
-int balanced(const Options& options, const nlohmann::json& document) {
-  const int slices = asked_slices(*options.flags);
-  if (slices == 0) throw InputError("slice: --balanced needs the number of slices: --slices");
-  if (!options.times.empty()) throw InputError("slice: --balanced needs a model, not a table of times");
+// Cuts into slices of equal FLOPs, and compares their time with the optimum for the costs.
+int balanced(const SliceOptions& options, const nlohmann::json& document) {
+  const int slices = requested_slices(*options.flags);
+  if (slices == 0) throw InputError("slice: --balanced needs --slices, the number of slices");
+  if (!options.times.empty()) throw InputError("slice: --balanced needs a model: it excludes --times");
   const nlohmann::json::json_pointer place("/batch/sequence_length");
   std::int64_t granularity = options.granularity;
   if (granularity == 0 && document.contains(place) && document[place].is_number_integer()) {
@@ -152,10 +153,10 @@ int balanced(const Options& options, const nlohmann::json& document) {
   return print_cut(options, report);
 }
 
-int joint(const Options& options, const nlohmann::json& document) {
-  if (!options.output.empty()) throw InputError("slice: -o writes one cut, and --joint has one for each part");
+int joint(const SliceOptions& options, const nlohmann::json& document) {
+  if (!options.output.empty()) throw InputError("slice: --joint excludes -o: it has one cut per part of the batch");
   SliceCosts costs = costs_of(options, document, options.granularity);
-  const int slices = asked_slices(*options.flags);
+  const int slices = requested_slices(*options.flags);
   const auto problem_of = [&](int sequences) {
     SlicingProblem problem = costs.problem(sequences);
     if (slices > 0) problem.min_slices = problem.max_slices = slices;
@@ -171,10 +172,10 @@ int joint(const Options& options, const nlohmann::json& document) {
   return kDone;
 }
 
-int for_schedule(const Options& options, nlohmann::json document) {
-  if (!options.times.empty()) throw InputError("slice: --for simulates a scenario, not a table of times");
-  const int slices = asked_slices(*options.flags);
-  name_schedule(document, options.schedule);
+int for_schedule(const SliceOptions& options, nlohmann::json document) {
+  if (!options.times.empty()) throw InputError("slice: --for needs a scenario: it excludes --times");
+  const int slices = requested_slices(*options.flags);
+  set_schedule(document, options.schedule);
   SlicesRequest request{.scenario = ScenarioFlags::read(document, options.file), .slices = slices};
   request.granularity =
       options.granularity > 0 ? options.granularity : default_granularity(request.scenario.training.sequence_length);
@@ -186,21 +187,22 @@ int for_schedule(const Options& options, nlohmann::json document) {
   const ScheduleSlices found = slices_for_schedule(request);
   if (found.best) write_lengths(options, found.candidates[*found.best].lengths, request.scenario.schedule);
   fmt::print("{}", options.json ? schedule_json(request, found) : schedule_table(request, found));
-  return found.best ? kDone : kAnswerIsNo;
+  return found.best ? kDone : kNotFeasible;
 }
 
-int slice_command(const Options& options) {
-  const auto refuse = [](bool given, const char* what) {
-    if (given) throw InputError(fmt::format("slice: {}", what));
+int slice_command(const SliceOptions& options) {
+  const auto refuse = [](bool given, const char* rule) {
+    if (given) throw InputError(fmt::format("slice: {}", rule));
   };
-  const bool printed = options.algorithm1_ms >= 0;
-  refuse((options.schedule.empty() ? 0 : 1) + (printed ? 1 : 0) + (options.balanced ? 1 : 0) +
+  const bool algorithm1 = options.algorithm1_ms >= 0;
+  refuse((options.schedule.empty() ? 0 : 1) + (algorithm1 ? 1 : 0) + (options.balanced ? 1 : 0) +
                  (options.joint > 0 ? 1 : 0) >
              1,
-         "--for, --algorithm1, --balanced and --joint are different questions: give one");
-  refuse(!options.schedule.empty() && options.backward, "--for simulates forward and backward: leave out --backward");
-  refuse(!options.times.empty() && options.granularity > 0, "--times has a granularity of its own");
-  refuse(!options.times.empty() && !options.file.empty(), "give a scenario or --times, not both");
+         "--for, --algorithm1, --balanced and --joint exclude each other");
+  refuse(!options.schedule.empty() && options.backward,
+         "--for excludes --backward: it always simulates forward and backward");
+  refuse(!options.times.empty() && options.granularity > 0, "--times excludes --granularity: the table has its own");
+  refuse(!options.times.empty() && !options.file.empty(), "--times excludes a scenario file");
   const nlohmann::json document = options.flags->document(options.file);
   if (!options.schedule.empty()) return for_schedule(options, document);
   if (options.balanced) return balanced(options, document);
@@ -213,50 +215,58 @@ int slice_command(const Options& options) {
 Subcommand add_slice_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "slice",
-      "Cuts sequences into slices: the fastest cut for a pipeline, or for a schedule.\n\n"
+      "Find the fastest way to cut sequences into slices for a pipeline or a schedule.\n\n"
       "Examples:\n"
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --granularity 8\n"
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --backward --joint 4\n"
       "  sluice slice examples/gpt3-13b-terapipe-v100.json --algorithm1 0.1\n"
       "  sluice slice --times t_fwd.json --pp 96\n"
       "  sluice slice examples/gpt-2.7b-seq1f1b-a100.json --for seq1f1b -o cut.json\n\n"
-      "Without --for it solves TeraPipe's problem exactly: one microbatch through equal cells takes sum t + (K - 1) "
-      "max "
-      "t, forward and backward each with a maximum of its own. t is what the slowest stage takes for a slice. Latency "
-      "of hops is not in it: it comes on top, once a hop, whatever the cut. With --for it searches the cut whose "
-      "simulated iteration is fastest and fits in memory, and says how far that can be from the best.\n\n"
-      "Exit codes: 0 done, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule");
-  const auto options = std::make_shared<Options>();
-  command->add_option("scenario", options->file, "scenario file (docs/formats.md); flags are laid over it");
+      "Without --for, it solves TeraPipe's problem exactly: one microbatch passes through K equal pipeline cells in "
+      "time sum(t) + (K - 1) max(t), with t the time of a slice on the slowest stage, and separate maxima for forward "
+      "and backward. The latency of transfers is independent of the cut and reported separately. With --for, it "
+      "searches the cut with the fastest simulated iteration that fits in memory, and reports the gap to a lower "
+      "bound.");
+  command->group("Predict and plan");
+  command->footer("Exit codes: 0 success, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule.");
+  const auto options = std::make_shared<SliceOptions>();
+  command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");
   command->add_option("--times", options->times,
-                      "a table of slice times (sluice.slice_times/1) instead of a scenario, on --pp cells");
+                      "Table of slice times (sluice.slice_times/1) to use instead of a scenario, for --pp cells");
   command->add_option("--for", options->schedule,
-                      "the cut for this family: least simulated iteration; --slices fixes their number");
-  command->add_flag("--backward", options->backward, "a forward and a backward sweep, not the forward alone");
+                      "Minimize the simulated iteration time of this schedule family; --slices fixes the number of "
+                      "slices");
+  command->add_flag("--backward", options->backward,
+                    "Minimize the time of forward and backward (default: forward only)");
   command
       ->add_option("--algorithm1", options->algorithm1_ms,
-                   "Algorithm 1 of TeraPipe as printed, with this epsilon in ms (the paper's: 0.1)")
+                   "Use TeraPipe's Algorithm 1 as published, with this epsilon in ms, 0 to 1e9 (the paper: 0.1)")
       ->check(CLI::Range(0.0, 1e9));
-  command->add_flag("--balanced", options->balanced, "equal FLOPs under causal attention, in --slices slices");
+  command->add_flag("--balanced", options->balanced,
+                    "Cut into --slices slices of equal FLOPs under causal attention (default: off)");
   command
       ->add_option("--joint", options->joint,
-                   "cut this many sequences along both dimensions: parts of the batch, and "
-                   "slices for each part")
+                   "Cut a batch of this many sequences, 1 to 4096, into parts, and each part into slices "
+                   "(default: off)")
       ->check(CLI::Range(1, 4096));
   command
       ->add_option("--granularity", options->granularity,
-                   "slices are multiples of so many tokens; the last one takes what is left (default: the power of two "
-                   "that leaves at most 256; --balanced: 128 or 1)")
+                   "Slice lengths are multiples of this number of tokens, at least 1, except the last (default: the "
+                   "smallest power of two with at most 256 multiples; --balanced: 128 or 1)")
       ->check(CLI::PositiveNumber);
-  command->add_option("--max-slices", options->max_slices, "at most so many slices (default: no limit; --for: 16)")
+  command
+      ->add_option("--max-slices", options->max_slices,
+                   "Maximum number of slices, 1 to 32767 (default: no limit; --for: 16)")
       ->check(CLI::Range(1, 32767));
-  command->add_option("--time-budget", options->time_budget_s, "seconds that --for may search (default 10)")
+  command
+      ->add_option("--time-budget", options->time_budget_s,
+                   "Search time of --for in seconds, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0.0, 1e6));
-  command->add_flag("--json", options->json, "one JSON document (sluice.slice/1) on standard output");
+  command->add_flag("--json", options->json, "Print one JSON document (sluice.slice/1)");
   command->add_option("-o,--output", options->output,
-                      "write the lengths: a scenario's \"schedule\" if the name ends in .json, else a,b,c as simulate "
-                      "--slice-lengths takes it");
-  options->flags = std::make_unique<ScenarioFlags>(*command, kOfAutomaticSchedules);
+                      "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
+                      "a,b,c for simulate --slice-lengths");
+  options->flags = std::make_unique<ScenarioFlags>(*command, kUnusedFlags);
   return {command, [options] { return slice_command(*options); }};
 }
 

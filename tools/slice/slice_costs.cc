@@ -12,17 +12,17 @@
 namespace sluice::tools {
 namespace {
 
-// A part of a scenario document that keys can be taken from and added to; nothing where the document is wrong, which
-// reading it then says.
+// Returns an object of a scenario document, which is added if it is missing. Null if the value is not an object:
+// reading the document then throws.
 nlohmann::json* part_of(nlohmann::json& document, const char* key) {
   nlohmann::json& part = document[key];
   if (part.is_null()) part = nlohmann::json::object();
   return part.is_object() ? &part : nullptr;
 }
 
-// One microbatch of whole sequences, each stage on a rank of its own.
+// Returns a scenario with one microbatch of whole sequences and each stage on its own rank.
 Scenario as_cells(nlohmann::json document, const std::string& file) {
-  name_schedule(document, "terapipe");
+  set_schedule(document, "terapipe");
   if (nlohmann::json* schedule = part_of(document, "schedule")) {
     schedule->erase("group");
     schedule->erase("batches");
@@ -30,7 +30,7 @@ Scenario as_cells(nlohmann::json document, const std::string& file) {
   if (nlohmann::json* parallelism = part_of(document, "parallelism")) {
     parallelism->erase("vpp");
     parallelism->erase("layers_per_virtual_stage");
-    // Layers of more stages than ranks are those of chunks.
+    // Layers of more stages than ranks describe chunks.
     if (parallelism->contains("stage_layers") && parallelism->contains("pp") && (*parallelism)["pp"] != nullptr &&
         (*parallelism)["pp"] != (*parallelism)["stage_layers"].size()) {
       parallelism->erase("stage_layers");
@@ -45,7 +45,7 @@ Scenario as_cells(nlohmann::json document, const std::string& file) {
 
 }  // namespace
 
-int asked_slices(const ScenarioFlags& flags) {
+int requested_slices(const ScenarioFlags& flags) {
   const nlohmann::json document = flags.document("");
   const nlohmann::json::json_pointer place("/schedule/slices");
   if (!document.contains(place) || !document[place].is_number_integer()) return 0;
@@ -56,7 +56,7 @@ int asked_slices(const ScenarioFlags& flags) {
   return static_cast<int>(slices);
 }
 
-void name_schedule(nlohmann::json& document, const std::string& name) {
+void set_schedule(nlohmann::json& document, const std::string& name) {
   nlohmann::json* schedule = part_of(document, "schedule");
   if (schedule == nullptr) return;
   for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule->erase(key);
@@ -73,8 +73,7 @@ std::int64_t default_granularity(std::int64_t tokens) {
 SliceCosts::SliceCosts(const nlohmann::json& document, const std::string& file, std::int64_t granularity, bool backward)
     : scenario_(as_cells(document, file)), backward_(backward) {
   if (scenario_->training.sequence_length < 1) {
-    throw InputError(
-        fmt::format("{}: /batch/sequence_length: required to cut a sequence (--seq-length)", scenario_->source));
+    throw InputError(fmt::format("{}: /batch/sequence_length: required (--seq-length)", scenario_->source));
   }
   schedule_.emplace(make_schedule(*scenario_));
   costs_ = std::make_unique<ScenarioCosts>(*scenario_, *schedule_);
@@ -100,7 +99,7 @@ SliceCosts::~SliceCosts() = default;
 
 SlicingProblem SliceCosts::problem(int sequences) {
   if (table_) {
-    if (sequences > 1) throw InputError("--joint: a table of times holds for one number of sequences: give a scenario");
+    if (sequences > 1) throw InputError("--joint: excludes --times: a table of times is for one number of sequences");
     return *table_;
   }
   times_.push_back(std::make_unique<StageTimes>(costs_->cost(), schedule_->num_stages(), costs_->stages(),
@@ -114,11 +113,11 @@ SlicingProblem SliceCosts::problem(int sequences) {
   return problem;
 }
 
-Duration SliceCosts::hops() const {
+Duration SliceCosts::total_hop_latency() const {
   Duration sum{};
   if (!costs_) return sum;
   for (int rank = 0; rank + 1 < cells_; ++rank) {
-    sum += from_seconds(costs_->cost().transfer(rank, rank + 1, 0).latency_s, "latency of a hop");
+    sum += from_seconds(costs_->cost().transfer(rank, rank + 1, 0).latency_s, "transfer latency");
   }
   return sum;
 }

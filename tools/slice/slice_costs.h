@@ -12,18 +12,18 @@
 
 namespace sluice::tools {
 
-// What `slice` cuts and what that costs: a scenario as one sequence through its pipeline, or a table of times.
+// The sequence that `slice` cuts, with the times of its slices: from a scenario, or from a table of times.
 class SliceCosts {
  public:
-  // A scenario document: its stages as cells of a pipeline, whatever schedule it names. `granularity` 0: that of at
-  // most 256 granules, a power of two. Throws InputError.
+  // From a scenario document: its stages are the cells of a pipeline, independent of its schedule. `granularity` 0
+  // selects default_granularity. Throws InputError.
   SliceCosts(const nlohmann::json& document, const std::string& file, std::int64_t granularity, bool backward);
-  // A table of times on `cells` cells.
+  // From a table of times for `cells` cells.
   SliceCosts(const std::string& times_file, int cells, bool backward);
   ~SliceCosts();
 
-  // The problem for microbatches of so many sequences (0: the scenario's), without limits on the slices. Refers to
-  // this. A table holds for one number of sequences: throws InputError for others.
+  // Returns the problem for microbatches of `sequences` (0: the scenario's), without limits on the number of slices.
+  // Refers to this object. Throws InputError for a table of times and more than one sequence.
   SlicingProblem problem(int sequences = 0);
 
   std::int64_t tokens() const { return tokens_; }
@@ -31,14 +31,14 @@ class SliceCosts {
   int cells() const { return cells_; }
   int sequences() const { return sequences_; }
   const Scenario* scenario() const { return scenario_ ? &*scenario_ : nullptr; }
-  // Latency of all hops from the first cell to the last: on top of a sweep, whatever the cut.
-  Duration hops() const;
+  // Returns the latency of all transfers from the first cell to the last, which is the same for every cut.
+  Duration total_hop_latency() const;
 
  private:
   std::optional<Scenario> scenario_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<ScenarioCosts> costs_;
-  std::vector<std::unique_ptr<StageTimes>> times_;  // that problems refer to
+  std::vector<std::unique_ptr<StageTimes>> times_;  // problems refer to them
   std::optional<SlicingProblem> table_;
   bool backward_;
   std::int64_t tokens_ = 0;
@@ -47,12 +47,12 @@ class SliceCosts {
   int sequences_ = 1;
 };
 
-// What --slices asks for; 0 if it is not given. A file's slices are what is to be replaced.
-int asked_slices(const ScenarioFlags& flags);
-// Gives a scenario document another schedule, and takes out of it all that says how the sequence is cut.
-void name_schedule(nlohmann::json& document, const std::string& name);
+// Returns the value of --slices, or 0 without the flag. The slices of a scenario file are ignored.
+int requested_slices(const ScenarioFlags& flags);
+// Sets the schedule of a scenario document and removes its keys about slices.
+void set_schedule(nlohmann::json& document, const std::string& name);
 
-// The default of --granularity: a power of two that leaves at most 256 granules.
+// Returns the default of --granularity: the smallest power of two with at most 256 multiples in `tokens`.
 std::int64_t default_granularity(std::int64_t tokens);
 
 }  // namespace sluice::tools

@@ -9,13 +9,13 @@
 namespace sluice::tools {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 double over(Duration time, Duration base) { return base.count() > 0 ? to_seconds(time) / to_seconds(base) - 1 : 0; }
 
 std::string gap_text(Duration time, Duration bound) {
-  if (time == bound) return fmt::format("lower bound {}: optimal", time_text(bound));
-  return fmt::format("lower bound {}: {:.2f} % above it", time_text(bound), 100 * over(time, bound));
+  if (time == bound) return fmt::format("optimal: equal to the lower bound {}", time_text(bound));
+  return fmt::format("{:.2f} % above the lower bound {}", 100 * over(time, bound), time_text(bound));
 }
 
 std::string other(const std::string& what, Duration time, Duration best) {
@@ -27,25 +27,25 @@ std::string count_text(std::int64_t count, const char* noun) {
 }
 
 std::string frame_text(const CutReport& report) {
-  return fmt::format("{} tokens in multiples of {}, {}, {} at once, {}\n", report.tokens, report.granularity,
+  return fmt::format("{} tokens in multiples of {}, {}, {} per microbatch, {}\n", report.tokens, report.granularity,
                      count_text(report.cells, "cell"), count_text(report.sequences, "sequence"),
                      report.backward ? "forward and backward" : "forward only");
 }
 
-std::string hops_text(const CutReport& report) {
-  if (report.hops.count() == 0) return "";
-  return fmt::format("  on top, whatever the cut: latency of {} hops, {}\n",
+std::string hop_latency_text(const CutReport& report) {
+  if (report.hop_latency.count() == 0) return "";
+  return fmt::format("  not included, the same for every cut: latency of {} transfers, {}\n",
                      (report.cells - 1) * (report.backward ? 2 : 1),
-                     time_text(report.hops * (report.backward ? 2 : 1)));
+                     time_text(report.hop_latency * (report.backward ? 2 : 1)));
 }
 
-Json frame_json(const CutReport& report) {
+OrderedJson frame_json(const CutReport& report) {
   return {{"schema", "sluice.slice/1"},        {"method", report.method}, {"tokens", report.tokens},
           {"granularity", report.granularity}, {"cells", report.cells},   {"sequences", report.sequences},
           {"backward", report.backward}};
 }
 
-Json fit_json(const std::optional<Fit>& fit) {
+OrderedJson slice_fit_json(const std::optional<Fit>& fit) {
   if (!fit) return nullptr;
   return {{"fits", fit->fits},
           {"rank", fit->rank},
@@ -71,9 +71,9 @@ std::string run_lengths(std::span<const std::int64_t> lengths) {
 
 std::string lengths_text(std::span<const std::int64_t> lengths, const std::string& schedule, bool json) {
   if (!json) return fmt::format("{}\n", fmt::join(lengths, ","));
-  Json out = {{"slice_lengths", std::vector<std::int64_t>(lengths.begin(), lengths.end())}};
+  OrderedJson out = {{"slice_lengths", std::vector<std::int64_t>(lengths.begin(), lengths.end())}};
   if (!schedule.empty()) out["name"] = schedule;
-  return Json{{"schedule", out}}.dump(2) + "\n";
+  return OrderedJson{{"schedule", out}}.dump(2) + "\n";
 }
 
 std::string cut_table(const CutReport& report) {
@@ -88,12 +88,12 @@ std::string cut_table(const CutReport& report) {
   out +=
       other(fmt::format("best even, {}", count_text(report.best_even, "slice")), report.best_even_time, plan.latency);
   out += other("no slicing", report.whole, plan.latency);
-  return out + hops_text(report);
+  return out + hop_latency_text(report);
 }
 
 std::string cut_json(const CutReport& report) {
   const SlicePlan& plan = report.plan;
-  Json out = frame_json(report);
+  OrderedJson out = frame_json(report);
   out["slices"] = plan.lengths.size();
   out["slice_lengths"] = plan.lengths;
   out["time_s"] = to_seconds(plan.latency);
@@ -104,7 +104,7 @@ std::string cut_json(const CutReport& report) {
   out["even_s"] = to_seconds(report.even);
   out["best_even"] = {{"slices", report.best_even}, {"time_s", to_seconds(report.best_even_time)}};
   out["unsliced_s"] = to_seconds(report.whole);
-  out["hop_latency_s"] = to_seconds(report.hops * (report.backward ? 2 : 1));
+  out["hop_latency_s"] = to_seconds(report.hop_latency * (report.backward ? 2 : 1));
   return out.dump(2) + "\n";
 }
 
@@ -116,14 +116,14 @@ std::string joint_table(const JointReport& report) {
   }
   out += fmt::format("  time {}    {}\n", time_text(report.plan.latency),
                      gap_text(report.plan.latency, report.plan.lower_bound));
-  out += other("all sequences together", report.together, report.plan.latency);
-  out += other("one sequence at a time", report.apart, report.plan.latency);
-  return out + hops_text(report.frame);
+  out += other("all sequences in one part", report.together, report.plan.latency);
+  out += other("one sequence per part", report.apart, report.plan.latency);
+  return out + hop_latency_text(report.frame);
 }
 
 std::string joint_json(const JointReport& report) {
-  Json out = frame_json(report.frame);
-  out["parts"] = Json::array();
+  OrderedJson out = frame_json(report.frame);
+  out["parts"] = OrderedJson::array();
   for (const JointPlan::Part& part : report.plan.parts) {
     out["parts"].push_back({{"sequences", part.sequences},
                             {"slice_lengths", part.plan.lengths},
@@ -134,7 +134,7 @@ std::string joint_json(const JointReport& report) {
   out["gap"] = over(report.plan.latency, report.plan.lower_bound);
   out["together_s"] = to_seconds(report.together);
   out["apart_s"] = to_seconds(report.apart);
-  out["hop_latency_s"] = to_seconds(report.frame.hops * (report.frame.backward ? 2 : 1));
+  out["hop_latency_s"] = to_seconds(report.frame.hop_latency * (report.frame.backward ? 2 : 1));
   return out.dump(2) + "\n";
 }
 
@@ -142,7 +142,7 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   const Scenario& scenario = request.scenario;
   std::string out = fmt::format("{}: {} tokens in multiples of {}, {} simulations{}\n", scenario.schedule,
                                 scenario.training.sequence_length, request.granularity, found.simulations,
-                                found.out_of_time ? ", out of time" : "");
+                                found.out_of_time ? ", time budget exhausted" : "");
   out +=
       fmt::format("  {:>6}  {:>10}  {:>10}  {:>9}  {:>6}  {}\n", "slices", "makespan", "even", "bound", "GiB", "cut");
   for (const SlicesCandidate& candidate : found.candidates) {
@@ -156,7 +156,7 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
   for (const SlicesCandidate& candidate : found.candidates) {
     if (!candidate.refused.empty()) out += fmt::format("  {:>6}  {}\n", candidate.slices, candidate.refused);
   }
-  if (!found.best) return out + "  nothing fits\n";
+  if (!found.best) return out + "  no cut fits in memory\n";
   const SlicesCandidate& best = found.candidates[*found.best];
   out += fmt::format("\n  {}: {}\n  makespan {}    {}\n", count_text(best.slices, "slice"), run_lengths(best.lengths),
                      time_text(best.makespan), gap_text(best.makespan, found.lower_bound));
@@ -169,14 +169,14 @@ std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& f
 }
 
 std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& found) {
-  Json out = {{"schema", "sluice.slice/1"},
-              {"method", "schedule"},
-              {"schedule", request.scenario.schedule},
-              {"tokens", request.scenario.training.sequence_length},
-              {"granularity", request.granularity},
-              {"simulations", found.simulations},
-              {"out_of_time", found.out_of_time},
-              {"fits", found.best.has_value()}};
+  OrderedJson out = {{"schema", "sluice.slice/1"},
+                     {"method", "schedule"},
+                     {"schedule", request.scenario.schedule},
+                     {"tokens", request.scenario.training.sequence_length},
+                     {"granularity", request.granularity},
+                     {"simulations", found.simulations},
+                     {"out_of_time", found.out_of_time},
+                     {"fits", found.best.has_value()}};
   if (found.best) {
     const SlicesCandidate& best = found.candidates[*found.best];
     out["slices"] = best.slices;
@@ -186,7 +186,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
     out["gap"] = over(best.makespan, found.lower_bound);
     out["even_s"] = to_seconds(best.even);
   }
-  out["candidates"] = Json::array();
+  out["candidates"] = OrderedJson::array();
   for (const SlicesCandidate& candidate : found.candidates) {
     if (!candidate.refused.empty()) {
       out["candidates"].push_back({{"slices", candidate.slices}, {"refused", candidate.refused}});
@@ -198,7 +198,7 @@ std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& fo
                                  {"even_s", to_seconds(candidate.even)},
                                  {"lower_bound_s", to_seconds(candidate.lower_bound)},
                                  {"searched", candidate.searched},
-                                 {"memory", fit_json(candidate.fit)}});
+                                 {"memory", slice_fit_json(candidate.fit)}});
   }
   return out.dump(2) + "\n";
 }

@@ -12,7 +12,7 @@
 
 namespace sluice::tools {
 
-// A cut of one sequence through a pipeline, and what others take.
+// A cut of one sequence through a pipeline, and the times of other cuts.
 struct CutReport {
   std::string method;  // "terapipe", "algorithm1", "balanced"
   std::int64_t tokens = 0;
@@ -21,35 +21,35 @@ struct CutReport {
   int sequences = 1;
   bool backward = false;
   SlicePlan plan;
-  bool proven = false;         // the plan's lower bound is one of every cut
-  Duration even{};             // even slices, as many
-  std::int64_t best_even = 1;  // the number of even slices that takes least
+  bool proven = false;         // the plan's lower bound holds for every cut
+  Duration even{};             // time of the same number of even slices
+  std::int64_t best_even = 1;  // number of even slices with the least time
   Duration best_even_time{};
   Duration whole{};
-  Duration hops{};                     // latency of all hops in one direction, not in any of the times
-  std::optional<double> flops_spread;  // of balanced slices: largest over least FLOPs, less 1
+  Duration hop_latency{};              // of all transfers in one direction, not included in the times
+  std::optional<double> flops_spread;  // balanced slices: largest over smallest FLOPs, minus 1
 };
 std::string cut_table(const CutReport& report);
 std::string cut_json(const CutReport& report);
 
-// Batch and sequence cut together, and what two simple ways take.
+// A joint cut of batch and sequence, and the times of two simple cuts.
 struct JointReport {
   CutReport frame;
   JointPlan plan;
-  Duration together{};  // the whole batch at once, its sequences cut as is best
-  Duration apart{};     // one sequence after the other, cut as is best
+  Duration together{};  // the whole batch as one part, with the best slices
+  Duration apart{};     // one sequence per part, with the best slices
 };
 std::string joint_table(const JointReport& report);
 std::string joint_json(const JointReport& report);
 
-// The cut for a schedule. `request` is what was asked.
+// The cut for a schedule.
 std::string schedule_table(const SlicesRequest& request, const ScheduleSlices& found);
 std::string schedule_json(const SlicesRequest& request, const ScheduleSlices& found);
 
-// "4x120 6x112 64": runs of equal lengths.
+// Returns lengths with repetitions collapsed: "4x120 6x112 64".
 std::string run_lengths(std::span<const std::int64_t> lengths);
 
-// What --output writes: a scenario's "schedule" where `json`, or else the lengths with commas between them.
+// Returns the content of --output: a scenario's "schedule" if `json`, otherwise comma-separated lengths.
 std::string lengths_text(std::span<const std::int64_t> lengths, const std::string& schedule, bool json);
 
 }  // namespace sluice::tools

@@ -94,7 +94,7 @@ class TraceWriter {
     }
   }
 
-  // Everything of a slice but its args; `write_name` appends the name.
+  // Writes a slice up to its args; `write_name` appends the name.
   template <typename WriteName>
   void open_slice(int rank, int track, std::string_view category, Duration start, Duration duration,
                   WriteName&& write_name) {
@@ -117,7 +117,7 @@ class TraceWriter {
           << R"(,"microbatch":)" << op.microbatch << R"(,"slice":)" << op.slice;
   }
 
-  // What an F takes until its backward.
+  // Bytes that an F allocates and keeps until its backward.
   void kept_bytes(const Vertex& op) {
     if (!graph_.has_bytes() || op.op != OpKind::F) return;
     const SliceBytes& bytes = graph_.slice_bytes(op.stage, op.microbatch, op.slice);
@@ -198,7 +198,7 @@ class TraceWriter {
     close_slice(v);
   }
 
-  // Perfetto pairs flow events by category, name and id. They follow their slice, so that it is open when they come.
+  // Perfetto pairs flow events by category, name and id. Each follows its slice, which must be open at that point.
   void flow_end(int rank, int track, const Vertex& op, std::string_view phase, Duration time) {
     next_event();
     text_ << R"({"ph":)" << phase << R"(,"id":)" << flows_ << R"(,"pid":)" << tracks_.pid(rank) << R"(,"tid":)" << track
@@ -271,9 +271,10 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
 
 std::string trace_size_warning(std::int64_t events) {
   if (events <= kWarnAbove) return "";
-  constexpr std::int64_t kBytesPerEvent = 155;  // measured on 1F1B, whose events are half slices, half flows
+  constexpr std::int64_t kBytesPerEvent = 155;  // measured on 1F1B: half of its events are slices, half flows
   return fmt::format(
-      "the trace has {} events, about {} MB unless gzipped: viewers become slow above a million; write fewer ranks",
+      "the trace has {} events, about {} MB uncompressed; viewers become slow above a million events: write fewer "
+      "ranks",
       events, events * kBytesPerEvent / 1'000'000);
 }
 

@@ -1,3 +1,4 @@
+// Public header.
 #pragma once
 
 #include <cstdint>
@@ -13,17 +14,17 @@
 namespace sluice::traces {
 
 struct TraceOptions {
-  std::vector<int> ranks;        // pipeline ranks to write; empty: all
-  std::vector<int> world_ranks;  // by pipeline rank, distinct; empty: the pipeline rank itself
-  std::string scenario;          // a JSON value that says what was traced, copied as it stands; empty: null
-  std::vector<char> ended;       // by vertex, of a run that broke: the others are left out; empty: all ended
-  bool idle = false;             // also a slice for every idle stretch of a compute lane, with its cause
+  std::vector<int> ranks;        // pipeline ranks to write; empty = all
+  std::vector<int> world_ranks;  // by pipeline rank, distinct; empty = the pipeline ranks
+  std::string scenario;          // JSON value that describes what was traced, copied verbatim; empty = null
+  std::vector<char> ended;       // by vertex, for an aborted run: whether it ended; others are omitted; empty = all
+  bool idle = false;             // also write a slice with its cause per idle interval of a compute lane
 };
 
-// Tracks (tid) of a rank's process. Tracks to and from a rank that is neither next (rank + 1, cyclic) nor previous
-// follow in ascending order of that rank: 8 sends to the first of them, 9 receives from it, 10 sends to the second.
-// With two ranks, where next and previous are the same rank, activations go by send next and recv previous, gradients
-// by send previous and recv next.
+// Tracks (tid) of a rank's process. Peers that are neither the next rank (rank + 1, cyclic) nor the previous one have
+// two tracks each, in ascending order of rank: 8 sends to the first such peer, 9 receives from it, 10 sends to the
+// second. With two ranks, where next and previous are the same rank, activations use send next and recv previous,
+// gradients send previous and recv next.
 enum TraceTrack : int {
   kComputeTrack = 1,
   kSendNextTrack = 2,
@@ -35,25 +36,24 @@ enum TraceTrack : int {
   kFirstPeerTrack = 8,
 };
 
-// Writes a Chrome trace (JSON object format, as Perfetto reads it): a process for each rank, its pid the world rank
-// + 1. A transfer is a slice at the sender while it occupies its lane, one as long at the receiver that ends when it
-// arrives, and a flow between the two; a collective is a slice on each rank that takes part. A transfer shorter than
-// 1 ns is drawn as 1 ns; transfers that would then overlap on a lane are drawn one after the other, both ends alike.
-// Memory is a counter of the classes in bytes, where `memory` (by rank, with samples) is not empty. A rank filter
-// leaves out the other ranks' events and the flows that lead to them. Returns the number of events written.
+// Writes a Chrome trace (JSON object format, readable by Perfetto) with one process per rank; its pid is the world rank
+// + 1. A transfer is a slice at the sender while it occupies its lane, a slice of the same length at the receiver that
+// ends when it arrives, and a flow between them. A collective is a slice on each participating rank. TransferDrawing
+// defines the times of short transfers. Memory is a counter of bytes per class, if `memory` (by rank, with samples) is
+// not empty. A rank filter omits the events of the other ranks and flows to them. Returns the number of events written.
 std::int64_t write_chrome_trace(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline,
                                 std::span<const RankMemory> memory, const TraceOptions& options = {});
 
-// The same into a file, gzipped where its name ends in ".gz": afterwards it holds the whole trace, or what it held
-// before. Throws InputError naming `path`.
+// Writes the trace to a file, gzipped if its name ends in ".gz". The file is replaced only when the trace is complete.
+// Throws InputError naming `path`.
 std::int64_t write_trace_file(const std::string& path, const OpGraph& graph, const Timeline& timeline,
                               std::span<const RankMemory> memory, const TraceOptions& options = {});
 
-// How many events the trace will have.
+// Returns the number of events that the trace will have.
 std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory,
                                 const TraceOptions& options = {});
 
-// What to tell the user before a trace of so many events is written; empty up to a million.
+// Returns a warning for the user if a trace has more than a million events, else an empty string.
 std::string trace_size_warning(std::int64_t events);
 
 }  // namespace sluice::traces

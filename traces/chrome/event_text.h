@@ -10,7 +10,7 @@
 
 namespace sluice::traces {
 
-// The text of a trace, in a buffer that a sink drains.
+// Buffers the text of a trace and writes it to a sink.
 class EventText {
  public:
   explicit EventText(const ByteSink& sink) : sink_(sink) { buffer_.reserve(kFlushAt + (std::size_t{1} << 16)); }

@@ -17,7 +17,7 @@ struct GzipStream::State {
 GzipStream::GzipStream(const ByteSink& sink) : sink_(sink), state_(std::make_unique<State>()) {
   constexpr int kGzipHeader = 16;
   constexpr int kMemoryLevel = 9;
-  // The fastest level: traces repeat themselves so much that higher ones save little.
+  // The fastest level: traces are so repetitive that higher levels save little.
   if (deflateInit2(&state_->stream, Z_BEST_SPEED, Z_DEFLATED, MAX_WBITS + kGzipHeader, kMemoryLevel,
                    Z_DEFAULT_STRATEGY) != Z_OK) {
     throw std::bad_alloc();
@@ -29,7 +29,7 @@ GzipStream::~GzipStream() { deflateEnd(&state_->stream); }
 void GzipStream::write(std::string_view bytes) {
   while (!bytes.empty()) {
     const std::size_t part = std::min<std::size_t>(bytes.size(), std::numeric_limits<uInt>::max());
-    // zlib's interface predates const: deflate only reads its input.
+    // zlib's interface is not const-correct; deflate only reads its input.
     state_->stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
     state_->stream.avail_in = static_cast<uInt>(part);
     drain(Z_NO_FLUSH);
@@ -45,9 +45,9 @@ void GzipStream::drain(int flush) {
   do {
     stream.next_out = reinterpret_cast<Bytef*>(out.data());
     stream.avail_out = static_cast<uInt>(out.size());
-    deflate(&stream, flush);  // cannot fail on a stream that was made well
-    const std::size_t made = out.size() - stream.avail_out;
-    if (made > 0) sink_({out.data(), made});
+    deflate(&stream, flush);  // cannot fail on an initialized stream
+    const std::size_t produced = out.size() - stream.avail_out;
+    if (produced > 0) sink_({out.data(), produced});
   } while (stream.avail_out == 0);
 }
 

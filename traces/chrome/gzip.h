@@ -9,8 +9,8 @@
 
 namespace sluice::traces {
 
-// Compresses what is written to it into a gzip stream for `sink`. The same bytes give the same stream: no name or
-// time goes into it. `finish` must be called once, at the end.
+// Compresses the bytes written to it and passes the gzip stream to `sink`. The stream is deterministic: it contains no
+// name or time. `finish` must be called once, at the end.
 class GzipStream {
  public:
   explicit GzipStream(const ByteSink& sink);
@@ -26,8 +26,8 @@ class GzipStream {
   std::unique_ptr<State> state_;
 };
 
-// Writes what `produce` makes into a file, gzipped where its name ends in ".gz": afterwards it holds all of it, or what
-// it held before. Throws InputError naming `path`.
+// Writes the output of `produce` to a file, gzipped if its name ends in ".gz". The file is replaced only when the
+// output is complete. Throws InputError naming `path`.
 void write_maybe_zipped(const std::string& path, const std::function<void(const ByteSink&)>& produce);
 
 }  // namespace sluice::traces

@@ -23,11 +23,11 @@ void check_names(const std::array<TraceSide, 2>& sides) {
   for (const TraceSide& side : sides) {
     if (side.name.empty() || side.name.find_first_not_of(kAllowed) != std::string::npos) {
       throw InputError(
-          fmt::format("trace of two runs: expected a name of letters, digits, blanks and - . _, got '{}'", side.name));
+          fmt::format("trace of two runs: expected a name of letters, digits, spaces and - . _, got '{}'", side.name));
     }
   }
   if (sides[0].name == sides[1].name) {
-    throw InputError(fmt::format("trace of two runs: expected two names, got '{}' twice", sides[0].name));
+    throw InputError(fmt::format("trace of two runs: expected two different names, got '{}' twice", sides[0].name));
   }
 }
 
@@ -62,7 +62,7 @@ class Writer {
     find_chunks();
     for (int rank = 0; rank < run_->num_ranks; ++rank) write_names(rank, side.name, number);
 
-    // By time, so that what overlaps is seen; of one instant those before others in the list.
+    // By start time, to detect overlaps; rows with equal starts keep their order.
     std::vector<std::int32_t> order(run_->rows.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(),
@@ -83,7 +83,7 @@ class Writer {
   const OpRow& row(std::int32_t i) const { return run_->rows[i]; }
   int pid(int rank) const { return first_pid_ + rank; }
 
-  // The chunk of a stage is its place among those of the rank.
+  // The chunk of a stage is its index among the stages of the rank.
   void find_chunks() {
     std::vector<std::set<int>> stages(to_size(run_->num_ranks));
     for (const OpRow& row : run_->rows) {
@@ -203,7 +203,7 @@ class Writer {
     write_end(row, row.peer, recv, "recv ", arrives, end - start, R"("f","bp":"e")");
   }
 
-  // The slice at one end of a transfer, and behind it that end of the flow.
+  // Writes the slice at one end of a transfer, followed by that end of the flow.
   void write_end(const OpRow& row, int rank, int track, std::string_view verb, Duration start, Duration duration,
                  std::string_view phase) {
     open_slice(rank, track, "p2p", start, start + duration, [&] {

@@ -20,18 +20,19 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 100;
-// From 3 years before to 126 years behind the clock's 0; and so long at most. What readers add up of these fits.
-constexpr std::int64_t kLeastMicroseconds = -100'000'000'000'000;
-constexpr std::int64_t kMostMicroseconds = 4'000'000'000'000'000;
-constexpr std::int64_t kLongestMicroseconds = 100'000'000'000'000;
+// Times range from 3 years before to 126 years after the clock's zero; durations are at most 3 years. Their sums do not
+// overflow.
+constexpr std::int64_t kMinMicroseconds = -100'000'000'000'000;
+constexpr std::int64_t kMaxMicroseconds = 4'000'000'000'000'000;
+constexpr std::int64_t kMaxDurationMicroseconds = 100'000'000'000'000;
 
-// Microseconds in decimal, exactly to the nanosecond (halves away from zero); nothing if out of range.
+// Parses decimal microseconds, rounded to nanoseconds (halves away from zero). Returns nullopt if out of range.
 std::optional<Duration> decimal_microseconds(std::string_view text) {
   const bool negative = text.starts_with('-');
   if (negative) text.remove_prefix(1);
   std::int64_t whole = 0;
   const auto [point, error] = std::from_chars(text.data(), text.data() + text.size(), whole);
-  if (error != std::errc{} || whole > kMostMicroseconds) return std::nullopt;
+  if (error != std::errc{} || whole > kMaxMicroseconds) return std::nullopt;
   std::string_view rest(point, static_cast<std::size_t>(text.data() + text.size() - point));
   if (rest.starts_with('.')) rest.remove_prefix(1);
   std::int64_t ns = whole * 1000;
@@ -45,7 +46,7 @@ std::optional<Duration> decimal_microseconds(std::string_view text) {
   return Duration{negative ? -ns : ns};
 }
 
-// Where in the document a value stands, as far as it matters.
+// The position of a value in the document, as far as it matters.
 enum class Place : std::uint8_t { root, sluice, distributed, events, event, args, with, other };
 
 class EventSax : public nlohmann::json_sax<json> {
@@ -68,7 +69,7 @@ class EventSax : public nlohmann::json_sax<json> {
   bool number_float(number_float_t value, const string_t& text) override {
     if (place() != Place::event || (key_ != "ts" && key_ != "dur")) return true;
     std::optional<Duration> time = decimal_microseconds(text);
-    if (!time && std::abs(value) < static_cast<double>(kMostMicroseconds)) time = Duration{std::llround(value * 1000)};
+    if (!time && std::abs(value) < static_cast<double>(kMaxMicroseconds)) time = Duration{std::llround(value * 1000)};
     set_time(time);
     return true;
   }
@@ -85,7 +86,7 @@ class EventSax : public nlohmann::json_sax<json> {
         break;
       case Place::root:
       case Place::sluice:
-        if (key_ == "schema" && (place() == Place::sluice || !head.is_ours)) head.schema = value;
+        if (key_ == "schema" && (place() == Place::sluice || !head.is_sluice)) head.schema = value;
         break;
       default: break;
     }
@@ -108,7 +109,7 @@ class EventSax : public nlohmann::json_sax<json> {
       }
     }();
     if (next == Place::sluice) {
-      head.is_ours = true;
+      head.is_sluice = true;
       head.schema.clear();
     }
     if (next == Place::event) {
@@ -122,7 +123,7 @@ class EventSax : public nlohmann::json_sax<json> {
     if (events) head.is_trace = true;
     if (!places_.empty() && place() == Place::sluice) {
       head.two_runs |= key_ == "sides";
-      head.some_ranks_left_out |= key_ == "world_ranks";
+      head.some_ranks_omitted |= key_ == "world_ranks";
     }
     return open(events ? Place::events : Place::other);
   }
@@ -141,8 +142,8 @@ class EventSax : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(std::size_t, const std::string&, const json::exception& error) override {
-    // "[json.exception.parse_error.101] parse error at line 1, column 2: why"; a number is out of range without a
-    // place.
+    // "[json.exception.parse_error.101] parse error at line 1, column 2: why"; an out-of-range number has no
+    // position.
     std::string what = error.what();
     const std::string_view kAt = "parse error at ";
     const std::size_t at = what.find(kAt);
@@ -165,10 +166,10 @@ class EventSax : public nlohmann::json_sax<json> {
 
   void set_time(std::optional<Duration> time) {
     const bool start = key_ == "ts";
-    const std::int64_t most = start ? kMostMicroseconds : kLongestMicroseconds;
-    if (!time || *time < Duration{kLeastMicroseconds * 1000} || *time > Duration{most * 1000}) {
+    const std::int64_t most = start ? kMaxMicroseconds : kMaxDurationMicroseconds;
+    if (!time || *time < Duration{kMinMicroseconds * 1000} || *time > Duration{most * 1000}) {
       throw InputError(fmt::format("{}: event {}: {}: expected microseconds between {:g} and {:g}", source_,
-                                   event_.number, key_, static_cast<double>(kLeastMicroseconds),
+                                   event_.number, key_, static_cast<double>(kMinMicroseconds),
                                    static_cast<double>(most)));
     }
     (start ? event_.start : event_.duration) = time;
@@ -196,7 +197,7 @@ class EventSax : public nlohmann::json_sax<json> {
     if (key_ == "pid") event_.pid = value;
     if (key_ == "tid") event_.tid = value;
     if (key_ != "ts" && key_ != "dur") return;
-    const bool fits = value <= kMostMicroseconds && value >= kLeastMicroseconds;
+    const bool fits = value <= kMaxMicroseconds && value >= kMinMicroseconds;
     set_time(fits ? std::optional(Duration{value * 1000}) : std::nullopt);
   }
 
@@ -214,24 +215,24 @@ class EventSax : public nlohmann::json_sax<json> {
   std::int64_t num_events_ = 0;
 };
 
-// A file, unzipped if it is zipped, byte by byte.
+// Reads a file in blocks; decompresses it if it is gzipped.
 class Unzipped {
  public:
   explicit Unzipped(const std::string& path) : path_(path), file_(gzopen(path.c_str(), "rb"), gzclose_r) {
     std::error_code error;
-    if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder");
+    if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
     if (!file_) throw InputError(path + ": cannot be read");
     gzbuffer(file_.get(), 1U << 18);
   }
 
-  // The next byte in `at`; false at the end.
+  // Reads the next block. Returns false at the end of the file.
   bool fill() {
     const int got = gzread(file_.get(), buffer_.data(), static_cast<unsigned>(buffer_.size()));
     int code = Z_OK;
     const char* what = gzerror(file_.get(), &code);
     if (got < 0 || (code != Z_OK && code != Z_STREAM_END)) {
-      const bool ends_early = code == Z_BUF_ERROR;
-      throw InputError(fmt::format("{}: {}", path_, ends_early ? "the gzip stream ends too early" : what));
+      const bool truncated = code == Z_BUF_ERROR;
+      throw InputError(fmt::format("{}: {}", path_, truncated ? "the gzip stream is truncated" : what));
     }
     at_ = buffer_.data();
     end_ = at_ + got;
@@ -247,7 +248,7 @@ class Unzipped {
   std::vector<char> buffer_ = std::vector<char>(std::size_t{1} << 18);
 };
 
-// What the parser reads from: an input iterator over it.
+// An input iterator over the bytes of a file.
 class ByteIterator {
  public:
   using iterator_category = std::input_iterator_tag;

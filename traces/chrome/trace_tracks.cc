@@ -12,12 +12,12 @@
 #include "traces/rows/run_rows.h"
 
 namespace sluice::traces {
-// Transfers of one link differ in their track only by direction, so two marks a link tell which tracks are in use.
+// The track of a transfer depends only on its link and direction, so two flags per link record which tracks are in use.
 struct TraceTracks::Use {
   explicit Use(int num_ranks) : tracks(to_size(num_ranks)) {}
 
   std::map<std::pair<int, int>, std::array<bool, 2>> links;  // (sender, receiver): activations, gradients
-  std::vector<std::set<int>> tracks;                         // by rank: but for those of links
+  std::vector<std::set<int>> tracks;                         // by rank, excluding those of links
 };
 
 TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
@@ -27,7 +27,8 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
     std::iota(world_ranks_.begin(), world_ranks_.end(), 0);
   }
   if (std::ssize(world_ranks_) != num_ranks_) {
-    throw InputError(fmt::format("trace: {} world ranks for {} ranks", world_ranks_.size(), num_ranks_));
+    throw InputError(
+        fmt::format("trace: expected {} world ranks, one per rank, got {}", num_ranks_, world_ranks_.size()));
   }
   if (options.ranks.empty()) std::fill(shown_.begin(), shown_.end(), char{1});
   for (const int rank : options.ranks) {
@@ -107,7 +108,7 @@ void TraceTracks::name_tracks(Use& use) {
 
 int TraceTracks::link_track(int rank, int peer, OpKind op, bool send) const {
   const bool activation = op == OpKind::F;
-  // Activations go to the next rank and come from the previous one: this alone tells two ranks' tracks apart.
+  // With two ranks, next and previous are the same rank; the direction selects the track.
   const bool next = num_ranks_ == 2 ? activation == send : peer == (rank + 1) % num_ranks_;
   if (next) return send ? kSendNextTrack : kRecvNextTrack;
   if (num_ranks_ == 2 || rank == (peer + 1) % num_ranks_) return send ? kSendPreviousTrack : kRecvPreviousTrack;

@@ -13,25 +13,25 @@ namespace sluice::traces {
 
 struct OpRow;
 
-// Which ranks a trace shows, and the tracks that their processes have.
+// Selects the ranks that a trace shows and assigns the tracks of their processes.
 class TraceTracks {
  public:
   TraceTracks(const OpGraph& graph, const TraceOptions& options);
-  // Of rows; all ranks are shown.
+  // For a run given as rows. All ranks are shown.
   TraceTracks(int num_ranks, std::span<const OpRow> rows);
 
   bool shown(int rank) const { return shown_[rank] != 0; }
   int pid(int rank) const { return world_ranks_[rank] + 1; }
 
-  // Of a transfer: the sender's track, and the receiver's.
+  // The tracks of a transfer: at the sender and at the receiver.
   int send_track(const Lane& link, OpKind op) const { return link_track(link.rank, link.peer, op, true); }
   int recv_track(const Lane& link, OpKind op) const { return link_track(link.peer, link.rank, op, false); }
 
-  // Tracks of `rank` that have slices, ascending, with their names.
+  // The tracks of `rank` that have slices, in ascending order, with their names.
   const std::vector<std::pair<int, std::string>>& named(int rank) const { return named_[rank]; }
 
  private:
-  struct Use;  // what stands on the tracks
+  struct Use;  // the links and tracks in use
 
   void find_far_peers(const Use& use);
   void name_tracks(Use& use);

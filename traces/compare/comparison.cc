@@ -12,10 +12,10 @@
 namespace sluice::traces {
 namespace {
 
-// What a transfer without a length lasts in traces.
-constexpr Duration kNoLength{1};
+// The duration of an instantaneous transfer in traces.
+constexpr Duration kInstant{1};
 
-// Rows in the order of their identities.
+// The rows of a run, sorted by identity.
 class Sorted {
  public:
   Sorted(const RunRows& run, const std::string& name) : run_(run) {
@@ -43,7 +43,7 @@ class Sorted {
   std::vector<Entry> entries_;
 };
 
-// Walks two sorted runs at once: on_pair(i, j), on_first(i), on_second(j), until one returns false.
+// Merges two sorted runs: calls on_pair(i, j), on_first(i) or on_second(j) per row, until one returns false.
 template <typename OnPair, typename OnFirst, typename OnSecond>
 void walk(const Sorted& first, const Sorted& second, OnPair&& on_pair, OnFirst&& on_first, OnSecond&& on_second) {
   std::size_t i = 0;
@@ -96,16 +96,16 @@ double median(std::vector<double>& values) {
   return (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// Collects the pairs of one kind.
+// Accumulates the errors of the pairs of one kind.
 struct KindErrors {
   std::vector<double> errors;
   Both<Duration> sum;
 
   void add(Duration first, Duration second) {
-    const bool no_length = first <= kNoLength && second <= kNoLength;
-    if (first <= kNoLength && !no_length) return;
+    const bool instant = first <= kInstant && second <= kInstant;
+    if (first <= kInstant && !instant) return;
     const double difference = static_cast<double>((second - first).count());
-    errors.push_back(no_length ? 0.0 : std::abs(difference) / static_cast<double>(first.count()));
+    errors.push_back(instant ? 0.0 : std::abs(difference) / static_cast<double>(first.count()));
     sum.first += first;
     sum.second += second;
   }
@@ -118,7 +118,7 @@ struct KindErrors {
   }
 };
 
-// The pairs whose durations differ most: a heap whose front is the least of them.
+// The pairs whose durations differ most, as a heap with the smallest difference at the front.
 class Differing {
  public:
   explicit Differing(std::size_t most) : most_(most) {}
@@ -146,7 +146,7 @@ class Differing {
   }
 
  private:
-  // Of equal ones the one that comes first by identity.
+  // Ties are broken by identity.
   static bool more(const Entry& a, const Entry& b) {
     return a.difference != b.difference ? a.difference > b.difference : a.first < b.first;
   }
@@ -174,19 +174,19 @@ void count_rows(const RunRows& run, std::int64_t Both<std::int64_t>::*count, Dur
   }
 }
 
-// Everything that is said of pairs, and of rows without a partner.
+// Fills in the results on pairs and on unpaired rows.
 void pair_rows(const RunRows& first, const RunRows& second, const ComparisonOptions& options, Kinds& kinds,
                Comparison& out) {
   const Sorted a(first, options.first);
   const Sorted b(second, options.second);
   std::array<KindErrors, kNumRowKinds> errors;
   Differing differing(options.top);
-  const auto late = Duration{
+  const auto threshold = Duration{
       static_cast<std::int64_t>(options.falls_behind_at * static_cast<double>(out.runs.first.makespan.count()))};
-  std::optional<std::pair<std::size_t, std::size_t>> behind;
-  const auto alone = [&](Unpaired& unpaired, const Sorted& of, std::size_t i) {
-    ++unpaired.count;
-    if (unpaired.names.size() < options.top) unpaired.names.push_back(of.name(i));
+  std::optional<std::pair<std::size_t, std::size_t>> late_pair;
+  const auto unpaired = [&](Unpaired& out_of, const Sorted& of, std::size_t i) {
+    ++out_of.count;
+    if (out_of.names.size() < options.top) out_of.names.push_back(of.name(i));
     return true;
   };
   walk(
@@ -200,17 +200,18 @@ void pair_rows(const RunRows& first, const RunRows& second, const ComparisonOpti
         ++kinds[kind].pairs;
         errors[kind].add(duration.first, duration.second);
         differing.add(i, j, std::chrono::abs(duration.second - duration.first));
-        if (y.start - x.start > late && (!behind || x.start < a.row(behind->first).start)) behind = {i, j};
+        if (y.start - x.start > threshold && (!late_pair || x.start < a.row(late_pair->first).start))
+          late_pair = {i, j};
         return true;
       },
-      [&](std::size_t i) { return alone(out.unpaired.first, a, i); },
-      [&](std::size_t j) { return alone(out.unpaired.second, b, j); });
+      [&](std::size_t i) { return unpaired(out.unpaired.first, a, i); },
+      [&](std::size_t j) { return unpaired(out.unpaired.second, b, j); });
 
   for (std::size_t kind = 0; kind < kinds.size(); ++kind) errors[kind].finish(kinds[kind]);
   for (const auto& entry : std::move(differing).take()) {
     out.differing.push_back(pair_of(a, entry.first, b.row(entry.second)));
   }
-  if (behind) out.falls_behind = pair_of(a, behind->first, b.row(behind->second));
+  if (late_pair) out.falls_behind = pair_of(a, late_pair->first, b.row(late_pair->second));
 }
 
 }  // namespace

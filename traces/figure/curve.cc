@@ -13,13 +13,13 @@
 namespace sluice::traces {
 namespace {
 
-constexpr double kRight = 16;  // px beside and above the plot
-constexpr double kTop = 32;
-constexpr double kTextSize = 10;
-constexpr double kTitleSize = 10.5;
-constexpr double kLongestName = 130;  // px of a turned name of an x
+constexpr double kChartRight = 16;  // px to the right of the plot
+constexpr double kChartTop = 32;    // px above the plot
+constexpr double kChartTextSize = 10;
+constexpr double kChartTitleSize = 10.5;
+constexpr double kMaxNameLength = 130;  // px, of a rotated name of x
 
-// Apart for colour-blind readers too.
+// Distinguishable for colour-blind readers.
 constexpr std::array<Rgb, 7> kColours = {Rgb{0x33, 0x22, 0x88}, Rgb{0xD5, 0x5E, 0x00}, Rgb{0x00, 0x73, 0x5C},
                                          Rgb{0x9B, 0x59, 0xB6}, Rgb{0x66, 0x11, 0x00}, Rgb{0x33, 0x99, 0xCC},
                                          Rgb{0x77, 0x77, 0x77}};
@@ -31,7 +31,7 @@ std::optional<double> number(const std::string& text) {
   return value;
 }
 
-// Where each x stands, from 0 to 1.
+// The position of each x on the axis, from 0 to 1.
 struct Places {
   std::vector<double> at;
   bool by_value = false;
@@ -85,9 +85,9 @@ class Chart {
       : chart_(chart), width_(width), height_(height), places_(places_of(chart.x)) {
     check();
     choose_axis();
-    const double room = (width_ - left_ - kRight) * 0.94 / static_cast<double>(chart_.x.size());
-    for (const std::string& x : chart_.x) longest_name_ = std::max(longest_name_, text_width(x, kTextSize));
-    turned_ = !places_.by_value && longest_name_ + 6 > room;
+    const double available = (width_ - left_ - kChartRight) * 0.94 / static_cast<double>(chart_.x.size());
+    for (const std::string& x : chart_.x) longest_name_ = std::max(longest_name_, text_width(x, kChartTextSize));
+    rotated_ = !places_.by_value && longest_name_ + 6 > available;
   }
 
   std::string draw() {
@@ -106,13 +106,14 @@ class Chart {
     bool any = false;
     for (const CurveSeries& series : chart_.series) {
       if (series.points.size() != chart_.x.size()) {
-        throw InputError(fmt::format("a curve of {} points over {} values", series.points.size(), chart_.x.size()));
+        throw InputError(
+            fmt::format("chart: expected {} points, one per x, got {}", chart_.x.size(), series.points.size()));
       }
       for (const CurvePoint& point : series.points) {
         any_gap_ |= !point.y;
         if (!point.y) continue;
         if (!(*point.y >= 0) || !std::isfinite(*point.y)) {
-          throw InputError(fmt::format("a curve shows numbers from 0 on, got {}", *point.y));
+          throw InputError(fmt::format("chart: expected finite y values of at least 0, got {}", *point.y));
         }
         least_ = any ? std::min(least_, *point.y) : *point.y;
         most_ = std::max(most_, *point.y);
@@ -120,17 +121,17 @@ class Chart {
         any_hollow_ |= point.hollow;
       }
     }
-    if (!any) throw InputError("a curve needs at least one point");
+    if (!any) throw InputError("chart: expected at least one point");
   }
 
   void choose_axis() {
     const bool above = least_ > 0.6 * most_;
-    // Equal values keep the axis from 0.
+    // With equal values the axis starts at 0.
     step_ = tick_step(above && most_ > least_ ? 1.3 * (most_ - least_) : most_, 7);
     low_ = above && most_ > least_ ? std::max(std::floor((least_ - 0.15 * (most_ - least_)) / step_), 0.0) * step_ : 0;
     high_ = most_ > 0 ? most_ + 0.06 * (most_ - low_) : 1;
     double widest = 0;
-    for_ticks([&](double value) { widest = std::max(widest, text_width(tick_label(value, step_), kTextSize)); });
+    for_ticks([&](double value) { widest = std::max(widest, text_width(tick_label(value, step_), kChartTextSize)); });
     left_ = 32 + widest;
   }
 
@@ -142,38 +143,38 @@ class Chart {
   }
 
   double bottom() const { return height_ - 46; }
-  double x_of(std::size_t i) const { return left_ + (width_ - left_ - kRight) * (0.03 + 0.94 * places_.at[i]); }
-  double y_of(double value) const { return bottom() - (bottom() - kTop) * (value - low_) / (high_ - low_); }
+  double x_of(std::size_t i) const { return left_ + (width_ - left_ - kChartRight) * (0.03 + 0.94 * places_.at[i]); }
+  double y_of(double value) const { return bottom() - (bottom() - kChartTop) * (value - low_) / (high_ - low_); }
 
-  // Returns where the legend may begin.
+  // Returns the y position at which the legend may start.
   double draw_axes(Svg& svg) const {
-    svg.text(left_, 18, shortened(chart_.title, 12, (width_ - left_ - kRight) / 1.1), 12, Svg::Anchor::start,
+    svg.text(left_, 18, shortened(chart_.title, 12, (width_ - left_ - kChartRight) / 1.1), 12, Svg::Anchor::start,
              "font-weight=\"bold\"");
     for_ticks([&](double value) {
       const double y = y_of(value);
-      svg.line(left_, y, width_ - kRight, y, "stroke=\"#dddddd\" stroke-width=\"0.6\"");
-      svg.text(left_ - 6, y + 3.6, tick_label(value, step_), kTextSize, Svg::Anchor::end);
+      svg.line(left_, y, width_ - kChartRight, y, "stroke=\"#dddddd\" stroke-width=\"0.6\"");
+      svg.text(left_ - 6, y + 3.6, tick_label(value, step_), kChartTextSize, Svg::Anchor::end);
     });
-    svg.line(left_, bottom(), width_ - kRight, bottom(), "stroke=\"#000000\" stroke-width=\"0.8\"");
+    svg.line(left_, bottom(), width_ - kChartRight, bottom(), "stroke=\"#000000\" stroke-width=\"0.8\"");
     double last_label = -1e9;
     for (std::size_t i = 0; i < chart_.x.size(); ++i) {
       const double x = x_of(i);
       svg.line(x, bottom(), x, bottom() + 4, "stroke=\"#000000\" stroke-width=\"0.8\"");
-      if (turned_) {
-        svg.turned_text(x + 4, bottom() + 12, -40, shortened(chart_.x[i], kTextSize, kLongestName), kTextSize,
-                        Svg::Anchor::end);
+      if (rotated_) {
+        svg.rotated_text(x + 4, bottom() + 12, -40, shortened(chart_.x[i], kChartTextSize, kMaxNameLength),
+                         kChartTextSize, Svg::Anchor::end);
         continue;
       }
-      const double half = text_width(chart_.x[i], kTextSize) / 2;
-      if (x - half < last_label + 6) continue;  // a number between others
-      svg.text(x, bottom() + 16, chart_.x[i], kTextSize, Svg::Anchor::middle);
+      const double half = text_width(chart_.x[i], kChartTextSize) / 2;
+      if (x - half < last_label + 6) continue;  // skip a number if there is no room
+      svg.text(x, bottom() + 16, chart_.x[i], kChartTextSize, Svg::Anchor::middle);
       last_label = x + half;
     }
     // sin 40 degrees
-    const double names = turned_ ? 0.643 * std::min(longest_name_, kLongestName) + 10 : 12;
+    const double names = rotated_ ? 0.643 * std::min(longest_name_, kMaxNameLength) + 10 : 12;
     const double title = bottom() + names + 19;
-    svg.text((left_ + width_ - kRight) / 2, title, chart_.x_label, kTitleSize, Svg::Anchor::middle);
-    svg.turned_text(14, (kTop + bottom()) / 2, -90, chart_.y_label, kTitleSize, Svg::Anchor::middle);
+    svg.text((left_ + width_ - kChartRight) / 2, title, chart_.x_label, kChartTitleSize, Svg::Anchor::middle);
+    svg.rotated_text(14, (kChartTop + bottom()) / 2, -90, chart_.y_label, kChartTitleSize, Svg::Anchor::middle);
     return title + 10;
   }
 
@@ -199,7 +200,7 @@ class Chart {
     svg.path(fmt::format("M{} {}l6 6m0 -6l-6 6", px(x - 3), px(y - 3)),
              fmt::format("fill=\"none\" stroke=\"{}\" stroke-width=\"1.2\"", hex(colour)));
   }
-  // In the colour of its series, several above each other.
+  // Draws a cross per missing value in the colour of its series, stacked upwards.
   void draw_gaps(Svg& svg) const {
     if (chart_.gap_note.empty()) return;
     for (std::size_t i = 0; i < chart_.x.size(); ++i) {
@@ -212,19 +213,19 @@ class Chart {
     }
   }
 
-  // Returns where the picture ends.
+  // Returns the height of the picture.
   double draw_legend(Svg& svg, double y) const {
     double x = left_;
     bool used = false;
     const auto add = [&](std::string_view text, auto mark) {
       if (text.empty()) return;
-      const double width = 14 + text_width(text, kTextSize);
-      if (x > left_ && x + width > width_ - kRight) {
+      const double width = 14 + text_width(text, kChartTextSize);
+      if (x > left_ && x + width > width_ - kChartRight) {
         x = left_;
         y += 16;
       }
       mark(x + 5, y + 6);
-      svg.text(x + 14, y + 6 + 3.6, text, kTextSize);
+      svg.text(x + 14, y + 6 + 3.6, text, kChartTextSize);
       x += width + 14;
       used = true;
     };
@@ -246,11 +247,11 @@ class Chart {
   double left_ = 0;
   double least_ = 0;
   double most_ = 0;
-  double low_ = 0;  // of the axis
+  double low_ = 0;  // of the y axis
   double high_ = 1;
   double step_ = 1;
   double longest_name_ = 0;
-  bool turned_ = false;  // names of x, for want of room
+  bool rotated_ = false;  // whether names of x are rotated to fit
   bool any_hollow_ = false;
   bool any_gap_ = false;
 };

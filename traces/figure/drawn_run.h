@@ -12,14 +12,14 @@
 
 namespace sluice::traces {
 
-// One run as pictures show it; refers to what it is given.
+// A run to draw in figures and reports. Refers to its parts, which must outlive it.
 struct DrawnRun {
   const OpGraph* graph = nullptr;
   const Timeline* timeline = nullptr;
   const Metrics* metrics = nullptr;
-  std::span<const RankMemory> memory;          // by rank, with samples; empty: no memory is drawn
+  std::span<const RankMemory> memory;          // by rank, with samples; empty = draw no memory
   std::string title;                           // "zb-v, 4 ranks, 8 microbatches"
-  std::optional<std::int64_t> capacity_bytes;  // what a device has for tensors
+  std::optional<std::int64_t> capacity_bytes;  // memory of a device available to tensors
 };
 
 }  // namespace sluice::traces

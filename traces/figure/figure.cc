@@ -10,16 +10,17 @@
 #include "traces/figure/figure_rows.h"
 #include "traces/figure/held.h"
 #include "traces/figure/svg.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::traces {
 namespace {
 
-constexpr double kLeft = 54;  // px beside the plot
-constexpr double kRight = 14;
+constexpr double kLeft = 54;   // px to the left of the plot
+constexpr double kRight = 14;  // px to the right of the plot
 constexpr double kTitleHeight = 22;
-constexpr double kCaptionHeight = 20;  // between the rows and what they hold
+constexpr double kCaptionHeight = 20;  // between the rows and the memory plot
 constexpr double kHeldHeight = 64;
-constexpr double kBetween = 14;  // from one run to the next
+constexpr double kRunGap = 14;  // between two runs
 constexpr double kLegendLine = 17;
 constexpr double kTitleSize = 12;
 constexpr double kTextSize = 10;
@@ -53,7 +54,7 @@ class Figure {
   }
 
   std::string draw() {
-    // What is drawn decides the legend, and that the height: the page is put around the rest.
+    // The legend, and so the height of the page, depends on what was drawn: the body is drawn first.
     Svg body;
     double y = 4;
     for (Panel& panel : panels_) {
@@ -67,9 +68,9 @@ class Figure {
         draw_held(body, panel, y);
         y += kHeldHeight;
       }
-      y += kBetween;
+      y += kRunGap;
     }
-    y = draw_axis(body, y - kBetween + (panels_.back().held.most > 0 ? 0 : 2));
+    y = draw_axis(body, y - kRunGap + (panels_.back().held.most > 0 ? 0 : 2));
     y = draw_legend(body, y);
 
     Svg page(options_.width, y, page_title(), description());
@@ -88,7 +89,7 @@ class Figure {
   double longest() const { return to_seconds(scale_.longest) / unit_.seconds; }
   double right() const { return options_.width - kRight; }
 
-  // "makespan 33 s, bubble 27.3 %", and of a second run how that compares.
+  // "makespan 33 s, bubble 27.3 %"; for the second run also the difference from the first.
   std::string result(const Panel& panel) const {
     const Metrics& metrics = *panel.run->metrics;
     std::string text = fmt::format("makespan {:.4g} {}", to_seconds(metrics.makespan) / unit_.seconds, unit_.name);
@@ -105,7 +106,7 @@ class Figure {
     return title;
   }
   std::string description() const {
-    std::string text = "Timeline of a pipeline schedule: a row a rank, time from left to right.";
+    std::string text = "Timeline of a pipeline schedule: one row per rank, time from left to right.";
     for (const Panel& panel : panels_) text += fmt::format(" {}: {}.", panel.run->title, result(panel));
     return text;
   }
@@ -113,7 +114,7 @@ class Figure {
   void draw_title(Svg& svg, const Panel& panel, double y) const {
     const std::string words = result(panel);
     svg.text(right(), y + 14, words, kTextSize, Svg::Anchor::end);
-    // Bold is wider than text_width says, by a tenth.
+    // Bold text is up to a tenth wider than text_width returns.
     const double room = (right() - kLeft - text_width(words, kTextSize) - 12) / 1.1;
     svg.text(kLeft, y + 14, shortened(panel.run->title, kTitleSize, room), kTitleSize, Svg::Anchor::start,
              "font-weight=\"bold\"");
@@ -126,9 +127,9 @@ class Figure {
     }
   }
 
-  // --- what ranks hold ----------------------------------------------------------------------------------------
+  // --- memory -------------------------------------------------------------------------------------------------
 
-  // Of all panels with this unit, so that two of them compare; with the capacity where it is near.
+  // The maximum over all panels with this unit, which share a scale; includes the capacity if it is drawn.
   double most_held(bool bytes) const {
     double most = 0;
     for (const Panel& panel : panels_) {
@@ -138,10 +139,9 @@ class Figure {
     return most;
   }
   static double capacity(const Panel& panel) {
-    constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
     return panel.held.bytes ? static_cast<double>(panel.run->capacity_bytes.value_or(0)) / kGiB : 0;
   }
-  // 0: not known, or so far off that the curves would lie on the floor.
+  // 0 if the capacity is unknown, or so high that it would flatten the curves.
   static double capacity_line(const Panel& panel) {
     return capacity(panel) <= 3 * panel.held.most ? capacity(panel) : 0;
   }
@@ -149,7 +149,7 @@ class Figure {
   static std::string caption(const Panel& panel) {
     const Held& held = panel.held;
     std::string text = held.bytes ? "memory (GiB)" : "microbatches in flight";
-    text += fmt::format(": most on rank {}{}, {:.4g}", held.ranks[held.most_at], held.ranks.size() > 1 ? " (bold)" : "",
+    text += fmt::format(": peak on rank {}{}, {:.4g}", held.ranks[held.most_at], held.ranks.size() > 1 ? " (bold)" : "",
                         held.most);
     if (capacity(panel) > 0) {
       text += fmt::format(" of {:.4g}{}", capacity(panel), capacity_line(panel) > 0 ? " (dashed)" : "");
@@ -187,14 +187,14 @@ class Figure {
 
   // --- axis and legend ----------------------------------------------------------------------------------------
 
-  // Both return where the next thing may stand.
+  // Both return the y position below what they draw.
   double draw_axis(Svg& svg, double y) const {
     svg.line(kLeft, y, right(), y, "stroke=\"#000000\" stroke-width=\"0.8\"");
     const std::string title = fmt::format("time ({})", unit_.name);
     for_time_ticks([&](double value, double x) {
       svg.line(x, y, x, y + 4, "stroke=\"#000000\" stroke-width=\"0.8\"");
       const std::string label = tick_label(value, step_);
-      // The last label may end at the edge of the picture.
+      // Keeps the last label within the picture.
       const double half = text_width(label, kTextSize) / 2;
       svg.text(std::min(x, options_.width - 1 - half), y + 14, label, kTextSize, Svg::Anchor::middle);
     });
@@ -202,7 +202,7 @@ class Figure {
     return y + 34;
   }
 
-  // Hands out places from left to right, and on the next line where the width ends.
+  // Places items from left to right, with line breaks.
   struct Flow {
     double x = kLeft;
     double y = 0;
@@ -267,8 +267,8 @@ class Figure {
                "fill=\"#555555\"");
       y += 13;
     };
-    if (shown_.stacked) note("Where ops are too narrow to be seen, the height of a colour is its share of the time.");
-    if (shown_.too_many_transfers) note("Transfers are too many to be drawn.");
+    if (shown_.stacked) note("Where ops are too narrow to draw, the height of a colour is its fraction of time.");
+    if (shown_.too_many_transfers) note("Too many transfers to draw.");
     return y + 4;
   }
 
@@ -276,8 +276,8 @@ class Figure {
   std::vector<Panel> panels_;
   TimeScale scale_;
   TimeUnit unit_;
-  double step_ = 1;    // between ticks, in units
-  double pitch_ = 18;  // px from row to row
+  double step_ = 1;    // between ticks, in time units
+  double pitch_ = 18;  // px, from row to row
   Labels labels_;
   Shown shown_;
 };
@@ -286,10 +286,10 @@ class Figure {
 
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options) {
   if (runs.empty() || runs.size() > 2) {
-    throw InputError(fmt::format("a figure shows one or two runs, got {}", runs.size()));
+    throw InputError(fmt::format("figure: expected one or two runs, got {}", runs.size()));
   }
   if (!(options.width >= 240 && options.width <= 20'000)) {
-    throw InputError(fmt::format("a figure is 240 to 20000 px wide, got {:g}", options.width));
+    throw InputError(fmt::format("figure: expected a width from 240 to 20000 px, got {:g}", options.width));
   }
   return Figure(runs, options).draw();
 }

@@ -9,20 +9,21 @@ namespace sluice::traces {
 
 struct FigureOptions {
   double width = 720;      // px, at least 240; 1 px is 1/96 inch on paper
-  int max_ranks = 32;      // rows a run; of more ranks the first and the last are shown; at least 2
-  bool transfers = false;  // draw what moves between ranks
+  int max_ranks = 32;      // rows per run; of more ranks the first and the last are shown; at least 2
+  bool transfers = false;  // draw transfers and collectives
 };
 
-// A figure for a paper, as SVG: for each run a row a rank with its ops in the palette; below it what each rank holds
-// over time, in GiB or, without bytes, in microbatches in flight, with the rank that holds most drawn bold and the
-// capacity dashed. Two runs stand one above the other on one time axis, and one scale of what they hold where they have
-// the same unit.
+// Returns a figure for a paper, as SVG. Each run has one row per rank with its ops, and below them the memory of each
+// rank over time in GiB or, without bytes, its number of microbatches in flight; the rank with the highest peak is
+// bold, the capacity is dashed. Two runs are drawn one above the other with a common time axis, and a common memory
+// scale if they have the same unit.
 //
-// An op carries kind, microbatch and slice (B3, B3b) where that fits nearly everywhere, else the microbatch and slice,
-// else the microbatch, and then kinds are hatched, so that colour is never all there is. Chunks, or the slices of ranks
-// with one, are shades from dark to light. A joint block is its two halves, one above the other. Where many ops
-// narrower than half a px follow each other, columns of one px show the share of each kind as a height; a line says so.
-// Throws InputError unless there are one or two runs and the width is in its range.
+// Ops are labelled with kind, microbatch and slice (B3, B3b) if that fits nearly everywhere, else with microbatch and
+// slice, else with the microbatch; without the kind in the label, kinds are hatched so that they differ in more than
+// colour. Chunks, or slices if ranks have one chunk, are shades from dark to light. The two ops of a joint block are
+// drawn one above the other. Sequences of many ops narrower than half a px are drawn as columns of one px in which the
+// height of each colour is its fraction of time; a note in the figure explains them. Throws InputError unless there are
+// one or two runs and the width is from 240 to 20000 px.
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options = {});
 
 }  // namespace sluice::traces

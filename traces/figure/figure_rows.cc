@@ -11,12 +11,12 @@
 namespace sluice::traces {
 namespace {
 
-constexpr double kNarrow = 0.5;           // px; ops that are narrower are not drawn one by one where they are many
-constexpr std::ptrdiff_t kFewNarrow = 8;  // so many beside each other are
-constexpr double kColumn = 1;             // px, of stacked shares
-constexpr double kLabelMargin = 1.5;      // px between a label and the edges of its op, both together
+constexpr double kNarrow = 0.5;           // px; narrower ops are drawn as columns where there are many
+constexpr std::ptrdiff_t kFewNarrow = 8;  // up to this many in sequence are drawn one by one
+constexpr double kColumn = 1;             // px, width of a stacked column
+constexpr double kLabelMargin = 1.5;      // px, total space between a label and the edges of its op
 constexpr double kSmallestLabel = 6;
-constexpr int kMostTransfers = 4000;
+constexpr int kMaxTransfers = 4000;
 
 Swatch swatch_of(const Vertex& op) {
   if (op.kind == VertexKind::recompute) return Swatch::recompute;
@@ -24,7 +24,7 @@ Swatch swatch_of(const Vertex& op) {
   return static_cast<Swatch>(op.op);
 }
 
-// Of a row, without the gap to the next.
+// The height of a row without the gap to the next one.
 double row_height(double pitch) { return pitch - (pitch >= 14 ? 2 : 1); }
 
 std::string label_of(const Schedule& schedule, const Vertex& op, LabelText text) {
@@ -83,10 +83,10 @@ class FigureRows::Painter {
     shown_.swatches[kNumSwatches - 1] = true;
     const std::span<const VertexId> ops = rows_.ops_[rank];
     for (auto op = ops.begin(); op != ops.end();) {
-      const auto stretch = narrow_stretch(op, ops.end());
-      if (stretch - op > kFewNarrow) {
-        draw_shares({op, stretch});
-        op = stretch;
+      const auto narrow_end = end_of_narrow_ops(op, ops.end());
+      if (narrow_end - op > kFewNarrow) {
+        draw_columns({op, narrow_end});
+        op = narrow_end;
       } else {
         draw_op(*op++);
       }
@@ -111,15 +111,15 @@ class FigureRows::Painter {
   double start(VertexId v) const { return scale_.x(rows_.run_.timeline->start[v]); }
   double end(VertexId v) const { return scale_.x(rows_.run_.timeline->end[v]); }
 
-  // Behind the narrow ops from `op` on that have no gap between them to see.
-  std::span<const VertexId>::iterator narrow_stretch(std::span<const VertexId>::iterator op,
-                                                     std::span<const VertexId>::iterator last) const {
-    auto behind = op;
-    while (behind != last && end(*behind) - start(*behind) < kNarrow &&
-           (behind == op || start(*behind) - end(*(behind - 1)) < kColumn)) {
-      ++behind;
+  // Returns the end of the sequence of narrow ops without visible gaps that starts at `op`.
+  std::span<const VertexId>::iterator end_of_narrow_ops(std::span<const VertexId>::iterator op,
+                                                        std::span<const VertexId>::iterator last) const {
+    auto next = op;
+    while (next != last && end(*next) - start(*next) < kNarrow &&
+           (next == op || start(*next) - end(*(next - 1)) < kColumn)) {
+      ++next;
     }
-    return behind;
+    return next;
   }
 
   void draw_op(VertexId v) {
@@ -153,7 +153,7 @@ class FigureRows::Painter {
     const double size = std::min(labels_.size, 0.85 * height);
     std::string text = label_of(rows_.run_.graph->schedule(), op, labels_.text);
     if (text_width(text, size) + kLabelMargin > to - from) return;
-    // Digits and capitals are some 0.72 em high.
+    // Digits and capitals are about 0.72 em high.
     (is_dark(fill) ? white_ : black_).push_back({(from + to) / 2, y + height / 2 + 0.36 * size, std::move(text), size});
   }
 
@@ -169,8 +169,9 @@ class FigureRows::Painter {
     svg_.raw("</g>\n");
   }
 
-  // Ops too narrow to see: columns in which the height of each colour is its share of the time, idle above them.
-  void draw_shares(std::span<const VertexId> ops) {
+  // Draws ops that are too narrow to see as columns: the height of each colour is its fraction of time, idle time is on
+  // top.
+  void draw_columns(std::span<const VertexId> ops) {
     shown_.stacked = true;
     const double left = start(ops.front());
     const double right = end(ops.back());
@@ -185,21 +186,20 @@ class FigureRows::Painter {
       for (double from = start(v); from < end(v);) {
         const double column = std::floor(from / kColumn);
         const double to = std::min(end(v), (column + 1) * kColumn);
-        auto& shares = time[std::min(to_size(std::llround(column - first)), columns - 1)];
-        shares[static_cast<std::size_t>(swatch)] += (to - from) / 2;
-        shares[partner] += (to - from) / 2;
+        auto& column_time = time[std::min(to_size(std::llround(column - first)), columns - 1)];
+        column_time[swatch] += (to - from) / 2;
+        column_time[partner] += (to - from) / 2;
         if (to <= from) break;
         from = to;
       }
     }
-    for (std::size_t s = 0; s + 1 < kNumSwatches; ++s) draw_share(s, time, first, left, right);
+    for (std::size_t s = 0; s + 1 < kNumSwatches; ++s) draw_swatch(s, time, first, left, right);
   }
 
-  // The part of swatch `s` as one path.
-  void draw_share(std::size_t s, const std::vector<std::array<double, kNumSwatches>>& time, double first, double left,
-                  double right) {
+  // Draws the parts of swatch `s` of all columns as one path.
+  void draw_swatch(std::size_t s, const std::vector<std::array<double, kNumSwatches>>& time, double first, double left,
+                   double right) {
     std::string data;
-    std::string shape;  // y and height of the box that is open
     double box_left = 0;
     double box_right = 0;
     std::string box_y;
@@ -331,25 +331,25 @@ void FigureRows::draw_communication(Svg& svg, double top, double pitch, const Ti
       const Lane& lane = graph.lanes()[graph[v].lane];
       const auto sender = top_of[lane.rank];
       const auto receiver = top_of[lane.peer];
-      if (!sender || !receiver || ++transfers > kMostTransfers) continue;
+      if (!sender || !receiver || ++transfers > kMaxTransfers) continue;
       const double to = scale.x(run_.timeline->arrival(graph, v));
       const bool down = *receiver > *sender;
       const double y = down ? *receiver : *receiver + height;
-      // A head of two strokes, as wide as high.
+      // An arrow head of two strokes.
       lines += fmt::format("M{} {}L{} {}m-1.2 {}l1.2 {}l1.2 {}", px(from), px(down ? *sender + height : *sender),
                            px(to), px(y), down ? -2.4 : 2.4, down ? 2.4 : -2.4, down ? -2.4 : 2.4);
     }
   }
   const std::string colour = hex(palette::kCommunication);
-  shown.too_many_transfers |= transfers > kMostTransfers;
-  if (transfers > kMostTransfers) lines.clear();
+  shown.too_many_transfers |= transfers > kMaxTransfers;
+  if (transfers > kMaxTransfers) lines.clear();
   shown.communication |= !lines.empty() || !bands.empty();
   if (!bands.empty()) svg.path(bands, fmt::format("fill=\"{}\"", colour));
   if (!lines.empty()) svg.path(lines, fmt::format("fill=\"none\" stroke=\"{}\" stroke-width=\"0.7\"", colour));
 }
 
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
-  // The largest size that nine in ten of them have room for.
+  // Returns the largest font size that fits nine in ten ops.
   const auto size_for = [&](std::size_t text, std::optional<Swatch> of) {
     std::vector<double> sizes;
     for (const FigureRows::Room& room : rooms) {
@@ -366,7 +366,7 @@ Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
   for (const LabelText text : {LabelText::kind_and_slice, LabelText::slice, LabelText::microbatch}) {
     labels.text = text;
     labels.size = size_for(static_cast<std::size_t>(text), std::nullopt);
-    // A longer text is worth some size, not all of it.
+    // A more detailed text is preferred to a larger font, down to a minimum size.
     if (labels.size >= std::min(largest, text == LabelText::kind_and_slice ? 7.0 : kSmallestLabel)) return labels;
   }
   labels.size = std::min(largest, 7.0);

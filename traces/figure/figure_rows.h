@@ -14,24 +14,24 @@
 
 namespace sluice::traces {
 
-// What a rectangle of a figure can be; in the order of the legend, and from the bottom where shares are stacked.
+// The kinds of rectangles in a figure, in the order of the legend and, from the bottom, of stacked columns.
 enum class Swatch : std::uint8_t { forward, backward, input_gradient, weight_gradient, recompute, optimizer, idle };
 inline constexpr int kNumSwatches = 7;
 struct SwatchLook {
   char letter = ' ';
   std::string_view name;
   Rgb colour;
-  std::string_view hatch;  // id of the pattern that tells it from others without colour; empty: plain
+  std::string_view hatch;  // id of the pattern that distinguishes it without colour; empty = plain
 };
 const SwatchLook& look_of(Swatch swatch);
 
-// Adds the patterns that `hatch` of SwatchLook names.
+// Defines the patterns of SwatchLook::hatch.
 void define_hatches(Svg& svg);
 
-// The shade of entry `i` of `n`, chunks or slices: 0 is the colour itself, 1 white.
+// Returns the shade of chunk or slice `i` of `n`: 0 is the colour itself, 1 is white.
 double shade_of(int i, int n);
 
-// From time to px, for all that a figure shows.
+// Maps time to px for the whole figure.
 struct TimeScale {
   double left = 0;
   double width = 0;
@@ -41,17 +41,17 @@ struct TimeScale {
   double x(Duration time) const { return left + px_per_ns() * static_cast<double>(time.count()); }
 };
 
-// What labels say in one figure, from much to little; a slice is a letter behind the microbatch (F0a, F0b), or with
-// more than 26 of them a number (F0.27).
+// The parts of the labels of a figure, from most to least detailed. A slice is a letter after the microbatch (F0a,
+// F0b), or a number if there are more than 26 (F0.27).
 enum class LabelText : std::uint8_t { kind_and_slice, slice, microbatch };
 struct Labels {
   LabelText text = LabelText::kind_and_slice;
   double size = 10;
-  std::array<bool, kNumSwatches> shown{};  // whether ops of that kind carry one
+  std::array<bool, kNumSwatches> shown{};  // whether ops of that kind are labelled
   bool with_kind() const { return text == LabelText::kind_and_slice; }
 };
 
-// What a figure has shown, for its legend.
+// What was drawn in a figure, for its legend.
 struct Shown {
   std::array<bool, kNumSwatches> swatches{};
   int chunks = 1;
@@ -61,17 +61,17 @@ struct Shown {
   bool too_many_transfers = false;
 };
 
-// The timeline of one run: a row a rank.
+// The timeline of one run: one row per rank.
 class FigureRows {
  public:
-  // `number` tells the runs of a figure apart.
+  // `number` identifies the run within the figure.
   FigureRows(const DrawnRun& run, int number, int max_ranks);
 
-  // The ranks that get a row; -1 stands for those left out.
+  // The ranks that have a row; -1 is the row for those not shown.
   const std::vector<int>& rows() const { return rows_; }
   bool has_joint_blocks() const { return joint_; }
 
-  // For each op that can carry a label: which it is, how wide it is, and how wide each text would be at size 1.
+  // An op that can be labelled: its kind, its width in px, and the width of each text at font size 1.
   struct Room {
     Swatch swatch = Swatch::forward;
     double width = 0;
@@ -79,9 +79,9 @@ class FigureRows {
   };
   void add_rooms(const TimeScale& scale, std::vector<Room>& rooms) const;
 
-  // Draws them from `top` on, `pitch` px each.
+  // Draws the rows starting at `top`, `pitch` px each.
   void draw(Svg& svg, double top, double pitch, const TimeScale& scale, const Labels& labels, Shown& shown) const;
-  // What moves between ranks: a line from where a transfer starts to where it arrives; collectives along the rows.
+  // Draws a line from the start of each transfer to its arrival, and collectives as bands along the rows.
   void draw_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const;
 
  private:
@@ -90,12 +90,13 @@ class FigureRows {
   const DrawnRun& run_;
   int number_ = 0;
   std::vector<int> rows_;
-  std::vector<std::vector<VertexId>> ops_;  // by rank, in time, of its compute lane; none of no length
+  std::vector<std::vector<VertexId>>
+      ops_;  // by rank: the ops of its compute lane in time order, except instantaneous ones
   bool joint_ = false;
 };
 
-// The longest text, and the largest size up to `largest`, that nine in ten ops have room for; where none has, the
-// shortest text, for the kinds of which nine in ten have the room.
+// Chooses the most detailed text, and the largest font size up to `largest`, that fits nine in ten ops. If none does:
+// the shortest text, for the kinds of which it fits nine in ten.
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest);
 
 }  // namespace sluice::traces

@@ -7,12 +7,12 @@
 #include <utility>
 
 #include "traces/figure/svg.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::traces {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-constexpr double kColumn = 0.5;  // px
+constexpr double kPathColumn = 0.5;  // px
 
 std::vector<HeldLevel> bytes_over_time(const RankMemory& memory) {
   std::vector<HeldLevel> levels;
@@ -23,26 +23,26 @@ std::vector<HeldLevel> bytes_over_time(const RankMemory& memory) {
   return levels;
 }
 
-// A share that is taken or, below 0, given back.
+// A change of the number of microbatches in flight, at a time.
 using Change = std::pair<Duration, double>;
 
 void add_change(const Schedule& schedule, const Vertex& op, Duration start, Duration end, std::vector<Change>& out) {
   if (op.op == OpKind::I) return;
   const MicrobatchShape& shape = schedule.shape(op.microbatch);
-  const double share = static_cast<double>(shape.slice_lengths[op.slice]) / static_cast<double>(shape.tokens()) *
-                       schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
+  const double fraction = static_cast<double>(shape.slice_lengths[op.slice]) / static_cast<double>(shape.tokens()) *
+                          schedule.num_ranks() / std::max(schedule.num_ranks(), schedule.num_stages());
   const bool forward = op.op == OpKind::F;
-  out.emplace_back(forward ? start : end, forward ? share : -share);
+  out.emplace_back(forward ? start : end, forward ? fraction : -fraction);
 }
 
 std::vector<HeldLevel> levels_of(std::vector<Change> changes) {
-  std::sort(changes.begin(), changes.end());  // at one instant what ends is given back first
+  std::sort(changes.begin(), changes.end());  // at equal times decreases come first
   std::vector<HeldLevel> levels = {{Duration{0}, 0}};
   double held = 0;
   for (const auto& [time, amount] : changes) {
     held += amount;
     if (levels.back().time != time) levels.push_back({time, held});
-    levels.back().amount = std::max(held, 0.0);  // shares such as 1/3 sum to 0 only nearly
+    levels.back().amount = std::max(held, 0.0);  // fractions such as 1/3 sum to 0 only approximately
   }
   return levels;
 }
@@ -92,7 +92,7 @@ std::string held_path(std::span<const HeldLevel> levels, Duration end, const Hel
   const auto x_of = [&](Duration time) { return scale.left + scale.px_per_ns * static_cast<double>(time.count()); };
   const auto y_of = [&](double amount) { return px(scale.bottom - scale.px_per_unit * amount); };
   std::string data;
-  std::string y;  // where the line is
+  std::string y;  // of the current point
   const auto go = [&](const std::string& to) {
     if (to == y) return;
     data += "V" + to;
@@ -103,7 +103,7 @@ std::string held_path(std::span<const HeldLevel> levels, Duration end, const Hel
     double least = levels[i].amount;
     double most = levels[i].amount;
     std::size_t next = i + 1;
-    for (; next < levels.size() && x_of(levels[next].time) < x + kColumn; ++next) {
+    for (; next < levels.size() && x_of(levels[next].time) < x + kPathColumn; ++next) {
       least = std::min(least, levels[next].amount);
       most = std::max(most, levels[next].amount);
     }

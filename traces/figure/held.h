@@ -7,23 +7,23 @@
 
 namespace sluice::traces {
 
-// From `time` on, until the next.
+// An amount from `time` until the next level.
 struct HeldLevel {
   Duration time{};
   double amount = 0;
 };
 
-// What ranks hold over time, in GiB or, where the run has no bytes, in microbatches in flight (as Metrics counts them:
-// an F's share from its start to the end of its B or W).
+// Memory of ranks over time in GiB or, if the run has no bytes, their microbatches in flight (as in Metrics: each F
+// counts its fraction of a microbatch from its start to the end of its B or W).
 struct Held {
   bool bytes = false;
   std::vector<int> ranks;
-  std::vector<std::vector<HeldLevel>> levels;  // beside `ranks`; strictly rising times
-  std::size_t most_at = 0;                     // in `ranks`: who holds most, of all ranks of the run
-  double most = 0;
+  std::vector<std::vector<HeldLevel>> levels;  // parallel to `ranks`; strictly increasing times
+  std::size_t most_at = 0;                     // index in `ranks` of the rank with the highest peak of the run
+  double most = 0;                             // its peak
 };
 
-// Of `ranks`, and of the rank that holds most if it is not among them.
+// Returns the levels of `ranks`, and of the rank with the highest peak if it is not among them.
 Held held_over_time(const DrawnRun& run, std::span<const int> ranks);
 
 struct HeldScale {
@@ -32,8 +32,8 @@ struct HeldScale {
   double bottom = 0;  // px of amount 0
   double px_per_unit = 0;
 };
-// The levels as data of an SVG path of horizontal and vertical lines, up to `end`. Where many levels share a column of
-// half a px, it goes to the least, the most and the last of them.
+// Returns the levels as data of an SVG path of horizontal and vertical lines, up to `end`. Levels within the same half
+// px are reduced to their minimum, maximum and last value.
 std::string held_path(std::span<const HeldLevel> levels, Duration end, const HeldScale& scale);
 
 }  // namespace sluice::traces

@@ -22,7 +22,7 @@ constexpr std::array<int, 95> kThousandths = {
     634, 612, 635, 635, 411, 521, 392,  634, 592, 818, 592, 592, 525,                 // n to z
     636, 337, 636, 838};                                                              // { to ~
 
-// Bytes of the character that `text` begins with; 0 if it is not UTF-8, or a character that XML 1.0 cannot hold.
+// Returns the length in bytes of the first character of `text`; 0 if it is invalid UTF-8 or not allowed in XML 1.0.
 std::size_t character_length(std::string_view text) {
   const auto byte = [&](std::size_t i) -> unsigned {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0;
@@ -35,7 +35,7 @@ std::size_t character_length(std::string_view text) {
     if ((byte(i) & 0xC0U) != 0x80U) return 0;
     value = value << 6U | (byte(i) & 0x3FU);
   }
-  // Too long a form, a surrogate, no character, past the last one.
+  // Overlong encodings, surrogates, noncharacters, beyond the last code point.
   if ((length == 3 && value < 0x800) || (length == 4 && value < 0x10000)) return 0;
   if ((value >= 0xD800 && value < 0xE000) || value == 0xFFFE || value == 0xFFFF || value > 0x10FFFF) return 0;
   return length;
@@ -55,7 +55,7 @@ Svg::Svg(double width, double height, std::string_view title, std::string_view d
 }
 
 void Svg::rect(double x, double y, double width, double height, const std::string& style) {
-  // Edges are rounded, not sizes, so that neighbours meet.
+  // Edges are rounded, not sizes, so that adjacent rectangles touch.
   width = rounded(x + width) - rounded(x);
   height = rounded(y + height) - rounded(y);
   fmt::format_to(std::back_inserter(out_), "<rect x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\" {}/>\n", px(x), px(y),
@@ -77,7 +77,7 @@ void Svg::text(double x, double y, std::string_view text, double size, Anchor an
                  px(size), kAnchors[static_cast<int>(anchor)], style.empty() ? "" : " ", style, escaped_xml(text));
 }
 
-void Svg::turned_text(double x, double y, double degrees, std::string_view text, double size, Anchor anchor) {
+void Svg::rotated_text(double x, double y, double degrees, std::string_view text, double size, Anchor anchor) {
   static constexpr std::string_view kAnchors[] = {"start", "middle", "end"};
   fmt::format_to(std::back_inserter(out_),
                  "<text transform=\"translate({} {}) rotate({})\" font-size=\"{}\" text-anchor=\"{}\">{}</text>\n",
@@ -91,9 +91,9 @@ std::string Svg::take() && {
 
 std::string hex(Rgb colour) { return fmt::format("#{:02x}{:02x}{:02x}", colour.red, colour.green, colour.blue); }
 
-Rgb lighter(Rgb colour, double share) {
+Rgb lighter(Rgb colour, double white) {
   const auto mix = [&](std::uint8_t c) {
-    return static_cast<std::uint8_t>(std::lround(static_cast<double>(c) + (255.0 - static_cast<double>(c)) * share));
+    return static_cast<std::uint8_t>(std::lround(static_cast<double>(c) + (255.0 - static_cast<double>(c)) * white));
   };
   return {mix(colour.red), mix(colour.green), mix(colour.blue)};
 }
@@ -150,9 +150,9 @@ std::string shortened(std::string_view text, double size, double width) {
   return std::string(text) + std::string(kEllipsis);
 }
 
-double tick_step(double range, int most) {
+double tick_step(double range, int max_steps) {
   if (!(range > 0)) return 1;
-  const double least = range / most;
+  const double least = range / max_steps;
   const double power = std::pow(10.0, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 5.0}) {
     if (factor * power >= least * (1 - 1e-9)) return factor * power;
@@ -170,7 +170,7 @@ TimeUnit unit_for(Duration longest) {
 std::string tick_label(double value, double step) {
   const int decimals = std::clamp(static_cast<int>(-std::floor(std::log10(step) + 1e-9)), 0, 9);
   std::string out = fmt::format("{:.{}f}", value, decimals);
-  // Thousands apart, from 10 000 on.
+  // Separates thousands, from 10 000 on.
   const std::size_t point = std::min(out.find('.'), out.size());
   const std::size_t first = out.starts_with('-') ? 1 : 0;
   if (point - first < 5) return out;

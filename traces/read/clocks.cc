@@ -18,7 +18,7 @@ namespace {
 using Ns = std::int64_t;
 constexpr Ns kNever = std::numeric_limits<Ns>::max() / 4;
 
-// at(q, r): offset of q - offset of r is at most this.
+// Difference constraints: offset of q - offset of r <= at(q, r).
 class Bounds {
  public:
   explicit Bounds(int num_ranks) : n_(num_ranks), bounds_(to_size(num_ranks) * to_size(num_ranks), kNever) {
@@ -29,7 +29,7 @@ class Bounds {
   Ns at(int q, int r) const { return bounds_[to_size(q) * to_size(n_) + to_size(r)]; }
   void tighten(int q, int r, Ns bound) { at(q, r) = std::min(at(q, r), bound); }
 
-  // All that follows from the bounds (Floyd and Warshall); false if they contradict each other.
+  // Computes the closure of the bounds (Floyd-Warshall). Returns false if they are infeasible.
   bool close() {
     for (int k = 0; k < n_; ++k) {
       for (int q = 0; q < n_; ++q) {
@@ -52,10 +52,10 @@ class Bounds {
 
 // --- by messages --------------------------------------------------------------------------------------------------
 
-// Offsets along the pairs of ranks with the least time there and back; empty if messages do not join all ranks.
-std::vector<Duration> offsets_of(int num_ranks, std::span<const Message> messages) {
-  Bounds delay(num_ranks);  // at(from, to): the least that a message took, by the clocks of both
-  for (const Message& message : messages) {
+// Returns offsets along the pairs of ranks with the shortest round trips; empty if messages do not connect all ranks.
+std::vector<Duration> offsets_of(int num_ranks, std::span<const MatchedMessage> messages) {
+  Bounds delay(num_ranks);  // at(from, to): the shortest apparent delay of a message
+  for (const MatchedMessage& message : messages) {
     if (message.from != message.to) {
       delay.tighten(message.from, message.to, (message.received - message.sent).count());
     }
@@ -70,8 +70,8 @@ std::vector<Duration> offsets_of(int num_ranks, std::span<const Message> message
     for (int q = 0; q < num_ranks; ++q) {
       for (int r = 0; r < num_ranks && joined[q] != 0; ++r) {
         if (joined[r] != 0 || delay.at(q, r) == kNever || delay.at(r, q) == kNever) continue;
-        if (const Ns both = delay.at(q, r) + delay.at(r, q); both < least)
-          std::tie(least, from, to) = std::tuple(both, q, r);
+        if (const Ns round_trip = delay.at(q, r) + delay.at(r, q); round_trip < least)
+          std::tie(least, from, to) = std::tuple(round_trip, q, r);
       }
     }
     if (from < 0) return {};
@@ -83,9 +83,9 @@ std::vector<Duration> offsets_of(int num_ranks, std::span<const Message> message
 
 // --- by causality -------------------------------------------------------------------------------------------------
 
-// For every two ranks the tightest bound that an op of the one and what it needs of the other put on their clocks.
+// Returns, per pair of ranks, the tightest bound on their clocks that an op and its dependency on the other rank imply.
 Bounds bounds_of(int num_ranks, std::span<const OpRow> rows) {
-  // Where and when what others need has ended: forwards, and backwards (B, I).
+  // Rank and end of each forward, and of each backward (B, I).
   struct Done {
     int rank;
     Duration end;
@@ -109,24 +109,24 @@ Bounds bounds_of(int num_ranks, std::span<const OpRow> rows) {
   each_op([&](const OpRow& row, const RowOp& op) {
     if (op.kind == OpKind::W) return;
     const bool forward = op.kind == OpKind::F;
-    const auto& made = forward ? forwards : backwards;
-    const auto need = made.find({forward ? op.stage - 1 : op.stage + 1, op.microbatch, op.slice});
-    if (need == made.end() || need->second.rank == row.rank) return;
+    const auto& producers = forward ? forwards : backwards;
+    const auto need = producers.find({forward ? op.stage - 1 : op.stage + 1, op.microbatch, op.slice});
+    if (need == producers.end() || need->second.rank == row.rank) return;
     // end of q + offset of q <= start of r + offset of r
     bounds.tighten(need->second.rank, row.rank, (row.start - need->second.end).count());
   });
   return bounds;
 }
 
-// The bounds, each looser by `slack`, with the clocks of `held` ranks on one; false if that contradicts itself.
-bool closed(const Bounds& bounds, Ns slack, const std::vector<char>& held, Bounds& out) {
+// Closes the bounds relaxed by `slack`, with equal offsets for the ranks in `fixed`. Returns false if infeasible.
+bool closed(const Bounds& bounds, Ns slack, const std::vector<char>& fixed, Bounds& out) {
   out = bounds;
   int first = -1;
   for (int r = 0; r < bounds.size(); ++r) {
     for (int q = 0; q < bounds.size(); ++q) {
       if (q != r && out.at(q, r) != kNever) out.at(q, r) += slack;
     }
-    if (held[r] == 0) continue;
+    if (fixed[r] == 0) continue;
     if (first >= 0) {
       out.tighten(first, r, 0);
       out.tighten(r, first, 0);
@@ -136,12 +136,12 @@ bool closed(const Bounds& bounds, Ns slack, const std::vector<char>& held, Bound
   return out.close();
 }
 
-// The least slack with which there are offsets at all.
+// Returns the smallest slack for which feasible offsets exist.
 Ns least_slack(const Bounds& bounds) {
   const std::vector<char> none(to_size(bounds.size()), 0);
   Bounds scratch(bounds.size());
   if (closed(bounds, 0, none, scratch)) return 0;
-  Ns low = 0;  // contradicts itself
+  Ns low = 0;  // infeasible
   Ns high = 1;
   while (!closed(bounds, high, none, scratch)) {
     low = high;
@@ -154,30 +154,30 @@ Ns least_slack(const Bounds& bounds) {
   return high;
 }
 
-// Ranks whose clocks stay: those in fewest contradictions first, while the rest can still be moved.
-std::vector<char> held_ranks(const Bounds& bounds, Ns slack) {
-  std::vector<int> contradictions(to_size(bounds.size()), 0);
+// Chooses the ranks whose clocks are kept, greedily by number of violations, while the problem stays feasible.
+std::vector<char> fixed_ranks(const Bounds& bounds, Ns slack) {
+  std::vector<int> violations(to_size(bounds.size()), 0);
   for (int q = 0; q < bounds.size(); ++q) {
     for (int r = 0; r < bounds.size(); ++r) {
       if (q == r || bounds.at(q, r) == kNever || bounds.at(q, r) + slack >= 0) continue;
-      ++contradictions[q];
-      ++contradictions[r];
+      ++violations[q];
+      ++violations[r];
     }
   }
   std::vector<int> order(to_size(bounds.size()));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return contradictions[a] < contradictions[b]; });
-  std::vector<char> held(to_size(bounds.size()), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return violations[a] < violations[b]; });
+  std::vector<char> fixed(to_size(bounds.size()), 0);
   Bounds scratch(bounds.size());
   for (const int rank : order) {
-    held[rank] = 1;
-    if (!closed(bounds, slack, held, scratch)) held[rank] = 0;
+    fixed[rank] = 1;
+    if (!closed(bounds, slack, fixed, scratch)) fixed[rank] = 0;
   }
-  return held;
+  return fixed;
 }
 
-// Offsets within closed bounds: 0 for held ranks, the middle of what is possible for the others, those that have least
-// room first.
+// Returns offsets within closed bounds: 0 for fixed ranks (`done`), the middle of the feasible interval for the others,
+// those with the smallest interval first.
 std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
   std::vector<Ns> offsets(done.size(), 0);
   const auto room = [&](int r) {
@@ -211,7 +211,7 @@ std::vector<Duration> placed(const Bounds& bounds, std::vector<char> done) {
 
 }  // namespace
 
-ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const Message> messages) {
+ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const MatchedMessage> messages) {
   ClockAlignment alignment{.offsets = std::vector<Duration>(to_size(num_ranks), Duration::zero())};
   if (num_ranks < 2) return alignment;
   if (std::vector<Duration> offsets = offsets_of(num_ranks, messages); !offsets.empty()) {
@@ -222,32 +222,32 @@ ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::spa
   }
   const Bounds bounds = bounds_of(num_ranks, rows);
   const Ns slack = least_slack(bounds);
-  const std::vector<char> held = held_ranks(bounds, slack);
-  if (slack == 0 && std::count(held.begin(), held.end(), 0) == 0) return alignment;
+  const std::vector<char> fixed = fixed_ranks(bounds, slack);
+  if (slack == 0 && std::count(fixed.begin(), fixed.end(), 0) == 0) return alignment;
   Bounds all(num_ranks);
-  closed(bounds, slack, held, all);
+  closed(bounds, slack, fixed, all);
   alignment.by = ClockAlignment::By::causality;
-  alignment.offsets = placed(all, held);
+  alignment.offsets = placed(all, fixed);
   alignment.remaining = Duration{slack};
   return alignment;
 }
 
 std::string ClockAlignment::describe() const {
-  if (by == By::none) return "clocks of the ranks as they are: no op starts before what it needs has ended";
-  std::string out = by == By::messages ? fmt::format("clocks aligned by {} sends and their receives", num_messages)
-                                       : "clocks aligned by the order of ops";
-  constexpr std::size_t kMostNamed = 8;
+  if (by == By::none) return "clocks not adjusted: no op starts before its dependencies end";
+  std::string out = by == By::messages ? fmt::format("clocks aligned by {} matched sends and receives", num_messages)
+                                       : "clocks aligned by dependencies of ops";
+  constexpr std::size_t kMaxNamed = 8;
   std::size_t moved = 0;
   for (std::size_t r = 0; r < offsets.size(); ++r) {
     if (offsets[r] == Duration::zero()) continue;
-    if (++moved > kMostNamed) continue;
+    if (++moved > kMaxNamed) continue;
     fmt::format_to(std::back_inserter(out), "{} rank {} {}{}", moved == 1 ? ":" : ",", r,
                    offsets[r] < Duration::zero() ? "-" : "+", time_text(std::chrono::abs(offsets[r])));
   }
-  if (moved == 0) out += ": none is moved";
-  if (moved > kMostNamed) fmt::format_to(std::back_inserter(out), ", and {} more", moved - kMostNamed);
+  if (moved == 0) out += ": all offsets are 0";
+  if (moved > kMaxNamed) fmt::format_to(std::back_inserter(out), ", and {} more", moved - kMaxNamed);
   if (remaining > Duration::zero()) {
-    fmt::format_to(std::back_inserter(out), "; ops still start up to {} too early, which no offsets mend",
+    fmt::format_to(std::back_inserter(out), "; ops still start up to {} before their dependencies end, for any offsets",
                    time_text(remaining));
   }
   return out;

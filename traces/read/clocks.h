@@ -9,39 +9,39 @@
 
 namespace sluice::traces {
 
-// A transfer as its two ends saw it, each by its own clock.
-struct Message {
+// A transfer whose send and receive were both recorded, each on the clock of its rank.
+struct MatchedMessage {
   int from = 0;
   int to = 0;
-  Duration sent{};      // the send ended
-  Duration received{};  // the receive ended
+  Duration sent{};      // end of the send
+  Duration received{};  // end of the receive
 };
 
-// What to add to the times of each rank so that they are those of one clock.
+// The offsets to add to the times of each rank to put them on one clock.
 struct ClockAlignment {
   enum class By : std::uint8_t {
-    none,       // nothing to do: no op starts before what it needs from other ranks has ended
-    messages,   // sends and receives
-    causality,  // the order of ops
+    none,       // no adjustment: no op starts before its dependencies on other ranks end
+    messages,   // from sends and receives
+    causality,  // from dependencies of ops
   };
   By by = By::none;
   std::vector<Duration> offsets;  // by rank
   std::int64_t num_messages = 0;
-  Duration remaining{};  // by causality: how much too early an op still starts, whatever the offsets
+  Duration remaining{};  // by causality: how early an op still starts, with the best offsets
 
-  std::string describe() const;  // in words
+  std::string describe() const;  // for the user
 };
 
-// By messages where they join all ranks, both ways between each two of them: of two ranks, the fastest message each way
-// is taken to be on its way for as long (as NTP does it); ranks are joined along pairs with the least such time. Rank 0
-// keeps its clock.
+// Aligns by messages if pairs of ranks with messages in both directions connect all ranks. As in NTP, the fastest
+// messages of the two directions of a pair are assumed to take equally long; ranks are connected by a spanning tree of
+// the pairs with the shortest round trips. Rank 0 keeps its clock.
 //
-// Otherwise by causality, with as few corrections as a search that does not turn back finds: no op may start before the
-// ops that it needs of other ranks (the stage before of an F, the next stage of a B or I) have ended there. Where the
-// clocks keep to that they stay as they are. Else clocks are held, those in fewest contradictions first, as long as the
-// others can still be moved to keep to it; each of the others is put into the middle of what is then possible. What no
-// offsets can mend (clocks that drift) is left, as little as possible. Precondition: at most kMostClocks ranks.
-inline constexpr int kMostClocks = 128;
-ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const Message> messages);
+// Otherwise aligns by causality: no op may start before its dependencies on other ranks end (the previous stage for an
+// F, the next stage for a B or I). If the clocks satisfy that, they are not adjusted. Otherwise a greedy search keeps
+// as many clocks as possible, those with the fewest violations first, and moves each of the others to the middle of its
+// feasible interval. Violations that no offsets can remove (drifting clocks) remain, with the smallest possible
+// maximum. Precondition: at most kMaxClocks ranks.
+inline constexpr int kMaxClocks = 128;
+ClockAlignment align_clocks(int num_ranks, std::span<const OpRow> rows, std::span<const MatchedMessage> messages);
 
 }  // namespace sluice::traces

@@ -17,11 +17,11 @@ namespace {
 constexpr std::string_view kRange = "PP:";
 constexpr std::string_view kStep = "ProfilerStep#";
 constexpr std::string_view kOptimizer = "Optimizer.step";
-constexpr std::int64_t kMostBaseTime = 4'000'000'000'000'000'000;  // year 2096
+constexpr std::int64_t kMaxBaseTime = 4'000'000'000'000'000'000;  // year 2096
 
 RowOp row_op(const Op& op) { return {op.microbatch, op.stage, op.slice, op.kind}; }
 
-// What is there once in an iteration.
+// The key of a range that occurs once per iteration.
 using Identity = std::tuple<PipelineAction::Kind, RowOp, RowOp>;
 Identity identity(const PipelineAction& action) { return {action.kind, action.op, action.partner}; }
 
@@ -70,7 +70,8 @@ void KinetoRank::add(const TraceEvent& event) {
     const std::string_view number = std::string_view(event.name).substr(kStep.size());
     std::int64_t value = 0;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
-    if (error != std::errc{} || end != number.data() + number.size() || value < 0) fail("expected a number behind it");
+    if (error != std::errc{} || end != number.data() + number.size() || value < 0)
+      fail("expected a number after ProfilerStep#");
     ranges.steps.push_back({value, found.pid, found.tid, found.start, found.end});
     return;
   }
@@ -79,7 +80,7 @@ void KinetoRank::add(const TraceEvent& event) {
     return;
   }
   const auto action = parse_pipeline_range(event.name);
-  if (!action) fail("expected an action of torch.distributed.pipelining, such as PP:2F0 or PP:(0F1;3B0)OVERLAP_F_B");
+  if (!action) fail("expected an action of torch.distributed.pipelining such as PP:2F0 or PP:(0F1;3B0)OVERLAP_F_B");
   found.action = *action;
   switch (action->kind) {
     case PipelineAction::Kind::op:
@@ -97,15 +98,15 @@ void KinetoRank::finish(const TraceHead& head) {
   Ranges ranges = std::move(seen_[on_gpu_ ? 1 : 0]);
   if (ranges.ops.empty()) {
     throw InputError(source_ +
-                     ": /traceEvents: expected ranges of pipeline ops (PP:0F0, of category gpu_user_annotation or "
+                     ": /traceEvents: expected pipeline op ranges (such as PP:0F0, category gpu_user_annotation or "
                      "user_annotation), got none");
   }
-  if (head.base_time_ns < 0 || head.base_time_ns > kMostBaseTime) {
+  if (head.base_time_ns < 0 || head.base_time_ns > kMaxBaseTime) {
     throw InputError(
-        fmt::format("{}: /baseTimeNanoseconds: expected 0 to {}, got {}", source_, kMostBaseTime, head.base_time_ns));
+        fmt::format("{}: /baseTimeNanoseconds: expected 0 to {}, got {}", source_, kMaxBaseTime, head.base_time_ns));
   }
-  // Kineto lets a range of the GPU begin 1 ns before its first kernel and end 1 ns after its last one
-  // (ChromeTraceLogger::handleActivity), since it writes nanoseconds.
+  // Versions of Kineto that write nanoseconds start a GPU range 1 ns before its first kernel and end it 1 ns after its
+  // last one (ChromeTraceLogger::handleActivity).
   const Duration margin{on_gpu_ && head.base_time_ns > 0 ? 1 : 0};
   const auto set = [&](auto& list, Duration inwards) {
     for (auto& range : list) {
@@ -135,7 +136,7 @@ void KinetoRank::finish(const TraceHead& head) {
   number_others();
 }
 
-// An op has a range on every stream that it launched kernels on: the stream that is busy with ops longest is taken.
+// An op has a range on every stream on which it launched kernels. Keeps the stream with the most busy time.
 void KinetoRank::keep_one_stream(Ranges& ranges) {
   std::map<std::pair<std::int64_t, std::int64_t>, double> busy;
   for (const Range& range : ranges.ops) busy[{range.pid, range.tid}] += to_seconds(range.end - range.start);
@@ -149,7 +150,7 @@ void KinetoRank::keep_one_stream(Ranges& ranges) {
 void KinetoRank::split_by_steps(const std::vector<Step>& steps) {
   for (const Step& step : steps) {
     if (!iterations_.empty() && iterations_.back().number >= step.number) {
-      throw InputError(fmt::format("{}: ProfilerStep#{} stands behind ProfilerStep#{}", source_, step.number,
+      throw InputError(fmt::format("{}: ProfilerStep#{} starts after ProfilerStep#{}", source_, step.number,
                                    iterations_.back().number));
     }
     iterations_.push_back({.number = step.number, .start = step.start, .end = step.end});
@@ -160,10 +161,10 @@ void KinetoRank::split_by_steps(const std::vector<Step>& steps) {
   for (Range& op : ops_) {
     all.insert(identity(op.action));
     const Duration middle = op.start + (op.end - op.start) / 2;
-    const auto behind = std::partition_point(iterations_.begin(), iterations_.end(),
-                                             [&](const Iteration& it) { return it.start <= middle; });
-    if (behind == iterations_.begin() || middle > std::prev(behind)->end) continue;
-    const auto at = static_cast<std::size_t>(std::prev(behind) - iterations_.begin());
+    const auto next = std::partition_point(iterations_.begin(), iterations_.end(),
+                                           [&](const Iteration& it) { return it.start <= middle; });
+    if (next == iterations_.begin() || middle > std::prev(next)->end) continue;
+    const auto at = static_cast<std::size_t>(std::prev(next) - iterations_.begin());
     op.iteration = iterations_[at].number;
     if (!had[at].insert(identity(op.action)).second) twice[at] = 1;
   }
@@ -172,15 +173,15 @@ void KinetoRank::split_by_steps(const std::vector<Step>& steps) {
   }
 }
 
-// Without ProfilerStep: the ops of a rank repeat themselves. An iteration begins where nothing is in flight, and of
-// such places in the first repetition at the least microbatch.
+// Splits ops without ProfilerStep ranges by repetition. An iteration starts where no microbatch is in flight; of such
+// positions in the first period, at the lowest microbatch.
 void KinetoRank::split_by_repetition() {
   std::set<Identity> all;
   for (const Range& op : ops_) all.insert(identity(op.action));
   const std::size_t period = all.size();
   using Forward = std::tuple<int, int, int>;
   const auto forward_of = [](const RowOp& op) { return Forward{op.stage, op.microbatch, op.slice}; };
-  // Whether each op occurs once from `begin` on, and each backward behind its forward.
+  // Whether the period that starts at `begin` has each op once, and each backward after its forward.
   const auto whole = [&](std::size_t begin) {
     if (begin + period > ops_.size()) return false;
     std::set<Identity> had;
@@ -209,8 +210,8 @@ void KinetoRank::split_by_repetition() {
   }
   if (begin == ops_.size()) {
     throw InputError(source_ +
-                     ": /traceEvents: expected whole iterations, each op once and behind what it needs; record them "
-                     "with ProfilerStep (torch.profiler's step())");
+                     ": /traceEvents: expected complete iterations with each op once and after its dependencies; "
+                     "record with ProfilerStep ranges (torch.profiler's step())");
   }
   for (std::size_t at = begin; at < ops_.size(); at += period) {
     const std::size_t end = std::min(at + period, ops_.size());
@@ -220,10 +221,10 @@ void KinetoRank::split_by_repetition() {
   }
 }
 
-// Transfers, reductions and steps belong to the iteration whose ops they serve: a receive to the first whose ops end
-// behind it, everything else to the last whose ops begin before it.
+// Assigns transfers, reductions and optimizer steps to iterations: a receive to the first iteration whose ops end after
+// it, all others to the last iteration whose ops start before them.
 void KinetoRank::number_others() {
-  std::map<std::int64_t, std::pair<Duration, Duration>> spans;  // of the ops of each iteration
+  std::map<std::int64_t, std::pair<Duration, Duration>> spans;  // first start and last end of the ops, by iteration
   for (const Range& op : ops_) {
     if (op.iteration < 0) continue;
     const auto [at, fresh] = spans.try_emplace(op.iteration, op.start, op.end);

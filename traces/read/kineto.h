@@ -13,25 +13,25 @@
 
 namespace sluice::traces {
 
-// What a `PP:` range of torch.distributed.pipelining stands for (_get_profiler_function_name: "PP:" and the action).
+// The action that a `PP:` range of torch.distributed.pipelining denotes (_get_profiler_function_name: "PP:" + action).
 struct PipelineAction {
   enum class Kind : std::uint8_t { op, joint, send, receive, reduce, other };
   Kind kind = Kind::other;
-  RowOp op;       // of a send or receive: F its activations, B its gradients, and the stage that sends or receives
-  RowOp partner;  // of a joint block
+  RowOp op;       // for a send or receive: F for activations, B for gradients, and the stage that sends or receives
+  RowOp partner;  // for a joint block
 };
-// Of "PP:2F0"; nothing if `name` is no such range or has another action.
+// Parses a name such as "PP:2F0". Returns nullopt for any other name.
 std::optional<PipelineAction> parse_pipeline_range(std::string_view name);
 
-// The ranges of one file, that of one rank.
+// The ranges of one file, which contains one rank.
 class KinetoRank {
  public:
   explicit KinetoRank(std::string source) : source_(std::move(source)) {}
 
-  // Takes events in the order of the file; those that are no ranges of the pipeline are passed over. Throws InputError.
+  // Adds an event, in file order. Events that are not pipeline ranges are ignored. Throws InputError.
   void add(const TraceEvent& event);
-  // Once, after the last event: takes the ranges of one category and stream, on an absolute clock, and tells iterations
-  // apart. Throws InputError where there are none.
+  // To be called once, after the last event. Selects the ranges of one category and stream, converts them to absolute
+  // times and splits them into iterations. Throws InputError if there are none.
   void finish(const TraceHead& head);
 
   struct Range {
@@ -40,9 +40,9 @@ class KinetoRank {
     std::int64_t tid = 0;
     Duration start{};
     Duration end{};
-    std::int64_t iteration = -1;  // -1: cut off
+    std::int64_t iteration = -1;  // -1: none, the range is at a cut
   };
-  // One iteration; whole if each op that the rank has is in it.
+  // One iteration; whole if it contains each op of the rank once.
   struct Iteration {
     std::int64_t number = 0;
     bool whole = false;
@@ -53,10 +53,10 @@ class KinetoRank {
   const std::string& source() const { return source_; }
   std::optional<std::int64_t> rank() const { return rank_; }
   bool on_gpu() const { return on_gpu_; }
-  bool has_steps() const { return has_steps_; }                       // iterations are those of ProfilerStep
-  const std::vector<Range>& ops() const { return ops_; }              // by start
+  bool has_steps() const { return has_steps_; }                       // iterations are ProfilerStep ranges
+  const std::vector<Range>& ops() const { return ops_; }              // sorted by start
   const std::vector<Range>& transfers() const { return transfers_; }  // sends and receives
-  const std::vector<Range>& others() const { return others_; }        // reductions, and optimizer steps (Kind::other)
+  const std::vector<Range>& others() const { return others_; }        // reductions and optimizer steps (Kind::other)
   std::vector<Iteration> whole_iterations() const;
 
  private:
@@ -67,7 +67,7 @@ class KinetoRank {
     Duration start{};
     Duration end{};
   };
-  // Ranges of the CPU, and of the GPU.
+  // The ranges of the CPU or of the GPU.
   struct Ranges {
     std::vector<Range> ops;
     std::vector<Range> transfers;
@@ -84,14 +84,14 @@ class KinetoRank {
   std::optional<std::int64_t> rank_;
   bool on_gpu_ = false;
   bool has_steps_ = false;
-  std::array<Ranges, 2> seen_;
+  std::array<Ranges, 2> seen_;  // CPU, GPU
   std::vector<Range> ops_;
   std::vector<Range> transfers_;
   std::vector<Range> others_;
   std::vector<Iteration> iterations_;
 };
 
-// Makes one run of the files of a pipeline, each of which is finished.
+// Combines the finished files of a pipeline into one run.
 TraceRun kineto_run(std::vector<KinetoRank> files, const TraceReadOptions& options);
 
 }  // namespace sluice::traces

@@ -1,4 +1,4 @@
-// Puts the ranks of a pipeline together: which iteration, which transfers, one clock.
+// Combines the ranks of a pipeline: chooses an iteration, matches transfers, aligns clocks.
 
 #include <fmt/format.h>
 
@@ -27,9 +27,9 @@ class Pipeline {
   }
 
   TraceRun run() {
-    if (num_ranks_ > kMostClocks) {
-      throw InputError(fmt::format("{}: expected at most {} files, one for each rank of one pipeline, got {}", name_,
-                                   kMostClocks, num_ranks_));
+    if (num_ranks_ > kMaxClocks) {
+      throw InputError(fmt::format("{}: expected at most {} files, one per rank of one pipeline, got {}", name_,
+                                   kMaxClocks, num_ranks_));
     }
     order_ranks();
     check_stages();
@@ -49,22 +49,23 @@ class Pipeline {
                        [](const KinetoRank& a, const KinetoRank& b) { return *a.rank() < *b.rank(); });
       for (std::size_t i = 1; i < files_.size(); ++i) {
         if (files_[i].rank() != files_[i - 1].rank()) continue;
-        throw InputError(fmt::format("{}: /distributedInfo/rank: expected the ranks of one pipeline, got {} as in {}",
-                                     files_[i].source(), *files_[i].rank(), files_[i - 1].source()));
+        throw InputError(
+            fmt::format("{}: /distributedInfo/rank: expected the distinct ranks of one pipeline, got {} as in {}",
+                        files_[i].source(), *files_[i].rank(), files_[i - 1].source()));
       }
     }
     const bool gpu = files_[0].on_gpu();
     for (const KinetoRank& file : files_) {
       if (file.on_gpu() == gpu) continue;
-      throw InputError(fmt::format("{}: ranges of the {}, where {} has those of the {}", file.source(),
-                                   gpu ? "CPU alone" : "GPU", files_[0].source(), gpu ? "GPU" : "CPU alone"));
+      throw InputError(fmt::format("{}: has {} ranges, but {} has {} ranges", file.source(), gpu ? "only CPU" : "GPU",
+                                   files_[0].source(), gpu ? "GPU" : "only CPU"));
     }
-    note(fmt::format("{} ranks, {}; {}", num_ranks_, numbered ? "numbered by distributedInfo" : "in the order of files",
-                     gpu ? "ranges of the GPU (gpu_user_annotation)"
-                         : "ranges of the CPU (user_annotation): with a GPU these are the launches"));
+    note(fmt::format("{} ranks, {}; {}", num_ranks_, numbered ? "numbered by distributedInfo" : "in file order",
+                     gpu ? "GPU ranges (gpu_user_annotation)"
+                         : "CPU ranges (user_annotation); with a GPU these are kernel launches"));
   }
 
-  // Each stage on one rank, and none left out.
+  // Checks that each stage is on exactly one rank.
   void check_stages() {
     std::map<int, int> rank_of;
     for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -77,22 +78,22 @@ class Pipeline {
       for (const int stage : stages) {
         const auto [at, fresh] = rank_of.try_emplace(stage, rank);
         if (fresh) continue;
-        throw InputError(fmt::format("{}: stage {} is in {} too: expected the files of one pipeline, one for each rank",
+        throw InputError(fmt::format("{}: stage {} is also in {}: expected the files of one pipeline, one per rank",
                                      files_[rank].source(), stage, files_[at->second].source()));
       }
     }
     int expected = 0;
     for (const auto& [stage, rank] : rank_of) {
       if (stage != expected) {
-        throw InputError(fmt::format("{}: no file has stage {}: is that of a rank missing?", name_, expected));
+        throw InputError(fmt::format("{}: no file contains stage {}: is the file of a rank missing?", name_, expected));
       }
       ++expected;
     }
   }
 
-  // Clocks may be far apart, but not so far that sums of their differences over all ranks would not fit.
+  // Limits the differences of the clocks so that their sums over all ranks do not overflow.
   void check_clocks() const {
-    constexpr Duration kMostApart = std::chrono::hours(24 * 100);
+    constexpr Duration kMaxDistance = std::chrono::hours(24 * 100);
     Duration first = Duration::max();
     Duration last = Duration::min();
     for (const KinetoRank& file : files_) {
@@ -103,23 +104,23 @@ class Pipeline {
         }
       }
     }
-    if (last - first > kMostApart) {
-      throw InputError(name_ + ": expected ranges within 100 days of each other, on the clocks of all ranks");
+    if (last - first > kMaxDistance) {
+      throw InputError(name_ + ": expected the ranges of all ranks within 100 days");
     }
   }
 
-  // The number that a step of the pipeline has on each rank.
+  // Chooses an iteration: its number on each rank.
   void choose_iteration() {
     std::vector<std::vector<KinetoRank::Iteration>> whole;
     for (const KinetoRank& file : files_) {
       whole.push_back(file.whole_iterations());
       if (file.has_steps() != files_[0].has_steps()) {
-        throw InputError(fmt::format("{}: {} ProfilerStep ranges, where {} has {}", file.source(),
-                                     file.has_steps() ? "has" : "has no", files_[0].source(),
+        throw InputError(fmt::format("{}: has {}ProfilerStep ranges, but {} has {}", file.source(),
+                                     file.has_steps() ? "" : "no ", files_[0].source(),
                                      file.has_steps() ? "none" : "some"));
       }
     }
-    std::map<std::int64_t, std::vector<std::int64_t>> steps;  // by number: that on each rank
+    std::map<std::int64_t, std::vector<std::int64_t>> steps;  // by number: the number on each rank
     if (files_[0].has_steps()) {
       for (const auto& iteration : whole[0]) {
         const auto has = [&](const auto& list) {
@@ -131,7 +132,7 @@ class Pipeline {
     } else {
       steps = matched(whole);
     }
-    if (steps.empty()) throw InputError(name_ + ": expected an iteration that is whole on all ranks, got none");
+    if (steps.empty()) throw InputError(name_ + ": expected an iteration that is complete on all ranks, got none");
     const std::int64_t chosen = options_.step.value_or(steps.rbegin()->first);
     const auto found = steps.find(chosen);
     if (found == steps.end()) {
@@ -140,12 +141,12 @@ class Pipeline {
       throw InputError(fmt::format("{}: --step: expected one of {}, got {}", name_, numbers, chosen));
     }
     iteration_ = found->second;
-    note(fmt::format("{} {} of {} that are whole on all ranks", files_[0].has_steps() ? "ProfilerStep" : "iteration",
-                     chosen, steps.size()));
+    note(fmt::format("{} {}, {} complete on all ranks", files_[0].has_steps() ? "ProfilerStep" : "iteration", chosen,
+                     steps.size()));
   }
 
-  // Iterations of ranks that number them each for itself: in their order where all have as many, else each of rank 0
-  // with what is nearest in time on the others.
+  // Matches iterations that each rank numbers separately: in order if all ranks have the same number of them, otherwise
+  // each iteration of rank 0 with the nearest in time on the other ranks.
   std::map<std::int64_t, std::vector<std::int64_t>> matched(
       const std::vector<std::vector<KinetoRank::Iteration>>& whole) const {
     std::map<std::int64_t, std::vector<std::int64_t>> steps;
@@ -185,7 +186,7 @@ class Pipeline {
       if (op.iteration != iteration_[rank]) continue;
       rows.push_back(row_of(op, rank, op.action.kind == Kind::joint ? RowKind::joint : row_kind(op.action.op.kind)));
     }
-    // Ranges of several optimizers, or of one reduction on several streams, are one row.
+    // The ranges of several optimizers, or of one reduction on several streams, are merged into one row.
     std::map<std::pair<RowKind, int>, OpRow> others;
     for (const Range& range : file.others()) {
       if (range.iteration != iteration_[rank]) continue;
@@ -198,7 +199,7 @@ class Pipeline {
     for (const auto& [key, row] : others) rows.push_back(row);
   }
 
-  // Sends of the GPU and the receives of the neighbouring stage; both ends must be there.
+  // Matches the sends on the GPU with the receives of the neighbouring stage.
   void add_transfers() {
     if (!files_[0].on_gpu()) return;
     using Key = std::tuple<OpKind, int, int, int>;  // F or B, the sending stage, microbatch, slice
@@ -209,7 +210,7 @@ class Pipeline {
       int to = 0;
     };
     std::map<Key, Ends> ends;
-    std::int64_t alone = 0;
+    std::int64_t unmatched = 0;
     for (int rank = 0; rank < num_ranks_; ++rank) {
       for (const Range& range : files_[rank].transfers()) {
         if (range.iteration != iteration_[rank]) continue;
@@ -224,7 +225,7 @@ class Pipeline {
     const std::set<Key> input_gradients = split_backwards();
     for (const auto& [key, both] : ends) {
       if (both.send == nullptr || both.receive == nullptr || both.from == both.to) {
-        ++alone;
+        ++unmatched;
         continue;
       }
       messages_.push_back({both.from, both.to, both.send->end, both.receive->end});
@@ -238,10 +239,10 @@ class Pipeline {
            .start = both.send->start,
            .end = both.send->end});
     }
-    if (alone > 0) note(fmt::format("{} sends or receives without their other end are left out", alone));
+    if (unmatched > 0) note(fmt::format("{} sends or receives without the other end ignored", unmatched));
   }
 
-  // Backwards that are split: what is sent is made by an I.
+  // Returns the keys of split backwards, whose gradients are sent by an I.
   std::set<std::tuple<OpKind, int, int, int>> split_backwards() const {
     std::set<std::tuple<OpKind, int, int, int>> out;
     for (const OpRow& row : out_.run.rows) {
@@ -252,7 +253,7 @@ class Pipeline {
     return out;
   }
 
-  // One clock, which is 0 at the first start.
+  // Puts all rows on one clock, with 0 at the first start.
   void align() {
     std::vector<OpRow>& rows = out_.run.rows;
     const ClockAlignment clocks = align_clocks(num_ranks_, rows, messages_);
@@ -260,7 +261,7 @@ class Pipeline {
     const auto offset = [&](int rank) { return clocks.offsets[rank]; };
     for (std::size_t i = 0; i < transfers_.size(); ++i) {
       OpRow& row = transfers_[i];
-      // The receive ends when all has arrived.
+      // The receive ends when all data has arrived.
       row.latency = std::max(messages_[i].received + offset(row.peer) - (row.end + offset(row.rank)), Duration::zero());
       rows.push_back(row);
     }
@@ -282,8 +283,8 @@ class Pipeline {
   std::string name_;
   std::vector<int> first_stage_;         // by rank
   std::vector<std::int64_t> iteration_;  // by rank
-  std::vector<Message> messages_;
-  std::vector<OpRow> transfers_;  // beside messages_
+  std::vector<MatchedMessage> messages_;
+  std::vector<OpRow> transfers_;  // parallel to messages_
   TraceRun out_;
 };
 

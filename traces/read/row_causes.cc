@@ -15,12 +15,12 @@ namespace {
 
 bool is_op(RowKind kind) { return occupies_rank(kind) && kind != RowKind::recompute && kind != RowKind::optimizer; }
 
-Op op_of(const RowOp& op, bool joined) {
+Op schedule_op(const RowOp& op, bool joined) {
   return {.microbatch = op.microbatch, .stage = op.stage, .slice = op.slice, .kind = op.kind, .joined = joined};
 }
 
-// The schedule that the rows ran: who has which stage, and in which order. Nothing if some op is missing for certain;
-// others are found when a Schedule is made of it.
+// Reconstructs the schedule of the rows: placement and order. Returns nullopt if some op is clearly missing; other
+// missing ops are detected when a Schedule is built from it.
 std::optional<ScheduleParts> parts_of(const RunRows& run) {
   std::vector<const OpRow*> ops;
   for (const OpRow& row : run.rows) {
@@ -44,7 +44,7 @@ std::optional<ScheduleParts> parts_of(const RunRows& run) {
   });
   if (forwards < std::int64_t{parts.num_stages} * parts.num_microbatches) return std::nullopt;
 
-  // Microbatches with other slices have another shape, those on other ranks another route.
+  // Microbatches with a different number of slices have their own shape, those on different ranks their own route.
   std::vector<int> slices(to_size(parts.num_microbatches), 1);
   std::vector<std::vector<int>> ranks(to_size(parts.num_microbatches), std::vector<int>(to_size(parts.num_stages), 0));
   each([&](const OpRow& row, const RowOp& op) {
@@ -68,8 +68,8 @@ std::optional<ScheduleParts> parts_of(const RunRows& run) {
   parts.orders.resize(run.num_ranks);
   for (const OpRow* row : ops) {
     auto& order = parts.orders[row->rank];
-    order.push_back(op_of(row->op, row->kind == RowKind::joint));
-    if (row->kind == RowKind::joint) order.push_back(op_of(row->partner, false));
+    order.push_back(schedule_op(row->op, row->kind == RowKind::joint));
+    if (row->kind == RowKind::joint) order.push_back(schedule_op(row->partner, false));
   }
   return parts;
 }
@@ -87,7 +87,7 @@ LoweringOptions options_of(const RunRows& run) {
   return options;
 }
 
-// The row of each vertex of a graph.
+// Finds the row of a vertex of a graph.
 class Lookup {
  public:
   explicit Lookup(const RunRows& run) : run_(run) {
@@ -125,7 +125,7 @@ Timeline timeline_of(const RunRows& run, const OpGraph& graph) {
       timeline.start[v] = timeline.end[v] = met;
       unknown[v] = 1;
     }
-    // A transfer that nobody saw was there when what needs it began.
+    // A transfer without a row ends when the vertex that depends on it starts.
     for (const VertexId need : graph.needs(v)) {
       if (unknown[need] == 0 || graph[need].kind != VertexKind::transfer || graph[v].lane == graph[need].lane) continue;
       timeline.end[need] = std::max(timeline.end[need], timeline.start[v]);

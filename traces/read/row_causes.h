@@ -6,10 +6,10 @@
 
 namespace sluice::traces {
 
-// Why ranks of a run that was read stand idle, by rank, as idle_by_cause tells it of a graph: of the one that the run's
-// own order of ops, its placement and its collectives make. Where the run has no transfer between two ops, the next one
-// waits for the link from the end of the first. Empty if the rows make no such graph (ops missing, steps of several
-// batches, a rank that does two things at once), so that causes always add up to makespan - busy.
+// Returns the idle time by cause of each rank of a run that was read from a file: idle_by_cause of the graph that is
+// reconstructed from the order of its ops, its placement and its collectives. If the run has no transfer between two
+// ops, the second one waits for the link from the end of the first. Returns an empty list if no such graph exists
+// (missing ops, steps of several batches, overlapping ops on a rank). Causes always sum to makespan - busy.
 std::vector<IdleByCause> idle_of_rows(const RunRows& run);
 
 }  // namespace sluice::traces

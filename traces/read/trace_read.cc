@@ -9,15 +9,15 @@
 #include "model/errors.h"
 #include "traces/chrome/trace_events.h"
 #include "traces/read/kineto.h"
-#include "traces/read/own_trace.h"
 #include "traces/read/row_causes.h"
+#include "traces/read/sluice_trace.h"
 
 namespace sluice::traces {
 namespace {
 
 namespace fs = std::filesystem;
 
-// "rank10" behind "rank9": runs of digits compare as numbers.
+// Natural order: digits compare as numbers, so that "rank9" precedes "rank10".
 bool natural_less(const std::string& a, const std::string& b) {
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   const auto number = [&](const std::string& text, std::size_t& at) {
@@ -61,12 +61,12 @@ std::vector<std::string> files_of(const std::string& folder) {
   return files;
 }
 
-// Ends the reading of a file once it is known what it is.
-struct EnoughSeen {};
+// Thrown to stop reading at the first event.
+struct FirstEvent {};
 
-// Sums of times fit where all of them together do.
+// Ensures that no sum of times overflows.
 void check_sums(const RunRows& run, const std::string& source) {
-  constexpr double kMostNanoseconds = 4e18;
+  constexpr double kMaxNanoseconds = 4e18;
   double sum = 0;
   for (const OpRow& row : run.rows) {
     sum += static_cast<double>((row.end - row.start).count()) + static_cast<double>(row.latency.count());
@@ -74,7 +74,7 @@ void check_sums(const RunRows& run, const std::string& source) {
   for (const IdleByCause& idle : run.idle) {
     for (const Duration time : idle) sum += static_cast<double>(time.count());
   }
-  if (sum > kMostNanoseconds) throw InputError(source + ": all times together pass 126 years");
+  if (sum > kMaxNanoseconds) throw InputError(source + ": the sum of all times exceeds 126 years");
 }
 
 TraceRun with_causes(TraceRun run, const std::string& source) {
@@ -83,22 +83,23 @@ TraceRun with_causes(TraceRun run, const std::string& source) {
   return run;
 }
 
-// `read` hands the events of a file to a function and returns its head.
+// `read` passes the events of a file to a function and returns its head.
 template <typename Read>
 TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& options, Read&& read) {
   std::vector<KinetoRank> ranks;
   for (const std::string& path : paths) {
     KinetoRank kineto(path);
-    OwnTraceReader own(path);
-    const TraceHead head = read(
-        path, [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_ours ? own.add(event) : kineto.add(event); });
+    SluiceTraceReader sluice(path);
+    const TraceHead head = read(path, [&](TraceEvent& event, const TraceHead& so_far) {
+      so_far.is_sluice ? sluice.add(event) : kineto.add(event);
+    });
     if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents");
-    if (head.is_ours) {
+    if (head.is_sluice) {
       if (paths.size() != 1) {
         throw InputError(
-            fmt::format("{}: a trace of ours holds all ranks: expected it alone, got {} files", path, paths.size()));
+            fmt::format("{}: a Sluice trace contains all ranks: expected one file, got {}", path, paths.size()));
       }
-      TraceRun run = std::move(own).finish(head, options);
+      TraceRun run = std::move(sluice).finish(head, options);
       return with_causes(std::move(run), path);
     }
     kineto.finish(head);
@@ -109,15 +110,17 @@ TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& o
 
 }  // namespace
 
-std::vector<std::string> trace_files(const std::string& word) {
+std::vector<std::string> trace_files(const std::string& argument) {
   std::error_code error;
-  if (fs::is_directory(word, error)) return files_of(word);
-  if (fs::exists(word, error) || word.find(',') == std::string::npos) return {word};
+  if (fs::is_directory(argument, error)) return files_of(argument);
+  if (fs::exists(argument, error) || argument.find(',') == std::string::npos) return {argument};
   std::vector<std::string> files;
-  for (std::size_t begin = 0; begin <= word.size();) {
-    const std::size_t end = std::min(word.find(',', begin), word.size());
-    files.push_back(word.substr(begin, end - begin));
-    if (!fs::exists(files.back(), error)) throw InputError(fmt::format("{}: there is no '{}'", word, files.back()));
+  for (std::size_t begin = 0; begin <= argument.size();) {
+    const std::size_t end = std::min(argument.find(',', begin), argument.size());
+    files.push_back(argument.substr(begin, end - begin));
+    if (!fs::exists(files.back(), error)) {
+      throw InputError(fmt::format("{}: file '{}' does not exist", argument, files.back()));
+    }
     begin = end + 1;
   }
   return files;
@@ -125,8 +128,8 @@ std::vector<std::string> trace_files(const std::string& word) {
 
 bool is_trace_file(const std::string& path) {
   try {
-    return read_trace_events(path, [](TraceEvent&, const TraceHead&) { throw EnoughSeen{}; }).is_trace;
-  } catch (const EnoughSeen&) {
+    return read_trace_events(path, [](TraceEvent&, const TraceHead&) { throw FirstEvent{}; }).is_trace;
+  } catch (const FirstEvent&) {
     return true;
   }
 }

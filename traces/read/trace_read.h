@@ -11,43 +11,45 @@
 namespace sluice::traces {
 
 struct TraceReadOptions {
-  // Which iteration, where there are several: of Kineto the number of its ProfilerStep, or without such ranges, and of
-  // our own traces, its place from 0. None: the last whole one. A trace of ours with one iteration has no choice.
+  // The iteration to read, if there are several: for Kineto the number of its ProfilerStep; without such ranges, and
+  // for Sluice traces, its index from 0. Nullopt: the last complete one. Ignored for Sluice traces with one iteration.
   std::optional<std::int64_t> step;
 };
 
-// A run that was read, and what had to be decided to read it, in words.
+// A run read from files, and notes for the user on how it was read.
 struct TraceRun {
   RunRows run;
   std::vector<std::string> notes;
 };
 
-// The files that a word of a command line names: those of a folder that end in .json or .json.gz, in the order of the
-// numbers in their names; a file; or several, separated by commas. Throws InputError naming what is not there.
-std::vector<std::string> trace_files(const std::string& word);
+// Returns the files that a command-line argument names: the files of a folder that end in .json or .json.gz, in natural
+// order (rank9 before rank10); a file; or several files separated by commas. Throws InputError naming a missing file.
+std::vector<std::string> trace_files(const std::string& argument);
 
-// Whether a file is a trace: a JSON object with `traceEvents`. Reads no further than that. Throws InputError.
+// Returns whether a file is a trace: a JSON object with `traceEvents`. Reads only up to the first event. Throws
+// InputError.
 bool is_trace_file(const std::string& path);
 
-// Reads the run of one trace of ours (sluice.trace/1), simulated or measured; or of traces that PyTorch's profiler
-// (Kineto) wrote, a file for each rank of one pipeline.
+// Reads a run from one Sluice trace (sluice.trace/1), simulated or measured, or from traces of PyTorch's profiler
+// (Kineto), one file per rank of one pipeline.
 //
-// Of ours: ranks are processes in the order of the file. Memory is known where it has counters, its peak without what
-// was there for an instant alone.
+// Sluice traces: ranks are processes in file order. Memory is known if there are counters; its peak excludes
+// instantaneous allocations.
 //
-// Of Kineto: `PP:` ranges of torch.distributed.pipelining, PP:2F0, PP:1I3, PP:0W2, PP:3B1, PP:(0F1;3B0)OVERLAP_F_B,
-// those of the GPU (gpu_user_annotation) on the stream that has most of them, else those of the CPU (user_annotation).
-// Sends and receives (PP:1SEND_F0) become transfers where both are there on the GPU; PP:0REDUCE_GRAD a gradient reduce;
-// Optimizer.step an optimizer step of the rank's first stage. Ranks are numbered by `rank` of `distributedInfo` (see
-// TraceHead), in ascending order, or as the files come. Clocks are aligned (align_clocks).
+// Kineto: reads the `PP:` ranges of torch.distributed.pipelining (PP:2F0, PP:1I3, PP:0W2, PP:3B1,
+// PP:(0F1;3B0)OVERLAP_F_B) of the GPU (gpu_user_annotation), on the stream with most of their time, or else those of
+// the CPU (user_annotation). Sends and receives on the GPU (PP:1SEND_F0) become transfers if both ends exist;
+// PP:0REDUCE_GRAD becomes a gradient reduce; Optimizer.step an optimizer step of the rank's first stage. Ranks are
+// numbered in ascending order of `rank` of `distributedInfo` (see TraceHead), or in file order. Clocks are aligned
+// (align_clocks).
 //
-// Idle time by cause is what the trace says of it (--trace-idle), or follows from its ops (idle_of_rows).
+// Idle time by cause is read from the trace (--trace-idle) or derived from its ops (idle_of_rows).
 //
-// Throws InputError "file: event N: ..." for what is no such trace, where ranks or stages are missing or there twice,
-// or where all times together pass 126 years.
+// Throws InputError "file: event N: ..." for an invalid trace, missing or duplicate ranks or stages, or if the sum of
+// all times exceeds 126 years.
 TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options = {});
 
-// The same of the text of one file; `source` names it in errors.
+// Reads a run from the text of one file; `source` names it in errors.
 TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options = {});
 
 }  // namespace sluice::traces

@@ -1,11 +1,11 @@
 
-// The runs' numbers. How they are laid out is said in traces/report/report_data.h.
+// Decodes the data of the runs. The format is specified in traces/report/report_data.h.
 
 const kLetters = ['F', 'B', 'I', 'W'];
 const kCollective = 16;
 const kOptimizer = 17;
 
-// What an op is drawn as; a joint block is half its first op's class, half its second's.
+// The classes in which ops are drawn. A joint block is drawn half in the class of each of its ops.
 const kClasses = [
   {letter: 'F', name: 'forward'},
   {letter: 'B', name: 'backward'},
@@ -36,7 +36,7 @@ async function inflated(bytes) {
   return new Response(stream).arrayBuffer();
 }
 
-// The named columns as typed arrays; 64-bit ones as doubles, exact to 2^53.
+// Returns the columns as typed arrays by name; 64-bit columns as doubles, exact up to 2^53.
 function columnsOf(names, buffer) {
   const columns = {};
   let at = 0;
@@ -58,7 +58,7 @@ function columnsOf(names, buffer) {
   return columns;
 }
 
-// Ends from gaps and durations, within [first, last).
+// Computes start (in place of gaps) and end times from gaps and durations, within [first, last).
 function unrollTimes(gap, duration, end, first, last) {
   let free = 0;
   for (let i = first; i < last; ++i) {
@@ -66,6 +66,32 @@ function unrollTimes(gap, duration, end, first, last) {
     free = gap[i] + duration[i];
     end[i] = free;
   }
+}
+
+// Returns prefix sums, by class, of the time over all ops, to sum any interval of a lane in constant time; null for classes
+// that do not occur.
+function sumsByClass(kind, duration, partnerKind, partnerOf) {
+  const n = kind.length;
+  const sums = kClasses.map(() => null);
+  const sumOf = (c) => sums[c] ??= new Float64Array(n + 1);
+  for (let k = 0; k < 18; ++k) if (kind.includes(k)) sumOf(classOf(k));
+  for (const k of new Set(partnerKind)) sumOf(k);
+  for (const c of sums.keys()) {
+    const sum = sums[c];
+    if (!sum) continue;
+    let total = 0;
+    for (let i = 0; i < n; ++i) {
+      const k = kind[i];
+      if (k >= 4 && k < 8) {
+        const both = ((k & 3) === c ? 1 : 0) + (partnerKind[partnerOf[i]] === c ? 1 : 0);
+        total += duration[i] * both / 2;
+      } else if (classOf(k) === c) {
+        total += duration[i];
+      }
+      sum[i + 1] = total;
+    }
+  }
+  return sums;
 }
 
 async function loadRun(index, name) {
@@ -95,34 +121,14 @@ async function loadRun(index, name) {
     first = last;
   }
 
-  // Joint blocks know their partner's place.
+  // By op: index of its partner, for joint blocks.
   let partnerOf = null;
   if (columns.partner_kind.length > 0) {
     partnerOf = new Int32Array(n).fill(-1);
     for (let i = 0, joint = 0; i < n; ++i) if (kind[i] >= 4 && kind[i] < 8) partnerOf[i] = joint++;
   }
-  // Time of each class up to each op, so that any stretch of a lane is summed at once.
-  const sums = kClasses.map(() => null);
-  const shareOf = (c) => sums[c] ??= new Float64Array(n + 1);
-  for (let k = 0; k < 18; ++k) if (kind.includes(k)) shareOf(classOf(k));
-  for (const k of new Set(columns.partner_kind)) shareOf(k);
-  for (const c of sums.keys()) {
-    const sum = sums[c];
-    if (!sum) continue;
-    let total = 0;
-    for (let i = 0; i < n; ++i) {
-      const k = kind[i];
-      if (k >= 4 && k < 8) {
-        const both = ((k & 3) === c ? 1 : 0) + (columns.partner_kind[partnerOf[i]] === c ? 1 : 0);
-        total += duration[i] * both / 2;
-      } else if (classOf(k) === c) {
-        total += duration[i];
-      }
-      sum[i + 1] = total;
-    }
-  }
-
-  // Ops of no length are drawn too, where a column of pixels has room for them.
+  const sums = sumsByClass(kind, duration, columns.partner_kind, partnerOf);
+  // Instantaneous ops, which are drawn where a column of pixels is free.
   const instants = [];
   const criticalOps = [];
   for (let i = 0; i < n; ++i) {
@@ -171,7 +177,8 @@ function loadMemory(header, columns) {
           time, bytes, total, first, peak, worst: peak.indexOf(Math.max(...peak))};
 }
 
-// The first index in [first, last) whose value in the ascending `values` is above `x`, near `first` found fastest.
+// Returns the first index in [first, last) whose value in the ascending `values` is above `x`, by galloping search from
+// `first`.
 function firstAbove(values, x, first, last) {
   let step = 1;
   let low = first;
@@ -187,7 +194,7 @@ function firstAbove(values, x, first, last) {
   return low;
 }
 
-// The sample that holds for a rank at time `t`.
+// Returns the memory sample of a rank at time `t`.
 function sampleAt(memory, rank, t) {
   const begin = memory.first[rank];
   return Math.max(begin, firstAbove(memory.time, t, begin, memory.first[rank + 1]) - 1);

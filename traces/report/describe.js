@@ -1,10 +1,10 @@
 
-// What an op or an idle stretch is, in words: for the card, and for those who cannot see it.
+// Describes ops and idle intervals as text: for the tooltip and for screen readers.
 
 const kCauseWords = {warm_up: 'warm-up', drain: 'drain', sender: 'sender', slice: 'slice', link: 'link',
                      optimizer: 'optimizer', other: 'other'};
 
-// Letter, microbatch, slice: what stands on the op.
+// Returns the label of an op: letter, microbatch, slice.
 function labelOf(run, i) {
   const kind = run.kind[i];
   if (kind === kCollective) return run.collectives[run.stage[i]].name;
@@ -19,13 +19,13 @@ function labelOf(run, i) {
   return op(kLetters[kind & 3]) + '+' + kLetters[partner.kind[p]] + partner.microbatch[p] + slice(partner.slice[p]);
 }
 
-// Without the verb of a transfer, which its lane says.
+// Returns the label without "send", which the lane of a transfer implies.
 function shortLabelOf(run, i) {
   const text = labelOf(run, i);
   return text.startsWith('send ') ? text.slice(5) : text;
 }
 
-// "F3 on rank 1", with the stage where the rank has several.
+// Returns "F3 on rank 1", with the stage if the rank has several.
 function placeOf(run, i) {
   const lane = laneOf(run, i);
   const where = lane.kind === 'link' ? ` from rank ${lane.rank} to rank ${lane.peer}` : ` on rank ${lane.rank}`;
@@ -37,7 +37,7 @@ function idleRange(run, rank) {
   return [run.idle.first[rank], run.idle.first[rank + 1]];
 }
 
-// The idle stretches right before op `i` of a compute lane, in order.
+// Returns the idle intervals directly before op `i` of a compute lane, in order.
 function idleBefore(run, i) {
   const lane = laneOf(run, i);
   if (lane.kind !== 'compute') return [];
@@ -50,7 +50,7 @@ function idleBefore(run, i) {
   return found;
 }
 
-// "2 s for F3 on rank 0 (warm-up)".
+// Returns "2 s for F3 on rank 0 (warm-up)".
 function idleText(run, k) {
   const {idle} = run;
   const cause = run.causes[idle.cause[k]];
@@ -65,15 +65,15 @@ function waitText(run, i) {
   const waits = idleBefore(run, i);
   const need = run.need[i];
   if (waits.length > 0) return 'Waited ' + waits.map((k) => idleText(run, k)).join(', then ') + '.';
-  if (need < 0) return 'Waited for nothing.';
+  if (need < 0) return 'No dependencies.';
   const lane = laneOf(run, i);
   const other = laneOf(run, need);
-  if (lane.kind === 'compute') return `Did not wait; needed last: ${placeOf(run, need)}.`;
-  if (lane === other) return `Waited for ${placeOf(run, need)} to leave the lane.`;
+  if (lane.kind === 'compute') return `Did not wait. Last dependency: ${placeOf(run, need)}.`;
+  if (lane === other) return `Waited for ${placeOf(run, need)} to release the lane.`;
   return `Waited for ${placeOf(run, need)}.`;
 }
 
-// Title, pairs of term and value, and sentences.
+// Returns a title, pairs of term and value, and sentences.
 function describeOp(run, i) {
   const lane = laneOf(run, i);
   const kind = run.kind[i];
@@ -103,17 +103,17 @@ function describeOp(run, i) {
   pairs.push(['time', `${timeText(run.start[i], 6)} to ${timeText(run.end[i], 6)}`]);
   pairs.push(['duration', timeText(run.end[i] - run.start[i])]);
   if (lane.latency > 0) pairs.push(['arrives', timeText(run.end[i] + lane.latency, 6)]);
-  pairs.push(['slack', run.slack[i] > 0 ? timeText(run.slack[i]) : run.critical[i] ? '0, on the longest path'
-                                                                                   : '0, on a longest path']);
+  pairs.push(['slack', run.slack[i] > 0 ? timeText(run.slack[i]) : run.critical[i] ? '0, on the critical path'
+                                                                                   : '0, on a critical path']);
   if (run.memory && lane.kind === 'compute') {
     const held = run.memory.total[sampleAt(run.memory, lane.rank, run.start[i])];
-    pairs.push(['memory', `${bytesText(held)} on rank ${lane.rank} as it starts`]);
+    pairs.push(['memory', `${bytesText(held)} on rank ${lane.rank} at its start`]);
   }
   const c = classOf(kind);
   const what = kind === kCollective ? 'collective' : kind >= 12 && kind < 16 ? 'transfer' :
     kind >= 4 && kind < 8 ? 'joint block' : kClasses[c].name;
-  const said = labelOf(run, i);
-  return {title: said.length > 9 ? said : `${said}, ${what}`, pairs, says: [waitText(run, i)]};
+  const label = labelOf(run, i);
+  return {title: label.length > 9 ? label : `${label}, ${what}`, pairs, sentences: [waitText(run, i)]};
 }
 
 function describeIdle(run, k) {
@@ -121,23 +121,23 @@ function describeIdle(run, k) {
   const rank = firstAbove(idle.first, k, 0, idle.first.length) - 1;
   const pairs = [['rank', String(rank)], ['time', `${timeText(idle.start[k], 6)} to ${timeText(idle.end[k], 6)}`],
                  ['cause', kCauseWords[run.causes[idle.cause[k]]]]];
-  if (idle.next[k] >= 0) pairs.push(['then', labelOf(run, idle.next[k])]);
-  return {title: `Idle for ${timeText(idle.end[k] - idle.start[k])}`, pairs, says: [`Waits ${idleText(run, k)}.`]};
+  if (idle.next[k] >= 0) pairs.push(['next op', labelOf(run, idle.next[k])]);
+  return {title: `Idle for ${timeText(idle.end[k] - idle.start[k])}`, pairs, sentences: [`Waits ${idleText(run, k)}.`]};
 }
 
 function spoken(description) {
   const pairs = description.pairs.map(([term, value]) => `${term} ${value}`).join(', ');
-  return `${description.title}. ${pairs}. ${description.says.join(' ')}`;
+  return `${description.title}. ${pairs}. ${description.sentences.join(' ')}`;
 }
 
-// The card follows pointer or cursor and keeps within the window.
+// The tooltip, at the pointer or cursor and within the window.
 const card = {
   show(description, x, y) {
     const box = document.getElementById('card');
     const list = element('dl', '');
     for (const [term, value] of description.pairs) list.append(element('dt', '', term), element('dd', '', value));
     box.replaceChildren(element('b', '', description.title), list,
-                        ...description.says.map((text) => element('p', '', text)));
+                        ...description.sentences.map((text) => element('p', '', text)));
     box.hidden = false;
     const room = 8;
     const {width, height} = box.getBoundingClientRect();
@@ -150,12 +150,13 @@ const card = {
   hide() { document.getElementById('card').hidden = true; },
 };
 
-// Whether a search finds an op: "F3", "mb 3", "stage 2", "slice 1", "rank 0", "send F3", "optimizer", together.
+// Parses a search: terms such as "F3", "mb 3", "stage 2", "slice 1", "rank 0", "send F3", "optimizer", all of which must
+// match.
 function parseSearch(text) {
   const terms = [];
   const pattern = /(mb|microbatch|stage|slice|rank|step)\s*(\d+)|(send|optimizer|collective|joint|recompute)|([fbiwro])(\d+)?(?:\.(\d+))?(?![a-z0-9])|(\S+)/gi;
   for (const [, key, number, word, letter, microbatch, slice, unknown] of text.matchAll(pattern)) {
-    if (unknown) return {error: `not understood: ${unknown}`};
+    if (unknown) return {error: `unknown term: ${unknown}`};
     if (key) terms.push({key: key.toLowerCase(), number: Number(number)});
     if (word) terms.push({key: word.toLowerCase()});
     if (letter) terms.push({key: 'op', letter: letter.toUpperCase(), microbatch, slice});
@@ -163,6 +164,7 @@ function parseSearch(text) {
   return {terms};
 }
 
+// Returns the ops that match all terms, in ascending order.
 function searched(run, terms) {
   const found = [];
   const sends = terms.some((term) => term.key === 'send');

@@ -1,6 +1,6 @@
 'use strict';
 
-// Text of quantities. Times are nanoseconds.
+// Formats quantities as text. Times are in nanoseconds.
 
 function significant(value, digits) {
   const text = value.toPrecision(digits);
@@ -31,26 +31,26 @@ function percentText(part, whole) {
   return whole > 0 ? (100 * part / whole).toFixed(1) + ' %' : '0 %';
 }
 
-// "12 345": thousands apart.
+// Separates thousands: "12 345".
 function countText(n) {
   return String(n).replace(/\B(?=(\d{3})+$)/g, '\u00a0');
 }
 
-// A step of 1, 2 or 5 times a power of ten that is at least `least`.
+// Returns the smallest 1, 2 or 5 times a power of ten that is at least `least`.
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   for (const factor of [1, 2, 5]) if (factor * power >= least) return factor * power;
   return 10 * power;
 }
 
-// Ticks of a time axis share one unit and as many decimals as their step needs.
+// Formats a tick of a time axis. All ticks have the same unit and the decimals that `step` needs.
 function tickText(ns, step, end) {
   const [size, unit] = end >= 1e9 ? [1e9, 's'] : end >= 1e6 ? [1e6, 'ms'] : end >= 1e3 ? [1e3, 'µs'] : [1, 'ns'];
   const decimals = Math.max(0, Math.min(12, -Math.floor(Math.log10(step / size) + 1e-9)));
   return (ns / size).toFixed(decimals) + ' ' + unit;
 }
 
-// An element with a class, text and children; nothing in it is ever parsed as markup.
+// Creates an element with a class and children. Text is never parsed as markup.
 function element(name, className, ...children) {
   const made = document.createElement(name);
   if (className) made.className = className;

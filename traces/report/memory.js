@@ -1,12 +1,13 @@
 
-// Memory of every rank over time, on the timeline's axis: thin lines, the worst rank and the chosen one bold.
+// Plots the memory of all ranks over time, on the axis of the timeline. The rank with the highest peak and the selected
+// rank are bold.
 
 const kCurvesHeight = 220;
 
 class Curves {
   constructor(run, letter, box, most) {
     this.run = run;
-    this.most = most;  // the top of the scale, alike for both runs
+    this.most = most;  // upper end of the scale, common to both runs
     this.chosen = run.memory.worst;
     this.canvas = element('canvas', '');
     this.surface = new Surface(this.canvas);
@@ -15,7 +16,7 @@ class Curves {
     const {memory} = run;
     const select = element('select', '');
     for (let rank = 0; rank < run.ranks; ++rank) {
-      const worst = rank === memory.worst ? ', the most' : '';
+      const worst = rank === memory.worst ? ', highest' : '';
       const option = element('option', '', `rank ${rank}: ${bytesText(memory.peak[rank])}${worst}`);
       option.value = rank;
       select.append(option);
@@ -37,10 +38,10 @@ class Curves {
 
   name() {
     const {memory, capacity} = this.run;
-    const text = `worst: rank ${memory.worst}, ${bytesText(memory.peak[memory.worst])}` +
-      (capacity ? ` of ${bytesText(capacity)}` : '') + (memory.thinned ? '; thinned to the extremes of short stretches' : '');
+    const text = `highest peak: rank ${memory.worst}, ${bytesText(memory.peak[memory.worst])}` +
+      (capacity ? ` of ${bytesText(capacity)}` : '') + (memory.thinned ? '; reduced to the extremes of short intervals' : '');
     this.title.textContent = text;
-    this.box.setAttribute('aria-label', `Memory over time by rank; ${text}; bold: rank ${this.chosen}`);
+    this.box.setAttribute('aria-label', `Memory over time per rank; ${text}; bold: rank ${this.chosen}`);
   }
 
   layout() { this.surface.resize(view.width, kCurvesHeight); }
@@ -65,7 +66,7 @@ class Curves {
     }
   }
 
-  // A staircase: in each column of pixels from the least to the greatest that it holds there.
+  // Draws a step curve: in each column of pixels from the minimum to the maximum value.
   line(rank, thick, colour) {
     const {surface, run} = this;
     const {time, total, first} = run.memory;
@@ -97,7 +98,7 @@ class Curves {
     context.font = kFont(12);
     context.textAlign = 'right';
     context.textBaseline = 'middle';
-    // Steps of whole binary units, so that labels are round.
+    // Steps are multiples of binary units so that labels are round.
     const unit = this.most >= 4 * 2 ** 30 ? 2 ** 30 : this.most >= 4 * 2 ** 20 ? 2 ** 20 : this.most >= 4096 ? 1024 : 1;
     const name = {[2 ** 30]: 'GiB', [2 ** 20]: 'MiB', 1024: 'KiB', 1: 'B'}[unit];
     const step = niceStep(this.most / unit / 6);
@@ -126,7 +127,7 @@ class Curves {
     context.setLineDash([]);
     context.fillStyle = colours.bad;
     context.textAlign = 'right';
-    const text = `capacity for tensors ${bytesText(capacity)}`;
+    const text = `capacity ${bytesText(capacity)}`;
     const below = y < 22;
     const middle = below ? y + 10 : y - 9;
     const width = context.measureText(text).width;
@@ -145,9 +146,9 @@ class Curves {
       const {memory} = this.run;
       const i = sampleAt(memory, this.chosen, t);
       const pairs = memory.classes.map((name, c) => [name, bytesText(memory.bytes[c][i])]);
-      pairs.push(['sum', bytesText(memory.total[i])]);
+      pairs.push(['total', bytesText(memory.total[i])]);
       if (this.run.capacity) pairs.push(['of capacity', percentText(memory.total[i], this.run.capacity)]);
-      card.show({title: `Rank ${this.chosen} at ${timeText(t, 5)}`, pairs, says: []}, event.clientX, event.clientY);
+      card.show({title: `Rank ${this.chosen} at ${timeText(t, 5)}`, pairs, sentences: []}, event.clientX, event.clientY);
     }
     view.repaint();
   }

@@ -1,5 +1,5 @@
 
-// Brings the page to life: tables that sort, the theme, the controls, the plots.
+// Sets up the page: sortable tables, theme, controls and plots.
 
 const curves = [];
 const byId = (id) => document.getElementById(id);
@@ -37,7 +37,7 @@ function themeButton() {
     change();
   });
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', change);
-  // Paper is light.
+  // Prints use the light theme.
   let before = null;
   window.addEventListener('beforeprint', () => {
     before = document.documentElement.dataset.theme ?? '';
@@ -91,7 +91,7 @@ function layout() {
   view.gutter = wide < 520 ? 38 : 64;
   view.width = wide;
   const room = Math.max(240, Math.min(1000, innerHeight * (timelines.length > 1 ? 0.42 : 0.7)));
-  // A scroll bar of one plot narrows them all, so that they stay on one axis.
+  // If one plot has a scroll bar, all are narrowed to keep a common axis.
   for (const timeline of timelines) timeline.layout(room);
   view.width = Math.min(wide, ...timelines.map((timeline) => timeline.box.clientWidth));
   for (const timeline of timelines) timeline.layout(room);
@@ -112,7 +112,7 @@ function controls() {
       legend();
       layout();
     });
-    shown[key] = byId(id).checked;  // a reload keeps what was checked
+    shown[key] = byId(id).checked;  // a reload keeps the state of checkboxes
   }
   const has = (kind) => timelines.some(({run}) => run.lanes.some((lane) => lane.kind === kind && lane.last > lane.first));
   byId('show-links').closest('label').hidden = !has('link');
@@ -142,7 +142,7 @@ function controls() {
       if (at < size) {
         const op = timeline.found[at];
         const {start, end} = timeline.run;
-        // Near enough to be seen.
+        // Zoom in until the op is visible.
         const wide = (end[op] - start[op]) * (view.width - view.gutter) / (view.t1 - view.t0);
         if (wide > 0 && wide < 8) view.zoom((start[op] + end[op]) / 2, 30 / wide);
         return timeline.setCursor(op);
@@ -182,5 +182,5 @@ async function start() {
 
 start().catch((error) => {
   byId('trouble').hidden = false;
-  byId('trouble').textContent = `The timeline cannot be drawn: ${error.message}. Everything else on this page is complete.`;
+  byId('trouble').textContent = `The timeline cannot be drawn: ${error.message}. The rest of this page is complete.`;
 });

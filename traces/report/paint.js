@@ -1,12 +1,12 @@
 
-// Pixels. Plots are painted into a buffer column by column, so that a frame costs what the window shows, however many
-// ops there are; text and outlines come on top.
+// Paints pixels. Plots are painted into a buffer column by column, so that the cost of a frame depends on the window and
+// not on the number of ops. Text and outlines are drawn on top.
 
-// By class; the dark ones are the same hues, lightened where they would drown.
+// By class. The dark theme has the same hues, lightened where the contrast would be too low.
 const kLightClasses = ['#332288', '#d55e00', '#ffd23f', '#00735c', '#66ccee', '#9b59b6', '#661100'];
 const kDarkClasses = ['#6152e6', '#e8700a', '#ffd23f', '#0a8f73', '#7fdcf7', '#b565d6', '#96321c'];
 
-let colours = null;  // of the theme in use
+let colours = null;  // of the current theme
 
 function isDark() {
   const chosen = document.documentElement.dataset.theme;
@@ -19,8 +19,8 @@ function rgbOf(hex) {
 function packed([red, green, blue]) {
   return (255 << 24 | blue << 16 | green << 8 | red) >>> 0;  // ImageData is little-endian RGBA
 }
-function mixed(a, b, share) {
-  return a.map((value, i) => Math.round(value + (b[i] - value) * share));
+function mixed(a, b, fraction) {
+  return a.map((value, i) => Math.round(value + (b[i] - value) * fraction));
 }
 
 function chooseColours() {
@@ -31,7 +31,7 @@ function chooseColours() {
   const page = css('--page');
   const classes = dark ? kDarkClasses : kLightClasses;
   const hexes = classes.map(rgbOf);
-  // Whether white text has more contrast on it than black (WCAG 2.2, relative luminance).
+  // Whether white text has more contrast than black text (WCAG 2.2, relative luminance).
   const linear = (v) => v <= 10.31 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4;
   const luminance = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
   const white = (c) => 1.05 / (luminance(c) + 0.05) > (luminance(c) + 0.05) / 0.05;
@@ -44,7 +44,7 @@ function chooseColours() {
   };
 }
 
-// Where a pattern has ink. Forward is plain.
+// By class: whether a pixel is inked. Forward is plain.
 const kPatterns = [
   null,
   (x, y) => (x + y) % 8 < 2,
@@ -88,7 +88,7 @@ class Surface {
     for (let y = y0; y < y1; ++y)
       for (let x = x0; x < x1; ++x) if (pattern(x, y)) this.pixels[y * this.w + x] = colour;
   }
-  // Puts the buffer on the canvas; from then on the context draws in CSS pixels.
+  // Copies the buffer to the canvas. Afterwards the context draws in CSS pixels.
   put() {
     this.context.setTransform(1, 0, 0, 1, 0, 0);
     this.context.putImageData(this.image, 0, 0);
@@ -96,17 +96,40 @@ class Surface {
   }
 }
 
-// One lane between the device rows y0 and y1. `options`: patterns, path (outline the longest path), found (the ops that
-// a search found, ascending, or null).
+// Paints one lane between the device rows y0 and y1. `options`: patterns, path (outline the critical path), found (the ops
+// that a search found, ascending, or null).
 function paintLane(surface, run, lane, y0, y1, options) {
-  const {start, end} = run;
   const left = Math.round(view.gutter * view.ratio);
-  const width = surface.w - left;
+  const band = {
+    surface, run, lane, y0, y1, left, width: surface.w - left, patterns: options.patterns,
+    scale: (view.width - view.gutter) * view.ratio / (view.t1 - view.t0),  // px per ns
+    wide: 5 * view.ratio,  // px from which an op is separated from the previous one
+    base: options.found ? colours.dim : colours.fill,
+  };
+  paintOps(band);
+  const plain = {...band, patterns: false};
+  paintMarked(band, run.instants, (op, from, to) => paintOp(plain, op, left + from, left + to));
+  if (options.found) {
+    const bright = {...band, base: colours.fill};
+    paintMarked(band, options.found, (op, from, to) => paintOp(bright, op, left + from, left + to));
+  }
+  if (!options.path) return;
+  const thick = Math.max(1, Math.min(Math.round(2 * view.ratio), (y1 - y0) >> 2));
+  paintMarked(band, run.criticalOps, (op, from, to) => {
+    surface.fill(left + from, left + to, y0, y0 + thick, colours.path);
+    surface.fill(left + from, left + to, y1 - thick, y1, colours.path);
+    if (to - from < band.wide) return;
+    surface.fill(left + from, left + from + thick, y0, y1, colours.path);
+    surface.fill(left + to - thick, left + to, y0, y1, colours.path);
+  });
+}
+
+// Paints the ops and idle times of a lane, column by column.
+function paintOps(band) {
+  const {surface, run, lane, y0, y1, left, width, scale, wide, base} = band;
+  const {start, end} = run;
   const t0 = view.t0;
-  const scale = (view.width - view.gutter) * view.ratio / (view.t1 - t0);
-  const wide = 5 * view.ratio;  // from here on an op is set apart from the one before it
   const block = 8 * Math.round(view.ratio);
-  const base = options.found ? colours.dim : colours.fill;
   const pixel = (t) => Math.floor((t - t0) * scale);
   let x = 0;
   let i = firstAbove(end, t0, lane.first, lane.last);
@@ -116,7 +139,7 @@ function paintLane(surface, run, lane, y0, y1, options) {
     i = nextAbove(end, ta, i, lane.last);
     if (i === lane.last || start[i] >= tb) {
       const until = i === lane.last ? width : Math.max(x + 1, Math.min(width, pixel(start[i])));
-      // Behind the end of the run there is nothing, not even idle time.
+      // After the end of the run the background is blank, not idle time.
       const over = Math.max(x, Math.min(until, pixel(run.makespan) + 1));
       surface.fill(left + x, left + over, y0, y1, colours.idle);
       x = until;
@@ -127,19 +150,19 @@ function paintLane(surface, run, lane, y0, y1, options) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
         ++from;
       }
-      paintOp(surface, run, i, left + from, left + until, y0, y1, base, options.patterns);
+      paintOp(band, i, left + from, left + until);
       x = until;
     } else {
       const last = nextAbove(start, tb, i, lane.last) - 1;
       const lastIsWide = (end[last] - start[last]) * scale >= wide;
       if (lastIsWide && pixel(start[last]) === x) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
-      } else if (lastIsWide && last === i) {  // its last column, shared with idle time
+      } else if (lastIsWide && last === i) {  // the last column of an op, partly idle
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
-      } else if (last === i && lane.kind !== 'compute') {  // short and alone: seen all the same
+      } else if (last === i && lane.kind !== 'compute') {  // a short op without neighbours is drawn one column wide
         surface.fill(left + x, left + x + 1, y0, y1, base[classOf(run.kind[i])]);
       } else {
-        // Where ops are about as narrow as pixels, single columns would flicker: a block of them shares its ops.
+        // Ops are about one pixel wide: single columns would flicker, so a block of columns shows their average.
         let until = Math.min(width, (Math.floor(x / block) + 1) * block);
         let lastOfBlock = nextAbove(start, t0 + until / scale, last, lane.last) - 1;
         const next = lastOfBlock + 1;
@@ -150,34 +173,16 @@ function paintLane(surface, run, lane, y0, y1, options) {
           until = x + 1;
           lastOfBlock = last;
         }
-        paintShares(surface, run, i, lastOfBlock, ta, t0 + until / scale, left + x, left + until, y0, y1, base);
+        paintFractions(band, i, lastOfBlock, ta, t0 + until / scale, left + x, left + until);
         x = until;
         continue;
       }
       ++x;
     }
   }
-  paintMarked(run, lane, run.instants, scale, width, (op, from, to) => {
-    paintOp(surface, run, op, left + from, left + to, y0, y1, base, false);
-  });
-  if (options.found) {
-    paintMarked(run, lane, options.found, scale, width, (op, from, to) => {
-      paintOp(surface, run, op, left + from, left + to, y0, y1, colours.fill, options.patterns);
-    });
-  }
-  if (options.path) {
-    const thick = Math.max(1, Math.min(Math.round(2 * view.ratio), (y1 - y0) >> 2));
-    paintMarked(run, lane, run.criticalOps, scale, width, (op, from, to) => {
-      surface.fill(left + from, left + to, y0, y0 + thick, colours.path);
-      surface.fill(left + from, left + to, y1 - thick, y1, colours.path);
-      if (to - from < wide) return;
-      surface.fill(left + from, left + from + thick, y0, y1, colours.path);
-      surface.fill(left + to - thick, left + to, y0, y1, colours.path);
-    });
-  }
 }
 
-function paintOp(surface, run, i, x0, x1, y0, y1, base, patterns) {
+function paintOp({surface, run, y0, y1, base, patterns}, i, x0, x1) {
   if (x1 <= x0) return;
   const kind = run.kind[i];
   const joint = kind >= 4 && kind < 8;
@@ -191,8 +196,9 @@ function paintOp(surface, run, i, x0, x1, y0, y1, base, patterns) {
   });
 }
 
-// Columns that several ops share: each class has its share of the height, idle time what is left at the top.
-function paintShares(surface, run, first, last, ta, tb, x0, x1, y0, y1, base) {
+// Paints columns that contain several ops: the height of each class is its fraction of time; the remainder at the top is
+// idle time.
+function paintFractions({surface, run, y0, y1, base}, first, last, ta, tb, x0, x1) {
   const {classes, sums} = run;
   const before = ta - run.start[first];
   const after = run.end[last] - tb;
@@ -204,8 +210,8 @@ function paintShares(surface, run, first, last, ta, tb, x0, x1, y0, y1, base) {
     const upTo = sums[c];
     let time = upTo[last + 1] - upTo[first];
     if (time <= 0) continue;
-    if (before > 0) time -= before * shareOfClass(run, first, c);
-    if (after > 0) time -= after * shareOfClass(run, last, c);
+    if (before > 0) time -= before * fractionOfClass(run, first, c);
+    if (after > 0) time -= after * fractionOfClass(run, last, c);
     sum += time;
     const top = Math.max(y0, y1 - Math.round(sum * perTime));
     if (top < y) surface.fill(x0, x1, top, y, base[c]);
@@ -214,29 +220,29 @@ function paintShares(surface, run, first, last, ta, tb, x0, x1, y0, y1, base) {
   if (y > y0) surface.fill(x0, x1, y0, y, colours.idle);
 }
 
-// firstAbove, where it is most likely the next few.
+// firstAbove for results that are likely among the next few values.
 function nextAbove(values, x, first, last) {
   const near = Math.min(last, first + 4);
   for (let i = first; i < near; ++i) if (values[i] > x) return i;
   return near === last ? last : firstAbove(values, x, near, last);
 }
 
-function shareOfClass(run, i, c) {
+function fractionOfClass(run, i, c) {
   const kind = run.kind[i];
   if (kind < 4) return kind === c ? 1 : 0;
   if (kind >= 8) return classOf(kind) === c ? 1 : 0;
   return ((kind & 3) === c ? 0.5 : 0) + (run.partner.kind[run.partnerOf[i]] === c ? 0.5 : 0);
 }
 
-// Visits the ops of the ascending list `marked` that lie on the lane and in view, each pixel at most once.
-function paintMarked(run, lane, marked, scale, width, visit) {
+// Visits the visible ops of a lane that are in the ascending list `marked`, each pixel at most once.
+function paintMarked({run, lane, scale, width}, marked, visit) {
   const {start, end} = run;
   const stop = firstAbove(marked, lane.last - 1, 0, marked.length);
   let at = firstAbove(marked, lane.first - 1, 0, stop);
   let done = 0;
   const endAt = (k) => end[marked[k]];
   while (at < stop) {
-    // The next op that ends beyond what is done.
+    // The next op that ends after the last visited pixel.
     const t = view.t0 + done / scale;
     let step = 1;
     let low = at;

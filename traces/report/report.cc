@@ -13,7 +13,7 @@
 namespace sluice::traces {
 namespace {
 
-// 'sha256-...' as a content security policy names what it lets run.
+// The source expression 'sha256-...' of a content security policy.
 std::string policy_hash(std::string_view hex) {
   std::string bytes;
   for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
@@ -27,7 +27,7 @@ std::string policy(const ReportAssets& assets) {
          policy_hash(assets.script_sha256) + "; img-src data:; base-uri 'none'; form-action 'none'";
 }
 
-// JSON within a script element: no "<" can end it.
+// Escapes JSON for a script element, which a "<" could end.
 std::string in_script(const std::string& json) {
   std::string out;
   out.reserve(json.size());
@@ -72,7 +72,7 @@ void write_data(const ByteSink& sink, const Report& report) {
 
 void write_report(const ByteSink& sink, const Report& report) {
   if (report.runs.empty() || report.runs.size() > 2) {
-    throw InputError(fmt::format("report: expected one run or two, got {}", report.runs.size()));
+    throw InputError(fmt::format("report: expected one or two runs, got {}", report.runs.size()));
   }
   const ReportAssets assets = report_assets();
   const std::map<std::string_view, std::function<void()>> places = {

@@ -9,35 +9,35 @@
 
 namespace sluice::traces {
 
-// One line of a report's headline.
-struct ReportFigure {
+// One metric of a report's summary.
+struct ReportMetric {
   std::string label;             // "Makespan"
   std::string value;             // "33 s"
   std::string explanation;       // may be empty
-  std::optional<double> number;  // what `value` says: two runs differ by so many percent of it
-  bool share = false;            // `number` is a share of 1: they differ by points
+  std::optional<double> number;  // `value` as a number; two runs differ by percent
+  bool is_fraction = false;      // `number` is a fraction of 1; two runs differ by percentage points
 };
 
 struct ReportRun {
-  std::string name;  // "1f1b"; of two runs, what tells them apart
+  std::string name;  // "1f1b"; for two runs, distinct names
   DrawnRun drawn;
-  std::vector<ReportFigure> headline;
-  std::string scenario;  // JSON, shown as it stands
+  std::vector<ReportMetric> headline;
+  std::string scenario;  // JSON, shown verbatim
 };
 
 struct Report {
   std::string title;
-  std::string command_line;  // shown as it stands
+  std::string command_line;  // shown verbatim
   std::string version;
   std::vector<ReportRun> runs;  // one, or two on one time axis
 };
 
-// Writes the report as one HTML file that needs nothing else: headline, tables and scenario are text, timeline and
-// memory are drawn by its own script, whose hash its content security policy names. The same report gives the same
-// bytes. Times are exact to the nanosecond up to 2^53 ns (104 days).
+// Writes the report as one self-contained HTML file. Summary, tables and scenario are text; timeline and memory are
+// drawn by an inline script, whose hash is in the content security policy. The output is deterministic. Times are exact
+// to the nanosecond up to 2^53 ns (104 days).
 void write_report(const ByteSink& sink, const Report& report);
 
-// The same into a file: afterwards it holds the whole report, or what it held before. Throws InputError naming `path`.
+// Writes the report to a file, which is replaced only when the report is complete. Throws InputError naming `path`.
 void write_report_file(const std::string& path, const Report& report);
 
 }  // namespace sluice::traces

@@ -6,9 +6,9 @@
 
 namespace sluice::traces {
 
-// The fixed parts of a report, from the folder report/, built into the program.
+// The static parts of a report, from the files in this folder, embedded in the program.
 struct ReportAssets {
-  std::string_view page;  // with {{places}} to fill
+  std::string_view page;  // with {{placeholders}}
   std::string_view style;
   std::string_view script;
   std::string_view style_sha256;  // in hexadecimal

@@ -46,7 +46,7 @@ const char* collective_name(CollectiveKind kind) {
   return "collective";
 }
 
-// Numbers of `Bytes` bytes each, written one column after the other into one buffer.
+// Concatenates columns of numbers into one buffer.
 class Columns {
  public:
   template <typename Number>
@@ -86,14 +86,14 @@ std::string deflated(const std::string& bytes) {
   std::string_view rest = bytes;
   do {
     const std::size_t part = std::min<std::size_t>(rest.size(), std::numeric_limits<uInt>::max());
-    // zlib's interface predates const: deflate only reads its input.
+    // zlib's interface is not const-correct; deflate only reads its input.
     stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(rest.data()));
     stream.avail_in = static_cast<uInt>(part);
     rest.remove_prefix(part);
     do {
       stream.next_out = reinterpret_cast<Bytef*>(piece.data());
       stream.avail_out = static_cast<uInt>(piece.size());
-      deflate(&stream, rest.empty() ? Z_FINISH : Z_NO_FLUSH);  // cannot fail on a stream that was made well
+      deflate(&stream, rest.empty() ? Z_FINISH : Z_NO_FLUSH);  // cannot fail on an initialized stream
       out.append(piece.data(), piece.size() - stream.avail_out);
     } while (stream.avail_out == 0);
   } while (!rest.empty());
@@ -105,7 +105,7 @@ std::string deflated(const std::string& bytes) {
 struct Order {
   std::vector<VertexId> vertices;
   std::vector<std::int64_t> lane_size;
-  std::vector<std::int32_t> position;  // of a vertex, its first
+  std::vector<std::int32_t> position;  // of a vertex: its first index in `vertices`
 };
 
 template <typename Visit>
@@ -133,6 +133,26 @@ Order order_of(const OpGraph& graph) {
   return order;
 }
 
+// The columns of the second ops of joint blocks.
+struct Partners {
+  std::vector<std::uint8_t> kind;
+  std::vector<std::int16_t> stage, slice;
+  std::vector<std::int32_t> microbatch;
+
+  void add(const Vertex& partner) {
+    kind.push_back(static_cast<std::uint8_t>(partner.op));
+    stage.push_back(partner.stage);
+    slice.push_back(partner.slice);
+    microbatch.push_back(partner.microbatch);
+  }
+  void add_to(Columns& columns) const {
+    columns.add("partner_microbatch", microbatch);
+    columns.add("partner_stage", stage);
+    columns.add("partner_slice", slice);
+    columns.add("partner_kind", kind);
+  }
+};
+
 class RunEncoder {
  public:
   explicit RunEncoder(const DrawnRun& run)
@@ -159,6 +179,18 @@ class RunEncoder {
  private:
   std::int32_t position(VertexId v) const { return v == kNoVertex ? -1 : order_.position[v]; }
 
+  OrderedJson describe_lane(std::size_t l) const {
+    constexpr const char* kLaneNames[] = {"compute", "collective", "link"};
+    const Lane& lane = graph_.lanes()[l];
+    OrderedJson row = {
+        {"kind", kLaneNames[static_cast<int>(lane.kind)]}, {"rank", lane.rank}, {"ops", order_.lane_size[l]}};
+    if (lane.kind == LaneKind::link) {
+      row["peer"] = lane.peer;
+      row["latency"] = timeline_.lane_latency[l].count();
+    }
+    return row;
+  }
+
   void add_ops(OrderedJson& header) {
     const std::size_t n = order_.vertices.size();
     std::vector<Duration> slacks = slack(graph_, timeline_);
@@ -168,23 +200,13 @@ class RunEncoder {
     std::vector<std::uint8_t> kind(n), critical(n);
     std::vector<std::int16_t> stage(n), slice(n);
     std::vector<std::int32_t> microbatch(n), need(n);
-    std::vector<std::uint8_t> partner_kind;
-    std::vector<std::int16_t> partner_stage, partner_slice;
-    std::vector<std::int32_t> partner_microbatch;
+    Partners partners;
     OrderedJson lanes = OrderedJson::array();
     OrderedJson collectives = OrderedJson::array();
     std::vector<std::int32_t> collective_index;  // by Vertex::extra
     std::size_t i = 0;
     for (std::size_t l = 0; l < graph_.lanes().size(); ++l) {
-      const Lane& lane = graph_.lanes()[l];
-      constexpr const char* kLaneNames[] = {"compute", "collective", "link"};
-      OrderedJson row = {
-          {"kind", kLaneNames[static_cast<int>(lane.kind)]}, {"rank", lane.rank}, {"ops", order_.lane_size[l]}};
-      if (lane.kind == LaneKind::link) {
-        row["peer"] = lane.peer;
-        row["latency"] = timeline_.lane_latency[l].count();
-      }
-      lanes.push_back(std::move(row));
+      lanes.push_back(describe_lane(l));
       Duration free{0};
       struct Last {
         std::int64_t microbatch = 0, need = 0, slack = 0;
@@ -202,13 +224,7 @@ class RunEncoder {
         stage[i] = vertex.stage;
         slice[i] = vertex.slice;
         if (code == kCollectiveKind) stage[i] = describe(vertex, collectives, collective_index);
-        if (vertex.kind == VertexKind::joint) {
-          const Vertex& partner = graph_.joint_partner(vertex);
-          partner_kind.push_back(static_cast<std::uint8_t>(partner.op));
-          partner_stage.push_back(partner.stage);
-          partner_microbatch.push_back(partner.microbatch);
-          partner_slice.push_back(partner.slice);
-        }
+        if (vertex.kind == VertexKind::joint) partners.add(graph_.joint_partner(vertex));
         Last& last = last_of[code];
         const Last now{vertex.microbatch, position(last_need(graph_, timeline_, v).vertex), slacks[v].count()};
         microbatch[i] = static_cast<std::int32_t>(now.microbatch - last.microbatch);
@@ -228,13 +244,10 @@ class RunEncoder {
     columns_.add("slice", slice);
     columns_.add("kind", kind);
     columns_.add("critical", critical);
-    columns_.add("partner_microbatch", partner_microbatch);
-    columns_.add("partner_stage", partner_stage);
-    columns_.add("partner_slice", partner_slice);
-    columns_.add("partner_kind", partner_kind);
+    partners.add_to(columns_);
   }
 
-  // The index of a collective's description, alike ones once.
+  // Returns the index of a collective's description; equal descriptions are stored once.
   std::int16_t describe(const Vertex& vertex, OrderedJson& descriptions, std::vector<std::int32_t>& known) const {
     if (vertex.extra >= known.size()) known.resize(vertex.extra + 1, -1);
     std::int32_t& at = known[vertex.extra];
@@ -285,12 +298,12 @@ class RunEncoder {
       for (const MemorySample& sample : memory.samples)
         for (std::size_t c = 0; c < occurs.size(); ++c) occurs[c] = occurs[c] || sample.bytes[c] != 0;
     }
-    const bool thin = all > kMostReportSamples;
+    const bool reduce = all > kMaxReportSamples;
     std::vector<std::int64_t> count, time;
     std::array<std::vector<std::int64_t>, kNumMemoryClasses> bytes;
     for (const RankMemory& memory : run_.memory) {
       const std::vector<MemorySample> samples =
-          thin ? thinned(memory.samples, kMostReportSamples / std::ssize(run_.memory)) : memory.samples;
+          reduce ? reduced(memory.samples, kMaxReportSamples / std::ssize(run_.memory)) : memory.samples;
       count.push_back(std::ssize(samples));
       MemorySample last;
       for (const MemorySample& sample : samples) {
@@ -307,22 +320,22 @@ class RunEncoder {
       classes.push_back(kMemoryClassNames[c]);
       columns_.add(("memory_" + std::string(kMemoryClassNames[c])).c_str(), bytes[c]);
     }
-    header["memory"] = {{"classes", std::move(classes)}, {"samples", count}, {"thinned", thin}};
+    header["memory"] = {{"classes", std::move(classes)}, {"samples", count}, {"thinned", reduce}};
   }
 
-  // About `most` samples: the first and the last, and of each of most / 2 equal runs of samples the one that holds
-  // least and the one that holds most, so that the peak stays.
-  static std::vector<MemorySample> thinned(const std::vector<MemorySample>& samples, std::int64_t most) {
-    if (std::ssize(samples) <= most) return samples;
-    const std::int64_t runs = std::max<std::int64_t>(1, most / 2);
+  // Reduces samples to about `max_samples`: the first, the last, and the minimum and maximum of each of max_samples / 2
+  // equally long sequences, which preserves the peak.
+  static std::vector<MemorySample> reduced(const std::vector<MemorySample>& samples, std::int64_t max_samples) {
+    if (std::ssize(samples) <= max_samples) return samples;
+    const std::int64_t parts = std::max<std::int64_t>(1, max_samples / 2);
     const auto less = [](const MemorySample& a, const MemorySample& b) { return total(a.bytes) < total(b.bytes); };
     std::vector<MemorySample> kept = {samples.front()};
     const auto keep = [&kept](const MemorySample& sample) {
       if (sample.time > kept.back().time) kept.push_back(sample);
     };
-    for (std::int64_t run = 0; run < runs; ++run) {
-      const auto begin = samples.begin() + std::ssize(samples) * run / runs;
-      const auto end = samples.begin() + std::ssize(samples) * (run + 1) / runs;
+    for (std::int64_t part = 0; part < parts; ++part) {
+      const auto begin = samples.begin() + std::ssize(samples) * part / parts;
+      const auto end = samples.begin() + std::ssize(samples) * (part + 1) / parts;
       const auto [least, greatest] = std::minmax_element(begin, end, less);
       keep(*std::min(least, greatest));
       keep(*std::max(least, greatest));

@@ -8,27 +8,28 @@
 
 namespace sluice::traces {
 
-// More memory samples than these, over all ranks, are thinned to the least and the greatest of equal stretches of time.
-inline constexpr std::int64_t kMostReportSamples = 2'000'000;
+// The maximum number of memory samples over all ranks. More samples are reduced to the minimum and maximum of
+// intervals.
+inline constexpr std::int64_t kMaxReportSamples = 2'000'000;
 
-// A run as the report's script reads it: a JSON header that names columns of numbers, and the columns themselves, one
-// after the other, each padded to whole words of 4 bytes, as a zlib stream in base64. Columns of type `i64` are all
-// their low words, then all their high ones; all are little-endian.
+// A run in the format that the report's script reads: a JSON header that lists columns of numbers, and the concatenated
+// columns, each padded to 4 bytes, as a base64-encoded zlib stream. Numbers are little-endian; a column of type `i64`
+// is stored as all low words followed by all high words.
 //
-// Ops stand lane by lane in the order of time, a collective on each lane that it occupies:
-//   gap, duration   ns from the end of the op before it on the lane, or from 0; its length
-//   kind            0 to 3: F, B, I, W; + 4 as a joint block; + 8 recomputation before it; + 12 its transfer;
+// Ops, lane by lane in time order, a collective on each lane that it occupies:
+//   gap, duration   ns; the gap is from the end of the previous op on the lane, or from 0
+//   kind            0 to 3: F, B, I, W; + 4 for a joint block; + 8 for its recomputation; + 12 for its transfer;
 //                   16 collective; 17 optimizer step
 //   stage, slice    as in Vertex; a collective's stage is an index into the header's `collectives`
 //   microbatch*     or step
-//   need*           index of the op that was needed last (LastNeed), -1 for none
+//   need*           index of the dependency that ended last (LastNeed), -1 for none
 //   slack*          ns
-//   critical        1 on the longest path
-// Columns with * hold the difference from the op before it on the lane that has the same kind, or from 0.
-//   partner_kind, partner_stage, partner_microbatch, partner_slice      of each joint block
-// Idle stretches, rank by rank (`idle` in the header counts them):
-//   idle_gap, idle_duration, idle_cause, idle_from, idle_next, idle_need     as in IdleInterval, by op index
-// Memory, rank by rank; differences from the sample before:
+//   critical        1 on the critical path
+// Columns with * are differences from the previous op of the same kind on the lane, or from 0.
+//   partner_kind, partner_stage, partner_microbatch, partner_slice      one entry per joint block
+// Idle intervals, rank by rank (numbers of intervals: `idle` in the header):
+//   idle_gap, idle_duration, idle_cause, idle_from, idle_next, idle_need     as in IdleInterval, with op indices
+// Memory, rank by rank; differences from the previous sample:
 //   memory_time, memory_<class>
 struct ReportData {
   std::string header;

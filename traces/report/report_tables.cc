@@ -13,34 +13,32 @@
 namespace sluice::traces {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-double share(Duration part, Duration whole) {
+double fraction(Duration part, Duration whole) {
   return whole.count() > 0 ? static_cast<double>(part.count()) / static_cast<double>(whole.count()) : 0;
 }
 
-// Causes in words, in the order of IdleCause.
+// The names of causes, in the order of IdleCause.
 constexpr std::array<std::string_view, kNumIdleCauses> kCauseWords = {"warm-up", "drain",     "sender", "slice",
                                                                       "link",    "optimizer", "other"};
 constexpr std::array<std::string_view, kNumIdleCauses> kCauseMeaning = {
-    "before its first backward: the pipeline is filling",
-    "after its last forward: the pipeline is emptying",
-    "the rank it waits for has not come to that op yet",
-    "the next slice of the microbatch it is in the middle of is not there yet",
-    "what it waits for is queued, on the wire or on its way",
+    "before the first backward of the rank, while the pipeline fills",
+    "after the last forward of the rank, while the pipeline drains",
+    "the producing rank has not yet finished the op",
+    "the next slice of the current microbatch has not yet been computed",
+    "the transfer is queued or in flight",
     "reductions, the global norm and optimizer steps",
-    "everything it needed was there"};
+    "all dependencies had ended"};
 
 class Table {
  public:
-  // The caption is shown where the heading above does not say the same.
+  // `caption_shown`: false if the heading above the table is the same text.
   Table(std::string_view css_class, std::string_view caption, bool caption_shown) {
     fmt::format_to(to_, R"(<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="{}">)",
                    html_escaped(caption), css_class);
     fmt::format_to(to_, "<caption{}>{}</caption>\n<thead><tr>", caption_shown ? "" : R"( class="visually-hidden")",
                    html_escaped(caption));
   }
-  // A column of numbers, by which the script can sort.
+  // A column of numbers, sortable by the script.
   void column(std::string_view name, std::string_view swatch = {}) {
     const std::string mark = swatch.empty() ? "" : fmt::format(R"(<span class="swatch {}"></span>)", swatch);
     fmt::format_to(to_, R"(<th scope="col" data-sort>{}{}</th>)", mark, html_escaped(name));
@@ -65,19 +63,19 @@ class Table {
   std::back_insert_iterator<std::string> to_ = std::back_inserter(text_);
 };
 
-// "+1.5 %": of the second figure against the first.
-std::string difference(const ReportFigure& a, const ReportFigure& b) {
+// The difference of the second metric from the first, "+1.5 %".
+std::string difference(const ReportMetric& a, const ReportMetric& b) {
   if (!a.number || !b.number) return "";
-  if (a.share) return fmt::format("{:+.1f} points", 100 * (*b.number - *a.number));
+  if (a.is_fraction) return fmt::format("{:+.1f} points", 100 * (*b.number - *a.number));
   if (*a.number == 0) return "";
   return fmt::format("{:+.1f} %", 100 * (*b.number / *a.number - 1));
 }
 
 std::string headline_cards(const ReportRun& run) {
   std::string out = R"(<dl class="cards">)";
-  for (const ReportFigure& figure : run.headline) {
-    out += "\n<div><dt>" + html_escaped(figure.label) + "</dt><dd><strong>" + html_escaped(figure.value) + "</strong>";
-    if (!figure.explanation.empty()) out += "<small>" + html_escaped(figure.explanation) + "</small>";
+  for (const ReportMetric& metric : run.headline) {
+    out += "\n<div><dt>" + html_escaped(metric.label) + "</dt><dd><strong>" + html_escaped(metric.value) + "</strong>";
+    if (!metric.explanation.empty()) out += "<small>" + html_escaped(metric.explanation) + "</small>";
     out += "</dd></div>";
   }
   return out + "\n</dl>\n";
@@ -87,36 +85,36 @@ std::string headline_comparison(const Report& report) {
   const ReportRun& a = report.runs[0];
   const ReportRun& b = report.runs[1];
   std::string out =
-      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Headline figures"><table class="headline">)"
-      R"(<caption class="visually-hidden">Headline figures</caption><thead><tr><th scope="col">figure</th>)";
+      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Summary"><table class="headline">)"
+      R"(<caption class="visually-hidden">Summary</caption><thead><tr><th scope="col">metric</th>)";
   const auto to = std::back_inserter(out);
   fmt::format_to(to,
                  R"(<th scope="col"><span class="run">A</span> {}</th><th scope="col"><span class="run">B</span> {})",
                  html_escaped(a.name), html_escaped(b.name));
-  out += R"(</th><th scope="col">B against A</th></tr></thead><tbody>)";
-  const auto same_label = [](const ReportFigure& figure) {
-    return [&figure](const ReportFigure& other) { return other.label == figure.label; };
+  out += R"(</th><th scope="col">B relative to A</th></tr></thead><tbody>)";
+  const auto same_label = [](const ReportMetric& metric) {
+    return [&metric](const ReportMetric& other) { return other.label == metric.label; };
   };
   const auto small = [](const std::string& text) {
     return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>";
   };
-  // What explains both stands once.
-  const auto row = [&](const ReportFigure& label, const ReportFigure* left, const ReportFigure* right) {
+  // An explanation that both runs have is shown once.
+  const auto row = [&](const ReportMetric& label, const ReportMetric* left, const ReportMetric* right) {
     const bool both = left != nullptr && right != nullptr && left->explanation == right->explanation;
-    const auto value = [&](const ReportFigure* figure) {
-      if (figure == nullptr) return std::string("–");
-      return html_escaped(figure->value) + (both ? "" : small(figure->explanation));
+    const auto value = [&](const ReportMetric* metric) {
+      if (metric == nullptr) return std::string("–");
+      return html_escaped(metric->value) + (both ? "" : small(metric->explanation));
     };
     fmt::format_to(to, "\n<tr><th scope=\"row\">{}{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
                    html_escaped(label.label), both ? small(label.explanation) : "", value(left), value(right),
                    left != nullptr && right != nullptr ? difference(*left, *right) : "");
   };
-  for (const ReportFigure& figure : a.headline) {
-    const auto other = std::find_if(b.headline.begin(), b.headline.end(), same_label(figure));
-    row(figure, &figure, other == b.headline.end() ? nullptr : &*other);
+  for (const ReportMetric& metric : a.headline) {
+    const auto other = std::find_if(b.headline.begin(), b.headline.end(), same_label(metric));
+    row(metric, &metric, other == b.headline.end() ? nullptr : &*other);
   }
-  for (const ReportFigure& figure : b.headline) {
-    if (std::none_of(a.headline.begin(), a.headline.end(), same_label(figure))) row(figure, nullptr, &figure);
+  for (const ReportMetric& metric : b.headline) {
+    if (std::none_of(a.headline.begin(), a.headline.end(), same_label(metric))) row(metric, nullptr, &metric);
   }
   return out + "</tbody></table></div>\n";
 }
@@ -126,12 +124,12 @@ std::string caption(const Report& report, std::size_t run, std::string_view what
   return fmt::format("{}: {} ({})", what, "AB"[run], report.runs[run].name);
 }
 
-// A bar of the whole time: what is busy is left free, each cause has its own colour.
+// A bar of the idle time: one rectangle per cause; the rest of its width is busy time.
 std::string idle_bar(const IdleByCause& idle, Duration makespan) {
   std::string out = R"(<svg class="bar" viewBox="0 0 1000 10" preserveAspectRatio="none" aria-hidden="true">)";
   double x = 0;
   for (std::size_t c = 0; c < idle.size(); ++c) {
-    const double width = 1000 * share(idle[c], makespan);
+    const double width = 1000 * fraction(idle[c], makespan);
     if (width <= 0) continue;
     fmt::format_to(std::back_inserter(out), R"(<rect class="cause-{}" x="{:.2f}" width="{:.2f}" height="10"/>)",
                    kIdleCauseNames[c], x, width);
@@ -153,17 +151,17 @@ std::string idle_table(const Report& report, std::size_t run) {
     }
   Table table("idle", caption(report, run, "Idle time by cause"), report.runs.size() > 1);
   table.column("rank");
-  table.plain_column("share of the makespan");
+  table.plain_column("fraction of makespan");
   table.column("idle");
   for (std::size_t c = 0; c < all.size(); ++c) {
     if (all[c].count() > 0) table.column(kCauseWords[c], fmt::format("cause-{}", kIdleCauseNames[c]));
   }
   table.body();
-  const auto cells = [&](const IdleByCause& of, Duration whole, Duration shares_of) {
+  const auto cells = [&](const IdleByCause& of, Duration whole) {
     Duration sum{0};
     for (const Duration part : of) sum += part;
     const auto cell = [&](Duration part) {
-      table.cell(fmt::format("{} ({:.1f} %)", time_text(part), 100 * share(part, shares_of)), to_seconds(part));
+      table.cell(fmt::format("{} ({:.1f} %)", time_text(part), 100 * fraction(part, whole)), to_seconds(part));
     };
     table.markup(idle_bar(of, whole));
     cell(sum);
@@ -173,12 +171,12 @@ std::string idle_table(const Report& report, std::size_t run) {
   };
   for (std::size_t rank = 0; rank < idle.size(); ++rank) {
     table.row(fmt::format("{}", rank), static_cast<double>(rank));
-    cells(idle[rank], makespan, makespan);
+    cells(idle[rank], makespan);
   }
   table.foot();
   table.row("all", 0);
   const Duration whole = makespan * static_cast<std::int64_t>(idle.size());
-  cells(all, whole, whole);
+  cells(all, whole);
   return table.end(true);
 }
 
@@ -208,8 +206,8 @@ std::string rank_table(const Report& report, std::size_t run) {
   const Schedule& schedule = drawn.graph->schedule();
   const Metrics& metrics = *drawn.metrics;
   const bool bytes = drawn.graph->has_bytes() && !drawn.memory.empty();
-  Table table("ranks", caption(report, run, "By rank"), report.runs.size() > 1);
-  for (const char* name : {"rank", "stages", "busy", "busy share", "in flight", "first start", "last end"}) {
+  Table table("ranks", caption(report, run, "Per rank"), report.runs.size() > 1);
+  for (const char* name : {"rank", "stages", "busy", "busy fraction", "in flight", "first start", "last end"}) {
     table.column(name);
   }
   if (bytes) {
@@ -226,7 +224,7 @@ std::string rank_table(const Report& report, std::size_t run) {
     const auto time = [&table](Duration t) { table.cell(time_text(t), to_seconds(t)); };
     table.cell(stages_text(schedule, rank), schedule.stages_of(rank).empty() ? -1 : schedule.stages_of(rank).front());
     time(of.busy);
-    const double busy = share(of.busy, metrics.makespan);
+    const double busy = fraction(of.busy, metrics.makespan);
     table.cell(fmt::format("{:.1f} %", 100 * busy), busy);
     table.cell(fmt::format("{:.4g}", of.peak_in_flight), of.peak_in_flight);
     time(of.first_start);

@@ -1,5 +1,5 @@
 
-// The lanes of one run: a row for each rank's compute, and where they are asked for its transfers and collectives.
+// Draws the lanes of one run: one row per rank for compute, and optional rows for its transfers and collectives.
 
 const kAxis = 24;
 const timelines = [];
@@ -35,7 +35,7 @@ class Timeline {
     timelines.push(this);
   }
 
-  // The rows, top to bottom, and their places; `room` is the height the window offers.
+  // Computes the rows, top to bottom, and their positions. `room` is the available height.
   layout(room) {
     const {run} = this;
     const height = run.ranks <= 8 ? 30 : run.ranks <= 16 ? 24 : run.ranks <= 32 ? 18 : run.ranks <= 64 ? 12 : 9;
@@ -109,7 +109,7 @@ class Timeline {
       const {lane} = row;
       const first = firstAbove(run.end, view.t0, lane.first, lane.last);
       const last = firstAbove(run.start, view.t1, first, lane.last);
-      if (last - first > view.width / 3) continue;  // too narrow for any text
+      if (last - first > view.width / 3) continue;  // too narrow for text
       for (let i = first; i < last; ++i) {
         const x0 = Math.max(view.gutter, view.x(run.start[i]));
         const x1 = Math.min(view.width, view.x(run.end[i]));
@@ -128,7 +128,7 @@ class Timeline {
     this.paintGutter(visible, top);
   }
 
-  // Each half of a joint block has its own label.
+  // Draws the labels of the two halves of a joint block.
   joint(i, x, row, top, room, size) {
     const {run} = this;
     const {context} = this.surface;
@@ -143,7 +143,7 @@ class Timeline {
     context.font = kFont(size);
   }
 
-  // Text on an op, set off from its pattern.
+  // Draws text on an op, outlined to be readable on a pattern.
   label(text, x, y, c) {
     const {context} = this.surface;
     if (shown.patterns && kPatterns[c]) {
@@ -155,7 +155,7 @@ class Timeline {
     context.fillText(text, x, y);
   }
 
-  // The longest form of a label that fits: with its slice, without, its letter.
+  // Returns the longest form of a label that fits: with the slice, without it, or the letter.
   fitting(text, room, size) {
     const wide = (t) => t.length * size * 0.62;
     for (const form of [text, text.split('.')[0], text[0]]) if (wide(form) <= room) return form;
@@ -191,7 +191,7 @@ class Timeline {
     }
   }
 
-  // Of an op or an idle stretch, with a rim of the page's colour so that it shows on any other.
+  // Draws the outline of an op or idle interval, with a border in the page's colour for contrast.
   outline({op, idle}, width, top) {
     const {run} = this;
     const {context} = this.surface;
@@ -217,7 +217,7 @@ class Timeline {
     context.restore();
   }
 
-  // What lies under a place of the box, in CSS pixels from its corner.
+  // Returns the op or idle interval at a position in the box, in CSS pixels from its corner.
   hit(x, y) {
     const {run} = this;
     if (x < view.gutter || y < kAxis) return null;
@@ -234,7 +234,7 @@ class Timeline {
       const k = firstAbove(run.idle.end, t, first, last);
       if (k < last && run.idle.start[k] <= t) return {idle: k};
     }
-    // Short transfers are hard to meet: the nearest one will do.
+    // Short transfers are hard to hit: takes the nearest one within a tolerance.
     if (i < lane.last && run.start[i] - t <= slop) return {op: i};
     if (i > lane.first && t - run.end[i - 1] <= slop) return {op: i - 1};
     return null;
@@ -259,7 +259,7 @@ class Timeline {
     return hit.op === undefined ? describeIdle(this.run, hit.idle) : describeOp(this.run, hit.op);
   }
 
-  // A click or touch puts the cursor there.
+  // Sets the cursor on a click or touch.
   tap(event) {
     const hit = this.hit(...this.place(event));
     if (hit && hit.op !== undefined) {
@@ -294,7 +294,7 @@ class Timeline {
     view.repaint();
   }
 
-  // The op of another row that is nearest to the cursor's in time.
+  // Returns the op of another row that is nearest in time to `op`.
   nearest(row, op) {
     const {run} = this;
     const middle = (run.start[op] + run.end[op]) / 2;
@@ -320,7 +320,7 @@ class Timeline {
     if (at >= 0 && at < this.rows.length) this.setCursor(this.nearest(this.rows[at], this.cursor));
   }
 
-  // To the op that the cursor's op waited for; through a transfer to its sender where transfers are not shown.
+  // Moves the cursor to the op that its op waited for; through a transfer to its sender if transfers are not shown.
   cause() {
     let need = this.cursor < 0 ? -1 : this.run.need[this.cursor];
     while (need >= 0 && !this.rows.some((row) => row.lane === laneOf(this.run, need))) need = this.run.need[need];
@@ -351,7 +351,7 @@ class Timeline {
     event.preventDefault();
     const {t0, t1} = view;
     action();
-    // A card of before the move points at nothing.
+    // After a move the tooltip is at the wrong position.
     if ((view.t0 !== t0 || view.t1 !== t1) && !event.key.startsWith('Arrow') && event.key !== 'Enter') card.hide();
   }
 

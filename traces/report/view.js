@@ -1,16 +1,16 @@
 
-// The stretch of time that all plots show, and the frames in which they are painted.
+// The time interval that all plots show, and the scheduling of frames.
 
 const view = {
-  end: 1,  // of the longest run
+  end: 1,  // makespan of the longest run
   t0: 0,
   t1: 1,
   width: 600,  // of every plot, CSS pixels
   gutter: 64,
-  ratio: 1,  // device pixels a CSS pixel
-  mark: null,  // time of a line through all plots
+  ratio: 1,  // device pixels per CSS pixel
+  mark: null,  // time of a vertical line through all plots
   painters: [],
-  frames: [],  // work of the latest frames, ms
+  frames: [],  // durations of the latest frames, ms
   scheduled: false,
 
   x(t) { return this.gutter + (t - this.t0) / (this.t1 - this.t0) * (this.width - this.gutter); },
@@ -26,13 +26,13 @@ const view = {
     this.repaint();
   },
   all() { this.show(0, this.end); },
-  // `factor` above 1 zooms in; the time `t` stays where it is.
+  // A `factor` above 1 zooms in. The position of time `t` is kept.
   zoom(t, factor) { this.show(t - (t - this.t0) / factor, t + (this.t1 - t) / factor); },
   move(dt) {
     const shift = Math.max(-this.t0, Math.min(dt, this.end - this.t1));
     this.show(this.t0 + shift, this.t1 + shift);
   },
-  // Shows [start, end] with room around it, without changing the zoom if it fits.
+  // Pans to show [start, end] with a margin; zooms only if it does not fit.
   reveal(start, end) {
     const span = this.t1 - this.t0;
     if (end - start > span) return this.show(start, end);
@@ -53,7 +53,7 @@ const view = {
   },
 };
 
-// Ticks of the time axis along the top of a canvas, in CSS pixels.
+// Draws the time axis along the top of a canvas, in CSS pixels.
 function paintAxis(context, height, colours) {
   const span = view.t1 - view.t0;
   const room = view.width - view.gutter;
@@ -76,7 +76,7 @@ function paintAxis(context, height, colours) {
 
 const kFont = (size) => size + 'px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
-// Dragging moves, wheel and pinch zoom, for any plot.
+// Handles pointer events of a plot: drag to pan, wheel and pinch to zoom.
 function followPointer(box, onHover, onTap) {
   const pointers = new Map();
   let travelled = 0;
@@ -121,7 +121,7 @@ function followPointer(box, onHover, onTap) {
       view.move(pixels * (view.t1 - view.t0) / (view.width - view.gutter));
       return;
     }
-    // Whoever scrolls the page past a plot goes on scrolling; so does who cannot zoom out further.
+    // Do not zoom while the page is being scrolled across a plot, or when the view cannot be zoomed out further.
     if (!event.ctrlKey && (scrollingPage || (event.deltaY > 0 && view.whole()))) return;
     event.preventDefault();
     const pixels = event.deltaMode === 1 ? event.deltaY * 18 : event.deltaY;
@@ -129,7 +129,7 @@ function followPointer(box, onHover, onTap) {
   }, {passive: false});
 }
 
-// Whether the wheel is in the middle of scrolling the page: its last turn, a moment ago, was not a plot's.
+// Whether the wheel is currently scrolling the page: its previous event was shortly before and outside plots.
 let scrollingPage = false;
 let scrollingUntil = 0;
 window.addEventListener('wheel', (event) => {

@@ -37,7 +37,9 @@ RowIdentity identity_of(const OpRow& row) {
       if (identity.op.kind != OpKind::F) std::swap(identity.op, identity.partner);
       break;
     case RowKind::recompute:
-    case RowKind::optimizer: identity.op.kind = OpKind::F; break;  // what it is made for does not count
+    case RowKind::optimizer:
+      identity.op.kind = OpKind::F;
+      break;  // the op that it precedes is not part of the identity
     case RowKind::collective:
       identity.op.kind = OpKind::F;
       identity.collective = row.collective;

@@ -20,15 +20,15 @@ inline constexpr int kNumRowKinds = 9;
 inline constexpr std::array<std::string_view, kNumRowKinds> kRowKindNames = {
     "F", "B", "I", "W", "F+B", "recompute", "transfer", "collective", "optimizer"};
 
-// Whether rows of this kind keep their rank busy; the others run beside them.
+// Whether rows of this kind occupy their rank's compute lane; the others run concurrently.
 constexpr bool occupies_rank(RowKind kind) { return kind != RowKind::transfer && kind != RowKind::collective; }
 constexpr RowKind row_kind(OpKind kind) { return static_cast<RowKind>(kind); }
-// What a vertex of a graph is as a row.
+// The row kind of a graph vertex.
 RowKind kind_of(const Vertex& vertex);
 
 struct RowOp {
-  std::int32_t microbatch = 0;  // over all batches; of a collective or an optimizer step: the step, from 0
-  std::int16_t stage = 0;       // of a transfer: the sending one; of a global norm: -1
+  std::int32_t microbatch = 0;  // counted over all batches; for a collective or optimizer step: the step, from 0
+  std::int16_t stage = 0;       // for a transfer: the sending stage; for a global norm: -1
   std::int16_t slice = 0;
   OpKind kind = OpKind::F;
 
@@ -40,27 +40,27 @@ struct RowOp {
 
 inline constexpr std::int32_t kNoRow = -1;
 
-// One thing that ran, of an OpGraph or of a trace file.
+// One row of a run: an op, transfer, collective or optimizer step of an OpGraph or of a trace file.
 struct OpRow {
   RowKind kind = RowKind::F;
   CollectiveKind collective = CollectiveKind::gradient_reduce;
-  std::int16_t rank = 0;   // of a transfer: the sender; a collective has a row for each rank that takes part
-  std::int16_t peer = -1;  // of a transfer: the receiver
-  RowOp op;                // of a transfer: what is sent, F its activations, B or I its gradients
-  RowOp partner;           // of a joint block: its second op
+  std::int16_t rank = 0;   // for a transfer: the sender; a collective has one row per participating rank
+  std::int16_t peer = -1;  // for a transfer: the receiver
+  RowOp op;                // for a transfer: the producer, F of activations, B or I of gradients
+  RowOp partner;           // for a joint block: its second op
   Duration start{};
   Duration end{};
-  Duration latency{};          // of a transfer: it has arrived so long after its end
-  std::int64_t bytes = 0;      // of a transfer or a collective
-  std::int32_t need = kNoRow;  // the row that it waited for last, where that is known
+  Duration latency{};          // for a transfer: time from its end to its arrival
+  std::int64_t bytes = 0;      // for a transfer or a collective
+  std::int32_t need = kNoRow;  // the dependency that ended last, if known
 };
 
-// What rows of two runs are paired by: everything but times, bytes and, where an op can only be in one place, the rank.
+// The key by which rows of two runs are paired. Excludes times and bytes, and the rank of rows that occur once per run.
 struct RowIdentity {
   RowKind kind = RowKind::F;
   CollectiveKind collective = CollectiveKind::gradient_reduce;
-  std::int16_t rank = 0;  // of collectives and optimizer steps
-  RowOp op;               // of a joint block its F
+  std::int16_t rank = 0;  // for collectives and optimizer steps
+  RowOp op;               // for a joint block: its F
   RowOp partner;
 
   friend bool operator==(const RowIdentity&, const RowIdentity&) = default;
@@ -71,25 +71,25 @@ struct RowIdentity {
 };
 RowIdentity identity_of(const OpRow& row);
 
-// "F(stage 1, mb 0)", with `sliced` "F(stage 1, mb 0, slice 2)"; "send F(stage 1, mb 0) 1->2", "optimizer(stage 0, step
-// 0)", "gradient reduce(stage 3, step 0)", as OpGraph::name has it.
+// Returns the name of a row in the format of OpGraph::name: "F(stage 1, mb 0)", with `sliced` "F(stage 1, mb 0, slice
+// 2)", "send F(stage 1, mb 0) 1->2", "optimizer(stage 0, step 0)", "gradient reduce(stage 3, step 0)".
 std::string name_of(const OpRow& row, bool sliced);
 
-// What a vertex is, without its times, need and bytes; of a collective, the row of its first rank.
+// Returns the row of a vertex without times, need and bytes. For a collective: the row of its first rank.
 OpRow row_of(const OpGraph& graph, VertexId v);
 
-// One run as comparisons see it. Times count from its first start, which is 0.
+// One run as a list of rows. Times are relative to the first start.
 struct RunRows {
   int num_ranks = 0;
   bool sliced = false;
   std::vector<OpRow> rows;
-  std::vector<RankMemory> memory;  // by rank; empty: not known
-  std::vector<IdleByCause> idle;   // by rank; empty: not known
+  std::vector<RankMemory> memory;  // by rank; empty if unknown
+  std::vector<IdleByCause> idle;   // by rank; empty if unknown
 };
 
-// Of a graph and its timeline, vertex by vertex in the order of their ids. Transfers are as traces draw them: at least
-// 1 ns long, and one after the other where they would overlap on a lane (TransferDrawing), so that a trace that is read
-// back has the same rows. Idle time has its causes as far as `timeline` respects the graph's edges.
+// Converts a graph and its timeline to rows, in the order of vertex ids. Transfers have the times that traces show
+// (TransferDrawing), so that a trace that is read back has the same rows. Causes of idle time are exact where
+// `timeline` respects the graph's edges.
 RunRows rows_of(const OpGraph& graph, const Timeline& timeline, std::span<const RankMemory> memory = {});
 
 }  // namespace sluice::traces

@@ -8,7 +8,7 @@
 namespace sluice::traces {
 
 // Places the transfers of a graph as traces show them. A transfer shorter than 1 ns is drawn 1 ns long; transfers that
-// would then overlap on a track are drawn one after another. Both ends of a transfer are drawn alike.
+// would then overlap on a track are drawn one after another. Both ends of a transfer are drawn with the same length.
 class TransferDrawing {
  public:
   TransferDrawing(const OpGraph& graph, const Timeline& timeline)

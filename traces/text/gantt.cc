@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMinWidth = 10;
 
-// How much a label says.
+// The parts of a label, from most to least detailed.
 enum class Label { slice, microbatch, last_digit };
 
 struct Bar {
@@ -26,14 +26,14 @@ struct Bar {
   VertexId vertex = 0;
 };
 
-// One column: a character (of a label ASCII), and what it belongs to.
+// One column: an ASCII character of a label, or a continuation, and its colour.
 struct Cell {
   char character = 0;  // 0: continuation
   bool idle = true;
   Rgb colour = palette::kIdle;
 };
 
-// Columns from `first` on, `count` of them, show `bar`.
+// `count` columns starting at `first` show `bar`.
 struct Run {
   int first = 0;
   int count = 0;
@@ -123,7 +123,7 @@ class Gantt {
     return own + "&" + op_label(letter(partner.op), partner, label);
   }
 
-  // The label that fits into `columns`, and how many of its characters belong to the first op of the vertex.
+  // Returns the label that fits into `columns`, and how many of its characters belong to the first op of the vertex.
   std::pair<std::string, std::size_t> fitted_label(VertexId v, int columns, Label label) const {
     const auto fits = [columns](const std::string& text) { return std::ssize(text) <= columns; };
     std::string text = vertex_label(v, label);
@@ -173,7 +173,7 @@ class Gantt {
     columns_ = static_cast<int>(units * columns_per_unit_);
   }
 
-  // The label that says most among those that nine in ten ops have the columns for.
+  // Chooses the most detailed label that fits nine in ten ops.
   void choose_sampled_label() {
     for (const Label label : {Label::slice, Label::microbatch, Label::last_digit}) {
       if (label == Label::slice && !graph_.schedule().sliced()) continue;
@@ -238,7 +238,7 @@ class Gantt {
     return vertex.microbatch > 9 || (vertex.kind == VertexKind::joint && graph_.joint_partner(vertex).microbatch > 9);
   }
 
-  // The nearest colour of the 6x6x6 cube, whose levels are 0, 95, 135, 175, 215, 255.
+  // Returns the nearest colour of the 6x6x6 cube with levels 0, 95, 135, 175, 215, 255.
   static int ansi256(Rgb c) {
     const auto step = [](int x) { return x < 48 ? 0 : x < 115 ? 1 : (x - 35) / 40; };
     return 16 + 36 * step(c.red) + 6 * step(c.green) + step(c.blue);
@@ -276,8 +276,8 @@ class Gantt {
     if (!unit_ && makespan_ > 0) {
       const double column_s = to_seconds(Duration{makespan_}) / columns_;
       notes.push_back(column_s < 1
-                          ? fmt::format("a column is {:.3g} ms and shows what runs at its middle", column_s * 1e3)
-                          : fmt::format("a column is {:.4g} s and shows what runs at its middle", column_s));
+                          ? fmt::format("each column is {:.3g} ms and shows the op at its midpoint", column_s * 1e3)
+                          : fmt::format("each column is {:.4g} s and shows the op at its midpoint", column_s));
     };
     if (modulo_) notes.emplace_back("microbatches modulo 10");
     if (!notes.empty()) text += fmt::format("  ({})\n", fmt::join(notes, "; "));
@@ -287,10 +287,10 @@ class Gantt {
   const Metrics& metrics_;
   const GanttOptions& options_;
   int width_;
-  std::vector<std::vector<Bar>> bars_;  // by rank, in time
-  std::vector<int> rows_;               // ranks that are shown
+  std::vector<std::vector<Bar>> bars_;  // by rank, in time order
+  std::vector<int> rows_;               // the ranks shown
   std::int64_t makespan_ = 0;
-  std::optional<std::int64_t> unit_;  // of an exact picture
+  std::optional<std::int64_t> unit_;  // ns, if the drawing is exact
   std::int64_t columns_per_unit_ = 1;
   int columns_ = 0;
   Label label_ = Label::last_digit;

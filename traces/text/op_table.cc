@@ -23,7 +23,7 @@ std::string what(const OpGraph& graph, const Vertex& vertex) {
   return "?";
 }
 
-// Seconds with all nanoseconds.
+// Seconds with nine decimals.
 std::string seconds(Duration time) {
   return fmt::format("{}.{:09}", time.count() / 1'000'000'000, time.count() % 1'000'000'000);
 }
@@ -53,7 +53,7 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
     if (transfer) fmt::format_to(to, "{}", graph.transfer_bytes(vertex));
     if (collective) fmt::format_to(to, "{}", graph.collective(vertex).bytes);
     const VertexId need = last_need(graph, timeline, v).vertex;
-    // Names have commas in them.
+    // Names contain commas.
     if (need != kNoVertex) fmt::format_to(to, ",\"{}\"\n", graph.name(need));
     if (need == kNoVertex) out += ",\n";
     if (out.size() < kFlushAt) continue;

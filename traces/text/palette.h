@@ -12,7 +12,7 @@ struct Rgb {
   std::uint8_t blue = 0;
 };
 
-// The colours of all pictures, apart for colour-blind readers too.
+// The colours of all pictures, distinguishable for colour-blind readers.
 namespace palette {
 inline constexpr Rgb kForward{0x33, 0x22, 0x88};
 inline constexpr Rgb kBackward{0xD5, 0x5E, 0x00};
@@ -34,7 +34,7 @@ constexpr Rgb colour_of(OpKind kind) {
   return palette::kIdle;
 }
 
-// Of a vertex; of a joint block, of its first op.
+// The colour of a vertex. For a joint block: that of its first op.
 constexpr Rgb colour_of(const Vertex& vertex) {
   switch (vertex.kind) {
     case VertexKind::compute:

@@ -21,7 +21,6 @@
 namespace sluice::test {
 namespace {
 
-using test::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

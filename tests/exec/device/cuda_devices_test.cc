@@ -21,8 +21,8 @@ using ::testing::Not;
 
 // C = op(A) op(B) in columns, as the manual of cuBLAS has it: element (i, j) of a matrix of leading dimension ld is
 // x[j * ld + i].
-void column_major_gemm(const ColumnMajorProduct& how, const std::vector<double>& first,
-                       const std::vector<double>& second, std::vector<double>& out) {
+void column_major_gemm(const ColumnMajorGemm& how, const std::vector<double>& first, const std::vector<double>& second,
+                       std::vector<double>& out) {
   const auto at = [](const std::vector<double>& x, int ld, bool transposed, int row, int column) {
     return x[transposed ? row * ld + column : column * ld + row];
   };
@@ -45,20 +45,20 @@ TEST(ColumnMajor, IsTheRowMajorProduct) {
   for (const bool a_transposed : {false, true}) {
     for (const bool b_transposed : {false, true}) {
       // Strides above the widths, so that none passes for another.
-      const MatrixProduct product{.rows = kRows,
-                                  .columns = kColumns,
-                                  .inner = kInner,
-                                  .a_stride = 7,
-                                  .a_transposed = a_transposed,
-                                  .b_stride = 8,
-                                  .b_transposed = b_transposed,
-                                  .c_stride = 9};
+      const GemmCall product{.rows = kRows,
+                             .columns = kColumns,
+                             .inner = kInner,
+                             .a_stride = 7,
+                             .a_transposed = a_transposed,
+                             .b_stride = 8,
+                             .b_transposed = b_transposed,
+                             .c_stride = 9};
       std::vector<double> a(7 * 8);
       std::vector<double> b(8 * 8);
       for (std::size_t i = 0; i < a.size(); ++i) a[i] = static_cast<double>(i % 11) - 5;
       for (std::size_t i = 0; i < b.size(); ++i) b[i] = static_cast<double>(i % 13) - 6;
       std::vector<double> c(9 * kRows, 0.0);
-      const ColumnMajorProduct how = column_major(product);
+      const ColumnMajorGemm how = column_major(product);
       EXPECT_EQ(how.batch, 1);
       column_major_gemm(how, b, a, c);
       for (int row = 0; row < kRows; ++row) {

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -92,6 +94,70 @@ TEST(DynamicLibrary, IsNamedWhenItIsNotFound) {
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(), HasSubstr("Nothing is not found: libsluice-has-none.so.2"));
   }
+}
+
+// Python environments with a library in a package nvidia-nothing.
+class PythonLibraries : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "sluice-python-XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+    for (const char* const variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) unsetenv(variable);
+    setenv("PATH", "/nowhere", 1);
+    setenv("HOME", "/nowhere", 1);
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  std::string environment(const std::string& name) const {
+    const std::filesystem::path folder = root_ / name;
+    const std::filesystem::path libraries = folder / kLibraries;
+    create_directories(libraries);
+    create_directories(folder / "bin");
+    const DynamicLibrary mathematics("the mathematics library", std::array{"libm.so.6"}, {});
+    copy_file(mathematics.path(), libraries / "libsluice-wheel.so.1");
+    return folder.string();
+  }
+  static std::string found() {
+    return DynamicLibrary("a wheel", std::array{"libsluice-wheel.so.1"}, python_library_folders()).path();
+  }
+
+  static constexpr const char* kLibraries = "lib/python3.11/site-packages/nvidia/nothing/lib";
+  std::filesystem::path root_;
+};
+
+TEST_F(PythonLibraries, AreFoundInTheActiveEnvironment) {
+  EXPECT_THROW(found(), DeviceError);
+  for (const char* const variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const std::string folder = environment(variable);
+    setenv(variable, folder.c_str(), 1);
+    EXPECT_EQ(found(), folder + "/" + kLibraries + "/libsluice-wheel.so.1");
+    unsetenv(variable);
+  }
+  const std::string home = environment("home/.local");
+  setenv("HOME", (root_ / "home").c_str(), 1);
+  EXPECT_EQ(found(), home + "/" + kLibraries + "/libsluice-wheel.so.1");
+}
+
+TEST_F(PythonLibraries, AreFoundBesideThePythonOnThePath) {
+  const std::string folder = environment("a [strange] name");
+  setenv("PATH", ("relative::/nowhere:" + folder + "/bin").c_str(), 1);
+  EXPECT_THROW(found(), DeviceError);
+  std::filesystem::create_symlink("/bin/sh", folder + "/bin/python3");
+  EXPECT_EQ(found(), folder + "/" + kLibraries + "/libsluice-wheel.so.1");
+}
+
+// The current folder may belong to someone else.
+TEST_F(PythonLibraries, AreNotLookedForInRelativeFolders) {
+  const std::string folder = environment("environment");
+  const std::filesystem::path before = std::filesystem::current_path();
+  current_path(std::filesystem::path(folder));
+  setenv("VIRTUAL_ENV", ".", 1);
+  setenv("CONDA_PREFIX", "", 1);
+  setenv("PATH", "bin:", 1);
+  std::filesystem::create_symlink("/bin/sh", "bin/python3");
+  EXPECT_THROW(found(), DeviceError);
+  current_path(before);
 }
 
 TEST(DynamicLibrary, GivesWhatItHas) {

@@ -177,7 +177,7 @@ TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
     auto* const db = device->allocate(2 * kColumns * kInner * kBatch);
     auto* const dc = device->allocate(4 * kRows * kColumns * kBatch);
     for (int variant = 0; variant < 16; ++variant) {
-      MatrixProduct product{.rows = kRows, .columns = kColumns, .inner = kInner, .a = da, .b = db, .c = dc};
+      GemmCall product{.rows = kRows, .columns = kColumns, .inner = kInner, .a = da, .b = db, .c = dc};
       product.a_transposed = (variant & 1) != 0;
       product.b_transposed = (variant & 2) != 0;
       product.batch = (variant & 4) != 0 ? kBatch : 1;

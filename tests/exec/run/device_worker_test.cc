@@ -27,11 +27,9 @@
 namespace sluice::test {
 namespace {
 
-using test::OneDevice;
-using test::Weights;
 using ::testing::HasSubstr;
 
-constexpr std::int64_t kTokens = 15;
+constexpr std::int64_t kDeviceTokens = 15;
 
 // So many emulated devices.
 struct Devices {
@@ -44,7 +42,7 @@ struct Devices {
   RunDevices all;
 };
 
-RunSpec descent(const Transformer& model, Precision precision = Precision::bfloat16) {
+RunSpec device_descent(const Transformer& model, Precision precision = Precision::bfloat16) {
   RunSpec spec{.model = model, .precision = precision, .kernels = device_kernels()};
   spec.optimizer.kind = OptimizerStep::Kind::sgd;
   spec.optimizer.learning_rate = 1;
@@ -57,9 +55,9 @@ test::Trained train(const RunPlan& plan, const TokenSource& tokens, TrainingOpti
   return test::train(plan, tokens, options);
 }
 
-bool small_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
+bool small_device_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
 
-MicrobatchShape uneven(int k) {
+MicrobatchShape uneven_slices(int k) {
   switch (k) {
     case 1: return {1, {15}};
     case 2: return {1, {9, 6}};
@@ -74,7 +72,7 @@ std::vector<double> flat(const Weights& weights) {
   return all;
 }
 
-Weights minus(const Weights& a, const Weights& b) {
+Weights difference_of(const Weights& a, const Weights& b) {
   Weights out = a;
   for (auto& [name, values] : out) {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] -= b.at(name)[i];
@@ -92,14 +90,14 @@ OneDevice::Result reference_of(const RunPlan& plan, const TokenSource& tokens, E
 
 // A pass through some layers in 16-bit numbers is off by a few of one kernel's errors: three allow for that, while an
 // op that is missing, doubled or reads the wrong buffer is off by more than a tenth.
-void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
+void expect_device_gradients(const RunSpec& spec, const Schedule& schedule) {
   const Element element = spec.precision == Precision::float16 ? Element::float16 : Element::bfloat16;
   const RunPlan plan(spec, schedule);
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kTokens, 7);
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kDeviceTokens, 7);
   const test::Trained trained = train(plan, tokens);
   const OneDevice::Result reference = reference_of(plan, tokens, element);
   EXPECT_NEAR(trained.report.runs.at(0).losses.at(0), reference.loss / plan.tokens_per_batch(), 2e-3);
-  const Weights gradients = minus(OneDevice(spec.model).initial(spec.seed), trained.weights);
+  const Weights gradients = difference_of(OneDevice(spec.model).initial(spec.seed), trained.weights);
   EXPECT_LT(test::relative_error(flat(gradients), flat(reference.gradients)), 3 * test::allowed_error(element));
 }
 
@@ -107,7 +105,7 @@ Schedule schedule_of(const std::string& name, int k, int ranks = 4, int m = 4) {
   const Family& family = find_family(name);
   FamilyParams params{.ranks = ranks, .microbatches = m};
   if (family.name == "hanayo") params.chunks = 2;
-  params.shape = uneven(family.sliced ? k : 1);
+  params.shape = uneven_slices(family.sliced ? k : 1);
   return make_schedule(family, params);
 }
 
@@ -117,12 +115,13 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceInEveryFamily) {
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
     ++seen;
-    if (small_scope() && seen % 4 != 0) continue;
+    if (small_device_scope() && seen % 4 != 0) continue;
     SCOPED_TRACE(family.name);
     const bool hanayo = family.name == "hanayo";
     const Schedule schedule = schedule_of(std::string(family.name), 3, 4, hanayo ? 4 : 8);
     const int layers = schedule.num_stages();
-    expect_gradients(descent(tried % 2 == 0 ? test::small_gpt(layers) : test::small_llama(layers)), schedule);
+    expect_device_gradients(device_descent(tried % 2 == 0 ? test::small_gpt(layers) : test::small_llama(layers)),
+                            schedule);
     ++tried;
   }
   EXPECT_GE(seen, 20);
@@ -132,15 +131,15 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceInEveryFamily) {
 TEST(DeviceWorker, HasTheGradientsOfOneDeviceOverDataAndTensorRanks) {
   for (const char* const name : {"1f1b", "interleaved-1f1b", "seq1f1b-zb2p", "zb-v", "dualpipe"}) {
     for (const auto& [data, tensor] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
-      if (small_scope() && data * tensor != 4) continue;
+      if (small_device_scope() && data * tensor != 4) continue;
       SCOPED_TRACE(std::string(name) + " d=" + std::to_string(data) + " t=" + std::to_string(tensor));
       const Schedule schedule = schedule_of(name, 3, 2);
-      RunSpec spec =
-          descent(tensor == 1 ? test::small_gpt(schedule.num_stages()) : test::small_llama(schedule.num_stages()));
+      RunSpec spec = device_descent(tensor == 1 ? test::small_gpt(schedule.num_stages())
+                                                : test::small_llama(schedule.num_stages()));
       spec.data_parallel = data;
       spec.overlap_grad_reduce = tensor == 1;
       spec.tensor_parallel = tensor;
-      expect_gradients(spec, schedule);
+      expect_device_gradients(spec, schedule);
     }
   }
 }
@@ -150,7 +149,7 @@ TEST(DeviceWorker, TensorRanksShareOutWhatTheySend) {
   FamilyParams params{.ranks = 2, .microbatches = 4};
   params.shape = {1, {8, 8}};
   const Schedule schedule = make_schedule(find_family("seq1f1b"), params);
-  RunSpec spec = descent(test::small_llama(2));
+  RunSpec spec = device_descent(test::small_llama(2));
   spec.tensor_parallel = 2;
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), 16, 7);
   const RunPlan shared(spec, schedule);
@@ -163,10 +162,10 @@ TEST(DeviceWorker, HasThemInFloat16AndWithRecomputation) {
   for (const char* const name : {"gpipe", "seq1f1b", "zb-v"}) {
     SCOPED_TRACE(name);
     const Schedule schedule = schedule_of(name, 4, 2);
-    expect_gradients(descent(test::small_llama(schedule.num_stages()), Precision::float16), schedule);
-    RunSpec spec = descent(test::small_gpt(schedule.num_stages()));
+    expect_device_gradients(device_descent(test::small_llama(schedule.num_stages()), Precision::float16), schedule);
+    RunSpec spec = device_descent(test::small_gpt(schedule.num_stages()));
     spec.recompute = true;
-    expect_gradients(spec, schedule);
+    expect_device_gradients(spec, schedule);
   }
 }
 
@@ -183,9 +182,9 @@ TEST(DeviceWorker, LearnsAsTheCpuDoes) {
     SCOPED_TRACE(name);
     const bool flush = name != "pipedream-2bw";
     Schedule schedule = schedule_of(name, 3, 2);
-    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(test::small_gpt(2).vocab), kTokens, 7);
+    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(test::small_gpt(2).vocab), kDeviceTokens, 7);
     TrainingOptions options;
-    options.runs = std::max(1, (small_scope() ? 3 : 8) / schedule.num_batches());
+    options.runs = std::max(1, (small_device_scope() ? 3 : 8) / schedule.num_batches());
     const RunPlan on_cpu(adam(nullptr, Precision::float32, flush), schedule);
     const test::Trained cpu = test::train(on_cpu, tokens, options);
     for (const Precision precision : {Precision::bfloat16, Precision::float16}) {
@@ -208,8 +207,8 @@ TEST(DeviceWorker, LearnsAsTheCpuDoes) {
 }
 
 TEST(DeviceWorker, TellsWhenAndWhatItHeld) {
-  const RunPlan plan(descent(test::small_gpt(4)), schedule_of("seq1f1b-zb1p", 3));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kTokens, 7);
+  const RunPlan plan(device_descent(test::small_gpt(4)), schedule_of("seq1f1b-zb1p", 3));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   TrainingOptions options;
   options.keep_times = KeepTimes::last;
   options.runs = 2;
@@ -250,8 +249,8 @@ TEST(DeviceWorker, LeavesOutStepsThatOverflow) {
 }
 
 TEST(DeviceWorker, StopsWhereANumberIsNotFinite) {
-  const RunPlan plan(descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kTokens, 7);
+  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   TrainingOptions options;
   options.runs = 3;
   options.faults = {parse_fault("nan:rank=0,op=F,mb=2,step=1")};
@@ -265,8 +264,8 @@ TEST(DeviceWorker, StopsWhereANumberIsNotFinite) {
 }
 
 TEST(DeviceWorker, NamesWhoWaits) {
-  const RunPlan plan(descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kTokens, 7);
+  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   const test::TemporaryFolder folder;
   for (const char* const fault : {"drop:rank=0,op=F,mb=2,step=1", "stop:rank=0,op=F,mb=2,step=1"}) {
     SCOPED_TRACE(fault);
@@ -288,8 +287,8 @@ TEST(DeviceWorker, NamesWhoWaits) {
 TEST(DeviceWorker, SaysThatTheArenaDoesNotFit) {
   Transformer model = test::small_gpt(2);
   model.vocab = 8'000'000;  // x 16 x (2 + 4 + 12) bytes: more than the GiB that an emulated device has
-  const RunPlan plan(descent(model), schedule_of("1f1b", 1, 2));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), kTokens, 7);
+  const RunPlan plan(device_descent(model), schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(model.vocab), kDeviceTokens, 7);
   EXPECT_THROW(train(plan, tokens), DoesNotFit);
 }
 

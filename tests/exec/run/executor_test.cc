@@ -107,8 +107,8 @@ TEST(GroupSum, IsTheSameForAll) {
           // Members are ranks 1 to 3 of 4.
           GroupSum group(fabric.worker(member + 1), Channel::collective, {1, 2, 3}, 5);
           EXPECT_EQ(group.rank(), member);
-          group.sum(mine.data(), count);
-          group.maximum(maximum.data(), count);
+          group.all_reduce_sum(mine.data(), count);
+          group.all_reduce_max(maximum.data(), count);
         });
       }
     }

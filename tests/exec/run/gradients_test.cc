@@ -15,10 +15,7 @@
 namespace sluice::test {
 namespace {
 
-using test::OneDevice;
-using test::Weights;
-
-constexpr std::int64_t kTokens = 15;
+constexpr std::int64_t kGradientTokens = 15;
 constexpr double kTolerance = 1e-10;
 
 // A first step of plain descent with rate 1 leaves w - g behind: the gradient can be read off.
@@ -38,7 +35,7 @@ Weights minus(const Weights& a, const Weights& b) {
 }
 
 // k slices of 15 tokens, the first ones longer: 6 + 4 + 3 + 2, 7 + 5 + 3, 9 + 6.
-MicrobatchShape uneven(int k, int sequences = 1) {
+MicrobatchShape uneven_microbatches(int k, int sequences = 1) {
   switch (k) {
     case 1: return {sequences, {15}};
     case 2: return {sequences, {9, 6}};
@@ -51,7 +48,7 @@ bool small_scope() { return std::getenv("SLUICE_TEST_SCOPE") != nullptr; }
 
 void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
   const RunPlan plan(spec, schedule);
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kTokens, 7);
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kGradientTokens, 7);
   const test::Trained trained = test::train(plan, tokens);
   const OneDevice device(spec.model);
   const Weights initial = device.initial(spec.seed);
@@ -62,7 +59,7 @@ void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
   EXPECT_LT(test::relative_difference(gradients, reference.gradients), kTolerance);
 }
 
-// Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven slices, both styles.
+// Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven_microbatches slices, both styles.
 TEST(Gradients, AreThoseOfOneDevice) {
   int tried = 0;
   const test::Sizes sizes{.ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4};
@@ -71,7 +68,7 @@ TEST(Gradients, AreThoseOfOneDevice) {
     if (small_scope() && (made.num_ranks() == 3 || made.num_microbatches() % 4 != 0)) return;
     SCOPED_TRACE(test::describe(made));
     Schedule schedule = made;
-    schedule.resize({uneven(made.max_slices())});
+    schedule.resize({uneven_microbatches(made.max_slices())});
     const int layers = std::max(made.num_stages(), 2);
     expect_gradients(descent(test::small_gpt(layers)), schedule);
     expect_gradients(descent(test::small_llama(layers)), schedule);
@@ -86,7 +83,7 @@ const std::string kTypical[] = {"1f1b", "interleaved-1f1b", "seq1f1b-zb1p", "zb-
 Schedule typical(const std::string& name, int k, int sequences = 1, int m = 8, int chunks = 0) {
   const Family& family = find_family(name);
   FamilyParams params{.ranks = 4, .chunks = chunks, .microbatches = m};
-  params.shape = uneven(family.sliced ? k : 1, sequences);
+  params.shape = uneven_microbatches(family.sliced ? k : 1, sequences);
   return make_schedule(family, params);
 }
 
@@ -119,7 +116,7 @@ TEST(Gradients, AreThoseOfOneDeviceWithFourTensorRanks) {
   RunSpec spec = descent(test::small_gpt(4, false));
   spec.tensor_parallel = 4;
   FamilyParams params{.ranks = 2, .microbatches = 3};
-  params.shape = uneven(3);
+  params.shape = uneven_microbatches(3);
   expect_gradients(spec, make_schedule(find_family("seq1f1b"), params));
 }
 
@@ -159,7 +156,7 @@ TEST(Gradients, AreThoseOfOneDeviceWhenReductionsOverlap) {
 TEST(Gradients, AreSlopesOfTheLoss) {
   for (const bool llama : {false, true}) {
     RunSpec spec = descent(llama ? test::small_llama(2) : test::small_gpt(2));
-    const TokenSource tokens = TokenSource::synthetic(37, kTokens, 3);
+    const TokenSource tokens = TokenSource::synthetic(37, kGradientTokens, 3);
     const OneDevice device(spec.model);
     const Weights initial = device.initial(spec.seed);
     const OneDevice::Result at = device.gradient(initial, tokens, 0, 0, 2, 1);

@@ -29,7 +29,7 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::int64_t kTokens = 12;
+constexpr std::int64_t kNcclTokens = 12;
 
 struct Process {
   TrainingReport report;
@@ -123,7 +123,7 @@ class NcclRun : public ::testing::Test {
   }
 
   test::FakeNccl fake_;
-  TokenSource tokens_ = TokenSource::synthetic(32, kTokens, 7);
+  TokenSource tokens_ = TokenSource::synthetic(32, kNcclTokens, 7);
   test::Weights weights_;
 };
 

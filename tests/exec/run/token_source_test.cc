@@ -17,7 +17,6 @@
 namespace sluice::test {
 namespace {
 
-using test::TemporaryFolder;
 using ::testing::HasSubstr;
 
 struct Batch {

@@ -12,14 +12,11 @@
 namespace sluice::test {
 namespace {
 
-using test::OneDevice;
-using test::Weights;
-
-constexpr std::int64_t kTokens = 12;
+constexpr std::int64_t kVersionTokens = 12;
 constexpr double kRate = 0.5;
 constexpr int kSteps = 20;
 
-RunSpec descent(const Transformer& model) {
+RunSpec versions_descent(const Transformer& model) {
   RunSpec spec{.model = model, .precision = Precision::float64};
   spec.optimizer.kind = OptimizerStep::Kind::sgd;
   spec.optimizer.learning_rate = kRate;
@@ -28,7 +25,7 @@ RunSpec descent(const Transformer& model) {
 
 Schedule schedule_of(const char* family, int ranks, int microbatches, int batches) {
   FamilyParams params{.ranks = ranks, .microbatches = microbatches, .batches = batches};
-  params.shape = {1, {kTokens}};
+  params.shape = {1, {kVersionTokens}};
   return make_schedule(find_family(family), params);
 }
 
@@ -41,10 +38,10 @@ void descend(Weights& weights, const Weights& gradients) {
 
 // W(t+1) = W(t) - rate f'(W(t-1)) (Narayanan et al. 2021, 2BW, 3.1).
 void expect_two_buffered(const Transformer& model, int ranks, int microbatches, int data) {
-  RunSpec spec = descent(model);
+  RunSpec spec = versions_descent(model);
   spec.data_parallel = data;
   const RunPlan plan(spec, schedule_of("pipedream-2bw", ranks, microbatches, kSteps));
-  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 11);
+  const TokenSource tokens = TokenSource::synthetic(37, kVersionTokens, 11);
   const OneDevice device(model);
   std::vector<Weights> version = {device.initial(spec.seed)};
   std::vector<double> losses;
@@ -81,9 +78,9 @@ TEST(Stashed, FollowsItsRule) {
   for (const int ranks : {1, 2, 4}) {
     SCOPED_TRACE("p=" + std::to_string(ranks));
     const Transformer model = test::small_llama(4);
-    const RunSpec spec = descent(model);
+    const RunSpec spec = versions_descent(model);
     const RunPlan plan(spec, schedule_of("pipedream", ranks, kSteps, 1));
-    const TokenSource tokens = TokenSource::synthetic(37, kTokens, 11);
+    const TokenSource tokens = TokenSource::synthetic(37, kVersionTokens, 11);
     const OneDevice device(model);
     std::vector<Weights> version = {device.initial(spec.seed)};
     const auto rank_of = [&](const std::string& name) {
@@ -95,7 +92,7 @@ TEST(Stashed, FollowsItsRule) {
       for (auto& [name, values] : read) {
         values = version[std::max(0, n - (ranks - rank_of(name)) + 1)].at(name);
       }
-      const auto at = device.gradient(read, tokens, 0, n, 1, 1.0 / static_cast<double>(kTokens));
+      const auto at = device.gradient(read, tokens, 0, n, 1, 1.0 / static_cast<double>(kVersionTokens));
       Weights next = version.back();
       descend(next, at.gradients);
       version.push_back(std::move(next));

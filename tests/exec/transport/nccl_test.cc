@@ -192,8 +192,8 @@ TEST_F(Nccl, GroupsSumOnTheStreamThatTheyAreGiven) {
     const auto stream = mine.device.make_stream(StreamPriority::normal);
     auto* const numbers = reinterpret_cast<float*>(mine.device.allocate(8 * 4));
     for (int i = 0; i < 8; ++i) numbers[i] = static_cast<float>(mine.rank);
-    pair->sum(numbers, 8, Element::float32, *stream);
-    all->maximum(numbers + 4, 4, *stream);
+    pair->all_reduce_sum(numbers, 8, Element::float32, *stream);
+    all->all_reduce_max(numbers + 4, 4, *stream);
     mine.device.synchronize(*stream);
     EXPECT_EQ(numbers[0], mine.rank < 2 ? 1.0F : 5.0F);
     EXPECT_EQ(numbers[4], 5.0F);

@@ -24,7 +24,6 @@ namespace sluice::test {
 namespace {
 
 using namespace std::chrono_literals;
-using test::TemporaryFolder;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 

@@ -161,7 +161,7 @@ TEST(LoadCluster, ReadsTheSharingOfLinks) {
             "c.json: /node/inter_node/sharing: expected one of none, fair, queue; did you mean 'fair'?, got \"fare\"");
 }
 
-Training sizes(int tp, int dp, int pp) {
+Training cluster_sizes(int tp, int dp, int pp) {
   Training training;
   training.tp = tp;
   training.dp = dp;
@@ -171,7 +171,7 @@ Training sizes(int tp, int dp, int pp) {
 
 TEST(PlacementTest, IsMegatronsOrder) {
   // Two nodes of eight: tensor ranks 0-3 together, then two replicas, then two pipeline ranks.
-  const Placement placement(sizes(4, 2, 2), load_cluster("dgx-a100-80gb", 2));
+  const Placement placement(cluster_sizes(4, 2, 2), load_cluster("dgx-a100-80gb", 2));
   EXPECT_EQ(placement.world_rank(1, 4 + 2), 14);
   EXPECT_EQ(placement.node_of(7), 0);
   EXPECT_EQ(placement.node_of(8), 1);
@@ -197,14 +197,14 @@ TEST(PlacementTest, SupportsThePipelineBeforeTheReplicas) {
   EXPECT_EQ(placement.data_group().nodes, 4);
   EXPECT_EQ(placement.data_group().per_node, 1);
   // Megatron's order in reverse: replicas within a node, the pipeline across nodes.
-  const Placement usual(sizes(2, 4, 4), load_cluster("dgx-a100-80gb", 4));
+  const Placement usual(cluster_sizes(2, 4, 4), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(usual.pair(0, 1).nodes, 2);
   EXPECT_EQ(usual.data_group().nodes, 1);
 }
 
 TEST(PlacementTest, IsABijectionInBothOrders) {
   for (const bool pipeline_before_data : {false, true}) {
-    Training training = sizes(2, 3, 5);
+    Training training = cluster_sizes(2, 3, 5);
     training.cp = 2;
     training.pipeline_before_data = pipeline_before_data;
     const Placement placement(training, load_cluster("dgx-a100-80gb", 8));
@@ -226,22 +226,22 @@ TEST(PlacementTest, ReturnsTheWorstReplica) {
   EXPECT_EQ(across.tensor_group().nodes, 2);
   EXPECT_EQ(across.tensor_group().per_node, 8);
   // Sixteen replicas of two tensor ranks: four members of each data group on each node.
-  const Placement wide(sizes(2, 16, 1), load_cluster("dgx-a100-80gb", 4));
+  const Placement wide(cluster_sizes(2, 16, 1), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(wide.data_group().nodes, 4);
   EXPECT_EQ(wide.data_group().per_node, 4);
   // Pipeline ranks inside a node, except where a node ends.
-  const Placement deep(sizes(1, 1, 16), load_cluster("dgx-a100-80gb", 2));
+  const Placement deep(cluster_sizes(1, 1, 16), load_cluster("dgx-a100-80gb", 2));
   EXPECT_EQ(deep.pair(6, 7).nodes, 1);
   EXPECT_EQ(deep.pair(7, 8).nodes, 2);
   EXPECT_EQ(deep.senders_per_node(7, 8), 1);
   // Three tensor ranks do not fill nodes of eight: some group is cut.
-  EXPECT_EQ(Placement(sizes(3, 5, 1), load_cluster("dgx-a100-80gb", 2)).tensor_group().nodes, 2);
+  EXPECT_EQ(Placement(cluster_sizes(3, 5, 1), load_cluster("dgx-a100-80gb", 2)).tensor_group().nodes, 2);
 }
 
 TEST(PlacementTest, RefusesMoreRanksThanGpus) {
-  EXPECT_EQ(error_of([] { Placement(sizes(8, 2, 2), load_cluster("dgx-h100", 2)); }),
+  EXPECT_EQ(error_of([] { Placement(cluster_sizes(8, 2, 2), load_cluster("dgx-h100", 2)); }),
             "tp 8 x dp 2 x pp 2 needs 32 GPUs, but DGX H100 has 16 (2 nodes of 8)");
-  EXPECT_EQ(error_of([] { Placement(sizes(2, 2, 2), load_cluster("dgx-h100", 2)); }), "no error");
+  EXPECT_EQ(error_of([] { Placement(cluster_sizes(2, 2, 2), load_cluster("dgx-h100", 2)); }), "no error");
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ AnalyticCost cost_of(const Transformer& model, const Training& training, const s
           load_software("megatron-lm")};
 }
 
-constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr OpKind kAllKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
 
 TEST(Kernels, OfALayerExecuteTheFlopsOfTheWorkload) {
   const Transformer model = example("llama3-8b/config.json");
@@ -56,7 +56,7 @@ TEST(Kernels, OfTheWeightGradientAreTheFourGemms) {
 TEST(Kernels, HaveTheTensorParallelVolumeOfTheWorkload) {
   // Two all-reduces of b s h 16-bit elements in F, two in I, none in W.
   const Transformer model = example("gpt3-175b.json");
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kAllKinds) {
     double bytes = 0;
     for (const KernelCall& call : layer_kernels(model, training_of(8, 1, 1, 2048), kind, {2, 2048, 0})) {
       if (call.kind == KernelClass::all_reduce) bytes += call.bytes;
@@ -82,7 +82,7 @@ TEST(Analytic, StagesWithTheSameContentsTakeTheSameTime) {
   const MicrobatchShape shape{1, {2048}};
   for (int stage = 0; stage < 16; ++stage) {
     EXPECT_EQ(cost.alike(stage), stage == 0 ? 0 : stage == 15 ? 15 : 1);
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kAllKinds) {
       EXPECT_EQ(cost.compute_s(kind, stage, shape, 0), cost.compute_s(kind, cost.alike(stage), shape, 0));
     }
     EXPECT_EQ(cost.recompute_s(stage, shape, 0), cost.recompute_s(cost.alike(stage), shape, 0));
@@ -100,7 +100,7 @@ TEST(Analytic, MoreWorkNeverTakesLess) {
         const AnalyticCost cost = cost_of(model, training, node);
         // GPT-2 has 6 heads on each of two ranks: two sequences fit the fused softmax, one does not.
         const bool same_kernels = flash || model.heads / training.tp % 4 == 0;
-        for (const OpKind kind : kKinds) {
+        for (const OpKind kind : kAllKinds) {
           for (const int stage : {0, 1}) {
             double before = 0;
             for (std::int64_t n = 1; n <= 8192; n = n * 3 / 2 + 1) {
@@ -123,7 +123,7 @@ TEST(Analytic, SlicingASequenceNeverReducesTheTotalTime) {
   const AnalyticCost cost = cost_of(example("gpt3-1b.json"), training_of(1, 1, 4, 2048));
   const MicrobatchShape whole{1, {2048}};
   const MicrobatchShape cut{1, {700, 700, 648}};
-  for (const OpKind kind : kKinds) {
+  for (const OpKind kind : kAllKinds) {
     double sum = 0;
     for (int slice = 0; slice < 3; ++slice) sum += cost.compute_s(kind, 1, cut, slice);
     EXPECT_GE(sum, cost.compute_s(kind, 1, whole, 0)) << letter(kind);

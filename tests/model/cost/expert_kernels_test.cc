@@ -10,7 +10,7 @@
 namespace sluice::test {
 namespace {
 
-constexpr OpKind kKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
+constexpr OpKind kOpKinds[] = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
 constexpr std::int64_t kTokens = 4096;
 
 Training training_of(int tp, int cp, int dp, int ep) {
@@ -24,7 +24,7 @@ Training training_of(int tp, int cp, int dp, int ep) {
   return training;
 }
 
-AnalyticCost cost_of(const Transformer& model, const Training& training, int nodes = 8) {
+AnalyticCost expert_cost_of(const Transformer& model, const Training& training, int nodes = 8) {
   return {model, training, split_layers(model, training.pp, {}, 0, 0), load_cluster("dgx-h100", nodes),
           load_software("megatron-lm")};
 }
@@ -78,7 +78,7 @@ TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
   // Each row of 4096 elements of 2 bytes goes to two experts; dispatch and combine in F and in I.
   const Transformer model = example("mixtral-8x7b/config.json");
   for (const int tp : {1, 4}) {
-    for (const OpKind kind : kKinds) {
+    for (const OpKind kind : kOpKinds) {
       const auto bytes = [&](int ep) {
         return sums_of(layer_kernels(model, training_of(tp, 1, 2, ep), kind, {3, kTokens, 0}, LayerKind::experts))
             .expert_bytes;
@@ -102,7 +102,7 @@ TEST(ExpertKernels, OfOneRankHaveOneGemmPerExpert) {
 TEST(ExpertKernels, IncludeTheLaunchOfEveryExpert) {
   // 256 experts with about one token each: the launches dominate the GEMMs.
   const Transformer model = example("deepseek-v3/config.json");
-  const AnalyticCost cost = cost_of(model, training_of(1, 1, 1, 1));
+  const AnalyticCost cost = expert_cost_of(model, training_of(1, 1, 1, 1));
   const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256, .apart = true};
   const KernelCall call{.name = "tiny", .kind = KernelClass::gemm, .gemm = tiny};
   const Gpu& gpu = cost.cluster().gpu;
@@ -147,7 +147,7 @@ TEST(Groups, OfExpertsFollowEachOther) {
 TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   Training training = training_of(1, 1, 16, 8);
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const auto all = static_cast<double>(parameters(model));
   // On a rank: one of the 8 experts of each of 32 layers. 16 ranks have copies of the rest, two of the experts.
   const double experts = 32.0 * 3 * 4096 * 14336;
@@ -164,7 +164,7 @@ TEST(JointBlocks, HideDispatchAndCombine) {
   // communication time is saved.
   const Transformer model = example("mixtral-8x7b/config.json");
   const Training training = training_of(1, 1, 8, 8);
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const MicrobatchShape shape{1, {kTokens}};
   double links = 0;
   for (const OpKind kind : {OpKind::F, OpKind::B}) {
@@ -182,7 +182,7 @@ TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const Transformer model = example("deepseek-v2/config.json");
   Training training = training_of(1, 1, 8, 8);
   training.recompute = Training::Recompute::full;
-  const AnalyticCost cost = cost_of(model, training);
+  const AnalyticCost cost = expert_cost_of(model, training);
   const MicrobatchShape shape{1, {kTokens}};
   double layers = 0;
   for (const KernelPart& part : cost.parts(OpKind::F, 0, {1, kTokens, 0})) {
@@ -214,7 +214,7 @@ TEST(ContextParallel, RingIsHiddenByLongAttention) {
   const auto exposed = [&](std::int64_t tokens, int cp) {
     Training training = training_of(1, cp, 1, 1);
     training.sequence_length = tokens;
-    const AnalyticCost cost = cost_of(model, training);
+    const AnalyticCost cost = expert_cost_of(model, training);
     double seconds = 0;
     for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, tokens, 0})) {
       if (call.kind == KernelClass::context_ring) seconds += cost.kernel_s(call);
@@ -236,7 +236,7 @@ TEST(ContextParallel, AndExpertsSplitTheTimeOfAStage) {
     for (const int cp : {1, 2, 4}) {
       Training training = training_of(1, cp, 1, 1);
       training.sequence_length = 16384;
-      const double now = cost_of(model, training).compute_s(OpKind::B, 0, shape, 0);
+      const double now = expert_cost_of(model, training).compute_s(OpKind::B, 0, shape, 0);
       if (before > 0) {
         EXPECT_GT(now, before / 2) << name << cp;
         EXPECT_LT(now, before) << name << cp;

@@ -10,7 +10,7 @@
 namespace sluice::test {
 namespace {
 
-Training sizes(int tp, int dp, int pp) {
+Training sharing_sizes(int tp, int dp, int pp) {
   Training training;
   training.tp = tp;
   training.dp = dp;
@@ -46,7 +46,7 @@ std::vector<std::array<double, 3>> uses_of(const LinkSharing& sharing) {
 TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
   // p3.16xlarge: two ranks of four GPUs a node. Over node borders go 1->2, 2->1 (links 2, 3) and 3->4, 4->3 (6, 7).
   // The middle node's card sends 2->1 and 3->4 and receives 1->2 and 4->3; the outer cards serve one link each way.
-  const LinkSharing sharing = sharing_of(sizes(1, 4, 6), load_cluster("p3.16xlarge", 3));
+  const LinkSharing sharing = sharing_of(sharing_sizes(1, 4, 6), load_cluster("p3.16xlarge", 3));
   EXPECT_EQ(sharing.num_resources, 2);
   EXPECT_EQ(uses_of(sharing), (std::vector<std::array<double, 3>>{{2, 0, 1}, {3, 1, 1}, {6, 1, 1}, {7, 0, 1}}));
   for (const std::size_t link : {2u, 3u, 6u, 7u}) {
@@ -58,7 +58,7 @@ TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
 TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
   // A rank a node. Its eight cards are alike, so they are one resource in each direction; the outer ranks have one
   // neighbour and share nothing. Links: 0->1, 1->0, 1->2, 2->1, 2->3, 3->2.
-  const LinkSharing sharing = sharing_of(sizes(8, 1, 4), load_cluster("dgx-a100-80gb", 4));
+  const LinkSharing sharing = sharing_of(sharing_sizes(8, 1, 4), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(sharing.num_resources, 4);
   // Into rank 1: links 0 and 3. Out of rank 1: 1 and 2. Into rank 2: 2 and 5. Out of rank 2: 3 and 4.
   EXPECT_EQ(uses_of(sharing),
@@ -70,11 +70,11 @@ TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
 TEST(LinkSharingTest, IsThatOfTheLinkOfTheSlowestReplica) {
   // Four ranks of four GPUs over two nodes of eight: 0<->1 and 2<->3 through NVSwitch, 1<->2 through InfiniBand. No two
   // share a card, and no port of an NVSwitch has two neighbours in its node.
-  EXPECT_TRUE(sharing_of(sizes(4, 1, 4), load_cluster("dgx-a100-80gb", 2)).empty());
+  EXPECT_TRUE(sharing_of(sharing_sizes(4, 1, 4), load_cluster("dgx-a100-80gb", 2)).empty());
   // Ranks of two GPUs: 1 and 2 have both neighbours in the node, and so have 5 and 6.
-  EXPECT_EQ(sharing_of(sizes(2, 1, 8), load_cluster("dgx-a100-80gb", 2)).num_resources, 8);
+  EXPECT_EQ(sharing_of(sharing_sizes(2, 1, 8), load_cluster("dgx-a100-80gb", 2)).num_resources, 8);
   // The mesh of the V100 nodes has no shared links.
-  EXPECT_TRUE(sharing_of(sizes(1, 1, 8), load_cluster("p3.16xlarge", 1)).empty());
+  EXPECT_TRUE(sharing_of(sharing_sizes(1, 1, 8), load_cluster("p3.16xlarge", 1)).empty());
 }
 
 TEST(LinkSharingTest, CountsTheFlowsOnEveryNode) {
@@ -82,7 +82,7 @@ TEST(LinkSharingTest, CountsTheFlowsOnEveryNode) {
   // node 1 (8-10); five arrive at node 1 (11-15), six at node 2. 1->0: five leave node 1, six node 2 and set the price;
   // eight arrive at node 0, three at node 1. Both links use node 1 in both directions:
   // out 3/8 + 5/6 > 1, in 5/8 + 3/6 > 1.
-  const LinkSharing sharing = sharing_of(sizes(1, 11, 2), load_cluster("p3.16xlarge", 3));
+  const LinkSharing sharing = sharing_of(sharing_sizes(1, 11, 2), load_cluster("p3.16xlarge", 3));
   EXPECT_EQ(sharing.num_resources, 2);
   ASSERT_EQ(sharing.links.size(), 2u);
   EXPECT_EQ(sharing.links[0].speed, 1.0 / 8);
@@ -97,9 +97,9 @@ TEST(LinkSharingTest, CountsTheFlowsOnEveryNode) {
 TEST(LinkSharingTest, FollowsTheClusterFile) {
   Cluster cluster = load_cluster("dgx-a100-80gb", 4);
   cluster.inter_node.sharing = Sharing::none;
-  EXPECT_TRUE(sharing_of(sizes(8, 1, 4), cluster).empty());
+  EXPECT_TRUE(sharing_of(sharing_sizes(8, 1, 4), cluster).empty());
   cluster.inter_node.sharing = Sharing::queue;
-  const LinkSharing sharing = sharing_of(sizes(8, 1, 4), cluster);
+  const LinkSharing sharing = sharing_of(sharing_sizes(8, 1, 4), cluster);
   EXPECT_EQ(sharing.num_resources, 4);
   EXPECT_EQ(sharing.links[0].policy, Sharing::queue);
 }
@@ -107,7 +107,7 @@ TEST(LinkSharingTest, FollowsTheClusterFile) {
 TEST(LinkSharingTest, ExcludesTheAllGatherAfterATransfer) {
   // Scatter/gather over eight tensor ranks: each sends x bytes at 25e9 x 0.9, then 7 x bytes come in over NVLink.
   const Transformer model = example("gpt3-1b.json");
-  Training training = sizes(8, 1, 4);
+  Training training = sharing_sizes(8, 1, 4);
   training.sequence_length = 2048;
   const auto fraction = [&] {
     const AnalyticCost cost(model, training, split_layers(model, 4, {}, 0, 0), load_cluster("dgx-a100-80gb", 4),

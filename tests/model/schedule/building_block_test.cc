@@ -13,15 +13,6 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::make;
-using test::OracleTimes;
-using test::peak_in_flight;
-using test::Shape;
-using test::uniform;
-
-bool everywhere(const Shape&) { return true; }
-
 std::int64_t slots(const Schedule& schedule) {
   const OracleTimes times = longest_path(schedule, uniform(1, 1, 1));
   EXPECT_FALSE(times.deadlock);

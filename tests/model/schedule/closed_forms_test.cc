@@ -14,12 +14,6 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::OracleTimes;
-using test::peak_in_flight;
-using test::Shape;
-using test::uniform;
-
 using Nanoseconds = std::int64_t;
 
 struct Costs {
@@ -43,7 +37,6 @@ struct Expected {
 
 using Formula = std::function<Expected(const Shape&, const Costs&)>;
 using Range = std::function<bool(const Shape&)>;
-bool everywhere(const Shape&) { return true; }
 
 // Checks the family against the formula for all shapes that are in range.
 void expect_formula(const std::string& family, const Range& in_range, const Formula& formula,

@@ -16,14 +16,7 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::make;
-using test::OracleTimes;
-using test::Shape;
-using test::uniform;
-
 constexpr test::Limits kSmall = {.ranks = 4, .microbatches = 8, .chunks = 4, .slices = 4, .batches = 3};
-bool everywhere(const Shape&) { return true; }
 
 // Each op once, on the rank of its stage, with F, and B or I and W, for each cell.
 void expect_complete(const Schedule& schedule) {

@@ -9,11 +9,6 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::make;
-using test::peak_in_flight;
-using test::uniform;
-
 std::int64_t makespan(const Schedule& schedule, const test::OracleCosts& costs) {
   return longest_path(schedule, costs).makespan();
 }

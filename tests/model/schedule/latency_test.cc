@@ -11,28 +11,24 @@
 namespace sluice::test {
 namespace {
 
-using test::longest_path;
-using test::Shape;
-using test::uniform;
-
 using Nanoseconds = std::int64_t;
 
-struct Costs {
+struct LatencyCosts {
   Nanoseconds f, b, w;
 };
-constexpr Costs kCosts[] = {{20, 20, 20}, {7, 11, 5}, {5, 7, 13}, {34, 5, 3}};
+constexpr LatencyCosts kLatencyCosts[] = {{20, 20, 20}, {7, 11, 5}, {5, 7, 13}, {34, 5, 3}};
 
-Nanoseconds makespan(const Schedule& schedule, const Costs& t, Nanoseconds hop) {
+Nanoseconds makespan(const Schedule& schedule, const LatencyCosts& t, Nanoseconds hop) {
   return longest_path(schedule, uniform(t.f, t.b, t.w, hop)).makespan();
 }
 
 // `added` is the increase due to c, in units of c; it is exact for c up to `limit`.
 void expect_added(const char* family, const std::function<bool(const Shape&)>& in_range,
                   const std::function<Nanoseconds(const Shape&)>& added,
-                  const std::function<Nanoseconds(const Costs&)>& limit) {
+                  const std::function<Nanoseconds(const LatencyCosts&)>& limit) {
   const int checked = test::for_shapes(family, {.ranks = 8, .microbatches = 24, .chunks = 3, .slices = 4}, in_range,
                                        [&](const Shape& shape, const Schedule& schedule) {
-                                         for (const Costs& t : kCosts) {
+                                         for (const LatencyCosts& t : kLatencyCosts) {
                                            const Nanoseconds without = makespan(schedule, t, 0);
                                            for (const Nanoseconds c : {Nanoseconds{1}, limit(t) / 2, limit(t)}) {
                                              ASSERT_EQ(makespan(schedule, t, c) - without, c * added(shape))
@@ -43,8 +39,7 @@ void expect_added(const char* family, const std::function<bool(const Shape&)>& i
   EXPECT_GT(checked, 0);
 }
 
-bool everywhere(const Shape&) { return true; }
-Nanoseconds any(const Costs&) { return 1000; }
+Nanoseconds any(const LatencyCosts&) { return 1000; }
 
 TEST(Latency, GpipeIncludesEachTransferLatencyOnce) {
   const auto added = [](const Shape& s) { return 2 * (s.p - 1); };
@@ -63,7 +58,7 @@ TEST(Latency, OneFOneBIncludesTheLatencyOfNearlyEverySlice) {
 
 TEST(Latency, EagerVariantsHideIt) {
   const auto added = [](const Shape& s) { return 2 * (s.p - 1); };
-  const auto limit = [](const Costs& t) { return (t.f + t.b + t.w) / 2; };
+  const auto limit = [](const LatencyCosts& t) { return (t.f + t.b + t.w) / 2; };
   expect_added("eager-1f1b", everywhere, added, limit);
   expect_added("eager-seq1f1b", everywhere, added, limit);
 }
@@ -71,7 +66,7 @@ TEST(Latency, EagerVariantsHideIt) {
 TEST(Latency, InterleavedIncludesTheLatencyOfEveryStage) {
   const auto in_range = [](const Shape& s) { return s.p > 1 && s.m % s.p == 0 && s.group == 0; };
   const auto added = [](const Shape& s) { return 2 * (s.v * s.p - 1); };
-  const auto limit = [](const Costs& t) { return std::min(t.f, t.b + t.w); };
+  const auto limit = [](const LatencyCosts& t) { return std::min(t.f, t.b + t.w); };
   expect_added("interleaved-1f1b", in_range, added, limit);
 }
 

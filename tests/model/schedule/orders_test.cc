@@ -10,9 +10,6 @@
 namespace sluice::test {
 namespace {
 
-using test::make;
-using test::Shape;
-
 std::string order(const Schedule& schedule, int rank) {
   std::string text;
   bool inside = false;

@@ -12,9 +12,6 @@
 namespace sluice::test {
 namespace {
 
-using test::make;
-using test::Shape;
-
 // Two ranks, two stages, two microbatches of 1f1b: rank 0 has F0 F1 B0 B1, rank 1 has F0 B0 F1 B1.
 ScheduleParts good_parts() { return make("1f1b", {.p = 2, .m = 2}).parts(); }
 

@@ -17,8 +17,6 @@
 namespace sluice::test {
 namespace {
 
-using std::chrono::seconds;
-
 // Everything takes time: ops, recomputation, transfers and their latency, collectives and steps.
 class BusyCost : public CostModel {
  public:
@@ -125,7 +123,7 @@ TEST(Causes, CoverIdleTimeExactlyForEveryFamily) {
   EXPECT_GT(count, 300);
 }
 
-IdleByCause total(const test::Simulated& run) {
+IdleByCause total_idle(const test::Simulated& run) {
   IdleByCause sum{};
   for (const IdleByCause& rank : idle_by_cause(run.graph, run.timeline)) {
     for (std::size_t c = 0; c < sum.size(); ++c) sum[c] += rank[c];
@@ -134,7 +132,13 @@ IdleByCause total(const test::Simulated& run) {
 }
 
 IdleByCause in_seconds(int warm_up, int drain, int sender, int slice, int link, int optimizer) {
-  return {seconds(warm_up), seconds(drain), seconds(sender), seconds(slice), seconds(link), seconds(optimizer), {}};
+  return {std::chrono::seconds(warm_up),
+          std::chrono::seconds(drain),
+          std::chrono::seconds(sender),
+          std::chrono::seconds(slice),
+          std::chrono::seconds(link),
+          std::chrono::seconds(optimizer),
+          {}};
 }
 
 TEST(Causes, OneForwardOneBackwardFillsAndDrains) {
@@ -144,8 +148,8 @@ TEST(Causes, OneForwardOneBackwardFillsAndDrains) {
   const auto ranks = idle_by_cause(run.graph, run.timeline);
   for (int r = 0; r < 4; ++r) {
     IdleByCause expected{};
-    expected[static_cast<std::size_t>(IdleCause::warm_up)] = seconds(6 - r);
-    expected[static_cast<std::size_t>(IdleCause::drain)] = seconds(3 + r);
+    expected[static_cast<std::size_t>(IdleCause::warm_up)] = std::chrono::seconds(6 - r);
+    expected[static_cast<std::size_t>(IdleCause::drain)] = std::chrono::seconds(3 + r);
     EXPECT_EQ(ranks[r], expected) << "rank " << r;
   }
 }
@@ -204,7 +208,7 @@ TEST(Causes, TimeAfterTheLastOpIsTheOptimizers) {
   test::Simulated run = test::simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1", {.global_norm = true});
   run.timeline = simulate(run.graph, price(run.graph, Stepping(parse_uniform("f=1,b=1,w=1"), *run.schedule)));
   // Rank 0: idle 1-4 (warm-up), 6-16 (norm). Rank 1: 0-1 (warm-up), 4-6 (drain), 6-16.
-  EXPECT_EQ(total(run), in_seconds(3 + 1, 2, 0, 0, 0, 20));
+  EXPECT_EQ(total_idle(run), in_seconds(3 + 1, 2, 0, 0, 0, 20));
   const auto intervals = idle_intervals(run.graph, run.timeline);
   EXPECT_EQ(run.graph.name(intervals[1].waits_for), "global norm(step 0)");
 }
@@ -217,7 +221,7 @@ TEST(Causes, ALateStartOfAMeasuredOpHasNoOtherCause) {
   run.timeline.start[2] = run.timeline.end[2] = run.timeline.end[1];  // the step
   IdleByCause expected{};
   expected[static_cast<std::size_t>(IdleCause::other)] = std::chrono::milliseconds(500);
-  EXPECT_EQ(total(run), expected);
+  EXPECT_EQ(total_idle(run), expected);
 }
 
 TEST(CriticalPath, AddsUpToTheMakespanAndHasNoSlack) {
@@ -248,7 +252,7 @@ TEST(CriticalPath, CountsTheQueueForASharedLinkAsTransfer) {
   test::Simulated run = test::simulated("1f1b", {.ranks = 4, .microbatches = 8});
   Prices prices = price(run.graph, UniformCost(parse_uniform("f=1,b=1,w=1"), *run.schedule));
   for (VertexId v = 0; v < run.graph.size(); ++v) {
-    if (run.graph[v].kind == VertexKind::transfer) prices.duration[v] = seconds(5);
+    if (run.graph[v].kind == VertexKind::transfer) prices.duration[v] = std::chrono::seconds(5);
   }
   prices.sharing.num_resources = 1;
   prices.sharing.links.assign(run.graph.lanes().size() - 8,
@@ -258,7 +262,7 @@ TEST(CriticalPath, CountsTheQueueForASharedLinkAsTransfer) {
   const Duration makespan = *std::max_element(run.timeline.end.begin(), run.timeline.end.end());
   EXPECT_EQ(path.compute + path.transfer + path.latency, makespan);
   // 48 transfers of 5 s one after another.
-  EXPECT_GE(makespan, seconds(240));
+  EXPECT_GE(makespan, std::chrono::seconds(240));
   // The waiting ranks know which ranks they wait for: the sums are exact here, too.
   const Metrics metrics = measure(run.graph, run.timeline);
   const auto idle = idle_by_cause(run.graph, run.timeline);
@@ -271,8 +275,8 @@ TEST(CriticalPath, GoesThroughTheSlowestLink) {
   // gpipe, two ranks, m = 1, as above: F 1, on the way 5, F 1, B 2, on the way 5, B 2: 16.
   const test::Simulated run = test::simulated("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=5");
   const CriticalPath path = critical_path(run.graph, run.timeline);
-  EXPECT_EQ(path.compute, seconds(6));
-  EXPECT_EQ(path.latency, seconds(10));
+  EXPECT_EQ(path.compute, std::chrono::seconds(6));
+  EXPECT_EQ(path.latency, std::chrono::seconds(10));
   std::vector<std::string> names;
   for (const VertexId v : path.vertices) names.push_back(run.graph.name(v));
   EXPECT_EQ(names, (std::vector<std::string>{"F(stage 0, mb 0)", "send F(stage 0, mb 0) 0->1", "F(stage 1, mb 0)",

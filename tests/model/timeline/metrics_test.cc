@@ -15,10 +15,10 @@ TEST(PeakInFlight, ABlockStoresBothOpsInEitherOrder) {
   // The B frees when the block ends, the F allocates when it starts: two at the same time.
   const Schedule backward_first = schedule_from_csv("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n", "s.csv");
   const Schedule forward_first = schedule_from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "s.csv");
-  EXPECT_DOUBLE_EQ(peak_in_flight(backward_first, 0), 2);
-  EXPECT_DOUBLE_EQ(peak_in_flight(forward_first, 0), 2);
+  EXPECT_DOUBLE_EQ(model::peak_in_flight(backward_first, 0), 2);
+  EXPECT_DOUBLE_EQ(model::peak_in_flight(forward_first, 0), 2);
   // Separately, the B is complete before the F starts.
-  EXPECT_DOUBLE_EQ(peak_in_flight(schedule_from_csv("0F0,0B0,0F1,0B1\n", "s.csv"), 0), 1);
+  EXPECT_DOUBLE_EQ(model::peak_in_flight(schedule_from_csv("0F0,0B0,0F1,0B1\n", "s.csv"), 0), 1);
 }
 
 TEST(Metrics, StepsCountAsWorkButNotAsSpan) {

@@ -6,7 +6,7 @@
 namespace sluice::test {
 namespace {
 
-Training training_of(int tp, int cp, int dp, int ep) {
+Training expert_training_of(int tp, int cp, int dp, int ep) {
   Training training;
   training.tp = tp;
   training.cp = cp;
@@ -25,7 +25,7 @@ TEST(ExpertMemory, DistributesExpertsOverTheirRanks) {
   const std::int64_t rest = parameters(model) - 8 * expert;
   EXPECT_EQ(rest % 16, 0);
   for (const int ep : {1, 2, 8}) {
-    const StageBytes bytes = TransformerFootprint(model, training_of(1, 1, 16, ep), stages).stage(0);
+    const StageBytes bytes = TransformerFootprint(model, expert_training_of(1, 1, 16, ep), stages).stage(0);
     EXPECT_EQ(bytes.weights, 2 * (rest + 8 / ep * expert));
     EXPECT_EQ(bytes.reduced, 4 * (rest + 8 / ep * expert));
     // Optimizer state: of the rest over 16 ranks, of a rank's experts over the 16 / ep replicas.
@@ -39,7 +39,8 @@ TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
   const Transformer model = example("mixtral-8x7b/config.json");
   const std::int64_t n = 4096, h = 4096, f = 14336;
   const SliceBytes bytes =
-      TransformerFootprint(model, training_of(1, 1, 8, 8), {{.layers = 3, .expert_layers = 2}}).slice(0, {1, {n}}, 0);
+      TransformerFootprint(model, expert_training_of(1, 1, 8, 8), {{.layers = 3, .expert_layers = 2}})
+          .slice(0, {1, {n}}, 0);
   const std::int64_t router = n * 8 * (2 + 4 + 4 + 1 + 8);
   EXPECT_EQ(bytes.activations_to_input_gradient, 3 * 2 * n * 3 * h + 2 * n * 2 * f + 2 * (2 * 2 * n * 2 * f + router));
   EXPECT_EQ(bytes.activations_to_weight_gradient, 3 * 2 * n * 3 * h + 2 * n * f + 2 * 2 * 2 * n * (h + f));
@@ -51,7 +52,8 @@ TEST(LatentMemory, StoresHeadsAndLatents) {
   // before and after their norms, and 64 elements of the keys' position.
   const Transformer model = example("deepseek-v2/config.json");
   const std::int64_t n = 4096, h = 5120, f = 12288;
-  const SliceBytes bytes = TransformerFootprint(model, training_of(1, 1, 1, 1), {{.layers = 1}}).slice(0, {1, {n}}, 0);
+  const SliceBytes bytes =
+      TransformerFootprint(model, expert_training_of(1, 1, 1, 1), {{.layers = 1}}).slice(0, {1, {n}}, 0);
   EXPECT_EQ(bytes.keys_values, 2 * n * 128 * (192 + 128));
   EXPECT_EQ(bytes.activations_to_input_gradient, 2 * n * (2 * h + 128 * 192 + 2 * f + 1536 + 512 + 64));
   EXPECT_EQ(bytes.activations_to_weight_gradient, 2 * n * (2 * h + 128 * 128 + f + 1536 + 512));
@@ -61,7 +63,7 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   const Transformer model = example("llama3-8b/config.json");
   const std::vector<StageContents> stages = split_layers(model, 1, {}, 0, 0);
   const auto bytes = [&](int cp, std::int64_t tokens) {
-    Training training = training_of(1, cp, 1, 1);
+    Training training = expert_training_of(1, cp, 1, 1);
     training.sequence_length = tokens;
     return TransformerFootprint(model, training, stages).slice(0, {2, {tokens}}, 0);
   };
@@ -69,7 +71,7 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   EXPECT_EQ(bytes(4, 16384).transfer_backward, bytes(1, 4096).transfer_backward);
   // The optimizer state is also sharded over the context ranks, which have the same weights.
   const auto optimizer = [&](int cp) {
-    return TransformerFootprint(model, training_of(1, cp, 2, 1), stages).stage(0).optimizer;
+    return TransformerFootprint(model, expert_training_of(1, cp, 2, 1), stages).stage(0).optimizer;
   };
   EXPECT_EQ(optimizer(4) * 4, optimizer(1));
 }
@@ -91,21 +93,21 @@ TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {
     return error_of([&] { check_training(model, training); });
   };
   const char* mixtral = "mixtral-8x7b/config.json";
-  EXPECT_EQ(error(mixtral, training_of(2, 2, 2, 8)), "no error");
-  EXPECT_EQ(error("llama3-8b/config.json", training_of(1, 1, 2, 2)),
+  EXPECT_EQ(error(mixtral, expert_training_of(2, 2, 2, 8)), "no error");
+  EXPECT_EQ(error("llama3-8b/config.json", expert_training_of(1, 1, 2, 2)),
             "llama3-8b: expert-parallel size 2, but there are no experts");
-  EXPECT_EQ(error(mixtral, training_of(1, 1, 3, 3)),
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 3, 3)),
             "mixtral-8x7b: experts (8) must be a multiple of the expert-parallel size (3)");
-  EXPECT_EQ(error(mixtral, training_of(1, 1, 2, 4)), "expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
-  Training unsplit = training_of(2, 1, 1, 1);
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 1, 2, 4)), "expert-parallel size 4 must divide tp 1 x cp 1 x dp 2");
+  Training unsplit = expert_training_of(2, 1, 1, 1);
   unsplit.sequence_parallel = false;
   EXPECT_EQ(error(mixtral, unsplit), "mixtral-8x7b: experts with tensor parallelism need sequence parallelism");
-  EXPECT_EQ(error(mixtral, training_of(1, 3, 1, 1)),
+  EXPECT_EQ(error(mixtral, expert_training_of(1, 3, 1, 1)),
             "sequence length 4096 must be a multiple of twice the context-parallel size (3)");
-  Training unfused = training_of(1, 2, 1, 1);
+  Training unfused = expert_training_of(1, 2, 1, 1);
   unfused.flash_attention = false;
   EXPECT_EQ(error(mixtral, unfused), "context parallelism needs flash attention");
-  Training heads = training_of(1, 16, 1, 1);
+  Training heads = expert_training_of(1, 16, 1, 1);
   heads.context_exchange = Training::ContextExchange::all_to_all;
   EXPECT_EQ(
       error(mixtral, heads),

@@ -63,11 +63,11 @@ TEST(ExpertFlops, AreThoseOfActiveParameters) {
                         2 * s * 5120 * 102400));
 }
 
-const std::string kSmall = R"("num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
+const std::string kSmallModel = R"("num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
     "swiglu": true, "ffn_hidden_size": 160, "position_embedding_type": "rope", "disable_bias_linear": true)";
 
 TEST(MegatronExperts, SpellingsAndDefaults) {
-  const Transformer model = from_text("{" + kSmall + R"(, "num_experts": 8, "moe_layer_freq": [0, 0, 1, 1],
+  const Transformer model = from_text("{" + kSmallModel + R"(, "num_experts": 8, "moe_layer_freq": [0, 0, 1, 1],
       "moe_ffn_hidden_size": 32, "moe_shared_expert_intermediate_size": 48, "multi_latent_attention": true,
       "q_lora_rank": 24, "kv_lora_rank": 16, "qk_head_dim": 12, "qk_pos_emb_head_dim": 4, "v_head_dim": 8})");
   EXPECT_EQ(model.experts.per_token, 2);  // moe_router_topk's default
@@ -86,7 +86,8 @@ TEST(MegatronExperts, SpellingsAndDefaults) {
 
 TEST(MegatronExperts, LayerFrequencyOfOneIsOfAllLayers) {
   for (const char* every : {"1", "[1]", "[1, 1, 1, 1]", "null"}) {
-    EXPECT_EQ(from_text("{" + kSmall + R"(, "num_experts": 8, "moe_layer_freq": )" + every + "}").dense_layers(), 0);
+    EXPECT_EQ(from_text("{" + kSmallModel + R"(, "num_experts": 8, "moe_layer_freq": )" + every + "}").dense_layers(),
+              0);
   }
 }
 
@@ -108,7 +109,7 @@ TEST(BalancedSlices, CountTheExpertsOfAToken) {
 
 TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
   const auto error = [](const std::string& more) {
-    return error_of([&] { from_text("{" + kSmall + ", " + more + "}"); });
+    return error_of([&] { from_text("{" + kSmallModel + ", " + more + "}"); });
   };
   EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: requires num_experts, got 2");
   EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: requires multi_latent_attention, got 2");

@@ -13,7 +13,7 @@
 namespace sluice::test {
 namespace {
 
-Transformer from_text(const char* text, const std::string& source = "config.json") {
+Transformer model_from_text(const char* text, const std::string& source = "config.json") {
   const Json json = parse_json(text, source);
   JsonReader reader(json, source);
   return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
@@ -76,7 +76,7 @@ TEST(HuggingFace, DefaultsAreThoseOfTheLibrary) {
   EXPECT_TRUE(gpt2.tied_embeddings);
   EXPECT_TRUE(gpt2.dropout);
   EXPECT_EQ(gpt2.positions, 1024);
-  const Transformer llama = from_text(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
+  const Transformer llama = model_from_text(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
       "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100, "architectures": ["X"]})");
   EXPECT_EQ(llama.kv_heads, 4);
   EXPECT_EQ(llama.head_dim, 16);
@@ -88,12 +88,12 @@ TEST(HuggingFace, DefaultsAreThoseOfTheLibrary) {
 }
 
 TEST(HuggingFace, ErrorsNameFileAndKey) {
-  EXPECT_EQ(error_of([] { from_text(R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2})"); }),
+  EXPECT_EQ(error_of([] { model_from_text(R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2})"); }),
             "config.json: /n_embd: required key is missing");
-  EXPECT_EQ(error_of([] { from_text(R"({"model_type": "gpt2", "n_layer": 0})"); }),
+  EXPECT_EQ(error_of([] { model_from_text(R"({"model_type": "gpt2", "n_layer": 0})"); }),
             "config.json: /n_layer: expected a whole number from 1 to 32768, got 0");
   EXPECT_EQ(error_of([] {
-              from_text(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
+              model_from_text(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64,
                   "num_attention_heads": 4, "num_key_value_heads": 3})");
             }),
             "config.json: /num_key_value_heads: expected a divisor of the attention heads, got 3");
@@ -102,12 +102,12 @@ TEST(HuggingFace, ErrorsNameFileAndKey) {
 }
 
 TEST(Megatron, SpellingsAndDefaults) {
-  const Transformer model = from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
+  const Transformer model = model_from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4,
       "num_query_groups": 2, "kv_channels": 32, "vocab_size": 1000, "swiglu": true, "ffn_hidden_size": 160,
       "position_embedding_type": "rope", "max_position_embeddings": 512, "normalization": "RMSNorm",
       "untie_embeddings_and_output_weights": true, "disable_bias_linear": true, "add_qkv_bias": true,
       "hidden_dropout": 0, "attention_dropout": 0})",
-                                      "tiny.json");
+                                            "tiny.json");
   EXPECT_EQ(model.name, "tiny");
   EXPECT_EQ(model.kv_heads, 2);
   EXPECT_EQ(model.head_dim, 32);
@@ -126,7 +126,7 @@ TEST(Megatron, MoreThan1e14ParametersAreRejected) {
   const auto error = [](const char* layers, const char* vocabulary) {
     const std::string text = std::string(R"({"num_attention_heads": 1, "hidden_size": 1048576, "num_layers": )") +
                              layers + R"(, "position_embedding_type": "none", "vocab_size": )" + vocabulary + "}";
-    return error_of([&] { from_text(text.c_str(), "big.json"); });
+    return error_of([&] { model_from_text(text.c_str(), "big.json"); });
   };
   // 12 h^2 = 1.3e13 per layer: seven are 9.2e13, eight 1.06e14.
   EXPECT_EQ(error("7", "1"), "no error");
@@ -137,17 +137,18 @@ TEST(Megatron, MoreThan1e14ParametersAreRejected) {
 
 TEST(Megatron, ErrorsNameFileAndKey) {
   EXPECT_EQ(error_of([] {
-              from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10,
+              model_from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10,
                   "max_position_embeddings": 8, "num_querygroups": 2})");
             }),
             "config.json: /num_querygroups: unknown key; did you mean 'num_query_groups'?");
   EXPECT_EQ(error_of([] {
-              from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10})");
+              model_from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 10})");
             }),
             "config.json: /max_position_embeddings: required key is missing");
-  EXPECT_EQ(
-      error_of([] { from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "swiglu": true})"); }),
-      "config.json: /ffn_hidden_size: required key is missing");
+  EXPECT_EQ(error_of([] {
+              model_from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "swiglu": true})");
+            }),
+            "config.json: /ffn_hidden_size: required key is missing");
 }
 
 }  // namespace

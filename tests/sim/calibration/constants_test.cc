@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 #include "sim/calibration/constants_files.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::test {
 namespace {
@@ -21,7 +21,7 @@ const Json kBase = Json::parse(R"({
     "software": "megatron-deepspeed",
     "parallelism": {"flash_attention": false}, "schedule": {"name": "1f1b"}, "cost": "analytic"})");
 
-// Rows whose times are predictions with other constants: what a fit must find.
+// Rows whose times are predictions with other constants, which a fit must find.
 MeasuredTable table_with(const std::vector<std::pair<std::string, double>>& truth) {
   MeasuredTable table{.name = "made"};
   for (const int tp : {1, 2, 8}) {
@@ -46,14 +46,14 @@ MeasuredTable table_with(const std::vector<std::pair<std::string, double>>& trut
   return table;
 }
 
-TEST(FitConstants, FindsWhatTheRowsWereMadeWith) {
+TEST(FitConstants, RecoversTheConstantsOfTheRows) {
   const std::vector<std::pair<std::string, double>> truth = {
       {"gpu/memory_efficiency", 0.5}, {"gpu/gemm/peak_fraction", 0.8}, {"software/issue_s", 9e-5}};
   const std::vector<MeasuredTable> tables = {table_with(truth)};
   std::vector<Constant> constants;
   for (const auto& [name, value] : truth) {
     constants.push_back(find_constant(name));
-    constants.back().belief.spread = 2;  // rows decide
+    constants.back().belief.spread = 2;  // the rows determine the value
   }
   const ConstantsFit found = fit_constants(tables, constants, 3);
   for (std::size_t i = 0; i < truth.size(); ++i) {
@@ -66,8 +66,8 @@ TEST(FitConstants, FindsWhatTheRowsWereMadeWith) {
   EXPECT_EQ(found.fit.predicted_held_out, again.fit.predicted_held_out);
 }
 
-TEST(FitConstants, OfOneTableTouchThatTableAlone) {
-  // The second table's hosts are twice as slow. One constant for both cannot say that, one for each can.
+TEST(FitConstants, OfOneTableApplyOnlyToThatTable) {
+  // The hosts of the second table are half as fast, which needs one constant per table.
   const std::vector<MeasuredTable> tables = {table_with({{"software/issue_s", 6e-5}}),
                                              table_with({{"software/issue_s", 1.2e-4}})};
   std::vector<Constant> apart(2, find_constant("software/issue_s"));
@@ -78,8 +78,8 @@ TEST(FitConstants, OfOneTableTouchThatTableAlone) {
   EXPECT_NEAR(found.fit.constants[1], 1.2e-4, 2e-6);
 }
 
-TEST(FitConstants, StaysWithinWhatAConstantCanBe) {
-  // Rows three times as fast as a GPU that does everything at its peak.
+TEST(FitConstants, StaysWithinTheBoundsOfAConstant) {
+  // Rows three times as fast as a GPU at its peak.
   MeasuredTable table = table_with({});
   for (MeasuredIteration& row : table.rows) row.seconds /= 5;
   const std::vector<Constant> constants = {find_constant("gpu/memory_efficiency"),
@@ -88,7 +88,7 @@ TEST(FitConstants, StaysWithinWhatAConstantCanBe) {
   for (const double value : found.fit.constants) EXPECT_LE(value, 1);
 }
 
-TEST(FitConstants, RefusesTooFewRowsAndUnknownNames) {
+TEST(FitConstants, RejectsTooFewRowsAndUnknownNames) {
   MeasuredTable table = table_with({});
   table.rows.resize(2);
   EXPECT_THROW(fit_constants(std::vector{table}, std::vector{find_constant("software/issue_s")}, 3), InputError);
@@ -96,11 +96,11 @@ TEST(FitConstants, RefusesTooFewRowsAndUnknownNames) {
     find_constant("gpu/memory_eficiency");
     FAIL();
   } catch (const InputError& error) {
-    EXPECT_STREQ(error.what(), "there is no constant 'gpu/memory_eficiency'; did you mean 'gpu/memory_efficiency'?");
+    EXPECT_STREQ(error.what(), "unknown constant 'gpu/memory_eficiency'; did you mean 'gpu/memory_efficiency'?");
   }
 }
 
-TEST(ConstantsFiles, AreReadBackWithTheConstants) {
+TEST(ConstantsFiles, SurviveARoundTrip) {
   const std::vector<Constant> constants = {find_constant("gpu/memory_efficiency"),
                                            find_constant("gpu/gemm/peak_fraction"),
                                            find_constant("inter_node/latency_s"), find_constant("software/issue_s")};
@@ -116,7 +116,7 @@ TEST(ConstantsFiles, AreReadBackWithTheConstants) {
   EXPECT_EQ(scenario.cluster->gpu.gemm.peak_fraction, 0.777);
   EXPECT_EQ(scenario.cluster->inter_node.latency_s, 1.5e-5);
   EXPECT_EQ(scenario.software.issue_s, 4e-5);
-  EXPECT_EQ(scenario.cluster->intra_node.name, "NVLink 3");  // the rest stays
+  EXPECT_EQ(scenario.cluster->intra_node.name, "NVLink 3");  // unchanged
   EXPECT_NE(files.node.find("peak_fraction: a test"), std::string::npos);
 }
 

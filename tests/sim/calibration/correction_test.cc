@@ -29,7 +29,7 @@ Rows on_line(double scale, double fixed_s, const std::vector<double>& predicted)
   return rows;
 }
 
-TEST(Correction, FindsTheLineThatTheMeasurementsAreOn) {
+TEST(Correction, FindsTheLineThroughTheMeasurements) {
   for (const double scale : {0.6, 1.0, 1.4}) {
     for (const double fixed : {0.0, 0.3, 5.0}) {
       const Correction found = fit_correction(on_line(scale, fixed, {2, 4, 8, 20}));
@@ -41,27 +41,27 @@ TEST(Correction, FindsTheLineThatTheMeasurementsAreOn) {
   }
 }
 
-TEST(Correction, OneMeasurementOrAlikeOnesTellAScaleAlone) {
+TEST(Correction, FitsOnlyAScaleToOneMeasurementOrToEqualOnes) {
   EXPECT_DOUBLE_EQ(fit_correction(Rows{{10, 12}}).scale, 1.2);
   const Correction alike = fit_correction(Rows{{10, 12}, {10.4, 12.48}});
   EXPECT_DOUBLE_EQ(alike.scale, 1.2);
   EXPECT_EQ(alike.fixed_s, 0);
-  // No residual at all is no certainty: two measurements of 1 % stand behind it. t(2, 0.95) = 2.920; one measurement
-  // of deviation 0.01 sqrt(2 / 2) and a scale as uncertain: 2.920 x 0.01 x sqrt(2).
+  // Without a residual the prior of two measurements with 1 % remains. t(2, 0.95) = 2.920; a measurement with deviation
+  // 0.01 sqrt(2 / 2) and an equally uncertain scale: 2.920 x 0.01 x sqrt(2).
   const Correction::Interval interval = fit_correction(Rows{{10, 12}}).at(20);
   EXPECT_NEAR(interval.high_s / interval.seconds - 1, 2.920 * 0.01 * std::sqrt(2), 1e-5);
 }
 
-TEST(Correction, NeverTakesTimeAwayThatIsFixed) {
+TEST(Correction, NeverHasANegativeFixedTime) {
   // The line through these has a fixed time of -2 s.
   const Correction found = fit_correction(Rows{{2, 2}, {4, 6}, {8, 14}});
   EXPECT_EQ(found.fixed_s, 0);
   EXPECT_GT(found.scale, 0);
 }
 
-TEST(Correction, NineIterationsOfTenLieInTheInterval) {
-  // Rows off their line by 1 %, as the prior has it: then the interval covers nine of ten, within three deviations of a
-  // share of 4,000 draws (0.0142).
+TEST(Correction, IntervalCoversNineOfTenIterations) {
+  // Rows with errors of 1 %, as in the prior: the interval covers nine of ten, within three standard deviations of a
+  // fraction of 4,000 draws (0.0142).
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;
   for (const int count : {1, 2, 3, 6, 20}) {
@@ -71,7 +71,7 @@ TEST(Correction, NineIterationsOfTenLieInTheInterval) {
       Rows rows;
       for (int i = 0; i < count; ++i) {
         const double predicted = 5.0 + 3 * i;
-        // One row cannot tell a fixed time: there is none then.
+        // One row does not determine a fixed time, so there is none.
         rows.push_back({predicted, (1.1 * predicted + (count > 1 ? 0.5 : 0)) * (1 + 0.01 * normal(random))});
       }
       const Correction found = fit_correction(rows);
@@ -82,19 +82,19 @@ TEST(Correction, NineIterationsOfTenLieInTheInterval) {
     }
     const double share = static_cast<double>(inside) / kDraws;
     EXPECT_GT(share, 0.9 - 0.0142) << count;
-    // With few rows the prior's two stand beside them, so it covers more.
+    // With few rows the prior's two measurements widen the interval.
     if (count >= 20) {
       EXPECT_LT(share, 0.9 + 0.0142 + 0.01) << count;
     }
   }
 }
 
-TEST(Correction, LeavesEachRowOut) {
+TEST(Correction, PredictsEachRowFromTheOthers) {
   EXPECT_TRUE(left_out_errors(Rows{{1, 1}}).empty());
   for (const double error : left_out_errors(on_line(1.3, 0.2, {1, 3, 9}))) EXPECT_NEAR(error, 0, 1e-12);
 }
 
-TEST(Correction, FileHoldsAllOfIt) {
+TEST(Correction, SurvivesARoundTripThroughAFile) {
   const Correction found = fit_correction(Rows{{2, 2.5}, {4, 4.4}, {8, 8.7}});
   const Json json = parse_json(to_json_text(found), "c.json");
   const Correction read = correction_from_json(JsonReader(json, "c.json"));
@@ -106,8 +106,8 @@ TEST(Correction, FileHoldsAllOfIt) {
             "c.json: /scale: expected a number from 0.001 to 1000, got -1");
 }
 
-TEST(Correction, RefusesNothingAndNonsense) {
-  EXPECT_EQ(error_of([] { fit_correction(Rows{}); }), "calibrate: there is no measured iteration");
+TEST(Correction, RejectsMissingAndInvalidInput) {
+  EXPECT_EQ(error_of([] { fit_correction(Rows{}); }), "calibrate: expected at least one measured iteration");
   EXPECT_EQ(error_of([] { fit_correction(Rows{{1, 0}}); }), "calibrate: expected times above 0");
 }
 
@@ -118,7 +118,7 @@ class MegatronLog : public testing::Test {
   std::string path_ = testing::TempDir() + "sluice_megatron.log";
 };
 
-TEST_F(MegatronLog, IsReadInItsOlderAndNewerForms) {
+TEST_F(MegatronLog, IsReadInOlderAndNewerFormats) {
   write(
       " iteration        1/  500000 | elapsed time per iteration (ms): 9000.0 | learning rate 1.0E-05 | lm loss 9.1\n"
       "rank 0: saving\n"

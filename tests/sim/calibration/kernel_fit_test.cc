@@ -11,14 +11,14 @@
 namespace sluice::test {
 namespace {
 
-// Times that a GPU of known constants would take.
+// Times of a GPU with known constants.
 MeasuredKernels kernels_of(const Gpu& gpu) {
   MeasuredKernels out;
   for (const double m : {64.0, 256.0, 512.0, 2048.0, 4096.0, 16384.0}) {
     for (const double n : {768.0, 1536.0, 4096.0, 5120.0, 12288.0}) {
       for (const double k : {128.0, 1024.0, 4096.0, 8192.0}) {
         const GemmShape shape{.m = m, .n = n, .k = k, .result_bytes = m == 2048 ? 8.0 : 2.0};
-        out.products.push_back({.shape = shape, .seconds = gemm_time(gpu, shape, shape.bytes()).seconds()});
+        out.gemms.push_back({.shape = shape, .seconds = gemm_time(gpu, shape, shape.bytes()).seconds()});
       }
     }
   }
@@ -37,7 +37,7 @@ MeasuredKernels kernels_of(const Gpu& gpu) {
   return out;
 }
 
-TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
+TEST(KernelFit, RecoversTheConstantsOfTheTimes) {
   Gpu gpu = catalogue_gpu("a100-80gb");
   gpu.gemm = {.peak_fraction = 0.8,
               .operand_edge = 30,
@@ -50,7 +50,7 @@ TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
   Gpu start = catalogue_gpu("a100-80gb");
   start.attention_forward.softmax_size = start.attention_backward.softmax_size = 20;
   const GpuFit fit = fit_gpu(start, kernels_of(gpu));
-  // Beliefs pull a little: 120 rows at 10 % against one belief a constant.
+  // Priors have a small effect: 120 rows at 10 % against one prior per constant.
   EXPECT_NEAR(fit.gpu.gemm.peak_fraction, 0.8, 0.02);
   EXPECT_NEAR(fit.gpu.gemm.operand_edge, 30, 3);
   EXPECT_NEAR(fit.gpu.gemm.exposed_write, 0.8, 0.08);
@@ -67,10 +67,10 @@ TEST(KernelFit, FindsTheConstantsThatMadeTheTimes) {
   EXPECT_EQ(fit.gpu.memory_efficiency, start.memory_efficiency);
 }
 
-TEST(KernelFit, LeavesWhatItHasNoRowsFor) {
+TEST(KernelFit, KeepsConstantsWithoutRows) {
   const Gpu gpu = catalogue_gpu("h100-80gb");
   MeasuredKernels few = kernels_of(gpu);
-  few.products.resize(5);
+  few.gemms.resize(5);
   few.attention.resize(4);
   const GpuFit fit = fit_gpu(gpu, few);
   EXPECT_EQ(fit.gemm.in_sample.rows, 0);
@@ -81,9 +81,9 @@ TEST(KernelFit, LeavesWhatItHasNoRowsFor) {
 TEST(KernelFit, ReadsBothKindsOfTables) {
   const CsvTable timed("gpu,m_tokens,k,n,median_ms\nh100,64,512,1024,0.25\n", "t.csv");
   ASSERT_TRUE(has_measured_kernels(timed));
-  const MeasuredProduct product = read_measured_kernels(timed).at("h100-80gb").products.at(0);
-  EXPECT_EQ(product.shape.flops(), 2.0 * 64 * 512 * 1024);
-  EXPECT_EQ(product.seconds, 0.25e-3);
+  const MeasuredGemm gemm = read_measured_kernels(timed).at("h100-80gb").gemms.at(0);
+  EXPECT_EQ(gemm.shape.flops(), 2.0 * 64 * 512 * 1024);
+  EXPECT_EQ(gemm.seconds, 0.25e-3);
 
   const std::string head = "gpu,op,shape,m,k,n,achieved_tflops\n";
   const CsvTable rated(
@@ -98,9 +98,9 @@ TEST(KernelFit, ReadsBothKindsOfTables) {
       "r.csv");
   ASSERT_TRUE(has_measured_kernels(rated));
   const MeasuredKernels found = read_measured_kernels(rated).at("X");
-  ASSERT_EQ(found.products.size(), 1u);
-  EXPECT_EQ(found.products[0].shape.result_bytes, 8);           // fp32 read and written
-  EXPECT_DOUBLE_EQ(found.products[0].seconds, 24000 / 0.5e12);  // 2 x 2 x 10 x 20 x 30 FLOPs
+  ASSERT_EQ(found.gemms.size(), 1u);
+  EXPECT_EQ(found.gemms[0].shape.result_bytes, 8);           // fp32 read and written
+  EXPECT_DOUBLE_EQ(found.gemms[0].seconds, 24000 / 0.5e12);  // 2 x 2 x 10 x 20 x 30 FLOPs
   // The weights' gradient of each of four experts is [30, 20] over 10 tokens; that of their input [10, 30] over 20.
   ASSERT_EQ(found.grouped.size(), 2u);
   EXPECT_EQ(found.grouped[0].shape.m, 30);
@@ -111,7 +111,7 @@ TEST(KernelFit, ReadsBothKindsOfTables) {
   EXPECT_EQ(found.grouped[1].shape.k, 20);
   EXPECT_EQ(found.grouped[1].shape.result_bytes, 2);
   ASSERT_EQ(found.attention.size(), 2u);
-  // Two products of 100 x 100 x 64 a head, all of the square in the table, 101/200 of it executed.
+  // Two GEMMs of 100 x 100 x 64 per head; the table counts the full square, of which 101/200 is executed.
   EXPECT_DOUBLE_EQ(found.attention[0].seconds, 4.0 * 100 * 100 * 64 * 8 / 0.5e12);
   EXPECT_DOUBLE_EQ(found.attention[0].shape.flops, 4.0 * 5050 * 64 * 8);
   EXPECT_DOUBLE_EQ(found.attention[0].bytes, 2.0 * 100 * 64 * (2 * 8 + 2 * 2));
@@ -127,8 +127,8 @@ TEST(KernelFit, ReadsBothKindsOfTables) {
   EXPECT_FALSE(has_measured_kernels(CsvTable("gpu,op\n", "n.csv")));
 }
 
-// The catalogue's constants against the tables they are from, if the folder of measured data is there.
-TEST(KernelFit, CatalogueHoldsWhatTheTablesSay) {
+// Compares the catalogue's constants with the tables that they were fitted to, if the measured data are available.
+TEST(KernelFit, CatalogueAgreesWithTheTables) {
   const char* folder = std::getenv("SLUICE_DATA");
   if (folder == nullptr) {
     std::cerr << "SKIPPED: SLUICE_DATA does not name the folder of measured data\n";
@@ -139,7 +139,7 @@ TEST(KernelFit, CatalogueHoldsWhatTheTablesSay) {
       if (gpu == "a40") continue;  // not in the catalogue
       const Gpu known = catalogue_gpu(gpu);
       const GpuFit fit = fit_gpu(known, measured);
-      // Iterations moved the A100's by 2 and the B200's by 8 % (docs/results.md, Predictions).
+      // Fitting iterations changed those of the A100 by 2 and of the B200 by 8 % (docs/results.md, Predictions).
       EXPECT_NEAR(known.gemm.peak_fraction / fit.gpu.gemm.peak_fraction, 1, gpu == "b200-180gb" ? 0.08 : 0.025) << gpu;
       EXPECT_NEAR(known.gemm.launch_s / fit.gpu.gemm.launch_s, 1, 0.05) << gpu;
       EXPECT_LT(fit.gemm.held_out.mean, gpu == "b200-180gb" ? 0.12 : 0.07) << gpu;

@@ -33,7 +33,7 @@ MeasuredLink times_of(const Link& link) {
   return out;
 }
 
-TEST(LinkFit, FindsTheConstantsThatMadeTheTimes) {
+TEST(LinkFit, RecoversTheConstantsOfTheTimes) {
   Link link = catalogue_link("nvlink4");
   link.collective_latency_s = 1.7e-5;
   link.collective_step_s = 3e-6;
@@ -43,7 +43,7 @@ TEST(LinkFit, FindsTheConstantsThatMadeTheTimes) {
   EXPECT_NEAR(fit.link.collective_latency_s, 1.7e-5, 3e-7);
   EXPECT_NEAR(fit.link.collective_step_s, 3e-6, 1e-7);
   EXPECT_NEAR(fit.link.collective_efficiency, 0.5, 0.005);
-  // Three GPUs were not timed, and have what four have; 5 to 7 what eight have.
+  // Three GPUs were not timed and have the bandwidth of four; 5 to 7 that of eight.
   ASSERT_EQ(fit.link.ring_bytes_per_s.size(), 6u);
   EXPECT_NEAR(fit.link.ring_bandwidth(2), 1e11, 1e9);
   EXPECT_NEAR(fit.link.ring_bandwidth(3), 2e11, 2e9);
@@ -54,9 +54,9 @@ TEST(LinkFit, FindsTheConstantsThatMadeTheTimes) {
   EXPECT_EQ(fit.link.latency_s, catalogue_link("nvlink4").latency_s);  // no messages were timed
 }
 
-TEST(LinkFit, NoRingIsFasterThanItsLinks) {
+TEST(LinkFit, RingIsNotFasterThanItsLinks) {
   Link link = catalogue_link("nvlink4");
-  link.collective_efficiency = 1.5;  // as times of another link would say
+  link.collective_efficiency = 1.5;  // as fitted to times of another link
   link.ring_bytes_per_s.clear();
   const LinkFit fit = fit_link(catalogue_link("nvlink4"), times_of(link));
   for (int gpus = 2; gpus <= 8; ++gpus) EXPECT_LE(fit.link.ring_bandwidth(gpus), 1.000001 * 450e9);
@@ -90,7 +90,7 @@ TEST(LinkFit, ReadsBothKindsOfTables) {
   }
 }
 
-TEST(CatalogueFiles, HoldWhatWasFoundAndKeepTheRest) {
+TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   Link link = catalogue_link("infiniband-ndr");
   link.collective_step_s = 3e-6;
   const LinkFit fit = fit_link(catalogue_link("infiniband-ndr"), times_of(link));
@@ -101,7 +101,7 @@ TEST(CatalogueFiles, HoldWhatWasFoundAndKeepTheRest) {
               HasSubstr("sluice calibrate, 27 all-reduces (us)"));
   EXPECT_EQ(json["ring_bandwidths"]["bytes_per_s"].size(), 6u);  // added
   EXPECT_EQ(json["latency_s"]["value"], 1.91e-5);                // kept
-  // It is a file that a cluster may hold.
+  // The file is valid in a cluster.
   const Json node = {{"node", {{"gpu", "h100-80gb"}, {"gpus", 8}, {"intra_node", "nvlink4"}, {"inter_node", json}}}};
   EXPECT_EQ(cluster_from_json(JsonReader(node, "out")).inter_node.name, "InfiniBand NDR");
 
@@ -122,7 +122,7 @@ TEST(CatalogueFiles, HoldWhatWasFoundAndKeepTheRest) {
   EXPECT_THROW(gpu_file_with("v200", gpu, ""), InputError);
 }
 
-TEST(LinkFit, CatalogueHoldsWhatTheTablesSay) {
+TEST(LinkFit, CatalogueAgreesWithTheTables) {
   const char* folder = std::getenv("SLUICE_DATA");
   if (folder == nullptr) {
     std::cerr << "SKIPPED: SLUICE_DATA does not name the folder of measured data\n";

@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string error_of(const auto& call) {
+std::string table_error_of(const auto& call) {
   try {
     call();
   } catch (const InputError& error) {
@@ -31,7 +31,7 @@ MeasuredIteration only(const std::string& text, const Json& from = base()) {
   return read_measured_iteration(CsvTable(text, "t.csv"), 0, from);
 }
 
-TEST(MeasuredIterations, LayTheirCellsOverTheScenario) {
+TEST(MeasuredIterations, OverrideTheScenarioByCells) {
   const MeasuredIteration row = only(
       "layers,hidden,heads,seq,vocab,tp,pp,dp,gpus,micro_batch,global_batch,schedule,recompute,iter_ms\n"
       "12,2048,16,512,1000,2,4,3,24,5,60,gpipe,full+sequence-parallel,1500\n");
@@ -52,7 +52,7 @@ TEST(MeasuredIterations, LayTheirCellsOverTheScenario) {
   EXPECT_EQ(row.place, "t.csv: row 1");
 }
 
-TEST(MeasuredIterations, TellReplicasFromGpusAndTheFamilyFromChunks) {
+TEST(MeasuredIterations, DeriveReplicasFromGpusAndTheFamilyFromChunks) {
   const Scenario scenario = only("pp,tp,gpus,interleave,iter_s\n2,2,16,4,1\n").scenario;
   EXPECT_EQ(scenario.training.dp, 4);
   EXPECT_EQ(scenario.schedule, "interleaved-1f1b");
@@ -60,15 +60,15 @@ TEST(MeasuredIterations, TellReplicasFromGpusAndTheFamilyFromChunks) {
   EXPECT_EQ(only("pp,iter_s\n2,1\n").scenario.schedule, "1f1b");
 }
 
-TEST(MeasuredIterations, TimesComeInMilliThousandsAndNotAtAll) {
+TEST(MeasuredIterations, ReadAllUnitsOfTimeAndOutOfMemory) {
   EXPECT_EQ(only("pp,iteration_ms\n1,250\n").seconds, 0.25);
   EXPECT_EQ(only("pp,median_step_s\n1,2.5\n").seconds, 2.5);
-  // 3 microbatches of 1,024 tokens at 2,048 a second.
+  // 3 microbatches of 1,024 tokens at 2,048 per second.
   EXPECT_EQ(only("pp,tokens_per_s_thousands\n1,2.048\n").seconds, 1.5);
   EXPECT_TRUE(only("pp,tokens_per_s_thousands\n1,OOM\n").out_of_memory);
 }
 
-TEST(MeasuredIterations, SlicesOfTheBaseAreForFamiliesThatCut) {
+TEST(MeasuredIterations, DropSlicesOfTheBaseForFamiliesWithoutSlices) {
   Json sliced = base();
   sliced["schedule"] = {{"slices", 4}, {"slicing", "balanced"}};
   EXPECT_EQ(only("pp,schedule,iter_s\n2,seq1f1b,1\n", sliced).scenario.shape.num_slices(), 4);
@@ -76,21 +76,24 @@ TEST(MeasuredIterations, SlicesOfTheBaseAreForFamiliesThatCut) {
 }
 
 TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
-  EXPECT_EQ(error_of([] { only("pp,tp\n1,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp\n1,1\n"); }),
             "t.csv: header: expected a column of measured times, such as iter_ms");
-  EXPECT_EQ(error_of([] { only("pp,iter_s\nx,1\n"); }), "t.csv: row 1, column pp: expected a whole number, got 'x'");
-  EXPECT_EQ(error_of([] { only("pp,iter_s\n1,fast\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,iter_s\nx,1\n"); }),
+            "t.csv: row 1, column pp: expected a whole number, got 'x'");
+  EXPECT_EQ(table_error_of([] { only("pp,iter_s\n1,fast\n"); }),
             "t.csv: row 1, column iter_s: expected a number, got 'fast'");
-  EXPECT_EQ(error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp,gpus,iter_s\n2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected a multiple of tp x cp x pp = 4, got '6'");
-  EXPECT_EQ(error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
+  EXPECT_EQ(table_error_of([] { only("pp,tp,dp,gpus,iter_s\n2,2,2,6,1\n"); }),
             "t.csv: row 1, column gpus: expected tp x cp x pp x dp = 8, got '6'");
-  EXPECT_NE(error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"), std::string::npos);
-  EXPECT_NE(error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
+  EXPECT_NE(table_error_of([] { only("pp,schedule,iter_s\n2,1g1b,1\n"); }).find("did you mean '1f1b'"),
             std::string::npos);
+  EXPECT_NE(
+      table_error_of([] { only("pp,recompute,iter_s\n2,some,1\n"); }).find("t.csv: row 1: /parallelism/recompute"),
+      std::string::npos);
 }
 
-TEST(MeasuredIterations, SayWhatColumnsTheyDoNotRead) {
+TEST(MeasuredIterations, ListUnusedColumns) {
   EXPECT_EQ(unused_columns(CsvTable("pp,mircobatch,iter_s\n1,1,1\n", "t.csv")), std::vector<std::string>{"mircobatch"});
 }
 

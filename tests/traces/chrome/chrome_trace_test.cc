@@ -16,16 +16,10 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::events_of;
-using test::Simulated;
-using test::simulated;
-using test::slice_of;
-using test::SmallFootprint;
-using test::trace_of;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Without the first line, which holds the version.
+// The trace without the first line, which contains the version.
 std::string body(const std::string& trace) { return trace.substr(trace.find('\n') + 1); }
 
 // The tracks that have slices, as "pid/tid".
@@ -46,9 +40,9 @@ std::string track_name(const std::string& trace, int pid, int tid) {
   return "";
 }
 
-// Rank 0: F0 0..1 s, sent with a hop of 0.25 s; rank 1: F0 1.25..2.25, B0 2.25..4.25; rank 0: B0 4.5..6.5; then the
+// Rank 0: F0 0..1 s, sent with a latency of 0.25 s; rank 1: F0 1.25..2.25, B0 2.25..4.25; rank 0: B0 4.5..6.5; then the
 // optimizer steps, which take no time.
-TEST(ChromeTrace, TwoRanksOneMicrobatchInFull) {
+TEST(ChromeTrace, TwoRanksAndOneMicrobatch) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25");
   EXPECT_EQ(body(trace_of(run)), R"json("traceEvents":[
 {"ph":"M","pid":1,"name":"process_name","args":{"name":"rank 0"}},
@@ -89,7 +83,7 @@ TEST(ChromeTrace, TwoRanksOneMicrobatchInFull) {
 )json");
 }
 
-// The file is what `sluice` wrote; here stand the times that follow from the schedule. With f = 1 and x = 2 the last
+// Checks the golden file and the times that follow from the schedule. With f = 1 and x = 2 the last
 // rank runs F(i) at 3+3i and B(i) at 4+3i; stage 0 runs B(i) at 4+3i + 2 for its own stage and each of 2 between.
 TEST(ChromeTrace, GoldenOneFOneB) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 8});
@@ -105,7 +99,7 @@ TEST(ChromeTrace, GoldenOneFOneB) {
   test::expect_golden("traces/chrome/golden/1f1b-p4-m8.json", body(trace));
 }
 
-TEST(ChromeTrace, WithTwoRanksTheDirectionTellsNextFromPrevious) {
+TEST(ChromeTrace, WithTwoRanksDirectionSelectsNextOrPrevious) {
   // Linear: activations go from rank 0 to its next, gradients from rank 1 to its previous.
   const std::string linear = trace_of(simulated("1f1b", {.ranks = 2, .microbatches = 2}));
   EXPECT_EQ(tracks_in(linear, "p2p"), (std::set<std::string>{"1/2", "2/4", "2/3", "1/5"}));
@@ -115,7 +109,7 @@ TEST(ChromeTrace, WithTwoRanksTheDirectionTellsNextFromPrevious) {
   EXPECT_EQ(tracks_in(folded, "p2p"), (std::set<std::string>{"1/2", "2/4", "2/2", "1/4", "2/3", "1/5", "1/3", "2/5"}));
 }
 
-TEST(ChromeTrace, OtherPeersHaveTracksFromEightOn) {
+TEST(ChromeTrace, OtherPeersHaveTracksFromEight) {
   // Stages on ranks 0, 2, 1, 4, 3, 5 of 6. To rank 0, 1 and 5 are neighbours and 2 is far; rank 1 sends to 4 and
   // receives from 2, its next; rank 4 exchanges with 1, far, and 3, its previous; rank 3 with 4 and 5, far.
   ScheduleParts parts;
@@ -143,8 +137,8 @@ TEST(ChromeTrace, OtherPeersHaveTracksFromEightOn) {
   EXPECT_EQ(slice_of(trace, 11, "recv B0").at("tid"), 9);
 }
 
-// A joint block of dualpipe-v ends with an activation and a gradient for the same rank, on one lane, at one instant.
-TEST(ChromeTrace, TransfersOfOneInstantAreDrawnOneAfterTheOther) {
+// A joint block of dualpipe-v ends with an activation and a gradient for the same rank, on one lane, at the same time.
+TEST(ChromeTrace, SimultaneousTransfersAreDrawnOneAfterAnother) {
   const Simulated run = simulated("dualpipe-v", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1,comm=0.5");
   const std::string trace = trace_of(run);
   EXPECT_THAT(test::check_trace(trace), IsEmpty());
@@ -162,9 +156,9 @@ TEST(ChromeTrace, TransfersOfOneInstantAreDrawnOneAfterTheOther) {
   EXPECT_EQ(moved % 2, 0) << "both ends of a transfer move";
 }
 
-TEST(ChromeTrace, PricedTransfersKeepTheirLaneAndTheArrowIsTheLatency) {
+TEST(ChromeTrace, TransferSlicesAreLaneTimeAndFlowsAreLatency) {
   Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1});
-  // A send of 1500 ns from 10 s on, 7 ns under way.
+  // A send of 1500 ns that starts at 10 s, with a latency of 7 ns.
   for (VertexId v = 0; v < run.graph.size(); ++v) {
     if (run.graph[v].kind != VertexKind::transfer || run.graph[v].op != OpKind::F) continue;
     run.timeline.start[v] = Duration{10'000'000'000};
@@ -177,7 +171,7 @@ TEST(ChromeTrace, PricedTransfersKeepTheirLaneAndTheArrowIsTheLatency) {
   EXPECT_THAT(trace, HasSubstr(R"({"ph":"f","bp":"e","id":1,"pid":2,"tid":4,"ts":10000000.007,)"));
 }
 
-TEST(ChromeTrace, TimesAreExactPastTheDigitsOfADouble) {
+TEST(ChromeTrace, TimesAreExactBeyondDoublePrecision) {
   Simulated run = simulated("1f1b", {.ranks = 1, .microbatches = 1});
   run.timeline.start[1] = Duration{90'000'000'000'000'001};  // three years; a double holds even numbers only
   run.timeline.end[1] = Duration{90'000'000'000'000'010};
@@ -216,7 +210,7 @@ TEST(ChromeTrace, BytesCollectivesAndRecomputation) {
   EXPECT_EQ(slice_of(trace, 2, "R0").at("cat"), "compute");
   EXPECT_EQ(slice_of(trace, 2, "gradient reduce 0").at("args").at("bytes"), 401);
   EXPECT_EQ(slice_of(trace, 2, "parameter gather 0").at("args").at("bytes"), 500);
-  // Those of both ranks are on both.
+  // Collectives of both ranks are on both.
   for (const int pid : {1, 2}) {
     EXPECT_EQ(slice_of(trace, pid, "global norm 0").at("tid"), kCollectiveTrack);
     EXPECT_EQ(slice_of(trace, pid, "tied embedding 0").at("args").at("stage"), 0);
@@ -224,7 +218,7 @@ TEST(ChromeTrace, BytesCollectivesAndRecomputation) {
   }
 }
 
-TEST(ChromeTrace, MemoryIsWrittenOnChange) {
+TEST(ChromeTrace, MemoryIsWrittenOnlyOnChange) {
   const Simulated run = simulated("1f1b", {.ranks = 1, .microbatches = 1});
   RankMemory memory;
   const auto sample = [](std::int64_t ns, std::int64_t weights, std::int64_t activations) {
@@ -242,7 +236,7 @@ TEST(ChromeTrace, MemoryIsWrittenOnChange) {
 )json");
 }
 
-TEST(ChromeTrace, RanksCanBeLeftOut) {
+TEST(ChromeTrace, RanksCanBeFiltered) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 3});
   TraceOptions options;
   options.ranks = {1, 2};
@@ -256,21 +250,21 @@ TEST(ChromeTrace, RanksCanBeLeftOut) {
   std::set<int> pids;
   for (const json& event : events_of(trace, "X")) pids.insert(event.at("pid").get<int>());
   EXPECT_EQ(pids, (std::set<int>{9, 17}));
-  // Three activations and three gradients between the two that are left.
+  // Three activations and three gradients between the two remaining ranks.
   EXPECT_EQ(events_of(trace, "s").size(), 6u);
   EXPECT_EQ(events_of(trace, "f").size(), 6u);
-  // Rank 1 also receives three activations from rank 0, which is left out.
+  // Rank 1 also receives three activations from rank 0, which is omitted.
   EXPECT_FALSE(slice_of(trace, 9, "recv F0").is_null());
 }
 
-TEST(ChromeTrace, WrongRanksAreRefused) {
+TEST(ChromeTrace, InvalidRanksAreRejected) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 3});
   EXPECT_THROW(trace_of(run, {.ranks = {4}}), InputError);
   EXPECT_THROW(trace_of(run, {.ranks = {-1}}), InputError);
   EXPECT_THROW(trace_of(run, {.world_ranks = {1, 2}}), InputError);
 }
 
-TEST(ChromeTrace, LargeTracesAreWarnedOf) {
+TEST(ChromeTrace, LargeTracesCauseAWarning) {
   EXPECT_EQ(trace_size_warning(1'000'000), "");
   EXPECT_THAT(trace_size_warning(2'000'000), HasSubstr("2000000 events, about 310 MB"));
 }
@@ -284,7 +278,7 @@ std::string unzipped(const std::string& path) {
   return text;
 }
 
-TEST(ChromeTrace, FilesAreZippedByName) {
+TEST(ChromeTrace, FilesAreGzippedByExtension) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 300});  // more than one buffer
   const std::string expected = trace_of(run);
   ASSERT_GT(expected.size(), std::size_t{1} << 20);
@@ -300,20 +294,20 @@ TEST(ChromeTrace, FilesAreZippedByName) {
   std::filesystem::remove(zipped);
 }
 
-TEST(ChromeTrace, AFailureLeavesTheFileAsItWas) {
+TEST(ChromeTrace, FailureKeepsTheExistingFile) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1});
   const std::string folder = testing::TempDir() + "/sluice_trace_failure";
   std::filesystem::create_directory(folder);
   write_file_whole(folder + "/t.json", "before");
   EXPECT_THROW(write_trace_file(folder + "/t.json", run.graph, run.timeline, {}, {.ranks = {7}}), InputError);
   EXPECT_EQ(read_file(folder + "/t.json"), "before");
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << "no temporary file stays";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1) << "a temporary file remains";
   EXPECT_THROW(write_trace_file(folder, run.graph, run.timeline, {}), InputError);
   std::filesystem::remove_all(folder);
 }
 
-// Every family over small shapes, with and without latency, bytes and what surrounds an iteration.
-TEST(ChromeTrace, EveryFamilyKeepsTheRules) {
+// Every family over small shapes, with and without latency, bytes, collectives and idle times.
+TEST(ChromeTrace, TracesOfEveryFamilyAreValid) {
   const SmallFootprint footprint;
   const int max_ranks = 4;
   const int max_microbatches = test::small_scope() ? 4 : 8;
@@ -339,7 +333,7 @@ TEST(ChromeTrace, EveryFamilyKeepsTheRules) {
             try {
               schedule.emplace(make_schedule(family, params));
             } catch (const InputError&) {
-              continue;  // a shape that the family refuses
+              continue;  // a shape that the family does not support
             }
             const Simulated run =
                 simulated(std::move(*schedule), ranks % 2 == 0 ? "f=1,b=1,w=1" : "f=1,b=1.5,w=0.7,comm=0.3", options);

@@ -14,8 +14,8 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One of each kind of event; the mutations below change a word of it each.
-std::string good_trace(const TraceOptions& options = {}) {
+// A trace with each kind of event. Each mutation below changes one word of it.
+std::string valid_trace(const TraceOptions& options = {}) {
   static const test::SmallFootprint kFootprint;
   const LoweringOptions lowering{.footprint = &kFootprint, .data_parallel = 2, .recompute = true};
   const test::Simulated run =
@@ -26,7 +26,7 @@ std::string good_trace(const TraceOptions& options = {}) {
 struct Mutation {
   const char* from;
   const char* to;
-  const char* breach;
+  const char* violation;
 };
 
 const Mutation kMutations[] = {
@@ -38,7 +38,7 @@ const Mutation kMutations[] = {
     {"\"scenario\":null", "\"s\":null", "no scenario"},
     {"traceEvents", "events", "expected an object with an array traceEvents"},
     {"\n]}", "\n],\"extra\":1}", "unknown key extra"},
-    {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":1,\"pid\":1,\"tid\":1,\"ts\"", "key \"pid\" stands twice"},
+    {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":1,\"pid\":1,\"tid\":1,\"ts\"", "key \"pid\" occurs twice"},
     // keys, phases, ids
     {"[\n", "[\n5,\n", "is not an object"},
     {"\"ph\":\"C\"", "\"ph\":\"i\"", "unknown ph i"},
@@ -48,7 +48,7 @@ const Mutation kMutations[] = {
     {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":0,\"tid\":1,\"ts\"", "pid is not a positive integer"},
     {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":1,\"tid\":0,\"ts\"", "tid is not a positive integer"},
     {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":1,\"tid\":\"1\",\"ts\"", "tid is not a positive integer"},
-    {"\"name\":\"F0\",\"args\"", "\"name\":\"\",\"args\"", "name is not a text"},
+    {"\"name\":\"F0\",\"args\"", "\"name\":\"\",\"args\"", "name is not a string"},
     // metadata
     {"\"process_name\"", "\"process_labels\"", "unknown metadata process_labels"},
     {"\"process_name\"", "\"process_sort_index\"", "second process_sort_index"},
@@ -82,18 +82,18 @@ const Mutation kMutations[] = {
     {"\"cat\":\"compute\"", "\"cat\":\"p2p\"", "wrong name F0"},
     {"\"name\":\"F0\",\"args\"", "\"name\":\"G0\",\"args\"", "wrong name G0"},
     {"\"name\":\"F0\",\"args\"", "\"name\":\"F0x\",\"args\"", "wrong name F0x"},
-    {"\"name\":\"F0\",\"args\"", "\"name\":\"F1\",\"args\"", "microbatch is not the name's"},
-    {"\"name\":\"F0\",\"args\"", "\"name\":\"F0+B0\",\"args\"", "with does not say what the name says"},
+    {"\"name\":\"F0\",\"args\"", "\"name\":\"F1\",\"args\"", "microbatch does not match the name"},
+    {"\"name\":\"F0\",\"args\"", "\"name\":\"F0+B0\",\"args\"", "with does not match the name"},
     {"\"name\":\"send F0\"", "\"name\":\"recv F0\"", "recv F0 on track 2"},
     {"\"name\":\"recv F0\"", "\"name\":\"send F0\"", "send F0 on track 4"},
     {"\"name\":\"optimizer 0\"", "\"name\":\"step 0\"", "wrong name step 0"},
-    {"\"name\":\"optimizer 0\"", "\"name\":\"optimizer 1\"", "step is not the name's"},
+    {"\"name\":\"optimizer 0\"", "\"name\":\"optimizer 1\"", "step does not match the name"},
     {"\"name\":\"gradient reduce 0\"", "\"name\":\"gradient reduce\"", "wrong name gradient reduce"},
     {"\"tid\":6,\"ts\"", "\"tid\":7,\"ts\"", "gradient reduce 0 on another track"},
-    {"\"args\":{\"stage\":0", "\"args\":{\"stage\":-1", "stage is not an integer from 0 on"},
-    {"\"args\":{\"stage\":0", "\"args\":{\"stag\":0", "stage is not an integer from 0 on"},
-    {"\"bytes\":7", "\"byte\":7", "bytes is not an integer from 0 on"},
-    {"\"waited_for\":\"F(stage 0, mb 0)\"", "\"waited_for\":3", "waited_for is not a text"},
+    {"\"args\":{\"stage\":0", "\"args\":{\"stage\":-1", "stage is not a non-negative integer"},
+    {"\"args\":{\"stage\":0", "\"args\":{\"stag\":0", "stage is not a non-negative integer"},
+    {"\"bytes\":7", "\"byte\":7", "bytes is not a non-negative integer"},
+    {"\"waited_for\":\"F(stage 0, mb 0)\"", "\"waited_for\":3", "waited_for is not a string"},
     // flows
     {"\"bp\":\"e\"", "\"bp\":\"s\"", "bp is not e"},
     {"\"bp\":\"e\",", "", "no bp"},
@@ -111,45 +111,45 @@ const Mutation kMutations[] = {
     {"\"ts\":1250000.000,\"cat\":\"p2p\",\"name\":\"F0\"", "\"ts\":1250000.000,\"cat\":\"flow\",\"name\":\"F0\"",
      "a flow's cat is not p2p"},
     // counters
-    {"\"weights\":1000", "\"weights\":-1", "weights is not an integer from 0 on"},
-    {"\"weights\":1000", "\"weights\":1000.5", "weights is not an integer from 0 on"},
+    {"\"weights\":1000", "\"weights\":-1", "weights is not a non-negative integer"},
+    {"\"weights\":1000", "\"weights\":1000.5", "weights is not a non-negative integer"},
     {"\"weights\":1000", "\"other\":1000", "counter with other series than before"},
     {"\"name\":\"memory\"", "\"name\":\"mem\"", "unknown counter mem"},
     {"\"args\":{\"weights\":1000", "\"args\":{},\"x\":{\"weights\":1000", "unknown key x"},
 };
 
-TEST(TraceCheck, AGoodTraceHasNoBreach) {
-  EXPECT_THAT(test::check_trace(good_trace()), IsEmpty());
-  EXPECT_THAT(test::check_trace(good_trace({.ranks = {1}})), IsEmpty());
+TEST(TraceCheck, ValidTraceHasNoViolation) {
+  EXPECT_THAT(test::check_trace(valid_trace()), IsEmpty());
+  EXPECT_THAT(test::check_trace(valid_trace({.ranks = {1}})), IsEmpty());
 }
 
-TEST(TraceCheck, EveryRuleBites) {
-  const std::string good = good_trace();
+TEST(TraceCheck, EveryRuleIsEnforced) {
+  const std::string good = valid_trace();
   for (const Mutation& mutation : kMutations) {
     SCOPED_TRACE(std::string(mutation.from) + " -> " + mutation.to);
     std::string bad = good;
     const std::size_t at = bad.find(mutation.from);
     ASSERT_NE(at, std::string::npos);
     bad.replace(at, std::string_view(mutation.from).size(), mutation.to);
-    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.breach)));
+    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.violation)));
   }
 }
 
-// Rank 1 of the good trace waits for F0 from 0 to 1.25 s: 1 s for rank 0 to make it, 0.25 on the way.
+// Rank 1 of the valid trace waits for F0 from 0 to 1.25 s: 1 s for rank 0 to compute it, 0.25 s for the transfer.
 const Mutation kIdleMutations[] = {
     {"\"name\":\"idle warm_up\"", "\"name\":\"idle\"", "wrong name idle"},
     {"\"cause\":\"link\"", "\"cause\":\"cable\"", "unknown cause cable"},
-    {"\"cause\":\"link\"", "\"reason\":\"link\"", "cause is not a text"},
+    {"\"cause\":\"link\"", "\"reason\":\"link\"", "cause is not a string"},
     {"\"tid\":1,\"ts\":0.000,\"dur\":1000000.000,\"cat\":\"idle\"",
      "\"tid\":4,\"ts\":0.000,\"dur\":1000000.000,\"cat\":\"idle\"", "idle warm_up on track 4"},
-    {"\"dur\":250000.000,\"cat\":\"idle\"", "\"dur\":0.000,\"cat\":\"idle\"", "an idle time of no length"},
+    {"\"dur\":250000.000,\"cat\":\"idle\"", "\"dur\":0.000,\"cat\":\"idle\"", "an idle time of length 0"},
     {"\"dur\":250000.000,\"cat\":\"idle\"", "\"dur\":250000.001,\"cat\":\"idle\"", "overlaps idle link"},
-    {"\"from_rank\":0", "\"from_rank\":-1", "from_rank is not an integer from 0 on"},
-    {"\"next\":\"F(stage 1, mb 0)\"", "\"next\":1", "next is not a text"},
+    {"\"from_rank\":0", "\"from_rank\":-1", "from_rank is not a non-negative integer"},
+    {"\"next\":\"F(stage 1, mb 0)\"", "\"next\":1", "next is not a string"},
 };
 
-TEST(TraceCheck, RulesOfIdleTimesBite) {
-  const std::string good = good_trace({.idle = true});
+TEST(TraceCheck, RulesOfIdleTimesAreEnforced) {
+  const std::string good = valid_trace({.idle = true});
   EXPECT_THAT(test::check_trace(good), IsEmpty());
   for (const Mutation& mutation : kIdleMutations) {
     SCOPED_TRACE(std::string(mutation.from) + " -> " + mutation.to);
@@ -157,7 +157,7 @@ TEST(TraceCheck, RulesOfIdleTimesBite) {
     const std::size_t at = bad.find(mutation.from);
     ASSERT_NE(at, std::string::npos);
     bad.replace(at, std::string_view(mutation.from).size(), mutation.to);
-    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.breach)));
+    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.violation)));
   }
 }
 
@@ -165,8 +165,8 @@ TEST(TraceCheck, RulesOfIdleTimesBite) {
 const Mutation kSideMutations[] = {
     {"\"sides\":[", "\"sides\":[1,", "sides is not a list of two"},
     {"\"ranks\":2", "\"ranks\":-2", "sides: expected name and ranks"},
-    {"\"name\":\"b\"", "\"name\":\"a\"", "sides of one name"},
-    {"\"ranks\":2}]", "\"ranks\":1}]", "a pid of neither side"},
+    {"\"name\":\"b\"", "\"name\":\"a\"", "both sides have the same name"},
+    {"\"ranks\":2}]", "\"ranks\":1}]", "pid belongs to neither side"},
     {"\"sides\"", "\"side\"", "wrong name a rank 0"},
     {"\"name\":\"a rank 0\"", "\"name\":\"rank 0\"", "wrong name rank 0"},
     {"\"name\":\"b rank 1\"", "\"name\":\"b rank 3\"", "wrong name b rank 3"},
@@ -174,7 +174,7 @@ const Mutation kSideMutations[] = {
     {"\"pid\":3,\"tid\":1,\"ts\":0.000", "\"pid\":3,\"tid\":1,\"ts\":0.001", "the first slice does not start at 0"},
 };
 
-TEST(TraceCheck, RulesOfTwoSidesBite) {
+TEST(TraceCheck, RulesOfTwoSidesAreEnforced) {
   const test::Simulated run = test::simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25");
   const RunRows rows = rows_of(run.graph, run.timeline);
   std::string good;
@@ -186,11 +186,11 @@ TEST(TraceCheck, RulesOfTwoSidesBite) {
     const std::size_t at = bad.find(mutation.from);
     ASSERT_NE(at, std::string::npos);
     bad.replace(at, std::string_view(mutation.from).size(), mutation.to);
-    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.breach)));
+    EXPECT_THAT(test::check_trace(bad), Contains(HasSubstr(mutation.violation)));
   }
 }
 
-// `lines` of a good trace put in another order, left out or repeated.
+// Splits a valid trace into lines, to reorder, remove or repeat some.
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream in(text);
@@ -208,15 +208,15 @@ std::size_t line_with(const std::vector<std::string>& lines, std::string_view wh
   return static_cast<std::size_t>(found - lines.begin());
 }
 
-TEST(TraceCheck, AFlowMustFollowItsSlice) {
-  std::vector<std::string> lines = lines_of(good_trace());
+TEST(TraceCheck, FlowMustFollowItsSlice) {
+  std::vector<std::string> lines = lines_of(valid_trace());
   const std::size_t flow = line_with(lines, "\"ph\":\"s\"");
   std::swap(lines[flow], lines[flow - 1]);
   EXPECT_THAT(test::check_trace(joined(lines)), Contains(HasSubstr("no slice send F0 before it")));
 }
 
-TEST(TraceCheck, ATransferWithoutFlowIsABreachUnlessRanksAreLeftOut) {
-  std::vector<std::string> lines = lines_of(good_trace());
+TEST(TraceCheck, TransferWithoutFlowIsAViolationUnlessRanksAreOmitted) {
+  std::vector<std::string> lines = lines_of(valid_trace());
   lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(line_with(lines, "\"ph\":\"s\"")));
   lines.erase(lines.begin() + static_cast<std::ptrdiff_t>(line_with(lines, "\"ph\":\"f\"")));
   EXPECT_THAT(test::check_trace(joined(lines)), Contains(HasSubstr("send F0 has no flow")));
@@ -225,18 +225,18 @@ TEST(TraceCheck, ATransferWithoutFlowIsABreachUnlessRanksAreLeftOut) {
   EXPECT_THAT(test::check_trace(filtered), IsEmpty());
 }
 
-TEST(TraceCheck, CountersRiseAndChange) {
-  std::vector<std::string> lines = lines_of(good_trace());
+TEST(TraceCheck, CountersMustIncreaseInTimeAndChange) {
+  std::vector<std::string> lines = lines_of(valid_trace());
   const auto counter = static_cast<std::ptrdiff_t>(line_with(lines, "\"ph\":\"C\""));
   lines.insert(lines.begin() + counter, lines[static_cast<std::size_t>(counter)]);
-  const std::vector<std::string> breaches = test::check_trace(joined(lines));
-  EXPECT_THAT(breaches, Contains(HasSubstr("counter written without a change")));
-  EXPECT_THAT(breaches, Contains(HasSubstr("counter does not rise in time")));
+  const std::vector<std::string> violations = test::check_trace(joined(lines));
+  EXPECT_THAT(violations, Contains(HasSubstr("counter written without a change")));
+  EXPECT_THAT(violations, Contains(HasSubstr("counter does not rise in time")));
 }
 
-TEST(TraceCheck, NestedSlicesAreNoOverlap) {
-  // A slice inside another, listed after it, is what viewers draw as a child.
-  std::string trace = good_trace();
+TEST(TraceCheck, NestedSlicesDoNotOverlap) {
+  // Viewers draw a slice inside another one, listed after it, as its child.
+  std::string trace = valid_trace();
   const std::string inner =
       R"({"ph":"X","pid":2,"tid":1,"ts":1250000.000,"dur":5.000,"cat":"compute","name":"F0","args":{"stage":1,"chunk":0,"microbatch":0,"slice":0}},)";
   const std::size_t outer = trace.find(R"({"ph":"X","pid":2,"tid":1,"ts":1250000.000)");
@@ -244,21 +244,21 @@ TEST(TraceCheck, NestedSlicesAreNoOverlap) {
   std::string after = trace;
   after.insert(after.find('\n', outer) + 1, inner + "\n");
   EXPECT_THAT(test::check_trace(after), IsEmpty());
-  // Listed before it, a stable sort by start puts the long one inside the short one.
+  // If it is listed first, a stable sort by start puts the long slice inside the short one.
   std::string before = trace;
   before.insert(outer, inner + "\n");
   EXPECT_THAT(test::check_trace(before), Contains(HasSubstr("overlaps F0")));
 }
 
 TEST(TraceCheck, TransfersDoNotNest) {
-  std::string trace = good_trace();
+  std::string trace = valid_trace();
   const std::size_t at = trace.find(R"({"ph":"X","pid":1,"tid":2)");
   const std::size_t line = trace.find('\n', at) + 1;
   trace.insert(at, trace.substr(at, line - at));
   EXPECT_THAT(test::check_trace(trace), Contains(HasSubstr("send F0 overlaps send F0")));
 }
 
-TEST(TraceCheck, TextThatIsNoJsonIsOneBreach) {
+TEST(TraceCheck, InvalidJsonIsOneViolation) {
   EXPECT_THAT(test::check_trace("{\"traceEvents\":["), testing::ElementsAre(HasSubstr("parse error")));
 }
 

@@ -17,9 +17,6 @@
 namespace sluice::test {
 namespace {
 
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -42,14 +39,14 @@ const KindComparison& kind_of(const Comparison& comparison, RowKind kind) {
   return *found;
 }
 
-// What simulates with the durations of one op changed: all starts follow.
+// Simulates with one op longer by `by`.
 Timeline with_longer(const Simulated& run, std::string_view uniform, VertexId op, Duration by) {
   Prices prices = price(run.graph, UniformCost(parse_uniform(uniform), *run.schedule));
   prices.duration[op] += by;
   return simulate(run.graph, prices);
 }
 
-TEST(Comparison, OfATimelineWithItselfIsNothing) {
+TEST(Comparison, TimelineEqualsItself) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1,comm=0.1");
   const TimelineSide side{.timeline = &run.timeline};
   const Comparison same = compare(run.graph, side, side);
@@ -66,8 +63,8 @@ TEST(Comparison, OfATimelineWithItselfIsNothing) {
   }
 }
 
-// What has a name of Metrics is the same as Metrics says.
-TEST(Comparison, SummariesAreThoseOfMetrics) {
+// Fields with a name of Metrics equal those of Metrics.
+TEST(Comparison, SummariesMatchMetrics) {
   const SmallFootprint footprint;
   const LoweringOptions options{
       .footprint = &footprint, .data_parallel = 2, .tied_embedding = true, .global_norm = true, .recompute = true};
@@ -93,7 +90,7 @@ TEST(Comparison, SummariesAreThoseOfMetrics) {
 // 1F1B on 2 ranks, 2 microbatches, f = 1, b + w = 2, no latency. Rank 0: F0 0..1, F1 1..2, B0 4..6, B1 7..9; rank 1:
 // F0 1..2, B0 2..4, F1 4..5, B1 5..7. With B0 of stage 1 half a second longer, 2..4.5, B0 on rank 0 runs 4.5..6.5, F1
 // on rank 1 4.5..5.5, B1 there 5.5..7.5, and B1 on rank 0 7.5..9.5.
-TEST(Comparison, OneLongerOp) {
+TEST(Comparison, LongerOpIsReported) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
   const Timeline slower = with_longer(run, "f=1,b=1,w=1", find(run.graph, "B(stage 1, mb 0)"), seconds(0.5));
   const Comparison found = compare(run.graph, {.timeline = &run.timeline}, {.timeline = &slower});
@@ -119,29 +116,29 @@ TEST(Comparison, OneLongerOp) {
   EXPECT_EQ(found.differing[0].rank, 1);
   EXPECT_EQ(found.differing[0].duration.first, seconds(2));
   EXPECT_EQ(found.differing[0].duration.second, seconds(2.5));
-  // 5 % of 9 s is 0.45 s: of what starts 0.5 s later, the first (with lower ids of identity first) at 4 s.
+  // 5 % of 9 s is 0.45 s: of the rows that start 0.5 s later, the first one (ties by identity) starts at 4 s.
   ASSERT_TRUE(found.falls_behind);
   EXPECT_EQ(found.falls_behind->name, "F(stage 1, mb 1)");
   EXPECT_EQ(found.falls_behind->start.first, seconds(4));
   EXPECT_EQ(found.falls_behind->start.second, seconds(4.5));
-  // 0.5 s are no lag of 6 %.
+  // 0.5 s is less than 6 %.
   EXPECT_FALSE(
       compare(run.graph, {.timeline = &run.timeline}, {.timeline = &slower}, {.falls_behind_at = 0.06}).falls_behind);
 }
 
-// The sign: the second run is faster here.
-TEST(Comparison, IsSecondLessFirstOverFirst) {
+// Checks the sign: the second run is faster.
+TEST(Comparison, DifferencesAreRelativeToTheFirstRun) {
   const Simulated slow = simulated("gpipe", {.ranks = 1, .microbatches = 1}, "f=2,b=1,w=1");
   const Simulated fast = simulated("gpipe", {.ranks = 1, .microbatches = 1}, "f=1,b=1,w=1");
   const Comparison found = compare(slow.graph, {.timeline = &slow.timeline}, {.timeline = &fast.timeline});
   EXPECT_DOUBLE_EQ(*found.makespan_difference(), -0.25);
   EXPECT_DOUBLE_EQ(*kind_of(found, RowKind::F).total_error, -0.5);
-  EXPECT_DOUBLE_EQ(*kind_of(found, RowKind::F).mean_error, 0.5);  // without its sign
+  EXPECT_DOUBLE_EQ(*kind_of(found, RowKind::F).mean_error, 0.5);  // absolute
   EXPECT_FALSE(found.falls_behind);
 }
 
 // Errors of an even number of pairs: 0, 10, 30 and 60 % of four F; the median is between the middle ones.
-TEST(Comparison, MedianAndMean) {
+TEST(Comparison, MedianAndMeanErrorsPerKind) {
   RunRows first{.num_ranks = 1};
   RunRows second{.num_ranks = 1};
   for (const auto& [microbatch, length] : {std::pair(0, 100), {1, 110}, {2, 70}, {3, 160}}) {
@@ -150,7 +147,7 @@ TEST(Comparison, MedianAndMean) {
     row.end = row.start + Duration{100};
     first.rows.push_back(row);
     row.end = row.start + Duration{length};
-    second.rows.insert(second.rows.begin(), row);  // in another order
+    second.rows.insert(second.rows.begin(), row);  // in reverse order
   }
   const Comparison found = compare(first, second);
   EXPECT_DOUBLE_EQ(*found.kinds[0].median_error, 0.2);
@@ -165,7 +162,7 @@ TEST(Comparison, MedianAndMean) {
   EXPECT_EQ(top.differing[1].name, "F(stage 0, mb 2)");
 }
 
-// Transfers without a length last 1 ns in traces: there is nothing to be relative to.
+// Instantaneous transfers last 1 ns in traces, which is no basis for a relative error.
 TEST(Comparison, TransfersWithoutLengthHaveNoRelativeError) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
   Timeline measured = run.timeline;
@@ -174,12 +171,12 @@ TEST(Comparison, TransfersWithoutLengthHaveNoRelativeError) {
   const Comparison found = compare(run.graph, {.timeline = &run.timeline}, {.timeline = &measured});
   const KindComparison& transfers = kind_of(found, RowKind::transfer);
   EXPECT_EQ(transfers.pairs, 4);
-  EXPECT_EQ(transfers.mean_error, 0.0);  // of the three others
+  EXPECT_EQ(transfers.mean_error, 0.0);  // over the other three
   EXPECT_EQ(transfers.total.second - transfers.total.first, Duration{4'999});
   EXPECT_EQ(found.differing[0].name, "send F(stage 0, mb 1) 0->1");
 }
 
-TEST(Comparison, RowsWithoutAPartnerAreCountedAndNamed) {
+TEST(Comparison, UnpairedRowsAreCountedAndNamed) {
   const Simulated few = simulated("1f1b", {.ranks = 2, .microbatches = 2});
   const Simulated more = simulated("1f1b", {.ranks = 2, .microbatches = 3});
   const RunRows first = rows_of(few.graph, few.timeline);
@@ -194,8 +191,8 @@ TEST(Comparison, RowsWithoutAPartnerAreCountedAndNamed) {
             "a.json has F(stage 0, mb 2) on rank 0, b.json does not");
 }
 
-TEST(Comparison, FirstDifferenceIsOfOpsAndTheirRanks) {
-  // The same ops in another order, and other transfers, are no difference.
+TEST(Comparison, FirstDifferenceComparesOpsAndTheirRanks) {
+  // The order of ops, and transfers, are not compared.
   const Simulated one = simulated("gpipe", {.ranks = 2, .microbatches = 4});
   const Simulated other = simulated("1f1b", {.ranks = 2, .microbatches = 4}, "f=1,b=1,w=1", {.recompute = true});
   EXPECT_EQ(first_difference(rows_of(one.graph, one.timeline), rows_of(other.graph, other.timeline)), "");
@@ -206,7 +203,7 @@ TEST(Comparison, FirstDifferenceIsOfOpsAndTheirRanks) {
             "first has F(stage 2, mb 0) on rank 0, second on rank 1");
 }
 
-TEST(Comparison, AnOpTwiceIsRefused) {
+TEST(Comparison, DuplicateOpIsRejected) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
   const RunRows once = rows_of(run.graph, run.timeline);
   RunRows twice = once;
@@ -219,7 +216,7 @@ TEST(Comparison, AnOpTwiceIsRefused) {
   }
 }
 
-// A joint block is the same whichever of its ops stands first.
+// The identity of a joint block does not depend on the order of its ops.
 TEST(Comparison, JointBlocksArePairedByTheirForward) {
   const OpRow one{.kind = RowKind::joint, .op = {.microbatch = 3}, .partner = {.microbatch = 1, .kind = OpKind::B}};
   OpRow other = one;
@@ -236,7 +233,7 @@ std::string side_by_side(const RunRows& first, const RunRows& second) {
   return text;
 }
 
-TEST(SideBySide, EachRankStandsBesideItsOther) {
+TEST(SideBySide, ProcessesOfARankAreAdjacent) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25");
   const RunRows rows = rows_of(run.graph, run.timeline);
   const std::string trace = side_by_side(rows, rows);
@@ -254,7 +251,7 @@ TEST(SideBySide, EachRankStandsBesideItsOther) {
   }
 }
 
-// The events of one side are those that a trace of it alone has, but for bytes that an F keeps.
+// The events of each side equal those of a trace of that run, except for the bytes of an F.
 TEST(SideBySide, HasTheEventsOfBothRuns) {
   const SmallFootprint footprint;
   const LoweringOptions options{.footprint = &footprint, .data_parallel = 2, .global_norm = true, .recompute = true};
@@ -284,7 +281,7 @@ TEST(SideBySide, HasTheEventsOfBothRuns) {
   EXPECT_EQ(counted(both), expected);
 }
 
-TEST(SideBySide, WhatOverlapsIsDrawnOneAfterTheOther) {
+TEST(SideBySide, OverlappingSlicesAreDrawnOneAfterAnother) {
   RunRows run{.num_ranks = 1};
   run.rows = {{.op = {.microbatch = 0}, .start = Duration{0}, .end = Duration{10}},
               {.op = {.microbatch = 1}, .start = Duration{5}, .end = Duration{20}},
@@ -295,7 +292,7 @@ TEST(SideBySide, WhatOverlapsIsDrawnOneAfterTheOther) {
   EXPECT_THAT(trace, HasSubstr(R"("ts":0.020,"dur":0.000,"cat":"compute","name":"F2")"));
 }
 
-TEST(SideBySide, NamesAreChecked) {
+TEST(SideBySide, InvalidNamesAreRejected) {
   const RunRows run{.num_ranks = 1};
   const auto write = [&](const std::string& first, const std::string& second) {
     write_side_by_side([](std::string_view) {}, {TraceSide{first, &run}, TraceSide{second, &run}});
@@ -306,14 +303,14 @@ TEST(SideBySide, NamesAreChecked) {
   EXPECT_THROW(write("a\"", "b"), InputError);
 }
 
-// Every family over small shapes keeps the rules of traces, and compares as equal to itself.
-TEST(SideBySide, EveryFamilyKeepsTheRules) {
+// For every family over small shapes the trace is valid and the run compares as equal to itself.
+TEST(SideBySide, TracesOfEveryFamilyAreValid) {
   const SmallFootprint footprint;
   for (const Family& family : all_families()) {
     int runs = 0;
     for (int ranks = 1; ranks <= 4; ++ranks) {
       for (int microbatches = 2; microbatches <= (test::small_scope() ? 4 : 8); microbatches += 2) {
-        const int chunks = family.name == "hanayo" ? 2 : 1;  // its least
+        const int chunks = family.name == "hanayo" ? 2 : 1;  // its minimum
         FamilyParams params{
             .ranks = ranks, .chunks = family.fixed_chunks == 0 ? chunks : 0, .microbatches = microbatches};
         if (family.sliced) params.shape.slice_lengths = {1, 1};
@@ -321,7 +318,7 @@ TEST(SideBySide, EveryFamilyKeepsTheRules) {
         try {
           schedule.emplace(make_schedule(family, params));
         } catch (const InputError&) {
-          continue;  // a shape that the family refuses
+          continue;  // a shape that the family does not support
         }
         SCOPED_TRACE(std::string(family.name) + " p=" + std::to_string(ranks) + " m=" + std::to_string(microbatches));
         LoweringOptions options{.footprint = &footprint, .data_parallel = 2, .recompute = true};

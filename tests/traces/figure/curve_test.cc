@@ -13,8 +13,6 @@
 namespace sluice::test {
 namespace {
 
-using test::svg_elements;
-using test::SvgElement;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -25,7 +23,7 @@ CurveChart chart() {
           .x_label = "mbs",
           .y_label = "tokens/s",
           .hollow_note = "does not fit",
-          .gap_note = "refused",
+          .gap_note = "infeasible",
           .x = {"1", "2", "4", "8"},
           .series = {{"pp 1", {{10.0}, {20.0}, {}, {40.0, true}}}, {"pp 2", {{5.0}, {6.0}, {7.0}, {8.0}}}}};
 }
@@ -38,7 +36,7 @@ std::vector<std::string> texts(const std::vector<SvgElement>& elements) {
   return out;
 }
 
-// Of the first series, whose points are circles; without those of the legend.
+// The points of the first series, which are circles, without those of the legend.
 std::vector<SvgElement> circles(const std::vector<SvgElement>& elements) {
   std::vector<SvgElement> out;
   for (const SvgElement& element : elements) {
@@ -57,27 +55,28 @@ std::string first_line(const std::vector<SvgElement>& elements) {
 TEST(Curve, PlacesPointsByTheirValues) {
   const auto elements = svg_elements(svg_curve(chart()));
   const auto points = circles(elements);
-  // The third has no answer. On a logarithmic axis 1, 2 and 8 stand at 0, 1/3 and 1.
+  // The third is missing. On a logarithmic axis 1, 2 and 8 are at 0, 1/3 and 1.
   ASSERT_EQ(points.size(), 3U);
   const auto x = [&](int i) { return points[i].number("cx"); };
   const auto y = [&](int i) { return points[i].number("cy"); };
   EXPECT_NEAR((x(1) - x(0)) / (x(2) - x(0)), 1.0 / 3, 1e-3);
-  // 5 is below six tenths of 40: the axis begins at 0, at y = 294, and so 10, 20 and 40 are as 1 to 2 to 4.
+  // 5 is below 60 % of 40: the axis starts at 0, at y = 294, so that heights are proportional to 10, 20 and 40.
   EXPECT_NEAR((294 - y(1)) / (294 - y(0)), 2, 1e-3);
   EXPECT_NEAR((294 - y(2)) / (294 - y(0)), 4, 1e-3);
   EXPECT_EQ(points[0].get("fill"), "#332288");
   EXPECT_EQ(points[2].get("fill"), "#ffffff");
-  // The line is broken where there is no answer.
+  // The line is interrupted at the missing value.
   const std::string line = first_line(elements);
   EXPECT_EQ(std::count(line.begin(), line.end(), 'M'), 2);
   EXPECT_EQ(std::count(line.begin(), line.end(), 'L'), 1);
-  for (const char* text : {"a < b", "mbs", "tokens/s", "pp 1", "pp 2", "does not fit", "refused", "1", "2", "4", "8"}) {
+  for (const char* text :
+       {"a < b", "mbs", "tokens/s", "pp 1", "pp 2", "does not fit", "infeasible", "1", "2", "4", "8"}) {
     EXPECT_THAT(texts(elements), Contains(text));
   }
 }
 
-TEST(Curve, NumbersThatGrowSlowlyStandOnALinearAxis) {
-  // 2, 3 and 5 of the axis from 2 to 5; 4 has no answer.
+TEST(Curve, SlowlyGrowingNumbersHaveALinearAxis) {
+  // The axis is from 2 to 5; the value at 4 is missing.
   CurveChart linear = chart();
   linear.x = {"2", "3", "4", "5"};
   const auto points = circles(svg_elements(svg_curve(linear)));
@@ -86,7 +85,7 @@ TEST(Curve, NumbersThatGrowSlowlyStandOnALinearAxis) {
               1.0 / 3, 1e-3);
 }
 
-TEST(Curve, WordsStandSideBySideAndAllAreNamed) {
+TEST(Curve, WordsAreEquidistantAndAllLabelled) {
   CurveChart words = chart();
   words.x = {"1f1b", "gpipe", "zb-h1", "zb-v"};
   const auto elements = svg_elements(svg_curve(words));
@@ -97,7 +96,7 @@ TEST(Curve, WordsStandSideBySideAndAllAreNamed) {
   EXPECT_THAT(svg_curve(words), HasSubstr("stroke-dasharray"));
   EXPECT_THAT(svg_curve(chart()), Not(HasSubstr("stroke-dasharray")));
 
-  // Where names do not fit beside each other they are turned, not left out.
+  // Names that do not fit next to each other are rotated, not omitted.
   CurveChart many = chart();
   many.x.clear();
   many.series = {{"", {}}};
@@ -105,9 +104,9 @@ TEST(Curve, WordsStandSideBySideAndAllAreNamed) {
     many.x.push_back("interleaved-1f1b-" + std::to_string(i));
     many.series[0].points.push_back({100.0 + i});
   }
-  const auto turned = svg_elements(svg_curve(many));
+  const auto rotated = svg_elements(svg_curve(many));
   int names = 0;
-  for (const SvgElement& element : turned) {
+  for (const SvgElement& element : rotated) {
     if (!element.text.starts_with("interleaved-1f1b-")) continue;
     ++names;
     EXPECT_THAT(element.get("transform"), HasSubstr("rotate(-40)"));
@@ -115,24 +114,24 @@ TEST(Curve, WordsStandSideBySideAndAllAreNamed) {
   EXPECT_EQ(names, 20);
 }
 
-TEST(Curve, ANarrowBandIsShownInFull) {
+TEST(Curve, AxisCoversANarrowBand) {
   CurveChart narrow = chart();
   narrow.series = {{"", {{30'000.0}, {26'000.0}, {24'000.0}, {22'000.0}}}};
   const auto elements = svg_elements(svg_curve(narrow));
-  // A step for 1.3 times 8000 in 7 is 2000; the axis begins at the step below 22000 - 0.15 * 8000.
+  // The step for 1.3 * 8000 in at most 7 steps is 2000; the axis starts at the step below 22000 - 0.15 * 8000.
   EXPECT_THAT(texts(elements), Contains("20 000"));
   EXPECT_THAT(texts(elements), Not(Contains("0")));
   const auto points = circles(elements);
   ASSERT_EQ(points.size(), 4U);
   EXPECT_GT(points[3].number("cy") - points[0].number("cy"), 0.5 * (294 - 32));
-  // Equal values leave no band.
+  // With equal values the axis starts at 0.
   narrow.series = {{"", {{3.0}, {3.0}, {3.0}, {3.0}}}};
   EXPECT_THAT(texts(svg_elements(svg_curve(narrow))), Contains("0.0"));
 }
 
-TEST(Curve, WhatIsRefusedHasACrossOfItsSeries) {
-  CurveChart refused = chart();
-  refused.series[1].points[2] = {};
+TEST(Curve, MissingValuesAreCrossesInTheColourOfTheirSeries) {
+  CurveChart with_gaps = chart();
+  with_gaps.series[1].points[2] = {};
   const auto crosses = [](const CurveChart& of) {
     std::vector<std::string> colours;
     for (const SvgElement& element : svg_elements(svg_curve(of))) {
@@ -140,19 +139,19 @@ TEST(Curve, WhatIsRefusedHasACrossOfItsSeries) {
     }
     return colours;
   };
-  // Both series' third points, and the legend's.
-  EXPECT_THAT(crosses(refused), ElementsAre("#332288", "#d55e00", "#777777"));
-  refused.gap_note.clear();
-  EXPECT_THAT(crosses(refused), ElementsAre());
+  // The third points of both series, and the legend.
+  EXPECT_THAT(crosses(with_gaps), ElementsAre("#332288", "#d55e00", "#777777"));
+  with_gaps.gap_note.clear();
+  EXPECT_THAT(crosses(with_gaps), ElementsAre());
 }
 
-TEST(Curve, RefusesWhatItCannotDraw) {
+TEST(Curve, InvalidChartsAreRejected) {
   CurveChart empty = chart();
   for (CurveSeries& series : empty.series) series.points.assign(4, {});
   EXPECT_THROW(svg_curve(empty), InputError);
-  CurveChart short_one = chart();
-  short_one.series[0].points.pop_back();
-  EXPECT_THROW(svg_curve(short_one), InputError);
+  CurveChart short_series = chart();
+  short_series.series[0].points.pop_back();
+  EXPECT_THROW(svg_curve(short_series), InputError);
   for (const double wrong : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     CurveChart bad = chart();
     bad.series[1].points[0].y = wrong;
@@ -160,7 +159,7 @@ TEST(Curve, RefusesWhatItCannotDraw) {
   }
 }
 
-TEST(Svg, TicksAreRoundAndPreciseEnough) {
+TEST(Svg, TicksAreRoundWithEnoughDecimals) {
   EXPECT_DOUBLE_EQ(tick_step(33, 12), 5);
   EXPECT_DOUBLE_EQ(tick_step(1, 10), 0.1);
   EXPECT_DOUBLE_EQ(tick_step(0.9, 4), 0.5);
@@ -172,18 +171,18 @@ TEST(Svg, TicksAreRoundAndPreciseEnough) {
   EXPECT_EQ(tick_label(1'234'567, 1), "1 234 567");
 }
 
-TEST(Svg, LengthsHaveTwoDecimalsAndNoMinusZero) {
+TEST(Svg, LengthsHaveAtMostTwoDecimalsAndNoNegativeZero) {
   EXPECT_EQ(px(12), "12");
   EXPECT_EQ(px(0.126), "0.13");
   EXPECT_EQ(px(-0.001), "0");
   EXPECT_EQ(px(100), "100");
 }
 
-TEST(Svg, TextIsXmlWhateverItHolds) {
+TEST(Svg, TextIsEscapedToValidXml) {
   const std::string text = "<a & \"b\"> \x01 \xC3\xA9 \xFF \xED\xA0\x80 \xC0\xAF \xF4\x90\x80\x80 ";
   Svg svg(10, 10, text, "");
   svg.text(0, 0, text, 9);
-  // A control character, a stray byte, a surrogate, a form that is too long, what is past Unicode: U+FFFD a byte.
+  // A control character, an invalid byte, a surrogate, an overlong encoding, beyond Unicode: U+FFFD per byte.
   const std::string replaced = "\xEF\xBF\xBD";
   const std::string expected = "<a & \"b\"> " + replaced + " \xC3\xA9 " + replaced + " " + replaced + replaced +
                                replaced + " " + replaced + replaced + " " + replaced + replaced + replaced + replaced +
@@ -194,13 +193,13 @@ TEST(Svg, TextIsXmlWhateverItHolds) {
   }
 }
 
-TEST(Svg, TextIsCutToItsRoom) {
+TEST(Svg, TextIsTruncatedToWidth) {
   EXPECT_EQ(shortened("1f1b", 10, 100), "1f1b");
   const std::string cut = shortened("interleaved-1f1b, 16 ranks", 10, 100);
   EXPECT_TRUE(cut.ends_with("\u2026"));
   EXPECT_LE(text_width(cut, 10), 100);
   EXPECT_TRUE(std::string("interleaved-1f1b, 16 ranks").starts_with(cut.substr(0, cut.size() - 3)));
-  // Whole characters only: two of 3 bytes and the ellipsis are an em each.
+  // Truncates at characters: two of 3 bytes and the ellipsis are an em each.
   EXPECT_EQ(shortened("\u4e00\u4e01\u4e02\u4e03", 10, 30), "\u4e00\u4e01\u2026");
 }
 

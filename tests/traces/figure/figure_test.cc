@@ -16,14 +16,10 @@
 namespace sluice::test {
 namespace {
 
-using test::area_of_boxes;
-using test::simulated;
-using test::svg_elements;
-using test::SvgElement;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The plot of a figure: 54 px to its left, 14 to its right.
+// The plot of a figure has margins of 54 px on the left and 14 px on the right.
 constexpr double kPlotLeft = 54;
 constexpr double kPlot = 720 - 54 - 14;
 
@@ -63,7 +59,7 @@ std::string row_name(int rank, int run = 1) { return "run" + std::to_string(run)
 
 bool is_label(const SvgElement& element) { return element.name == "text" && element.group.starts_with("run"); }
 
-// One op, or one half of a joint block, as it has to be drawn.
+// An op, or half of a joint block, that must be drawn.
 struct Expected {
   Vertex op;
   VertexId at = 0;
@@ -82,7 +78,7 @@ std::vector<Expected> expected_of(const test::Simulated& run, int rank) {
   return out;
 }
 
-TEST(Figure, DrawsEachOpWhereItsTimeIsInItsColour) {
+TEST(Figure, OpsAreDrawnAtTheirTimesInTheirColours) {
   for (const Family& family : all_families()) {
     const auto one =
         drawn(simulated(make_schedule(family, {.ranks = 4, .microbatches = family.name == "hanayo" ? 4 : 8}),
@@ -104,7 +100,7 @@ TEST(Figure, DrawsEachOpWhereItsTimeIsInItsColour) {
         EXPECT_NEAR(rect.number("x"), start, 0.006) << family.name;
         EXPECT_NEAR(rect.number("x") + rect.number("width"), end, 0.006) << family.name;
         EXPECT_NEAR(rect.number("height"), rects[0].number("height") / (half ? 2 : 1), 1e-9);
-        // Chunks are shades up to half white, and without chunks slices are.
+        // Chunks are shades up to half white; with one chunk, slices are.
         const auto chunks = static_cast<int>(run.schedule->stages_of(rank).size());
         const int slices = run.schedule->max_slices();
         const double shade = chunks > 1   ? 0.5 * run.schedule->chunk_of(rank, op.stage) / (chunks - 1)
@@ -120,7 +116,7 @@ TEST(Figure, DrawsEachOpWhereItsTimeIsInItsColour) {
   }
 }
 
-TEST(Figure, LabelsStandInTheirOps) {
+TEST(Figure, LabelsAreInsideTheirOps) {
   for (const char* family : {"1f1b", "zb-v", "interleaved-1f1b", "seq1f1b", "dualpipe"}) {
     FamilyParams params{.ranks = 4, .microbatches = 10};
     if (std::string(family) == "seq1f1b") params.shape = {1, {1, 1, 1}};
@@ -150,7 +146,7 @@ TEST(Figure, LabelsStandInTheirOps) {
   }
 }
 
-TEST(Figure, LabelsSayAsMuchAsFits) {
+TEST(Figure, LabelsAreAsDetailedAsFits) {
   const auto one = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}));
   const auto labels = [&](double width) {
     std::map<std::string, int> count;
@@ -165,7 +161,7 @@ TEST(Figure, LabelsSayAsMuchAsFits) {
     EXPECT_EQ(wide.at("B" + std::to_string(microbatch)), 4);
   }
   EXPECT_THAT(figure(*one), Not(HasSubstr("hatch")));
-  // Over 232 px an F has 7 px: room for its digit, so that kinds are hatched.
+  // Over 232 px an F has 7 px: space for a digit only, so that kinds are hatched.
   const auto narrow = labels(300);
   for (int microbatch = 0; microbatch < 8; ++microbatch) EXPECT_EQ(narrow.at(std::to_string(microbatch)), 8);
   EXPECT_THAT(figure(*one, {.width = 300}), HasSubstr("url(#hatch-b)"));
@@ -186,7 +182,7 @@ TEST(Figure, HatchesCoverTheirOps) {
   EXPECT_EQ(rows, 4);
 }
 
-TEST(Figure, SlicesAreLettersAndBeyondThoseNumbers) {
+TEST(Figure, SlicesAreLettersThenNumbers) {
   const auto texts_of = [](int slices) {
     const auto run = drawn(simulated(
         "seq1f1b",
@@ -199,7 +195,7 @@ TEST(Figure, SlicesAreLettersAndBeyondThoseNumbers) {
   EXPECT_THAT(texts_of(27), HasSubstr(">slice 0 to 26<"));
 }
 
-TEST(Figure, TwoRunsStandOnOneAxis) {
+TEST(Figure, TwoRunsHaveOneTimeAxis) {
   const auto slow = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}), "slow");
   const auto fast = drawn(simulated("zb-h1", {.ranks = 4, .microbatches = 8}), "fast");
   const DrawnRun both[] = {slow->drawn, fast->drawn};
@@ -222,7 +218,7 @@ TEST(Figure, TwoRunsStandOnOneAxis) {
   EXPECT_THAT(svg, HasSubstr("<title>slow above fast</title>"));
 }
 
-// The vertical positions of the horizontal lines that begin 3 px left of the plot: the ticks of what is held.
+// The vertical positions of the horizontal lines that begin 3 px left of the plot: the ticks of the memory plot.
 std::vector<double> held_ticks(const std::vector<SvgElement>& elements) {
   std::vector<double> ticks;
   for (const SvgElement& element : elements) {
@@ -231,8 +227,8 @@ std::vector<double> held_ticks(const std::vector<SvgElement>& elements) {
   return ticks;
 }
 
-TEST(Figure, TwoRunsHaveOneScaleOfWhatTheyHold) {
-  // gpipe holds 8 microbatches, 1f1b 4.
+TEST(Figure, TwoRunsHaveOneMemoryScale) {
+  // gpipe has 8 microbatches in flight, 1f1b 4.
   const auto much = drawn(simulated("gpipe", {.ranks = 4, .microbatches = 8}));
   const auto little = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}));
   const DrawnRun both[] = {much->drawn, little->drawn};
@@ -243,7 +239,7 @@ TEST(Figure, TwoRunsHaveOneScaleOfWhatTheyHold) {
   EXPECT_NEAR(ticks[0] - ticks[1], 64 * 5 / 8.4, 0.011);
 }
 
-class Footed : public Footprint {
+class GiBFootprint : public Footprint {
  public:
   StageBytes stage(int) const override { return {.weights = std::int64_t{1} << 30}; }
   SliceBytes slice(int, const MicrobatchShape&, int) const override {
@@ -251,24 +247,24 @@ class Footed : public Footprint {
   }
 };
 
-TEST(Figure, MemoryNamesWhoHoldsMostAndTheCapacity) {
-  const Footed footprint;
+TEST(Figure, MemoryCaptionHasThePeakAndTheCapacity) {
+  const GiBFootprint footprint;
   auto one = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1", {.footprint = &footprint}));
-  // Rank 0 holds its weights and four microbatches.
+  // Rank 0 has its weights and four microbatches.
   one->drawn.capacity_bytes = std::int64_t{8} << 30;
-  EXPECT_THAT(figure(*one), HasSubstr(">memory (GiB): most on rank 0 (bold), 5 of 8 (dashed)<"));
+  EXPECT_THAT(figure(*one), HasSubstr(">memory (GiB): peak on rank 0 (bold), 5 of 8 (dashed)<"));
   EXPECT_THAT(figure(*one), HasSubstr("stroke-dasharray"));
-  // A capacity far off is named; a line for it would press the curves to the floor.
+  // A much larger capacity is in the caption only; a line for it would flatten the curves.
   one->drawn.capacity_bytes = std::int64_t{80} << 30;
-  EXPECT_THAT(figure(*one), HasSubstr(">memory (GiB): most on rank 0 (bold), 5 of 80<"));
+  EXPECT_THAT(figure(*one), HasSubstr(">memory (GiB): peak on rank 0 (bold), 5 of 80<"));
   EXPECT_THAT(figure(*one), Not(HasSubstr("stroke-dasharray")));
-  // Without bytes, what is in flight.
+  // Without bytes: microbatches in flight.
   EXPECT_THAT(figure(*drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}))),
-              HasSubstr(">microbatches in flight: most on rank 0 (bold), 4<"));
+              HasSubstr(">microbatches in flight: peak on rank 0 (bold), 4<"));
 }
 
-TEST(Figure, ManyNarrowOpsKeepTheirShares) {
-  // Ops of 0.05 px and less, side by side with joint blocks, chunks and idle time.
+TEST(Figure, ManyNarrowOpsKeepTheirFractionsOfTime) {
+  // Ops of at most 0.05 px, with joint blocks, chunks and idle time.
   struct Case {
     const char* family;
     FamilyParams params;
@@ -281,7 +277,7 @@ TEST(Figure, ManyNarrowOpsKeepTheirShares) {
     const auto one = drawn(simulated(family, params, "f=1,b=1.1,w=0.9,comm=0.4,fb=2.7"));
     const std::string svg = figure(*one);
     EXPECT_LT(svg.size(), 1U << 20) << family;
-    EXPECT_THAT(svg, HasSubstr("the height of a colour is its share of the time"));
+    EXPECT_THAT(svg, HasSubstr("the height of a colour is its fraction of time"));
     const auto elements = svg_elements(svg);
     for (int rank = 0; rank < 4; ++rank) {
       std::map<std::string, double> time;  // by colour, in px of plot
@@ -309,7 +305,7 @@ TEST(Figure, ManyNarrowOpsKeepTheirShares) {
       EXPECT_NEAR(coloured / kPlot, to_seconds(one->metrics.ranks[rank].busy) / to_seconds(one->metrics.makespan),
                   0.005);
       for (const auto& [colour, length] : time) {
-        // A few ops beside gaps are drawn one by one, in the shade of their chunk.
+        // A few ops next to gaps are drawn one by one, in the shade of their chunk.
         EXPECT_NEAR(area[colour], length, 0.02 * kPlot) << family << " rank " << rank << " " << colour;
       }
     }
@@ -320,14 +316,14 @@ TEST(Figure, NarrowOpsAmongWideOnesAreDrawn) {
   // A W of 0.01 of F, B + W 1.01: 0.2 px, alone between wide ops.
   const auto one = drawn(simulated("zb-h1", {.ranks = 2, .microbatches = 8}, "f=1,b=1,w=0.005"));
   const std::string svg = figure(*one);
-  EXPECT_THAT(svg, Not(HasSubstr("share of the time")));
+  EXPECT_THAT(svg, Not(HasSubstr("fraction of time")));
   int found = 0;
   for (const SvgElement& rect : row_rects(svg_elements(svg), row_name(0)))
     found += rect.get("fill") == "#00735c" ? 1 : 0;
   EXPECT_EQ(found, 8);
 }
 
-TEST(Figure, OfManyRanksTheFirstAndTheLastAreShown) {
+TEST(Figure, FirstAndLastOfManyRanksAreShown) {
   const auto one = drawn(simulated("1f1b", {.ranks = 64, .microbatches = 4}));
   const std::string svg = figure(*one, {.max_ranks = 5});
   EXPECT_THAT(svg, HasSubstr(">\u2026 59 ranks not shown<"));
@@ -337,7 +333,7 @@ TEST(Figure, OfManyRanksTheFirstAndTheLastAreShown) {
   EXPECT_THAT(figure(*one), HasSubstr("32 ranks not shown"));
 }
 
-TEST(Figure, TransfersAreDrawnWhenAskedFor) {
+TEST(Figure, TransfersAreDrawnOnRequest) {
   // 2 ranks, 3 microbatches: 3 activations down, 3 gradients up.
   const auto one = drawn(simulated("1f1b", {.ranks = 2, .microbatches = 3}, "f=1,b=1,w=1,comm=0.5"));
   EXPECT_THAT(figure(*one), Not(HasSubstr("#9b59b6")));
@@ -352,12 +348,12 @@ TEST(Figure, TransfersAreDrawnWhenAskedFor) {
   const double second = kPlot / to_seconds(one->metrics.makespan);
   EXPECT_THAT(lines, HasSubstr("M" + px(kPlotLeft + second) + " "));
   EXPECT_THAT(lines, HasSubstr("L" + px(kPlotLeft + 1.5 * second) + " "));
-  // Thousands would hide what they join.
+  // Thousands of transfers would hide the ops.
   const auto many = drawn(simulated("1f1b", {.ranks = 2, .microbatches = 2001}));
-  EXPECT_THAT(figure(*many, {.transfers = true}), HasSubstr("Transfers are too many to be drawn."));
+  EXPECT_THAT(figure(*many, {.transfers = true}), HasSubstr("Too many transfers to draw."));
 }
 
-TEST(Figure, TheLegendNamesWhatOccurs) {
+TEST(Figure, LegendListsWhatOccurs) {
   const auto legend = [](const Drawn& one) {
     std::vector<std::string> names;
     for (const SvgElement& element : svg_elements(figure(one))) {
@@ -384,10 +380,10 @@ TEST(Figure, TheLegendNamesWhatOccurs) {
   for (const char* label : {">F0<", ">R0<", ">B0<", ">O<"}) EXPECT_THAT(figure(*all), HasSubstr(label));
 }
 
-TEST(Figure, NothingStandsOutsideThePicture) {
+TEST(Figure, AllTextIsWithinThePicture) {
   const auto slow =
       drawn(simulated("interleaved-1f1b", {.ranks = 4, .microbatches = 8}),
-            "a title that is much too long for the line on which it has to stand, said twice, said twice");
+            "a title that is much too long for the line on which it is drawn, repeated twice, repeated twice");
   const auto fast = drawn(simulated("zb-v", {.ranks = 4, .microbatches = 8}), "zb-v");
   const DrawnRun both[] = {slow->drawn, fast->drawn};
   for (const double width : {240.0, 500.0, 720.0}) {
@@ -412,16 +408,16 @@ TEST(Figure, TitlesAreEscaped) {
   const auto one = drawn(simulated("1f1b", {.ranks = 1, .microbatches = 1}), title);
   int found = 0;
   for (const SvgElement& element : svg_elements(figure(*one))) found += element.text == title ? 1 : 0;
-  EXPECT_EQ(found, 2);  // <title> and the line above the rows
+  EXPECT_EQ(found, 2);  // <title> and the text above the rows
 }
 
-TEST(Figure, IsTheSameEachTimeAndAsItWas) {
+TEST(Figure, OutputIsDeterministicAndMatchesGolden) {
   const auto one = drawn(simulated("seq1f1b", {.ranks = 2, .microbatches = 2, .shape = {1, {1, 1}}}), "seq1f1b");
   EXPECT_EQ(figure(*one), figure(*one));
   test::expect_golden("traces/figure/golden/seq1f1b-p2-m2-k2.svg", figure(*one));
 }
 
-TEST(Figure, TakesOneRunOrTwoAndAWidthInItsRange) {
+TEST(Figure, InvalidNumberOfRunsOrWidthIsRejected) {
   EXPECT_THROW(svg_figure({}), InputError);
   const auto one = drawn(simulated("1f1b", {.ranks = 1, .microbatches = 1}));
   const DrawnRun three[] = {one->drawn, one->drawn, one->drawn};
@@ -431,7 +427,7 @@ TEST(Figure, TakesOneRunOrTwoAndAWidthInItsRange) {
   EXPECT_THROW(figure(*one, {.width = std::nan("")}), InputError);
 }
 
-TEST(Figure, ARunOfNoLengthIsAPicture) {
+TEST(Figure, RunOfLengthZeroIsDrawn) {
   auto run = simulated("1f1b", {.ranks = 1, .microbatches = 1});
   for (VertexId v = 0; v < run.graph.size(); ++v) run.timeline.start[v] = run.timeline.end[v] = Duration{0};
   EXPECT_NO_THROW(svg_elements(figure(*drawn(std::move(run)))));

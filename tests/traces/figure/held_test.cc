@@ -10,8 +10,6 @@
 namespace sluice::test {
 namespace {
 
-using test::simulated;
-
 std::vector<int> all_ranks(const Schedule& schedule) {
   std::vector<int> ranks(static_cast<std::size_t>(schedule.num_ranks()));
   std::iota(ranks.begin(), ranks.end(), 0);
@@ -24,7 +22,7 @@ double peak(const std::vector<HeldLevel>& levels) {
   return most;
 }
 
-TEST(Held, WithoutBytesItIsWhatMetricsCount) {
+TEST(Held, WithoutBytesItMatchesMetrics) {
   for (const Family& family : all_families()) {
     const auto run = simulated(make_schedule(family, {.ranks = 4, .microbatches = family.name == "hanayo" ? 4 : 8}),
                                "f=1,b=1.3,w=0.7,comm=0.2");
@@ -36,7 +34,7 @@ TEST(Held, WithoutBytesItIsWhatMetricsCount) {
     for (std::size_t rank = 0; rank < 4; ++rank) {
       const auto& levels = held.levels[rank];
       EXPECT_NEAR(peak(levels), metrics.ranks[rank].peak_in_flight, 1e-9) << family.name << " rank " << rank;
-      EXPECT_NEAR(levels.back().amount, 0, 1e-9) << family.name;  // all is given back
+      EXPECT_NEAR(levels.back().amount, 0, 1e-9) << family.name;  // all memory is released
       const auto not_later = [](const HeldLevel& a, const HeldLevel& b) { return a.time >= b.time; };
       EXPECT_EQ(std::adjacent_find(levels.begin(), levels.end(), not_later), levels.end()) << family.name;
     }
@@ -44,39 +42,39 @@ TEST(Held, WithoutBytesItIsWhatMetricsCount) {
   }
 }
 
-TEST(Held, TheRankThatHoldsMostIsThereEvenIfItWasNotAskedFor) {
-  // 1f1b: rank r holds p - r, so rank 0 holds most.
+TEST(Held, RankWithHighestPeakIsAlwaysIncluded) {
+  // 1f1b: rank r has p - r microbatches in flight, so rank 0 has the highest peak.
   const auto run = simulated("1f1b", {.ranks = 4, .microbatches = 8});
   const Metrics metrics = measure(run.graph, run.timeline);
-  const std::vector<int> asked = {2, 3};
-  const Held held = held_over_time({.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics}, asked);
+  const std::vector<int> requested = {2, 3};
+  const Held held = held_over_time({.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics}, requested);
   EXPECT_EQ(held.ranks, (std::vector<int>{2, 3, 0}));
   EXPECT_EQ(held.most_at, 2U);
   EXPECT_EQ(held.most, 4);
 }
 
-TEST(Held, BytesAreGiB) {
+TEST(Held, BytesAreInGiB) {
   const auto run = simulated("1f1b", {.ranks = 1, .microbatches = 1});
-  // Without a footprint the graph has no bytes, and memory is not looked at.
+  // Without a footprint the graph has no bytes, and memory is ignored.
   const Metrics metrics = measure(run.graph, run.timeline);
   const std::vector<RankMemory> memory = memory_over_time(run.graph, run.timeline, true);
-  const std::vector<int> asked = {0};
+  const std::vector<int> requested = {0};
   EXPECT_FALSE(
-      held_over_time({.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics, .memory = memory}, asked)
+      held_over_time({.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics, .memory = memory}, requested)
           .bytes);
 
-  class Footed : public Footprint {
+  class GiBFootprint : public Footprint {
    public:
     StageBytes stage(int) const override { return {.weights = std::int64_t{1} << 30}; }
     SliceBytes slice(int, const MicrobatchShape&, int) const override {
       return {.activations_to_weight_gradient = std::int64_t{1} << 29};
     }
   };
-  const Footed footprint;
-  const auto footed = simulated("1f1b", {.ranks = 1, .microbatches = 1}, "f=1,b=1,w=1", {.footprint = &footprint});
-  const std::vector<RankMemory> bytes = memory_over_time(footed.graph, footed.timeline, true);
+  const GiBFootprint footprint;
+  const auto with_bytes = simulated("1f1b", {.ranks = 1, .microbatches = 1}, "f=1,b=1,w=1", {.footprint = &footprint});
+  const std::vector<RankMemory> bytes = memory_over_time(with_bytes.graph, with_bytes.timeline, true);
   const Held held = held_over_time(
-      {.graph = &footed.graph, .timeline = &footed.timeline, .metrics = &metrics, .memory = bytes}, asked);
+      {.graph = &with_bytes.graph, .timeline = &with_bytes.timeline, .metrics = &metrics, .memory = bytes}, requested);
   EXPECT_TRUE(held.bytes);
   // Weights of 1 GiB, and half a GiB from the start of F to the end of B.
   EXPECT_EQ(held.most, 1.5);
@@ -86,23 +84,23 @@ TEST(Held, BytesAreGiB) {
 
 constexpr HeldScale kScale{.left = 10, .px_per_ns = 1, .bottom = 100, .px_per_unit = 10};
 
-TEST(HeldPath, IsSteps) {
+TEST(HeldPath, IsAStepFunction) {
   const std::vector<HeldLevel> levels = {{Duration{0}, 1}, {Duration{3}, 2}, {Duration{5}, 0}};
   EXPECT_EQ(held_path(levels, Duration{8}, kScale), "M10 90H13V80H15V100H18");
 }
 
-TEST(HeldPath, LevelsThatShareAColumnKeepTheirRangeAndTheLast) {
-  // At 0.1 px a ns: 0 and 1 to 3 ns share half a px, and what follows for long is the last of them.
+TEST(HeldPath, LevelsInAColumnKeepTheirRangeAndLastValue) {
+  // At 0.1 px per ns, 0 to 3 ns are in the same half px, and the last level continues.
   const std::vector<HeldLevel> levels = {{Duration{0}, 1}, {Duration{1}, 5}, {Duration{3}, 3}, {Duration{100}, 0}};
   HeldScale scale = kScale;
   scale.px_per_ns = 0.1;
   EXPECT_EQ(held_path(levels, Duration{120}, scale), "M10 90V50V70H20V100H22");
-  // The last of a column may be its most.
+  // The last level of a column may be its maximum.
   const std::vector<HeldLevel> rising = {{Duration{0}, 1}, {Duration{1}, 5}, {Duration{100}, 0}};
   EXPECT_EQ(held_path(rising, Duration{120}, scale), "M10 90V50H20V100H22");
 }
 
-TEST(HeldPath, IsShortHoweverManyLevelsThereAre) {
+TEST(HeldPath, LengthIsBoundedForManyLevels) {
   std::vector<HeldLevel> levels;
   for (int i = 0; i < 200'000; ++i) levels.push_back({Duration{i}, i % 2 == 0 ? 1.0 : 2.0});
   HeldScale scale = kScale;

@@ -15,20 +15,13 @@
 namespace sluice::test {
 namespace {
 
-using test::error_of;
-using test::facts_of;
-using test::KinetoStyle;
-using test::Simulated;
-using test::simulated;
-using test::TemporaryFolder;
-using test::write_kineto_files;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// --- PyTorch's ranges --------------------------------------------------------------------------------------------
+// --- ranges of PyTorch --------------------------------------------------------------------------------------------
 
 // Names as PyTorch's _Action writes them (torch/distributed/pipelining/schedules.py).
-TEST(PipelineRange, Names) {
+TEST(PipelineRange, NamesOfPyTorchAreParsed) {
   using Kind = PipelineAction::Kind;
   const auto op = [](const std::string& name) { return parse_pipeline_range(name)->op; };
   EXPECT_EQ(op("PP:2F0"), (RowOp{0, 2, 0, OpKind::F}));
@@ -52,7 +45,7 @@ TEST(PipelineRange, Names) {
 
 class Kineto : public ::testing::Test {
  protected:
-  // The ops of a run, and its transfers: what its ranges hold.
+  // The rows of a run that Kineto ranges represent: ops and, with `transfers`, transfers.
   static RunRows ops_of(const RunRows& run, bool transfers) {
     RunRows out{.num_ranks = run.num_ranks};
     for (OpRow row : run.rows) {
@@ -69,12 +62,12 @@ class Kineto : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-// A transfer of 0.25 s as the wire sees it takes no lane in uniform costs, but some ns on its track.
+// With uniform costs a transfer of 0.25 s is all latency: it occupies its lane for 0 s and its track for some ns.
 Simulated pipeline(const std::string& family = "1f1b", int ranks = 4, int microbatches = 6) {
   return simulated(family, {.ranks = ranks, .microbatches = microbatches}, "f=1,b=1,w=1,comm=0.25");
 }
 
-TEST_F(Kineto, EveryRangeComesBackExactly) {
+TEST_F(Kineto, RangesAreReadExactly) {
   for (const char* family : {"1f1b", "gpipe", "zb-h1", "interleaved-1f1b", "dualpipe-v", "zb-v"}) {
     SCOPED_TRACE(family);
     const Simulated run = pipeline(family, 4, 8);
@@ -82,27 +75,27 @@ TEST_F(Kineto, EveryRangeComesBackExactly) {
     const TraceRun read = read_style(rows, {});
     std::vector<std::string> expected = facts_of(ops_of(rows, true));
     std::vector<std::string> found = facts_of(read.run);
-    // Bytes are not in these files.
+    // These files contain no bytes.
     EXPECT_EQ(found, expected);
     EXPECT_EQ(first_difference(rows, read.run), "");
     EXPECT_EQ(read.run.idle, rows.idle);
-    EXPECT_EQ(read.notes[0], "4 ranks, numbered by distributedInfo; ranges of the GPU (gpu_user_annotation)");
-    EXPECT_EQ(read.notes[1], "ProfilerStep 2 of 1 that are whole on all ranks");
+    EXPECT_EQ(read.notes[0], "4 ranks, numbered by distributedInfo; GPU ranges (gpu_user_annotation)");
+    EXPECT_EQ(read.notes[1], "ProfilerStep 2, 1 complete on all ranks");
   }
 }
 
-TEST_F(Kineto, WithoutAGpuTheRangesOfTheCpuCount) {
+TEST_F(Kineto, CpuRangesAreReadWithoutGpuRanges) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   const TraceRun read = read_style(rows, {.gpu = false});
   EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, false)));
-  EXPECT_THAT(read.notes[0], HasSubstr("ranges of the CPU (user_annotation): with a GPU these are the launches"));
-  // Without transfers too: here ops start as soon as what they need has come.
+  EXPECT_THAT(read.notes[0], HasSubstr("CPU ranges (user_annotation); with a GPU these are kernel launches"));
+  // Idle times do not need transfers: here ops start as soon as their dependencies arrive.
   EXPECT_EQ(read.run.idle, rows.idle);
 }
 
-// World ranks 0, 8, 16, 24; files in the wrong order, or without ranks in their own.
-TEST_F(Kineto, RanksAreNumbered) {
+// World ranks 0, 8, 16, 24 with files in reverse order; without ranks, file order.
+TEST_F(Kineto, RanksAreNumberedByWorldRankOrFileOrder) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   std::vector<std::string> paths = write_kineto_files(folder_.path(), rows, {.world_rank_step = 8});
@@ -111,30 +104,30 @@ TEST_F(Kineto, RanksAreNumbered) {
   paths = write_kineto_files(folder_.path(), rows, {.distributed_info = false});
   const TraceRun in_order = read_trace_run(paths);
   EXPECT_EQ(facts_of(in_order.run), facts_of(ops_of(rows, true)));
-  EXPECT_THAT(in_order.notes[0], HasSubstr("in the order of files"));
+  EXPECT_THAT(in_order.notes[0], HasSubstr("in file order"));
 }
 
-TEST_F(Kineto, OneOfSeveralSteps) {
+TEST_F(Kineto, ReadsOneOfSeveralSteps) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   const std::vector<std::string> ops = facts_of(ops_of(rows, true));
   KinetoStyle style{.iterations = 3, .first_step = 10};
   const TraceRun last = read_style(rows, style);
   EXPECT_EQ(facts_of(last.run), ops);
-  EXPECT_EQ(last.notes[1], "ProfilerStep 12 of 3 that are whole on all ranks");
-  EXPECT_EQ(read_style(rows, style, {.step = 10}).notes[1], "ProfilerStep 10 of 3 that are whole on all ranks");
+  EXPECT_EQ(last.notes[1], "ProfilerStep 12, 3 complete on all ranks");
+  EXPECT_EQ(read_style(rows, style, {.step = 10}).notes[1], "ProfilerStep 10, 3 complete on all ranks");
   EXPECT_EQ(error_of([&] { read_style(rows, style, {.step = 9}); }),
             folder_.path() + "/rank0.json and 3 more: --step: expected one of 10, 11, 12, got 9");
-  // Recording began within the first and ended within the last.
+  // The recording starts within the first iteration and ends within the last.
   style.cut_front = 3;
   style.cut_back = 1;
   const TraceRun middle = read_style(rows, style);
-  EXPECT_EQ(middle.notes[1], "ProfilerStep 11 of 1 that are whole on all ranks");
+  EXPECT_EQ(middle.notes[1], "ProfilerStep 11, 1 complete on all ranks");
   EXPECT_EQ(facts_of(middle.run), ops);
 }
 
-// Without ProfilerStep iterations are told by what repeats itself, whereever the recording began.
-TEST_F(Kineto, IterationsWithoutProfilerStep) {
+// Without ProfilerStep ranges, iterations are found by repetition, wherever the recording starts.
+TEST_F(Kineto, IterationsAreFoundWithoutProfilerStep) {
   for (const char* family : {"1f1b", "gpipe", "zb-h1", "dualpipe-v"}) {
     SCOPED_TRACE(family);
     const Simulated run = pipeline(family, 4, 8);
@@ -147,29 +140,30 @@ TEST_F(Kineto, IterationsWithoutProfilerStep) {
       const TraceRun read = read_style(rows, style);
       EXPECT_EQ(facts_of(read.run), ops) << cut;
       const int whole = 4 - (cut > 0 ? 1 : 0) - (cut / 2 > 0 ? 1 : 0);
-      EXPECT_EQ(read.notes[1], "iteration " + std::to_string(whole - 1) + " of " + std::to_string(whole) +
-                                   " that are whole on all ranks");
+      EXPECT_EQ(read.notes[1],
+                "iteration " + std::to_string(whole - 1) + ", " + std::to_string(whole) + " complete on all ranks");
     }
   }
 }
 
 // --- clocks ------------------------------------------------------------------------------------------------------
 
-// Each clock is off by something else. Activations and gradients take 0.25 s alike, so that the fastest message each
-// way tells the clocks apart exactly.
+// Every clock has a different offset. Activations and gradients both take 0.25 s, so that the fastest messages of the
+// two directions determine the offsets exactly.
 TEST_F(Kineto, ClocksAreAlignedByMessages) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   const KinetoStyle style{.clocks = {Duration{0}, Duration{3'000'000'123}, Duration{-45'000'000}, Duration{9}}};
   const TraceRun read = read_style(rows, style);
   EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, true)));
-  // 6 activations and 6 gradients over 3 hops.
+  // 6 activations and 6 gradients between 3 pairs of ranks.
   EXPECT_EQ(read.notes[2],
-            "clocks aligned by 36 sends and their receives: rank 1 -3 s, rank 2 +45 ms, rank 3 -0.009 µs");
+            "clocks aligned by 36 matched sends and receives: rank 1 -3 s, rank 2 +45 ms, rank 3 -0.009 µs");
 }
 
-// The same by the order of ops: F of the next stage begins 0.25 s behind the end of this one's, B of the stage before
-// as late behind the next one's, so that a clock can be moved by 0.25 s either way, and the middle is right.
+// By dependencies of ops: the F of the next stage starts 0.25 s after the end of this stage's, and the B of the
+// previous stage 0.25 s after this stage's, so that a clock can move by 0.25 s in both directions, and the middle is
+// correct.
 TEST_F(Kineto, ClocksAreAlignedByCausality) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
@@ -177,12 +171,12 @@ TEST_F(Kineto, ClocksAreAlignedByCausality) {
   style.clocks = {Duration{0}, Duration{0}, Duration{2'000'000'000}, Duration{0}};
   const TraceRun read = read_style(rows, style);
   EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, false)));
-  EXPECT_EQ(read.notes[2], "clocks aligned by the order of ops: rank 2 -2 s");
-  // 0.2 s are no contradiction: nothing is moved.
+  EXPECT_EQ(read.notes[2], "clocks aligned by dependencies of ops: rank 2 -2 s");
+  // An offset of 0.2 s violates no dependency: nothing is adjusted.
   style.clocks[2] = Duration{200'000'000};
-  const TraceRun as_it_is = read_style(rows, style);
-  EXPECT_EQ(as_it_is.notes[2], "clocks of the ranks as they are: no op starts before what it needs has ended");
-  EXPECT_EQ(compare(rows, as_it_is.run).runs.second.makespan, compare(rows, rows).runs.first.makespan);
+  const TraceRun unadjusted = read_style(rows, style);
+  EXPECT_EQ(unadjusted.notes[2], "clocks not adjusted: no op starts before its dependencies end");
+  EXPECT_EQ(compare(rows, unadjusted.run).runs.second.makespan, compare(rows, rows).runs.first.makespan);
 }
 
 OpRow op(OpKind kind, int stage, std::int64_t start, std::int64_t end) {
@@ -193,9 +187,9 @@ OpRow op(OpKind kind, int stage, std::int64_t start, std::int64_t end) {
           .end = Duration{end}};
 }
 
-// Two ranks: F of stage 1 from 10 - x on after that of stage 0 until 10; B of stage 1 until 30 + y before that of stage
-// 0 from 30 on. Clock 1 may be moved by d with 10 <= 10 - x + d and 30 + y + d <= 30: x <= d <= -y.
-TEST(Clocks, StayWithinWhatIsPossible) {
+// Two ranks: F of stage 0 ends at 10 and F of stage 1 starts at 10 - x; B of stage 1 ends at 30 + y and B of stage 0
+// starts at 30. Clock 1 may be moved by d with 10 <= 10 - x + d and 30 + y + d <= 30: x <= d <= -y.
+TEST(Clocks, OffsetsAreFeasible) {
   const auto aligned = [](std::int64_t x, std::int64_t y) {
     const OpRow rows[] = {op(OpKind::F, 0, 0, 10), op(OpKind::F, 1, 10 - x, 20), op(OpKind::B, 1, 20, 30 + y),
                           op(OpKind::B, 0, 30, 40)};
@@ -203,25 +197,25 @@ TEST(Clocks, StayWithinWhatIsPossible) {
   };
   EXPECT_EQ(aligned(0, 0).by, ClockAlignment::By::none);
   EXPECT_EQ(aligned(-4, -4).by, ClockAlignment::By::none);
-  const ClockAlignment later = aligned(2, -6);  // 2 <= d <= 6; rank 0 is held, being the first
+  const ClockAlignment later = aligned(2, -6);  // 2 <= d <= 6; rank 0 keeps its clock, being the first
   EXPECT_EQ(later.by, ClockAlignment::By::causality);
   EXPECT_THAT(later.offsets, ElementsAre(Duration{0}, Duration{4}));
   EXPECT_EQ(later.remaining, Duration{0});
-  // 3 <= d <= -5: with 4 of slack at both ends 3 - 4 <= d <= -5 + 4.
-  const ClockAlignment contradiction = aligned(3, 5);
-  EXPECT_EQ(contradiction.remaining, Duration{4});
-  EXPECT_THAT(contradiction.offsets, ElementsAre(Duration{0}, Duration{-1}));
-  EXPECT_EQ(contradiction.describe(),
-            "clocks aligned by the order of ops: rank 1 -0.001 µs; ops still start up to 0.004 µs too early, which no "
-            "offsets mend");
+  // 3 <= d <= -5 is infeasible; with a slack of 4 at both ends, 3 - 4 <= d <= -5 + 4.
+  const ClockAlignment infeasible = aligned(3, 5);
+  EXPECT_EQ(infeasible.remaining, Duration{4});
+  EXPECT_THAT(infeasible.offsets, ElementsAre(Duration{0}, Duration{-1}));
+  EXPECT_EQ(infeasible.describe(),
+            "clocks aligned by dependencies of ops: rank 1 -0.001 µs; ops still start up to 0.004 µs before their "
+            "dependencies end, for any offsets");
 }
 
-// A message to rank 1 seems to take 12, one back -4: in truth 4 each way, with clock 1 ahead by 8.
-TEST(Clocks, MessagesBothWaysMustJoinAllRanks) {
-  const Message there{0, 1, Duration{100}, Duration{112}};
-  const Message slower{0, 1, Duration{200}, Duration{230}};
-  const Message back{1, 0, Duration{50}, Duration{46}};
-  const Message both[] = {there, slower, back};
+// A message to rank 1 appears to take 12, one back -4: 4 in each direction, with clock 1 ahead by 8.
+TEST(Clocks, MessagesInBothDirectionsMustConnectAllRanks) {
+  const MatchedMessage there{0, 1, Duration{100}, Duration{112}};
+  const MatchedMessage slower{0, 1, Duration{200}, Duration{230}};
+  const MatchedMessage back{1, 0, Duration{50}, Duration{46}};
+  const MatchedMessage both[] = {there, slower, back};
   const ClockAlignment aligned = align_clocks(2, {}, both);
   EXPECT_EQ(aligned.by, ClockAlignment::By::messages);
   EXPECT_THAT(aligned.offsets, ElementsAre(Duration{0}, Duration{-8}));
@@ -229,8 +223,8 @@ TEST(Clocks, MessagesBothWaysMustJoinAllRanks) {
   EXPECT_EQ(align_clocks(3, {}, both).by, ClockAlignment::By::none);
 }
 
-// Iterations whose clocks are seconds apart are matched by their number where ranks have as many, else by time.
-TEST_F(Kineto, IterationsOfRanksThatBeganApart) {
+// Iterations are matched in order if all ranks have the same number of them, otherwise by time.
+TEST_F(Kineto, IterationsOfRanksThatStartedApartAreMatched) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   KinetoStyle style{.iterations = 3, .steps = false};
@@ -238,11 +232,11 @@ TEST_F(Kineto, IterationsOfRanksThatBeganApart) {
   style.cut_front = 1;
   write_file_whole(paths[2], test::kineto_text(rows, 2, style));
   const TraceRun read = read_trace_run(paths);
-  EXPECT_EQ(read.notes[1], "iteration 2 of 2 that are whole on all ranks");
+  EXPECT_EQ(read.notes[1], "iteration 2, 2 complete on all ranks");
   EXPECT_EQ(facts_of(read.run), facts_of(ops_of(rows, true)));
 }
 
-TEST_F(Kineto, WhatIsWrongIsNamed) {
+TEST_F(Kineto, ErrorsNameFileAndCause) {
   const Simulated run = pipeline();
   const RunRows rows = rows_of(run.graph, run.timeline);
   const std::vector<std::string> paths = write_kineto_files(folder_.path(), rows, {});
@@ -260,41 +254,41 @@ TEST_F(Kineto, WhatIsWrongIsNamed) {
   };
   const std::string& file = paths[1];
   EXPECT_EQ(error({paths[0], paths[1], paths[3]}),
-            paths[0] + " and 2 more: no file has stage 2: is that of a rank missing?");
+            paths[0] + " and 2 more: no file contains stage 2: is the file of a rank missing?");
   EXPECT_EQ(error({paths[0], paths[1], paths[1]}),
-            paths[1] + ": /distributedInfo/rank: expected the ranks of one pipeline, got 1 as in " + paths[1]);
+            paths[1] + ": /distributedInfo/rank: expected the distinct ranks of one pipeline, got 1 as in " + paths[1]);
   EXPECT_EQ(with("\"rank\": 1", "\"rank\": 0"),
-            file + ": /distributedInfo/rank: expected the ranks of one pipeline, got 0 as in " + paths[0]);
+            file + ": /distributedInfo/rank: expected the distinct ranks of one pipeline, got 0 as in " + paths[0]);
   EXPECT_EQ(with("PP:", "PX:", true),
             file +
-                ": /traceEvents: expected ranges of pipeline ops (PP:0F0, of category gpu_user_annotation or "
+                ": /traceEvents: expected pipeline op ranges (such as PP:0F0, category gpu_user_annotation or "
                 "user_annotation), got none");
-  // Behind process_name, the step on CPU and GPU, and the receive on the CPU, as a kernel and on the GPU.
+  // After process_name, the step on CPU and GPU, and the receive on the CPU, as a kernel and on the GPU.
   EXPECT_EQ(with("\"PP:1F0\"", "\"PP:1F\""),
             file +
-                ": event 6: PP:1F: expected an action of torch.distributed.pipelining, such as PP:2F0 or "
+                ": event 6: PP:1F: expected an action of torch.distributed.pipelining such as PP:2F0 or "
                 "PP:(0F1;3B0)OVERLAP_F_B");
   EXPECT_EQ(with("\"PP:1F0\"", "\"PP:0F0\"", true),
-            file + ": stage 0 is in " + paths[0] + " too: expected the files of one pipeline, one for each rank");
-  EXPECT_EQ(with("gpu_user", "xpu_user", true),
-            file + ": ranges of the CPU alone, where " + paths[0] + " has those of the GPU");
-  EXPECT_EQ(with("ProfilerStep", "Step", true), file + ": has no ProfilerStep ranges, where " + paths[0] + " has some");
+            file + ": stage 0 is also in " + paths[0] + ": expected the files of one pipeline, one per rank");
+  EXPECT_EQ(with("gpu_user", "xpu_user", true), file + ": has only CPU ranges, but " + paths[0] + " has GPU ranges");
+  EXPECT_EQ(with("ProfilerStep", "Step", true), file + ": has no ProfilerStep ranges, but " + paths[0] + " has some");
   EXPECT_EQ(with("ProfilerStep#2", "ProfilerStep#3", true),
-            paths[0] + " and 3 more: expected an iteration that is whole on all ranks, got none");
+            paths[0] + " and 3 more: expected an iteration that is complete on all ranks, got none");
   EXPECT_EQ(with("ProfilerStep#2", "ProfilerStep#two"),
-            file + ": event 1: ProfilerStep#two: expected a number behind it");
+            file + ": event 1: ProfilerStep#two: expected a number after ProfilerStep#");
   EXPECT_EQ(with("\"baseTimeNanoseconds\": 1", "\"baseTimeNanoseconds\": -1"),
             file + ": /baseTimeNanoseconds: expected 0 to 4000000000000000000, got -1700000000123456789");
   EXPECT_THAT(with("\"traceEvents\": [", "\"traceEvents\": {"), HasSubstr(file + ": line "));
   EXPECT_EQ(with("\"traceEvents\"", "\"events\""), file + ": expected a trace: an object with an array traceEvents");
-  // Ops of which none is ever behind its forward.
+  // Iterations in which the backward of one op precedes its forward.
   KinetoStyle style{.steps = false};
   style.cut_front = 1;
   write_file_whole(paths[1], test::kineto_text(rows, 1, style));
-  EXPECT_EQ(error({paths[1]}),
-            file +
-                ": /traceEvents: expected whole iterations, each op once and behind what it needs; record them with "
-                "ProfilerStep (torch.profiler's step())");
+  EXPECT_EQ(
+      error({paths[1]}),
+      file +
+          ": /traceEvents: expected complete iterations with each op once and after its dependencies; record with "
+          "ProfilerStep ranges (torch.profiler's step())");
 }
 
 }  // namespace

@@ -23,18 +23,12 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
-using test::error_of;
-using test::facts_of;
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
-using test::TemporaryFolder;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// --- our own traces ----------------------------------------------------------------------------------------------
+// --- Sluice traces ------------------------------------------------------------------------------------------------
 
 class ReadTrace : public ::testing::Test {
  protected:
@@ -49,16 +43,16 @@ class ReadTrace : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-// Every family over small shapes, with and without latency, bytes and what surrounds an iteration: what is read is what
-// was written, and the comparison finds no difference, not in memory counters nor in idle time either.
-TEST_F(ReadTrace, EveryFamilyComesBack) {
+// Every family over small shapes, with and without latency, bytes, collectives and idle times: the rows read are the
+// rows written, and the comparison finds no difference, including memory counters and idle time.
+TEST_F(ReadTrace, TracesOfEveryFamilyRoundTrip) {
   const SmallFootprint footprint;
   for (const Family& family : all_families()) {
     int runs = 0;
     int same_peaks = 0;
     for (int ranks = 1; ranks <= 4; ++ranks) {
       for (int microbatches = 2; microbatches <= (test::small_scope() ? 4 : 8); microbatches += 2) {
-        const int chunks = family.name == "hanayo" ? 2 : 1;  // its least
+        const int chunks = family.name == "hanayo" ? 2 : 1;  // its minimum
         FamilyParams params{
             .ranks = ranks, .chunks = family.fixed_chunks == 0 ? chunks : 0, .microbatches = microbatches};
         if (family.sliced) params.shape.slice_lengths = {1, 1};
@@ -66,7 +60,7 @@ TEST_F(ReadTrace, EveryFamilyComesBack) {
         try {
           schedule.emplace(make_schedule(family, params));
         } catch (const InputError&) {
-          continue;  // a shape that the family refuses
+          continue;  // a shape that the family does not support
         }
         SCOPED_TRACE(std::string(family.name) + " p=" + std::to_string(ranks) + " m=" + std::to_string(microbatches));
         LoweringOptions options{.footprint = &footprint, .data_parallel = 2, .recompute = true};
@@ -87,7 +81,7 @@ TEST_F(ReadTrace, EveryFamilyComesBack) {
         EXPECT_THAT(found.differing, IsEmpty());
         EXPECT_FALSE(found.falls_behind);
         for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
-          // Counters do not have what is there for an instant alone: buffers of transfers that take no time.
+          // Counters exclude instantaneous allocations: buffers of transfers that take no time.
           const auto& samples = memory[rank].samples;
           const auto peak = std::max_element(samples.begin(), samples.end(), [](const auto& a, const auto& b) {
             return total(a.bytes) < total(b.bytes);
@@ -98,7 +92,7 @@ TEST_F(ReadTrace, EveryFamilyComesBack) {
           if (total(peak->bytes) != memory[rank].peak_bytes) continue;
           ++same_peaks;
         }
-        // What the trace does not say follows from its ops, but for schedules without a flush.
+        // Causes that are not in the trace are derived from its ops, except for schedules without a flush.
         const bool known = !family.asynchronous || !read.run.idle.empty();
         EXPECT_EQ(known ? read.run.idle : written.idle, written.idle);
         ++runs;
@@ -109,13 +103,13 @@ TEST_F(ReadTrace, EveryFamilyComesBack) {
   }
 }
 
-TEST_F(ReadTrace, WhatATraceDoesNotSayIsNotKnown) {
+TEST_F(ReadTrace, MissingInformationIsUnknown) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2});
   const std::string trace = test::trace_of(run);
   EXPECT_THAT(read(trace).run.memory, IsEmpty());
   // Counters of a run without bytes are all 0.
   EXPECT_THAT(read(test::trace_of(run, {}, memory_over_time(run.graph, run.timeline, true))).run.memory, IsEmpty());
-  // Idle time has its causes unless an op is missing.
+  // Causes of idle time are known unless an op is missing.
   EXPECT_EQ(read(trace).run.idle, idle_by_cause(run.graph, run.timeline));
   const std::size_t last = trace.find("{\"ph\":\"X\",\"pid\":1,\"tid\":1,\"ts\":7000000.000");  // B1 of rank 0
   ASSERT_NE(last, std::string::npos);
@@ -124,22 +118,22 @@ TEST_F(ReadTrace, WhatATraceDoesNotSayIsNotKnown) {
   EXPECT_THAT(read(cut).run.idle, IsEmpty());
 }
 
-// Pipeline ranks are the processes in the order of the file.
-TEST_F(ReadTrace, WorldRanksAndRanksThatAreLeftOut) {
+// Pipeline ranks are the processes in file order.
+TEST_F(ReadTrace, WorldRanksAndOmittedRanks) {
   const Simulated run = simulated("1f1b", {.ranks = 4, .microbatches = 3});
   const RunRows all = rows_of(run.graph, run.timeline);
   TraceOptions options{.world_ranks = {0, 8, 16, 24}};
   EXPECT_EQ(facts_of(read(test::trace_of(run, options)).run), facts_of(all));
   options.ranks = {1, 2};
   const TraceRun some = read(test::trace_of(run, options));
-  // Of ranks 1 and 2 with 0 and 3 six activations, six gradients: each has only the one end.
+  // Six activations and six gradients between ranks 1 and 2 and ranks 0 and 3 have only one end.
   EXPECT_THAT(some.notes,
-              ElementsAre("2 ranks", "the trace leaves out ranks", "12 transfers with one end are left out"));
+              ElementsAre("2 ranks", "the trace omits some ranks", "12 transfers with only one end ignored"));
   EXPECT_EQ(first_difference(all, some.run), "first has F(stage 0, mb 0) on rank 0, second does not");
 }
 
-// A trace with several iterations: each slice again 100 s and 200 s later, the last time without the last op.
-TEST_F(ReadTrace, OneOfSeveralIterations) {
+// A trace with three iterations: each slice is repeated 100 s and 200 s later; the third iteration lacks the last op.
+TEST_F(ReadTrace, ReadsOneOfSeveralIterations) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 2}, "f=1,b=1,w=1,comm=0.25");
   json trace = json::parse(test::trace_of(run));
   json events = json::array();
@@ -147,7 +141,7 @@ TEST_F(ReadTrace, OneOfSeveralIterations) {
     for (int i = 0; i < (event.at("ph") == "M" ? 1 : 3); ++i) {
       json again = event;
       if (event.at("ph") != "M") again["ts"] = event.at("ts").get<double>() + 1e8 * i;
-      // Slower from time to time.
+      // F0 is faster in each iteration.
       if (event.at("ph") == "X" && event.at("name") == "F0") again["dur"] = event.at("dur").get<double>() - 1e5 * i;
       if (i == 2 && event.at("ph") == "X" && event.at("name") == "B1" && event.at("pid") == 1) continue;
       events.push_back(again);
@@ -164,17 +158,17 @@ TEST_F(ReadTrace, OneOfSeveralIterations) {
   EXPECT_EQ(facts_of(read(trace.dump(), {.step = 0}).run), facts_of(written));
   EXPECT_EQ(error_of([&] { read(trace.dump(), {.step = 2}); }),
             folder_.path("t.json") + ": --step: expected 0 to 1, got 2");
-  // With one iteration there is nothing to choose.
+  // With one iteration the option is ignored.
   EXPECT_EQ(facts_of(read(test::trace_of(run), {.step = 7}).run), facts_of(written));
 }
 
 struct Broken {
   const char* from;
   const char* to;
-  const char* error;  // behind "FILE: "; EVENT is "event N" of the change, END the end of the file
+  const char* error;  // after "FILE: "; EVENT is "event N" of the change, END the end of the file
 };
 
-TEST_F(ReadTrace, WhatIsWrongIsNamed) {
+TEST_F(ReadTrace, ErrorsNameEventAndCause) {
   const SmallFootprint footprint;
   const LoweringOptions lowering{.footprint = &footprint, .data_parallel = 2, .recompute = true};
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=0.25", lowering);
@@ -185,31 +179,31 @@ TEST_F(ReadTrace, WhatIsWrongIsNamed) {
       {"\"scenario\":null", "\"sides\":[]", "/sluice/sides: expected a trace of one run, got one of two"},
       {"traceEvents", "events", "expected a trace: an object with an array traceEvents"},
       {"\"args\":{\"stage\":0", "\"args\":{\"stage\":-1",
-       "EVENT: F0: args: stage: expected a whole number from 0 to 32766, got none"},
+       "EVENT: F0: args: stage: expected an integer from 0 to 32766, got none"},
       {"\"args\":{\"stage\":0", "\"args\":{\"stage\":40000",
-       "EVENT: F0: args: stage: expected a whole number from 0 to 32766, got 40000"},
+       "EVENT: F0: args: stage: expected an integer from 0 to 32766, got 40000"},
       {"\"name\":\"F0\",\"args\"", "\"name\":\"G0\",\"args\"",
        "EVENT: expected a name such as F3, R3 or F3+B1, got 'G0'"},
       {"\"name\":\"F0\",\"args\"", "\"name\":\"F0+B0\",\"args\"",
-       "EVENT: F0+B0: args: stage: expected a whole number from 0 to 32766, got none"},
+       "EVENT: F0+B0: args: stage: expected an integer from 0 to 32766, got none"},
       {"\"name\":\"send F0\"", "\"name\":\"sent F0\"",
        "EVENT: expected a name such as send F3 or recv B3, got 'sent F0'"},
       {"\"cat\":\"compute\"", "\"cat\":\"computation\"",
        "EVENT: expected a cat of compute, p2p, coll, opt or idle, got 'computation'"},
       {"\"name\":\"gradient reduce 0\"", "\"name\":\"gradient reduced 0\"",
-       "EVENT: there is no collective 'gradient reduced'; did you mean 'gradient reduce'?"},
-      {"\"cause\":\"warm_up\"", "\"cause\":\"cable\"", "EVENT: there is no cause 'cable'"},
-      {"\"weights\":1000", "\"weight\":1000", "EVENT: memory: there is no class 'weight'; did you mean 'weights'?"},
-      {"\"weights\":1000", "\"weights\":-1", "EVENT: memory: weights: expected bytes, got -1"},
+       "EVENT: unknown collective 'gradient reduced'; did you mean 'gradient reduce'?"},
+      {"\"cause\":\"warm_up\"", "\"cause\":\"cable\"", "EVENT: unknown cause 'cable'"},
+      {"\"weights\":1000", "\"weight\":1000", "EVENT: memory: unknown class 'weight'; did you mean 'weights'?"},
+      {"\"weights\":1000", "\"weights\":-1", "EVENT: memory: weights: expected 0 to 2^60 bytes, got -1"},
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"dur\":-1.000", "EVENT: F0: dur: expected 0 or more"},
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":0.000,\"length\":1.000", "EVENT: F0: expected ts and dur"},
       {"\"ts\":0.000,\"dur\":1000000.000", "\"ts\":5e15,\"dur\":1.000",
        "EVENT: ts: expected microseconds between -1e+14 and 4e+15"},
       {"\"pid\":1,\"tid\":1,\"ts\"", "\"pid\":9,\"tid\":1,\"ts\"",
-       "EVENT: expected a pid that process_name has named before, got 9"},
+       "EVENT: expected a pid with an earlier process_name event, got 9"},
       {"\"pid\":2,\"name\":\"process_name\"", "\"pid\":1,\"name\":\"process_name\"",
-       "EVENT: pid 1 has its second process_name"},
-      {"\"step\":0", "\"stop\":0", "EVENT: gradient reduce 0: args: step: expected one"},
+       "EVENT: second process_name for pid 1"},
+      {"\"step\":0", "\"stop\":0", "EVENT: gradient reduce 0: args: step: expected an integer from 0 to 60000000"},
       {"},\n\"traceEvents\"", ",\n\"traceEvents\"",
        "END: not JSON: syntax error while parsing object - unexpected end of input; expected '}'"},
       {"{\"sluice\"", "[\"sluice\"",
@@ -221,7 +215,7 @@ TEST_F(ReadTrace, WhatIsWrongIsNamed) {
     const std::size_t at = bad.find(broken.from);
     ASSERT_NE(at, std::string::npos);
     bad.replace(at, std::string_view(broken.from).size(), broken.to);
-    // An event stands on a line of its own, behind two.
+    // Each event is on its own line, after two other lines.
     const auto lines = [&](std::size_t end) {
       return std::count(bad.begin(), bad.begin() + static_cast<std::ptrdiff_t>(end), '\n');
     };
@@ -235,7 +229,7 @@ TEST_F(ReadTrace, WhatIsWrongIsNamed) {
             folder_.path("t.json") + ": line");
 }
 
-TEST_F(ReadTrace, FilesThatCannotBeRead) {
+TEST_F(ReadTrace, UnreadableFilesAreRejected) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 4});
   const std::string good = test::trace_of(run);
   const std::string zipped = write("whole.json.gz", good);
@@ -246,10 +240,10 @@ TEST_F(ReadTrace, FilesThatCannotBeRead) {
     return error_of([&] { read_trace_run({folder_.path(name)}); });
   };
   EXPECT_EQ(error("cut.json.gz", bytes.substr(0, bytes.size() / 2)),
-            folder_.path("cut.json.gz") + ": the gzip stream ends too early");
-  std::string spoilt = bytes;
-  spoilt[spoilt.size() - 5] = static_cast<char>(spoilt[spoilt.size() - 5] + 1);  // of the checksum
-  EXPECT_THAT(error("spoilt.json.gz", spoilt), HasSubstr(folder_.path("spoilt.json.gz") + ": "));
+            folder_.path("cut.json.gz") + ": the gzip stream is truncated");
+  std::string corrupt = bytes;
+  corrupt[corrupt.size() - 5] = static_cast<char>(corrupt[corrupt.size() - 5] + 1);  // of the checksum
+  EXPECT_THAT(error("corrupt.json.gz", corrupt), HasSubstr(folder_.path("corrupt.json.gz") + ": "));
   EXPECT_EQ(
       error("empty.json", ""),
       folder_.path("empty.json") +
@@ -258,16 +252,16 @@ TEST_F(ReadTrace, FilesThatCannotBeRead) {
   EXPECT_EQ(error("deep.json", std::string(101, '[')), folder_.path("deep.json") + ": nested deeper than 100");
   EXPECT_EQ(error("number.json", "{\"traceEvents\":[1e999]}"),
             folder_.path("number.json") + ": event 0: not JSON: a number is out of range");
-  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder");
+  EXPECT_EQ(error_of([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder, expected a file");
   EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("none.json")}); }),
             folder_.path("none.json") + ": cannot be read");
   EXPECT_EQ(error_of([&] {
               read_trace_run({zipped, zipped});
             }),
-            zipped + ": a trace of ours holds all ranks: expected it alone, got 2 files");
+            zipped + ": a Sluice trace contains all ranks: expected one file, got 2");
 }
 
-TEST_F(ReadTrace, TracesOfTwoRunsAreRefused) {
+TEST_F(ReadTrace, TracesOfTwoRunsAreRejected) {
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 1});
   const RunRows rows = rows_of(run.graph, run.timeline);
   write_side_by_side_file(folder_.path("both.json.gz"), {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
@@ -286,7 +280,7 @@ TEST(TraceEvents, TimesAreExactToTheNanosecond) {
               ElementsAre(1001, 1000, -2500, 1'661'938'466'265'032'000, 1'661'938'466'265'032'123, 1'000'000, 7000));
 }
 
-TEST(TraceEvents, RankIsThatOfDistributedInfoOrTheFirstOne) {
+TEST(TraceEvents, RankIsFromDistributedInfoOrTheFirstKey) {
   const auto rank = [](const std::string& text) { return read_trace_text(text, "x", [](auto&, auto&) {}).rank; };
   EXPECT_EQ(rank(R"({"a":{"rank":3},"distributedInfo":{"backend":"nccl","rank": 5},"traceEvents":[]})"), 5);
   EXPECT_EQ(rank(R"({"a":{"rank": 3},"traceEvents":[{"args":{"rank": 4}}]})"), 3);
@@ -295,7 +289,7 @@ TEST(TraceEvents, RankIsThatOfDistributedInfoOrTheFirstOne) {
 
 // --- files -------------------------------------------------------------------------------------------------------
 
-TEST_F(ReadTrace, FilesOfAWord) {
+TEST_F(ReadTrace, ArgumentsNameFiles) {
   for (const char* name : {"rank10.json", "rank9.json", "rank2.json.gz", "notes.txt"}) write(name, "{}");
   EXPECT_THAT(trace_files(folder_.path()), ElementsAre(folder_.path() + "rank2.json.gz", folder_.path() + "rank9.json",
                                                        folder_.path() + "rank10.json"));
@@ -304,24 +298,26 @@ TEST_F(ReadTrace, FilesOfAWord) {
   EXPECT_THAT(trace_files(a), ElementsAre(a));
   EXPECT_THAT(trace_files(b + "," + a), ElementsAre(b, a));
   EXPECT_THAT(trace_files(folder_.path("none.json")), ElementsAre(folder_.path("none.json")));
-  EXPECT_EQ(error_of([&] { trace_files(a + ",none.json"); }), a + ",none.json: there is no 'none.json'");
+  EXPECT_EQ(error_of([&] { trace_files(a + ",none.json"); }), a + ",none.json: file 'none.json' does not exist");
   std::filesystem::create_directory(folder_.path("empty"));
   EXPECT_EQ(error_of([&] { trace_files(folder_.path("empty")); }),
             folder_.path("empty") + ": expected files that end in .json or .json.gz, got none");
 }
 
-TEST_F(ReadTrace, TracesAreToldFromOtherFiles) {
-  EXPECT_TRUE(is_trace_file(write("a.json", R"({"traceEvents":[{"ph":"X"}, and so on)")));  // no further than that
+TEST_F(ReadTrace, TracesAreDistinguishedFromOtherFiles) {
+  EXPECT_TRUE(
+      is_trace_file(write("a.json", R"({"traceEvents":[{"ph":"X"}, and so on)")));  // reads up to the first event
   EXPECT_TRUE(is_trace_file(write("b.json", R"({"traceEvents":[]})")));
   EXPECT_FALSE(is_trace_file(write("c.json", R"({"schema":"sluice.scenario/1"})")));
   EXPECT_FALSE(is_trace_file(write("d.json", R"({"a":{"traceEvents":[]}})")));
   EXPECT_THROW(is_trace_file(write("e.json", "nonsense")), InputError);
 }
 
-// --- anything ----------------------------------------------------------------------------------------------------
+// --- corrupt files
+// ----------------------------------------------------------------------------------------------------
 
-// Bytes changed, left out, doubled or cut off: what comes is a run or an InputError.
-TEST_F(ReadTrace, SpoiltFilesAreRefusedOrRead) {
+// Bytes are changed, removed, repeated or truncated: the result is a run or an InputError.
+TEST_F(ReadTrace, CorruptFilesAreRejectedOrRead) {
   const SmallFootprint footprint;
   const LoweringOptions lowering{.footprint = &footprint, .data_parallel = 2, .recompute = true};
   const Simulated run = simulated("dualpipe-v", {.ranks = 2, .microbatches = 4}, "f=1,b=1,w=1,comm=0.25", lowering);
@@ -332,7 +328,7 @@ TEST_F(ReadTrace, SpoiltFilesAreRefusedOrRead) {
       test::kineto_text(RunRows{.num_ranks = 1, .rows = rows.rows}, 0, {.iterations = 2, .steps = false})};
   std::mt19937 random(1);
   int read_well = 0;
-  int refused = 0;
+  int rejected = 0;
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   for (int i = 0; i < (test::small_scope() ? 300 : 1500); ++i) {
     std::string text = good[static_cast<std::size_t>(i) % good.size()];
@@ -354,11 +350,11 @@ TEST_F(ReadTrace, SpoiltFilesAreRefusedOrRead) {
       ++read_well;
     } catch (const InputError& error) {
       EXPECT_THAT(error.what(), HasSubstr("t.json"));
-      ++refused;
+      ++rejected;
     }
   }
   EXPECT_GT(read_well, 0);
-  EXPECT_GT(refused, 0);
+  EXPECT_GT(rejected, 0);
 }
 
 }  // namespace

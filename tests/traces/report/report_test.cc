@@ -21,18 +21,12 @@
 namespace sluice::test {
 namespace {
 
-using test::between;
-using test::columns_of;
-using test::ReportColumns;
-using test::Simulated;
-using test::simulated;
-using test::SmallFootprint;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A run and what a report refers to.
-struct Drawn {
-  explicit Drawn(Simulated made)
+// A run with the data that a report refers to.
+struct ReportInput {
+  explicit ReportInput(Simulated made)
       : run(std::move(made)),
         metrics(measure(run.graph, run.timeline)),
         memory(memory_over_time(run.graph, run.timeline, true)) {}
@@ -57,12 +51,12 @@ std::string text_of(const Report& report) {
   return text;
 }
 
-std::string text_of(const Drawn& drawn) {
+std::string text_of(const ReportInput& drawn) {
   return text_of(
       {.title = "a run", .command_line = "sluice simulate", .version = "1", .runs = {drawn.report_run("a")}});
 }
 
-Drawn one_f_one_b() { return Drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8})); }
+ReportInput one_f_one_b() { return ReportInput(simulated("1f1b", {.ranks = 4, .microbatches = 8})); }
 
 TEST(Report, Base64) {  // RFC 4648, section 10
   EXPECT_EQ(base64(""), "");
@@ -73,7 +67,7 @@ TEST(Report, Base64) {  // RFC 4648, section 10
   EXPECT_EQ(base64("\xff\xfe\xfd"), "//79");
 }
 
-TEST(Report, PolicyNamesTheHashesOfItsStyleAndScript) {
+TEST(Report, PolicyContainsHashesOfStyleAndScript) {
   // FIPS 180-2, B.1: the hash of "abc".
   ASSERT_EQ(base64(test::sha256("abc")), "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
   const std::string text = text_of(one_f_one_b());
@@ -85,7 +79,7 @@ TEST(Report, PolicyNamesTheHashesOfItsStyleAndScript) {
                         base64(test::sha256(script)) + "'; img-src data:; base-uri 'none'; form-action 'none'");
 }
 
-TEST(Report, HasNothingThatThePolicyWouldRefuse) {
+TEST(Report, CompliesWithItsPolicy) {
   const std::string text = text_of(one_f_one_b());
   EXPECT_THAT(text, Not(HasSubstr(" style=")));
   for (const char* handler : {" onclick=", " onload=", " onerror=", "javascript:", "src=", "href=\"http"}) {
@@ -93,9 +87,9 @@ TEST(Report, HasNothingThatThePolicyWouldRefuse) {
   }
 }
 
-TEST(Report, WhatUsersNameIsEscaped) {
+TEST(Report, UserTextIsEscaped) {
   EXPECT_EQ(html_escaped("<a b=\"c\" d='e'>&amp;"), "&lt;a b=&quot;c&quot; d=&#39;e&#39;&gt;&amp;amp;");
-  const Drawn drawn = one_f_one_b();
+  const ReportInput drawn = one_f_one_b();
   const std::string evil = "</script><img src=x onerror=alert(1)>";
   ReportRun a = drawn.report_run(evil);
   a.headline = {{evil, evil, evil, 1.0}, {"only in A", evil, ""}};
@@ -106,19 +100,15 @@ TEST(Report, WhatUsersNameIsEscaped) {
     const std::string text = text_of({.title = evil, .command_line = evil, .version = evil, .runs = runs});
     EXPECT_THAT(text, Not(HasSubstr("<img")));
     EXPECT_THAT(text, HasSubstr("&lt;/script&gt;&lt;img src=x onerror=alert(1)&gt;"));
-    EXPECT_THAT(text, HasSubstr("\\u003c/script>"));  // the run's name, within JSON
+    EXPECT_THAT(text, HasSubstr("\\u003c/script>"));  // the run's name in JSON
   }
 }
 
-// Everything that the columns say of a run against what they were made of.
-void expect_decodes(const Drawn& drawn) {
-  const OpGraph& graph = drawn.run.graph;
-  const Timeline& timeline = drawn.run.timeline;
-  const ReportColumns data = columns_of(text_of(drawn), 0);
-  EXPECT_EQ(data.header.at("makespan"), drawn.metrics.makespan.count());
+using Lanes = std::vector<std::vector<VertexId>>;
 
-  // Vertices by lane in the order of their ids, collectives on every lane that they occupy.
-  std::vector<std::vector<VertexId>> lanes(graph.lanes().size());
+// Vertices by lane in the order of their ids, collectives on every lane that they occupy.
+Lanes lanes_of(const OpGraph& graph) {
+  Lanes lanes(graph.lanes().size());
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind == VertexKind::collective) {
       for (const int rank : graph.collective(graph[v]).ranks) lanes[graph.collective_lane(rank)].push_back(v);
@@ -126,8 +116,14 @@ void expect_decodes(const Drawn& drawn) {
       lanes[graph[v].lane].push_back(v);
     }
   }
-  std::vector<VertexId> vertex_at;  // by index in the report
-  for (const auto& lane : lanes) vertex_at.insert(vertex_at.end(), lane.begin(), lane.end());
+  return lanes;
+}
+
+// `vertex_at` is by index in the report.
+void expect_ops(const ReportInput& drawn, const ReportColumns& data, const Lanes& lanes,
+                const std::vector<VertexId>& vertex_at) {
+  const OpGraph& graph = drawn.run.graph;
+  const Timeline& timeline = drawn.run.timeline;
   ASSERT_EQ(data["kind"].size(), vertex_at.size());
   const std::vector<Duration> slacks = slack(graph, timeline);
   std::vector<char> on_path(graph.size(), 0);
@@ -179,8 +175,10 @@ void expect_decodes(const Drawn& drawn) {
     }
   }
   EXPECT_EQ(data["partner_kind"].size(), joint);
+}
 
-  const std::vector<IdleInterval> intervals = idle_intervals(graph, timeline);
+void expect_idle(const ReportInput& drawn, const ReportColumns& data, const std::vector<VertexId>& vertex_at) {
+  const std::vector<IdleInterval> intervals = idle_intervals(drawn.run.graph, drawn.run.timeline);
   ASSERT_EQ(data["idle_cause"].size(), intervals.size());
   std::int64_t free = 0;
   for (std::size_t k = 0; k < intervals.size(); ++k) {
@@ -198,8 +196,10 @@ void expect_decodes(const Drawn& drawn) {
     EXPECT_EQ(vertex("idle_next"), intervals[k].next);
     EXPECT_EQ(vertex("idle_need"), intervals[k].waits_for);
   }
+}
 
-  if (!graph.has_bytes()) {
+void expect_memory(const ReportInput& drawn, const ReportColumns& data) {
+  if (!drawn.run.graph.has_bytes()) {
     EXPECT_FALSE(data.header.contains("memory"));
     return;
   }
@@ -222,7 +222,19 @@ void expect_decodes(const Drawn& drawn) {
   EXPECT_EQ(data["memory_time"].size(), sample);
 }
 
-TEST(Report, DataDecodesToTheRun) {
+// Checks all columns of a run against the graph and timeline that they encode.
+void expect_decodes(const ReportInput& drawn) {
+  const ReportColumns data = columns_of(text_of(drawn), 0);
+  EXPECT_EQ(data.header.at("makespan"), drawn.metrics.makespan.count());
+  const Lanes lanes = lanes_of(drawn.run.graph);
+  std::vector<VertexId> vertex_at;
+  for (const auto& lane : lanes) vertex_at.insert(vertex_at.end(), lane.begin(), lane.end());
+  expect_ops(drawn, data, lanes, vertex_at);
+  expect_idle(drawn, data, vertex_at);
+  expect_memory(drawn, data);
+}
+
+TEST(Report, DataRoundTrips) {
   const SmallFootprint footprint;
   const LoweringOptions bytes{.footprint = &footprint};
   const LoweringOptions recompute{.footprint = &footprint, .recompute = true};
@@ -230,34 +242,35 @@ TEST(Report, DataDecodesToTheRun) {
   for (const Family& family : all_families()) {
     SCOPED_TRACE(family.name);
     const FamilyParams params{.ranks = 4, .microbatches = family.name == "hanayo" ? 4 : 8};
-    expect_decodes(Drawn(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17")));
-    expect_decodes(Drawn(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17", bytes)));
+    expect_decodes(ReportInput(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17")));
+    expect_decodes(ReportInput(simulated(make_schedule(family, params), "f=1.1,b=1.3,w=0.9,fb=2.7,comm=0.17", bytes)));
   }
   const LoweringOptions collectives{.footprint = &footprint,
                                     .data_parallel = 2,
                                     .gather_parameters = true,
                                     .tied_embedding = true,
                                     .global_norm = true};
-  expect_decodes(Drawn(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", recompute)));
-  expect_decodes(Drawn(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", collectives)));
-  expect_decodes(Drawn(simulated("seq1f1b", {.ranks = 3, .microbatches = 4, .shape = slices}, "f=3,b=3,w=3", bytes)));
+  expect_decodes(ReportInput(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", recompute)));
+  expect_decodes(ReportInput(simulated("1f1b", {.ranks = 3, .microbatches = 5}, "f=1,b=1,w=1,comm=0.1", collectives)));
+  expect_decodes(
+      ReportInput(simulated("seq1f1b", {.ranks = 3, .microbatches = 4, .shape = slices}, "f=3,b=3,w=3", bytes)));
 }
 
 TEST(Report, TimesBeyond32BitsAreExact) {
-  // A million seconds a forward: 10^15 ns, past 2^49.
-  expect_decodes(Drawn(simulated("1f1b", {.ranks = 2, .microbatches = 3}, "f=1000000.000000001,b=2,w=3,comm=7")));
+  // A million seconds per forward: 10^15 ns, beyond 2^49.
+  expect_decodes(ReportInput(simulated("1f1b", {.ranks = 2, .microbatches = 3}, "f=1000000.000000001,b=2,w=3,comm=7")));
 }
 
-TEST(Report, IsTheSameEachTime) { EXPECT_EQ(text_of(one_f_one_b()), text_of(one_f_one_b())); }
+TEST(Report, OutputIsDeterministic) { EXPECT_EQ(text_of(one_f_one_b()), text_of(one_f_one_b())); }
 
 TEST(Report, IsSmall) {
-  // 2 x 16 x 2048 ops and 2 x 15 x 2048 transfers: 127 thousand, 30 bytes each before they are packed.
-  const Drawn drawn(simulated("1f1b", {.ranks = 16, .microbatches = test::small_scope() ? 200 : 2048},
-                              "f=1.234567891,b=1.345678912,w=0.987654321,comm=0.012345678"));
+  // 2 x 16 x 2048 ops and 2 x 15 x 2048 transfers: 127 thousand, 30 bytes each before compression.
+  const ReportInput drawn(simulated("1f1b", {.ranks = 16, .microbatches = test::small_scope() ? 200 : 2048},
+                                    "f=1.234567891,b=1.345678912,w=0.987654321,comm=0.012345678"));
   EXPECT_LT(text_of(drawn).size(), 1'500'000u);
 }
 
-TEST(Report, TablesHoldTheFigures) {
+TEST(Report, TablesContainTheMetrics) {
   const std::string text = text_of(one_f_one_b());
   // Rank 1 of 1F1B with p = 4, m = 8, f = 1, x = 2: busy 24 of 33, 3 in flight; idle 5 s before its first B, 4 s after.
   EXPECT_THAT(text,
@@ -267,7 +280,7 @@ TEST(Report, TablesHoldTheFigures) {
 }
 
 TEST(Report, TwoRunsAreCompared) {
-  const Drawn drawn = one_f_one_b();
+  const ReportInput drawn = one_f_one_b();
   ReportRun a = drawn.report_run("a");
   ReportRun b = drawn.report_run("b");
   a.headline = {
@@ -283,10 +296,10 @@ TEST(Report, TwoRunsAreCompared) {
   EXPECT_EQ(columns_of(text, 1)["kind"], columns_of(text, 0)["kind"]);
 }
 
-TEST(Report, ManyMemorySamplesAreThinnedToTheirExtremes) {
+TEST(Report, ManyMemorySamplesAreReducedToExtremes) {
   const SmallFootprint footprint;
-  Drawn drawn(simulated("1f1b", {.ranks = 2, .microbatches = 2}, "f=1,b=1,w=1", {.footprint = &footprint}));
-  // A saw of 1 100 001 samples a rank, with one tooth that stands out.
+  ReportInput drawn(simulated("1f1b", {.ranks = 2, .microbatches = 2}, "f=1,b=1,w=1", {.footprint = &footprint}));
+  // 1 100 001 samples per rank that alternate, with one outlier.
   for (RankMemory& memory : drawn.memory) {
     memory.samples.clear();
     for (std::int64_t i = 0; i <= 1'100'000; ++i) {
@@ -300,7 +313,7 @@ TEST(Report, ManyMemorySamplesAreThinnedToTheirExtremes) {
   const auto& times = data["memory_time"];
   const auto& bytes = data["memory_weights"];
   const std::size_t first = data.header.at("memory").at("samples").at(0);
-  EXPECT_LE(static_cast<std::int64_t>(times.size()), kMostReportSamples + 4);
+  EXPECT_LE(static_cast<std::int64_t>(times.size()), kMaxReportSamples + 4);
   std::int64_t held = 0;
   std::int64_t most = 0;
   for (std::size_t i = 0; i < first; ++i) most = std::max(most, held += bytes[i]);
@@ -309,11 +322,11 @@ TEST(Report, ManyMemorySamplesAreThinnedToTheirExtremes) {
             1'100'000);
 }
 
-TEST(Report, FileIsWholeOrAsItWas) {
+TEST(Report, FailureKeepsTheExistingFile) {
   const std::string folder = ::testing::TempDir() + "report_test";
   std::filesystem::create_directories(folder);
   const std::string path = folder + "/report.html";
-  const Drawn drawn = one_f_one_b();
+  const ReportInput drawn = one_f_one_b();
   Report report{.title = "t", .command_line = "c", .version = "v", .runs = {drawn.report_run("a")}};
   write_report_file(path, report);
   EXPECT_EQ(read_file(path), text_of(report));

@@ -8,8 +8,6 @@
 namespace sluice::test {
 namespace {
 
-using test::Simulated;
-using test::simulated;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -33,7 +31,7 @@ TEST(Gantt, SplitBackward) {
             "rank 1 │··F0I0F1I1W0W1│      85.7 %  2\n");
 }
 
-TEST(Gantt, MicrobatchesFromTenOnTakeAColumnMoreOrStandModuloTen) {
+TEST(Gantt, MicrobatchesAboveNineAreWiderOrModuloTen) {
   // (11+2-1)*3 = 36 units: at three columns 108, at two 72.
   const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 11});
   const std::string wide = gantt_of(run, {.width = 108});
@@ -42,17 +40,17 @@ TEST(Gantt, MicrobatchesFromTenOnTakeAColumnMoreOrStandModuloTen) {
   const std::string narrow = gantt_of(run, {.width = 107});
   EXPECT_THAT(narrow, HasSubstr("F9B8──F0B9──··B0──│"));
   EXPECT_THAT(narrow, HasSubstr("\n  (microbatches modulo 10)\n"));
-  // One column a unit: an F has its letter alone.
+  // One column per unit: an F has only its letter.
   EXPECT_THAT(gantt_of(run, {.width = 40}), HasSubstr("FB8FB9·B0│"));
 }
 
-TEST(Gantt, SlicesHaveLetters) {
+TEST(Gantt, SlicesAreLetters) {
   const Simulated run = simulated("seq1f1b", {.ranks = 2, .microbatches = 1, .shape = {1, {1, 1}}}, "f=2,b=2,w=2");
-  // Slices of 1 and 2 s for F and B: (mk+p-1)(f+x) = 9 units of three columns. Rank 0 holds both slices.
+  // Slices of 1 and 2 s for F and B: (mk+p-1)(f+x) = 9 units of three columns. Rank 0 has both slices in flight.
   EXPECT_EQ(gantt_of(run),
             "rank 0 │F0aF0b·········B0b───B0a───│ busy 66.7 %  1 in flight\n"
             "rank 1 │···F0aF0bB0b───B0a───······│      66.7 %  1\n");
-  // Without the room for the slice they are told by order.
+  // Without space for the slice letters, slices differ only in order.
   EXPECT_THAT(gantt_of(run, {.width = 18}), HasSubstr("rank 0 │F0F0······B0──B0──│"));
 }
 
@@ -69,10 +67,10 @@ TEST(Gantt, UnevenTimesAreSampled) {
   EXPECT_EQ(text,
             "rank 0 │F0F1····B0──··B1──│ busy 66.7 %  2 in flight\n"
             "rank 1 │··F0B0──F1B1──····│      66.7 %  1\n"
-            "  (a column is 505 ms and shows what runs at its middle)\n");
+            "  (each column is 505 ms and shows the op at its midpoint)\n");
 }
 
-TEST(Gantt, ColoursOnlyWhenAsked) {
+TEST(Gantt, ColoursAreOptional) {
   const Simulated run = simulated("1f1b", {.ranks = 1, .microbatches = 1});
   EXPECT_EQ(gantt_of(run), "rank 0 │F0B0──│ busy 100.0 %  1 in flight\n");
   // F #332288 and B #D55E00: both dark enough for white text.
@@ -83,14 +81,14 @@ TEST(Gantt, ColoursOnlyWhenAsked) {
             "rank 0 │\x1b[97;48;5;54mF0\x1b[97;48;5;166mB0──\x1b[0m│ busy 100.0 %  1 in flight\n");
 }
 
-TEST(Gantt, OfManyRanksTheFirstAndTheLastAreShown) {
+TEST(Gantt, FirstAndLastOfManyRanksAreShown) {
   const std::string text = gantt_of(simulated("1f1b", {.ranks = 12, .microbatches = 1}), {.max_ranks = 3});
   EXPECT_THAT(text, HasSubstr("rank  1 │"));
   EXPECT_THAT(text, HasSubstr("\n      ⋮ (9 ranks not shown)\nrank 11 │"));
   EXPECT_THAT(text, Not(HasSubstr("rank  2 │")));
 }
 
-TEST(Gantt, RecomputationAndOptimizerHaveLetters) {
+TEST(Gantt, RecomputationAndOptimizerAreLetters) {
   Simulated run = simulated("1f1b", {.ranks = 1, .microbatches = 1}, "f=1,b=1,w=1", {.recompute = true});
   // F, R, B, O one second each.
   ASSERT_EQ(run.graph.size(), 4u);
@@ -101,7 +99,7 @@ TEST(Gantt, RecomputationAndOptimizerHaveLetters) {
   EXPECT_THAT(gantt_of(run), HasSubstr("│F0R0B0O─│"));
 }
 
-TEST(Gantt, RowsAreAsWideAsEachOther) {
+TEST(Gantt, RowsHaveEqualWidth) {
   for (const Family& family : all_families()) {
     for (const int width : {10, 37, 100}) {
       const FamilyParams params{.ranks = 4, .microbatches = family.name == "hanayo" ? 4 : 8};

@@ -1,7 +1,8 @@
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 #include <algorithm>
 
+#include "model/schedule/family.h"
 #include "model/workload/transformer.h"
 #include "sim/engine.h"
 #include "sim/period.h"
@@ -9,12 +10,18 @@
 namespace sluice::sim {
 namespace {
 
+// Whether the schedule is the one that the scenario's family builds, so that it can be built for more batches.
+bool built_by_family(const Setup& setup) {
+  const std::string& name = setup.scenario().schedule;
+  return !names_file(name) && name != kAutomatic && find_family(name).name == setup.schedule().family();
+}
+
 Duration period_of(const Setup& setup, const Prediction& prediction) {
   const Schedule& schedule = setup.schedule();
   if (schedule.weight_policy() == WeightPolicy::flush) return repeated_period(setup.graph(), prediction.prices);
   const BatchGrowth growth = batch_growth(setup.graph(), prediction.timeline);
-  if (growth.constant || names_file(setup.scenario().schedule)) return growth.period;
-  // Too few batches to see past filling and draining: look at more of them.
+  if (growth.constant || !built_by_family(setup)) return growth.period;
+  // Too few batches to see past the warm-up and drain phases: simulate more of them.
   Scenario longer = setup.scenario();
   BatchGrowth last = growth;
   int batches =
@@ -32,7 +39,7 @@ Duration period_of(const Setup& setup, const Prediction& prediction) {
 
 double sequences_of(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
-  double sequences = 0;  // of one batch and replica
+  double sequences = 0;  // per batch and replica
   for (int mb = 0; mb < schedule.num_microbatches(); ++mb) sequences += schedule.shape(mb).sequences;
   return sequences * setup.scenario().training.dp;
 }
@@ -51,7 +58,7 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
     return sequences * iteration_model_flops(*scenario.model, training.sequence_length, 1, recompute);
   };
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
-  double again = 0;  // share of the layers
+  double again = 0;  // fraction of the layers that is recomputed
   for (const StageContents& stage : stages) again += recomputed_layers(training, stage).layers;
   again /= scenario.model->layers;
   out.hardware_tflops_per_device = (flops(false) + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
@@ -92,8 +99,8 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   if (setup.scenario().correction) {
     prediction.corrected = setup.scenario().correction->at(to_seconds(prediction.iteration));
   }
-  const double seconds = prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.iteration);
-  prediction.throughput = throughput_of(setup.scenario(), setup.stages(), sequences_of(setup), seconds);
+  prediction.throughput =
+      throughput_of(setup.scenario(), setup.stages(), sequences_of(setup), prediction.iteration_s());
   if (setup.scenario().model && setup.scenario().cluster)
     prediction.fit = fit_of(*setup.scenario().cluster, prediction.memory);
   if (perturbation.trials > 0)

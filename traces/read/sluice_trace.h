@@ -10,14 +10,14 @@
 
 namespace sluice::traces {
 
-// Makes a run of the events of one trace of ours, in the order of the file.
-class OwnTraceReader {
+// Builds a run from the events of one Sluice trace.
+class SluiceTraceReader {
  public:
-  explicit OwnTraceReader(std::string source) : source_(std::move(source)) {}
+  explicit SluiceTraceReader(std::string source) : source_(std::move(source)) {}
 
-  // Throws InputError "source: event N: rule, got value".
+  // Adds an event, in file order. Throws InputError "source: event N: rule, got value".
   void add(const TraceEvent& event);
-  // Once, after the last event.
+  // To be called once, after the last event.
   TraceRun finish(const TraceHead& head, const TraceReadOptions& options) &&;
 
  private:

@@ -1,4 +1,4 @@
-#include "benchmarks/claims/ran.h"
+#include "benchmarks/claims/run_result.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "sim/parallel.h"
-#include "sim/prediction.h"
+#include "sim/predict.h"
 
 namespace sluice::bench::claims {
 namespace {
@@ -28,7 +28,7 @@ std::size_t count_combinations(const Run& run) {
   return count;
 }
 
-// The scenario of one combination; the last list turns fastest.
+// The scenario of one combination; the last list varies fastest.
 Json combined(const Claim& claim, const Run& run, std::size_t combination) {
   Json out = claim.scenario;
   out.merge_patch(run.changes);
@@ -65,17 +65,17 @@ double bytes_between_ranks(const Setup& setup) {
   for (VertexId v = 0; v < graph.size(); ++v) {
     if (graph[v].kind == VertexKind::transfer) bytes += static_cast<double>(graph.transfer_bytes(graph[v]));
   }
-  // Each of the tensor ranks of each replica sends as much.
+  // Each tensor rank of each replica sends the same number of bytes.
   const Training& training = setup.scenario().training;
   return bytes * training.tp * training.cp * training.dp / setup.schedule().num_batches();
 }
 
-Ran run_one(const Json& document, const Claim& claim, std::size_t run) {
+RunResult run_one(const Json& document, const Claim& claim, std::size_t run) {
   const Setup setup(read(document, claim, run));
   const Prediction prediction = predict(setup);
   const Training& training = setup.scenario().training;
   const MicrobatchShape& shape = setup.schedule().shape(0);
-  Ran out{.scenario = document, .slices = shape.slice_lengths};
+  RunResult out{.scenario = document, .slices = shape.slice_lengths};
   out.iteration_s = to_seconds(prediction.iteration);
   out.tokens_per_s = prediction.throughput.tokens_per_s;
   out.model_tflops = prediction.throughput.model_tflops_per_device;
@@ -90,13 +90,13 @@ Ran run_one(const Json& document, const Claim& claim, std::size_t run) {
   return out;
 }
 
-// Lays TeraPipe's optimal slices over the scenario, where the run asks for them.
+// Applies TeraPipe's optimal slices to the scenario if the run requests them.
 void cut(Json& document, const Claim& claim, std::size_t run) {
   const std::int64_t granularity = claim.runs[run].cut_granularity;
   if (granularity == 0) return;
   const Scenario scenario = read(document, claim, run);
   if (!scenario.model || scenario.training.sequence_length == 0) {
-    throw InputError(source_of(claim, run) + ": cut needs a model and a sequence length");
+    throw InputError(source_of(claim, run) + ": cut requires a model and a sequence length");
   }
   if (granularity > scenario.training.sequence_length) {
     throw InputError(fmt::format("{}: /cut/granularity: expected at most the sequence's {} tokens, got {}",
@@ -105,7 +105,7 @@ void cut(Json& document, const Claim& claim, std::size_t run) {
   document["schedule"] = {{"name", scenario.schedule}, {"slice_lengths", optimal_cut(Setup(scenario), granularity)}};
 }
 
-bool better(const Ran& a, const Ran& b) {
+bool better(const RunResult& a, const RunResult& b) {
   const bool a_fits = a.fits.value_or(true);
   const bool b_fits = b.fits.value_or(true);
   return a_fits != b_fits ? a_fits : a.rate > b.rate;
@@ -113,7 +113,7 @@ bool better(const Ran& a, const Ran& b) {
 
 }  // namespace
 
-std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
+std::vector<std::vector<RunResult>> run_all(std::span<const Claim> claims) {
   struct Task {
     std::size_t claim, run, combination;
   };
@@ -123,7 +123,7 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
       for (std::size_t i = 0; i < count_combinations(claims[c].runs[r]); ++i) tasks.push_back({c, r, i});
     }
   }
-  std::vector<Ran> results(tasks.size());
+  std::vector<RunResult> results(tasks.size());
   parallel_for(std::ssize(tasks), [&](std::int64_t i) {
     const Task& task = tasks[i];
     const Claim& claim = claims[task.claim];
@@ -131,10 +131,10 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
     cut(document, claim, task.run);
     results[i] = run_one(document, claim, task.run);
   });
-  std::vector<std::vector<Ran>> out(claims.size());
+  std::vector<std::vector<RunResult>> out(claims.size());
   for (std::size_t c = 0; c < claims.size(); ++c) out[c].resize(claims[c].runs.size());
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    Ran& best = out[tasks[i].claim][tasks[i].run];
+    RunResult& best = out[tasks[i].claim][tasks[i].run];
     const int tried = static_cast<int>(tasks[i].combination) + 1;
     if (tried == 1 || better(results[i], best)) best = std::move(results[i]);
     best.combinations = tried;
@@ -142,11 +142,12 @@ std::vector<std::vector<Ran>> run_all(std::span<const Claim> claims) {
   return out;
 }
 
-double op_seconds(const Claim& claim, std::size_t run, const Ran& ran, const Op& op) {
-  const Setup setup(read(ran.scenario, claim, run));
+double op_seconds(const Claim& claim, std::size_t run, const RunResult& result, const Op& op) {
+  const Setup setup(read(result.scenario, claim, run));
   const auto check = [&](int value, int count, const char* what) {
     if (value < count) return;
-    throw InputError(fmt::format("{}: op: there are {} {}, got {}", source_of(claim, run), count, what, value));
+    throw InputError(fmt::format("{}: op: expected one of {} {}, counted from 0, got {}", source_of(claim, run), count,
+                                 what, value));
   };
   check(op.stage, setup.schedule().num_stages(), "stages");
   check(op.slice, setup.schedule().shape(0).num_slices(), "slices");

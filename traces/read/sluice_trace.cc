@@ -1,4 +1,4 @@
-#include "traces/read/own_trace.h"
+#include "traces/read/sluice_trace.h"
 
 #include <fmt/format.h>
 
@@ -14,13 +14,14 @@
 namespace sluice::traces {
 namespace {
 
-constexpr Duration kMostIdle{1'000'000'000'000'000'000};
+constexpr Duration kMaxIdle{1'000'000'000'000'000'000};
 
-// "F3" of the front of a name: its kind, and R for recomputation.
+// An op such as "F3" in the name of a slice; R is recomputation.
 struct NamedOp {
   char letter = ' ';
   OpKind kind = OpKind::F;
 };
+// Parses an op at the front of `text` and removes it.
 std::optional<NamedOp> eat_op(std::string_view& text) {
   if (text.empty()) return std::nullopt;
   NamedOp op{.letter = text.front()};
@@ -41,22 +42,22 @@ std::optional<NamedOp> eat_op(std::string_view& text) {
 
 }  // namespace
 
-void OwnTraceReader::fail(const TraceEvent& event, const std::string& rule) const {
+void SluiceTraceReader::fail(const TraceEvent& event, const std::string& rule) const {
   throw InputError(fmt::format("{}: event {}: {}", source_, event.number, rule));
 }
 
-OwnTraceReader::Process& OwnTraceReader::process_of(const TraceEvent& event) {
+SluiceTraceReader::Process& SluiceTraceReader::process_of(const TraceEvent& event) {
   const auto found = processes_.find(event.pid);
   if (found == processes_.end()) {
-    fail(event, fmt::format("expected a pid that process_name has named before, got {}", event.pid));
+    fail(event, fmt::format("expected a pid with an earlier process_name event, got {}", event.pid));
   }
   return found->second;
 }
 
-RowOp OwnTraceReader::op_of(const TraceEvent& event, const EventOp& op, OpKind kind) const {
+RowOp SluiceTraceReader::op_of(const TraceEvent& event, const EventOp& op, OpKind kind) const {
   const auto check = [&](const char* what, std::int64_t value, std::int64_t most) {
     if (value < 0 || value > most) {
-      fail(event, fmt::format("{}: args: {}: expected a whole number from 0 to {}, got {}", event.name, what, most,
+      fail(event, fmt::format("{}: args: {}: expected an integer from 0 to {}, got {}", event.name, what, most,
                               value < 0 ? "none" : std::to_string(value)));
     }
   };
@@ -69,7 +70,7 @@ RowOp OwnTraceReader::op_of(const TraceEvent& event, const EventOp& op, OpKind k
           .kind = kind};
 }
 
-OpRow OwnTraceReader::row_of(const TraceEvent& event) {
+OpRow SluiceTraceReader::row_of(const TraceEvent& event) {
   if (!event.start || !event.duration) fail(event, fmt::format("{}: expected ts and dur", event.name));
   if (*event.duration < Duration::zero()) fail(event, fmt::format("{}: dur: expected 0 or more", event.name));
   return {.rank = static_cast<std::int16_t>(process_of(event).rank),
@@ -77,15 +78,15 @@ OpRow OwnTraceReader::row_of(const TraceEvent& event) {
           .end = *event.start + *event.duration};
 }
 
-void OwnTraceReader::add(const TraceEvent& event) {
+void SluiceTraceReader::add(const TraceEvent& event) {
   if (event.phase == "M" && event.name == "process_name") {
     if (processes_.size() >= static_cast<std::size_t>(kMaxRanks)) {
-      fail(event, fmt::format("more than {} processes", kMaxRanks));
+      fail(event, fmt::format("expected at most {} processes", kMaxRanks));
     }
     if (!processes_.try_emplace(event.pid, Process{}).second) {
-      fail(event, fmt::format("pid {} has its second process_name", event.pid));
+      fail(event, fmt::format("second process_name for pid {}", event.pid));
     }
-    // Ranks in the order of the file, which is that of pipeline ranks whatever their world ranks are.
+    // Processes are in the order of pipeline ranks, whatever their world ranks are.
     processes_[event.pid].rank = static_cast<int>(processes_.size()) - 1;
   } else if (event.phase == "C") {
     add_memory(event);
@@ -98,7 +99,7 @@ void OwnTraceReader::add(const TraceEvent& event) {
   }
 }
 
-void OwnTraceReader::add_compute(const TraceEvent& event) {
+void SluiceTraceReader::add_compute(const TraceEvent& event) {
   OpRow row = row_of(event);
   std::string_view rest = event.name;
   const auto first = eat_op(rest);
@@ -117,7 +118,7 @@ void OwnTraceReader::add_compute(const TraceEvent& event) {
   run_.rows.push_back(row);
 }
 
-void OwnTraceReader::add_transfer(const TraceEvent& event) {
+void SluiceTraceReader::add_transfer(const TraceEvent& event) {
   const OpRow row = row_of(event);
   std::string_view rest = event.name;
   const bool send = rest.starts_with("send ");
@@ -134,14 +135,19 @@ void OwnTraceReader::add_transfer(const TraceEvent& event) {
                   std::max<std::int64_t>(event.bytes, 0)});
 }
 
-void OwnTraceReader::add_step(const TraceEvent& event) {
+void SluiceTraceReader::add_step(const TraceEvent& event) {
   OpRow row = row_of(event);
-  if (event.step < 0 || event.step > kMaxOps) fail(event, fmt::format("{}: args: step: expected one", event.name));
-  if (event.op.stage >= kMaxStages) fail(event, fmt::format("{}: args: stage: expected less", event.name));
+  if (event.step < 0 || event.step > kMaxOps) {
+    fail(event, fmt::format("{}: args: step: expected an integer from 0 to {}", event.name, kMaxOps));
+  }
+  if (event.op.stage >= kMaxStages) {
+    fail(event, fmt::format("{}: args: stage: expected at most {}", event.name, kMaxStages - 1));
+  }
   row.op = {.microbatch = static_cast<std::int32_t>(event.step), .stage = static_cast<std::int16_t>(event.op.stage)};
   row.bytes = std::max<std::int64_t>(event.bytes, 0);
   row.kind = event.category == "opt" ? RowKind::optimizer : RowKind::collective;
-  if (row.kind == RowKind::optimizer && event.op.stage < 0) fail(event, "optimizer: args: stage: expected one");
+  if (row.kind == RowKind::optimizer && event.op.stage < 0)
+    fail(event, "optimizer: args: stage: expected a stage, got none");
   if (row.kind == RowKind::collective) {
     const std::string name = event.name.substr(0, event.name.rfind(' '));
     constexpr CollectiveKind kKinds[] = {CollectiveKind::gradient_reduce, CollectiveKind::replica_reduce,
@@ -152,25 +158,25 @@ void OwnTraceReader::add_step(const TraceEvent& event) {
     if (kind == std::end(kKinds)) {
       std::vector<std::string> known;
       for (const CollectiveKind k : kKinds) known.emplace_back(name_of(k));
-      fail(event, fmt::format("there is no collective '{}'{}", name, did_you_mean(name, known)));
+      fail(event, fmt::format("unknown collective '{}'{}", name, did_you_mean(name, known)));
     }
     row.collective = *kind;
   }
   run_.rows.push_back(row);
 }
 
-void OwnTraceReader::add_idle(const TraceEvent& event) {
+void SluiceTraceReader::add_idle(const TraceEvent& event) {
   const OpRow row = row_of(event);
   const auto cause = std::find(kIdleCauseNames.begin(), kIdleCauseNames.end(), event.cause);
-  if (cause == kIdleCauseNames.end()) fail(event, fmt::format("there is no cause '{}'", event.cause));
+  if (cause == kIdleCauseNames.end()) fail(event, fmt::format("unknown cause '{}'", event.cause));
   Process& process = process_of(event);
   process.has_idle = true;
   Duration& sum = process.idle[cause - kIdleCauseNames.begin()];
   sum += row.end - row.start;
-  if (sum > kMostIdle) fail(event, "idle times together pass 31 years");
+  if (sum > kMaxIdle) fail(event, "the sum of idle times exceeds 31 years");
 }
 
-void OwnTraceReader::add_memory(const TraceEvent& event) {
+void SluiceTraceReader::add_memory(const TraceEvent& event) {
   if (event.name != "memory") return;
   if (!event.start) fail(event, "memory: expected ts");
   Process& process = process_of(event);
@@ -179,29 +185,30 @@ void OwnTraceReader::add_memory(const TraceEvent& event) {
     const auto found = std::find(kMemoryClassNames.begin(), kMemoryClassNames.end(), name);
     if (found == kMemoryClassNames.end()) {
       const std::vector<std::string> known(kMemoryClassNames.begin(), kMemoryClassNames.end());
-      fail(event, fmt::format("memory: there is no class '{}'{}", name, did_you_mean(name, known)));
+      fail(event, fmt::format("memory: unknown class '{}'{}", name, did_you_mean(name, known)));
     }
-    constexpr std::int64_t kMostBytes = std::int64_t{1} << 60;
-    if (bytes < 0 || bytes > kMostBytes) fail(event, fmt::format("memory: {}: expected bytes, got {}", name, bytes));
+    constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;
+    if (bytes < 0 || bytes > kMaxBytes)
+      fail(event, fmt::format("memory: {}: expected 0 to 2^60 bytes, got {}", name, bytes));
     sample.bytes[found - kMemoryClassNames.begin()] = bytes;
   }
   process.samples.push_back(sample);
 }
 
-// Puts sends and receives together, the n-th of an op with the n-th; returns how many have no other end.
-std::int64_t OwnTraceReader::join_transfers() {
+// Matches the n-th send of an op with its n-th receive. Returns the number of unmatched ends.
+std::int64_t SluiceTraceReader::join_transfers() {
   const auto before = [](const End& a, const End& b) { return std::tie(a.op, a.start) < std::tie(b.op, b.start); };
   std::sort(sends_.begin(), sends_.end(), before);
   std::sort(receives_.begin(), receives_.end(), before);
-  std::int64_t alone = 0;
+  std::int64_t unmatched = 0;
   auto receive = receives_.begin();
   for (const End& send : sends_) {
     while (receive != receives_.end() && receive->op < send.op) {
-      ++alone;
+      ++unmatched;
       ++receive;
     }
     if (receive == receives_.end() || receive->op != send.op) {
-      ++alone;
+      ++unmatched;
       continue;
     }
     run_.rows.push_back({.kind = RowKind::transfer,
@@ -214,18 +221,18 @@ std::int64_t OwnTraceReader::join_transfers() {
                          .bytes = send.bytes});
     ++receive;
   }
-  return alone + (receives_.end() - receive);
+  return unmatched + (receives_.end() - receive);
 }
 
-// Leaves one iteration, where rows are there several times; says which, and from when to when it is.
-std::string OwnTraceReader::take_iteration(const TraceReadOptions& options, Duration& begin, Duration& end) {
+// Keeps the rows of one iteration, with times from `begin` on. Returns a note if there are several iterations.
+std::string SluiceTraceReader::take_iteration(const TraceReadOptions& options, Duration& begin, Duration& end) {
   std::vector<OpRow>& rows = run_.rows;
   std::sort(rows.begin(), rows.end(), [](const OpRow& a, const OpRow& b) {
     const RowIdentity x = identity_of(a);
     const RowIdentity y = identity_of(b);
     return x != y ? x < y : a.start < b.start;
   });
-  // The n-th of those with one identity is of iteration n.
+  // The n-th row with an identity belongs to iteration n.
   std::vector<std::int64_t> iteration(rows.size(), 0);
   std::int64_t whole = std::numeric_limits<std::int64_t>::max();
   std::int64_t most = 0;
@@ -258,14 +265,16 @@ std::string OwnTraceReader::take_iteration(const TraceReadOptions& options, Dura
   return most == 1 ? "" : fmt::format(", iteration {} of 0 to {}", step, whole - 1);
 }
 
-// Memory within the iteration: what a rank holds when it begins, and each change. A run without bytes counts nothing
-// but zeros: its memory is not known.
-void OwnTraceReader::set_memory(Duration begin, Duration end) {
-  const auto holds = [](const MemorySample& sample) { return total(sample.bytes) > 0; };
-  const auto knows = [](const auto& p) { return !p.second.samples.empty(); };
-  const auto held = [&](const auto& p) { return std::any_of(p.second.samples.begin(), p.second.samples.end(), holds); };
-  if (!std::all_of(processes_.begin(), processes_.end(), knows)) return;
-  if (std::none_of(processes_.begin(), processes_.end(), held)) return;
+// Sets the memory samples from the start of the iteration to its end. Memory is unknown if all samples are 0: the run
+// has no bytes.
+void SluiceTraceReader::set_memory(Duration begin, Duration end) {
+  const auto is_positive = [](const MemorySample& sample) { return total(sample.bytes) > 0; };
+  const auto has_samples = [](const auto& p) { return !p.second.samples.empty(); };
+  const auto has_bytes = [&](const auto& p) {
+    return std::any_of(p.second.samples.begin(), p.second.samples.end(), is_positive);
+  };
+  if (!std::all_of(processes_.begin(), processes_.end(), has_samples)) return;
+  if (std::none_of(processes_.begin(), processes_.end(), has_bytes)) return;
   run_.memory.resize(processes_.size());
   for (auto& [pid, process] : processes_) {
     RankMemory& memory = run_.memory[process.rank];
@@ -289,8 +298,8 @@ void OwnTraceReader::set_memory(Duration begin, Duration end) {
   }
 }
 
-// A trace does not say whether activations are made again for a B or for an I: for what there is.
-void OwnTraceReader::name_recomputation() {
+// A trace does not record whether recomputation precedes a B or an I; it precedes the I if there is one.
+void SluiceTraceReader::name_recomputation() {
   std::set<RowOp> input_gradients;
   for (const OpRow& row : run_.rows) {
     for (const RowOp& op : {row.op, row.partner}) {
@@ -305,12 +314,12 @@ void OwnTraceReader::name_recomputation() {
   }
 }
 
-TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& options) && {
+TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions& options) && {
   if (head.schema != "sluice.trace/1") {
     throw InputError(fmt::format("{}: /sluice/schema: expected sluice.trace/1, got '{}'", source_, head.schema));
   }
   if (head.two_runs) throw InputError(source_ + ": /sluice/sides: expected a trace of one run, got one of two");
-  const std::int64_t alone = join_transfers();
+  const std::int64_t unmatched = join_transfers();
   if (run_.rows.empty()) throw InputError(source_ + ": /traceEvents: expected ops, got none");
   run_.num_ranks = static_cast<int>(processes_.size());
   Duration begin{};
@@ -327,8 +336,8 @@ TraceRun OwnTraceReader::finish(const TraceHead& head, const TraceReadOptions& o
   }
   TraceRun out;
   out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));
-  if (head.some_ranks_left_out) out.notes.push_back("the trace leaves out ranks");
-  if (alone > 0) out.notes.push_back(fmt::format("{} transfers with one end are left out", alone));
+  if (head.some_ranks_omitted) out.notes.push_back("the trace omits some ranks");
+  if (unmatched > 0) out.notes.push_back(fmt::format("{} transfers with only one end ignored", unmatched));
   out.run = std::move(run_);
   return out;
 }

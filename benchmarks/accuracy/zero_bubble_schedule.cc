@@ -1,4 +1,4 @@
-#include "sim/planner/zero_bubble_schedule.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 
 #include <fmt/format.h>
 
@@ -13,7 +13,7 @@
 #include "model/to_size.h"
 #include "sim/engine.h"
 
-namespace sluice::sim {
+namespace sluice::bench::accuracy {
 namespace {
 
 void check(const ZeroBubbleProblem& problem) {
@@ -56,13 +56,13 @@ void check(const ZeroBubbleProblem& problem) {
                          budget.limit));
     }
   }
-  // As pricing has it (check_total), before times are added up here.
+  // The limit of check_total, checked before times are added up here.
   if (constexpr double kMost = 126 * 365.25 * 86400e9; all * problem.num_microbatches > kMost) {
-    refuse("times: all of it together takes more than 126 years");
+    refuse("times: their sum is more than 126 years");
   }
 }
 
-// Builds one schedule op by op, in an order in which what an op needs is already placed, so that its times are final.
+// Builds one schedule op by op, each after the ops that it depends on, so that its times are final.
 class Builder {
  public:
   Builder(const ZeroBubbleProblem& problem, const ZeroBubbleRules& rules)
@@ -107,7 +107,7 @@ class Builder {
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
   const RankBudget& budget(int rank) const { return problem_.ranks[rank]; }
 
-  // When what the next F or I of `rank` needs from its neighbour is there.
+  // When the input of the next F or I of `rank` arrives from its neighbour.
   Duration forward_ready(int rank) const {
     return rank == 0 ? Duration::zero() : ranks_[rank - 1].forward_end[ranks_[rank].forwards()] + problem_.hop;
   }
@@ -146,8 +146,8 @@ class Builder {
     while (ranks_[rank].weights_pending()) weight_gradient(rank);
   }
 
-  // Weight gradients in the time until `ready`. One that would end after it is worth it where the wait would make this
-  // rank the one that has waited longest.
+  // Runs weight gradients until `ready`. One that would end later pays off where waiting would make this rank the one
+  // with the most idle time.
   void fill_until(int rank, Duration ready) {
     Rank& state = ranks_[rank];
     while (state.weights_pending() && state.clock + budget(rank).weight_gradient <= ready) weight_gradient(rank);
@@ -155,7 +155,7 @@ class Builder {
     if (rules_.fill_every_gap || state.idle + (ready - state.clock) > most_idle_) weight_gradient(rank);
   }
 
-  // How many forwards each rank runs before the gradient of the first microbatch can reach it, as its limit allows.
+  // Number of forwards that each rank runs before the gradient of the first microbatch can arrive, within its limit.
   std::vector<int> forwards_before_gradient() const {
     std::vector<int> counts(ranks_.size(), 0);
     Duration gradient_end = ranks_.back().clock + problem_.ranks.back().input_gradient;
@@ -172,7 +172,7 @@ class Builder {
       }
       gradient_end = std::max(clock, ready) + budget(rank).input_gradient;
     }
-    // The rounds take a rank to be a forward ahead of the next, unless there are none left.
+    // The rounds assume that a rank is one forward ahead of the next unless none is left.
     for (std::size_t rank = 1; rank < counts.size(); ++rank) {
       const int before = counts[rank - 1];
       const int most = before + 1 == problem_.num_microbatches ? before : std::max(0, before - 1);
@@ -190,7 +190,7 @@ class Builder {
     for (int rank = num_ranks() - 1; rank >= 0; --rank) input_gradient(rank);
   }
 
-  // Whether `rank`, which is two forwards ahead of the next, does better to wait for that one's input gradient.
+  // Whether `rank`, which is two forwards ahead of the next rank, should rather wait for that rank's input gradient.
   bool better_held_back(int rank) const {
     const Rank& state = ranks_[rank];
     const Duration gradient_here =
@@ -205,7 +205,7 @@ class Builder {
     return end > gradient_here && state.idle + (gradient_here - state.clock) <= most_idle_;
   }
 
-  // Who runs a forward in this round. A rank that does needs the next to do so, too, or it would only run ahead.
+  // Which ranks run a forward in this round. A rank does so only if the next one does, or it would only run ahead.
   std::vector<bool> forwards_of_round() const {
     std::vector<bool> runs(ranks_.size());
     for (int rank = num_ranks() - 1; rank >= 0; --rank) {
@@ -219,13 +219,13 @@ class Builder {
     return runs;
   }
 
-  // One more forward on the ranks that want it, and one more input gradient on all.
+  // Adds one forward on the ranks of `forwards_of_round` and one input gradient on all ranks.
   void round() {
     const std::vector<bool> runs = forwards_of_round();
     for (int rank = 0; rank < num_ranks(); ++rank) {
       if (!runs[rank]) continue;
       Rank& state = ranks_[rank];
-      // With every W done there is room: as many microbatches are between F and I as the warm-up left, and one fewer.
+      // Once all Ws are done there is room: one microbatch fewer is between F and I than after the warm-up.
       while (state.held + budget(rank).activation > budget(rank).limit && state.weights_pending())
         weight_gradient(rank);
       fill_until(rank, forward_ready(rank));
@@ -233,13 +233,13 @@ class Builder {
     }
     for (int rank = num_ranks() - 1; rank >= 0; --rank) {
       fill_until(rank, gradient_ready(rank));
-      // Nobody waits for the gradients of the first rank.
+      // No rank waits for the gradients of the first rank.
       if (rank == 0 && ranks_[0].forwards() == problem_.num_microbatches) finish_weights(rank);
       input_gradient(rank);
     }
   }
 
-  // What a rank would run next, and when; nothing if it does not know yet.
+  // The op that a rank would run next and its start; not known while the inputs of its F and I are not.
   struct Choice {
     OpKind kind = OpKind::F;
     Duration start = Duration::max();
@@ -247,8 +247,8 @@ class Builder {
     bool known() const { return start != Duration::max(); }
   };
 
-  // What is there first: an input gradient before a forward before a weight gradient. Where nothing is, weight
-  // gradients fill the time until something comes.
+  // The op whose input arrives first; ties go to the input gradient, then the forward, then the weight gradient. Weight
+  // gradients fill the time in which neither has arrived.
   Choice next_by_arrival(int rank) const {
     const Rank& state = ranks_[rank];
     const bool last = rank + 1 == num_ranks();
@@ -271,7 +271,7 @@ class Builder {
     return worth_it ? Choice{.kind = OpKind::W, .start = state.clock} : first;
   }
 
-  // Places the ops of all ranks in the order of their starts, so that a rank knows of all that has come by then.
+  // Places the ops of all ranks in the order of their starts, so that all earlier arrivals are known.
   void run_by_arrival() {
     std::vector<Choice> next(ranks_.size());
     for (int rank = 0; rank < num_ranks(); ++rank) next[rank] = next_by_arrival(rank);
@@ -310,7 +310,7 @@ Schedule of_orders(const ZeroBubbleProblem& problem, std::vector<std::vector<Op>
   return Schedule(std::move(parts));
 }
 
-// What the simulator makes of `schedule`.
+// Simulates `schedule` with the problem's times.
 Metrics measured(const ZeroBubbleProblem& problem, const Schedule& schedule) {
   const OpGraph graph = lower(schedule);
   return measure(graph, simulate(graph, price(graph, ZeroBubbleCost(problem))));
@@ -324,20 +324,20 @@ bool fits(const ZeroBubbleProblem& problem, const Schedule& schedule) {
   return true;
 }
 
-// Least time from the first start of all to the last end of all, and the same for rank 0 alone, which is a span as it
-// starts first. Each rank's forwards and input gradients follow the first one's way to it, and are followed by the last
-// one's way back to rank 0 and a weight gradient there.
+// Sets lower bounds of the makespan and of the span, which is at least that of rank 0, as it starts first. The forwards
+// and input gradients of a rank run after the first forward has reached it, and before the last input gradient returns
+// to rank 0 and a weight gradient runs there.
 void set_bounds(const ZeroBubbleProblem& problem, ZeroBubblePlan& plan) {
-  Duration way_there{};
-  Duration way_back{};
+  Duration forward_path{};
+  Duration backward_path{};
   for (const RankBudget& budget : problem.ranks) {
     const Duration gradients = budget.forward + budget.input_gradient;
     const Duration work = (gradients + budget.weight_gradient) * problem.num_microbatches;
-    const Duration round_trip = way_there + gradients * problem.num_microbatches + way_back;
+    const Duration round_trip = forward_path + gradients * problem.num_microbatches + backward_path;
     plan.least_span = std::max({plan.least_span, work, round_trip + problem.ranks[0].weight_gradient});
-    plan.least_makespan = std::max({plan.least_makespan, plan.least_span, way_there + work});
-    way_there += budget.forward + problem.hop;
-    way_back += budget.input_gradient + problem.hop;
+    plan.least_makespan = std::max({plan.least_makespan, plan.least_span, forward_path + work});
+    forward_path += budget.forward + problem.hop;
+    backward_path += budget.input_gradient + problem.hop;
   }
 }
 
@@ -365,7 +365,7 @@ ZeroBubblePlan plan_zero_bubble(const ZeroBubbleProblem& problem, ZeroBubbleGoal
                                 .hold_back_forwards = (choice & 2) != 0,
                                 .fill_every_gap = (choice & 4) != 0,
                                 .by_arrival = (choice & 8) != 0};
-    if (rules.by_arrival && rules.delay_first_gradient) continue;  // no such choice
+    if (rules.by_arrival && rules.delay_first_gradient) continue;  // the same as without the delay
     consider(of_orders(problem, Builder(problem, rules).build()), "search");
   }
   for (const char* family : {"zb-h1", "zb-h2"}) {
@@ -408,4 +408,4 @@ TransferTime ZeroBubbleCost::transfer(int /*from*/, int /*to*/, std::int64_t /*b
   return {.occupied_s = 0, .latency_s = to_seconds(problem_.hop)};
 }
 
-}  // namespace sluice::sim
+}  // namespace sluice::bench::accuracy

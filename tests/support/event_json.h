@@ -8,10 +8,10 @@
 
 #include "model/namespaces.h"
 
-namespace sluice::traces {
+namespace sluice::test {
 
-// A JSON reader that hands on each element of the top level's traceEvents and keeps the rest. A number with a fraction
-// becomes a binary value of its own text, because the number of its decimals counts.
+// A JSON parser that passes each element of the top-level traceEvents to a callback and keeps the rest. A number with a
+// fraction becomes a binary value with its text, because the number of decimals is checked.
 class EventReader : public nlohmann::json_sax<nlohmann::json> {
  public:
   using json = nlohmann::json;
@@ -22,7 +22,7 @@ class EventReader : public nlohmann::json_sax<nlohmann::json> {
   json root;
   std::string error;
 
-  // What the top level holds before the events.
+  // The part of the top-level object that precedes the events.
   const json& head() const { return open_.front().value; }
 
   bool null() override { return add(nullptr); }
@@ -39,7 +39,7 @@ class EventReader : public nlohmann::json_sax<nlohmann::json> {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(string_t& key) override {
-    if (open_.back().value.contains(key)) return fail("key \"" + key + "\" stands twice in one object");
+    if (open_.back().value.contains(key)) return fail("key \"" + key + "\" occurs twice in one object");
     open_.back().key = key;
     open_.back().value[key] = nullptr;
     return true;
@@ -82,4 +82,4 @@ class EventReader : public nlohmann::json_sax<nlohmann::json> {
   std::vector<Open> open_;
 };
 
-}  // namespace sluice::traces
+}  // namespace sluice::test

@@ -1,4 +1,4 @@
-#include "sim/planner/zero_bubble_schedule.h"
+#include "benchmarks/accuracy/zero_bubble_schedule.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,11 +13,10 @@
 #include "tests/support/golden.h"
 #include "tests/support/oracle.h"
 
-namespace sluice::test {
+namespace sluice::bench::accuracy {
 namespace {
 
 using std::chrono::microseconds;
-using test::OracleTimes;
 
 ZeroBubbleProblem even(int ranks, int microbatches, RankBudget budget, Duration hop = {}) {
   return {.num_microbatches = microbatches,
@@ -70,7 +69,7 @@ ZeroBubbleProblem random_problem(std::mt19937& random) {
   return problem;
 }
 
-TEST(ZeroBubbleSchedule, EveryRuleKeepsTheLimitsAndRuns) {
+TEST(ZeroBubbleSchedule, EveryRuleKeepsTheLimitsWithoutDeadlock) {
   std::mt19937 random(20240110);
   const int cases = test::small_scope() ? 200 : 2000;
   for (int i = 0; i < cases; ++i) {
@@ -88,7 +87,7 @@ TEST(ZeroBubbleSchedule, EveryRuleKeepsTheLimitsAndRuns) {
   }
 }
 
-TEST(ZeroBubblePlan, IsTheBestOfItsChoicesAndNoBetterThanItsBounds) {
+TEST(ZeroBubblePlan, IsTheBestOfAllRulesAndNotBelowItsLowerBounds) {
   std::mt19937 random(7);
   const int cases = test::small_scope() ? 100 : 1000;
   for (int i = 0; i < cases; ++i) {
@@ -131,9 +130,9 @@ TEST(ZeroBubblePlan, IsNeverWorseThanTheFamiliesThatFit) {
   }
 }
 
-// The least makespans for four ranks, four microbatches, f = b = w = 1 and a W that releases everything, by exact
-// search: 36, 21, 18, 15 for 1 to 4 activations. One at a time: 4·(4 + 4 + 1). (For 3 the plan takes 19.)
-TEST(ZeroBubblePlan, MeetsTheOptimaOfTightLimits) {
+// The minimal makespans of four ranks, four microbatches, f = b = w = 1 and a W that releases everything, from an exact
+// search: 36, 21, 18, 15 for limits of 1 to 4 activations. One at a time: 4·(4 + 4 + 1). (For 3 the plan takes 19.)
+TEST(ZeroBubblePlan, IsOptimalUnderTightLimits) {
   for (const auto& [limit, least] : {std::pair(1, 36), std::pair(2, 21), std::pair(4, 15)}) {
     RankBudget budget = times(1, 1, 1);
     budget.limit = limit;
@@ -141,7 +140,7 @@ TEST(ZeroBubblePlan, MeetsTheOptimaOfTightLimits) {
   }
 }
 
-// F, I and W alike and 2p - 1 activations: no rank waits once it has begun, as in zb-h2.
+// Equal F, I and W and 2p - 1 activations: no rank waits after its first op, as in zb-h2.
 TEST(ZeroBubblePlan, LeavesNoBubbleWhereMemoryAllowsIt) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     RankBudget budget = times(10, 10, 10);
@@ -153,8 +152,8 @@ TEST(ZeroBubblePlan, LeavesNoBubbleWhereMemoryAllowsIt) {
 }
 
 // Qi et al. 2023 (arXiv:2401.10241), table 6: the times of 1.5B and 14.6B; table 5: the bubble rates of ZB-1p and
-// ZB-2p, limits of p and 2p times 34 h + 5 a s bytes a token and layer, of which 32 h wait for W.
-TEST(ZeroBubblePlan, FindsTheBubbleRatesOfThePaper) {
+// ZB-2p, with limits of p and 2p times 34 h + 5 a s bytes per token and layer, of which W releases 32 h.
+TEST(ZeroBubblePlan, ReproducesThePublishedBubbleRates) {
   struct Row {
     int p, m;
     std::int64_t h, a;
@@ -185,50 +184,50 @@ TEST(ZeroBubblePlan, FindsTheBubbleRatesOfThePaper) {
   }
 }
 
-TEST(ZeroBubblePlan, IsAScheduleLikeAnyOther) {
+TEST(ZeroBubblePlan, SurvivesARoundTripThroughAScheduleFile) {
   RankBudget budget = times(5, 6, 4);
   budget.limit = 5;
   const Schedule schedule = plan_zero_bubble(even(3, 4, budget)).schedule;
   EXPECT_EQ(schedule_from_json(schedule_to_json(schedule), "plan.json").parts().orders, schedule.parts().orders);
 }
 
-void expect_refused(const ZeroBubbleProblem& problem, const std::string& reason) {
+void expect_rejected(const ZeroBubbleProblem& problem, const std::string& reason) {
   try {
     plan_zero_bubble(problem);
-    ADD_FAILURE() << "not refused: " << reason;
+    ADD_FAILURE() << "not rejected: " << reason;
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr(reason));
   }
 }
 
-TEST(ZeroBubblePlan, RefusesWhatMakesNoSense) {
+TEST(ZeroBubblePlan, RejectsInvalidProblems) {
   RankBudget good = times(1, 1, 1);
   good.limit = 4;
-  expect_refused(even(0, 4, good), "ranks: expected 1 to 8192, got 0");
-  expect_refused(even(2, 0, good), "microbatches: expected 1 to 10000000, got 0");  // 60 million ops, 3 a rank
-  expect_refused(even(2, 4, good, Duration(-1)), "hop: expected 0 ns or more, got -1");
+  expect_rejected(even(0, 4, good), "ranks: expected 1 to 8192, got 0");
+  expect_rejected(even(2, 0, good), "microbatches: expected 1 to 10000000, got 0");  // 60 million ops, 3 a rank
+  expect_rejected(even(2, 4, good, Duration(-1)), "hop: expected 0 ns or more, got -1");
   RankBudget bad = good;
   bad.weight_gradient = Duration(-2);
-  expect_refused(even(2, 4, bad), "rank 0: time: expected 0 ns or more, got -2");
+  expect_rejected(even(2, 4, bad), "rank 0: time: expected 0 ns or more, got -2");
   bad = good;
   bad.kept = 3;
-  expect_refused(even(2, 4, bad), "rank 0: kept: expected 0 to the activation 1, got 3");
+  expect_rejected(even(2, 4, bad), "rank 0: kept: expected 0 to the activation 1, got 3");
   bad = good;
   bad.activation = std::int64_t{1} << 60;
-  expect_refused(even(2, 8, bad), "rank 0: activation: 8 of 1152921504606846976 are more than 2^62");
+  expect_rejected(even(2, 8, bad), "rank 0: activation: 8 of 1152921504606846976 are more than 2^62");
   bad = good;
   bad.limit = std::numeric_limits<std::int64_t>::max();
-  expect_refused(even(2, 4, bad), "rank 0: limit: expected up to 2^62, got 9223372036854775807");
+  expect_rejected(even(2, 4, bad), "rank 0: limit: expected up to 2^62, got 9223372036854775807");
   bad = good;
   bad.limit = 0;
-  expect_refused(even(2, 4, bad), "rank 0: limit: expected at least one activation, 1, got 0");
+  expect_rejected(even(2, 4, bad), "rank 0: limit: expected at least one activation, 1, got 0");
   bad = good;
   bad.weight_gradient = std::chrono::hours(24 * 366 * 20);
-  expect_refused(even(2, 4, bad), "more than 126 years");  // eight times twenty
+  expect_rejected(even(2, 4, bad), "their sum is more than 126 years");  // 2 ranks x 4 x 20 years
   ZeroBubbleProblem sliced = even(2, 4, good);
   sliced.shape.slice_lengths = {1, 1};
-  expect_refused(sliced, "slices: expected 1, got 2");
+  expect_rejected(sliced, "slices: expected 1, got 2");
 }
 
 }  // namespace
-}  // namespace sluice::test
+}  // namespace sluice::bench::accuracy

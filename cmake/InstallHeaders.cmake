@@ -1,0 +1,31 @@
+# Installs the public headers of SOURCE into INCLUDE_FOLDER: those whose first line is the mark below. Installed headers
+# include each other as "sluice/model/units.h", so that folders of the same names in a consumer's project do not shadow
+# them. Run by `cmake --install` and CPack, so that a mark needs no new configure step.
+cmake_policy(VERSION 3.25)
+set(mark "// Public header.")
+
+set(public "")
+foreach(folder IN LISTS FOLDERS)
+  file(GLOB_RECURSE headers RELATIVE ${SOURCE} ${SOURCE}/${folder}/*.h)
+  foreach(header IN LISTS headers)
+    file(STRINGS ${SOURCE}/${header} first LIMIT_COUNT 1)
+    if(first STREQUAL mark)
+      list(APPEND public ${header})
+    endif()
+  endforeach()
+endforeach()
+
+foreach(header IN LISTS public)
+  file(READ ${SOURCE}/${header} text)
+  string(REGEX MATCHALL "#include \"[^\"]*\"" includes "${text}")
+  foreach(include IN LISTS includes)
+    string(REGEX REPLACE "#include \"(.*)\"" "\\1" included "${include}")
+    if(NOT included IN_LIST public)
+      message(FATAL_ERROR "${header} is a public header and includes ${included}, which is not: mark it or do without it")
+    endif()
+  endforeach()
+  string(REPLACE "#include \"" "#include \"sluice/" text "${text}")
+  file(WRITE ${WORK_FOLDER}/${header} "${text}")
+  get_filename_component(folder ${header} DIRECTORY)
+  file(INSTALL DESTINATION ${INCLUDE_FOLDER}/sluice/${folder} TYPE FILE FILES ${WORK_FOLDER}/${header})
+endforeach()

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "model/scenario/setup.h"
+#include "sim/prediction.h"
+
+namespace sluice::sim {
+
+// Device memory that a rank with this peak needs, including allocator overhead and reserved memory.
+std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes);
+
+// Fit of the rank with the highest memory use. `memory` has one entry per rank.
+Fit fit_of(const Cluster& cluster, const std::vector<RankMemory>& memory);
+
+// Throughput of one batch of `sequences` over all replicas that takes `seconds`. `stages` as split for the schedule.
+Throughput throughput_of(const Scenario& scenario, const std::vector<StageContents>& stages, double sequences,
+                         double seconds);
+
+// Prices the graph, applies the scenario's slow ranks and links, simulates and measures the timeline, and runs the
+// jitter trials. Throws InputError.
+Prediction predict(const Setup& setup, const PredictOptions& options = {});
+
+}  // namespace sluice::sim

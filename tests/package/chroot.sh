@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Runs what tools/bundle.sh packs in a bare Debian: chroot.sh ARCHIVE [ROOT], as root. ROOT is a folder with a bare system;
+# without it debootstrap installs one into a temporary folder. Exit code 77: skipped, because root or debootstrap is missing.
+set -euo pipefail
+
+archive=${1:?usage: chroot.sh ARCHIVE [ROOT]}
+if [ "$(id -u)" -ne 0 ] || { [ $# -lt 2 ] && ! command -v debootstrap >/dev/null; }; then
+  echo "SKIPPED: needs root and debootstrap" >&2
+  exit 77
+fi
+work=$(mktemp -d)
+chmod go+rx "$work"
+trap 'rm -rf "$work"' EXIT
+root=${2:-$work/root}
+[ -d "$root/usr" ] || debootstrap --variant=minbase bookworm "$root" >"$work/debootstrap.log" || {
+  cat "$work/debootstrap.log"
+  exit 1
+}
+
+fail() {
+  echo "FAILED: $*" >&2
+  exit 1
+}
+name=$(basename "$archive" .tar.xz)
+rm -rf "$root/opt/bundle" "$root/usr/local/bin/sluice" "$root/srv/sluice"
+mkdir -p "$root/opt/bundle" "$root/srv"
+tar -C "$root/opt/bundle" -xJf "$archive"
+ln -s "../../../opt/bundle/$name/bin/sluice" "$root/usr/local/bin/sluice"
+examples=/opt/bundle/$name/share/sluice/examples
+
+# The C library alone is enough: the C++ library of the bare system is out of the way, and what the build needs is not there.
+for library in libstdc++.so.6 libgcc_s.so.1; do
+  for file in "$root"/{lib,usr/lib}/x86_64-linux-gnu/$library*; do if [ -e "$file" ]; then rm "$file"; fi; done
+done
+for library in fmt tbb openblas gfortran mpi; do
+  [ -z "$(find "$root" -name "lib$library*.so*")" ] || fail "$root is not a bare system: it has lib$library"
+done
+
+# in_chroot USER COMMAND: from a folder that the user may not write to.
+in_chroot() { chroot --userspec="$1:$1" "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin HOME=/nowhere /bin/sh -c "cd /srv && $2"; }
+holds() { grep -qF -- "$2" <<<"$1" || fail "no '$2' in: $1"; }
+for user in 0 65534; do
+  holds "$name" "sluice-$(in_chroot $user 'sluice --version' | grep -oE '[0-9]+\.[0-9]+\.[0-9]+')-linux"
+  holds "$(in_chroot $user "sluice simulate $examples/gpt3-175b-a100.json")" "makespan"
+  holds "$(in_chroot $user 'sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1')" "makespan 33 s"
+  holds "$(in_chroot $user "sluice plan $examples/gpt3-175b-a100.json --schedule 1f1b --top 1")" "1f1b"
+  holds "$(in_chroot $user 'sluice run --steps 2')" "loss"
+  holds "$(in_chroot $user 'sluice doctor')" "OpenBLAS"
+done
+echo "passed in $(. "$root/etc/os-release" && echo "$PRETTY_NAME") with $(chroot "$root" ldd --version 2>/dev/null | head -n 1)"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, fuzzing,
+# clang-tidy, and the report in a browser. Expects the release build of tools/test.sh. A failing step does not keep the
+# later ones from running; all results are listed at the end.
+# tools/check.sh --install-only: installs the packages and ends.
+# SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
+# SLUICE_TIDY=all|no: files that clang-tidy reads (default: those that changed get its slow checks too).
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source tools/steps.sh
+
+jobs=${SLUICE_JOBS:-$(nproc)}
+
+check_format() {
+  git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 64 -P "$jobs" clang-format --dry-run --Werror
+}
+build() { cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"; }
+run_tests() {
+  local preset=$1
+  shift
+  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "build/$preset/ctest.log"
+}
+browser() {
+  tests/browser/install.sh && ctest --preset release -L browser
+}
+
+install() {
+  tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev
+}
+
+if [ "${1:-}" = --install-only ]; then
+  install
+  exit
+fi
+step "packages" install
+step "format" check_format
+for preset in dev tsan; do
+  step "build $preset" build "$preset" && step "test $preset" run_tests "$preset"
+done
+step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
+step "clang-tidy" tools/tidy.sh "$jobs"
+step "browser" browser
+mkdir -p build/times
+steps_summary "tools/check.sh" | tee build/times/check.txt

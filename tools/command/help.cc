@@ -1,0 +1,114 @@
+#include "tools/command/help.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <sstream>
+
+namespace sluice::tools {
+namespace {
+
+constexpr std::size_t kLineColumns = 100;
+constexpr std::size_t kOptionIndent = 2;
+constexpr std::size_t kTextColumn = 32;  // where the descriptions of options begin
+
+// Breaks `text` at blanks into lines of at most `columns` characters; a longer word stays whole.
+std::vector<std::string> wrapped(const std::string& text, std::size_t columns) {
+  std::vector<std::string> lines;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (lines.empty() || lines.back().size() + 1 + word.size() > columns) {
+      lines.push_back(word);
+    } else {
+      lines.back() += " " + word;
+    }
+  }
+  return lines;
+}
+
+std::string paragraphs(const std::string& text) {
+  std::string out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const bool example = line.starts_with("  ");
+    out += example ? line : fmt::format("{}", fmt::join(wrapped(line, kLineColumns), "\n"));
+    out += '\n';
+  }
+  return out;
+}
+
+// "  --name TEXT     description", with the description on the next line where the name is long.
+std::string entry_text(const std::string& name, const std::string& description, std::size_t column) {
+  std::string out = std::string(kOptionIndent, ' ') + name;
+  bool fresh = out.size() + 2 > column;
+  if (fresh) out += '\n';
+  for (const std::string& line : wrapped(description, kLineColumns - column)) {
+    const std::size_t used = fresh ? 0 : out.size() - (out.rfind('\n') + 1);
+    out += std::string(column - used, ' ') + line + '\n';
+    fresh = true;
+  }
+  return out.ends_with('\n') ? out : out + '\n';
+}
+
+std::string name_text(const OptionEntry& option) {
+  std::string out = fmt::format("{}", fmt::join(option.names, ", "));
+  const bool flag = option.names[0].starts_with("-");
+  if (flag && !option.type.empty()) {
+    out += " " + (option.closed ? fmt::format("{{{}}}", fmt::join(option.words, ",")) : option.type);
+  }
+  if (option.repeated) out += flag ? ",..." : " ...";
+  return out;
+}
+
+std::string usage(const CommandEntry& command) {
+  std::string out = "Usage: " + command.path;
+  if (!command.subcommands.empty()) return out + " <command> [options]\n";
+  out += " [options]";
+  for (const OptionEntry& operand : command.operands) {
+    const std::string name = operand.names[0] + (operand.repeated ? "..." : "");
+    out += operand.required ? " " + name : " [" + name + "]";
+  }
+  return out + "\n";
+}
+
+// Entries under their groups' headings, the groups in the order of their first entries.
+template <typename Entry, typename Text>
+std::string grouped_text(const std::vector<Entry>& entries, const Text& text) {
+  std::vector<std::string> groups;
+  for (const Entry& entry : entries) {
+    if (std::find(groups.begin(), groups.end(), entry.group) == groups.end()) groups.push_back(entry.group);
+  }
+  std::string out;
+  for (const std::string& group : groups) {
+    out += "\n" + group + ":\n";
+    for (const Entry& entry : entries) {
+      if (entry.group == group) out += text(entry);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+std::string help_text(const CommandEntry& command) {
+  constexpr std::size_t kCommandColumn = 14;
+  const auto option_text = [](const OptionEntry& option) {
+    return entry_text(name_text(option), option.description, kTextColumn);
+  };
+  std::string out = usage(command) + "\n" + paragraphs(command.description);
+  out += grouped_text(command.subcommands, [](const CommandEntry& sub) {
+    return entry_text(last_word(sub.path), first_sentence(sub.description), kCommandColumn);
+  });
+  if (!command.operands.empty()) out += "\nArguments:\n";
+  for (const OptionEntry& operand : command.operands) out += option_text(operand);
+  out += grouped_text(command.options, option_text);
+  if (!command.footer.empty()) out += "\n" + paragraphs(command.footer);
+  return out;
+}
+
+std::string HelpFormatter::make_help(const CLI::App* app, std::string /*name*/, CLI::AppFormatMode /*mode*/) const {
+  return help_text(command_tree(*app));
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,45 @@
+#include "tools/commands.h"
+
+#include <memory>
+#include <utility>
+
+#include "tools/command/help.h"
+#include "tools/command/version.h"
+#include "tools/completion/completion.h"
+
+namespace sluice::tools {
+
+std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string> arguments) {
+  app.name("sluice");
+  app.description(
+      "Sluice predicts, plans and runs pipeline-parallel training of large language models.\n\n"
+      "Examples:\n"
+      "  sluice simulate examples/gpt3-175b-a100.json --gantt --trace timeline.json.gz\n"
+      "  sluice plan examples/gpt3-175b-a100.json --schedule megatron\n"
+      "  sluice run --schedule zb-h1 --pp 2 --steps 20");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.set_help_flag("-h,--help", "Print this help and exit");
+  app.set_version_flag("--version", std::string("sluice ") + kVersion, "Print the version and exit");
+  app.require_subcommand(1);
+  std::vector<Subcommand> commands = {add_simulate_command(app, std::move(arguments)),
+                                      add_plan_command(app),
+                                      add_slice_command(app),
+                                      add_compare_command(app),
+                                      add_schedules_command(app),
+                                      add_schedule_command(app),
+                                      add_run_command(app),
+                                      add_profile_command(app),
+                                      add_fit_command(app),
+                                      add_validate_command(app),
+                                      add_calibrate_command(app),
+                                      add_doctor_command(app),
+                                      add_completion_command(app)};
+  app.footer(  // last, because subcommands inherit it
+      "'sluice <command> --help' prints the options and examples of a command, 'sluice --help-man' the manual page. "
+      "The "
+      "documentation is in docs/ of the repository, and in share/doc/sluice/ of an installation.");
+  add_man_flag(app);
+  return commands;
+}
+
+}  // namespace sluice::tools
