@@ -30,6 +30,30 @@ foreach(row "bash|bash-completion/completions|sluice" "zsh|zsh/site-functions|_s
   list(APPEND script_folders ${share}/${folder})
 endforeach()
 
+# Everything that `cmake --install` and `cpack` copy; tools/quickstart.sh builds this target.
+list(TRANSFORM libraries PREPEND sluice_ OUTPUT_VARIABLE library_targets)
+add_custom_target(sluice_install ALL DEPENDS ${page} ${scripts})
+add_dependencies(sluice_install sluice ${library_targets})
+install(CODE "
+  foreach(file IN ITEMS \"$<TARGET_FILE:sluice>\" \"${page}\")
+    if(NOT EXISTS \"\${file}\")
+      message(FATAL_ERROR \"\${file} is not built. Build it first: cmake --build ${CMAKE_BINARY_DIR} --target sluice_install\")
+    endif()
+  endforeach()" ALL_COMPONENTS)
+
+# Two components: the command with what its users read, and the libraries with their headers.
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME command)
+install(TARGETS sluice RUNTIME)
+install(FILES ${page} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+foreach(script folder IN ZIP_LISTS scripts script_folders)
+  install(FILES ${script} DESTINATION ${folder})
+endforeach()
+install(DIRECTORY examples DESTINATION ${share}/sluice)
+install(DIRECTORY docs/ DESTINATION ${share}/doc/sluice)
+install(FILES README.md DESTINATION ${share}/doc/sluice)
+install(FILES LICENSE DESTINATION ${share}/doc/sluice RENAME copyright)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME development)
+
 # The libraries with public headers, and these headers, included as "sluice/sim/simulator.h".
 foreach(name IN LISTS libraries)
   install(TARGETS sluice_${name} EXPORT sluiceTargets ARCHIVE)
@@ -38,9 +62,9 @@ endforeach()
 install(CODE "
   set(FOLDERS model sim traces)
   set(SOURCE \"${PROJECT_SOURCE_DIR}\")
-  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}/public_headers\")
+  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}\")
   set(INCLUDE_FOLDER \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")
-  include(\"${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake\")")
+  include(\"${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake\")" COMPONENT development)
 
 # The packages that the libraries link, which a consumer has to find again.
 set(linked "")

@@ -16,7 +16,7 @@ add_library(sluice_options INTERFACE)
 target_compile_features(sluice_options INTERFACE cxx_std_20)
 target_include_directories(sluice_options INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-# Warnings are ours alone: users of the installed libraries choose their own.
+# Not exported: users of the installed libraries choose their own warnings.
 target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow;-Wnon-virtual-dtor;-Wold-style-cast;-Wno-missing-field-initializers>>"
   # GCC 12 reports false overlaps in std::string concatenation (GCC bug 105651).

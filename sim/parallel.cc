@@ -14,7 +14,9 @@
 namespace sluice::sim {
 
 #ifdef SLUICE_HAVE_TBB
-  // One index per task, as each is a simulation.
+
+void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body) {
+  // One index per task: each is a simulation.
   tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count, 1), [&](const tbb::blocked_range<std::int64_t>& range) {
     for (std::int64_t i = range.begin(); i != range.end(); ++i) body(i);
   });

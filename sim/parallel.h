@@ -7,8 +7,8 @@
 
 namespace sluice::sim {
 
-// Calls `body(i)` for every i from 0 to count - 1, on all cores if oneTBB was found at build time, else sequentially.
-// Rethrows an exception of a call; other calls may then not have run.
+// Calls `body(i)` for every i from 0 to count - 1 on all cores, in any order. Rethrows an exception of a call; other
+// calls may then not have run.
 void parallel_for(std::int64_t count, const std::function<void(std::int64_t)>& body);
 
 }  // namespace sluice::sim

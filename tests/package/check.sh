@@ -29,7 +29,7 @@ case $name in
   install)
     rm -rf "$work"
     cmake --install "$build" --prefix "$work/first" >/dev/null
-    mv "$work/first" "$prefix"  # what is installed must not know where
+    mv "$work/first" "$prefix"  # installed files must not depend on the prefix
     for file in bin/sluice libsluice_sim.a sluiceConfig.cmake include/sluice/sim/simulator.h \
         share/sluice/examples/gpt3-175b-a100.json share/doc/sluice/formats.md; do
       [ -n "$(find "$prefix" -path "*/$file")" ] || fail "no $file"
@@ -136,7 +136,7 @@ case $name in
       cat "$work/cmake.log"
       exit 1
     }
-    if grep -e -Wshadow "$work/cmake.log"; then fail "our warnings reach the consumer"; fi
+    if grep -e -Wshadow "$work/cmake.log"; then fail "the consumer is compiled with our warning options"; fi
     "$work/cmake/predict"
     "$work/cmake/own_schedule" "$work/own_schedule.json"
     holds "$(cat "$work/own_schedule.json")" traceEvents
@@ -147,7 +147,7 @@ case $name in
     PKG_CONFIG_PATH=$(dirname "$(find "$prefix" -name sluice.pc)")
     export PKG_CONFIG_PATH
     read -r -a flags <<<"$(pkg-config --cflags --libs sluice)"
-    # The flags in one go, as Makefiles have them: the libraries must stand in the right order.
+    # All flags in one command, as in a Makefile: this needs the libraries in the right order.
     g++ "$source/tests/package/consumer/predict.cc" -o "$work/by_pkg_config" "${flags[@]}"
     "$work/by_pkg_config"
     ;;
