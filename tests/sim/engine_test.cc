@@ -21,7 +21,7 @@
 namespace sluice::test {
 namespace {
 
-// Whole nanoseconds drawn once for each kind, stage and slice.
+// Random times in whole nanoseconds per kind, stage and slice.
 class RandomEngineCost : public CostModel {
  public:
   RandomEngineCost(std::uint32_t seed, int hop) : random_(seed), hop_(hop) {}
@@ -42,7 +42,7 @@ class RandomEngineCost : public CostModel {
   int hop_;
 };
 
-// Where the graph has a compute vertex for each op: its start and end.
+// The start and end of each op in compute vertices.
 std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times_by_op(
     const OpGraph& graph, const Timeline& timeline) {
   std::map<std::tuple<OpKind, int, int, int>, std::pair<std::int64_t, std::int64_t>> times;
@@ -95,7 +95,7 @@ TEST(Engine, AgreesWithTheOracleToTheNanosecond) {
   EXPECT_GT(count, small ? 200 : 1000);
 }
 
-// Each rank's list, `times` over, as one schedule.
+// Repeats each rank's list `times` times, as one schedule.
 Schedule repeated_run(const Schedule& schedule, int times) {
   ScheduleParts parts = schedule.parts();
   parts.num_microbatches *= times;
@@ -126,7 +126,7 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
     test::OracleCosts costs;
     costs.op = [&](const Op& op) { return cost.nanoseconds(op.kind, op.stage, op.slice); };
     costs.hop = 3;
-    // Growth over a multiple of every cycle length up to 4, past the transient.
+    // Growth over a multiple of every cycle length up to 4, after the transient.
     const auto makespan = [&](int times) {
       return test::longest_path(repeated_run(schedule, times), costs).makespan();
     };
@@ -136,7 +136,7 @@ TEST(Period, IsTheGrowthOfTheMakespanOfRepeatedLists) {
 }
 
 TEST(Period, OfSchedulesWithoutAFlushIsTheWorkPerBatch) {
-  // 1F1B that never ends: period m (f + x) for m >= p - 1 (spec's closed form).
+  // 1F1B without a flush: period m (f + x) for m >= p - 1 (closed form).
   for (const char* name : {"pipedream", "pipedream-2bw"}) {
     for (int p = 1; p <= 6; ++p) {
       for (int m = std::max(1, p - 1); m <= 8; ++m) {
@@ -153,7 +153,7 @@ TEST(Period, OfSchedulesWithoutAFlushIsTheWorkPerBatch) {
 }
 
 TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
-  // Two ranks, two microbatches, F takes 1 s, B 2 s. A transfer holds its lane for 3 s and arrives 10 s later.
+  // Two ranks, two microbatches, F takes 1 s, B 2 s. A transfer occupies its lane for 3 s and arrives 10 s later.
   // F0@0 0-1, sent 1-4, arrives 14; F1@0 1-2, sent 4-7, arrives 17. 1f1b on rank 1: F0 14-15, B0 15-17, F1 17-18, B1
   // 18-20. B0 sent 17-20, arrives 30: B0@0 30-32; B1 sent 20-23, arrives 33: B1@0 33-35.
   class Linked : public CostModel {
@@ -167,7 +167,7 @@ TEST(Engine, BandwidthOccupiesTheLaneAndLatencyDoesNot) {
   EXPECT_EQ(measure(graph, timeline).makespan, std::chrono::seconds(35));
 }
 
-// The oracle above knows ops and transfers only; this takes the lowered graph with everything in it.
+// The oracle above has ops and transfers only; this test uses the complete lowered graph.
 TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
   using WeightedGraph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
                                               boost::property<boost::edge_weight_t, std::int64_t>>;
@@ -182,8 +182,8 @@ TEST(Engine, EndTimesAreTheLongestPathsOfTheLoweredGraph) {
     }
     const Timeline timeline = simulate(graph, prices);
 
-    // From a vertex to those that wait for it, and from one before all. A transfer is late only for those that read
-    // it: the next transfer of its lane starts when the lane is free.
+    // Edges from a vertex to those that wait for it, and from a start vertex to all. Latency applies only to readers of
+    // a transfer: the next transfer of its lane starts when the lane is free.
     const std::size_t beginning = graph.size();
     WeightedGraph waited_for_by(graph.size() + 1);
     const auto duration = duration_map(prices.duration);

@@ -7,8 +7,8 @@
 
 namespace sluice::test {
 
-// Calls `use` with every schedule that the registry makes of the shapes up to these sizes; what a family refuses is
-// passed over. Returns how many there were.
+// Calls `use` with the schedules of all families and all shapes up to these sizes, except those that a family rejects.
+// Returns their number.
 struct Sizes {
   int ranks = 4;
   int microbatches = 8;

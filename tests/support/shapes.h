@@ -16,14 +16,14 @@ struct Limits {
   int ranks = 1, microbatches = 1, chunks = 1, slices = 1, batches = 1;
 };
 
-// The family's schedule of that shape: k slices of one token. Throws InputError for a shape it does not take.
+// Generates the family's schedule of that shape: k slices of one token. Throws InputError for an invalid shape.
 Schedule make(const std::string& family, const Shape& shape);
 
-// A condition for `for_shapes` that every shape meets.
+// The condition of `for_shapes` that is true for every shape.
 inline bool everywhere(const Shape& /*shape*/) { return true; }
 
-// Calls `check` for all shapes within the limits and `in_range` that the family takes. Free parameters that the family
-// does not have stay at their default. Stops at the first fatal failure. Returns how many were checked.
+// Calls `check` for all shapes within the limits and `in_range` that the family supports. Parameters that the family
+// does not have keep their default. Stops at the first fatal failure. Returns the number of shapes checked.
 int for_shapes(const std::string& family, const Limits& limits, const std::function<bool(const Shape&)>& in_range,
                const std::function<void(const Shape&, const Schedule&)>& check);
 

@@ -119,7 +119,7 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
     const char* message;
   } kWrong[] = {
       {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks need 2 devices"},
-      {"--backend cuda --devices purple:2", "devices: must be gpu, gpu:N, green:N or stream:N"},
+      {"--backend cuda --devices purple:2", "devices: expected gpu, gpu:N, green:N or stream:N"},
       {"--devices green:2", "--devices: needs --backend cuda"},
       {"--backend cuda --transport threads", "expected inprocess, nccl or auto"},
       {"--transport inprocess", "needs --backend cuda"},

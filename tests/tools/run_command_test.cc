@@ -237,10 +237,10 @@ struct FaultCase {
   const char* message;
 };
 const FaultCase kFaultCases[] = {
-    {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 is inside B(stage 1, mb 2)"},
-    {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 is inside F(stage 0, mb 1)"},
+    {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 has been inside B(stage 1, mb 2)"},
+    {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 has been inside F(stage 0, mb 1)"},
     {"drop:rank=1,op=B,mb=2,step=1", 7, "send B(stage 1, mb 2) 1->0, sent by rank 1 in step 1, is lost"},
-    {"nan:rank=1,op=B,mb=1,step=1", 8, "B(stage 1, mb 1) of step 1 on rank 1 made a number that is not finite"},
+    {"nan:rank=1,op=B,mb=1,step=1", 8, "B(stage 1, mb 1) of step 1 on rank 1 produced a value that is not finite"},
 };
 constexpr auto kLongest = std::chrono::seconds(1 + 5 + 10);
 
@@ -265,7 +265,7 @@ TEST(BrokenRun, PrintsTheWaitForChain) {
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(result.err,
               HasSubstr("rank 0 waits for B(stage 0, mb 0) from rank 1, which waits for B(stage 1, mb 0) from "
-                        "rank 2, which is inside F(stage 2, mb 0) since 1."));
+                        "rank 2, which has been inside F(stage 2, mb 0) for 1."));
   EXPECT_THAT(result.err, HasSubstr("waiting for it: ranks 0, 1, 3"));
 }
 
@@ -301,7 +301,7 @@ TEST(BrokenRun, ReportsTermination) {
     arguments.push_back(word);
   const CommandResult result = test::run_program("/usr/bin/timeout", arguments);
   EXPECT_EQ(result.exit_code, 6) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("the launcher ends the run (signal 15)"));
+  EXPECT_THAT(result.err, HasSubstr("the launcher terminated the run (signal 15)"));
 }
 
 TEST(BrokenRun, IsStoppedAndReportedOverMpi) {

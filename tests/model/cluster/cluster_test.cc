@@ -28,7 +28,7 @@ TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
     EXPECT_EQ(cluster.num_gpus(), 16) << name;
     EXPECT_GT(cluster.intra_node.bandwidth_bytes_per_s, cluster.inter_node.bandwidth_bytes_per_s) << name;
   }
-  // GPUs and links load by name inside a node given in place.
+  // GPUs and links load by name within an inline node.
   for (const CatalogueFile& file : catalogue_files()) {
     const std::string name(file.name.substr(file.name.find('/') + 1));
     const bool gpu = file.name.starts_with("gpus/");
@@ -57,7 +57,7 @@ TEST(Catalogue, EveryConstantNamesItsSource) {
   }
 }
 
-// Every number under every name that says what it is, of every file.
+// Every number with its key, in every file.
 void check_sane(const Json& json, const std::string& place) {
   for (const auto& [key, value] : json.items()) {
     const std::string here = place + "/" + key;
@@ -73,7 +73,7 @@ void check_sane(const Json& json, const std::string& place) {
       EXPECT_GT(number.get<double>(), 0) << here;
       EXPECT_LE(number.get<double>(), 1) << here;
     }
-    // No kernel, message or step takes a millisecond before it has moved anything.
+    // No kernel, message or step has a latency of a millisecond.
     if (key.ends_with("_s") && !key.ends_with("per_s")) {
       EXPECT_LT(number.get<double>(), 1e-3) << here;
     }
@@ -84,11 +84,11 @@ TEST(Catalogue, HasPhysicallyPlausibleConstants) {
   int files = 0;
   for (const CatalogueFile& file : catalogue_files()) {
     const std::string name(file.name);
-    if (name.starts_with("software/")) continue;  // what a program adds is not bound by physics
+    if (name.starts_with("software/")) continue;  // the overheads of a framework are not bound by physics
     ++files;
     check_sane(parse_json(file.text, name), name);
     if (name.starts_with("links/")) {
-      // No ring, and no message, above the nominal bandwidth.
+      // No ring collective or message exceeds the nominal bandwidth.
       const Link link = catalogue_link(name.substr(6));
       for (int gpus = 2; gpus <= 16; ++gpus) {
         EXPECT_LE(link.ring_bandwidth(gpus), link.bandwidth_bytes_per_s) << name << gpus;
@@ -184,9 +184,9 @@ TEST(PlacementTest, IsMegatronsOrder) {
 }
 
 TEST(PlacementTest, SupportsThePipelineBeforeTheReplicas) {
-  Training training = sizes(2, 4, 4);
+  Training training = cluster_sizes(2, 4, 4);
   training.pipeline_before_data = true;
-  // Two tensor ranks by four pipeline ranks fill a node of eight: a replica a node.
+  // Two tensor ranks by four pipeline ranks fill a node of eight: one replica per node.
   const Placement placement(training, load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(placement.world_rank(0, 1), 1);
   EXPECT_EQ(placement.world_rank(1, 0), 2);
@@ -196,7 +196,7 @@ TEST(PlacementTest, SupportsThePipelineBeforeTheReplicas) {
   EXPECT_EQ(placement.senders_per_node(0, 1), 1);
   EXPECT_EQ(placement.data_group().nodes, 4);
   EXPECT_EQ(placement.data_group().per_node, 1);
-  // Megatron's order the other way round: replicas in a node, the pipeline across nodes.
+  // Megatron's order in reverse: replicas within a node, the pipeline across nodes.
   const Placement usual(cluster_sizes(2, 4, 4), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(usual.pair(0, 1).nodes, 2);
   EXPECT_EQ(usual.data_group().nodes, 1);
@@ -222,7 +222,7 @@ TEST(PlacementTest, IsABijectionInBothOrders) {
 }
 
 TEST(PlacementTest, ReturnsTheWorstReplica) {
-  const Placement across(sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
+  const Placement across(cluster_sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
   EXPECT_EQ(across.tensor_group().nodes, 2);
   EXPECT_EQ(across.tensor_group().per_node, 8);
   // Sixteen replicas of two tensor ranks: four members of each data group on each node.

@@ -151,8 +151,8 @@ TEST(Analytic, NeverRunsAboveThePeak) {
 }
 
 TEST(Analytic, ReachesTheUtilisationOfPublishedRuns) {
-  // Megatron-LM on A100 (Narayanan et al. 2021, table 1; Korthikanti et al. 2022, table 5) reports 0.42 to 0.58 of
-  // the peak for whole iterations; ops alone, without bubbles, must lie a little above and below 0.7.
+  // Megatron-LM on A100 (Narayanan et al. 2021, table 1; Korthikanti et al. 2022, table 5) reports 0.42 to 0.58 of the
+  // peak for whole iterations; single ops, without bubbles, must be slightly above and below 0.7.
   struct Row {
     int layers, hidden, heads, tp, sequences;
   };
@@ -264,7 +264,7 @@ TEST(Rings, OverNodesUseOneCardForEachMember) {
     return Collectives(cluster, placement).ring_bytes_per_s(placement.data_group());
   };
   const double card = 25e9 * cluster.inter_node.collective_efficiency;
-  EXPECT_DOUBLE_EQ(ring(8, 4), card);      // one member on a node
+  EXPECT_DOUBLE_EQ(ring(8, 4), card);      // one member per node
   EXPECT_DOUBLE_EQ(ring(4, 8), 2 * card);  // two
   EXPECT_DOUBLE_EQ(ring(1, 32), 8 * card);
 }
@@ -303,7 +303,7 @@ TEST(Joint, HidesCollectivesOnlyIfThereAreAny) {
 }
 
 TEST(Analytic, RecomputesTheRequestedNumberOfLayers) {
-  const Transformer model = example("gpt3-1b.json");  // 24 layers, 6 a stage
+  const Transformer model = example("gpt3-1b.json");  // 24 layers, 6 per stage
   Training training = training_of(1, 1, 4, 2048);
   training.recompute = Training::Recompute::full;
   const double all = cost_of(model, training).recompute_s(1, {1, {2048}}, 0);
@@ -322,11 +322,11 @@ TEST(Analytic, SoftwareAddsTheOverheadsOfItsFile) {
   };
   const Software plain = load_software("megatron-lm");
   Software other = plain;
-  // A step is of a rank, however many stages it has: 8 ranks with 1 or 3 chunks.
+  // A step is per rank, for any number of stages: 8 ranks with 1 or 3 chunks.
   other.step_s = 0.3;
   EXPECT_NEAR(cost_with(other, 8).optimizer_s(1) - cost_with(plain, 8).optimizer_s(1), 0.3, 1e-12);
   EXPECT_NEAR(cost_with(other, 24).optimizer_s(1) - cost_with(plain, 24).optimizer_s(1), 0.1, 1e-12);
-  // Products twice as fast: their arithmetic takes half, everything else what it did.
+  // GEMMs twice as fast: their arithmetic takes half the time, everything else the same.
   other = plain;
   other.gemm_speed = 2;
   double saved = 0;
@@ -347,7 +347,7 @@ TEST(Analytic, SoftwareAddsTheOverheadsOfItsFile) {
   EXPECT_NEAR(
       cost_with(plain, 8).compute_s(OpKind::F, 1, shape, 0) - cost_with(other, 8).compute_s(OpKind::F, 1, shape, 0),
       saved, 1e-9);
-  // A host that takes a second for each kernel is the limit.
+  // A host that takes a second per kernel is the bound.
   other = plain;
   other.issue_s = 1;
   int kernels = 0;
@@ -358,7 +358,7 @@ TEST(Analytic, SoftwareAddsTheOverheadsOfItsFile) {
 }
 
 TEST(Analytic, UnfusedSoftmaxCostsMoreWhereTheKernelDoesNotFit) {
-  // 16 heads over 8 ranks and one sequence are two matrices of scores, and the fused kernel takes four at a time.
+  // 16 heads over 8 ranks and one sequence are two matrices of scores; the fused kernel needs a multiple of four.
   const Transformer model = example("gpt3-1b.json");
   Training training = training_of(8, 1, 1, 1024);
   training.flash_attention = false;

@@ -65,7 +65,7 @@ TEST(ExpertKernels, ExecuteTheFlopsOfTheWorkload) {
           EXPECT_NEAR(sums(kind).products * tp / expected.matrices, 1, 1e-12) << name << letter(kind) << tp;
         }
         EXPECT_DOUBLE_EQ(sums(OpKind::F).attention * tp, expected.attention);
-        // Of five products three have the size of keys and two that of values.
+        // Of five GEMMs three have the head size of keys and two that of values.
         const double back =
             (3.0 * model.head_dim + 2.0 * model.value_head_dim()) / (model.head_dim + model.value_head_dim());
         EXPECT_DOUBLE_EQ(sums(OpKind::I).attention * tp, back * expected.attention);
@@ -75,7 +75,7 @@ TEST(ExpertKernels, ExecuteTheFlopsOfTheWorkload) {
 }
 
 TEST(ExpertKernels, SendEveryTokenToItsExpertsAndBack) {
-  // Two of the experts get each row of 4096 elements of 2 bytes; there and back in F and in I.
+  // Each row of 4096 elements of 2 bytes goes to two experts; dispatch and combine in F and in I.
   const Transformer model = example("mixtral-8x7b/config.json");
   for (const int tp : {1, 4}) {
     for (const OpKind kind : kOpKinds) {
@@ -100,7 +100,7 @@ TEST(ExpertKernels, OfOneRankHaveOneGemmPerExpert) {
 }
 
 TEST(ExpertKernels, IncludeTheLaunchOfEveryExpert) {
-  // 256 experts of a token or so each: the products are nothing against their 256 launches.
+  // 256 experts with about one token each: the launches dominate the GEMMs.
   const Transformer model = example("deepseek-v3/config.json");
   const AnalyticCost cost = expert_cost_of(model, training_of(1, 1, 1, 1));
   const GemmShape tiny{.m = 1, .n = 16, .k = 16, .batch = 256, .apart = true};
@@ -120,7 +120,7 @@ TEST(AllToAll, MovesAllButTheLocalShard) {
   const double far = network.bandwidth_bytes_per_s * network.transfer_efficiency;
   EXPECT_DOUBLE_EQ(collectives.all_to_all_s({8, 1, 8}, 1e9),
                    inside.collective_latency_s + 7 * inside.collective_step_s + 1e9 * 7 / 8 / near);
-  // Of 16 ranks on two nodes 8 are far: the network is what it waits for.
+  // Of 16 ranks on two nodes 8 are remote: the network dominates.
   EXPECT_GT(1.0 / 2 / far, 7.0 / 16 / near);
   EXPECT_DOUBLE_EQ(collectives.all_to_all_s({16, 2, 8}, 1e9),
                    network.collective_latency_s + 15 * network.collective_step_s + 1e9 / 2 / far);
@@ -129,7 +129,7 @@ TEST(AllToAll, MovesAllButTheLocalShard) {
 
 TEST(Groups, OfExpertsFollowEachOther) {
   const Cluster cluster = load_cluster("dgx-h100", 4);
-  // tp 2 x cp 2 x dp 4 = 16 ranks a stage, two stages; a node has 8.
+  // tp 2 x cp 2 x dp 4 = 16 ranks per stage, two stages; a node has 8.
   Training training = training_of(2, 2, 4, 8);
   training.pp = 2;
   const Placement placement(training, cluster);
@@ -149,7 +149,7 @@ TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
   Training training = training_of(1, 1, 16, 8);
   const AnalyticCost cost = expert_cost_of(model, training);
   const auto all = static_cast<double>(parameters(model));
-  // On a rank: one of the 8 experts of each of 32 layers. Sixteen ranks share the rest, two the experts.
+  // On a rank: one of the 8 experts of each of 32 layers. 16 ranks have copies of the rest, two of the experts.
   const double experts = 32.0 * 3 * 4096 * 14336;
   const double rest = all - 8 * experts;
   const auto bytes = static_cast<std::int64_t>(4 * (experts + rest));
@@ -160,8 +160,8 @@ TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
 }
 
 TEST(JointBlocks, HideDispatchAndCombine) {
-  // One microbatch's all-to-alls run beside the other's kernels, which that slows down: of all the time on the links,
-  // 2 less the slowdown is saved.
+  // One microbatch's all-to-alls overlap with the other's kernels, which they slow down: 2 less the slowdown of all
+  // communication time is saved.
   const Transformer model = example("mixtral-8x7b/config.json");
   const Training training = training_of(1, 1, 8, 8);
   const AnalyticCost cost = expert_cost_of(model, training);
@@ -227,7 +227,7 @@ TEST(ContextParallel, RingIsHiddenByLongAttention) {
 }
 
 TEST(ContextParallel, AndExpertsSplitTheTimeOfAStage) {
-  // Twice the ranks for a sequence, a little more than half the time: launches and exchanges do not split.
+  // Twice the ranks per sequence take slightly more than half the time: launches and exchanges are not split.
   for (const char* name : {"mixtral-8x7b/config.json", "deepseek-v2/config.json"}) {
     Transformer model = example(name);
     model.layers = 4;

@@ -55,7 +55,7 @@ TEST(Explain, RowsAddUpToThePriceOfTheOp) {
        {Training::Recompute::none, Training::Recompute::selective, Training::Recompute::full}) {
     for (const bool flash : {false, true}) {
       for (const int tp : {1, 4}) {
-        // Four tokens, where the host is the limit, and a long sequence, where it is not.
+        // Four tokens, bound by the host, and a long sequence, which is not.
         for (const std::int64_t tokens : {std::int64_t{4}, std::int64_t{2048}}) {
           Training training = training_of(tp, 4, tokens);
           training.recompute = recompute;
@@ -111,7 +111,7 @@ TEST(Explain, NamesTheBoundOfAKernel) {
   EXPECT_EQ(limit(large, "norm 1"), "memory");
   EXPECT_EQ(limit(large, "all-reduce 1"), "link");
   EXPECT_EQ(limit(large, "waiting for the host"), "none");
-  // Four tokens: the weights of a product of 12288 x 12288 are all there is to move, a norm moves next to nothing.
+  // Four tokens: a GEMM of 12288 x 12288 only moves its weights, a norm moves nearly nothing.
   const Explained few = make("1f1b", training_of(4, 4, 4), "gpt3-175b.json");
   EXPECT_EQ(limit(few, "MLP in"), "memory");
   EXPECT_EQ(limit(few, "norm 1"), "launch");

@@ -95,7 +95,7 @@ class Rest : public CostModel {
   LinkSharing sharing(std::span<const LinkEnds>) const override { return {.num_resources = 3}; }
 };
 
-// Beside the parts of a stage, once an op; passes over parameters; sums over the ranks that a collective has.
+// Times of the stage itself, once per op; passes over parameters; all-reduces over the ranks of a collective.
 TEST(FittedCostTest, AddsTheTimeOfTheStageItself) {
   CostTable around = table();
   around.curve(PartKind::stage, OpKind::F) = TimeCurve{.tokens = {64, 128}, .seconds = {0.25, 0.5}};
@@ -113,10 +113,10 @@ TEST(FittedCostTest, AddsTheTimeOfTheStageItself) {
   EXPECT_EQ(cost.compute_s(OpKind::B, 1, {2, {128}}, 0), 3 * 4.5 + 8 + 0.125);
   EXPECT_EQ(cost.optimizer_s(1), 1 + 7);
   EXPECT_EQ(cost.collective_s(CollectiveKind::tied_embedding, 0, 20), 0.5 + 2);
-  EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 20), 1.5 + 2);  // of 3 ranks: as over 4
+  EXPECT_EQ(cost.collective_s(CollectiveKind::gradient_reduce, 0, 20), 1.5 + 2);  // of 3 ranks: the time for 4
   EXPECT_DOUBLE_EQ(cost.collective_s(CollectiveKind::global_norm, -1, 4), 0.5 + 0.4 + 2 + 1.2);
   EXPECT_EQ(cost.collective_s(CollectiveKind::parameter_gather, 0, 20), 5);
-  // Nobody says how many parameters: the other model's optimizer.
+  // Without the number of parameters: the other model's optimizer.
   EXPECT_EQ(FittedCost(around, training, kStages, std::make_unique<Rest>()).optimizer_s(1), 6);
 }
 

@@ -14,7 +14,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-// What the samples are made of: t(i, 0) by its own table, and four terms.
+// The function behind the samples: t(i, 0) from a table, and four terms.
 struct Truth {
   double floor_s = 2e-4;
   double token_s = 1e-6;
@@ -75,9 +75,9 @@ TEST(FitProfile, RecoversTheParametersWithoutNoise) {
   ASSERT_TRUE(fit.curves[0].held_out);
   EXPECT_EQ(fit.curves[0].held_out->samples, 40);
   EXPECT_LT(fit.curves[0].held_out->max, 1e-9);
-  // Without a length t(i, 0) is off only around the floor's end at 200 tokens: at 256, between 128 and 384, it is the
-  // mean of 2e-4 and 3.84e-4, 2.92e-4 instead of 2.56e-4; at 128, a third of the way from 64 to 256, 2e-4 + 0.56e-4 / 3
-  // instead of 2e-4. Six lengths have neighbours.
+  // With a length held out, the error of t(i, 0) is not zero only around the end of the floor at 200 tokens: at 256,
+  // between 128 and 384, the prediction is the mean of 2e-4 and 3.84e-4, 2.92e-4 instead of 2.56e-4; at 128, a third of
+  // the way from 64 to 256, it is 2e-4 + 0.56e-4 / 3 instead of 2e-4. Six lengths have neighbours.
   ASSERT_TRUE(fit.curves[0].between);
   EXPECT_NEAR(fit.curves[0].between->max, 2.92 / 2.56 - 1, 1e-12);
   EXPECT_NEAR(fit.curves[0].between->mean, (2.92 / 2.56 - 1 + 0.56 / 3 / 2) / 6, 1e-12);
@@ -95,7 +95,7 @@ TEST(FitProfile, HasAnErrorAboutAsLargeAsTheNoise) {
   }
   EXPECT_GT(fit.curves[0].in_sample.mean, 0.001);
   EXPECT_LT(fit.curves[0].held_out->mean, kPublishedFitError);
-  // Fitted and held out are not the same samples.
+  // Fitted and held-out samples differ.
   EXPECT_GT(fit.curves[0].held_out->max, fit.curves[0].in_sample.max);
 }
 
@@ -149,13 +149,14 @@ TEST(FitProfile, FitsLinks) {
   EXPECT_NEAR(fit.table.links[2].bandwidth_bytes_per_s, 1e10, 1);
   EXPECT_LT(fit.links[0].held_out->max, 1e-6);
   EXPECT_THAT(fit.warnings, ElementsAre("link 'one': one size of message: the latency is 0"));
-  // 0 bytes alone say nothing about a bandwidth.
+  // 0 bytes alone do not determine a bandwidth.
   profile.transfers = {{"x", 0, 1.0}};
   EXPECT_EQ(error_of(profile),
             "p.json: /transfers: link 'x': expected larger messages to take longer, got times of 1 size that do not");
 }
 
-// Passes over parameters: 1 us and 2 billion a second. Sums: 5 us and 4 GB/s over two ranks, twice as long over four.
+// Passes over parameters: 1 us and 2 billion per second. All-reduces: 5 us and 4 GB/s over two ranks, twice the time
+// over four.
 TEST(FitProfile, FitsPassesAndAllReduces) {
   Profile profile = layer_profile({}, 0);
   for (const std::int64_t size : {1000, 100'000, 10'000'000}) {
@@ -179,7 +180,7 @@ TEST(FitProfile, FitsPassesAndAllReduces) {
   EXPECT_THAT(error_of(profile), HasSubstr("p.json: /passes: optimizer: expected larger stages to take longer"));
 }
 
-// Only attention looks at what is before a slice: of other parts nobody needs to hear that they have no context.
+// Only attention depends on the tokens before a slice: other parts give no warning if they have no context.
 TEST(FitProfile, WarnsOfMissingContextOnlyForLayers) {
   Profile profile = layer_profile({}, 0);
   for (const PartKind part : {PartKind::head, PartKind::stage}) {
@@ -234,7 +235,7 @@ TEST(Profile, RoundTripsThroughItsText) {
   EXPECT_EQ(again.machine, "made");
 }
 
-// The fit as a file gives the same times back.
+// A cost file of the fit gives the same times.
 TEST(Profile, FitRoundTripsThroughACostFile) {
   const ProfileFit fit = fit_profile(layer_profile({}, 0.01), {});
   const CostTable table = parse_cost_table(to_json_text(fit.table), "cost.json");

@@ -18,7 +18,7 @@ Training sharing_sizes(int tp, int dp, int pp) {
   return training;
 }
 
-// Neighbours in a pipeline of `ranks`, both ways: 0->1, 1->0, 1->2, 2->1, ...
+// The links between neighbours in a pipeline of `ranks`, in both directions: 0->1, 1->0, 1->2, 2->1, ...
 std::vector<LinkEnds> chain(int ranks) {
   std::vector<LinkEnds> links;
   for (int r = 0; r + 1 < ranks; ++r) {
@@ -32,7 +32,7 @@ LinkSharing sharing_of(const Training& training, const Cluster& cluster) {
   return link_sharing(chain(training.pp), cluster, Placement(training, cluster));
 }
 
-// "link: resource share, ..." of what is shared.
+// "link: resource fraction, ..." of shared resources.
 std::vector<std::array<double, 3>> uses_of(const LinkSharing& sharing) {
   std::vector<std::array<double, 3>> out;
   for (std::size_t i = 0; i < sharing.links.size(); ++i) {
@@ -51,7 +51,7 @@ TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
   EXPECT_EQ(uses_of(sharing), (std::vector<std::array<double, 3>>{{2, 0, 1}, {3, 1, 1}, {6, 1, 1}, {7, 0, 1}}));
   for (const std::size_t link : {2u, 3u, 6u, 7u}) {
     EXPECT_EQ(sharing.links[link].policy, Sharing::fair);
-    EXPECT_EQ(sharing.links[link].speed, 0.25);  // four replicas send at once
+    EXPECT_EQ(sharing.links[link].speed, 0.25);  // four replicas send concurrently
   }
 }
 
@@ -73,7 +73,7 @@ TEST(LinkSharingTest, IsThatOfTheLinkOfTheSlowestReplica) {
   EXPECT_TRUE(sharing_of(sharing_sizes(4, 1, 4), load_cluster("dgx-a100-80gb", 2)).empty());
   // Ranks of two GPUs: 1 and 2 have both neighbours in the node, and so have 5 and 6.
   EXPECT_EQ(sharing_of(sharing_sizes(2, 1, 8), load_cluster("dgx-a100-80gb", 2)).num_resources, 8);
-  // The mesh of the V100 nodes shares nothing.
+  // The mesh of the V100 nodes has no shared links.
   EXPECT_TRUE(sharing_of(sharing_sizes(1, 1, 8), load_cluster("p3.16xlarge", 1)).empty());
 }
 

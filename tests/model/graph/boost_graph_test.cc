@@ -75,7 +75,7 @@ TEST(BoostGraph, PropertyMapsReadTheVertex) {
 
 TEST(BoostGraph, IdsAreATopologicalOrder) {
   for_each_graph([](const OpGraph& graph) {
-    std::vector<VertexId> order;  // edges lead to what is waited for, so the order comes out as it runs
+    std::vector<VertexId> order;  // edges lead to what is waited for, so the result is in execution order
     ASSERT_NO_THROW(boost::topological_sort(graph, std::back_inserter(order)));
     EXPECT_EQ(order.size(), graph.size());
     for (VertexId v = 0; v < graph.size(); ++v) {
@@ -105,6 +105,24 @@ TEST(Graphviz, DrawsEachVertexAndTheEdgesThatDoNotFollowFromOthers) {
   std::ostringstream out;
   write_dot(out, lower(schedule));
   EXPECT_EQ(out.str(), R"(digraph G {
+rankdir=LR;
+node [shape=box, style=filled];
+0[label="F(stage 0, mb 0)", group=0, fillcolor=lightblue];
+1[label="send F(stage 0, mb 0) 0->1", group=4, fillcolor=lightyellow];
+2[label="F(stage 1, mb 0)", group=1, fillcolor=lightblue];
+3[label="B(stage 1, mb 0)", group=1, fillcolor=lightblue];
+4[label="send B(stage 1, mb 0) 1->0", group=5, fillcolor=lightyellow];
+5[label="B(stage 0, mb 0)", group=0, fillcolor=lightblue];
+6[label="optimizer(stage 0, step 0)", group=0, fillcolor=lightgreen];
+7[label="optimizer(stage 1, step 0)", group=1, fillcolor=lightgreen];
+0->1 ;
+1->2 ;
+2->3 [style=dashed];
+3->7 [style=dashed];
+3->4 ;
+4->5 ;
+5->6 [style=dashed];
+}
 )");
 }
 

@@ -13,7 +13,7 @@
 namespace sluice::test {
 namespace {
 
-// Bytes that tell stages, slices and directions apart.
+// Bytes that distinguish stages, slices and directions.
 class TellingFootprint : public Footprint {
  public:
   StageBytes stage(int stage) const override { return {.reduced = 1000 + stage, .gathered = 2000 + stage}; }
@@ -39,7 +39,7 @@ class Ops {
     }
   }
   VertexId at(OpKind kind, int stage, int mb, int slice) const { return ops_.at(key(kind, stage, mb, slice)); }
-  // The vertex that hands the op's result to another stage: its transfer, where there is one.
+  // The vertex that sends the op's result to another stage: its transfer, if there is one.
   VertexId handed_over(OpKind kind, int stage, int mb, int slice) const {
     const auto found = transfers_.find(key(kind, stage, mb, slice));
     return found == transfers_.end() ? at(kind, stage, mb, slice) : found->second;
@@ -127,7 +127,7 @@ TEST(Lowering, BlockingTransfersDelayOnlyTheNextOpOfTheSender) {
     const OpGraph free = lower(schedule);
     const OpGraph blocking = lower(schedule, {.blocking_transfers = true});
     ASSERT_EQ(free.size(), blocking.size());
-    // The last of each lane since the rank's last op: those before it on the lane end before it.
+    // The last transfer of each lane since the rank's last op: earlier ones on the lane end before it.
     std::vector<std::map<LaneId, VertexId>> sent(static_cast<std::size_t>(schedule.num_ranks()));
     for (VertexId v = 0; v < blocking.size(); ++v) {
       const auto without = free.needs(v);
@@ -170,7 +170,7 @@ TEST(Lowering, TransfersOfALaneAreInTheOrderOfTheirProducers) {
   });
 }
 
-// The vertices of one kind of collective, or of steps, in order.
+// The vertices of one kind of collective, in order.
 std::vector<VertexId> collectives(const OpGraph& graph, CollectiveKind kind) {
   std::vector<VertexId> found;
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -202,7 +202,8 @@ TEST(Lowering, GradientsAreReducedAfterTheirStageOrAfterTheList) {
       EXPECT_EQ(collective.bytes, 1000 + collective.stage);
       const int rank = collective.stage % 2;
       ASSERT_EQ(std::vector<int>(collective.ranks.begin(), collective.ranks.end()), std::vector<int>{rank});
-      // Of 4 microbatches the last backward of a stage; the list of a rank ends with its first chunk's.
+      // The last backward of a stage is that of the last of 4 microbatches; the list of a rank ends with its first
+      // chunk's.
       const int after = overlap ? collective.stage : rank;
       EXPECT_TRUE(needs(graph, reduction, ops.at(OpKind::B, after, 3, 0))) << graph.name(reduction);
     }
@@ -251,13 +252,14 @@ TEST(Lowering, ATiedEmbeddingIsReducedOnlyIfItsStagesAreOnDifferentRanks) {
   using Ranks = std::vector<std::vector<int>>;
   EXPECT_EQ(tied("1f1b", {.p = 4, .m = 4}), (Ranks{{0, 3}}));
   EXPECT_EQ(tied("1f1b", {.p = 1, .m = 4}), Ranks{});
-  EXPECT_EQ(tied("zb-v", {.p = 4, .m = 8}), Ranks{});      // both ends on rank 0
-  EXPECT_EQ(tied("dualpipe", {.p = 4, .m = 8}), Ranks{});  // both ends on both ranks: the replicas' sum has it
+  EXPECT_EQ(tied("zb-v", {.p = 4, .m = 8}), Ranks{});  // both ends on rank 0
+  EXPECT_EQ(tied("dualpipe", {.p = 4, .m = 8}),
+            Ranks{});  // both ends on both ranks: included in the replicas' reduction
   EXPECT_EQ(tied("pipedream-2bw", {.p = 2, .m = 4, .batches = 3}), (Ranks{{0, 1}, {0, 1}, {0, 1}}));
   EXPECT_THROW(tied("pipedream", {.p = 2, .m = 4, .batches = 3}), InputError);
 }
 
-// Embedding and head of one rank add to one gradient: what sums the first stage's waits for the head's last W too.
+// Embedding and head of one rank add to the same gradient: its reduction also waits for the head's last W.
 TEST(Lowering, ReductionOfAnEmbeddingWaitsForTheHeadOfItsRank) {
   ScheduleParts parts{.family = "custom", .num_stages = 2, .routes = {{0, 0}}};
   parts.orders = {{{.stage = 0, .kind = OpKind::F},
@@ -284,7 +286,7 @@ TEST(Lowering, ReplicasOfAStageReduceTheirGradients) {
   const Schedule schedule = test::make("dualpipe", {.p = 4, .m = 8});
   const OpGraph graph = lower(schedule);
   const auto sums = collectives(graph, CollectiveKind::replica_reduce);
-  ASSERT_EQ(sums.size(), 4U);  // one a stage, between ranks s and p-1-s
+  ASSERT_EQ(sums.size(), 4U);  // one per stage, between ranks s and p-1-s
   for (const VertexId v : sums) {
     const Collective sum = graph.collective(graph[v]);
     const int low = std::min(sum.stage, 3 - sum.stage);
@@ -349,7 +351,7 @@ TEST(Lowering, RecomputationWaitsForTheGradientAndPrecedesItsOp) {
   EXPECT_EQ(count, 6);
 }
 
-// A graph that is given other sizes is the one that would be lowered for them.
+// A graph that is refilled with other sizes equals one that is lowered for them.
 TEST(Lowering, RefilledGraphEqualsAFreshOneOfItsSizes) {
   const TellingFootprint footprint;
   for (const auto& [family, shape] : {std::pair("seq1f1b-interleaved", test::Shape{.p = 2, .m = 4, .v = 2, .k = 2}),
@@ -394,7 +396,7 @@ TEST(Lowering, RefilledGraphEqualsAFreshOneOfItsSizes) {
   }
 }
 
-// Found beside what the fuzzer found: a rank's memory would overflow although no slice does.
+// Related to a finding of the fuzzer: a rank's memory would overflow although no slice does.
 TEST(Lowering, MoreBytesThanFitIn64BitsAreRejected) {
   struct Heavy : public Footprint {
     explicit Heavy(std::int64_t bytes) : bytes_(bytes) {}
@@ -402,7 +404,7 @@ TEST(Lowering, MoreBytesThanFitIn64BitsAreRejected) {
     SliceBytes slice(int, const MicrobatchShape&, int) const override { return {.keys_values = bytes_}; }
     std::int64_t bytes_;
   };
-  // 2 stages x 4 microbatches x 10^18 bytes = 8e18, past 4e18; half of that is let through.
+  // 2 stages x 4 microbatches x 10^18 bytes = 8e18, above 4e18; half of that is accepted.
   const Schedule schedule = test::make("gpipe", {.p = 2, .m = 4});
   const Heavy one(1'000'000'000'000'000'000);
   const Heavy half(500'000'000'000'000'000);

@@ -29,7 +29,7 @@ TEST(Rendezvous, PyTorchsPlacementOfTransfersHangsForNoFamily) {
     for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
       ASSERT_EQ(hanging_cycle(communicating, exchange), "");
     }
-    // What is sent in that order is the graph of the schedule alone, but for numbering.
+    // The graph with these sends is the graph of the schedule alone, except for numbering.
     const OpGraph plain = lower(schedule);
     const OpGraph ordered = lower(communicating);
     ASSERT_EQ(ordered.size(), plain.size());
@@ -37,14 +37,14 @@ TEST(Rendezvous, PyTorchsPlacementOfTransfersHangsForNoFamily) {
   });
 }
 
-// Two ranks that exchange activations and gradients at the same time: the classic of 1F1B.
+// Two ranks that exchange activations and gradients at the same time: the typical case of 1F1B.
 TEST(Rendezvous, TwoConcurrentSendsHangWithoutBuffers) {
   const std::string text =
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
   EXPECT_EQ(ring(text, Exchange::buffered), "");
-  // Rank 0's second activation and rank 1's first gradient wait for each other; standing next to their receives they go
-  // together.
+  // Rank 0's second activation and rank 1's first gradient wait for each other; adjacent to their receives, they are
+  // posted together.
   EXPECT_EQ(ring(text, Exchange::rendezvous),
             "0SEND_F1 at row 1, cell 4 -> 1SEND_B0 at row 2, cell 4 -> 0SEND_F1 at row 1, cell 4");
   EXPECT_EQ(ring(text, Exchange::grouped), "");
@@ -69,7 +69,7 @@ TEST(Rendezvous, AdjacentEntriesArePostedTogetherButNotAcrossAnOp) {
 }
 
 TEST(Rendezvous, ALateSendIsADeadlockEvenWithBuffers) {
-  // Rank 0 sends F1 only behind B0, whose gradient rank 1 makes after it has F1.
+  // Rank 0 sends F1 only after B0, whose gradient rank 1 computes after receiving F1.
   const std::string text =
       "0F0,0SEND_F0,0F1,0RECV_B0,0B0,0SEND_F1,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1\n";
@@ -85,7 +85,7 @@ TEST(Rendezvous, ALateSendIsADeadlockEvenWithBuffers) {
 }
 
 TEST(Rendezvous, ASendStartsWhenItsRankReachesIt) {
-  // As it stands, rank 0 sends F0 only behind F1 and F2: 3 s instead of 1 until it is there.
+  // In this order rank 0 sends F0 only after F1 and F2: it arrives after 3 s instead of 1.
   const auto first_on_rank_1 = [](const std::string& text) {
     const Schedule schedule = schedule_from_csv(text, "s.csv");
     const OpGraph graph = lower(schedule);
@@ -102,10 +102,10 @@ TEST(Rendezvous, ASendStartsWhenItsRankReachesIt) {
 }
 
 TEST(Rendezvous, CyclesNameCellsOfTablesAndRanksOfLists) {
-  // Every family that needs its receives posted ahead hangs without: here 1f1b, at its first exchange.
+  // Every family that needs its receives posted earlier hangs without that: here 1f1b, at its first exchange.
   EXPECT_EQ(hanging_cycle(with_receives_just_in_time(test::make("1f1b", {.p = 2, .m = 2})), Exchange::rendezvous),
             "0SEND_F1 on rank 0 -> 1SEND_B0 on rank 1 -> 0SEND_F1 on rank 0");
-  // A deadlock of ops alone: each rank's backward stands before the forward that the other waits for.
+  // A deadlock of ops alone: each rank's backward precedes the forward that the other waits for.
   const Schedule schedule = schedule_from_csv("0F0,,0B0\n1B0,1F0\n", "s.csv");
   try {
     lower(schedule);
@@ -118,7 +118,7 @@ TEST(Rendezvous, CyclesNameCellsOfTablesAndRanksOfLists) {
   }
 }
 
-// An interpreter of the three kinds of exchange that looks at everything again until nothing moves.
+// An interpreter of the three kinds of exchange that reexamines all ranks until none advances.
 bool runs_to_the_end(const Schedule& schedule, Exchange exchange) {
   const int ranks = schedule.num_ranks();
   struct Message {
@@ -131,7 +131,7 @@ bool runs_to_the_end(const Schedule& schedule, Exchange exchange) {
     return messages[{forward, sender, c.microbatch, c.slice}];
   };
   std::vector<std::size_t> at(static_cast<std::size_t>(ranks), 0);
-  // The end of the group that begins at `begin`.
+  // The end of the group that starts at `begin`.
   const auto group_end = [&](int rank, std::size_t begin) {
     const auto list = schedule.communication(rank);
     std::size_t end = begin + 1;
@@ -173,7 +173,7 @@ TEST(Rendezvous, AgreesWithAnExhaustiveSearch) {
     if (schedule.num_ranks() == 1) return;
     SCOPED_TRACE(test::describe(schedule));
     ScheduleParts parts = with_communication(schedule).parts();
-    // Some sends stand only behind the next receives: the order of either kind stays.
+    // Some sends are moved after the next receives: the order of either kind stays.
     for (auto& list : parts.communication) {
       for (std::size_t i = 0; i + 1 < list.size(); ++i) {
         if (!is_send(list[i].kind) || is_send(list[i + 1].kind) || random() % 8 != 0) continue;

@@ -8,8 +8,8 @@
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
-// What v-half and v-min promise: memory, and time where F, I and W take alike. Slots are ops of one chunk long, half of
-// what an op takes for 1/p of the model; p ranks, m microbatches. Each rank works 6 slots a microbatch.
+// The guarantees of v-half and v-min: memory, and time if F, I and W take equally long. Slots are ops of one chunk
+// long, half the time of an op on 1/p of the model; p ranks, m microbatches. Each rank works 6 slots per microbatch.
 namespace sluice::test {
 namespace {
 
@@ -26,7 +26,7 @@ int largest_peak(const Schedule& schedule) {
 }
 
 // In chunks of a microbatch: twice floor((p + 2) / 2) and floor((p + 4) / 3) microbatches (Qi et al. 2024). Every
-// schedule of many microbatches also uses them up.
+// schedule of many microbatches also reaches this.
 int half(int ranks) { return 2 * ((ranks + 2) / 2); }
 int third(int ranks) { return 2 * ((ranks + 4) / 3); }
 
@@ -44,7 +44,7 @@ void expect_peak(const char* family, const std::function<int(int)>& bound) {
 TEST(BuildingBlock, VHalfStoresHalf) { expect_peak("v-half", half); }
 TEST(BuildingBlock, VMinStoresAThird) { expect_peak("v-min", third); }
 
-// Where more ranks make the largest differences between slots and memory.
+// Numbers of ranks with the largest differences between slots and memory.
 TEST(BuildingBlock, StoresNoMoreOnManyRanks) {
   for (const int p : {31, 32, 33, 64, 65, 66}) {
     EXPECT_EQ(largest_peak(make("v-half", {.p = p, .m = p})), half(p)) << p;
@@ -52,7 +52,7 @@ TEST(BuildingBlock, StoresNoMoreOnManyRanks) {
   }
 }
 
-// What orders of these families are known to reach, in units of 1/p of the model, so two slots each.
+// Best known makespans of these families, in units of 1/p of the model, so two slots each.
 TEST(BuildingBlock, IsNoSlowerThanKnownOrders) {
   struct Row {
     const char* family;
@@ -74,9 +74,9 @@ TEST(BuildingBlock, IsNoSlowerThanKnownOrders) {
   }
 }
 
-// One microbatch alone takes 4p slots down the V and up and back again, and a W; 6 of them are a rank's work. No
-// schedule idles longer than that, nor, from p microbatches on, v-half longer than half of 1f1b's (p - 1)(f + b + w),
-// which is 6(p - 1) slots.
+// One microbatch alone takes 4p slots through the V and back, and a W; 6 of them are a rank's work. No schedule idles
+// longer than that, nor, from p microbatches on, v-half longer than half of 1f1b's (p - 1)(f + b + w), which is 6(p -
+// 1) slots.
 TEST(BuildingBlock, IdleTimeIsWithinItsBound) {
   for (const bool is_half : {true, false}) {
     const int checked = test::for_shapes(is_half ? "v-half" : "v-min", {.ranks = 16, .microbatches = 64}, everywhere,
@@ -93,7 +93,7 @@ TEST(BuildingBlock, IdleTimeIsWithinItsBound) {
   }
 }
 
-// The block fills all slots: once it repeats, a microbatch more costs its work and nothing else.
+// The block fills all slots: once it repeats, another microbatch adds only its work.
 TEST(BuildingBlock, RepeatsWithoutIdleTime) {
   for (const char* family : {"v-half", "v-min"}) {
     for (int p = 1; p <= 16; ++p) {
@@ -105,8 +105,8 @@ TEST(BuildingBlock, RepeatsWithoutIdleTime) {
   }
 }
 
-// v-half's block leaves slots between the ops of neighbours, so with f = 10, b = 12, w = 8 a microbatch more still
-// costs its work of 2·30 a rank. v-min's leaves none, and its ranks wait for each other.
+// v-half's block has free slots between the ops of neighbours, so with f = 10, b = 12, w = 8 another microbatch still
+// adds only its work of 2·30 per rank. v-min's has none, and its ranks wait for each other.
 TEST(BuildingBlock, VHalfToleratesUnevenCosts) {
   const auto growth = [](const char* family, int p) {
     const auto makespan = [&](int m) {

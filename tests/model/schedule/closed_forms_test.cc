@@ -8,10 +8,9 @@
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
-// Every closed form that is known for a family, to the nanosecond, over all shapes of its range: ranks to 8,
-// microbatches to 24, chunks to 3, slices to 8. Letters as in the papers: p ranks, m microbatches, v chunks, k slices,
-// G units in a group, r a rank; costs of one op f, b (input gradient), w (weight gradient), x = b + w; c the latency of
-// a hop.
+// Every known closed form of a family, to the nanosecond, over all shapes of its range: ranks to 8, microbatches to 24,
+// chunks to 3, slices to 8. Letters as in the papers: p ranks, m microbatches, v chunks, k slices, G units in a group,
+// r a rank; costs of one op f, b (input gradient), w (weight gradient), x = b + w; c the latency of a transfer.
 namespace sluice::test {
 namespace {
 
@@ -26,20 +25,20 @@ struct Costs {
   Nanoseconds joint() const { return all() - overlap; }
 };
 
-// All alike; f < b > w; w largest; f largest; b largest. Mostly primes, so that no two sums agree by chance.
+// All equal; f < b > w; w largest; f largest; b largest. Mostly primes, so that no two sums agree by chance.
 const std::vector<Costs> kCosts = {{10, 10, 10}, {7, 11, 5}, {5, 7, 13}, {17, 5, 3}, {3, 19, 7}};
 
-// What a formula says; those left out are not checked.
+// The values of a formula; empty ones are not checked.
 struct Expected {
   Nanoseconds makespan = 0;
   std::optional<Nanoseconds> span = {};
-  std::function<int(int rank)> peak = {};  // held until the B or W ends
+  std::function<int(int rank)> peak = {};  // stored until the B or W ends
 };
 
 using Formula = std::function<Expected(const Shape&, const Costs&)>;
 using Range = std::function<bool(const Shape&)>;
 
-// Holds the family against the formula for all shapes that are in range.
+// Checks the family against the formula for all shapes that are in range.
 void expect_formula(const std::string& family, const Range& in_range, const Formula& formula,
                     const std::vector<Costs>& costs = kCosts, int chunks = 3) {
   const int checked =
@@ -110,7 +109,7 @@ TEST(ClosedForms, Seq1F1B) {
   });
 }
 
-// The table has none; it is 1f1b's makespan in slices, and the peak is what is warmed up plus one.
+// The table has none; it is 1f1b's makespan in slices, and the peak is the number of warm-up forwards plus one.
 TEST(ClosedForms, EagerSeq1F1B) {
   expect_formula("eager-seq1f1b", everywhere, [](const Shape& s, const Costs& t) -> Expected {
     return {.makespan = (s.m * s.k + s.p - 1) * (t.f + t.x()),
@@ -173,11 +172,11 @@ TEST(ClosedForms, ZbV) {
   expect_formula("zb-v", in_range, formula, {{10, 10, 10}, {7, 11, 5}, {5, 13, 2}, {11, 11, 7}, {7, 13, 7}});
 }
 
-// f = b, w <= f; blocks from as long as their B to as long as both ops.
+// f = b, w <= f; blocks between the time of their B and the sum of both ops.
 const std::vector<Costs> kJointCosts = {{10, 10, 10},    {11, 11, 7},     {13, 13, 2},
                                         {10, 10, 10, 7}, {11, 11, 7, 11}, {13, 13, 2, 5}};
 
-// The papers' bubble comes on top of the work of a rank with m - p - 1 blocks, which all ranks of the middle have.
+// The papers' bubble is added to the work of a rank with m - p - 1 blocks, as on all ranks of the middle.
 TEST(ClosedForms, Dualpipe) {
   const auto formula = [](const Shape& s, const Costs& t) -> Expected {
     const Nanoseconds work = s.m * t.all() - (s.m - s.p - 1) * t.overlap;
@@ -242,8 +241,8 @@ TEST(ClosedForms, PipedreamPeriod) {
   }
 }
 
-// The optimum of a linear placement is no less: the first F reaches the last rank after (p-1)f, which then has all its
-// work to do.
+// A lower bound of a linear placement: the first F reaches the last rank after (p-1)f, which then has all its work
+// left.
 TEST(ClosedForms, NoLinearPlacementIsFasterThanItsLastRank) {
   for (const char* family : {"gpipe", "1f1b", "eager-1f1b", "terapipe", "seq1f1b", "eager-seq1f1b", "zb-h1", "zb-h2",
                              "seq1f1b-zb1p", "seq1f1b-zb2p"}) {

@@ -11,7 +11,7 @@
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
-// What holds for every family, over all small shapes, and what each refuses. The orders themselves are in
+// Properties of every family, over all small shapes, and the parameters that each rejects. The orders themselves are in
 // orders_test.cc.
 namespace sluice::test {
 namespace {
@@ -52,7 +52,7 @@ TEST_P(EveryFamily, IsCompleteWithoutDeadlockAndNoShorterThanItsWork) {
     const test::OracleCosts costs = uniform(2, 3, 5);
     const OracleTimes times = longest_path(schedule, costs);
     ASSERT_FALSE(times.deadlock);
-    // The path of one microbatch down and up again: every F, and the gradient that the next stage waits for.
+    // The path of one microbatch to the last stage and back: every F, and the gradient that the next stage waits for.
     std::int64_t path = 0;
     for (int stage = 0; stage < schedule.num_stages(); ++stage) path += 2 + (schedule.split_backward() ? 3 : 8);
     EXPECT_GE(times.makespan(), path);

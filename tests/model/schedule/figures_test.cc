@@ -5,7 +5,7 @@
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
-// Single figures that papers and this project's documents quote. Letters as in closed_forms_test.cc.
+// Single results that papers and this project's documents quote. Letters as in closed_forms_test.cc.
 namespace sluice::test {
 namespace {
 
@@ -34,7 +34,7 @@ TEST(Figures, Zb2pOverSlicesIsFasterThanZbV) {
   EXPECT_EQ(largest_peak(zb_v, 2), 4.0);
 }
 
-// All costs 1: (8 + 3)·3 with the whole backward, 22 where a B is charged its input gradient alone.
+// All costs 1: (8 + 3)·3 with the whole backward, 22 if a B counts only its input gradient.
 TEST(Figures, FusedBackwardHasBothGradients) {
   const Schedule schedule = make("1f1b", {.p = 4, .m = 8});
   EXPECT_EQ(makespan(schedule, uniform(1, 1, 1)), 33);
@@ -50,7 +50,7 @@ TEST(Figures, ZeroBubbleFormsDifferOnlyInSpan) {
   EXPECT_EQ(h2.largest_span(), 24);
 }
 
-// 35 slots of 6, and c half an F on 2·(3 + 28 - 7) hops.
+// 35 slots of 6, and c, half an F, on 2·(3 + 28 - 7) transfers.
 TEST(Figures, SlicingMultipliesLatency) {
   const Schedule schedule = make("seq1f1b", {.p = 4, .m = 8, .k = 4});
   EXPECT_EQ(makespan(schedule, uniform(2, 2, 2)), 210);
@@ -69,7 +69,7 @@ TEST(Figures, GroupsOfPTimesKSlicesNearlyDoubleTheMemory) {
   EXPECT_EQ(largest_peak(make("seq1f1b-interleaved", {.p = 4, .m = 8, .v = 2, .k = 4, .group = 16}), 1), 26);
 }
 
-// The optimum of p = m = 4, all costs 1, at four activations held until W; and p = 3, m = 4 at costs 5/6/4.
+// The optimum of p = m = 4, all costs 1, with at most four activations stored until W; and p = 3, m = 4 at costs 5/6/4.
 TEST(Figures, ZbH1IsOptimalInItsMemory) {
   EXPECT_EQ(makespan(make("zb-h1", {.p = 4, .m = 4}), uniform(1, 1, 1)), 15);
   EXPECT_EQ(makespan(make("zb-h1", {.p = 3, .m = 4}), uniform(5, 6, 4)), 74);

@@ -6,8 +6,8 @@
 #include "tests/support/oracle.h"
 #include "tests/support/shapes.h"
 
-// What a hop's latency c adds to the makespan, and the figures that papers and this project's documents quote. Letters
-// as in closed_forms_test.cc.
+// The effect of a transfer's latency c on the makespan, and the results that papers and this project's documents quote.
+// Letters as in closed_forms_test.cc.
 namespace sluice::test {
 namespace {
 
@@ -22,7 +22,7 @@ Nanoseconds makespan(const Schedule& schedule, const LatencyCosts& t, Nanosecond
   return longest_path(schedule, uniform(t.f, t.b, t.w, hop)).makespan();
 }
 
-// `added` is what c adds, in units of c; it holds for c up to `limit`.
+// `added` is the increase due to c, in units of c; it is exact for c up to `limit`.
 void expect_added(const char* family, const std::function<bool(const Shape&)>& in_range,
                   const std::function<Nanoseconds(const Shape&)>& added,
                   const std::function<Nanoseconds(const LatencyCosts&)>& limit) {

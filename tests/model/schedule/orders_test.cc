@@ -114,7 +114,7 @@ TEST(Orders, Seq1F1BInterleavedTakesTheSmallestLegalGroup) {
             make("seq1f1b-interleaved", explicit_group).parts().orders);
 }
 
-// 1f1b's order; W follows its I at once on rank 0 and one I later on rank 1.
+// 1f1b's order; W immediately follows its I on rank 0 and the next I on rank 1.
 TEST(Orders, ZbH1) {
   const Schedule schedule = make("zb-h1", {.p = 2, .m = 3});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2");
@@ -142,35 +142,36 @@ TEST(Orders, ZbV) {
   const Schedule schedule = make("zb-v", {.p = 2, .m = 3});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2");
   EXPECT_EQ(order(schedule, 1), "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2");
-  // Fewer than 2p - 1 microbatches: the same without the surplus.
+  // Fewer than 2p - 1 microbatches: the same without the missing ones.
   EXPECT_EQ(order(make("zb-v", {.p = 2, .m = 1}), 1), "1F0 2F0 2I0 2W0 1I0 1W0");
 }
 
-// One rank: the slots of the block (v-half: f0 0, f1 1, i1 2, i0 4; v-min: 0, 1, 2, 3), each W in the first slot left
-// over after its I. No slot is free to move to.
+// One rank: the slots of the block (v-half: f0 0, f1 1, i1 2, i0 4; v-min: 0, 1, 2, 3), each W in the first free slot
+// after its I. No slot is free to move to.
 TEST(Orders, VHalfAndVMinOnOneRank) {
   EXPECT_EQ(order(make("v-half", {.p = 1, .m = 2}), 0), "0F0 1F0 1I0 1W0 0I0 0W0 0F1 1F1 1I1 1W1 0I1 0W1");
   EXPECT_EQ(order(make("v-min", {.p = 1, .m = 2}), 0), "0F0 1F0 1I0 0I0 1W0 0W0 0F1 1F1 1I1 0I1 1W1 0W1");
 }
 
 // Slots of v-half, p = 2: rank 0 f0 0, f1 4, i1 8, w1 9, i0 13, w0 17; rank 1 f0 2, f1 3, i1 10, w1 11, i0 12, w0 13.
-// Backwards from 17, rank 1 first has its two W free to run, the one due first first, while rank 0 does W and I; then
-// each op as its successor allows.
+// Backwards from 17, rank 1 first has its two W ready, of which the one due first runs first, while rank 0 runs W and
+// I; then each op as its successor allows.
 TEST(Orders, VHalfOfOneMicrobatch) {
   const Schedule schedule = make("v-half", {.p = 2, .m = 1});
   EXPECT_EQ(order(schedule, 0), "0F0 3F0 3I0 3W0 0I0 0W0");
   EXPECT_EQ(order(schedule, 1), "1F0 2F0 2I0 1I0 2W0 1W0");
 }
 
-// interleaved-1f1b with a warm-up of (v-1)p + p-1-r: 3 and 2; W at once on rank 0, one I later on rank 1.
+// interleaved-1f1b with a warm-up of (v-1)p + p-1-r: 3 and 2; W immediately on rank 0, one I later on rank 1.
 TEST(Orders, InterleavedZb) {
   const Schedule schedule = make("interleaved-zb", {.p = 2, .m = 2, .v = 2});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 2F0 2F1 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1");
   EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1");
 }
 
-// DeepSeek's steps with 4 microbatches each way. Ends: (1) two F (2) F F (3) I W F (4) one pair of blocks (5) B and a
-// block (6) B I (7) W I (8) W. Middle ranks: (2) twice, (4) two pairs, the first block apart, (6) B B I I, (8) W W.
+// DeepSeek's steps with 4 microbatches per direction. Ends: (1) two F (2) F F (3) I W F (4) one pair of blocks (5) B
+// and a block (6) B I (7) W I (8) W. Middle ranks: (2) twice, (4) two pairs, the first block separate, (6) B B I I, (8)
+// W W.
 TEST(Orders, Dualpipe) {
   const Schedule schedule = make("dualpipe", {.p = 4, .m = 8});
   EXPECT_EQ(order(schedule, 0), "0F0 0F1 0F2 3F4 3I4 3W4 3F5 (0F3 3B5) (3F6 0B0) 3B6 (3F7 0B1) 3B7 0I2 0W2 0I3 0W3");
@@ -179,7 +180,7 @@ TEST(Orders, Dualpipe) {
   EXPECT_EQ(order(schedule, 3), "0F4 0F5 0F6 3F0 3I0 3W0 3F1 (0F7 3B1) (3F2 0B4) 3B2 (3F3 0B5) 3B3 0I6 0W6 0I7 0W7");
 }
 
-// The same steps with the chunks for the two ways.
+// The same steps with the chunks for the two directions.
 TEST(Orders, DualpipeV) {
   EXPECT_EQ(order(make("dualpipe-v", {.p = 2, .m = 4}), 0),
             "0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3 3B1) (3F2 0B0) 3B2 (3F3 0B1) 3B3 0I2 0W2 0I3 0W3");
@@ -207,7 +208,7 @@ TEST(Orders, Pipedream) {
   }
 }
 
-// Holds the order of every rank against a slot for each op: they must rise.
+// Checks that the slots of the ops of every rank increase in its order.
 void expect_slots_rise(const char* family, const auto& slot) {
   const int checked = test::for_shapes(
       family, {.ranks = 8, .microbatches = 24, .chunks = 6}, [](const Shape&) { return true; },
@@ -223,7 +224,7 @@ void expect_slots_rise(const char* family, const auto& slot) {
   EXPECT_GT(checked, 0);
 }
 
-// F in 2j + s + 2pu, B in 2j + 2p-1-s + 2pu: unit u, j-th of its way, s stages from where that way enters.
+// F in 2j + s + 2pu, B in 2j + 2p-1-s + 2pu: unit u, j-th of its direction, s stages from where that direction enters.
 TEST(Slots, Chimera) {
   expect_slots_rise("chimera", [](const Shape& shape, const Op& op) {
     const int unit = op.microbatch / shape.p;

@@ -45,12 +45,12 @@ TEST(PytorchCsv, ExportThenImportIsTheIdentityForEveryUnslicedFamily) {
     EXPECT_EQ(back.routes(), schedule.routes());
     EXPECT_EQ(back.num_microbatches(), schedule.num_microbatches());
     EXPECT_EQ(back.parts().orders, schedule.parts().orders);
-    // With communication as well, and through our own file.
+    // Also with communication, and through Sluice's own format.
     const Schedule communicating = with_communication(schedule);
     const Schedule csv = schedule_from_csv(schedule_to_csv(communicating, true), "s.csv");
     EXPECT_EQ(csv.parts().orders, schedule.parts().orders);
     if (schedule.num_ranks() == 1) {
-      EXPECT_FALSE(csv.has_communication());  // one rank sends nothing
+      EXPECT_FALSE(csv.has_communication());  // one rank has no transfers
     } else {
       EXPECT_EQ(csv.parts().communication, communicating.parts().communication);
       EXPECT_EQ(schedule_from_json(schedule_to_json(communicating), "s.json").parts().communication,
@@ -91,9 +91,9 @@ TEST(PytorchCsv, ReadsJointBlocks) {
 }
 
 TEST(PytorchCsv, RecognisesTheDialectBeforeLate2024) {
-  // There B was the input gradient, W the weight gradient, BW both.
+  // In that dialect B is the input gradient, W the weight gradient, BW both.
   EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0F1,0B0,0W0,0BW1\n", "s.csv")), "0F0,0F1,0I0,0W0,0B1\n");
-  // With an I in it, B is the whole backward.
+  // With an I in the file, B is the whole backward.
   EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0F1,0I0,0W0,0B1\n", "s.csv")), "0F0,0F1,0I0,0W0,0B1\n");
 }
 
@@ -111,7 +111,7 @@ TEST(PytorchCsv, ErrorsNameRowAndCell) {
     EXPECT_EQ(wrong_input(std::string("0F0,") + junk + ",0B0\n"), "s.csv: row 1, cell 2" + rule + "'" + junk + "'");
   }
   EXPECT_EQ(wrong_input(""), "s.csv: expected a row for each rank, with ops");
-  // Written back, the second row would be the empty line that may end a file.
+  // Written again, the second row would be the empty line that may end a file.
   EXPECT_EQ(wrong_input("0F0,0B0\n,\n"), "s.csv: row 2: expected ops");
   EXPECT_EQ(wrong_input("\n0F0,0B0\n"), "s.csv: row 1: expected ops");
   EXPECT_EQ(wrong_input("32766F59999999\n"), "s.csv: 32767 stages and 60000000 microbatches: more than 60000000 ops");
@@ -125,7 +125,7 @@ TEST(PytorchCsv, IsCheckedMoreStrictlyThanByPyTorch) {
   EXPECT_EQ(invalid("0F0,0B0\n2F0,2B0\n"), "s.csv: no row has stage 1");
 }
 
-// One microbatch over two ranks, with what each end says: rows 1 and 2.
+// One microbatch over two ranks, with both rows given.
 std::string two_ranks(const std::string& first, const std::string& second) { return first + "\n" + second + "\n"; }
 const char* const kFirst = "0F0,0SEND_F0,0RECV_B0,0B0";
 const char* const kSecond = "1RECV_F0,1F0,1B0,1SEND_B0";
@@ -152,7 +152,7 @@ TEST(PytorchCsv, CommunicationIsCheckedAtBothEnds) {
             "s.csv: row 1, cell 1: 1UNSHARD: this rank does not have the stage");
   EXPECT_EQ(invalid("0F0,0SEND_F0,1RECV_F0,1F0,1B0,0B0\n"),
             "s.csv: row 1, cell 2: 0SEND_F0: stage 1 is on the same rank");
-  // Messages carry no tags: both ends need one order.
+  // Messages have no tags: both ends need the same order.
   EXPECT_EQ(
       bad("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1", "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0,1F1,1B1,1SEND_B1"),
       "s.csv: row 2, cell 1: 1RECV_F1: the next message from rank 0 is 0SEND_F0, at row 1, cell 2: both must "
@@ -166,9 +166,9 @@ TEST(PytorchCsv, ShardingActionsKeepTheirPositions) {
 }
 
 // PyTorch's own artifact: test/distributed/pipelining/artifacts/zb1p_2rank_2stagep_compute.csv is interleaved-zb with
-// two ranks, two chunks and eight microbatches, and ..._comms.csv is what `_merge_bw` and `_add_send_recv` make of it.
-// The golden file was made by Sluice and equals that artifact, byte for byte once its old dialect (B, W, BW) is read
-// and written in today's letters.
+// two ranks, two chunks and eight microbatches, and ..._comms.csv is the output of `_merge_bw` and `_add_send_recv` for
+// it. The golden file was written by Sluice and equals that artifact byte for byte, once its old dialect (B, W, BW) is
+// read and written in the current one.
 TEST(PytorchCsv, CommunicationIsWherePyTorchPutsIt) {
   const Schedule compute = test::make("interleaved-zb", {.p = 2, .m = 8, .v = 2});
   const std::string text = schedule_to_csv(with_communication(with_merged_backwards(compute)), true);
@@ -179,7 +179,7 @@ TEST(PytorchCsv, TheOldDialectOfCommunicationIsRecognised) {
   EXPECT_EQ(
       schedule_to_csv(schedule_from_csv("0F0,0SEND_F0,0RECV_B0,0BW0\n1RECV_F0,1F0,1B0,1SEND_B0,1W0\n", "s.csv"), true),
       "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1SEND_B0,1W0\n");
-  // BW alone tells it, too.
+  // BW alone also identifies the dialect.
   EXPECT_EQ(schedule_to_csv(schedule_from_csv("0F0,0BW0\n", "s.csv")), "0F0,0B0\n");
 }
 

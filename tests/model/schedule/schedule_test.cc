@@ -109,7 +109,7 @@ TEST(ScheduleErrors, RejectMixedWholeAndSplitBackwards) {
             "rank 0: W(stage 0, mb 0) is missing");
   EXPECT_EQ(error_after([&](auto& parts) { parts.orders[0][2].kind = OpKind::W; }),
             "rank 0: I(stage 0, mb 0) is missing");
-  // One microbatch whole and one split is a schedule.
+  // One microbatch with a whole and one with a split backward is a valid schedule.
   EXPECT_EQ(error_after([&](auto& parts) {
               parts.orders[0][2].kind = OpKind::I;
               parts.orders[0].push_back(split(parts.orders[0][2], OpKind::W));
@@ -149,12 +149,12 @@ TEST(ScheduleErrors, NameTheFieldOfTheFrame) {
             "orders: expected one list for each of 2 ranks, got 1");
 }
 
-// What a rank really does: it plays its list, with `version_of` the weights of a forward, given its microbatch and the
-// optimizer steps so far; a step follows every `batch`-th backward.
+// A simulation of a rank: it executes its list, with `version_of` the weights of a forward, given its microbatch and
+// the number of optimizer steps so far; a step follows every `batch`-th backward.
 struct Played {
   std::vector<int> version;  // by microbatch
-  int most_held = 0;         // distinct versions that some started or coming microbatch needs, or that are newest
-  bool in_time = true;       // every version was there when it was read
+  int most_held = 0;         // distinct versions that a started or future microbatch needs, or that are newest
+  bool in_time = true;       // every version was available when it was read
 };
 Played play(const Schedule& schedule, int rank, int batch, const std::function<int(int mb, int steps)>& version_of,
             bool known_ahead) {
@@ -214,7 +214,7 @@ TEST(WeightVersions, OfPipedream2bwAreTwo) {
       });
 }
 
-// Its rule needs m >= p - 1: with one less, some version is read before it is there. Hence the refusal.
+// The rule needs m >= p - 1: with one microbatch less, some version is read before it is available, so it is rejected.
 TEST(WeightVersions, OfPipedream2bwAreTooLateInSmallerBatches) {
   for (int p = 3; p <= 6; ++p) {
     const Shape shape = {.p = p, .m = p - 2, .batches = 3};

@@ -36,7 +36,7 @@ TEST(BalancedSlices, HaveEqualFlopsToWithinAMultiple) {
         const double even = flops_of(model, tokens, 0) / slices;
         std::int64_t context = 0;
         for (const std::int64_t length : lengths) {
-          // Each end is off by half a multiple at most.
+          // The error of each end is at most half a multiple.
           EXPECT_NEAR(flops_of(model, length, context), even, flops_of(model, multiple, tokens));
           context += length;
         }
@@ -46,7 +46,7 @@ TEST(BalancedSlices, HaveEqualFlopsToWithinAMultiple) {
 }
 
 TEST(BalancedSlices, AreCloseToTheBestCut) {
-  // All cuts of 24 tokens in three: none has a smaller largest slice by more than a token's worth.
+  // All cuts of 24 tokens in three: none has a smaller largest slice by more than one token's FLOPs.
   const Transformer model = example("gpt3-1b.json");
   double best = 1e300;
   for (std::int64_t a = 1; a < 23; ++a) {

@@ -18,8 +18,8 @@ using Lengths = std::vector<std::int64_t>;
 
 enum class Growth { both, tokens, none };
 
-// Times in whole nanoseconds, of few different values, so that ties are common. Growing with tokens and context, with
-// tokens alone, or not at all.
+// Times in whole nanoseconds, with few different values, so that ties are common. They increase with tokens and
+// context, with tokens only, or not at all.
 SliceTimes random_times(std::int64_t tokens, std::int64_t granularity, Growth growth, std::mt19937& random,
                         std::int64_t unit = 1) {
   const std::int64_t granules = (tokens + granularity - 1) / granularity;
@@ -96,7 +96,7 @@ TEST(BestSlices, EqualBruteForceOnRandomTimes) {
   }
 }
 
-// t(i, j) = a floor, then i and i j. The floor is what short slices cost (TeraPipe, figure 3).
+// t(i, j) = a floor, then terms in i and i j. The floor is the cost of short slices (TeraPipe, figure 3).
 SliceTimes floor_times(std::int64_t tokens, std::int64_t granularity, double floor_s, double token_s, double pair_s) {
   return slice_times(tokens, granularity, [=](std::int64_t i, std::int64_t j) {
     const auto n = static_cast<double>(i);
@@ -136,16 +136,16 @@ TEST(BestSlices, IncreasingTimesAreNotReadCompletely) {
 }
 
 TEST(BestSlices, AreExactForLongTimes) {
-  // 10^6 s each, past what 32 bits hold, over 4 cells: one slice is best, and takes 4 times as long as on one cell.
+  // 10^6 s each, more than fits in 32 bits, over 4 cells: one slice is best, and takes 4 times as long as on one cell.
   const SlicingProblem one{.forward = slice_times(8, 1, [](auto, auto) { return from_seconds(1e6, "t"); }),
                            .num_cells = 4};
   EXPECT_EQ(best_slices(one).latency, from_seconds(4e6, "T"));
   EXPECT_THAT(best_slices(one).lengths, testing::ElementsAre(8));
-  // 1 s and a nanosecond a token, 5 cells: sum 8 s + 8 ns, and 4 times the longest; both least for 8 slices of one.
+  // 1 s and a nanosecond per token, 5 cells: sum 8 s + 8 ns, and 4 times the longest; both least for 8 slices of one.
   const SlicingProblem linear{
       .forward = slice_times(8, 1, [](std::int64_t i, auto) { return Duration{i * 1'000'000'001}; }), .num_cells = 5};
   EXPECT_EQ(best_slices(linear).latency, Duration{12 * 1'000'000'001LL});
-  // Eight slices of 10^7 s are past 2^53 ns, and one over ten cells too.
+  // Eight slices of 10^7 s exceed 2^53 ns, and so does one over ten cells.
   const SlicingProblem past{.forward = slice_times(8, 1, [](auto, auto) { return from_seconds(1e7, "t"); }),
                             .num_cells = 10};
   EXPECT_THROW(best_slices(past), InputError);
@@ -170,7 +170,7 @@ TEST(BestSlices, BothSweepsHaveTheirOwnMaximum) {
 }
 
 TEST(BestSlices, LastSliceHasTheRemainder) {
-  // 10 tokens in multiples of 4: 4 + 4 + 2. A nanosecond a token and three cells: 10 + 2 x 4.
+  // 10 tokens in multiples of 4: 4 + 4 + 2. One nanosecond per token and three cells: 10 + 2 x 4.
   const SlicingProblem problem{.forward = slice_times(10, 4, [](std::int64_t i, auto) { return Duration{i}; }),
                                .num_cells = 3};
   const SlicePlan plan = best_slices(problem);
@@ -181,8 +181,8 @@ TEST(BestSlices, LastSliceHasTheRemainder) {
 }
 
 TEST(BestSlices, LimitedNumberOfSlices) {
-  // A nanosecond a token over 9 cells: the best cut is one of single tokens, 12 + 8 x 1. In at most 3: 4 + 4 + 4, which
-  // takes 12 + 8 x 4; in at least 13 there is none.
+  // One nanosecond per token over 9 cells: the best cut is one of single tokens, 12 + 8 x 1. In at most 3 slices: 4 + 4
+  // + 4, which takes 12 + 8 x 4; at least 13 are impossible.
   SlicingProblem problem{.forward = slice_times(12, 1, [](std::int64_t i, auto) { return Duration{i}; }),
                          .num_cells = 9};
   EXPECT_EQ(best_slices(problem).latency, Duration{20});
@@ -194,7 +194,7 @@ TEST(BestSlices, LimitedNumberOfSlices) {
   EXPECT_THROW(best_slices(problem), InputError);
 }
 
-// The least sum over all ways to write `left` as a sum of parts of at most `most` sequences.
+// The minimum sum over all ways to write `left` as a sum of parts of at most `most` sequences.
 Duration least_partition(const std::vector<Duration>& latencies, int left, int most) {
   if (left == 0) return Duration{0};
   Duration best = Duration::max();
@@ -244,10 +244,10 @@ TEST(BestJointSlices, KeepTheBatchWholeWithoutPipelining) {
   EXPECT_THROW(best_joint_slices(0, [](int) { return SlicingProblem{}; }), InputError);
 }
 
-// Setting 9 of the paper (GPT-3 175B, 96 stages of a layer, one sequence at a time) has a plan of 19 slices, longer
-// ones first: four of 120 tokens, six of 112, eight of 104, one of 64, which is 2,048 tokens in multiples of 8.
-// Times of the paper's kind, eq. 9, where a layer takes as long for 1 token as for 64 and context costs, have an
-// optimum of that kind: lengths fall with the context, in steps of the granularity, the last piece aside.
+// Setting 9 of the paper (GPT-3 175B, 96 stages of one layer, one sequence at a time) has a plan of 19 slices, longer
+// ones first: four of 120 tokens, six of 112, eight of 104, one of 64, which is 2,048 tokens in multiples of 8. Times
+// like the paper's, eq. 9, where a layer takes equally long for 1 token and for 64 and context has a cost, have a
+// similar optimum: lengths decrease with the context, in steps of the granularity, except for the last slice.
 TEST(BestSlices, ShortenWithTheContextLikeThePapersPlan) {
   const SlicingProblem problem{.forward = floor_times(2048, 8, 5e-4, 8e-6, 1e-9), .num_cells = 96};
   const SlicePlan plan = best_slices(problem);
@@ -283,9 +283,9 @@ TEST(Algorithm1, FindsACutWithEpsilonAboveAllTimes) {
   EXPECT_EQ(std::accumulate(plan.lengths.begin(), plan.lengths.end(), std::int64_t{0}), 16);
 }
 
-// All times count in units of 80 ms. Even cuts: 4 slices take 4 + 9 = 13 (1.04 s, which 32 bits hold), 2 take
-// 1.2 + 1.9 + 9 * 1.9. The least sum is that of 3 + 1 tokens, 2.3, which takes 2.3 + 9 * 1.3 = 14, 1.12 s: more than
-// 32 bits hold, and looked at first. Bounds that no plan keeps must not be taken for one that is better than it.
+// All times are in units of 80 ms. Even cuts: 4 slices take 4 + 9 = 13 (1.04 s, which fits in 32 bits), 2 take 1.2 +
+// 1.9 + 9 * 1.9. The minimum sum is that of 3 + 1 tokens, 2.3, which takes 2.3 + 9 * 1.3 = 14, 1.12 s: more than fits
+// in 32 bits, and examined first. Bounds that no plan satisfies must not be mistaken for a better plan.
 TEST(BestSlices, AreFoundFromAnInitialPlanThatIsWorse) {
   const auto units = [](std::initializer_list<int> tenths) {
     std::vector<Duration> out;

@@ -17,7 +17,7 @@
 namespace sluice::test {
 namespace {
 
-// Everything takes time: ops, recomputation, transfers on the wire and on the way, collectives and steps.
+// Everything takes time: ops, recomputation, transfers and their latency, collectives and steps.
 class BusyCost : public CostModel {
  public:
   explicit BusyCost(std::uint32_t seed) : random_(seed) {}
@@ -62,7 +62,7 @@ const test::Sizes& sizes() {
   return chosen;
 }
 
-// Idle time of each rank, found by looking at its compute lane alone.
+// Idle time of each rank, from its compute lane only.
 std::vector<std::vector<std::pair<Duration, Duration>>> gaps(const OpGraph& graph, const Timeline& timeline) {
   std::vector<std::vector<std::pair<Duration, Duration>>> out(static_cast<std::size_t>(graph.schedule().num_ranks()));
   const Duration makespan = *std::max_element(timeline.end.begin(), timeline.end.end());
@@ -261,9 +261,9 @@ TEST(CriticalPath, CountsTheQueueForASharedLinkAsTransfer) {
   const CriticalPath path = critical_path(run.graph, run.timeline);
   const Duration makespan = *std::max_element(run.timeline.end.begin(), run.timeline.end.end());
   EXPECT_EQ(path.compute + path.transfer + path.latency, makespan);
-  // 48 transfers of 5 s one after the other.
+  // 48 transfers of 5 s one after another.
   EXPECT_GE(makespan, std::chrono::seconds(240));
-  // The waiting ranks know whom they wait for: the sums hold here too.
+  // The waiting ranks know which ranks they wait for: the sums are exact here, too.
   const Metrics metrics = measure(run.graph, run.timeline);
   const auto idle = idle_by_cause(run.graph, run.timeline);
   for (std::size_t r = 0; r < idle.size(); ++r) {
@@ -283,7 +283,7 @@ TEST(CriticalPath, GoesThroughTheSlowestLink) {
                                              "B(stage 1, mb 0)", "send B(stage 1, mb 0) 1->0", "B(stage 0, mb 0)"}));
 }
 
-// Slack by trying it: with `slack` more a vertex leaves the makespan as it was, with a nanosecond more it does not.
+// Slack by experiment: with `slack` more a vertex does not change the makespan, with another nanosecond it does.
 TEST(Slack, IsThePossibleDelayOfAnOp) {
   std::uint32_t seed = 0;
   test::for_each_schedule({3, 4, 2, 2}, [&](const Schedule& schedule) {

@@ -14,7 +14,7 @@
 namespace sluice::test {
 namespace {
 
-// Bytes drawn once for each stage and slice.
+// Random bytes per stage and slice.
 class RandomFootprint : public Footprint {
  public:
   explicit RandomFootprint(std::uint32_t seed) : seed_(seed) {}
@@ -43,11 +43,11 @@ class RandomFootprint : public Footprint {
 struct Change {
   Duration time;
   VertexId vertex;
-  int phase;  // of one instant: 0 ops end, 1 transfers come in, 2 ops start
+  int phase;  // at the same instant: 0 ops end, 1 transfers arrive, 2 ops start
   std::int64_t bytes;
 };
 
-// The obvious way: every change of a rank's memory, sorted.
+// The straightforward way: every change of a rank's memory, sorted.
 std::vector<Change> changes_of(const OpGraph& graph, const Timeline& timeline, int rank) {
   const Schedule& schedule = graph.schedule();
   std::vector<Change> changes;
@@ -119,7 +119,7 @@ TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
       const std::vector<Change> changes = changes_of(graph, timeline, rank);
       for (std::size_t i = 0; i < changes.size(); ++i) {
         held += changes[i].bytes;
-        // Changes of one moment of one op count together.
+        // Changes of one op at the same instant count together.
         if (i + 1 < changes.size() && changes[i + 1].time == changes[i].time &&
             changes[i + 1].vertex == changes[i].vertex && changes[i + 1].phase == changes[i].phase) {
           continue;
@@ -145,8 +145,8 @@ TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
 }
 
 TEST(Memory, SplitBackwardHasThreeLifetimes) {
-  // One rank, one microbatch: F 0-1, I 1-2, W 2-3. Peak while I runs: what goes at I's end (5) and at W's (3), what I
-  // makes for W (2), keys and values (1), and its workspace (4); with 10 + 20 + 30 that stand: 75.
+  // One rank, one microbatch: F 0-1, I 1-2, W 2-3. Peak while I runs: what is freed at I's end (5) and at W's (3), the
+  // output gradients for W (2), keys and values (1), and the workspace (4); with the permanent 10 + 20 + 30: 75.
   class Plain : public Footprint {
    public:
     StageBytes stage(int) const override { return {.weights = 10, .gradients = 20, .optimizer = 30}; }

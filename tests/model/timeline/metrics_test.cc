@@ -12,12 +12,12 @@ namespace sluice::test {
 namespace {
 
 TEST(PeakInFlight, ABlockStoresBothOpsInEitherOrder) {
-  // The B gives back when the block ends, the F takes when it starts: two at once.
+  // The B frees when the block ends, the F allocates when it starts: two at the same time.
   const Schedule backward_first = schedule_from_csv("0F0,(0B0;0F1)OVERLAP_F_B,0B1\n", "s.csv");
   const Schedule forward_first = schedule_from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n", "s.csv");
   EXPECT_DOUBLE_EQ(model::peak_in_flight(backward_first, 0), 2);
   EXPECT_DOUBLE_EQ(model::peak_in_flight(forward_first, 0), 2);
-  // Apart, the B is over before the F begins.
+  // Separately, the B is complete before the F starts.
   EXPECT_DOUBLE_EQ(model::peak_in_flight(schedule_from_csv("0F0,0B0,0F1,0B1\n", "s.csv"), 0), 1);
 }
 

@@ -28,7 +28,7 @@ TEST(ExpertMemory, DistributesExpertsOverTheirRanks) {
     const StageBytes bytes = TransformerFootprint(model, expert_training_of(1, 1, 16, ep), stages).stage(0);
     EXPECT_EQ(bytes.weights, 2 * (rest + 8 / ep * expert));
     EXPECT_EQ(bytes.reduced, 4 * (rest + 8 / ep * expert));
-    // Optimizer state: of the rest over 16 ranks, of a rank's experts over the 16 / ep that have the same.
+    // Optimizer state: of the rest over 16 ranks, of a rank's experts over the 16 / ep replicas.
     EXPECT_EQ(bytes.optimizer, 12 * (rest / 16 + 8 / ep * expert / (16 / ep)));
   }
 }
@@ -69,7 +69,7 @@ TEST(ContextMemory, IsOfTheOwnTokens) {
   };
   EXPECT_EQ(bytes(4, 16384).activations_to_input_gradient, bytes(1, 4096).activations_to_input_gradient);
   EXPECT_EQ(bytes(4, 16384).transfer_backward, bytes(1, 4096).transfer_backward);
-  // The rank shares the optimizer state of the same weights with the other context ranks.
+  // The optimizer state is also sharded over the context ranks, which have the same weights.
   const auto optimizer = [&](int cp) {
     return TransformerFootprint(model, expert_training_of(1, cp, 2, 1), stages).stage(0).optimizer;
   };

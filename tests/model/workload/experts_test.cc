@@ -47,7 +47,7 @@ TEST(ExpertParameters, OfQwen2CountTheSharedExpertsGate) {
 }
 
 TEST(ExpertFlops, AreThoseOfActiveParameters) {
-  // Mixtral: a token meets attention, the router and two experts; scores and values as in a dense model.
+  // Mixtral: a token uses attention, the router and two experts; scores and values as in a dense model.
   const Transformer model = example("mixtral-8x7b/config.json");
   const double s = 4096, h = 4096, f = 14336;
   const double matrices = h * (4096 + 2 * 1024) + 4096 * h + 8 * h + 2 * 3 * h * f;
@@ -92,7 +92,7 @@ TEST(MegatronExperts, LayerFrequencyOfOneIsOfAllLayers) {
 }
 
 TEST(BalancedSlices, CountTheExpertsOfAToken) {
-  // 59 of 60 layers have experts; tokens are cut singly, so that slices differ by less than one token's work.
+  // 59 of 60 layers have experts; slices are cut at single tokens, so that they differ by less than one token's FLOPs.
   const Transformer model = example("deepseek-v2/config.json");
   const std::vector<std::int64_t> lengths = balanced_slices(model, 16384, 4, 1);
   const auto work = [&](std::int64_t tokens, std::int64_t context) {

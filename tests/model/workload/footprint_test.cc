@@ -22,7 +22,7 @@ Training training_of(int tp, bool sequence_parallel, bool flash, Recompute recom
   return training;
 }
 
-// Kept from F until the last op of the backward pass, on a stage of `layers` layers alone.
+// Bytes stored from F until the last op of the backward pass, on a stage of `layers` layers only.
 std::int64_t kept(const SliceBytes& bytes) {
   return bytes.activations_to_input_gradient + bytes.activations_to_weight_gradient + bytes.keys_values;
 }
@@ -43,7 +43,7 @@ TEST(Activations, MatchKorthikanti) {
               s * b * h * 10 + s * b * h * 24 / t + 5 * a * s * s * b / t);
     // eq. 4: s b h / t (34 + 5 a s / h)
     EXPECT_EQ(kept(one_layer(model, training_of(t, true, false))), (s * b * h * 34 + 5 * a * s * s * b) / t);
-    // Selective recomputation and flash attention: the scores' term goes.
+    // Selective recomputation and flash attention: without the scores' term.
     EXPECT_EQ(kept(one_layer(model, training_of(t, true, false, Recompute::selective))), s * b * h * 34 / t);
     EXPECT_EQ(kept(one_layer(model, training_of(t, true, true))), s * b * h * 34 / t);
     // Full recomputation: 2 s b h, split only by sequence parallelism.
@@ -60,7 +60,7 @@ TEST(Activations, WithoutDropoutHaveNoMasks) {
 }
 
 TEST(Activations, AreStoredUntilTheirGradientsEnd) {
-  // Elements a token of GPT: to the input gradient 2h + h + 4h and two masks of h bytes; K and V 2h; to the weight
+  // Elements per token of GPT: to the input gradient 2h + h + 4h and two masks of h bytes; K and V 2h; to the weight
   // gradient h + h + h + 4h; output gradients 3h + h + 4h + h.
   const Transformer model = example("gpt3-175b.json");
   const std::int64_t nh = 2048 * 2 * std::int64_t{12288};
@@ -103,7 +103,7 @@ TEST(Activations, OfSlicesUnderFullRecomputationIncludeKeysAndValues) {
 }
 
 TEST(Head, StoresLogitsOfItsShardOfThePaddedVocabulary) {
-  // 50257 words are padded to a multiple of 128 x 2 = 50432: 25216 a device.
+  // 50257 words are padded to a multiple of 128 x 2 = 50432: 25216 per device.
   Transformer model = example("gpt2/config.json");
   model.dropout = false;
   Training training = training_of(2, false, true);
@@ -147,7 +147,7 @@ TEST(TensorParallel, SplitsMatricesAndRepeatsNorms) {
   const Transformer model = example("gpt3-175b.json");
   const std::int64_t h = 12288;
   EXPECT_EQ(layer_parameters_per_device(model, 8), 12 * h * h / 8 + 7 * h / 8 + 6 * h);
-  // Four key/value heads on eight devices: each has one, half of them a repeated one.
+  // Four key/value heads on eight devices: each has one, and every head is on two.
   const Transformer qwen = example("qwen2-7b/config.json");
   EXPECT_GT(8 * layer_parameters_per_device(qwen, 4), 8 * layer_parameters(qwen) / 4);
 }
@@ -222,7 +222,7 @@ TEST(Activations, MoreThanFitIn64BitsAreRejected) {
       }),
       "gpt3-175b: a slice of 2.05e+03 tokens in 1073741824 sequences: more bytes of activations than can be counted");
   EXPECT_EQ(error_of([&] { footprint.slice(0, {1 << 20, {2048}}, 0); }), "no error");
-  // The scores of a long context, where they are kept: 5 a n (c + n) = 5 x 96 x 2^30 x 2^31 = 1.1e21 bytes a layer.
+  // The scores of a long context, where they are stored: 5 a n (c + n) = 5 x 96 x 2^30 x 2^31 = 1.1e21 bytes per layer.
   const TransformerFootprint scored(model, training_of(1, false, false), {{.layers = 96}});
   EXPECT_NE(error_of([&] { scored.slice(0, {1, {1LL << 30, 1LL << 30}}, 1); }), "no error");
   EXPECT_EQ(error_of([&] { footprint.slice(0, {1, {1LL << 30, 1LL << 30}}, 1); }), "no error");

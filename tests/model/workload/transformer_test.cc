@@ -20,7 +20,7 @@ Transformer model_from_text(const char* text, const std::string& source = "confi
 }
 
 TEST(Parameters, AreThePublishedTotals) {
-  // Sums over the released checkpoints' tensors, as their model cards state them.
+  // Sums over the released checkpoints' tensors, as stated by their model cards.
   EXPECT_EQ(parameters(example("gpt2/config.json")), 124'439'808);
   EXPECT_EQ(parameters(example("llama3-8b/config.json")), 8'030'261'248);
   EXPECT_EQ(parameters(example("llama3-70b/config.json")), 70'553'706'496);
@@ -117,7 +117,7 @@ TEST(Megatron, SpellingsAndDefaults) {
   EXPECT_FALSE(model.mlp_bias);
   EXPECT_TRUE(model.qkv_bias);
   EXPECT_FALSE(model.dropout);
-  // QKV 64 (128 + 128) + 256, projection 128 64, MLP 3 64 160, two norms of 64; a layer.
+  // QKV 64 (128 + 128) + 256, projection 128 64, MLP 3 64 160, two norms of 64; per layer.
   EXPECT_EQ(layer_parameters(model), 64 * 256 + 256 + 128 * 64 + 3 * 64 * 160 + 2 * 64);
 }
 
@@ -128,7 +128,7 @@ TEST(Megatron, MoreThan1e14ParametersAreRejected) {
                              layers + R"(, "position_embedding_type": "none", "vocab_size": )" + vocabulary + "}";
     return error_of([&] { model_from_text(text.c_str(), "big.json"); });
   };
-  // 12 h^2 = 1.3e13 a layer: seven are 9.2e13, eight 1.06e14.
+  // 12 h^2 = 1.3e13 per layer: seven are 9.2e13, eight 1.06e14.
   EXPECT_EQ(error("7", "1"), "no error");
   EXPECT_EQ(error("8", "1"), "big: 1.1e+14 parameters are more than the 1e+14 allowed");
   // Word embedding and head: 2^31 h = 2.3e15 each.
