@@ -5,8 +5,8 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
-#include "sim/predict.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::sim {
 namespace {

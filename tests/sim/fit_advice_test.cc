@@ -1,4 +1,4 @@
-#include "sim/fit_advice.h"
+#include "sim/engine/fit_advice.h"
 
 #include <gtest/gtest.h>
 
@@ -52,8 +52,8 @@ TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
 TEST(FitAdvice, IsEmptyIfNoChangeFits) {
   // 13 billion parameters with 18 bytes each on one GPU need 220 GiB, with any recomputation.
   const model::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
-                                       {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
-                                       {"schedule", "1f1b"}}));
+                                      {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
+                                      {"schedule", "1f1b"}}));
   ASSERT_FALSE(predict(setup).fit->fits);
   EXPECT_TRUE(what_would_fit(setup).empty());
 }

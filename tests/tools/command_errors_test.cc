@@ -99,7 +99,7 @@ TEST(CommandErrors, UnsupportedFamilyParameters) {
        "interleaved-1f1b: microbatches: 6 in groups of 4 leave a last group of 2, less than the 4 ranks"},
       {"--schedule dualpipe --pp 3 --microbatches 8", "dualpipe: ranks: expected an even number, got 3"},
       {"--schedule pipedream-2bw --pp 8 --microbatches 4",
-       "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 4"},
+       "pipedream-2bw: microbatches: two versions of the weights need at least 7 per batch (ranks - 1), got 4"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);

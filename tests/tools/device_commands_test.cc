@@ -127,7 +127,7 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
       {"--backend cuda --devices green:2 --precision float64",
        "--precision: expected bf16 or fp16 with --backend cuda"},
       {"--precision fp16", "--precision: expected float32 or float64 on the CPU"},
-      {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "bfloat16 needs none"},
+      {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "does not compute: use bfloat16"},
   };
   for (const auto& wrong : kWrong) {
     SCOPED_TRACE(wrong.arguments);

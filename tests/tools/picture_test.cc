@@ -52,7 +52,7 @@ TEST(Picture, DrawsMemoryWithAModel) {
 
 TEST(Picture, DrawsACurveOfASweep) {
   const auto all = texts(picture(std::string(kSmallPicture) + "--sweep schedule=gpipe,1f1b,hanayo"));
-  for (const char* text : {"schedule", "iteration (s)", "gpipe", "1f1b", "hanayo", "refused"}) {
+  for (const char* text : {"schedule", "iteration (s)", "gpipe", "1f1b", "hanayo", "invalid"}) {
     EXPECT_THAT(all, Contains(text));  // hanayo needs as many microbatches as ranks
   }
 }

@@ -249,8 +249,8 @@ TEST(BrokenRun, IsStoppedAndReported) {
     SCOPED_TRACE(fault_case.fault);
     const TemporaryFolder folder;
     const auto begin = std::chrono::steady_clock::now();
-    const CommandResult result =
-        run(kTinyRun + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") + " --fault " + fault_case.fault);
+    const CommandResult result = run(kTinyRun + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") +
+                                     " --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
     EXPECT_EQ(result.exit_code, fault_case.exit_code) << result.err;
     EXPECT_THAT(result.err, HasSubstr(fault_case.message));
@@ -309,7 +309,8 @@ TEST(BrokenRun, IsStoppedAndReportedOverMpi) {
   for (const FaultCase& fault_case : kFaultCases) {
     SCOPED_TRACE(fault_case.fault);
     const auto begin = std::chrono::steady_clock::now();
-    const CommandResult result = run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 1 --fault " + fault_case.fault);
+    const CommandResult result =
+        run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 1 --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
     EXPECT_NE(result.exit_code, 0);
     EXPECT_THAT(result.err, HasSubstr(fault_case.message));

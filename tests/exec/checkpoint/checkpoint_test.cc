@@ -296,7 +296,7 @@ TEST_F(CheckpointTest, InvalidHeadersAreRejected) {
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3]})", 24), HasSubstr("/a/data_offsets: required key is missing"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24],"x":1})", 24), HasSubstr("unknown key"));
   EXPECT_THAT(with(R"("a":7)", 0), HasSubstr("/a: expected an object"));
-  EXPECT_THAT(with(good + "," + good, 24), HasSubstr("given twice"));
+  EXPECT_THAT(with(good + "," + good, 24), HasSubstr("occurs twice"));
 
   EXPECT_THAT(error_of_header("{}", 0), HasSubstr("/__metadata__: required key is missing"));
   EXPECT_THAT(error_of_header("[]", 0), HasSubstr("does not begin with '{'"));

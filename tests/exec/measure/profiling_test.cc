@@ -18,7 +18,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {

@@ -1,4 +1,4 @@
-#include "sim/fit_advice.h"
+#include "sim/engine/fit_advice.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "model/slicing/balanced.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {
