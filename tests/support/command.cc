@@ -1,16 +1,19 @@
 #include "tests/support/command.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 extern char** environ;
 
@@ -22,14 +25,28 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-}  // namespace
-
-CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
-  return run_program(SLUICE_COMMAND, arguments, environment);
+// Whether the process has a handler for `signal`, by the mask in /proc.
+bool catches(pid_t process, int signal) {
+  std::istringstream status(content_of("/proc/" + std::to_string(process) + "/status"));
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigCgt:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1U) != 0;
+  }
+  return false;
 }
 
-CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
-                          const std::vector<std::string>& environment) {
+// Sends `signal` when the process has a handler for it; does nothing if the process ends before.
+void send_when_caught(pid_t process, int signal) {
+  while (!catches(process, signal)) {
+    siginfo_t ended{};
+    waitid(P_PID, static_cast<id_t>(process), &ended, WEXITED | WNOHANG | WNOWAIT);
+    if (ended.si_pid == process) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  kill(process, signal);
+}
+
+CommandResult run(const std::string& program, const std::vector<std::string>& arguments,
+                  const std::vector<std::string>& environment, int signal) {
   const TemporaryFolder folder;
   std::vector<std::string> line = {program};
   line.insert(line.end(), arguments.begin(), arguments.end());
@@ -51,10 +68,27 @@ CommandResult run_program(const std::string& program, const std::vector<std::str
   const int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("cannot start " + line[0]);
+  if (signal != 0) send_when_caught(child, signal);
   int status = 0;
   waitpid(child, &status, 0);
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), content_of(folder.path("out")),
           content_of(folder.path("err"))};
+}
+
+}  // namespace
+
+CommandResult run_sluice(const std::vector<std::string>& arguments, const std::vector<std::string>& environment) {
+  return run_program(SLUICE_COMMAND, arguments, environment);
+}
+
+CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
+                          const std::vector<std::string>& environment) {
+  return run(program, arguments, environment, 0);
+}
+
+CommandResult run_program_and_signal(const std::string& program, const std::vector<std::string>& arguments,
+                                     int signal) {
+  return run(program, arguments, {}, signal);
 }
 
 std::vector<std::string> words(const std::string& line) {

@@ -1,14 +1,9 @@
 // `sluice plan` on the command line.
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <nlohmann/json.hpp>
-#include <sstream>
-#include <thread>
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
@@ -26,20 +21,6 @@ json without_seconds(const CommandResult& result) {
   json document = json::parse(result.out);
   document.erase("seconds");
   return document;
-}
-
-// Waits until a process has a handler for SIGINT. Returns false after a timeout.
-bool catches_interrupts(pid_t process) {
-  for (int i = 0; i < 3000; ++i) {
-    std::istringstream status(read_file("/proc/" + std::to_string(process) + "/status"));
-    std::string line;
-    while (std::getline(status, line)) {
-      if (!line.starts_with("SigCgt:")) continue;
-      if ((std::stoull(line.substr(7), nullptr, 16) >> (SIGINT - 1) & 1U) != 0) return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
 }
 
 TEST(PlanCommand, RanksConfigurationsThatFit) {
@@ -155,22 +136,10 @@ TEST(PlanCommand, ReportsTheMissingMemory) {
 }
 
 TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
-  const TemporaryFolder folder;
-  const pid_t child = fork();
-  if (child == 0) {
-    if (std::freopen(folder.path("out").c_str(), "w", stdout) == nullptr) _exit(9);
-    const std::string file = kExamples + "gpt3-175b-a100.json";
-    execl(SLUICE_COMMAND, "sluice", "plan", file.c_str(), "--all", nullptr);
-    _exit(9);
-  }
-  ASSERT_TRUE(catches_interrupts(child));
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  kill(child, SIGINT);
-  int status = 0;
-  waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 130);
-  EXPECT_NE(read_file(folder.path("out")).find("interrupted: best so far"), std::string::npos);
+  const CommandResult result =
+      test::run_program_and_signal(SLUICE_COMMAND, {"plan", kExamples + "gpt3-175b-a100.json", "--all"}, SIGINT);
+  EXPECT_EQ(result.exit_code, 130);
+  EXPECT_NE(result.out.find("interrupted: best so far"), std::string::npos);
 }
 
 TEST(PlanCommand, GivesTheSameResultOverMpi) {

@@ -22,7 +22,11 @@ constexpr int kRanks = 3;
 constexpr int kMicrobatches = 4;
 
 Schedule forwards_then_backwards() {
-  ScheduleParts parts{.family = "custom", .num_ranks = kRanks, .num_stages = kRanks, .num_microbatches = kMicrobatches};
+  ScheduleParts parts;
+  parts.family = "custom";
+  parts.num_ranks = kRanks;
+  parts.num_stages = kRanks;
+  parts.num_microbatches = kMicrobatches;
   parts.routes.emplace_back();
   for (int rank = 0; rank < kRanks; ++rank) {
     parts.routes[0].push_back(rank);
