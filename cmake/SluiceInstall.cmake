@@ -62,7 +62,7 @@ endforeach()
 install(CODE "
   set(FOLDERS model sim traces)
   set(SOURCE \"${PROJECT_SOURCE_DIR}\")
-  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}/public_headers\")
+  set(WORK_FOLDER \"${CMAKE_CURRENT_BINARY_DIR}\")
   set(INCLUDE_FOLDER \"\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}\")
   include(\"${PROJECT_SOURCE_DIR}/cmake/InstallHeaders.cmake\")" COMPONENT development)
 

@@ -6,8 +6,8 @@
 
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/predict.h"
 
 namespace sluice::sim {
 

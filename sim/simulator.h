@@ -8,7 +8,7 @@
 #include "model/graph/op_graph.h"
 #include "model/scenario/scenario.h"
 #include "model/schedule/schedule.h"
-#include "sim/prediction.h"
+#include "sim/engine/prediction.h"
 
 namespace sluice::sim {
 

@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {

@@ -8,7 +8,7 @@
 #include "benchmarks/accuracy/scenarios.h"
 #include "benchmarks/accuracy/zero_bubble_schedule.h"
 #include "model/errors.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {

@@ -7,7 +7,7 @@
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::bench::accuracy {
 namespace {

@@ -16,7 +16,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::bench::accuracy {
 namespace {

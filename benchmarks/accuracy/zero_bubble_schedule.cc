@@ -11,7 +11,7 @@
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::bench::accuracy {
 namespace {

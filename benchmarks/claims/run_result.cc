@@ -8,8 +8,8 @@
 #include "benchmarks/claims/cut.h"
 #include "model/errors.h"
 #include "model/scenario/setup.h"
-#include "sim/parallel.h"
-#include "sim/predict.h"
+#include "sim/engine/parallel.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::bench::claims {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "model/cost/analytic.h"
 #include "model/scenario/setup.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::bench {
 namespace {

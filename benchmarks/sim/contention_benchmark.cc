@@ -6,8 +6,8 @@
 
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
-#include "sim/engine.h"
-#include "sim/period.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/period.h"
 
 namespace sluice::bench {
 namespace {

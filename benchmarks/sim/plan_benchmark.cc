@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "sim/engine/predict.h"
 #include "sim/planner/plan.h"
-#include "sim/predict.h"
 
 namespace sluice::bench {
 namespace {

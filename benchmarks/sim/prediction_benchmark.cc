@@ -10,8 +10,8 @@
 #include "model/schedule/family.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
-#include "sim/engine.h"
-#include "sim/period.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/period.h"
 
 namespace sluice::bench {
 namespace {

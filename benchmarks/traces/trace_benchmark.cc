@@ -5,7 +5,7 @@
 #include "model/cost/uniform.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/gzip.h"
 

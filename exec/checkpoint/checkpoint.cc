@@ -24,28 +24,28 @@
 namespace sluice::exec {
 namespace {
 
-// The format is little-endian; so are all hosts that this runs on.
+// The format is little-endian; so are all supported hosts.
 static_assert(std::endian::native == std::endian::little);
 
 constexpr std::int64_t kLengthBytes = 8;
-constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // of the reference implementation
+constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // limit of the reference implementation
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 constexpr std::string_view kMetadata = "__metadata__";
 
 std::int64_t bytes_of(Precision precision) { return precision == Precision::float64 ? 8 : 4; }
-const std::string& name_of(Precision precision) {
+const std::string& dtype_name(Precision precision) {
   static const std::array<std::string, 2> names = {"F32", "F64"};
   return names[precision == Precision::float64 ? 1 : 0];
 }
 
-// rows x columns x bytes, or -1 if 64 bits do not count it.
+// Returns rows x columns x bytes, or -1 on overflow.
 std::int64_t volume(std::int64_t rows, std::int64_t columns, std::int64_t bytes) {
   std::int64_t total = 0;
   if (__builtin_mul_overflow(rows, columns, &total) || __builtin_mul_overflow(total, bytes, &total)) return -1;
   return total;
 }
 
-std::vector<std::int64_t> shape_of(const Parameter& block) {
+std::vector<std::int64_t> tensor_shape(const Parameter& block) {
   if (block.all_columns == 1) return {block.all_rows};
   return {block.all_rows, block.all_columns};
 }
@@ -55,7 +55,7 @@ bool lies_within(const Parameter& block) {
          block.rows <= block.all_rows - block.first_row && block.columns <= block.all_columns - block.first_column;
 }
 
-// Calls `visit(offset in the tensor, offset in the block, how many)`, in bytes, for what lies together in both.
+// Calls `visit(offset in the tensor, offset in the block, size)`, in bytes, for each run that is contiguous in both.
 template <typename Visit>
 void for_each_run(const Parameter& block, std::int64_t element, const Visit& visit) {
   const bool whole_rows = block.columns == block.all_columns;
@@ -75,7 +75,7 @@ struct CheckpointWriter::Tensor {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
   std::vector<std::byte> data;
-  std::vector<Parameter> blocks;  // that are there; names left empty
+  std::vector<Parameter> blocks;  // added so far; names left empty
   std::int64_t covered = 0;       // elements
 };
 
@@ -84,7 +84,7 @@ CheckpointWriter::CheckpointWriter(const std::string& model, std::int64_t step, 
   const CheckpointMetadata own = {
       {"schema", std::string(kCheckpointSchema)}, {"model", model}, {"step", std::to_string(step)}};
   for (const auto& [key, value] : own) {
-    if (!metadata_.emplace(key, value).second) throw std::logic_error("a checkpoint's own metadata: " + key);
+    if (!metadata_.emplace(key, value).second) throw std::logic_error("reserved metadata key of a checkpoint: " + key);
   }
 }
 
@@ -98,8 +98,8 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
   };
   const std::int64_t element = bytes_of(precision);
   const std::int64_t bytes = volume(block.all_rows, block.all_columns, element);
-  if (bytes < 0 || !lies_within(block)) refuse("a block that is not inside it");
-  if (name == kMetadata) refuse("no name for a tensor");
+  if (bytes < 0 || !lies_within(block)) refuse("a block outside the tensor");
+  if (name == kMetadata) refuse("reserved name");
 
   const std::lock_guard lock(mutex_);
   auto [at, added] = tensors_.try_emplace(name);
@@ -108,7 +108,7 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
     tensor.precision = precision;
     tensor.rows = block.all_rows;
     tensor.columns = block.all_columns;
-    tensor.data.resize(bytes);
+    tensor.data.resize(to_size(bytes));
   }
   if (tensor.precision != precision) refuse("blocks of different precisions");
   if (tensor.rows != block.all_rows || tensor.columns != block.all_columns) {
@@ -123,12 +123,12 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
     if (apart) continue;
     const bool same = block.first_row == other.first_row && block.rows == other.rows &&
                       block.first_column == other.first_column && block.columns == other.columns;
-    if (!same) refuse("blocks that overlap");
+    if (!same) refuse("overlapping blocks");
     bool equal = true;
     for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
       equal = equal && std::memcmp(tensor.data.data() + in_tensor, data + in_block, to_size(count)) == 0;
     });
-    if (!equal) refuse("two workers hold the same block with different values");
+    if (!equal) refuse("two workers added the same block with different values");
     return;
   }
   for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
@@ -140,7 +140,7 @@ void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Prec
 }
 
 void CheckpointWriter::write(const std::string& path) const {
-  // Wide elements first, as the reference implementation does: every tensor is aligned to its elements.
+  // Wide elements first, as in the reference implementation: every tensor is aligned to its elements.
   std::vector<std::pair<const std::string*, const Tensor*>> order;
   for (const Precision precision : {Precision::float64, Precision::float32}) {
     for (const auto& [name, tensor] : tensors_) {
@@ -159,13 +159,13 @@ void CheckpointWriter::write(const std::string& path) const {
     const auto end = at + std::ssize(tensor->data);
     auto shape = nlohmann::ordered_json::array({tensor->rows});
     if (tensor->columns != 1) shape.push_back(tensor->columns);
-    header[*name] = {{"dtype", name_of(tensor->precision)}, {"shape", shape}, {"data_offsets", {at, end}}};
+    header[*name] = {{"dtype", dtype_name(tensor->precision)}, {"shape", shape}, {"data_offsets", {at, end}}};
     at = end;
   }
-  // Text that is not UTF-8, as a file's name may be, must not cost the checkpoint.
+  // Replace text that is not UTF-8, such as a file name, rather than lose the checkpoint.
   std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (std::ssize(text) > kMaxHeaderBytes) throw std::logic_error("checkpoint: a header that no reader takes");
+  if (std::ssize(text) > kMaxHeaderBytes) throw std::logic_error("checkpoint: header too long");
   write_file_whole(path, [&](const ByteSink& sink) {
     const std::uint64_t length = text.size();
     sink({reinterpret_cast<const char*>(&length), kLengthBytes});
@@ -206,9 +206,9 @@ void CheckpointReader::map() {
   const int error = errno;
   ::close(fd);
   if (S_ISDIR(status.st_mode)) fail("is a folder, expected a checkpoint");
-  if (!regular) fail("not a checkpoint: no file of a disk");
+  if (!regular) fail("not a checkpoint: expected a regular file");
   if (file_bytes_ < kLengthBytes) {
-    fail(fmt::format("cut short: expected 8 bytes with the length of a header, got {} bytes", file_bytes_));
+    fail(fmt::format("truncated: expected 8 bytes with the length of a header, got {} bytes", file_bytes_));
   }
   if (memory == MAP_FAILED) fail(fmt::format("cannot map: {}", std::strerror(error)));
   file_ = static_cast<const std::byte*>(memory);
@@ -222,7 +222,7 @@ void CheckpointReader::read_header() {
   }
   first_byte_ = kLengthBytes + static_cast<std::int64_t>(length);
   if (first_byte_ > file_bytes_) {
-    fail(fmt::format("cut short: expected a header of {} bytes, got {}", length, file_bytes_ - kLengthBytes));
+    fail(fmt::format("truncated: expected a header of {} bytes, got {}", length, file_bytes_ - kLengthBytes));
   }
   const std::string_view text(reinterpret_cast<const char*>(file_) + kLengthBytes, length);
   if (text.front() != '{') fail("not a checkpoint: its header does not begin with '{'");
@@ -239,10 +239,10 @@ void CheckpointReader::read_header() {
   const std::string step = metadata.string("step");
   const auto [rest, error] = std::from_chars(step.data(), step.data() + step.size(), step_);
   if (error != std::errc() || rest != step.data() + step.size() || step_ < 0) {
-    metadata.at("step").fail("expected a whole number from 0 on, as text");
+    metadata.at("step").fail("expected a whole number of at least 0, as a string");
   }
 
-  const std::vector<std::string> dtypes = {name_of(Precision::float32), name_of(Precision::float64)};
+  const std::vector<std::string> dtypes = {dtype_name(Precision::float32), dtype_name(Precision::float64)};
   for (const auto& [name, value] : json.items()) {
     if (name == kMetadata) continue;
     JsonReader reader = root.at(name);
@@ -251,22 +251,22 @@ void CheckpointReader::read_header() {
     for (const JsonReader& size : reader.at("shape").elements()) tensor.shape.push_back(size.integer(1, kMost));
     if (tensor.shape.empty() || tensor.shape.size() > 2) reader.at("shape").fail("expected one or two sizes");
     const std::vector<JsonReader> offsets = reader.at("data_offsets").elements();
-    if (offsets.size() != 2) reader.at("data_offsets").fail("expected a beginning and an end");
+    if (offsets.size() != 2) reader.at("data_offsets").fail("expected begin and end");
     tensor.begin = offsets[0].integer(0, kMost);
     tensor.end = offsets[1].integer(tensor.begin, kMost);
     reader.finish();
     const std::int64_t bytes =
         volume(tensor.shape[0], tensor.shape.size() == 2 ? tensor.shape[1] : 1, bytes_of(tensor.precision));
-    if (bytes < 0) reader.at("shape").fail("expected a size that 64 bits count");
+    if (bytes < 0) reader.at("shape").fail("expected a size below 2^63 bytes");
     if (tensor.end - tensor.begin != bytes) {
-      reader.at("data_offsets").fail(fmt::format("expected {} bytes, as the shape has", bytes));
+      reader.at("data_offsets").fail(fmt::format("expected {} bytes, the size of the shape", bytes));
     }
     tensors_.emplace(name, std::move(tensor));
   }
   check_places(file_bytes_ - first_byte_);
 }
 
-// One behind the other, from the first to the last byte.
+// Checks that the tensors are contiguous, from the first to the last byte.
 void CheckpointReader::check_places(std::int64_t bytes) const {
   std::vector<const std::pair<const std::string, Tensor>*> order;
   for (const auto& entry : tensors_) order.push_back(&entry);
@@ -278,13 +278,12 @@ void CheckpointReader::check_places(std::int64_t bytes) const {
     if (tensor.begin < at) fail(fmt::format("{}: overlaps {}", name, *before));
     if (tensor.begin > at) fail(fmt::format("{}: {} bytes before it belong to no tensor", name, tensor.begin - at));
     if (tensor.end > bytes) {
-      fail(fmt::format("{}: cut short: ends at byte {} of the tensors, of which the file has {}", name, tensor.end,
-                       bytes));
+      fail(fmt::format("{}: truncated: ends at byte {} of the tensors, the file has {}", name, tensor.end, bytes));
     }
     at = tensor.end;
     before = &name;
   }
-  if (at != bytes) fail(fmt::format("{} bytes at its end belong to no tensor", bytes - at));
+  if (at != bytes) fail(fmt::format("{} bytes at the end belong to no tensor", bytes - at));
 }
 
 std::vector<std::string> CheckpointReader::names() const {
@@ -300,15 +299,15 @@ void CheckpointReader::read(const Parameter& block, std::string_view suffix, Pre
   if (found == tensors_.end()) fail(fmt::format("{}: no such tensor", name));
   const Tensor& tensor = found->second;
   if (tensor.precision != precision) {
-    fail(fmt::format("{}: expected {}, got {}", name, name_of(precision), name_of(tensor.precision)));
+    fail(fmt::format("{}: expected {}, got {}", name, dtype_name(precision), dtype_name(tensor.precision)));
   }
   std::vector<std::int64_t> shape = tensor.shape;
   if (shape.size() == 2 && shape[1] == 1) shape.pop_back();
-  if (shape != shape_of(block)) {
-    fail(fmt::format("{}: expected the shape [{}], got [{}]", name, fmt::join(shape_of(block), ", "),
+  if (shape != tensor_shape(block)) {
+    fail(fmt::format("{}: expected the shape [{}], got [{}]", name, fmt::join(tensor_shape(block), ", "),
                      fmt::join(tensor.shape, ", ")));
   }
-  if (!lies_within(block)) throw std::logic_error(fmt::format("checkpoint: {}: a block that is not inside it", name));
+  if (!lies_within(block)) throw std::logic_error(fmt::format("checkpoint: {}: a block outside the tensor", name));
   const std::byte* from = file_ + first_byte_ + tensor.begin;
   for_each_run(block, bytes_of(precision), [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
     std::memcpy(data + in_block, from + in_tensor, to_size(count));

@@ -11,21 +11,20 @@
 namespace sluice::exec {
 namespace {
 
-constexpr int kRoot = 0;
 constexpr std::string_view kFirstMoment = ".exp_avg";
 constexpr std::string_view kSecondMoment = ".exp_avg_sq";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
 
 bool has_moments(const RunPlan& plan) { return plan.spec().optimizer.kind == OptimizerStep::Kind::adam; }
 
-// Everything that the root is given of one worker: of each chunk its weights, then its moments.
+// Returns the state of one worker for the root: weights and then optimizer state of each chunk.
 std::vector<std::byte> state_of(Worker& worker, const RunPlan& plan) {
   std::vector<std::byte> state;
   const auto chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const ChunkState of = worker.state(chunk);
     state.insert(state.end(), of.weights.begin(), of.weights.end());
-    state.insert(state.end(), of.moments.begin(), of.moments.end());
+    state.insert(state.end(), of.optimizer_state.begin(), of.optimizer_state.end());
   }
   return state;
 }
@@ -46,7 +45,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
   const RunLayout& layout = plan.layout();
   const bool holds = layout.data_rank(transport.rank()) == 0;
   const auto all = transport.gather(holds ? state_of(worker, plan) : std::vector<std::byte>());
-  if (transport.rank() != kRoot) return;
+  if (transport.rank() != Transport::kRoot) return;
   CheckpointMetadata metadata = run_metadata(plan, data);
   metadata[kOptimizerSteps] = std::to_string(worker.steps_done());
   CheckpointWriter writer(plan.spec().model.name, step, std::move(metadata));
@@ -60,7 +59,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
       const std::int64_t bytes = of.memory().weights / plan.element_bytes() * element;
       const std::byte* const moments = at + bytes;
       for (const Parameter& parameter : of.parameters()) {
-        if (parameter.size() == 0) continue;  // padding alone
+        if (parameter.size() == 0) continue;  // only padding
         writer.add(parameter, "", precision, at + parameter.offset * element);
         if (!has_moments(plan)) continue;
         writer.add(parameter, kFirstMoment, precision, moments + parameter.offset * element);
@@ -86,8 +85,8 @@ void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& che
       const std::int64_t at = parameter.offset * element;
       checkpoint.read(parameter, "", precision, state.weights.data() + at);
       if (!has_moments(plan)) continue;
-      checkpoint.read(parameter, kFirstMoment, precision, state.moments.data() + at);
-      checkpoint.read(parameter, kSecondMoment, precision, state.moments.data() + bytes + at);
+      checkpoint.read(parameter, kFirstMoment, precision, state.optimizer_state.data() + at);
+      checkpoint.read(parameter, kSecondMoment, precision, state.optimizer_state.data() + bytes + at);
     }
     worker.set_state(chunk, state);
   }
@@ -100,8 +99,8 @@ void check_resumes(const CheckpointReader& checkpoint, const RunPlan& plan, cons
     const auto found = checkpoint.metadata().find(key);
     const std::string has = found == checkpoint.metadata().end() ? "" : found->second;
     if (has == value) continue;
-    throw InputError(fmt::format("{}: was written by a run with {} '{}', and this one has '{}'", checkpoint.path(), key,
-                                 has, value));
+    throw InputError(
+        fmt::format("{}: was written by a run with {} '{}', this run has '{}'", checkpoint.path(), key, has, value));
   }
   const auto steps = checkpoint.metadata().find(kOptimizerSteps);
   if (steps == checkpoint.metadata().end() || steps->second.find_first_not_of("0123456789") != std::string::npos ||

@@ -6,18 +6,18 @@
 namespace sluice::exec {
 namespace {
 
-constexpr std::int64_t kBytes = std::int64_t{64} << 20;
+constexpr std::int64_t kManyBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kFewBytes = 4096;
 constexpr int kCopies = 4;
 
-// One memory block, and the device whose streams copy to and from it.
+// A memory block, and the device whose streams copy from and to it.
 struct Place {
   std::string name;
   Device* device = nullptr;
   std::byte* memory = nullptr;
 };
 
-// The shortest of some copies, the first of which is not counted.
+// Returns the shortest time of several copies after a warm-up.
 std::int64_t shortest_ns(Device& device, const Place& from, const Place& to, std::int64_t bytes) {
   device.make_current();
   const auto stream = device.make_stream(StreamPriority::normal);
@@ -36,9 +36,9 @@ std::int64_t shortest_ns(Device& device, const Place& from, const Place& to, std
 }
 
 CopyRate rate_of(Device& device, const Place& from, const Place& to) {
-  const std::int64_t many = shortest_ns(device, from, to, kBytes);
+  const std::int64_t many = shortest_ns(device, from, to, kManyBytes);
   const std::int64_t few = shortest_ns(device, from, to, kFewBytes);
-  return {from.name, to.name, 1e9 * static_cast<double>(kBytes) / static_cast<double>(many),
+  return {from.name, to.name, 1e9 * static_cast<double>(kManyBytes) / static_cast<double>(many),
           1e-9 * static_cast<double>(few)};
 }
 
@@ -49,11 +49,11 @@ std::vector<CopyRate> measured_copies(std::span<const std::unique_ptr<Device>> d
   std::vector<Place> places;
   for (const auto& device : devices) {
     device->make_current();
-    places.push_back({"GPU " + std::to_string(device->ordinal()), device.get(), device->allocate(kBytes)});
+    places.push_back({"GPU " + std::to_string(device->ordinal()), device.get(), device->allocate(kManyBytes)});
   }
   for (const Place& place : places) {
     place.device->make_current();
-    const Place host{"host", place.device, place.device->allocate_host(kBytes)};
+    const Place host{"host", place.device, place.device->allocate_host(kManyBytes)};
     rates.push_back(rate_of(*place.device, host, place));
     rates.push_back(rate_of(*place.device, place, host));
     place.device->release_host(host.memory);

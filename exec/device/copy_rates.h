@@ -9,7 +9,8 @@
 
 namespace sluice::exec {
 
-// How fast bytes go from one memory to another, by a few copies of some MiB; and what one of a few bytes takes.
+// Copy bandwidth from one memory to another, measured with a few copies of 64 MiB, and the time of a copy of a few
+// bytes.
 struct CopyRate {
   std::string from;  // "host", "GPU 0"
   std::string to;
@@ -17,7 +18,7 @@ struct CopyRate {
   double seconds = 0;
 };
 
-// Between the host (pinned memory) and each device, and between every two devices. Throws DeviceError.
+// Measures between the host (pinned memory) and each device, and between each two devices. Throws DeviceError.
 std::vector<CopyRate> measured_copies(std::span<const std::unique_ptr<Device>> devices);
 
 }  // namespace sluice::exec

@@ -10,15 +10,15 @@
 namespace sluice::exec {
 namespace {
 
-// The library of the toolkit's own major version first.
+// The major version of the toolkit first.
 #if CUDART_VERSION >= 13000
-constexpr std::array<const char*, 2> kNames = {"libcublas.so.13", "libcublas.so.12"};
+constexpr std::array<const char*, 2> kCublasNames = {"libcublas.so.13", "libcublas.so.12"};
 #else
-constexpr std::array<const char*, 2> kNames = {"libcublas.so.12", "libcublas.so.13"};
+constexpr std::array<const char*, 2> kCublasNames = {"libcublas.so.12", "libcublas.so.13"};
 #endif
 
-Cublas load() {
-  const DynamicLibrary library("cuBLAS", kNames, cuda_library_folders());
+Cublas load_cublas() {
+  const DynamicLibrary library("cuBLAS", kCublasNames, cuda_library_folders());
   Cublas found{};
   library.find(found.create, "cublasCreate_v2");
   library.find(found.destroy, "cublasDestroy_v2");
@@ -41,7 +41,7 @@ Cublas load() {
 
 int as_int(std::int64_t value, const char* what) {
   if (value < 0 || value > std::numeric_limits<int>::max()) {
-    throw DeviceError(fmt::format("a matrix product with {} of {}: cuBLAS counts to 2^31", what, value));
+    throw DeviceError(fmt::format("GEMM with {} of {}: cuBLAS supports sizes below 2^31", what, value));
   }
   return static_cast<int>(value);
 }
@@ -49,7 +49,7 @@ int as_int(std::int64_t value, const char* what) {
 }  // namespace
 
 const Cublas& cublas() {
-  static const Cublas table = load();  // tried again at the next call if it throws
+  static const Cublas table = load_cublas();  // retried at the next call if it throws
   return table;
 }
 

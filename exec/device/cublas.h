@@ -31,10 +31,10 @@ struct Cublas {
   std::string path;
 };
 
-// Throws DeviceError, each time, if it is not found.
+// Throws DeviceError, on every call, if the library is not found.
 const Cublas& cublas();
 
-// A product as cuBLAS takes it: column-major, where what is stored in rows is the transpose. So C' = op(B)' op(A)'.
+// A GEMM as cuBLAS takes it: column-major, where a row-major matrix is its transpose. So C' = op(B)' op(A)'.
 struct ColumnMajorGemm {
   cublasOperation_t first_operation;   // on B
   cublasOperation_t second_operation;  // on A
@@ -46,7 +46,7 @@ struct ColumnMajorGemm {
   int out_stride;
   int batch;
 };
-// Throws DeviceError if a size is past what cuBLAS counts with.
+// Throws DeviceError if a size exceeds the int of cuBLAS.
 ColumnMajorGemm column_major(const GemmCall& product);
 
 }  // namespace sluice::exec

@@ -4,8 +4,8 @@
 
 #include "model/namespaces.h"
 
-// Of cuBLAS's interface, what cublas.h needs, by cuBLAS's own names, so that the build does not need its headers;
-// tests/exec/device/cublas_abi_test.cc compares it with them.
+// The part of the cuBLAS interface that cublas.h needs, with its own names, so that the build does not need its
+// headers; tests/exec/device/cublas_abi_test.cc compares it with them.
 namespace sluice::exec {
 
 struct cublasContext;

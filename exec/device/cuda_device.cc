@@ -16,7 +16,7 @@
 namespace sluice::exec {
 namespace {
 
-// What cuBLAS advises for Hopper; less suffices before, and no kernel is chosen that needs more.
+// Recommended by cuBLAS for Hopper; enough for earlier GPUs.
 constexpr std::int64_t kWorkspaceBytes = std::int64_t{32} << 20;
 constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
 
@@ -157,7 +157,7 @@ class CudaDevice final : public Device {
     check(cudaStreamWaitEvent(native(stream), native(event), 0), "cudaStreamWaitEvent");
   }
   bool done(Event& event) override {
-    use();  // by whichever thread: one without a device would get the first
+    use();  // the calling thread may not have a current device
     const cudaError_t error = cudaEventQuery(native(event));
     if (error == cudaErrorNotReady) {
       (void)cudaGetLastError();  // or the next launch would find it
@@ -191,7 +191,7 @@ class CudaDevice final : public Device {
   void begin_range(const char* name) override { nvtxRangePushA(name); }
   void end_range() override { nvtxRangePop(); }
   void multiply(const GemmCall& product, Stream& stream) override {
-    if (product.in == Element::float32) throw std::logic_error("products are of 16-bit numbers");
+    if (product.in == Element::float32) throw std::logic_error("GEMM inputs have 16 bits");
     const ColumnMajorGemm how = column_major(product);
     if (how.m == 0 || how.n == 0 || how.batch == 0) return;
     give_workspace_to(stream);
@@ -212,7 +212,7 @@ class CudaDevice final : public Device {
     }
   }
 
-  // The stream is about to be destroyed; what is on it still runs.
+  // Called before the stream is destroyed, while its work may still run.
   void forget(const Stream& stream) {
     if (multiplies_on_ != &stream) return;
     cudaEventRecord(workspace_free_, native(stream));
@@ -234,14 +234,14 @@ class CudaDevice final : public Device {
   }
   void check(cublasStatus_t status, const char* call, const ColumnMajorGemm& how) const {
     if (status == CUBLAS_STATUS_SUCCESS) return;
-    throw DeviceError(fmt::format("{} of {} x {} x {} ({} at once) on {}: {}", call, how.n, how.k, how.m, how.batch,
+    throw DeviceError(fmt::format("{} of {} x {} x {} (batch of {}) on {}: {}", call, how.n, how.k, how.m, how.batch,
                                   name_, cublas().status_text(status)));
   }
 
   void make_products() {
     const Cublas& blas = cublas();
     check(blas.create(&blas_), "cublasCreate");
-    // Partial sums stay float32 until the last one is added.
+    // Keep partial sums in float32 until the last one is added.
     check(blas.set_math_mode(
               blas_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
           "cublasSetMathMode");
@@ -250,19 +250,19 @@ class CudaDevice final : public Device {
     check(cudaEventCreateWithFlags(&workspace_free_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
   }
 
-  // Products of one stream leave the workspace before those of another get it.
+  // GEMMs of one stream leave the workspace before those of another one get it.
   void give_workspace_to(const Stream& stream) {
     if (multiplies_on_ == &stream) return;
     if (multiplies_on_ != nullptr) check(cudaEventRecord(workspace_free_, native(*multiplies_on_)), "cudaEventRecord");
     check(cudaStreamWaitEvent(native(stream), workspace_free_, 0), "cudaStreamWaitEvent");
     const Cublas& blas = cublas();
     check(blas.set_stream(blas_, native(stream)), "cublasSetStream");
-    // Setting the stream takes the workspace away.
+    // Setting the stream resets the workspace.
     check(blas.set_workspace(blas_, workspace_, static_cast<std::size_t>(kWorkspaceBytes)), "cublasSetWorkspace");
     multiplies_on_ = &stream;
   }
 
-  // Nothing that fails here matters any more.
+  // Ignores errors.
   void close() noexcept {
     cudaSetDevice(ordinal_);
     if (blas_ != nullptr) cublas().destroy(blas_);

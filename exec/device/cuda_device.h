@@ -9,8 +9,8 @@
 
 namespace sluice::exec {
 
-// A GPU, or a partition of one; see Device. Products have one workspace: those of one stream follow those of another.
-// Throws DeviceError, also if cuBLAS is not found.
+// Opens a GPU, or a partition of one; see Device. GEMMs of all streams share one workspace: those of one stream run
+// after those of another. Throws DeviceError, also if cuBLAS is not found.
 std::unique_ptr<Device> make_cuda_device(int ordinal, std::string name, std::optional<GreenPartition> partition);
 
 }  // namespace sluice::exec

@@ -1,4 +1,4 @@
-// GPUs, their partitions and their streams, by the CUDA runtime.
+// GPUs, their partitions and their streams, opened with the CUDA runtime.
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -21,15 +21,15 @@ namespace {
 
 std::string version_text(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
 
-// How many GPUs there are, and if none, why.
+// Number of visible GPUs, and the reason if there are none.
 struct Visible {
   int count = 0;
   std::string why;
 };
 
 Visible look() {
-  // One connection a stream, as far as there are any: work of a stream must not queue behind that of another. Read by
-  // the driver when it starts.
+  // One connection per stream, as far as possible: work of one stream must not queue after that of another. Read by the
+  // driver when it starts.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   Visible visible;
   const cudaError_t error = cudaGetDeviceCount(&visible.count);
@@ -42,7 +42,7 @@ Visible look() {
   if (!asked || driver == 0) {
     visible.why = "there is no CUDA driver on this machine";
   } else if (error == cudaErrorInsufficientDriver) {
-    visible.why = fmt::format("the driver is too old: it is for CUDA {}, and this build needs CUDA {}",
+    visible.why = fmt::format("the driver is too old: it supports CUDA {}, and this build needs CUDA {}",
                               version_text(driver), runtime);
   } else if (error == cudaErrorNoDevice || error == cudaSuccess) {
     const char* const hidden = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -54,7 +54,7 @@ Visible look() {
   return visible;
 }
 
-std::string name_of(int ordinal) {
+std::string gpu_name_of(int ordinal) {
   cudaDeviceProp properties{};
   SLUICE_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
   return properties.name;
@@ -67,12 +67,12 @@ int attribute_or_0(cudaDeviceAttr which, int ordinal) {
   return 0;
 }
 
-// Copies between two GPUs go straight where their link allows it, and through the host elsewhere.
-void reach(int from, int to) {
+// Enables direct copies between two GPUs if their link supports them; otherwise copies go through the host.
+void enable_peer_copies(int from, int to) {
   int can = 0;
   if (from == to || cudaDeviceCanAccessPeer(&can, from, to) != cudaSuccess || can == 0) return;
   SLUICE_CUDA_CHECK(cudaSetDevice(from));
-  if (cudaDeviceEnablePeerAccess(to, 0) != cudaSuccess) (void)cudaGetLastError();  // it has been enabled before
+  if (cudaDeviceEnablePeerAccess(to, 0) != cudaSuccess) (void)cudaGetLastError();  // already enabled
 }
 
 class CudaDevices final : public DeviceProvider {
@@ -111,9 +111,9 @@ class CudaDevices final : public DeviceProvider {
     int driver = 0;
     if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
       (void)cudaGetLastError();
-      all.push_back({"CUDA driver", "", "there is none on this machine"});
+      all.push_back({"CUDA driver", "", "not found on this machine"});
     } else {
-      all.push_back({"CUDA driver", version_text(driver), "the newest CUDA that it runs"});
+      all.push_back({"CUDA driver", version_text(driver), "newest CUDA version supported"});
     }
     all.push_back({"CUDA runtime", version_text(CUDART_VERSION), "part of this program"});
     try {
@@ -129,21 +129,22 @@ class CudaDevices final : public DeviceProvider {
   static std::vector<std::unique_ptr<Device>> open_whole(const DeviceRequest& request, const std::vector<int>& gpus) {
     const std::size_t count = request.count == 0 ? gpus.size() : static_cast<std::size_t>(request.count);
     if (count > gpus.size()) {
-      throw InputError(fmt::format("devices: {} GPUs are asked for, and there {} {}", count,
+      throw InputError(fmt::format("devices: {} GPUs requested, but there {} {}", count,
                                    gpus.size() == 1 ? "is" : "are", gpus.size()));
     }
     for (std::size_t i = 0; i < count; ++i) {
-      for (std::size_t j = 0; j < count; ++j) reach(gpus[i], gpus[j]);
+      for (std::size_t j = 0; j < count; ++j) enable_peer_copies(gpus[i], gpus[j]);
     }
     std::vector<std::unique_ptr<Device>> devices;
     for (std::size_t i = 0; i < count; ++i) {
-      devices.push_back(make_cuda_device(gpus[i], fmt::format("{} (GPU {})", name_of(gpus[i]), gpus[i]), std::nullopt));
+      devices.push_back(
+          make_cuda_device(gpus[i], fmt::format("{} (GPU {})", gpu_name_of(gpus[i]), gpus[i]), std::nullopt));
     }
     return devices;
   }
 
   static std::vector<std::unique_ptr<Device>> open_parts(const DeviceRequest& request, int gpu) {
-    const std::string gpu_name = name_of(gpu);
+    const std::string gpu_name = gpu_name_of(gpu);
     const int all = attribute_or_0(cudaDevAttrMultiProcessorCount, gpu);
     std::vector<std::unique_ptr<Device>> devices;
     if (request.kind == DeviceRequest::stream) {

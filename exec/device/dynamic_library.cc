@@ -19,7 +19,7 @@ namespace sluice::exec {
 namespace {
 
 std::string path_of(void* handle, const std::string& asked) {
-  // The address of any of its symbols tells where it was loaded from; RTLD_DI_ORIGIN tells the folder alone.
+  // RTLD_DI_ORIGIN returns the folder from which it was loaded.
   std::vector<char> folder(4096);
   if (dlinfo(handle, RTLD_DI_ORIGIN, folder.data()) != 0) return asked;
   const std::size_t slash = asked.find_last_of('/');
@@ -61,21 +61,21 @@ DynamicLibrary::DynamicLibrary(std::string what, std::span<const char* const> na
       path_ = path_of(handle_, each);
       return;
     }
-    // What stands in no folder is told of the first alone; a library that is there and does not load matters more.
+    // Report the error of the first name, unless a library exists and fails to load.
     const char* const error = dlerror();
     const std::string text = error == nullptr ? each : error;
     const bool missing = text.find("No such file") != std::string::npos;
     if (first_error.empty() || !missing) first_error = text;
     if (!missing) break;
   }
-  throw DeviceError(fmt::format("{} is not found: {}", what_, first_error));
+  throw DeviceError(fmt::format("{} not found: {}", what_, first_error));
 }
 
 void* DynamicLibrary::address_if_there(const char* symbol) const { return dlsym(handle_, symbol); }
 
 void* DynamicLibrary::address(const char* symbol) const {
   void* const found = address_if_there(symbol);
-  if (found == nullptr) throw DeviceError(fmt::format("{} has no {}: {}", what_, symbol, path_));
+  if (found == nullptr) throw DeviceError(fmt::format("{} has no symbol {}: {}", what_, symbol, path_));
   return found;
 }
 

@@ -8,19 +8,19 @@
 
 namespace sluice::exec {
 
-// A shared library that is looked for when it is first needed, so that a program starts without it. It stays loaded.
+// A shared library that is loaded when it is first needed, so that a program starts without it. It stays loaded.
 class DynamicLibrary {
  public:
-  // Tries `names` in their order: where the loader looks, then in `folders`. Throws DeviceError if none is found,
-  // naming `what` it is ("cuBLAS") and what the loader said of each.
+  // Tries `names` in order: in the default search path of the loader, then in `folders`. Throws DeviceError if none is
+  // found, with the name `what` ("cuBLAS") and the error of the loader.
   DynamicLibrary(std::string what, std::span<const char* const> names, std::span<const std::string> folders);
 
-  // Throws DeviceError if it is not there: the library is too old, or another one.
+  // Throws DeviceError if the symbol is missing: the library is too old, or another one.
   template <class Function>
   void find(Function*& function, const char* symbol) const {
     function = reinterpret_cast<Function*>(address(symbol));
   }
-  // Null if it is not there.
+  // Sets `function` to null if the symbol is missing.
   template <class Function>
   void find_if_there(Function*& function, const char* symbol) const {
     function = reinterpret_cast<Function*>(address_if_there(symbol));
@@ -36,7 +36,7 @@ class DynamicLibrary {
   void* handle_ = nullptr;
 };
 
-// Folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of Python
+// Returns folders of CUDA libraries besides those that the loader searches: those of CUDA_HOME and CUDA_PATH, of Python
 // environments (below), of the toolkit or the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
 

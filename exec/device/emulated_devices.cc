@@ -1,4 +1,4 @@
-// Devices whose kernels run on threads of the host: for tests.
+// Devices whose kernels run on threads of the host, for tests.
 
 #include <fmt/format.h>
 
@@ -22,7 +22,7 @@ class EmulatedDevices final : public DeviceProvider {
     const int given = ordinals.empty() ? kGpus : static_cast<int>(ordinals.size());
     const int count = whole && request.count == 0 ? given : request.count;
     if (whole && count > given) {
-      throw InputError(fmt::format("devices: {} GPUs are asked for, and there are {}", count, given));
+      throw InputError(fmt::format("devices: {} GPUs requested, but there are {}", count, given));
     }
     std::vector<std::unique_ptr<Device>> devices;
     for (int i = 0; i < count; ++i) {

@@ -16,7 +16,7 @@ namespace sluice::exec {
 
 namespace {
 
-// The driver is never linked: a program has to start without one.
+// The driver is not linked: the program has to start without it.
 struct Driver {
   PFN_cuGetErrorString_v6000 error_text;
   PFN_cuDeviceGet_v2000 device_get;
@@ -35,7 +35,8 @@ void find(Function& function, const char* symbol, unsigned version) {
   const cudaError_t error = cudaGetDriverEntryPointByVersion(symbol, &address, version, cudaEnableDefault, &result);
   if (error != cudaSuccess || result != cudaDriverEntryPointSuccess || address == nullptr) {
     (void)cudaGetLastError();
-    throw DeviceError(fmt::format("the driver has no {}: green contexts need that of CUDA 12.5 or later", symbol));
+    throw DeviceError(
+        fmt::format("the driver has no {}: green contexts need the driver of CUDA 12.5 or later", symbol));
   }
   function = reinterpret_cast<Function>(address);
 }
@@ -63,8 +64,8 @@ void check(CUresult result, const char* call, int ordinal) {
   throw DeviceError(fmt::format("{} on GPU {}: {}", call, ordinal, text));
 }
 
-// The least parts that keep thread blocks of a cluster together, and what their sizes are multiples of (the driver's
-// manual, 12.x: by architecture; 13 tells both).
+// Minimum size of a partition that keeps the thread blocks of a cluster together, and the unit of sizes (documentation
+// of the driver, 12.x: by architecture; 13 reports both).
 struct Granularity {
   unsigned least;
   unsigned step;
@@ -87,7 +88,7 @@ Granularity granularity_of(const CUdevResource& whole, int ordinal) {
 }
 
 CUdevResource all_multiprocessors(int ordinal, CUdevice& device) {
-  // Makes the primary context, which green contexts live in.
+  // Creates the primary context, which green contexts belong to.
   SLUICE_CUDA_CHECK(cudaSetDevice(ordinal));
   SLUICE_CUDA_CHECK(cudaFree(nullptr));
   check(driver().device_get(&device, ordinal), "cuDeviceGet", ordinal);
@@ -96,7 +97,7 @@ CUdevResource all_multiprocessors(int ordinal, CUdevice& device) {
   return whole;
 }
 
-// How many parts of at least `size` multiprocessors a split gives.
+// Returns the number of partitions of at least `size` multiprocessors.
 unsigned parts_of(const CUdevResource& whole, unsigned size) {
   unsigned groups = 0;
   return driver().split(nullptr, &groups, &whole, nullptr, 0, size) == CUDA_SUCCESS ? groups : 0;
@@ -125,20 +126,20 @@ std::vector<GreenPartition> split_in_green_contexts(int ordinal, int count) {
   const CUdevResource whole = all_multiprocessors(ordinal, device);
   const Granularity granularity = granularity_of(whole, ordinal);
   const auto wanted = static_cast<unsigned>(count);
-  // A split may give fewer parts than a division would: whole clusters of multiprocessors lie in none.
+  // A split may give fewer partitions than a division: some multiprocessors do not belong to a whole cluster.
   unsigned size = whole.sm.smCount / wanted / granularity.step * granularity.step;
   while (size >= granularity.least && parts_of(whole, size) < wanted) size -= granularity.step;
   if (size < granularity.least || size == 0) {
-    throw InputError(fmt::format("devices: green:{}: the {} multiprocessors of GPU {} make at most {} partitions",
+    throw InputError(fmt::format("devices: green:{}: the {} multiprocessors of GPU {} support at most {} partitions",
                                  count, whole.sm.smCount, ordinal, parts_of(whole, granularity.least)));
   }
-  // All in one call: those of separate calls overlap.
+  // In one call: partitions of separate calls overlap.
   std::vector<CUdevResource> parts(wanted);
   unsigned made = wanted;
   check(driver().split(parts.data(), &made, &whole, nullptr, 0, size), "cuDevSmResourceSplitByCount", ordinal);
   if (made < wanted) {
     throw DeviceError(
-        fmt::format("cuDevSmResourceSplitByCount on GPU {}: {} parts instead of {}", ordinal, made, count));
+        fmt::format("cuDevSmResourceSplitByCount on GPU {0}: expected {2} partitions, got {1}", ordinal, made, count));
   }
   std::vector<GreenPartition> partitions;
   partitions.reserve(wanted);
@@ -157,7 +158,7 @@ int most_green_contexts(int ordinal) {
   const CUdevResource whole = all_multiprocessors(ordinal, device);
   const unsigned most = parts_of(whole, granularity_of(whole, ordinal).least);
   if (most == 0) throw DeviceError(fmt::format("GPU {} cannot be split", ordinal));
-  split_in_green_contexts(ordinal, static_cast<int>(most));  // and really makes them
+  split_in_green_contexts(ordinal, static_cast<int>(most));  // check that they can be created
   return static_cast<int>(most);
 }
 
@@ -171,8 +172,8 @@ GreenPartition::~GreenPartition() = default;
 CUstream_st* GreenPartition::make_stream(int) const { return nullptr; }
 
 std::vector<GreenPartition> split_in_green_contexts(int ordinal, int) {
-  throw DeviceError(fmt::format("GPU {}: this was built with CUDA {}.{}, and green contexts need 12.5 or later",
-                                ordinal, CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10));
+  throw DeviceError(fmt::format("GPU {}: this build uses CUDA {}.{}, green contexts need 12.5 or later", ordinal,
+                                CUDA_VERSION / 1000, CUDA_VERSION % 1000 / 10));
 }
 
 int most_green_contexts(int ordinal) { return static_cast<int>(split_in_green_contexts(ordinal, 1).size()); }

@@ -10,9 +10,9 @@ struct CUstream_st;
 
 namespace sluice::exec {
 
-// A set of multiprocessors of one GPU, disjoint from the others that were made with it. Its streams run there and
-// nowhere else. All else (memory, events, cuBLAS) belongs to the GPU's primary context, which stays the current one: a
-// green context may be current to one thread at a time, and work is where its stream is.
+// A set of multiprocessors of one GPU, disjoint from the other sets created with it. Its streams run only there.
+// Everything else (memory, events, cuBLAS) belongs to the primary context of the GPU, which stays current: a green
+// context may be current to one thread at a time, and work runs where its stream is.
 class GreenPartition {
  public:
   GreenPartition(CUgreenCtx_st* context, int ordinal, int multiprocessors)
@@ -24,7 +24,7 @@ class GreenPartition {
   GreenPartition& operator=(const GreenPartition&) = delete;
 
   int multiprocessors() const { return multiprocessors_; }
-  // Lower numbers go first. Throws DeviceError. To be destroyed by cudaStreamDestroy, before the partition.
+  // Lower numbers have higher priority. Throws DeviceError. Destroyed by cudaStreamDestroy, before the partition.
   CUstream_st* make_stream(int priority) const;
 
  private:
@@ -33,11 +33,11 @@ class GreenPartition {
   int multiprocessors_;
 };
 
-// As many multiprocessors in each as `count` equal parts can have. Throws InputError if the GPU has too few;
-// DeviceError if the driver does not know green contexts.
+// Splits a GPU into `count` partitions with the largest equal number of multiprocessors. Throws InputError if the GPU
+// has too few, DeviceError if the driver does not support green contexts.
 std::vector<GreenPartition> split_in_green_contexts(int ordinal, int count);
 
-// How many parts of the least size the GPU can be split into. Throws DeviceError if it cannot.
+// Returns the number of partitions of minimum size that the GPU supports. Throws DeviceError if it supports none.
 int most_green_contexts(int ordinal);
 
 }  // namespace sluice::exec

@@ -10,22 +10,22 @@
 
 namespace sluice::exec {
 
-// What the ranks of a process are to run on.
+// The devices that the ranks of a process run on.
 struct DeviceRequest {
   enum Kind : std::uint8_t {
     gpu,     // whole GPUs
-    green,   // disjoint sets of multiprocessors of one GPU (green contexts): truly side by side
-    stream,  // one GPU, its streams alone: correct, not side by side
+    green,   // disjoint sets of multiprocessors of one GPU (green contexts), which run concurrently
+    stream,  // streams of one GPU, which compete for it
   };
   Kind kind = gpu;
-  int count = 0;  // 0: as many GPUs as there are
+  int count = 0;  // 0: all visible GPUs
 };
 
-// "gpu", "gpu:2", "green:4", "stream:4". Throws InputError for anything else.
+// Parses "gpu", "gpu:2", "green:4", "stream:4". Throws InputError for anything else.
 DeviceRequest parse_devices(const std::string& text);
 std::string to_string(const DeviceRequest& request);
 
-// What is known of one GPU before anything runs on it.
+// Properties of one GPU.
 struct DeviceFacts {
   std::string name;
   int ordinal = 0;
@@ -33,57 +33,57 @@ struct DeviceFacts {
   int compute_capability = 0;  // 90 of sm_90
   std::int64_t memory_bytes = 0;
   std::int64_t free_bytes = 0;
-  double clock_hz = 0;         // of its multiprocessors, at most; 0: not told
-  double memory_clock_hz = 0;  // likewise
-  std::string bus;             // "0000:3b:00.0"; empty: none
+  double clock_hz = 0;         // maximum clock of its multiprocessors; 0: unknown
+  double memory_clock_hz = 0;  // 0: unknown
+  std::string bus;             // "0000:3b:00.0", or empty
   bool bfloat16 = false;
-  int most_partitions = 0;        // green contexts of the least size that fit; 0: none
-  std::string why_no_partitions;  // one line, where none
+  int most_partitions = 0;        // number of green contexts of minimum size; 0: none
+  std::string why_no_partitions;  // one line, if none
 };
 
-// A library or driver that devices need, or would be better with.
+// A library or driver that devices need or benefit from.
 struct SoftwareFacts {
   std::string name;     // "driver", "CUDA runtime", "cuBLAS", "NCCL"
   std::string version;  // "13.0"; empty: not found
   std::string detail;   // where it was found, or why not
 };
 
-// Opens devices of one kind of machine. Thread-safe.
+// Opens devices of one platform. Thread-safe.
 class DeviceProvider {
  public:
   virtual ~DeviceProvider() = default;
 
   virtual std::string name() const = 0;  // "cuda", "emulation"
-  // Whole GPUs: the first `count` of `ordinals` (every one of them if 0), or of all that are visible if it is empty.
-  // Partitions and streams: `count` of the first of `ordinals`, or of GPU 0. What is opened together shares nothing but
-  // memory and may be used by one thread each. Throws InputError if there are fewer, or the GPU cannot be cut so;
+  // Opens whole GPUs: the first `count` of `ordinals` (all of them if 0), or of all visible ones if it is empty.
+  // Partitions and streams: `count` of the first of `ordinals`, or of GPU 0. Devices opened together share only memory,
+  // and each may be used by one thread. Throws InputError if there are too few, or if the GPU cannot be partitioned so;
   // DeviceError.
   virtual std::vector<std::unique_ptr<Device>> open(const DeviceRequest& request,
                                                     std::span<const int> ordinals = {}) const = 0;
 
-  // The GPUs that this process sees; and what is known of them, by ordinal, which wakes each of them and takes a while.
-  // None, not an error, for want of a driver.
+  // The GPUs visible to this process, and their properties by ordinal, which initialises each of them and takes a
+  // while. Without a driver there are none, which is not an error.
   virtual int num_devices() const = 0;
   virtual std::vector<DeviceFacts> devices() const = 0;
   virtual std::vector<SoftwareFacts> software() const = 0;
-  virtual std::string architectures() const = 0;  // that kernels are built for: "sm_75 sm_80 sm_90"
-  // One line; empty if there are devices.
+  virtual std::string architectures() const = 0;  // of the compiled kernels: "sm_75 sm_80 sm_90"
+  // Returns one line, or an empty string if there are devices.
   virtual std::string why_none() const = 0;
 };
 
-// The one of this build; null where it has none. A program links one of sluice::cuda_devices, sluice::emulated_devices
-// and sluice::no_devices.
+// Returns the provider of this build, or null without one. A program links one of sluice::cuda_devices,
+// sluice::emulated_devices and sluice::no_devices.
 const DeviceProvider* device_provider();
 
-// Why nothing can be opened, in one line: built without CUDA, no driver, one too old, no device visible. Empty if
-// something can.
+// Returns in one line why no device can be opened: built without CUDA, no driver, driver too old, no visible device.
+// Empty if one can.
 std::string why_no_devices();
 
-// Throws InputError, in terms of what to ask for instead, if the device has no products of bfloat16 in hardware.
+// Throws InputError, with an alternative, if the device has no bfloat16 GEMM in hardware.
 void require_bfloat16(const Device& device);
 
-// The GPU of a process that is the `local_rank`th on its host, of `visible`: launchers may show each process its own
-// GPU alone, or all of them to all.
+// Returns the GPU of the process with rank `local_rank` on its host, of `visible` ones: launchers may show each process
+// only its own GPU, or all of them.
 int ordinal_of(int local_rank, int visible);
 
 }  // namespace sluice::exec

@@ -17,7 +17,7 @@ constexpr std::array<std::pair<std::string_view, DeviceRequest::Kind>, 3> kKinds
 
 [[noreturn]] void refuse(const std::string& text) {
   throw InputError(
-      fmt::format("devices: must be gpu, gpu:N, green:N or stream:N with N from 1 to 1024, got '{}'", text));
+      fmt::format("devices: expected gpu, gpu:N, green:N or stream:N with N from 1 to 1024, got '{}'", text));
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ std::string to_string(const DeviceRequest& request) {
 
 void require_bfloat16(const Device& device) {
   if (device.has_bfloat16()) return;
-  throw InputError(fmt::format("{} is sm_{}: bfloat16 needs sm_80 or later; float16 with a loss scale runs there",
+  throw InputError(fmt::format("{} is sm_{}: bfloat16 needs sm_80 or later; use float16, which runs with a loss scale",
                                device.name(), device.compute_capability()));
 }
 

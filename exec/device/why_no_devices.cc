@@ -4,7 +4,7 @@ namespace sluice::exec {
 
 std::string why_no_devices() {
   const DeviceProvider* const provider = device_provider();
-  return provider == nullptr ? "this build has no CUDA: no kernels for GPUs" : provider->why_none();
+  return provider == nullptr ? "this build has no CUDA kernels" : provider->why_none();
 }
 
 }  // namespace sluice::exec

@@ -2,24 +2,23 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 #include <thread>
 #include <utility>
 
 #include "exec/steady_clock.h"
+#include "exec/transport/all_reduce.h"
 #include "exec/transport/device_transport.h"
-#include "exec/transport/group_sum.h"
 #include "model/to_size.h"
 
 namespace sluice::exec {
 namespace {
 
 constexpr int kTensorGroup = 1;
-constexpr int kFirstSumGroup = 16;
-// How long a receiver has been waiting when its message is sent: long enough to be asleep, as in a run.
+constexpr int kFirstAllReduceGroup = 16;
+// Time that a receiver has waited when its message is sent: long enough to be asleep, as in a run.
 constexpr std::int64_t kWaitBeforeMessage_ns = 100'000;
-constexpr int kMessages = 4;  // of each size, there and back
+constexpr int kMessages = 4;  // round trips per size
 
 std::vector<int> block(int rank, int size) {
   std::vector<int> members(to_size(size));
@@ -33,15 +32,16 @@ class HostLinkBench final : public LinkBench {
       : transport_(transport), array_(to_size(spec.most_bytes)) {
     const int me = transport.rank();
     if (spec.tensor_parallel > 1) {
-      tensor_ = std::make_unique<GroupSum>(transport, Channel::tensor, block(me, spec.tensor_parallel), kTensorGroup);
+      tensor_ =
+          std::make_unique<AllReduceGroup>(transport, Channel::tensor, block(me, spec.tensor_parallel), kTensorGroup);
     }
     for (const int size : spec.group_sizes) {
-      groups_.push_back(std::make_unique<GroupSum>(transport, Channel::collective, block(me, size),
-                                                   kFirstSumGroup + static_cast<int>(groups_.size())));
+      groups_.push_back(std::make_unique<AllReduceGroup>(transport, Channel::collective, block(me, size),
+                                                         kFirstAllReduceGroup + static_cast<int>(groups_.size())));
     }
   }
 
-  // The answer makes it a time of one clock.
+  // A round trip is measured by one clock.
   std::vector<double> time_messages(std::int64_t bytes) override {
     std::vector<double> seconds;
     const int me = transport_.rank();
@@ -95,8 +95,8 @@ class HostLinkBench final : public LinkBench {
   }
 
   Transport& transport_;
-  std::unique_ptr<GroupSum> tensor_;
-  std::vector<std::unique_ptr<GroupSum>> groups_;
+  std::unique_ptr<AllReduceGroup> tensor_;
+  std::vector<std::unique_ptr<AllReduceGroup>> groups_;
   std::vector<std::byte> array_;
   std::int64_t messages_ = 0;
 };
@@ -132,18 +132,18 @@ class DeviceLinkBench final : public LinkBench {
       device_.make_current();
       device_.synchronize(*stream_);
     } catch (const DeviceError&) {
-      // Whoever ran it knows.
+      // The caller of the bench has seen it already.
     }
     connection_.reset();
     device_.release(array_);
   }
 
-  // From when the sender's data are there until they have come, there and back: the device's clock of one end.
+  // Half a round trip, from the time when the data of the sender are complete, by the clock of one device.
   std::vector<double> time_messages(std::int64_t bytes) override {
     std::vector<double> seconds;
     const int me = transport_.rank();
     if ((me ^ 1) >= transport_.size()) return seconds;
-    const std::size_t out = to_size(me / 2 * 2 + me % 2);  // edges of a pair: there, back
+    const std::size_t out = to_size(me / 2 * 2 + me % 2);  // edges of a pair: forth, back
     const std::size_t in = to_size(me / 2 * 2 + 1 - me % 2);
     for (int repeat = 0; repeat < kMessages; ++repeat) {
       DeviceMessage send{.data = array_, .bytes = bytes, .edge = out, .id = 2 * messages_ + me % 2};

@@ -10,25 +10,27 @@
 
 namespace sluice::exec {
 
-// Messages between workers and sums over groups of them, as runs have them, timed. All workers make the same calls.
+// Times messages between workers and all-reduces over groups of them, as they occur in runs. All workers make the same
+// calls.
 class LinkBench {
  public:
   virtual ~LinkBench() = default;
 
-  // Between workers 2i and 2i + 1, the receiver waiting: seconds of one, of several each way; at the first of each
-  // pair.
+  // Times messages between workers 2i and 2i + 1, the receiver waiting. Returns the one-way time of each of several
+  // round trips, in seconds, on the first worker of each pair; elsewhere nothing.
   virtual std::vector<double> time_messages(std::int64_t bytes) = 0;
-  // A sum of float32 over groups of `ranks`: seconds since this worker called. Precondition: one of the group sizes.
+  // Times an all-reduce of float32 over groups of `ranks` workers; returns the seconds since this worker called it.
+  // Precondition: one of the group sizes.
   virtual double time_sum(int ranks, std::int64_t bytes) = 0;
-  // That of a stage's tensor ranks, for ops: one is null, both where the stage is not split.
+  // The groups of the tensor-parallel ranks of a stage, for ops: one is null, both without tensor parallelism.
   virtual TensorGroup* tensor() = 0;
   virtual StreamGroup* stream_tensor() = 0;
 };
 
 struct LinkBenchSpec {
   int tensor_parallel = 1;
-  std::vector<int> group_sizes;  // of blocks of workers; each divides their number
-  std::int64_t most_bytes = 0;   // of a message or sum
+  std::vector<int> group_sizes;  // of consecutive workers; each divides the number of workers
+  std::int64_t most_bytes = 0;   // of a message or all-reduce
 };
 
 std::unique_ptr<LinkBench> make_link_bench(const LinkBenchSpec& spec, Transport& transport, const WorkerDevice& device);

@@ -24,7 +24,7 @@ Times times_of(const OpGraph& graph, std::span<const WorkerClock> workers, Verte
   Times times{0, std::numeric_limits<std::int64_t>::max()};
   for (const int rank : graph.collective(vertex).ranks) {
     times.start = std::max(times.start, workers[rank].starts[v]);
-    times.end = std::min(times.end, workers[rank].ends[v]);  // 0 if one has no result
+    times.end = std::min(times.end, workers[rank].ends[v]);  // 0 if a rank has no result
   }
   return times;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
 #include <new>
 #include <random>
@@ -15,7 +14,7 @@
 namespace sluice::exec {
 namespace {
 
-// Nearest below; too small ones are zero.
+// Rounds toward zero; subnormal results become zero.
 std::uint16_t bits_of(float value, Element element) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   if (element == Element::bfloat16) return static_cast<std::uint16_t>(bits >> 16);
@@ -25,13 +24,12 @@ std::uint16_t bits_of(float value, Element element) {
   return static_cast<std::uint16_t>(sign | (exponent - 112U) << 10 | (bits >> 13 & 0x3ffU));
 }
 
-constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
-
 bool is_whole(const PartBenchSpec& spec, const ProfileCell& cell) {
   return cell.context == 0 && cell.tokens == spec.sequence_length;
 }
 
-// The slices before a cell's own: as long as that where they can be.
+// Returns the lengths of the slices up to and including that of the cell; earlier slices have the same length where
+// possible.
 std::vector<std::int64_t> slices_of(const ProfileCell& cell) {
   std::vector<std::int64_t> slices;
   std::int64_t left = cell.context;
@@ -43,7 +41,7 @@ std::vector<std::int64_t> slices_of(const ProfileCell& cell) {
   return slices;
 }
 
-SliceShape shape_of(const PartBenchSpec& spec, std::int64_t tokens, std::int64_t context) {
+SliceShape slice_shape_of(const PartBenchSpec& spec, std::int64_t tokens, std::int64_t context) {
   return {.sequences = spec.sequences, .tokens = tokens, .context = context};
 }
 
@@ -85,7 +83,7 @@ PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const std::array
   for (const Part& part : parts) {
     for (const ProfileCell& cell : spec.cells) {
       const Stage& stage = part.sliced && !is_whole(spec, cell) ? *part.sliced : *part.stage;
-      const SliceShape shape = shape_of(spec, cell.tokens, cell.context);
+      const SliceShape shape = slice_shape_of(spec, cell.tokens, cell.context);
       raise(sizes.scratch, stage.scratch_bytes(shape));
       const SliceMemory memory = stage.slice_memory(shape);
       raise(sizes.most.to_input_gradient, memory.to_input_gradient);
@@ -95,7 +93,7 @@ PartBench::Sizes PartBench::sizes_of(const PartBenchSpec& spec, const std::array
       std::int64_t keys_values = 0;
       std::int64_t keys_values_gradient = 0;
       for (const std::int64_t tokens : slices_of(cell)) {
-        const SliceMemory of = stage.slice_memory(shape_of(spec, tokens, 0));
+        const SliceMemory of = stage.slice_memory(slice_shape_of(spec, tokens, 0));
         keys_values += aligned(of.keys_values);
         keys_values_gradient += aligned(of.keys_values_gradient);
       }
@@ -144,8 +142,8 @@ PartBench::PartBench(const PartBenchSpec& spec, Device* device)
     most_tokens = std::max(most_tokens, cell.tokens);
     most_slices = std::max(most_slices, static_cast<std::int64_t>(slices_of(cell).size()));
   }
-  keys_values_.resize(most_slices);
-  keys_values_gradients_.resize(most_slices);
+  keys_values_.resize(to_size(most_slices));
+  keys_values_gradients_.resize(to_size(most_slices));
   std::mt19937_64 random(spec_.seed);
   for (std::int64_t i = 0; i < most_tokens * spec_.sequences; ++i) {
     tokens_.push_back(static_cast<std::int32_t>(random() % static_cast<std::uint64_t>(spec_.model.vocab)));
@@ -163,7 +161,7 @@ PartBench::~PartBench() {
     device_->make_current();
     device_->synchronize(*stream_);
   } catch (const DeviceError&) {
-    // Whoever ran it knows.
+    // `run` has thrown it already.
   }
   device_->release(memory_);
   device_->release(small_);
@@ -215,7 +213,7 @@ void PartBench::place(const Sizes& sizes) {
     const StageMemory memory = part.stage->memory();
     part.weights = next(memory.weights);
     part.gradients = next(memory.gradients);
-    part.moments = next(memory.optimizer_state);
+    part.optimizer_state = next(memory.optimizer_state);
     fill_weights(part);
   }
   scratch_ = next(sizes.scratch);
@@ -258,7 +256,7 @@ void PartBench::fill_with_random(std::byte* data, std::int64_t bytes, double sca
   }
 }
 
-// On a device the initial weights come through the gradients' buffer, as in a run.
+// On a device the initial weights are copied through the gradient buffer, as in a run.
 void PartBench::fill_weights(Part& part) {
   if (device_ == nullptr) {
     part.stage->initialise(part.weights, spec_.seed);
@@ -268,7 +266,7 @@ void PartBench::fill_weights(Part& part) {
   std::vector<std::byte> host(to_size(memory.gradients));
   part.stage->initialise(host.data(), spec_.seed);
   device_->copy(part.gradients, host.data(), memory.gradients, *stream_);
-  part.stage->set_weights(part.gradients, part.weights, part.moments, *stream_);
+  part.stage->set_weights(part.gradients, part.weights, part.optimizer_state, *stream_);
   device_->zero(part.gradients, memory.gradients, *stream_);
   device_->synchronize(*stream_);
 }
@@ -277,7 +275,7 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
                              TensorGroup* tensor, StreamGroup* stream_group) {
   const Stage& stage = stage_of(part, cell);
   SliceCall call;
-  call.shape = shape_of(spec_, cell.tokens, cell.context);
+  call.shape = slice_shape_of(spec_, cell.tokens, cell.context);
   call.tensor = tensor;
   call.weights = part.weights;
   call.gradients = part.gradients;
@@ -291,7 +289,7 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
   for (std::size_t slice = 0; slice < slice_tokens_.size(); ++slice) {
     keys_values_[slice] = keys_values;
     keys_values_gradients_[slice] = keys_values_gradient;
-    const SliceMemory of = stage.slice_memory(shape_of(spec_, slice_tokens_[slice], 0));
+    const SliceMemory of = stage.slice_memory(slice_shape_of(spec_, slice_tokens_[slice], 0));
     keys_values += aligned(of.keys_values);
     keys_values_gradient += aligned(of.keys_values_gradient);
   }
@@ -334,8 +332,8 @@ std::array<PartBench::OpTime, 5> PartBench::run(PartKind part, const ProfileCell
   constexpr std::array kOfSecond = {false, true, false, true, true};
   const Part& of = parts_[static_cast<std::size_t>(part)];
   std::array<OpTime, 5> times;
-  // In a run the op before was of the same part, so that its weights were near; and the host is ahead of a device, as
-  // it is here while the first pass runs. The second one counts.
+  // In a run the previous op belongs to the same part, so that its weights are in the cache, and the host is ahead of
+  // the device, as it is here during the first pass. The second pass counts.
   for (int pass = 0; pass < 2; ++pass) {
     Buffers& first = buffers_[calls_ % kMicrobatches];
     Buffers& second = buffers_[(calls_ + 1) % kMicrobatches];
@@ -357,13 +355,13 @@ std::int64_t PartBench::run_pass(PartKind part, PassKind pass) {
   if (pass == PassKind::norm) {
     if (device_ != nullptr) {
       of.stage->add_squared_norm(of.gradients, reinterpret_cast<float*>(scratch_), *stream_);
-    } else if (of.stage->squared_norm(of.gradients) < 0) {  // read, so that it is not left out
+    } else if (of.stage->squared_norm(of.gradients) < 0) {  // used, so that it is not optimized away
       return 0;
     }
   } else {
-    // So small a rate that the weights stay as random as they are.
+    // With so small a learning rate the weights stay random.
     const OptimizerStep step{.learning_rate = 1e-9, .number = ++steps_, .stream = stream_.get()};
-    of.stage->step(of.weights, of.weights, of.moments, of.gradients, step);
+    of.stage->step(of.weights, of.weights, of.optimizer_state, of.gradients, step);
     zero(of.gradients, of.stage->memory().gradients);
   }
   mark(1);
@@ -376,7 +374,9 @@ std::int64_t PartBench::parameters(PartKind part) const {
 }
 
 std::int64_t PartBench::boundary_bytes(std::int64_t tokens) const {
-  return parts_[static_cast<std::size_t>(PartKind::layer)].stage->slice_memory(shape_of(spec_, tokens, 0)).boundary;
+  return parts_[static_cast<std::size_t>(PartKind::layer)]
+      .stage->slice_memory(slice_shape_of(spec_, tokens, 0))
+      .boundary;
 }
 
 }  // namespace sluice::exec

@@ -16,7 +16,9 @@
 
 namespace sluice::exec {
 
-// A slice to measure: so many tokens behind so many.
+inline constexpr std::array kModelParts = {PartKind::embedding, PartKind::layer, PartKind::head};
+
+// A slice to measure: `tokens` tokens after a prefix of `context` tokens.
 struct ProfileCell {
   std::int64_t tokens = 1;
   std::int64_t context = 0;
@@ -24,37 +26,37 @@ struct ProfileCell {
   friend bool operator==(const ProfileCell&, const ProfileCell&) = default;
 };
 
-// What a PartBench calls: one tensor rank's share of the parts of a model.
+// The parts of a model for one tensor-parallel rank.
 struct PartBenchSpec {
   Transformer model;
   Precision precision = Precision::float32;
-  const DeviceKernels* kernels = nullptr;  // of a device; null: the CPU
+  const DeviceKernels* kernels = nullptr;  // of a device; null: on the CPU
   bool recompute = false;
   int sequences = 1;
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;
   int tensor_rank = 0;
-  int layers = 1;  // that are called in a row
+  int layers = 1;  // called in a row
   std::vector<ProfileCell> cells;
   std::uint64_t seed = 1;
 };
 
-// The parts of a model, embedding, `layers` layers and head, with weights and the buffers of several microbatches:
-// calls their ops one by one and tells what each took. What ops read is random. Allocated at once. On a device ops
-// stand one behind the other on a stream, as in a run, and events tell their times.
+// Times the ops of the parts of a model one by one: embedding, `layers` layers and head, with weights and the buffers
+// of several microbatches. The inputs of ops are random. All memory is allocated at construction. On a device ops are
+// enqueued on a stream one after the other, as in a run, and timed by events.
 class PartBench {
  public:
-  // `device` where the spec has kernels.
+  // `device` is required if the spec has kernels.
   explicit PartBench(const PartBenchSpec& spec, Device* device = nullptr);
   ~PartBench();
   PartBench(const PartBench&) = delete;
   PartBench& operator=(const PartBench&) = delete;
 
-  // Bytes that such a bench allocates.
+  // Returns the bytes that a bench with this spec allocates.
   static std::int64_t bytes_of(const PartBenchSpec& spec);
 
-  // Of F, F of another microbatch, B of the first, I and W of the other, in this order, after a pass that does not
-  // count; microbatches take turns. Of all layers.
+  // Times of F, F of another microbatch, B of the first, I and W of the other one, in this order, over all layers; the
+  // second of two passes. Successive calls use the buffers of different microbatches.
   struct OpTime {
     OpKind kind = OpKind::F;
     std::int64_t nanoseconds = 0;  // without recomputation
@@ -63,11 +65,11 @@ class PartBench {
   std::array<OpTime, 5> run(PartKind part, const ProfileCell& cell, TensorGroup* tensor,
                             StreamGroup* stream_group = nullptr);
 
-  // A pass over a part's parameters; the step leaves the gradients zero, as in a run.
+  // Times a pass over the parameters of a part in nanoseconds; the optimizer step zeroes the gradients, as in a run.
   std::int64_t run_pass(PartKind part, PassKind pass);
   std::int64_t parameters(PartKind part) const;
 
-  // Of a slice: what goes between stages.
+  // Returns the bytes that a slice transfers between stages.
   std::int64_t boundary_bytes(std::int64_t tokens) const;
 
  private:
@@ -75,12 +77,12 @@ class PartBench {
 
   struct Part {
     std::unique_ptr<Stage> stage;
-    std::unique_ptr<Stage> sliced;  // of layers, if any cell is not a whole sequence; the same weights
+    std::unique_ptr<Stage> sliced;  // of layers, if any cell is not a whole sequence; with the same weights
     std::byte* weights = nullptr;
     std::byte* gradients = nullptr;
-    std::byte* moments = nullptr;
+    std::byte* optimizer_state = nullptr;
   };
-  // Of one microbatch, for whichever op is called on it.
+  // Buffers of one microbatch, for any of its ops.
   struct Buffers {
     std::byte* to_input_gradient = nullptr;
     std::byte* to_weight_gradient = nullptr;
@@ -94,7 +96,7 @@ class PartBench {
   };
   struct Sizes {
     std::int64_t scratch = 0;
-    SliceMemory most;  // over all parts and cells; keys and values with those of earlier slices
+    SliceMemory most;  // maximum over all parts and cells; keys and values include earlier slices
   };
 
   static std::array<Part, 3> make_parts(const PartBenchSpec& spec);
@@ -103,14 +105,14 @@ class PartBench {
   const Stage& stage_of(const Part& part, const ProfileCell& cell) const;
   void place(const Sizes& sizes);
   void load_tokens();
-  // `element`: of a device.
+  // `element`: used on a device only.
   void fill_with_random(std::byte* data, std::int64_t bytes, double scale, Element element);
   void fill_weights(Part& part);
-  // Returns how much of it recomputed.
+  // Runs an op and returns the nanoseconds of it that were recomputation.
   std::int64_t call(OpKind kind, const Part& part, const ProfileCell& cell, Buffers& buffers, TensorGroup* tensor,
                     StreamGroup* stream_group);
   Element element() const;
-  // Notes the time, on the device in its stream.
+  // Records a time, on a device in its stream.
   void mark(std::size_t at);
   std::int64_t between(std::size_t first, std::size_t second);
   void zero(std::byte* data, std::int64_t bytes);
@@ -120,7 +122,7 @@ class PartBench {
   std::unique_ptr<Stream> stream_;
   std::array<std::unique_ptr<Event>, 6> events_;
   std::array<std::int64_t, 6> marks_{};
-  std::byte* small_ = nullptr;  // of a device: tokens, targets, a loss
+  std::byte* small_ = nullptr;  // on a device: tokens, targets and a loss
   std::array<Part, 3> parts_;   // by PartKind
   std::byte* memory_ = nullptr;
   std::byte* scratch_ = nullptr;

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -23,20 +22,19 @@
 namespace sluice::exec {
 namespace {
 
-constexpr std::array kProfiledParts = {PartKind::embedding, PartKind::layer, PartKind::head};
 constexpr std::int64_t kLargeMessage = 1 << 20;
-constexpr int kOverheadMicrobatches = 4;  // of the runs that measure what the executor takes
+constexpr int kOverheadMicrobatches = 4;  // of the runs that measure the overhead of the executor
 constexpr std::int64_t kMostOverheadVocabulary = 256;
 
-// One thing that is measured: where its times go in the profile.
+// One measured point and its place in the profile.
 struct Point {
-  enum class What : std::uint8_t { op, pass, transfer, sum };
+  enum class What : std::uint8_t { op, pass, transfer, all_reduce };
   What what = What::op;
   ProfileSample sample;
   ProfilePass pass;
   ProfileTransfer transfer;
-  ProfileSum sum;
-  std::vector<double> seconds;  // by round, and repetition
+  ProfileSum all_reduce;
+  std::vector<double> seconds;  // by round and repetition
 };
 
 double quantile(std::vector<double>& values, double q) {
@@ -45,15 +43,15 @@ double quantile(std::vector<double>& values, double q) {
   return values[at];
 }
 
-// The mean without the longest hundredth: times of many ops add up in a run, which medians do not, while what happens
-// less than once in a run does not show in the median of several.
+// Returns the mean without the largest hundredth. Run times are sums of many ops, which medians do not add up to, while
+// events that are rarer than once per run do not affect the median of several runs.
 double typical(std::vector<double>& values) {
   std::sort(values.begin(), values.end());
   const auto kept = static_cast<std::ptrdiff_t>(values.size() - values.size() / 100);
   return std::accumulate(values.begin(), values.begin() + kept, 0.0) / static_cast<double>(kept);
 }
 
-// Runs of the executor with one small layer a rank, for what it takes itself: an op of so many tokens.
+// Runs of the executor with one small layer per rank, which measure its overhead per op at a slice length.
 struct OverheadRun {
   std::unique_ptr<RunPlan> plan;
   std::unique_ptr<TokenSource> tokens;
@@ -70,6 +68,7 @@ struct Profiler::Impl {
 
   void round();
   Profile gather();
+  std::vector<std::vector<double>> gather_times();
 
   void check_memory_for(const PartBenchSpec& bench);
   void make_points();
@@ -96,12 +95,12 @@ struct Profiler::Impl {
   struct Call {
     PartKind part = PartKind::layer;
     ProfileCell cell;
-    std::optional<PassKind> pass;  // else the ops of the cell
+    std::optional<PassKind> pass;  // unset: the ops of the cell
   };
-  std::vector<Call> calls;    // of the bench, in a round
-  std::vector<Point> points;  // the same ones on every worker
+  std::vector<Call> calls;    // of the bench, in one round
+  std::vector<Point> points;  // identical on every worker
   std::vector<OverheadRun> overhead_runs;
-  std::mt19937_64 random;  // the same on every worker
+  std::mt19937_64 random;  // identical on every worker
   int rounds = -1;         // that count
 };
 
@@ -113,7 +112,8 @@ Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevi
                                  spec.tensor_parallel));
   }
   const int me = transport.rank();
-  // Two ranks share a tied embedding or a replicated stage, replicas a stage's gradients, all a norm.
+  // Sizes of the groups: two ranks for a tied embedding or a replicated stage, the replicas for gradients, all other
+  // ranks for the norm.
   for (const int size : std::set<int>{2, spec.data_parallel, workers / spec.data_parallel}) {
     if (size >= 2 && workers % size == 0) group_sizes.push_back(size);
   }
@@ -134,13 +134,12 @@ Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevi
 }
 
 void Profiler::Impl::check_memory_for(const PartBenchSpec& of_bench) {
-  if (spec.kernels != nullptr) return;  // the device says so itself
+  if (spec.kernels != nullptr) return;  // the device reports it
   const double needed = static_cast<double>(PartBench::bytes_of(of_bench)) * transport.size();
   const auto available = static_cast<double>(available_memory_bytes());
   if (needed <= available) return;
-  constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-  throw DoesNotFit(fmt::format("measuring a profile takes {:.2f} GiB for {} workers, and {:.2f} GiB are available",
-                               needed / kGiB, transport.size(), available / kGiB));
+  throw DoesNotFit(fmt::format("a profile needs {:.2f} GiB for {} workers, but {:.2f} GiB are available", needed / kGiB,
+                               transport.size(), available / kGiB));
 }
 
 void Profiler::Impl::make_points() {
@@ -174,13 +173,13 @@ void Profiler::Impl::make_points() {
     add_overhead_run(tokens);
   }
   for (const PassKind pass : kPasses) {
-    for (const PartKind part : kProfiledParts) {
+    for (const PartKind part : kModelParts) {
       add({.what = Point::What::pass, .pass = {.pass = pass, .parameters = bench->parameters(part)}});
       calls.push_back({.part = part, .pass = pass});
     }
   }
   const std::int64_t most = bench->boundary_bytes(spec.sequence_length);
-  // So large that it takes longer than a small one however the machine's other work gets in between.
+  // Large enough to take longer than a small one in spite of other work on the machine.
   const std::int64_t largest = std::max(4 * most, kLargeMessage);
   if (transport.size() > 1) {
     for (const std::int64_t bytes : std::set<std::int64_t>{64, most / 4, most, largest}) {
@@ -191,7 +190,7 @@ void Profiler::Impl::make_points() {
       std::max(kLargeMessage, bench->parameters(PartKind::layer) * (spec.precision == Precision::float64 ? 8 : 4));
   for (const int size : group_sizes) {
     for (const std::int64_t bytes : std::set<std::int64_t>{64, parameter_bytes / 8, parameter_bytes}) {
-      add({.what = Point::What::sum, .sum = {.ranks = size, .bytes = bytes / 8 * 8}});
+      add({.what = Point::What::all_reduce, .all_reduce = {.ranks = size, .bytes = bytes / 8 * 8}});
     }
   }
   links = make_link_bench({.tensor_parallel = spec.tensor_parallel,
@@ -211,7 +210,7 @@ std::size_t Profiler::Impl::op_point(PartKind part, OpKind kind, const ProfileCe
 void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   RunSpec run{.model = spec.model, .precision = spec.precision, .kernels = spec.kernels};
   run.tensor_parallel = spec.tensor_parallel;
-  run.model.tied_embeddings = false;  // no collectives, whose threads would be woken by those of other runs
+  run.model.tied_embeddings = false;  // without collectives, whose threads would be woken by other runs
   run.optimizer.learning_rate = 1e-9;
   const int ranks = transport.size() / run.tensor_parallel;
   run.model.layers = ranks;
@@ -238,7 +237,7 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
 void Profiler::Impl::measure_ops() {
   std::shuffle(calls.begin(), calls.end(), random);
   for (const Call& call : calls) {
-    // All begin together, and who is first waits for the others, as ranks do: schedulers favour who has slept.
+    // All begin together, and the first wait for the others, as ranks do: schedulers favour threads that have slept.
     transport.barrier();
     if (call.pass) {
       measure_pass(call.part, *call.pass);
@@ -278,8 +277,8 @@ void Profiler::Impl::measure_links() {
     if (points[i].what == Point::What::transfer) {
       transport.barrier();
       for (const double seconds : links->time_messages(points[i].transfer.bytes)) note(i, seconds);
-    } else if (points[i].what == Point::What::sum) {
-      note(i, links->time_sum(points[i].sum.ranks, points[i].sum.bytes));
+    } else if (points[i].what == Point::What::all_reduce) {
+      note(i, links->time_sum(points[i].all_reduce.ranks, points[i].all_reduce.bytes));
     }
   }
 }
@@ -292,43 +291,48 @@ void Profiler::Impl::round() {
   ++rounds;
 }
 
-Profile Profiler::Impl::gather() {
+// Returns the times of all workers by point, on rank 0; elsewhere nothing.
+std::vector<std::vector<double>> Profiler::Impl::gather_times() {
   std::vector<double> mine;
   for (const Point& point : points) {
     mine.push_back(static_cast<double>(point.seconds.size()));
     mine.insert(mine.end(), point.seconds.begin(), point.seconds.end());
   }
   const auto all = transport.gather(std::as_bytes(std::span(mine)));
-  Profile profile;
-  if (transport.rank() != 0) return profile;
-  profile.dtype = to_string(spec.precision);
-  profile.model = spec.model.name;
-  std::vector<std::vector<double>> notes;
-  for (const auto& bytes : all) {
-    auto& note = notes.emplace_back(bytes.size() / sizeof(double));
-    std::memcpy(note.data(), bytes.data(), bytes.size());
-  }
-  std::vector<std::vector<double>> times(points.size());
-  std::vector<std::size_t> at(notes.size(), 0);
-  std::vector<double> late;
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    for (std::size_t worker = 0; worker < notes.size(); ++worker) {
-      const auto count = static_cast<std::size_t>(notes[worker][at[worker]++]);
+  std::vector<std::vector<double>> times(all.empty() ? 0 : points.size());
+  for (std::size_t worker = 0; worker < all.size(); ++worker) {
+    std::vector<double> values(all[worker].size() / sizeof(double));
+    std::memcpy(values.data(), all[worker].data(), all[worker].size());
+    auto at = values.begin();
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      const auto count = static_cast<std::size_t>(*at++);
       for (std::size_t repetition = 0; repetition < count; ++repetition) {
-        const double value = notes[worker][at[worker]++];
-        // A sum begins when its last rank has come: that of a repetition is the shortest that a rank saw.
-        if (points[i].what == Point::What::sum && worker > 0) {
+        const double value = *at++;
+        // An all-reduce begins when its last rank joins: its time is the shortest that a rank measured.
+        if (points[i].what == Point::What::all_reduce && worker > 0) {
           times[i][repetition] = std::min(times[i][repetition], value);
         } else {
           times[i].push_back(value);
         }
       }
     }
+  }
+  return times;
+}
+
+Profile Profiler::Impl::gather() {
+  std::vector<std::vector<double>> times = gather_times();
+  Profile profile;
+  if (transport.rank() != 0) return profile;
+  profile.dtype = to_string(spec.precision);
+  profile.model = spec.model.name;
+  std::vector<double> late;
+  for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].what != Point::What::transfer || times[i].empty()) continue;
     const double middle = quantile(times[i], 0.5);
     for (const double value : times[i]) late.push_back(value - middle);
   }
-  // Whoever waits for a message wakes late where others are at work; that has nothing to do with its size.
+  // A thread that waits for a message wakes late if the machine is busy, independent of the size of the message.
   const double lateness = late.empty() ? 0 : std::max(0.0, typical(late));
   for (std::size_t i = 0; i < points.size(); ++i) {
     const Point& point = points[i];
@@ -347,7 +351,9 @@ Profile Profiler::Impl::gather() {
       case Point::What::transfer:
         profile.transfers.push_back({point.transfer.link, point.transfer.bytes, middle + lateness});
         break;
-      case Point::What::sum: profile.sums.push_back({point.sum.ranks, point.sum.bytes, middle}); break;
+      case Point::What::all_reduce:
+        profile.sums.push_back({point.all_reduce.ranks, point.all_reduce.bytes, middle});
+        break;
     }
   }
   return profile;

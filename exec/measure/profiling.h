@@ -16,47 +16,47 @@
 
 namespace sluice::exec {
 
-// What is measured, by as many workers as there are in the transport, all at once.
+// What to measure. All workers of the transport measure concurrently.
 struct ProfilingSpec {
   Transformer model;
   Precision precision = Precision::float32;
-  const DeviceKernels* kernels = nullptr;  // of devices; null: the CPU
+  const DeviceKernels* kernels = nullptr;  // of devices; null: on the CPU
   bool recompute = false;
-  int sequences = 1;  // of a microbatch
+  int sequences = 1;  // per microbatch
   std::int64_t sequence_length = 0;
   int tensor_parallel = 1;  // divides the workers
-  int data_parallel = 1;    // so many ranks sum gradients
-  int layers = 1;           // that are called in a row, as in a stage
+  int data_parallel = 1;    // ranks that reduce gradients
+  int layers = 1;           // called in a row, as in a stage
   std::vector<ProfileCell> cells;
-  std::string link = "threads";  // what the transport is called
+  std::string link = "threads";  // name of the transport
   double budget_s = 10;
-  int least_rounds = 3;  // whatever the budget
+  int least_rounds = 3;  // even if they exceed the budget
   std::uint64_t seed = 1;
 };
 
-// Lengths L, L/2, L/4 and L/8 where they are whole, each at the places where even slices of it begin, of L/8 at every
-// second.
+// Returns slices of lengths L, L/2, L/4 and L/8, where they are integers, each at the offsets of even slices; for L/8
+// at every second offset.
 std::vector<ProfileCell> profile_grid(std::int64_t sequence_length);
-// The part of one worker in measuring a profile. Parts of a model are measured one by one, on weights and buffers of
-// this worker's own, as large as those of a run and taken in turn, so that caches are as cold as there; all workers are
-// at work meanwhile, as in a run. A round measures everything once, in an order of its own, so that a slow moment of
-// the machine does not fall on one point.
+// One worker of a profile measurement. The parts of a model are measured one by one, on weights and buffers of this
+// worker that are as large as in a run and used in turn, so that caches are as cold; all workers are busy meanwhile, as
+// in a run. A round measures every point once, in random order, so that a disturbance does not affect one point only.
 //
-// Measured are: F, B, I and W of the embedding, of `layers` layers (a layer is their time over `layers`) and of the
-// head, with everything in their calls, sums of tensor ranks included and recomputation not; what the executor takes an
-// op around its kernels; steps of the optimizer and norms of gradients; messages between two workers of which one has
-// been waiting for some time; sums over groups of workers.
+// Measured are: F, B, I and W of the embedding, of `layers` layers (a layer is 1/`layers` of their time) and of the
+// head, including everything in their calls such as all-reduces of tensor-parallel ranks, but not recomputation; the
+// overhead of the executor per op; optimizer steps and gradient norms; messages between two workers of which one has
+// been waiting; all-reduces over groups of workers.
 class Profiler {
  public:
-  // Allocates everything. Throws InputError for a model that the kernels cannot compute.
+  // Allocates all memory. Throws InputError for a model that the kernels do not support.
   Profiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device = {});
   ~Profiler();
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // All workers together; none begins before all have come. The first one does not count.
+  // Called by all workers together; begins when all have arrived. The first round does not count.
   void round();
-  // Of all rounds of all workers so far, at rank 0; elsewhere empty. All workers together.
+  // Returns the profile of all rounds of all workers so far on rank 0, and an empty one elsewhere. Called by all
+  // workers together.
   Profile gather();
 
  private:
@@ -64,14 +64,14 @@ class Profiler {
   std::unique_ptr<Impl> impl_;
 };
 
-// Told at rank 0 after each round: seconds gone.
+// Called on rank 0 after each round with the elapsed seconds.
 using ProfilingObserver = std::function<void(double seconds)>;
 
-// Rounds until the budget is spent. The profile is rank 0's; elsewhere it is empty.
+// Measures rounds until the budget is spent. Returns the profile on rank 0, and an empty one elsewhere.
 Profile measure_profile(const ProfilingSpec& spec, Transport& transport, const ProfilingObserver& observer,
                         const WorkerDevice& device = {});
 
-// With a thread for each of `workers`. Throws what the first failing one threw.
+// Measures with one thread per worker. Throws the exception of the first worker that fails.
 Profile profile_with_threads(const ProfilingSpec& spec, int workers, const ProfilingObserver& observer = {},
                              const RunDevices& devices = {});
 

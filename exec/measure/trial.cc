@@ -1,7 +1,6 @@
 #include "exec/measure/trial.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -14,20 +13,20 @@
 namespace sluice::exec {
 namespace {
 
-constexpr int kVisits = 5;  // of each plan
+constexpr int kVisits = 5;  // per plan
 
-// The rounds of a profile, dealt out over the runs.
-class SharedOut {
+// Distributes the rounds of a profile over the runs.
+class InterleavedProfiler {
  public:
-  SharedOut(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device, int total_runs)
+  InterleavedProfiler(const ProfilingSpec& spec, Transport& transport, const WorkerDevice& device, int total_runs)
       : spec_(spec), transport_(transport), profiler_(spec, transport, device), total_runs_(total_runs) {
     profiler_.round();
   }
 
   void after_run(int runs_done) {
-    const double share = static_cast<double>(runs_done) / total_runs_;
+    const double fraction = static_cast<double>(runs_done) / total_runs_;
     while (true) {
-      const bool wanted = spent_s_ < spec_.budget_s * share || rounds_ < spec_.least_rounds * share;
+      const bool wanted = spent_s_ < spec_.budget_s * fraction || rounds_ < spec_.least_rounds * fraction;
       std::byte more{wanted};
       transport_.broadcast({&more, 1});
       if (more == std::byte{0}) return;
@@ -48,14 +47,15 @@ class SharedOut {
   int rounds_ = 0;
 };
 
-struct Note {
+// Sent by each worker, followed by its times.
+struct TrialNote {
   std::int64_t held = 0;
   std::int64_t arena = 0;
 };
 
-// Puts what every worker of the first replica saw of a run into `trials`, at rank 0.
+// Adds the results of a run on all workers of the first replica to `trials`, on rank 0.
 void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport, bool counts, PlanTrials& trials) {
-  const Note note{worker.held_bytes(), worker.arena_bytes()};
+  const TrialNote note{worker.held_bytes(), worker.arena_bytes()};
   const std::size_t times = plan.graph().size() * sizeof(std::int64_t);
   std::vector<std::byte> bytes(sizeof note + 2 * times);
   std::memcpy(bytes.data(), &note, sizeof note);
@@ -69,7 +69,7 @@ void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport,
   std::vector<WorkerClock> clocks(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const auto& from = all[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];
-    Note of;
+    TrialNote of;
     std::memcpy(&of, from.data(), sizeof of);
     trials.held_bytes[rank] = std::max(trials.held_bytes[rank], of.held);
     trials.arena_bytes[rank] = of.arena;
@@ -88,8 +88,9 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
   TrialReport report;
   report.plans.resize(spec.plans.size());
   const int total = spec.runs * static_cast<int>(spec.plans.size());
-  std::unique_ptr<SharedOut> profile;
-  if (spec.profiling != nullptr) profile = std::make_unique<SharedOut>(*spec.profiling, transport, device, total);
+  std::unique_ptr<InterleavedProfiler> profile;
+  if (spec.profiling != nullptr)
+    profile = std::make_unique<InterleavedProfiler>(*spec.profiling, transport, device, total);
   const int visits = std::min(spec.runs, kVisits);
   int done = 0;
   for (int visit = 0; visit < visits; ++visit) {

@@ -13,17 +13,16 @@
 namespace sluice::exec {
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
 
-std::int64_t number_in(const std::string& path) {
+std::int64_t number_in_file(const std::string& path) {
   std::ifstream file(path);
   std::int64_t value = kNoLimit;
   if (!(file >> value)) return kNoLimit;
   return value;
 }
 
-std::int64_t of_meminfo() {
+std::int64_t available_of_meminfo() {
   std::ifstream file("/proc/meminfo");
   std::string key;
   std::int64_t kib = 0;
@@ -37,9 +36,9 @@ std::int64_t of_meminfo() {
 }  // namespace
 
 std::int64_t available_memory_bytes() {
-  std::int64_t available = of_meminfo();
-  const std::int64_t limit = number_in("/sys/fs/cgroup/memory.max");
-  const std::int64_t used = number_in("/sys/fs/cgroup/memory.current");
+  std::int64_t available = available_of_meminfo();
+  const std::int64_t limit = number_in_file("/sys/fs/cgroup/memory.max");
+  const std::int64_t used = number_in_file("/sys/fs/cgroup/memory.current");
   if (limit != kNoLimit && used != kNoLimit) available = std::min(available, std::max<std::int64_t>(0, limit - used));
   return available;
 }
@@ -56,13 +55,12 @@ void check_memory(const RunPlan& plan, std::span<const int> workers_here, std::i
   }
   if (needed <= static_cast<double>(available_bytes)) return;
   const ArenaPlan& arena = plan.arena(static_cast<int>(most));
-  throw DoesNotFit(
-      fmt::format("{} workers on this host need {:.2f} GiB, and {:.2f} GiB are available; pipeline rank {} needs most: "
-                  "{:.2f} GiB for "
-                  "weights, gradients, moments and scratch, {:.2f} GiB for activations",
-                  workers, needed / kGiB, static_cast<double>(available_bytes) / kGiB, most,
-                  static_cast<double>(arena.standing_bytes) / kGiB,
-                  static_cast<double>(arena.total_bytes - arena.standing_bytes) / kGiB));
+  throw DoesNotFit(fmt::format(
+      "{} workers on this host need {:.2f} GiB, but {:.2f} GiB are available; the largest is pipeline rank {} with "
+      "{:.2f} GiB of weights, gradients, optimizer states and scratch and {:.2f} GiB of activations",
+      workers, needed / kGiB, static_cast<double>(available_bytes) / kGiB, most,
+      static_cast<double>(arena.standing_bytes) / kGiB,
+      static_cast<double>(arena.total_bytes - arena.standing_bytes) / kGiB));
 }
 
 }  // namespace sluice::exec

@@ -4,7 +4,8 @@
 
 namespace sluice::exec {
 
-// How the workers of a run are counted: tensor ranks innermost, then data, then pipeline, as Megatron-LM does.
+// Numbers of parallel ranks of a run. World ranks count tensor ranks innermost, then data, then pipeline, as in
+// Megatron-LM.
 struct RunLayout {
   int pipeline = 1;
   int data = 1;

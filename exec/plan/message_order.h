@@ -7,12 +7,12 @@
 
 namespace sluice::exec {
 
-// Shows, before anything runs, that ranks which do what their plans say come to their end, and in which order messages
-// go: nothing is buffered, so that a message moves when both ends are at it; those of an edge move in the order in
-// which the sender sends them, which must be that in which the receiver takes them; each rank does one thing after the
-// other, in the order of the graph, and waits at a collective for all of its members. (A transport may do better: NCCL
-// waits on the device, and the host goes ahead.) Throws ScheduleError with the two orders of an edge where they differ,
-// or with the ring of ranks that wait for each other. Linear in steps and messages.
-void prove_message_order(const OpGraph& graph, std::span<const RankPlan> ranks);
+// Checks before a run that the plans of all ranks run to their end, and that messages keep their order. Model: nothing
+// is buffered, so that a message moves when both ends have posted it; the messages of an edge move in the order of the
+// sends, which must be the order of the receives; each rank runs its items one after the other, in the order of the
+// graph, and waits at a collective for all of its ranks. (A transport may do better: NCCL waits on the device while the
+// host goes ahead.) Throws ScheduleError with both orders of an edge if they differ, or with the cycle of ranks that
+// wait for each other. Linear in steps and messages.
+void check_message_order(const OpGraph& graph, std::span<const RankPlan> ranks);
 
 }  // namespace sluice::exec

@@ -28,7 +28,7 @@ std::int64_t Packing::take(std::int64_t bytes) {
     if (left > 0) free_.emplace(offset + bytes, left);
     return offset;
   }
-  // A free block at the end grows.
+  // Extend a free block at the end.
   offset = size_;
   if (!free_.empty() && free_.rbegin()->first + free_.rbegin()->second == size_) {
     offset = free_.rbegin()->first;

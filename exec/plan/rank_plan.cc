@@ -14,7 +14,7 @@ namespace {
 
 bool is_gradient(OpKind kind) { return kind == OpKind::B || kind == OpKind::I; }
 
-// What the whole graph says about its transfers.
+// Sender, receiver and reader of the transfers of a graph.
 class Transfers {
  public:
   explicit Transfers(const OpGraph& graph) : graph_(graph), reader_(graph.size(), 0) {
@@ -22,7 +22,7 @@ class Transfers {
     for (VertexId v = 0; v < graph.size(); ++v) {
       const Vertex& vertex = graph[v];
       if (vertex.lane >= graph.schedule().num_ranks()) continue;
-      // Of a recomputation and its op, the op: it comes later.
+      // A recomputation and its op both read it: keep the op, which comes later.
       for (const VertexId need : graph.needs(v)) {
         if (graph[need].kind == VertexKind::transfer && receiver(need) == vertex.lane) reader_[need] = v;
       }
@@ -31,26 +31,26 @@ class Transfers {
 
   int receiver(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].peer; }
   int sender(VertexId transfer) const { return graph_.lanes()[graph_[transfer].lane].rank; }
-  // The op that reads it.
+  // Returns the op that reads the transfer.
   VertexId reader(VertexId transfer) const { return reader_[transfer]; }
-  // How many vertices of a rank's compute lane have certainly ended when the transfer begins.
+  // Returns how many vertices on the compute lane of `rank` are guaranteed to have ended when the transfer begins.
   int ended(VertexId transfer, int rank) const {
     return before_[std::int64_t{transfer} * graph_.schedule().num_ranks() + rank];
   }
-  // The place of a vertex on its compute lane.
+  // Returns the position of a vertex on its compute lane.
   int place(VertexId v) const { return place_[v]; }
 
  private:
-  // Of every vertex: how far each compute lane has certainly come before it starts (vector clocks).
+  // For every vertex, how far each compute lane is guaranteed to have come before it starts (vector clocks).
   void follow() {
     const int ranks = graph_.schedule().num_ranks();
-    before_.assign(std::int64_t{graph_.size()} * ranks, 0);
+    before_.assign(to_size(std::int64_t{graph_.size()} * ranks), 0);
     place_.assign(graph_.size(), 0);
     std::vector<int> next(to_size(ranks), 0);
     for (VertexId v = 0; v < graph_.size(); ++v) {
-      int* const mine = before_.data() + (std::int64_t{v} * ranks);
+      int* const mine = before_.data() + to_size(std::int64_t{v} * ranks);
       for (const VertexId need : graph_.needs(v)) {
-        const int* const theirs = before_.data() + (std::int64_t{need} * ranks);
+        const int* const theirs = before_.data() + to_size(std::int64_t{need} * ranks);
         for (int rank = 0; rank < ranks; ++rank) mine[rank] = std::max(mine[rank], theirs[rank]);
         const LaneId lane = graph_[need].lane;
         if (lane < ranks) mine[lane] = std::max(mine[lane], place_[need] + 1);
@@ -124,7 +124,7 @@ class RankPlanner {
     return plan;
   }
 
-  // What `v` waits for that order alone does not give.
+  // Adds what `v` waits for apart from the order of the steps.
   void add_waits(VertexId v, PlannedStep& step) {
     for (const VertexId need : graph_.needs(v)) {
       const Vertex& vertex = graph_[need];
@@ -199,11 +199,12 @@ class RankPlanner {
     held = std::max(held, bytes);
   }
 
-  // Buffers of each inbound link, so that whoever was in one has been read before the next is sent.
+  // Assigns buffers to the receives of each peer, such that the previous content has been read before the next message
+  // is sent.
   void place_receives() {
     struct Buffer {
       int buffer = 0;
-      int receive = 0;  // in it
+      int receive = 0;  // the last receive in it
     };
     std::map<int, std::vector<Buffer>> of_peer;
     for (int i = 0; i < std::ssize(plan_.receives); ++i) {
@@ -232,68 +233,74 @@ class RankPlanner {
     }
   }
 
-  // Where ops put what they make: a buffer from which it is sent, or where a stage of the same rank finds it.
+  using ChunkUnit = std::pair<int, std::int64_t>;
+
+  // Buffers of outputs while the steps of a rank are replayed in order.
+  struct OutputBuffers {
+    std::map<ChunkUnit, int> forward;  // that a stage of this rank will read
+    std::map<ChunkUnit, int> backward;
+    std::vector<int> idle;                           // of forward and backward
+    std::map<int, std::vector<int>> of_peer;         // to send from, least recently sent first
+    std::map<int, int> last_send;                    // by buffer of of_peer
+    std::map<ChunkUnit, std::array<int, 2>> unsent;  // outputs of F and of B or I, until their send is listed
+  };
+
+  // Assigns buffers to the outputs of ops: one to send from, or one that a stage of the same rank reads.
   void place_outputs() {
-    using Key = std::pair<int, std::int64_t>;  // chunk and unit
-    std::map<Key, int> forward;                // buffers that a stage of this rank will read
-    std::map<Key, int> backward;
-    std::vector<int> idle;                     // of those buffers
-    std::map<int, std::vector<int>> of_peer;   // buffers that are sent from
-    std::map<int, int> last_send;              // of such a buffer
-    std::map<Key, std::array<int, 2>> unsent;  // buffer of an op's output until its send stands in the list
-    const int stages = schedule_.num_stages();
+    OutputBuffers buffers;
     for (PlannedStep& step : plan_.steps) {
-      if (step.kind == PlannedStep::Kind::send) {
-        const Vertex& transfer = graph_[step.vertex];
-        const Key key{schedule_.chunk_of(rank_, transfer.stage),
-                      schedule_.first_unit(transfer.microbatch) + transfer.slice};
-        PlannedMessage& send = plan_.sends[step.send];
-        const auto found = unsent.find(key);
-        send.buffer = found->second[transfer.op == OpKind::F ? 0 : 1];
-        of_peer[send.peer].push_back(send.buffer);
-        last_send[send.buffer] = step.send;
-        continue;
-      }
-      if (step.kind != PlannedStep::Kind::op) continue;
-      for (int i = 0; i < step.num_ops; ++i) {
-        OpPlan& op = step.ops[i];
-        const Vertex& vertex = op.op;
-        if (vertex.op == OpKind::W) continue;
-        const bool ahead = vertex.op == OpKind::F;
-        const Key key{op.chunk, op.unit};
-        auto& handed = ahead ? forward : backward;
-        if (op.receive == kNone) {
-          const auto found = handed.find(key);
-          if (found != handed.end()) {
-            op.input_buffer = found->second;
-            handed.erase(found);
-          }
-        }
-        const int next = vertex.stage + (ahead ? 1 : -1);
-        if (next >= 0 && next < stages) {
-          const int peer = schedule_.rank_of(next, vertex.microbatch);
-          const std::int64_t bytes = output_bytes(vertex);
-          if (peer == rank_) {
-            op.output_buffer = take_idle(idle, bytes);
-            handed[{schedule_.chunk_of(rank_, next), op.unit}] = op.output_buffer;
-          } else {
-            // The one that was sent longest ago, once there are two.
-            auto& sent = of_peer[peer];
-            if (sent.size() < 2) {
-              op.output_buffer = new_buffer(bytes, false);
-            } else {
-              op.output_buffer = sent.front();
-              sent.erase(sent.begin());
-              grow(op.output_buffer, bytes);
-              op.busy_send = last_send.at(op.output_buffer);
-            }
-            auto [at, added] = unsent.try_emplace(key, std::array<int, 2>{kNone, kNone});
-            at->second[ahead ? 0 : 1] = op.output_buffer;
-          }
-        }
-        if (op.receive == kNone && op.input_buffer != kNone) idle.push_back(op.input_buffer);
+      if (step.kind == PlannedStep::Kind::send) place_send(step, buffers);
+      for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
+        if (step.ops[i].op.op != OpKind::W) place_output(step.ops[i], buffers);
       }
     }
+  }
+
+  void place_send(const PlannedStep& step, OutputBuffers& buffers) {
+    const Vertex& transfer = graph_[step.vertex];
+    const ChunkUnit key{schedule_.chunk_of(rank_, transfer.stage),
+                        schedule_.first_unit(transfer.microbatch) + transfer.slice};
+    PlannedMessage& send = plan_.sends[step.send];
+    send.buffer = buffers.unsent.at(key)[transfer.op == OpKind::F ? 0 : 1];
+    buffers.of_peer[send.peer].push_back(send.buffer);
+    buffers.last_send[send.buffer] = step.send;
+  }
+
+  void place_output(OpPlan& op, OutputBuffers& buffers) {
+    const bool ahead = op.op.op == OpKind::F;
+    auto& handed = ahead ? buffers.forward : buffers.backward;
+    if (op.receive == kNone) {
+      if (const auto found = handed.find({op.chunk, op.unit}); found != handed.end()) {
+        op.input_buffer = found->second;
+        handed.erase(found);
+      }
+    }
+    const int next = op.op.stage + (ahead ? 1 : -1);
+    if (next >= 0 && next < schedule_.num_stages()) {
+      const int peer = schedule_.rank_of(next, op.op.microbatch);
+      if (peer == rank_) {
+        op.output_buffer = take_idle(buffers.idle, output_bytes(op.op));
+        handed[{schedule_.chunk_of(rank_, next), op.unit}] = op.output_buffer;
+      } else {
+        place_sent_output(op, buffers, peer);
+      }
+    }
+    if (op.receive == kNone && op.input_buffer != kNone) buffers.idle.push_back(op.input_buffer);
+  }
+
+  void place_sent_output(OpPlan& op, OutputBuffers& buffers, int peer) {
+    // With two buffers, reuse the one that was sent least recently.
+    auto& sent = buffers.of_peer[peer];
+    if (sent.size() < 2) {
+      op.output_buffer = new_buffer(output_bytes(op.op), false);
+    } else {
+      op.output_buffer = sent.front();
+      sent.erase(sent.begin());
+      grow(op.output_buffer, output_bytes(op.op));
+      op.busy_send = buffers.last_send.at(op.output_buffer);
+    }
+    const auto at = buffers.unsent.try_emplace({op.chunk, op.unit}, std::array<int, 2>{kNone, kNone}).first;
+    at->second[op.op.op == OpKind::F ? 0 : 1] = op.output_buffer;
   }
 
   std::int64_t output_bytes(const Vertex& op) const {
@@ -309,7 +316,8 @@ class RankPlanner {
     return buffer;
   }
 
-  // Gradients of a step are added up from its first backward until its optimizer step has read them.
+  // Assigns gradient buffers: gradients of a step accumulate from its first backward until its optimizer step has read
+  // them.
   void place_gradients() {
     const auto chunks = schedule_.stages_of(rank_).size();
     plan_.weight_versions.assign(chunks, num_weight_versions(schedule_, rank_));
@@ -355,7 +363,7 @@ class RankPlanner {
     }
   }
 
-  // Blocks of slices, by the lifetimes that SliceBytes tells.
+  // Assigns the blocks of slices, with the lifetimes that SliceBytes documents.
   void place_blocks() {
     const std::int64_t units = schedule_.num_units();
     plan_.blocks.resize(schedule_.stages_of(rank_).size() * to_size(units));

@@ -14,7 +14,7 @@
 namespace sluice::exec {
 namespace {
 
-// Hands out places one behind the other.
+// Assigns consecutive aligned offsets.
 class Places {
  public:
   std::int64_t next(std::int64_t bytes) {
@@ -35,7 +35,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   for (const MicrobatchShape& shape : schedule_.shapes()) {
     if (sequence_length_ == 0) sequence_length_ = shape.tokens();
     if (shape.tokens() != sequence_length_) {
-      throw InputError(fmt::format("microbatches of {} and of {} tokens: a run takes one sequence length",
+      throw InputError(fmt::format("microbatches of {} and of {} tokens: expected one sequence length",
                                    sequence_length_, shape.tokens()));
     }
   }
@@ -46,18 +46,18 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
       first_sequences_.push_back(sequences_per_replica_);
       sequences_per_replica_ += sequences;
     } else if (sequences != schedule_.shape(mb % microbatches).sequences) {
-      throw InputError("batches of different sequences: a run takes batches that are alike");
+      throw InputError("batches with different numbers of sequences: expected equal batches");
     }
   }
   sequences_per_batch_ = sequences_per_replica_ * layout_.data;
   if (spec_.model.positions > 0 && sequence_length_ > spec_.model.positions) {
-    throw InputError(fmt::format("{}: {} learned positions, fewer than the {} tokens of a sequence", spec_.model.name,
-                                 spec_.model.positions, sequence_length_));
+    throw InputError(fmt::format("{}: {} learned positions, expected at least {}, the sequence length",
+                                 spec_.model.name, spec_.model.positions, sequence_length_));
   }
   if (spec_.precision == Precision::float16 && schedule_.weight_policy() != WeightPolicy::flush) {
     throw InputError(
-        "float16 finds overflows by the norm of all gradients, for which a schedule without a flush has no moment: "
-        "bfloat16 needs none");
+        "float16 detects overflows by the global gradient norm, which a schedule without a flush does not compute: "
+        "use bfloat16");
   }
   make_stages();
   footprint_ = std::make_unique<StageFootprint>(stages_[0]);
@@ -69,7 +69,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   options.recompute = spec_.recompute;
   graph_ = std::make_unique<OpGraph>(lower(schedule_, options));
   ranks_ = plan_ranks(*graph_);
-  if (on_devices()) prove_message_order(*graph_, ranks_);
+  if (on_devices()) check_message_order(*graph_, ranks_);
   for (const RankPlan& rank : ranks_) {
     arenas_.push_back(plan_arena(rank));
     const auto held = schedule_.stages_of(rank.rank);
@@ -120,7 +120,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
     for (int i = 0; i < rank.weight_versions[chunk]; ++i) weights.push_back(places.next(memory.weights));
     auto& gradients = plan.gradients.emplace_back();
     for (int i = 0; i < rank.gradient_buffers[chunk]; ++i) gradients.push_back(places.next(memory.gradients));
-    plan.moments.push_back(places.next(memory.optimizer_state));
+    plan.optimizer_states.push_back(places.next(memory.optimizer_state));
     for (const MicrobatchShape& shape : schedule_.shapes()) {
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
         const SliceShape of_slice = slice_shape(shape, slice);

@@ -16,47 +16,47 @@
 
 namespace sluice::exec {
 
-// What is to be run: a model, and how it is trained and cut.
+// A model, and how it is trained and partitioned.
 struct RunSpec {
   Transformer model;
   Precision precision = Precision::float32;
-  const DeviceKernels* kernels = nullptr;  // of a run on devices, in 16 bit; null: on the CPU
+  const DeviceKernels* kernels = nullptr;  // kernels of a run on devices, in 16-bit precision; null: on the CPU
   int data_parallel = 1;
   int tensor_parallel = 1;
-  std::vector<int> stage_layers;  // explicit, or empty; see split_layers
+  std::vector<int> stage_layers;  // layers per stage, or empty; see split_layers
   int first_stage_layers = 0;
   int last_stage_layers = 0;
-  bool recompute = false;            // full, of all layers
-  bool overlap_grad_reduce = false;  // start a stage's reduction as soon as its gradients are there
-  // Of tensor ranks on devices: each sends its share of what all of them have, and they gather it where it has come
-  // (Narayanan et al. 2021, 4.1).
+  bool recompute = false;            // full recomputation of all layers
+  bool overlap_grad_reduce = false;  // start a stage's gradient reduction as soon as its gradients are complete
+  // With tensor parallelism on devices: each rank sends its shard of the tensor that all of them hold, and the
+  // receivers all-gather it (Narayanan et al. 2021, 4.1).
   bool scatter_gather = true;
-  double clip_gradients = 0;  // greatest norm of the gradients; 0: no clipping, no norm
-  OptimizerStep optimizer;    // number and gradient_scale are the run's to set
+  double clip_gradients = 0;  // maximum norm of the gradients; 0: no clipping and no norm
+  OptimizerStep optimizer;    // number and gradient_scale are set by the run
   std::uint64_t seed = 1;     // of the initial weights
 };
 
-// Where a worker's standing things lie in its arena; bytes from its beginning.
+// Offsets in bytes of persistent data in the arena of a worker.
 struct ArenaPlan {
   std::vector<std::vector<std::int64_t>> weights;    // by chunk and version buffer
   std::vector<std::vector<std::int64_t>> gradients;  // by chunk and gradient buffer
-  std::vector<std::int64_t> moments;                 // by chunk
+  std::vector<std::int64_t> optimizer_states;        // by chunk
   std::int64_t scratch = 0;
-  std::int64_t tokens = 0;  // of one slice; on a device of all units, one behind the other
+  std::int64_t tokens = 0;  // of one slice; on a device of all units, contiguous
   std::int64_t targets = 0;
   std::vector<std::int64_t> buffers;  // by boundary buffer
-  std::int64_t blocks = 0;            // where RankPlan::blocks begin
+  std::int64_t blocks = 0;            // of RankPlan::blocks
 
-  std::int64_t standing_bytes = 0;  // of all but blocks and the buffers of receives
+  std::int64_t standing_bytes = 0;  // of everything but blocks and the buffers of receives
   std::int64_t total_bytes = 0;
 };
 
-// A schedule and a model made ready to run: the graph, and for each rank what it does and where everything lies. All
+// A schedule and a model prepared for running: the graph, and for each rank its steps and its memory layout. All
 // workers of a run hold the same plan. Not movable: its parts refer to each other.
 class RunPlan {
  public:
-  // Throws InputError for what the kernels or the schedule cannot do, ScheduleError for a schedule that deadlocks.
-  // Slice lengths of the schedule are tokens. In float16 there is a global norm in any case: it shows overflows.
+  // Throws InputError for what the kernels or the schedule do not support, ScheduleError for a schedule that deadlocks.
+  // Slice lengths of the schedule are in tokens. float16 always computes the global norm, which detects overflows.
   RunPlan(RunSpec spec, Schedule schedule);
   RunPlan(const RunPlan&) = delete;
   RunPlan& operator=(const RunPlan&) = delete;
@@ -71,24 +71,24 @@ class RunPlan {
   const ArenaPlan& arena(int pipeline_rank) const { return arenas_[pipeline_rank]; }
   const Stage& stage(int tensor_rank, int stage) const { return *stages_[tensor_rank][stage]; }
   bool on_devices() const { return spec_.kernels != nullptr; }
-  // Of weights and of what goes between stages; of gradients and moments.
+  // Bytes of an element of weights and boundary tensors, and of gradients and optimizer states.
   int element_bytes() const { return on_devices() ? 2 : gradient_element_bytes(); }
   int gradient_element_bytes() const { return spec_.precision == Precision::float64 ? 8 : 4; }
-  // On devices the master weights are what a checkpoint has, so that it resumes on either.
+  // On devices a checkpoint holds the master weights, so that it can be resumed on CPU and device.
   Precision checkpoint_precision() const { return on_devices() ? Precision::float32 : spec_.precision; }
 
-  // Batches (optimizer steps) of one run of the graph, and of one batch over all replicas: sequences and tokens.
+  // Batches (optimizer steps) of one run of the graph, and sequences and tokens of one batch over all replicas.
   int batches() const { return schedule_.num_batches(); }
   int sequences_per_batch() const { return sequences_per_batch_; }
   std::int64_t sequence_length() const { return sequence_length_; }
   double tokens_per_batch() const {
     return static_cast<double>(sequences_per_batch_) * static_cast<double>(sequence_length_);
   }
-  // Tokens over which the loss of the optimizer step that a microbatch belongs to is the mean.
+  // Tokens over which the loss of the optimizer step of a microbatch is averaged.
   double tokens_per_step(int microbatch) const;
-  // Optimizer steps of one run of the graph: one a batch, or with stashed weights one a microbatch.
+  // Optimizer steps of one run of the graph: one per batch, or with weight stashing one per microbatch.
   int steps_per_run() const;
-  // Place of a microbatch's first sequence in its batch, for one replica.
+  // Index in its batch of the first sequence of a microbatch, for one replica.
   int first_sequence(int microbatch, int data_rank) const;
 
  private:

@@ -10,7 +10,7 @@ StageFootprint::StageFootprint(std::span<const std::unique_ptr<Stage>> stages)
     : stages_(stages), ranks_(stages.size()) {}
 
 void StageFootprint::set_rank(int stage, int gradient_buffers, std::int64_t scratch_bytes) {
-  // Replicas of a stage count alike: the larger of both.
+  // Replicas of a stage use the larger value of both.
   OfRank& of = ranks_[stage];
   of.gradient_buffers = std::max(of.gradient_buffers, gradient_buffers);
   of.scratch_bytes = std::max(of.scratch_bytes, scratch_bytes);

@@ -10,7 +10,7 @@
 
 namespace sluice::exec {
 
-// Bytes of stages as their kernels lay them out, for the memory model.
+// Memory of stages as laid out by their kernels, for the memory model.
 class StageFootprint : public Footprint {
  public:
   // `stages` by stage, of one tensor rank; they outlive this.
@@ -20,8 +20,8 @@ class StageFootprint : public Footprint {
   SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const override;
   std::int64_t tied_embedding_bytes() const override;
 
-  // What a rank of this stage needs besides, once its list is known: so many buffers for gradients, and what it keeps
-  // for the run that is not weights, gradients or moments (scratch, buffers of what it makes).
+  // Sets what a rank of this stage needs in addition, once its steps are planned: the number of gradient buffers, and
+  // the persistent bytes besides weights, gradients and optimizer states (scratch, output buffers).
   void set_rank(int stage, int gradient_buffers, std::int64_t scratch_bytes);
 
  private:

@@ -54,7 +54,7 @@ std::vector<int> RunLinks::members(VertexId v, int world_rank) const {
     }
     return out;
   }
-  // The norm is over all tensor ranks; replicas and tied copies are summed share by share.
+  // The norm is over all tensor ranks; replicas and tied embeddings are reduced between corresponding shards.
   const bool all = collective.kind == CollectiveKind::global_norm;
   for (const int rank : collective.ranks) {
     for (int t = 0; t < layout.tensor; ++t) {

@@ -8,17 +8,18 @@
 
 namespace sluice::exec {
 
-// Who must reach whom in a run on devices: an edge for each lane of the graph between two ranks, of each replica and
-// tensor share; and the groups that sum.
+// The connections of a run on devices: an edge per lane between two ranks of the graph, for each replica and tensor
+// rank, and the groups of its collectives.
 class RunLinks {
  public:
   explicit RunLinks(const RunPlan& plan);
 
-  static constexpr std::size_t kAlone = ~std::size_t{0};  // nobody to sum with
+  static constexpr std::size_t kAlone = ~std::size_t{0};  // no other member
 
   const DeviceLinks& links() const { return links_; }
+  // Returns the edge of a transfer that `world_rank` sends or receives.
   std::size_t edge_of(VertexId transfer, int world_rank) const;
-  // That of the tensor ranks of one stage; and of a collective, as its member `world_rank` sees it.
+  // Return the group of the tensor-parallel ranks of a stage, and of a collective as seen by its member `world_rank`.
   std::size_t tensor_group(int world_rank) const;
   std::size_t group_of(VertexId collective, int world_rank) const;
 
@@ -32,7 +33,7 @@ class RunLinks {
   const RunPlan& plan_;
   DeviceLinks links_;
   std::vector<Purpose> purposes_;        // by group
-  std::vector<std::size_t> lane_edges_;  // by lane: its first edge
+  std::vector<std::size_t> lane_edges_;  // by lane: index of its first edge
 };
 
 }  // namespace sluice::exec

@@ -1,4 +1,4 @@
-// What a worker sees of its device: how far that is, and what a run came to.
+// How a worker observes the progress of its device and collects the results of a run.
 
 #include <fmt/format.h>
 
@@ -15,14 +15,14 @@
 namespace sluice::exec {
 namespace {
 
-// Ops that stand on the compute stream and are not done: enough that the device never runs dry, few enough that a
-// failure is seen soon.
+// Ops enqueued on the compute stream and not done: enough that the device never idles, few enough that a failure is
+// noticed soon.
 constexpr std::size_t kAhead = 8;
 
-// Waits a little, at first by looking again at once: what a device does ends within microseconds, or takes long.
-class Patience {
+// Waits briefly, at first by yielding: work of a device ends within microseconds, or takes long.
+class Backoff {
  public:
-  explicit Patience(bool crowded) : looks_left_(crowded ? 20 : 5000) {}
+  explicit Backoff(bool crowded) : looks_left_(crowded ? 20 : 5000) {}
   void wait() {
     if (--looks_left_ > 0) {
       std::this_thread::yield();
@@ -35,12 +35,12 @@ class Patience {
   int looks_left_;
 };
 
-// How long another worker has to say that a number was not finite there first.
-constexpr std::int64_t kTimeForTheFirst_ns = 1'000'000'000;
+// Time for the worker that caused a non-finite result to report it first.
+constexpr std::int64_t kReportGrace_ns = 3'000'000'000;
 
 }  // namespace
 
-// Looks at what the device has done, and at whether anything has failed.
+// Checks what the device has completed, and whether anything has failed.
 void DeviceWorker::observe() {
   if (transport_.stopped()) throw Stopped("stopped");
   links_->progress();
@@ -48,11 +48,11 @@ void DeviceWorker::observe() {
     check_flag(compute_items_[compute_done_]);
   }
   while (collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]])) ++collective_done_;
-  tell_recorder();
+  update_recorder();
 }
 
-// What the device is at: the first op that is not done, at work or waiting for what it reads.
-void DeviceWorker::tell_recorder() {
+// Records what the device is doing: the first op that is not done, running or waiting for its input.
+void DeviceWorker::update_recorder() {
   if (services_.recorder == nullptr) return;
   Doing now{.activity = Activity::working, .vertex = next_vertex_};
   if (compute_done_ < compute_issued_) {
@@ -74,13 +74,13 @@ void DeviceWorker::tell_recorder() {
     now.activity = Activity::waiting;
     now.waits_for = next_waits_for_;
   }
-  const auto tell = [&](WorkerThread thread, const Doing& what) {
-    Doing& told = told_[static_cast<std::size_t>(thread)];
-    if (told.activity == what.activity && told.vertex == what.vertex && told.waits_for == what.waits_for) return;
-    told = what;
+  const auto record = [&](WorkerThread thread, const Doing& what) {
+    Doing& last = recorded_[static_cast<std::size_t>(thread)];
+    if (last.activity == what.activity && last.vertex == what.vertex && last.waits_for == what.waits_for) return;
+    last = what;
     doing(thread, what.activity, what.vertex, what.waits_for);
   };
-  tell(WorkerThread::compute, now);
+  record(WorkerThread::compute, now);
   if (collective_items_.empty()) return;
   Doing collective{.activity = Activity::between};
   if (collective_done_ < collective_issued_) {
@@ -91,26 +91,26 @@ void DeviceWorker::tell_recorder() {
     collective.vertex = item.vertex;
     collective.waits_for = begun ? 0 : planned.after;
   }
-  tell(WorkerThread::collective, collective);
+  record(WorkerThread::collective, collective);
 }
 
 void DeviceWorker::keep_up() {
-  Patience patience(crowded_);
+  Backoff backoff(crowded_);
   observe();
   while (compute_issued_ - compute_done_ > kAhead) {
-    patience.wait();
+    backoff.wait();
     observe();
   }
 }
 
-// What is put on the compute stream from now on comes after the message.
+// Makes later work on the compute stream wait for the message.
 void DeviceWorker::wait_on_device(DeviceMessage& message, VertexId vertex, VertexId transfer) {
-  Patience patience(crowded_);
+  Backoff backoff(crowded_);
   next_vertex_ = vertex;
   next_waits_for_ = transfer;
   while (!message.placed.load(std::memory_order_acquire)) {
     observe();
-    patience.wait();
+    backoff.wait();
   }
   next_waits_for_ = Doing::no_vertex;
   device_.wait(*compute_, *message.done);
@@ -126,10 +126,10 @@ void DeviceWorker::finish() {
   }
   device_.copy(small_host_, small_device_, small_bytes_, *compute_);
   device_.record(*last_, *compute_);
-  Patience patience(crowded_);
+  Backoff backoff(crowded_);
   while (!device_.done(*last_)) {
     observe();
-    patience.wait();
+    backoff.wait();
   }
   observe();
   take_norms();
@@ -144,11 +144,11 @@ void DeviceWorker::finish() {
 
 void DeviceWorker::check_flag(std::size_t item) {
   if (flags_[item] == 0) return;
-  // What came from another worker may have been broken there: that one is to say so first.
+  // Input from another worker may have been corrupted there: give it time to report that first.
   const PlannedStep& step = rank_.steps[items_[item].index];
   bool received = false;
   for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[i].receive != kNone;
-  const std::int64_t until = now_ns() + (received ? kTimeForTheFirst_ns : 0);
+  const std::int64_t until = now_ns() + (received ? kReportGrace_ns : 0);
   while (now_ns() < until) {
     if (transport_.stopped()) throw Stopped("stopped");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -166,7 +166,7 @@ void DeviceWorker::take_norms() {
     if (!overflowed) norm_ = norm;
     if (loss_scale_.update(overflowed)) continue;
     throw RunFailure(FailureKind::non_finite, world_rank_,
-                     fmt::format("the norm of the gradients of step {} is not finite", first_step_));
+                     fmt::format("the global gradient norm of step {} is not finite", first_step_));
   }
 }
 
@@ -175,7 +175,7 @@ void DeviceWorker::read_times() {
   std::int64_t free_since = base_ns_;
   for (std::size_t i = 0; i < receives_.size(); ++i) ends_[rank_.receives[i].vertex] = time_of(*receives_[i].done);
   for (std::size_t i = 0; i < sends_.size(); ++i) {
-    // Where only the other end knows when it began: when it could.
+    // If only the other end knows when it began: when it could have begun.
     Event* const began = sends_[i].started != nullptr ? sends_[i].started : sends_[i].ready;
     if (began != nullptr) starts_[rank_.sends[i].vertex] = time_of(*began);
   }
@@ -188,7 +188,7 @@ void DeviceWorker::read_times() {
     const PlannedStep& step = rank_.steps[item.index];
     const std::int64_t start = starts_[item.vertex] = time_of(*item.begin);
     const std::int64_t end = ends_[item.vertex] = time_of(*item.end);
-    // How much of a backward made activations again is not known.
+    // The time of recomputation within a backward is not known.
     if (step.recomputes) starts_[step.recompute] = ends_[step.recompute] = start;
     std::int64_t inputs = free_since;
     for (int op = 0; step.kind == PlannedStep::Kind::op && op < step.num_ops; ++op) {
@@ -205,7 +205,8 @@ void DeviceWorker::read_times() {
   times_.total = free_since - base_ns_;
 }
 
-// What was held while each step ran: its blocks, and the buffers of what had come and was not read.
+// Computes the maximum of the bytes held while each step ran: its blocks, and the buffers of messages that had arrived
+// and were not yet read.
 void DeviceWorker::count_held() {
   std::vector<std::int64_t> read_at(receives_.size(), std::numeric_limits<std::int64_t>::max());
   for (const PlannedStep& step : rank_.steps) {

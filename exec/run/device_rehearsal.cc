@@ -8,8 +8,7 @@
 #include "model/to_size.h"
 
 namespace sluice::exec {
-// Runs each kind of op on each shape once, on zeros and without messages, so that nothing is loaded onto the device in
-// the middle of a run.
+// Runs every kind of op on every shape once, on zeros and without messages, so that no kernel is loaded during a run.
 void DeviceWorker::rehearse() {
   const std::vector<double> no_rates(to_size(plan_.steps_per_run()), 0.0);
   learning_rates_ = no_rates;

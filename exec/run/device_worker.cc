@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -20,7 +19,7 @@ namespace {
 
 Device& device_of(const WorkerServices& services) {
   if (services.device == nullptr || services.device_transport == nullptr) {
-    throw std::logic_error("a plan for devices, and a worker without one");
+    throw std::logic_error("a plan for devices needs a worker with a device");
   }
   return *services.device;
 }
@@ -61,7 +60,7 @@ void DeviceWorker::settle() {
     device_.synchronize(*compute_);
     device_.synchronize(*collectives_);
   } catch (const DeviceError&) {
-    // Whoever ran it knows.
+    // `run` has thrown it already.
   }
 }
 
@@ -108,16 +107,16 @@ void DeviceWorker::list_items() {
   }
 }
 
-// What of a message this worker sends or receives: its share, if the tensor ranks share it out.
-std::int64_t DeviceWorker::share_of(std::int64_t bytes) const {
-  const std::int64_t shares = plan_.spec().scatter_gather ? plan_.layout().tensor : 1;
-  return bytes % (shares * static_cast<std::int64_t>(kBufferAlignment)) == 0 ? bytes / shares : bytes;
+// Bytes that this worker sends or receives of a message: its shard if the tensor-parallel ranks send one each.
+std::int64_t DeviceWorker::shard_bytes(std::int64_t bytes) const {
+  const std::int64_t shards = plan_.spec().scatter_gather ? plan_.layout().tensor : 1;
+  return bytes % (shards * static_cast<std::int64_t>(kBufferAlignment)) == 0 ? bytes / shards : bytes;
 }
 
 void DeviceWorker::make_messages() {
   const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message) {
-    message.data = nullptr;  // until the arena is there
-    message.bytes = share_of(planned.bytes);
+    message.data = nullptr;  // until the arena is allocated
+    message.bytes = shard_bytes(planned.bytes);
     message.edge = run_links_.edge_of(planned.vertex, world_rank_);
     message_events_.push_back(device_.make_event());
     message.started = message_events_.back().get();
@@ -194,9 +193,9 @@ ChunkState DeviceWorker::state(int chunk) {
   device_.make_current();
   const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
   ChunkState state{std::vector<std::byte>(to_size(bytes)), std::vector<std::byte>(to_size(2 * bytes))};
-  // Master weights come before the moments.
-  device_.copy(state.weights.data(), moments(chunk), bytes, *compute_);
-  device_.copy(state.moments.data(), moments(chunk) + bytes, 2 * bytes, *compute_);
+  // The optimizer state consists of master weights and the two Adam moments.
+  device_.copy(state.weights.data(), optimizer_state(chunk), bytes, *compute_);
+  device_.copy(state.optimizer_state.data(), optimizer_state(chunk) + bytes, 2 * bytes, *compute_);
   device_.synchronize(*compute_);
   return state;
 }
@@ -205,11 +204,11 @@ void DeviceWorker::set_state(int chunk, const ChunkState& state) {
   device_.make_current();
   const Stage& stage = stage_of(chunk);
   const auto bytes = static_cast<std::int64_t>(state.weights.size());
-  // Gradients are as large, and zero between runs.
+  // The gradient buffer has the same size, and is zero between runs.
   std::byte* const staging = gradients(chunk, 0);
   device_.copy(staging, state.weights.data(), bytes, *compute_);
-  stage.set_weights(staging, weights(chunk, steps_done_), moments(chunk), *compute_);
-  device_.copy(moments(chunk) + bytes, state.moments.data(), 2 * bytes, *compute_);
+  stage.set_weights(staging, weights(chunk, steps_done_), optimizer_state(chunk), *compute_);
+  device_.copy(optimizer_state(chunk) + bytes, state.optimizer_state.data(), 2 * bytes, *compute_);
   device_.zero(staging, bytes, *compute_);
   device_.synchronize(*compute_);
 }
@@ -242,7 +241,7 @@ void DeviceWorker::run_items() {
   std::fill(starts_.begin(), starts_.end(), 0);
   std::fill(ends_.begin(), ends_.end(), 0);
   compute_issued_ = compute_done_ = collective_issued_ = collective_done_ = 0;
-  for (Doing& told : told_) told = {};
+  for (Doing& recorded : recorded_) recorded = {};
   load_tokens();
   device_.zero(small_device_, small_bytes_, *compute_);
   device_.record(*base_, *compute_);
@@ -261,7 +260,7 @@ void DeviceWorker::run_items() {
   finish();
 }
 
-// Tokens and targets of all units that this worker looks at, in one copy.
+// Copies the tokens and targets of all units to the device, if this worker reads them.
 void DeviceWorker::load_tokens() {
   const Schedule& schedule = plan_.schedule();
   bool needed = false;
@@ -287,7 +286,7 @@ void DeviceWorker::load_tokens() {
   device_.copy(arena_ + arena_plan_.targets, targets, bytes, *compute_);
 }
 
-// A receive's buffer is free from `freed` on (null: now). Receives of an edge are posted in its order.
+// Marks the buffer of a receive as free from `freed` on (null: now). The receives of an edge are posted in order.
 void DeviceWorker::free_receive(int receive, Event* freed) {
   freed_[receive] = 1;
   receives_[receive].ready = freed;
@@ -331,8 +330,8 @@ void DeviceWorker::issue_step(Item& item) {
     }
   }
   doing(WorkerThread::compute, Activity::working, step.vertex);
-  told_[0] = {};
-  suffer(action, transport_);
+  recorded_[0] = {};
+  inject(action, transport_);
   device_.record(*item.begin, *compute_);
   if (step.kind == PlannedStep::Kind::op) {
     issue_ops(step, static_cast<std::size_t>(&item - items_.data()));
@@ -390,7 +389,7 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
   }
 }
 
-// Gradients of float16 may overflow: the norm finds that, and the step is left out.
+// Flags non-finite results. Gradients in float16 may overflow: the norm detects that, and the step is skipped.
 void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item) {
   const bool forward = op.op.op == OpKind::F;
   std::int32_t* const flag = flags_ + item;
@@ -424,14 +423,14 @@ void DeviceWorker::issue_optimizer(const PlannedStep& step) {
   update.scale_on_device = has_norm() ? on_device_.scales + step.step : nullptr;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
   const std::int64_t version = version_base_ + step.step;
-  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
+  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   device_.zero(read, stage.memory().gradients, *compute_);
 }
 
 void DeviceWorker::issue_collective(Item& item) {
   const PlannedCollective& collective = rank_.collectives[item.index];
   if (collective.after_any) device_.wait(*collectives_, *items_[item_of_[collective.after]].end);
-  suffer(fault_at(collective.vertex), transport_);
+  inject(fault_at(collective.vertex), transport_);
   StreamGroup* const group = groups_[item.index];
   device_.record(*item.begin, *collectives_);
   switch (collective.kind) {
@@ -456,7 +455,7 @@ void DeviceWorker::issue_collective(Item& item) {
       break;
     }
     case CollectiveKind::global_norm: issue_norm(collective, group); break;
-    case CollectiveKind::parameter_gather: break;  // no plan has it
+    case CollectiveKind::parameter_gather: break;  // not used by any plan
   }
   device_.record(*item.end, *collectives_);
   ++collective_issued_;

@@ -27,7 +27,7 @@ const std::vector<std::string>& keys() {
   return names;
 }
 
-// Four letters of ops, the optimizer, the collectives in the order of CollectiveKind.
+// The four ops, the optimizer, and the collectives in the order of CollectiveKind.
 const std::vector<std::string>& op_names() {
   static const std::vector<std::string> names = {"F",
                                                  "B",
@@ -124,7 +124,7 @@ class Parser {
   void take_seconds(std::string_view value) {
     double seconds = -1;
     const auto [rest, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
-    // Compared so that what is not a number is refused too.
+    // Written so that NaN is rejected too.
     if (error != std::errc() || rest != value.data() + value.size() || !(seconds > 0 && seconds <= 1e6)) {
       fail(fmt::format("seconds: expected a number above 0 and up to 1e6, got '{}'", value));
     }
@@ -133,13 +133,14 @@ class Parser {
 
   void check() const {
     const bool delay = fault_.kind == FaultKind::delay;
-    if (delay && fault_.delay.count() == 0) fail("a delay says how long: expected seconds=, got none");
-    if (!delay && fault_.delay.count() != 0) fail("seconds: expected of a delay alone");
+    if (delay && fault_.delay.count() == 0) fail("a delay needs a duration: expected seconds=, got none");
+    if (!delay && fault_.delay.count() != 0) fail("seconds: only a delay has a duration");
     const bool compute = !fault_.vertex || fault_.vertex == VertexKind::compute;
     const bool message = compute && (!fault_.vertex || fault_.op != OpKind::W);
     if (fault_.kind == FaultKind::drop && !message) fail("op: expected F, B or I, whose result is sent");
-    if (fault_.kind == FaultKind::nan && !compute) fail("op: expected F, B, I or W, which make numbers to poison");
-    if (!compute && (fault_.microbatch || fault_.slice)) fail("op: has no microbatch and no slice");
+    if (fault_.kind == FaultKind::nan && !compute) fail("op: expected F, B, I or W, whose output is overwritten");
+    if (!compute && (fault_.microbatch || fault_.slice))
+      fail("op: optimizer steps and collectives have no microbatch and no slice");
   }
 
   std::string_view text_;
@@ -163,7 +164,7 @@ FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners
       refuse(fmt::format("rank: expected a world rank below {}, got {}", owners.size(), *fault.rank));
     }
     if (fault.step && *fault.step >= steps) {
-      refuse(fmt::format("step: expected one below {}, which the run ends at, got {}", steps, *fault.step));
+      refuse(fmt::format("step: expected a step below {}, the end of the run, got {}", steps, *fault.step));
     }
     const auto is_hit = [&](VertexId v) {
       if (!matches(fault, v)) return false;

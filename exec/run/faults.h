@@ -15,21 +15,21 @@
 namespace sluice::exec {
 
 enum class FaultKind : std::uint8_t {
-  delay,  // the op takes that much longer
-  drop,   // the message is not sent, though its sender goes on as if it were
-  kill,   // SIGKILL to the own process in the middle of the op
+  delay,  // the op takes longer
+  drop,   // the message is not sent, but its sender continues
+  kill,   // SIGKILL to the own process inside the op
   stop,   // the worker hangs in the op until it is aborted
-  nan,    // what the op makes is poisoned
+  nan,    // the output of the op is overwritten with NaN
 };
 
-// One `--fault`. What it does not say matches everything, and it happens at every op that matches.
+// One `--fault`. Unset fields match everything; the fault is injected at every matching op.
 struct Fault {
   FaultKind kind = FaultKind::delay;
-  // Of `op`: a compute op's kind (of a drop: that of the op whose message it is), an optimizer step, a collective.
+  // Of `op`: compute (for a drop: the op whose result is sent), optimizer step or collective.
   std::optional<VertexKind> vertex;
   OpKind op = OpKind::F;
   CollectiveKind collective = CollectiveKind::gradient_reduce;
-  std::optional<int> rank;  // world rank; of a drop: the sender
+  std::optional<int> rank;  // world rank; for a drop: of the sender
   std::optional<int> stage;
   std::optional<int> microbatch;
   std::optional<int> slice;
@@ -38,13 +38,13 @@ struct Fault {
   std::string text;  // as given
 };
 
-// Reads "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2". The kind is delay, drop, kill, stop or nan; the keys are
-// rank, op (F, B, I, W, optimizer, gradient-reduce, replica-reduce, tied-embedding, global-norm, parameter-gather),
-// stage, mb, slice, step, and seconds (of a delay, required). A drop is of a message, so its op is F, B or I; nan is of
-// F, B, I and W. Without an op: any of F, B, I and W. Throws InputError "--fault 'text': rule, got value".
+// Parses "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2". Kinds: delay, drop, kill, stop, nan. Keys: rank, op (F, B,
+// I, W, optimizer, gradient-reduce, replica-reduce, tied-embedding, global-norm, parameter-gather), stage, mb, slice,
+// step, and seconds (required for a delay). A drop needs F, B or I, whose result is sent; nan needs F, B, I or W.
+// Default op: any of F, B, I and W. Throws InputError "--fault 'text': rule, got value".
 Fault parse_fault(std::string_view text);
 
-// What happens at a vertex.
+// The faults to inject at a vertex.
 struct FaultAction {
   Duration delay{0};
   bool drop = false;
@@ -58,13 +58,13 @@ struct FaultAction {
 // The faults of a run.
 class FaultPlan {
  public:
-  // `owners` by world rank; `graph` outlives this. Throws InputError for a fault that no op of the first `steps` steps
-  // matches.
+  // `owners` by world rank; `graph` outlives this. Throws InputError for a fault that matches no op of the first
+  // `steps` steps.
   FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults);
 
   bool empty() const { return faults_.empty(); }
-  // What happens when `world_rank` runs `v`: one of its compute ops, optimizer steps or collectives, or a transfer that
-  // it sends. A joint block matches by either of its ops.
+  // Returns the faults when `world_rank` runs `v`: one of its compute ops, optimizer steps or collectives, or a
+  // transfer that it sends. A joint vertex matches by either of its ops.
   FaultAction at(int world_rank, int step, VertexId v) const;
 
  private:
@@ -74,7 +74,7 @@ class FaultPlan {
   std::vector<Fault> faults_;
 };
 
-// SIGKILL to the own process.
+// Sends SIGKILL to the own process.
 [[noreturn]] void kill_own_process();
 
 }  // namespace sluice::exec

@@ -39,7 +39,7 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
     }
   }
   make_groups();
-  // Touched at once, so that there is memory for it before the first op runs.
+  // Touched now, so that running out of memory shows before the first op.
   const std::size_t bytes = std::max<std::size_t>(to_size(arena_plan_.total_bytes), kBufferAlignment);
   arena_ = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBufferAlignment}));
   std::memset(arena_, 0, bytes);
@@ -53,7 +53,7 @@ HostWorker::~HostWorker() {
   ::operator delete (arena_, std::align_val_t{kBufferAlignment});
 }
 
-// Every worker numbers the groups in the order of the graph, so that messages of one are told from those of another.
+// Every worker numbers the groups in the order of the graph, which distinguishes their messages.
 void HostWorker::make_groups() {
   const RunLayout& layout = plan_.layout();
   const auto members_over = [&](const std::vector<int>& pipeline, bool all_tensor_ranks) {
@@ -66,19 +66,19 @@ void HostWorker::make_groups() {
     return members;
   };
   if (layout.tensor > 1) {
-    tensor_ =
-        std::make_unique<GroupSum>(transport_, Channel::tensor, members_over({pipeline_rank_}, true), kHostTensorGroup);
-    tensor_->tell_of_calls([this](bool begins) {
-      doing(WorkerThread::compute, begins ? Activity::summing : Activity::working, running_);
+    tensor_ = std::make_unique<AllReduceGroup>(transport_, Channel::tensor, members_over({pipeline_rank_}, true),
+                                               kHostTensorGroup);
+    tensor_->on_wait([this](bool begins) {
+      doing(WorkerThread::compute, begins ? Activity::reducing : Activity::working, running_);
     });
   }
   std::vector<int> data;
   for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));
-  groups_.push_back(std::make_unique<GroupSum>(transport_, Channel::collective, std::move(data), kDataGroup));
-  GroupSum* const data_group = groups_.back().get();
+  groups_.push_back(std::make_unique<AllReduceGroup>(transport_, Channel::collective, std::move(data), kDataGroup));
+  AllReduceGroup* const data_group = groups_.back().get();
 
   std::map<std::pair<bool, std::vector<int>>, int> numbers;
-  std::map<std::pair<bool, std::vector<int>>, GroupSum*> known;
+  std::map<std::pair<bool, std::vector<int>>, AllReduceGroup*> known;
   std::size_t mine = 0;
   const OpGraph& graph = plan_.graph();
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -94,10 +94,10 @@ void HostWorker::make_groups() {
                                                 {collective.ranks.begin(), collective.ranks.end()}};
     const auto number = numbers.try_emplace(key, kFirstSharedGroup + static_cast<int>(numbers.size())).first->second;
     if (!ours) continue;
-    GroupSum*& group = known[key];
+    AllReduceGroup*& group = known[key];
     if (group == nullptr) {
-      groups_.push_back(
-          std::make_unique<GroupSum>(transport_, Channel::collective, members_over(key.second, key.first), number));
+      groups_.push_back(std::make_unique<AllReduceGroup>(transport_, Channel::collective,
+                                                         members_over(key.second, key.first), number));
       group = groups_.back().get();
     }
     group_of_.push_back(group);
@@ -107,19 +107,19 @@ void HostWorker::make_groups() {
 void HostWorker::initialise() {
   for (int chunk = 0; chunk < std::ssize(arena_plan_.weights); ++chunk) {
     stage_of(chunk).initialise(weights(chunk, steps_done_), plan_.spec().seed);
-    std::memset(moments(chunk), 0, to_size(stage_of(chunk).memory().optimizer_state));
+    std::memset(optimizer_state(chunk), 0, to_size(stage_of(chunk).memory().optimizer_state));
   }
 }
 
 ChunkState HostWorker::state(int chunk) {
   const StageMemory memory = stage_of(chunk).memory();
   const std::byte* const newest = weights(chunk, steps_done_);
-  return {{newest, newest + memory.weights}, {moments(chunk), moments(chunk) + memory.optimizer_state}};
+  return {{newest, newest + memory.weights}, {optimizer_state(chunk), optimizer_state(chunk) + memory.optimizer_state}};
 }
 
 void HostWorker::set_state(int chunk, const ChunkState& state) {
   std::copy(state.weights.begin(), state.weights.end(), weights(chunk, steps_done_));
-  std::copy(state.moments.begin(), state.moments.end(), moments(chunk));
+  std::copy(state.optimizer_state.begin(), state.optimizer_state.end(), optimizer_state(chunk));
 }
 
 // --- the compute thread --------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ void HostWorker::run_steps(std::int64_t first_step, std::span<const double> lear
     if (wakes_collectives_[i] != 0) transport_.wake(Channel::collective);
     for (const int receive : step.posts) post_receive(receive);
   }
-  // What was sent must have arrived before its buffer may be used again, and collectives must be over.
+  // Sends must have arrived before their buffers are reused, and collectives must be complete.
   const std::int64_t all_collectives = (run_number_ + 1) * std::ssize(rank_.collectives);
   const VertexId last = rank_.steps.empty() ? 0 : rank_.steps.back().vertex;
   for (std::size_t i = 0; i < sends_.size(); ++i) {
@@ -197,7 +197,7 @@ void HostWorker::post_receive(int receive) {
   transport_.post_receive(message);
 }
 
-// Waits, if it must, and says so to the recorder.
+// Waits, recording the wait, unless `condition` is already true.
 template <typename Condition>
 void HostWorker::wait_for(VertexId vertex, VertexId waits_for, Condition&& condition) {
   if (condition()) return;
@@ -229,7 +229,8 @@ void HostWorker::await(const PlannedStep& step) {
   }
 }
 
-// What is held while the step runs: its blocks, and the buffers of what has come and was not read.
+// Counts the bytes held while the step runs: its blocks, and the buffers of messages that have arrived and were not yet
+// read.
 void HostWorker::count_held(std::size_t step) {
   std::int64_t held = arena_plan_.standing_bytes + rank_.held_after_start[step];
   std::size_t kept = 0;
@@ -246,7 +247,7 @@ void HostWorker::run_ops(const PlannedStep& step) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
   const FaultAction action = fault_at(step.vertex);
-  suffer(action, transport_);
+  inject(action, transport_);
   std::int64_t recompute_ns = 0;
   for (int i = 0; i < step.num_ops; ++i) {
     const OpPlan& op = step.ops[i];
@@ -270,7 +271,7 @@ void HostWorker::run_ops(const PlannedStep& step) {
   starts_[step.vertex] = began;
   ends_[step.vertex] = end;
   if (step.recomputes) {
-    // It ran layer by layer inside the backward, and is shown before it.
+    // It ran layer by layer within the backward; the timeline shows it before.
     starts_[step.recompute] = began;
     starts_[step.vertex] = ends_[step.recompute] = began + recompute_ns;
   }
@@ -328,20 +329,20 @@ void HostWorker::run_send(const PlannedStep& step) {
   message.channel = Channel::transfer;
   message.id = run_number_ * static_cast<std::int64_t>(plan_.graph().size()) + planned.vertex;
   starts_[step.vertex] = now_ns();
-  if (fault_at(step.vertex).drop) return;  // it stays done
+  if (fault_at(step.vertex).drop) return;  // the message stays done
   transport_.post_send(message);
 }
 
 void HostWorker::run_optimizer(const PlannedStep& step) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
-  suffer(fault_at(step.vertex), transport_);
+  inject(fault_at(step.vertex), transport_);
   const Stage& stage = stage_of(step.chunk);
   OptimizerStep update = update_of(step, learning_rates_);
   update.gradient_scale = gradient_scale_;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
   const std::int64_t version = version_base_ + step.step;
-  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), moments(step.chunk), read, update);
+  stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   std::memset(read, 0, to_size(stage.memory().gradients));
   const std::int64_t end = now_ns();
   starts_[step.vertex] = began;
@@ -387,12 +388,12 @@ void HostWorker::rethrow_own_error() {
   if (collective_error_) std::rethrow_exception(collective_error_);
 }
 
-void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& group) {
+void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGroup& group) {
   doing(WorkerThread::collective, Activity::exchanging, collective.vertex);
   starts_[collective.vertex] = now_ns();
-  suffer(fault_at(collective.vertex), transport_);
+  inject(fault_at(collective.vertex), transport_);
   const Schedule& schedule = plan_.schedule();
-  const auto sum = [&](std::byte* data, std::int64_t elements) {
+  const auto all_reduce = [&](std::byte* data, std::int64_t elements) {
     if (plan_.spec().precision == Precision::float64) {
       group.all_reduce_sum(reinterpret_cast<double*>(data), elements);
     } else {
@@ -403,15 +404,16 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
     case CollectiveKind::gradient_reduce:
     case CollectiveKind::replica_reduce: {
       const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
-      sum(gradients(chunk, collective.gradient_buffers[chunk]),
-          stage_of(chunk).memory().gradients / plan_.element_bytes());
+      all_reduce(gradients(chunk, collective.gradient_buffers[chunk]),
+                 stage_of(chunk).memory().gradients / plan_.element_bytes());
       break;
     }
     case CollectiveKind::tied_embedding: {
       const int chunk = embedding_chunk();
       const Stage& stage = stage_of(chunk);
       const Parameter& word = word_embedding(stage);
-      sum(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.element_bytes(), word.size());
+      all_reduce(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.element_bytes(),
+                 word.size());
       break;
     }
     case CollectiveKind::global_norm: {
@@ -424,13 +426,13 @@ void HostWorker::run_collective(const PlannedCollective& collective, GroupSum& g
       norm_ = std::sqrt(squares);
       if (!std::isfinite(norm_)) {
         throw RunFailure(FailureKind::non_finite, world_rank_,
-                         fmt::format("the norm of the gradients of step {} is not finite", first_step_));
+                         fmt::format("the global gradient norm of step {} is not finite", first_step_));
       }
       const double most = plan_.spec().clip_gradients;
       gradient_scale_ = norm_ > most ? most / norm_ : 1;
       break;
     }
-    case CollectiveKind::parameter_gather: break;  // no plan has it
+    case CollectiveKind::parameter_gather: break;  // not used by any plan
   }
   ends_[collective.vertex] = now_ns();
 }

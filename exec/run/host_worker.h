@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "exec/run/worker.h"
-#include "exec/transport/group_sum.h"
+#include "exec/transport/all_reduce.h"
 #include "exec/transport/transport.h"
 
 namespace sluice::exec {
 
-// A worker on the CPU: one thread computes and sends, and one does what is collective.
+// A worker on the CPU: one thread computes and sends, the other runs collectives.
 class HostWorker final : public Worker {
  public:
   // Throws std::bad_alloc if there is no memory for the arena.
@@ -42,29 +42,30 @@ class HostWorker final : public Worker {
   void poison(const Stage& stage, SliceCall& call) const;
   void count_held(std::size_t step);
   void collective_loop();
-  void run_collective(const PlannedCollective& collective, GroupSum& group);
+  void run_collective(const PlannedCollective& collective, AllReduceGroup& group);
   void make_groups();
 
   Transport& transport_;
-  std::unique_ptr<GroupSum> tensor_;  // null where the stage is not split
-  std::vector<std::unique_ptr<GroupSum>> groups_;
-  std::vector<GroupSum*> group_of_;  // by RankPlan::collectives
+  std::unique_ptr<AllReduceGroup> tensor_;  // null without tensor parallelism
+  std::vector<std::unique_ptr<AllReduceGroup>> groups_;
+  std::vector<AllReduceGroup*> group_of_;  // by RankPlan::collectives
   std::vector<Message> sends_;
   std::vector<Message> receives_;
-  std::vector<char> consumed_;           // by receive, in this run: its buffer was read
+  std::vector<char> consumed_;           // by receive, in this run: its buffer has been read
   std::vector<int> awaiting_;            // receives posted and not read
   std::vector<char> wakes_collectives_;  // by step: a collective begins after it
 
-  VertexId running_ = 0;  // or about to
+  VertexId running_ = 0;  // or about to run
   std::span<const double> learning_rates_;
   double gradient_scale_ = 1;
 
-  // Between the two threads. Numbers grow over all runs, so that nothing is reset.
-  std::atomic<std::int64_t> progress_{0};          // run * size + vertex + 1 of the last that compute has done
-  std::atomic<std::int64_t> collectives_done_{0};  // run * collectives + done
+  // Shared by the two threads. The counts grow over all runs, so that nothing is reset.
+  // run * size + vertex + 1 of the last vertex that the compute thread has completed
+  std::atomic<std::int64_t> progress_{0};
+  std::atomic<std::int64_t> collectives_done_{0};  // run * number of collectives + those completed
   std::atomic<std::int64_t> runs_begun_{0};
   std::atomic<bool> leaving_{false};
-  std::exception_ptr collective_error_;  // read once the thread has been joined
+  std::exception_ptr collective_error_;  // read after joining the thread
   std::thread collective_thread_;
 };
 

@@ -4,15 +4,15 @@
 
 namespace sluice::exec {
 
-// The scale that losses of float16 are multiplied with, so that gradients do not vanish: halved when a step's gradients
-// overflow (that step changes nothing), doubled after many that did not (Micikevicius et al. 2018, 3.2). All workers
-// come to the same one, since the norm that they decide by is the same.
+// Dynamic loss scale for float16, which keeps gradients from underflowing: halved when the gradients of a step overflow
+// (the step is skipped), doubled after many steps without overflow (Micikevicius et al. 2018, 3.2). All workers have
+// the same scale, since the norm that decides is the same.
 class LossScale {
  public:
-  // `dynamic`: of float16; else it is 1 and stays.
+  // `dynamic`: for float16; otherwise the scale is constantly 1.
   explicit LossScale(bool dynamic) : dynamic_(dynamic), scale_(dynamic ? kFirst : 1) {}
   double value() const { return scale_; }
-  // After an optimizer step. False: it cannot go lower, so what overflows is not its fault.
+  // Updates the scale after an optimizer step. Returns false if the gradients overflow at the minimum scale.
   bool update(bool overflowed);
 
  private:

@@ -8,7 +8,7 @@
 namespace sluice::exec {
 namespace {
 
-// By the exponent, in integers: compilers turn it into a few vector instructions.
+// Tests the exponent with integer operations, which compilers vectorize.
 template <typename Word>
 bool no_exponent_is_full(const std::byte* data, std::int64_t elements, Word exponent) {
   Word full = 0;
@@ -42,7 +42,7 @@ const Parameter& word_embedding(const Stage& stage) {
   for (const Parameter& parameter : stage.parameters()) {
     if (parameter.name == kWordEmbedding) return parameter;
   }
-  throw std::logic_error("a stage without a word embedding");
+  throw std::logic_error("stage without a word embedding");
 }
 
 }  // namespace sluice::exec

@@ -9,17 +9,12 @@
 #include <mutex>
 #include <string>
 
+#include "exec/plan/host_memory.h"
 #include "exec/transport/in_process.h"
 #include "exec/transport/on_threads.h"
 #include "model/errors.h"
 
 namespace sluice::exec {
-namespace {
-
-constexpr double kGibibyte = 1024.0 * 1024.0 * 1024.0;
-
-}  // namespace
-
 void check_device_memory(const RunPlan& plan, const RunDevices& devices) {
   struct OfGpu {
     std::int64_t needed = 0;
@@ -39,9 +34,8 @@ void check_device_memory(const RunPlan& plan, const RunDevices& devices) {
   }
   for (const auto& [ordinal, gpu] : gpus) {
     if (gpu.needed <= gpu.free) continue;
-    throw DoesNotFit(fmt::format("{} worker(s) on {} need {:.2f} GiB, and {:.2f} GiB are free", gpu.workers, gpu.name,
-                                 static_cast<double>(gpu.needed) / kGibibyte,
-                                 static_cast<double>(gpu.free) / kGibibyte));
+    throw DoesNotFit(fmt::format("{} worker(s) on {} need {:.2f} GiB, but {:.2f} GiB are free", gpu.workers, gpu.name,
+                                 static_cast<double>(gpu.needed) / kGiB, static_cast<double>(gpu.free) / kGiB));
   }
 }
 

@@ -11,24 +11,24 @@
 
 namespace sluice::exec {
 
-// What the workers of this process run on, where that is devices.
+// The devices of the workers of this process.
 struct RunDevices {
   const DeviceKernels* kernels = nullptr;  // null: the CPU
-  std::vector<Device*> devices;            // by world rank; of processes its own alone, else null
-  DeviceTransport* transport = nullptr;    // between processes; workers of one process need none
+  std::vector<Device*> devices;            // by world rank; null for workers of other processes
+  DeviceTransport* transport = nullptr;    // between processes; not needed within one
 };
 
-// Of one worker.
+// The device of one worker.
 struct WorkerDevice {
   Device* device = nullptr;
   DeviceTransport* transport = nullptr;
 };
 
-// Throws DoesNotFit, with what each rank needs, if the arenas of workers on one GPU are more than it has free.
+// Throws DoesNotFit if the arenas of the workers on one GPU need more memory than it has free.
 void check_device_memory(const RunPlan& plan, const RunDevices& devices);
 
-// Calls `work` on a thread for each of `workers`, with its transport and device. Throws what the first one threw that
-// failed, after all have ended; the others are stopped.
+// Calls `work` on one thread per worker, with its transport and device. If a worker fails, stops the others and throws
+// its exception after all threads have ended.
 void on_device_threads(int workers, const RunDevices& devices,
                        const std::function<void(Transport&, const WorkerDevice&)>& work);
 

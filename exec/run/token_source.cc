@@ -21,7 +21,7 @@ constexpr std::uint64_t mixed(std::uint64_t x) {
 constexpr std::uint64_t mixed(std::uint64_t a, std::uint64_t b) { return mixed(mixed(a) ^ b); }
 constexpr std::uint64_t mixed(std::uint64_t a, std::uint64_t b, std::uint64_t c) { return mixed(mixed(a, b), c); }
 
-// 0 to n - 1: the high word of random * n, by halves.
+// Returns a number from 0 to n - 1: the high word of random * n.
 constexpr std::uint64_t below(std::uint64_t n, std::uint64_t random) {
   constexpr std::uint64_t kLow = 0xffffffff;
   const std::uint64_t a = (random & kLow) * (n & kLow);
@@ -52,10 +52,8 @@ TokenSource TokenSource::of_text(const std::string& path, int vocabulary, std::i
   }
   source.text_ = read_file(path, std::int64_t{1} << 36);
   if (std::ssize(source.text_) < sequence_length + 1) {
-    throw InputError(
-        fmt::format("{}: expected at least {} bytes, one more than the sequence has tokens, so that each has a next "
-                    "one, got {}",
-                    path, sequence_length + 1, source.text_.size()));
+    throw InputError(fmt::format("{}: expected at least {} bytes, one more than the sequence length, got {}", path,
+                                 sequence_length + 1, source.text_.size()));
   }
   return source;
 }
@@ -94,7 +92,7 @@ std::int32_t TokenSource::successor(std::int32_t token, std::uint64_t random) co
       below(static_cast<std::uint64_t>(vocabulary_), mixed(~seed_, static_cast<std::uint64_t>(token), choice)));
 }
 
-// The chain is walked from its start, whatever part of it is asked for.
+// The chain is generated from its start, whichever part of it is requested.
 void TokenSource::fill_synthetic(std::uint64_t sample, std::int64_t first_token, std::span<std::int32_t> tokens,
                                  std::span<std::int32_t> targets) const {
   auto token = static_cast<std::int32_t>(below(static_cast<std::uint64_t>(vocabulary_), sample));

@@ -22,13 +22,11 @@
 namespace sluice::exec {
 namespace {
 
-constexpr int kRootWorker = 0;
-
-// What a worker tells the root of a run of the graph, as bytes.
-class ResultMessage {
+// Bytes that a worker sends to the root about a run of the graph.
+class Note {
  public:
-  ResultMessage() = default;
-  explicit ResultMessage(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
+  Note() = default;
+  explicit Note(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
 
   template <typename T>
   void put(const T& value) {
@@ -61,8 +59,8 @@ class ResultMessage {
   std::size_t at_ = 0;
 };
 
-ResultMessage note_of(const Worker& worker, bool keep_clock) {
-  ResultMessage note;
+Note note_of(const Worker& worker, bool keep_clock) {
+  Note note;
   note.put_all(worker.losses());
   note.put(worker.gradient_norm());
   note.put(worker.held_bytes());
@@ -81,7 +79,7 @@ ResultMessage note_of(const Worker& worker, bool keep_clock) {
   return note;
 }
 
-// Whether the worker is of the replica and the tensor share whose times are kept.
+// Whether the worker belongs to the replica and tensor rank whose times are kept.
 bool of_first_replica(const RunLayout& layout, int world_rank) {
   return layout.data_rank(world_rank) == 0 && layout.tensor_rank(world_rank) == 0;
 }
@@ -90,13 +88,13 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
                      std::vector<WorkerReport>& workers) {
   const RunLayout& layout = plan.layout();
   RunReport report;
-  report.losses.assign(plan.batches(), 0);
+  report.losses.assign(to_size(plan.batches()), 0);
   std::int64_t first = std::numeric_limits<std::int64_t>::max();
   std::int64_t last = 0;
   for (int rank = 0; rank < layout.size(); ++rank) {
-    ResultMessage note(std::move(all[rank]));
+    Note note(std::move(all[rank]));
     const auto losses = note.take_all<double>(report.losses.size());
-    // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, their own.
+    // Tensor ranks have the same losses; replicas, and the two ranks of a replicated last stage, have different ones.
     for (std::size_t i = 0; layout.tensor_rank(rank) == 0 && i < losses.size(); ++i) report.losses[i] += losses[i];
     report.gradient_norm = std::max(report.gradient_norm, note.take<double>());
     WorkerReport& worker = workers[rank];
@@ -134,7 +132,7 @@ std::vector<RecorderOwner> owners_of(const RunLayout& layout) {
   return owners;
 }
 
-// Puts each worker's process and host into `owners`, on every worker.
+// Fills in process and host of all workers in `owners`, on every worker.
 void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
   struct Known {
     std::int64_t process = 0;
@@ -163,79 +161,97 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
 
 namespace {
 
-// The part of one worker: all of them call it, each with its own transport. The report is the root's.
-void train(Worker& worker, Transport& transport, const RunPlan& plan, const TrainingOptions& options,
-           Supervisor& supervisor, TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
-  const bool root = transport.rank() == kRootWorker;
-  if (root) report.workers.resize(transport.size());
-  if (hooks.begin) {
-    hooks.begin(worker, transport);
-  } else {
-    worker.initialise();
-  }
-  std::int64_t step = options.first_step;
-  std::vector<double> rates(to_size(plan.steps_per_run()));
-  for (int run = 0; run < options.runs; ++run) {
-    // Of stashed weights each microbatch is a step of its own; the rate follows its batch.
-    for (std::size_t i = 0; i < rates.size(); ++i) {
-      const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
-      rates[i] = learning_rate_of(plan, options, step + batch);
+// One training run in this process, as all of its workers see it.
+struct TrainingJob {
+  const RunPlan& plan;
+  const TokenSource& tokens;
+  const FaultPlan& faults;
+  const TrainingOptions& options;
+  Supervisor& supervisor;
+  TrainingReport& report;  // of the root
+  const WorkerHooks& hooks;
+  const RunObserver& observer;
+
+  // Runs one worker: called by every worker with its own transport.
+  void train(Worker& worker, Transport& transport) const {
+    const bool root = transport.rank() == Transport::kRoot;
+    if (root) report.workers.resize(to_size(transport.size()));
+    if (hooks.begin) {
+      hooks.begin(worker, transport);
+    } else {
+      worker.initialise();
     }
-    // All begin together, or end together.
+    std::int64_t step = options.first_step;
+    std::vector<double> rates(to_size(plan.steps_per_run()));
+    for (int run = 0; run < options.runs; ++run) {
+      // With weight stashing each microbatch is a step; its learning rate is that of its batch.
+      for (std::size_t i = 0; i < rates.size(); ++i) {
+        const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
+        rates[i] = learning_rate_of(plan, options, step + batch);
+      }
+      if (!begin_together(transport)) {
+        if (root) report.interrupted = true;
+        return;
+      }
+      worker.run(step, rates);
+      step += plan.batches();
+      report_run(worker, transport, step - plan.batches());
+      if (hooks.after_run) hooks.after_run(worker, transport, step);
+    }
+  }
+
+  // All workers begin the next run of the graph, or end together.
+  bool begin_together(Transport& transport) const {
     transport.gather({});
     auto go = std::byte{1};
-    if (root && (supervisor.stop_asked() || (options.stop != nullptr && options.stop->load()))) go = std::byte{0};
+    const bool stop = supervisor.stop_asked() || (options.stop != nullptr && options.stop->load());
+    if (transport.rank() == Transport::kRoot && stop) go = std::byte{0};
     transport.broadcast({&go, 1});
-    if (go == std::byte{0}) {
-      if (root) report.interrupted = true;
-      return;
-    }
-    worker.run(step, rates);
-    const bool keep = options.keep_times != KeepTimes::none && of_first_replica(plan.layout(), transport.rank());
-    if (of_first_replica(plan.layout(), transport.rank())) supervisor.expect(worker.starts(), worker.ends());
-    auto all = transport.gather(note_of(worker, keep).bytes());
-    step += plan.batches();
-    if (root) {
-      RunReport of_run = read_notes(std::move(all), plan, options.keep_times != KeepTimes::none, report.workers);
-      of_run.first_step = step - plan.batches();
-      if (observer) observer(of_run);
-      if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
-      report.runs.push_back(std::move(of_run));
-    }
-    if (hooks.after_run) hooks.after_run(worker, transport, step);
+    return go != std::byte{0};
   }
-}
 
-// Makes a worker and trains it; what goes wrong is the supervisor's.
-void live(std::unique_ptr<Worker>& worker, const RunPlan& plan, Transport& transport, const WorkerDevice& device,
-          const TokenSource& tokens, const FaultPlan& faults, const TrainingOptions& options, Supervisor& supervisor,
-          TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
-  const int rank = transport.rank();
-  try {
-    const WorkerServices services{.tokens = &tokens,
-                                  .recorder = supervisor.recorder(rank),
-                                  .faults = &faults,
-                                  .device = device.device,
-                                  .device_transport = device.transport};
-    // Made by the thread that uses it, so that its memory is near.
-    worker = make_worker(plan, rank, transport, services);
-    train(*worker, transport, plan, options, supervisor, report, hooks, observer);
-  } catch (const Stopped&) {
+  void report_run(const Worker& worker, Transport& transport, std::int64_t first_step) const {
+    const bool keep = options.keep_times != KeepTimes::none;
+    const bool first_replica = of_first_replica(plan.layout(), transport.rank());
+    if (first_replica) supervisor.expect(worker.starts(), worker.ends());
+    auto all = transport.gather(note_of(worker, keep && first_replica).bytes());
+    if (transport.rank() != Transport::kRoot) return;
+    RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
+    of_run.first_step = first_step;
+    if (observer) observer(of_run);
+    if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
+    report.runs.push_back(std::move(of_run));
+  }
+
+  // Creates a worker and trains it; passes its failure to the supervisor.
+  void run_worker(std::unique_ptr<Worker>& worker, Transport& transport, const WorkerDevice& device) const {
+    const int rank = transport.rank();
     try {
-      if (worker) worker->rethrow_own_error();
+      const WorkerServices services{.tokens = &tokens,
+                                    .recorder = supervisor.recorder(rank),
+                                    .faults = &faults,
+                                    .device = device.device,
+                                    .device_transport = device.transport};
+      // Created by the thread that uses it, so that its memory is local to that.
+      worker = make_worker(plan, rank, transport, services);
+      train(*worker, transport);
     } catch (const Stopped&) {
+      try {
+        if (worker) worker->rethrow_own_error();
+      } catch (const Stopped&) {
+      } catch (...) {
+        supervisor.fail(std::current_exception());
+      }
     } catch (...) {
       supervisor.fail(std::current_exception());
     }
-  } catch (...) {
-    supervisor.fail(std::current_exception());
+    if (Recorder* recorder = supervisor.recorder(rank)) {
+      if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);
+    }
   }
-  if (Recorder* recorder = supervisor.recorder(rank)) {
-    if (!transport.stopped()) recorder->doing(WorkerThread::compute, Activity::finished, 0);
-  }
-}
+};
 
-// Steps of the run over which faults may come: those that it counts from, up to its last.
+// Faults may be injected up to the last step of the run; steps count from the beginning of training.
 FaultPlan faults_of(const RunPlan& plan, const std::vector<RecorderOwner>& owners, const TrainingOptions& options) {
   const std::int64_t steps = options.first_step + std::int64_t{options.runs} * plan.batches();
   return FaultPlan(plan.graph(), owners, static_cast<int>(steps), options.faults);
@@ -257,12 +273,14 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
   const std::vector<RecorderOwner> owners = owners_of(layout);
   const FaultPlan faults = faults_of(plan, owners, options);
   ThreadFabric fabric(layout.size());
-  // Workers outlive all threads: whoever ends early leaves its buffers to those that still look at them.
+  // Workers outlive all threads: one that ends early keeps its buffers for those that still access them.
   std::vector<std::unique_ptr<Worker>> workers(to_size(layout.size()));
   std::vector<int> here(to_size(layout.size()));
   std::iota(here.begin(), here.end(), 0);
-  Supervisor supervisor(plan.graph(), options.supervision, owners, here, [&] { fabric.worker(kRootWorker).stop(); });
+  Supervisor supervisor(plan.graph(), options.supervision, owners, here,
+                        [&] { fabric.worker(Transport::kRoot).stop(); });
   supervisor.watch();
+  const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};
   {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < layout.size(); ++rank) {
@@ -271,8 +289,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
         if (device_fabric) {
           device = {options.devices->devices[rank], &device_fabric->worker(fabric.worker(rank))};
         }
-        live(workers[rank], plan, fabric.worker(rank), device, tokens, faults, options, supervisor, report, hooks,
-             observer);
+        job.run_worker(workers[rank], fabric.worker(rank), device);
       });
     }
   }
@@ -282,7 +299,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
     report.broken.push_back(
         {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
   }
-  // Nobody's memory and events go while another's device may still look at them.
+  // Keep memory and events while other devices may access them.
   if (device_fabric) device_fabric->drain();
   for (const auto& worker : workers) {
     if (worker != nullptr) worker->settle();
@@ -297,10 +314,10 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
                       const RunObserver& observer) {
   const RunLayout& layout = plan.layout();
   if (transport.size() != layout.size()) {
-    throw InputError(fmt::format("{} processes for {} workers ({} pipeline x {} data x {} tensor ranks)",
+    throw InputError(fmt::format("expected {1} processes ({2} pipeline x {3} data x {4} tensor ranks), got {0}",
                                  transport.size(), layout.size(), layout.pipeline, layout.data, layout.tensor));
   }
-  // Everybody learns who the others are, and which of them share this host.
+  // Exchange the owners: which workers share this host?
   std::vector<RecorderOwner> owners = owners_of(layout);
   exchange_owners(transport, owners);
   std::vector<int> workers_here(to_size(layout.pipeline), 0);
@@ -319,7 +336,8 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   Supervisor supervisor(plan.graph(), options.supervision, owners, {transport.rank()}, [&] { transport.stop(); });
   transport.barrier();
   supervisor.watch();
-  live(worker, plan, transport, device, tokens, faults, options, supervisor, report, hooks, observer);
+  const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};
+  job.run_worker(worker, transport, device);
   worker.reset();
   supervisor.end();
 }

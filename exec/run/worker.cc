@@ -117,7 +117,7 @@ FaultAction Worker::fault_at(VertexId vertex) const {
   return services_.faults->at(world_rank_, static_cast<int>(first_step_), vertex);
 }
 
-void Worker::suffer(const FaultAction& action, const Transport& transport) const {
+void Worker::inject(const FaultAction& action, const Transport& transport) const {
   if (action.kill) kill_own_process();
   const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
   while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
@@ -127,9 +127,10 @@ void Worker::suffer(const FaultAction& action, const Transport& transport) const
 }
 
 void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
-  throw RunFailure(FailureKind::non_finite, world_rank_,
-                   fmt::format("{} of step {} on rank {} made a number that is not finite", plan_.graph().name(vertex),
-                               first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
+  throw RunFailure(
+      FailureKind::non_finite, world_rank_,
+      fmt::format("{} of step {} on rank {} produced a value that is not finite", plan_.graph().name(vertex),
+                  first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
 }
 
 bool Worker::counts_in_norm(int chunk) const {
@@ -141,7 +142,7 @@ bool Worker::counts_in_norm(int chunk) const {
 }
 
 int Worker::embedding_chunk() const {
-  // Of a rank with the first stage, that of its embedding; of one with the last, that of its copy.
+  // The embedding of the first stage, or its copy in the last stage.
   const auto held = plan_.schedule().stages_of(pipeline_rank_);
   return held.front() == 0 ? 0 : static_cast<int>(held.size()) - 1;
 }

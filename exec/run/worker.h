@@ -16,41 +16,41 @@
 
 namespace sluice::exec {
 
-// What a worker needs besides its plan; all outlive it.
+// What a worker needs in addition to its plan; everything outlives it.
 struct WorkerServices {
   const TokenSource* tokens = nullptr;
   Recorder* recorder = nullptr;       // may be null
   const FaultPlan* faults = nullptr;  // may be null
-  // Of a run on devices (RunSpec::kernels): this worker's own, and how it reaches the others.
+  // For a run on devices (RunSpec::kernels): the device of this worker, and its transport.
   Device* device = nullptr;
   DeviceTransport* device_transport = nullptr;
 };
 
-// Where a worker's time went in one run of the graph; nanoseconds of its compute thread, or of its device's compute
-// stream.
+// Where the time of a worker went in one run of the graph, in nanoseconds of its compute thread or of the compute
+// stream of its device.
 struct WorkerTimes {
-  std::int64_t total = 0;    // from its first step's beginning to the end of its last
-  std::int64_t kernels = 0;  // inside the stage's calls, with what they wait for tensor-parallel peers
+  std::int64_t total = 0;    // from the start of its first step to the end of its last
+  std::int64_t kernels = 0;  // inside the calls of the stage, including waits for tensor-parallel ranks
   std::int64_t waiting = 0;  // for messages and collectives
-  // The rest is the executor's own.
+  // The remainder is overhead of the executor.
   std::int64_t overhead() const { return total - kernels - waiting; }
 };
 
-// When one worker began and ended its vertices, steady_clock; 0 where it had no part in one or did not come to it.
+// Start and end times of the vertices of one worker, by vertex, steady_clock; 0 if it did not run.
 struct WorkerClock {
   std::vector<std::int64_t> starts;
   std::vector<std::int64_t> ends;
 };
 
-// What a checkpoint has of one chunk, in host memory: weights, and the optimizer's first and second moments, each in
-// the order of the stage's parameters, float64 where the run computes in that, else float32.
+// State of one chunk in a checkpoint, in host memory: weights, and the first and second Adam moments, each in the order
+// of the parameters of the stage; float64 if the run computes in float64, else float32.
 struct ChunkState {
   std::vector<std::byte> weights;
-  std::vector<std::byte> moments;
+  std::vector<std::byte> optimizer_state;
 };
 
-// One worker of a run: a rank of the pipeline, of one data-parallel replica and one tensor-parallel share. Its arena is
-// allocated once; a run of the graph allocates nothing.
+// One worker of a run: a pipeline rank of one data-parallel replica and tensor-parallel rank. Its arena is allocated
+// once; a run of the graph allocates no memory.
 class Worker {
  public:
   Worker(const RunPlan& plan, int world_rank, const WorkerServices& services);
@@ -61,35 +61,35 @@ class Worker {
   int world_rank() const { return world_rank_; }
   int pipeline_rank() const { return pipeline_rank_; }
   const RankPlan& rank_plan() const { return rank_; }
-  // Of chunk `chunk`.
   const Stage& stage_of(int chunk) const;
 
-  // Fresh weights from the seed, moments zero.
+  // Initialises the weights from the seed and zeroes the optimizer state.
   virtual void initialise() = 0;
-  // Runs the graph once. `first_step` is the training step of its first batch, from 0; learning_rates has one for each
-  // batch. Throws RunFailure for its own failure, Stopped if another worker's ended the run.
+  // Runs the graph once. `first_step`: training step of its first batch, from 0. learning_rates: one per optimizer
+  // step. Throws RunFailure for its own failure, Stopped if the run was stopped because of another worker.
   virtual void run(std::int64_t first_step, std::span<const double> learning_rates) = 0;
-  // After `run` has thrown Stopped: throws what a thread of this worker's own threw, if it was that which ended the
-  // run.
+  // Called after `run` has thrown Stopped: throws the exception of a thread of this worker that caused the stop, if
+  // any.
   virtual void rethrow_own_error() {}
-  // Waits for what it has put on its device, which may still look at other workers' memory and events.
+  // Waits for work enqueued on its device, which may access memory and events of other workers.
   virtual void settle() {}
 
-  // The newest weights and the moments, between two runs.
+  // Newest weights and optimizer state; called between two runs.
   virtual ChunkState state(int chunk) = 0;
   virtual void set_state(int chunk, const ChunkState& state) = 0;
-  // Optimizer steps behind the newest weights; set before the state is.
+  // Optimizer steps contained in the newest weights; set before the state.
   std::int64_t steps_done() const { return steps_done_; }
   void set_steps_done(std::int64_t steps) { steps_done_ = steps; }
 
-  // Of the last run. Sums over the slices that this worker's head has seen, by batch; zeros without a head.
+  // Results of the last run. Losses are sums over the slices that the head of this worker has processed, by batch; 0
+  // without a head.
   std::span<const double> losses() const { return losses_; }
-  double gradient_norm() const { return norm_; }  // before clipping; 0 without
-  // By vertex, steady_clock: of what ran on this worker. Of a transfer the sender has the start, the receiver the end.
+  double gradient_norm() const { return norm_; }  // before clipping; 0 if not computed
+  // By vertex that ran on this worker, steady_clock. The sender of a transfer has its start, the receiver its end.
   std::span<const std::int64_t> starts() const { return starts_; }
   std::span<const std::int64_t> ends() const { return ends_; }
   const WorkerTimes& times() const { return times_; }
-  // The most bytes that were held in the arena at once, and all of the arena.
+  // Maximum of the bytes held in the arena, and its size.
   std::int64_t held_bytes() const { return most_held_; }
   std::int64_t arena_bytes() const { return arena_plan_.total_bytes; }
 
@@ -97,28 +97,30 @@ class Worker {
   int world_rank_of(int pipeline_rank) const {
     return plan_.layout().world_rank(pipeline_rank, data_rank_, tensor_rank_);
   }
-  // In the arena: of chunk `chunk` the weights with so many steps behind them, and so on; boundary buffer i.
+  // Addresses in the arena: weights of a chunk after `version` optimizer steps, gradients, optimizer state; boundary
+  // buffers.
   std::byte* weights(int chunk, std::int64_t version) const;
   std::byte* gradients(int chunk, int buffer) const;
-  std::byte* moments(int chunk) const { return arena_ + arena_plan_.moments[chunk]; }
+  std::byte* optimizer_state(int chunk) const { return arena_ + arena_plan_.optimizer_states[chunk]; }
   std::byte* buffer(int i) const { return arena_ + arena_plan_.buffers[i]; }
-  // What an op works on, without tokens and targets.
+  // Returns the arguments of an op, without tokens and targets.
   SliceCall slice_call(const OpPlan& op);
-  // Whether it is the first backward of its microbatch, before which the gradients of all keys and values are zeroed.
+  // Returns whether the op is the first backward of its microbatch; before it the gradients of all keys and values are
+  // zeroed.
   bool begins_backward(const OpPlan& op) const;
   bool needs_tokens(const OpPlan& op) const;
-  // The update of an optimizer step, without what it is put on.
+  // Returns the arguments of an optimizer step, without its stream.
   OptimizerStep update_of(const PlannedStep& step, std::span<const double> learning_rates) const;
   void doing(WorkerThread thread, Activity activity, VertexId vertex = 0, VertexId waits_for = 0);
   FaultAction fault_at(VertexId vertex) const;
-  // Sleeps through a delay, and for ever where the worker is to stop; kills the process. Throws Stopped.
-  void suffer(const FaultAction& action, const Transport& transport) const;
+  // Injects faults: sleeps for a delay, or until stopped; kills the process. Throws Stopped.
+  void inject(const FaultAction& action, const Transport& transport) const;
   [[noreturn]] void fail_not_finite(VertexId vertex, int microbatch) const;
-  // Whether this worker counts the gradients of a chunk in the global norm: one of a stage's replicas does.
+  // Returns whether this worker adds the gradients of a chunk to the global norm: one of the replicas of a stage does.
   bool counts_in_norm(int chunk) const;
-  // Where a tied embedding's sum takes place: its chunk, and its parameter.
+  // Returns the chunk whose word embedding takes part in the reduction of a tied embedding.
   int embedding_chunk() const;
-  // By batch, from what each unit's head has seen.
+  // Sums the losses of units by batch.
   void add_up_losses();
 
   const RunPlan& plan_;
@@ -129,7 +131,7 @@ class Worker {
   const RankPlan& rank_;
   const ArenaPlan& arena_plan_;
   WorkerServices services_;
-  std::byte* arena_ = nullptr;  // the host's, or the device's
+  std::byte* arena_ = nullptr;  // in host or device memory
 
   std::int64_t run_number_ = 0;
   std::int64_t first_step_ = 0;
@@ -148,8 +150,8 @@ class Worker {
   std::vector<std::byte*> keys_values_gradients_;
 };
 
-// On the CPU, or on services.device where the plan is for devices. Throws std::bad_alloc or DoesNotFit if there is no
-// memory for the arena.
+// Creates a worker on the CPU, or on services.device for a plan for devices. Throws std::bad_alloc or DoesNotFit if
+// there is no memory for the arena.
 std::unique_ptr<Worker> make_worker(const RunPlan& plan, int world_rank, Transport& transport,
                                     const WorkerServices& services);
 

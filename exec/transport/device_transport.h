@@ -12,56 +12,56 @@
 
 namespace sluice::exec {
 
-// Who talks to whom, by world rank; the same on every worker, in the same order.
+// Connections between devices by world rank; identical, and in the same order, on every worker.
 struct DeviceLinks {
   std::vector<std::pair<int, int>> edges;  // sender, receiver
-  std::vector<std::vector<int>> groups;    // ascending; some may have the same members, and are used on other streams
+  std::vector<std::vector<int>> groups;    // ascending; groups with the same members are used on different streams
 
   friend bool operator==(const DeviceLinks&, const DeviceLinks&) = default;
 };
 
-// One message between the memories of two devices. The owner keeps it, the buffer and the events where they are until
-// it is done.
+// One message between the memories of two devices. The owner keeps it, its buffer and its events in place until it is
+// done.
 struct DeviceMessage {
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
   std::size_t edge = 0;    // of the links; this worker is one of its ends
-  std::int64_t id = 0;     // both ends know it; those of an edge come in the same order at both
-  Event* ready = nullptr;  // of a send: the data are there; of a receive: the buffer is free. Null: at once
+  std::int64_t id = 0;     // known at both ends; messages of an edge have the same order at both
+  Event* ready = nullptr;  // send: the data are complete; receive: the buffer is free. Null: immediately
 
-  // Events of this worker's device, for the transport to record: when the bytes begin to move, and when they have. A
-  // transport may put the other end's in their place; `started` null where only the other end knows.
+  // Events of this worker's device that the transport records when the transfer begins and ends. A transport may
+  // replace them by events of the other end; `started` becomes null if only the other end has it.
   Event* started = nullptr;
   Event* done = nullptr;
-  std::atomic<bool> placed{false};  // `done` stands on a stream: it may be waited for
+  std::atomic<bool> placed{false};  // `done` has been recorded on a stream and may be waited for
 };
 
-// How one worker's device reaches those of the others in the runs of one plan: sends, receives and sums are put on
-// streams, and move when what they wait for is done. Messages of one edge move in order; those of different edges never
-// wait for each other. All calls by the worker's one thread, which issues everything in the order of the graph's
-// vertices, as all workers do: so nobody waits for what is issued later.
+// How the device of one worker reaches the others in the runs of one plan: sends, receives and collectives are enqueued
+// on streams and execute when what they wait for is done. Messages of one edge keep their order; those of different
+// edges never wait for each other. Called by one thread of the worker, which issues everything in the order of the
+// vertices of the graph. So does every worker, and nobody waits for something that is issued later.
 class DeviceConnection {
  public:
   virtual ~DeviceConnection() = default;
-  // Return at once; `placed` is set here or in a later `progress`.
+  // Both return immediately; `placed` is set here or in a later `progress`.
   virtual void send(DeviceMessage& message) = 0;
   virtual void receive(DeviceMessage& message) = 0;
-  // To be called again and again while the worker waits for anything. Throws Stopped once the run has been stopped,
-  // DeviceError if the transport has failed.
+  // Called repeatedly while the worker waits for anything. Throws Stopped once the run has been stopped, DeviceError if
+  // the transport has failed.
   virtual void progress() = 0;
-  // Group `index` of the links; null where this worker is not one of it.
+  // Returns group `index` of the links; null if this worker is not a member.
   virtual StreamGroup* group(std::size_t index) = 0;
 };
 
 class DeviceTransport {
  public:
   virtual ~DeviceTransport() = default;
-  // By all workers together: makes the connections, and uses each once where that makes a difference. Several may be
-  // there at a time, and each worker makes them in the same order. Those with equal links may share what lies beneath.
-  // The device outlives the connection, the transport too.
+  // Called by all workers together, in the same order: makes the connections and uses each once if its first use takes
+  // longer. Connections with equal links may share resources. The device and the transport outlive the connection.
   virtual std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) = 0;
-  // Whether what waits for its other end does so on the device, which then does not come to rest. A kernel's first
-  // launch waits for that (CUDA loads lazily): every kernel of a run must have run before its first message is posted.
+  // Whether waiting for the other end happens on the device, which then does not become idle. The first launch of a
+  // kernel waits for an idle device (CUDA loads lazily), so every kernel of a run must have run before its first
+  // message is posted.
   virtual bool waits_on_device() const { return false; }
 };
 

@@ -14,13 +14,13 @@
 namespace sluice::exec {
 namespace {
 
-// Sends of an edge that the receiver has not taken.
-struct Mailbox {
+// Sends of an edge that the receiver has not matched.
+struct DeviceMailbox {
   std::mutex mutex;
   std::vector<DeviceMessage*> sends;
 };
 
-// Members of a group that come to the same point of their program, again and again, each with something for the others.
+// Barrier of the members of a group, used repeatedly, at which each publishes a buffer and an event.
 struct Meeting {
   struct Brought {
     std::byte* data = nullptr;
@@ -31,24 +31,24 @@ struct Meeting {
   }
   std::size_t members;
   std::atomic<std::int64_t> arrivals{0};
-  std::array<std::vector<Brought>, 2> brought;  // of every second round: nobody is two rounds ahead
+  std::array<std::vector<Brought>, 2> brought;  // of even and odd rounds: no member is two rounds ahead
 };
 
 }  // namespace
 
-// What the connections of one plan share.
+// State shared by the connections of one plan.
 struct DeviceFabric::Session {
   DeviceLinks links;
-  std::vector<std::unique_ptr<Mailbox>> mailboxes;  // by edge
-  std::vector<std::unique_ptr<Meeting>> meetings;   // by group
-  std::vector<Connection*> connections;             // by world rank; those there are
+  std::vector<std::unique_ptr<DeviceMailbox>> mailboxes;  // by edge
+  std::vector<std::unique_ptr<Meeting>> meetings;         // by group
+  std::vector<Connection*> connections;                   // by world rank; null if there is none
 };
 
 struct DeviceFabric::Shared {
   std::size_t workers;
   const DeviceKernels& kernels;
-  std::mutex mutex;                                  // of what follows
-  std::vector<std::unique_ptr<Session>> sessions{};  // in the order in which each worker makes them
+  std::mutex mutex;                                  // guards the sessions
+  std::vector<std::unique_ptr<Session>> sessions{};  // in the order of the calls of connect
 };
 
 class DeviceFabric::Group : public StreamGroup {
@@ -79,28 +79,28 @@ class DeviceFabric::Group : public StreamGroup {
   }
   void all_gather(void* data, std::int64_t bytes, Stream& stream) override {
     auto* const mine = static_cast<std::byte*>(data);
-    const std::int64_t share = bytes / size();
+    const std::int64_t shard = bytes / size();
     device_.record(*ready_, stream);
     const auto& all = meet(mine, *ready_, stream);
     for (int i = 1; i < size(); ++i) {
       const int member = (rank_ + i) % size();
-      device_.copy(mine + member * share, all[member].data + member * share, share, stream);
+      device_.copy(mine + member * shard, all[member].data + member * shard, shard, stream);
     }
     device_.record(*copied_, stream);
     meet(mine, *copied_, stream);
   }
 
  private:
-  // What all have brought; the stream's later work comes after their events.
+  // Returns what all members have published; later work on the stream runs after their events.
   const std::vector<Meeting::Brought>& meet(std::byte* data, Event& event, Stream& stream);
 
-  // Each member reduces its share of everybody's data into its own, in place; then all take the others' shares.
+  // Reduce-scatter in place, then all-gather.
   template <typename Combine>
   void reduce(std::byte* data, std::int64_t count, Element element, Stream& stream, const Combine& combine) {
-    constexpr std::int64_t kRound = 64;  // elements: shares begin where vectors may
+    constexpr std::int64_t kRound = 64;  // elements, so that shards are aligned for vector accesses
     const std::int64_t members = size();
-    const std::int64_t share = (count + members - 1) / members;
-    const std::int64_t step = (share + kRound - 1) / kRound * kRound;
+    const std::int64_t shard = (count + members - 1) / members;
+    const std::int64_t step = (shard + kRound - 1) / kRound * kRound;
     const auto first = [&](std::int64_t member) { return std::min(count, member * step); };
     const auto length = [&](std::int64_t member) { return first(member + 1) - first(member); };
     const std::int64_t bytes = bytes_of(element);
@@ -111,14 +111,14 @@ class DeviceFabric::Group : public StreamGroup {
       combine(from + first(rank_) * bytes, length(rank_), data + first(rank_) * bytes);
     }
     device_.record(*reduced_, stream);
-    const auto& shares = meet(data, *reduced_, stream);
+    const auto& shards = meet(data, *reduced_, stream);
     for (std::int64_t i = 1; i < members; ++i) {
       const std::int64_t member = (rank_ + i) % members;
       if (length(member) == 0) continue;
-      device_.copy(data + first(member) * bytes, shares[member].data + first(member) * bytes, length(member) * bytes,
+      device_.copy(data + first(member) * bytes, shards[member].data + first(member) * bytes, length(member) * bytes,
                    stream);
     }
-    // Nobody writes to what others still read.
+    // No member overwrites its data while others read it.
     device_.record(*copied_, stream);
     meet(data, *copied_, stream);
   }
@@ -159,7 +159,7 @@ class DeviceFabric::Connection : public DeviceConnection {
   }
 
   void send(DeviceMessage& message) override {
-    Mailbox& box = *session_.mailboxes[message.edge];
+    DeviceMailbox& box = *session_.mailboxes[message.edge];
     const std::lock_guard lock(box.mutex);
     box.sends.push_back(&message);
   }
@@ -169,7 +169,7 @@ class DeviceFabric::Connection : public DeviceConnection {
       lane.receives.push_back(&message);
       return place(lane);
     }
-    throw std::logic_error("a receive of an edge that does not end here");
+    throw std::logic_error("receive on an edge that ends at another rank");
   }
   void progress() override {
     if (host_.stopped()) throw Stopped("stopped");
@@ -183,7 +183,7 @@ class DeviceFabric::Connection : public DeviceConnection {
       try {
         device_.synchronize(*lane.stream);
       } catch (const DeviceError&) {
-        // Whoever ran it knows.
+        // The worker has thrown it already.
       }
     }
   }
@@ -192,24 +192,24 @@ class DeviceFabric::Connection : public DeviceConnection {
   struct Lane {
     std::size_t edge;
     std::unique_ptr<Stream> stream;
-    std::vector<DeviceMessage*> receives;  // not yet placed
+    std::vector<DeviceMessage*> receives;  // not yet enqueued
   };
 
-  // Puts on the lane's stream what both ends have asked for.
+  // Enqueues the copies whose send and receive have both been posted.
   void place(Lane& lane) {
     while (!lane.receives.empty()) {
       DeviceMessage* from = nullptr;
       {
-        Mailbox& box = *session_.mailboxes[lane.edge];
+        DeviceMailbox& box = *session_.mailboxes[lane.edge];
         const std::lock_guard lock(box.mutex);
-        // What never came holds up what comes behind it.
+        // A missing message blocks the later ones of its edge.
         if (box.sends.empty() || box.sends.front()->id != lane.receives.front()->id) return;
         from = box.sends.front();
         box.sends.erase(box.sends.begin());
       }
       DeviceMessage& to = *lane.receives.front();
       lane.receives.erase(lane.receives.begin());
-      if (from->bytes != to.bytes) throw std::logic_error("a message and its receive differ in size");
+      if (from->bytes != to.bytes) throw std::logic_error("a send and its receive differ in size");
       if (from->ready != nullptr) device_.wait(*lane.stream, *from->ready);
       if (to.ready != nullptr) device_.wait(*lane.stream, *to.ready);
       device_.record(*to.started, *lane.stream);
@@ -227,7 +227,7 @@ class DeviceFabric::Connection : public DeviceConnection {
   const Transport& host_;
   int rank_;
   Device& device_;
-  std::vector<Lane> lanes_;  // that end here
+  std::vector<Lane> lanes_;  // edges that end at this rank
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
@@ -243,14 +243,15 @@ class DeviceFabric::Worker : public DeviceTransport {
       if (connections_ == shared_.sessions.size()) {
         auto fresh = std::make_unique<Session>();
         fresh->links = links;
-        for (std::size_t i = 0; i < links.edges.size(); ++i) fresh->mailboxes.push_back(std::make_unique<Mailbox>());
+        for (std::size_t i = 0; i < links.edges.size(); ++i)
+          fresh->mailboxes.push_back(std::make_unique<DeviceMailbox>());
         for (const auto& group : links.groups) fresh->meetings.push_back(std::make_unique<Meeting>(group.size()));
         fresh->connections.resize(shared_.workers);
         shared_.sessions.push_back(std::move(fresh));
       }
       session = shared_.sessions[connections_++].get();
     }
-    if (session->links != links) throw std::logic_error("workers connect for different runs");
+    if (session->links != links) throw std::logic_error("workers connect with different links");
     return std::make_unique<Connection>(shared_, *session, *host_, device);
   }
 

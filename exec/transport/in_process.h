@@ -9,9 +9,9 @@
 
 namespace sluice::exec {
 
-// Devices of one process: whole GPUs, or partitions of one. A message is a copy on the receiver's side, put on its
-// edge's stream once both ends are there, and ordered by events; sums read the others' memory. Nobody spins on a device
-// for another.
+// Connects the devices of one process: whole GPUs, or partitions of one. A message is a copy by the receiver, enqueued
+// on the stream of its edge once both ends have posted it and ordered by events; collectives read the memory of the
+// other members. No device spins while waiting for another.
 class DeviceFabric {
  public:
   DeviceFabric(int workers, const DeviceKernels& kernels);
@@ -19,10 +19,9 @@ class DeviceFabric {
   DeviceFabric(const DeviceFabric&) = delete;
   DeviceFabric& operator=(const DeviceFabric&) = delete;
 
-  // Of the worker that reaches the others by `host` on the host, which says when the run has been stopped.
+  // Returns the transport of a worker. `host`: its host transport, which reports when the run has been stopped.
   DeviceTransport& worker(const Transport& host);
-  // Waits for all copies that stand on a stream. To be called, when all workers' threads have ended, before any of
-  // their memory goes.
+  // Waits for all enqueued copies. Called when the threads of all workers have ended, before their memory is freed.
   void drain();
 
  private:

@@ -20,7 +20,7 @@
 namespace sluice::exec {
 namespace {
 
-// What a launcher calls the four numbers. Without the first two it did not start this process.
+// Environment variables of a launcher. Without the first two it did not start this process.
 struct Names {
   LaunchedRank::Launcher launcher;
   const char* rank;
@@ -36,7 +36,7 @@ constexpr Names kSlurmStep = {LaunchedRank::srun, "SLURM_PROCID", "SLURM_STEP_NU
 constexpr Names kSlurm = {LaunchedRank::srun, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", nullptr};
 constexpr Names kTorch = {LaunchedRank::torchrun, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 
-// Steps of Slurm's own: the batch script, an interactive shell. Numbers from here up.
+// Step ids from here on are reserved by Slurm: the batch script, an interactive shell.
 constexpr std::int64_t kFirstOwnStep = 0xfffffff0;
 
 std::string value_of(const Environment& environment, const char* name) {
@@ -51,65 +51,66 @@ int number(const Environment& environment, const char* name, int least) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value < least) {
-    throw InputError(fmt::format("{}: must be a number from {}, got '{}'", name, least, text));
+    throw InputError(fmt::format("{}: expected a number of at least {}, got '{}'", name, least, text));
   }
   return value;
 }
 
-// Nothing if the launcher did not start this process.
-std::optional<LaunchedRank> told(const Environment& environment, const Names& names) {
+// Returns nothing if the launcher did not start this process.
+std::optional<LaunchedRank> rank_from_variables(const Environment& environment, const Names& names) {
   const bool has_rank = is_set(environment, names.rank);
   const bool has_size = is_set(environment, names.size);
   if (!has_rank && !has_size) return std::nullopt;
   if (!has_rank || !has_size) {
-    throw InputError(fmt::format("{} is set, and {} is not: a launcher sets both", has_rank ? names.rank : names.size,
+    throw InputError(fmt::format("{} is set but {} is not: expected both", has_rank ? names.rank : names.size,
                                  has_rank ? names.size : names.rank));
   }
   LaunchedRank out{.launcher = names.launcher,
                    .rank = number(environment, names.rank, 0),
                    .size = number(environment, names.size, 1)};
   if (out.rank >= out.size) {
-    throw InputError(fmt::format("{}: must be below {} ({}), got {}", names.rank, out.size, names.size, out.rank));
+    throw InputError(
+        fmt::format("{}: expected a number below {} ({}), got {}", names.rank, out.size, names.size, out.rank));
   }
   if (is_set(environment, names.local_size)) out.local_size = number(environment, names.local_size, 1);
   if (is_set(environment, names.local_rank)) {
     out.local_rank = number(environment, names.local_rank, 0);
     if (out.local_size > 0 && out.local_rank >= out.local_size) {
-      throw InputError(fmt::format("{}: must be below {} ({}), got {}", names.local_rank, out.local_size,
+      throw InputError(fmt::format("{}: expected a number below {} ({}), got {}", names.local_rank, out.local_size,
                                    names.local_size, out.local_rank));
     }
   }
   return out;
 }
 
-std::optional<LaunchedRank> told_by_mpirun(const Environment& environment) {
-  if (auto open_mpi = told(environment, kOpenMpi)) return open_mpi;
-  // Slurm's own PMI sets these too.
+std::optional<LaunchedRank> rank_from_mpirun(const Environment& environment) {
+  if (auto open_mpi = rank_from_variables(environment, kOpenMpi)) return open_mpi;
+  // Slurm's PMI sets these variables too.
   if (is_set(environment, "SLURM_STEP_ID")) return std::nullopt;
-  return told(environment, kMpich);
+  return rank_from_variables(environment, kMpich);
 }
 
-std::optional<LaunchedRank> told_by_srun(const Environment& environment) {
+std::optional<LaunchedRank> rank_from_srun(const Environment& environment) {
   const std::string step = value_of(environment, "SLURM_STEP_ID");
   std::int64_t id = kFirstOwnStep;
   std::from_chars(step.data(), step.data() + step.size(), id);
   if (id >= kFirstOwnStep) return std::nullopt;
-  auto out = told(environment, is_set(environment, kSlurmStep.size) ? kSlurmStep : kSlurm);
+  auto out = rank_from_variables(environment, is_set(environment, kSlurmStep.size) ? kSlurmStep : kSlurm);
   if (!out) return out;
   if (value_of(environment, "SLURM_NNODES") == "1") out->local_size = out->size;
   out->run = fmt::format("slurm-{}.{}", value_of(environment, "SLURM_JOB_ID"), step);
   return out;
 }
 
-std::optional<LaunchedRank> told_by_torchrun(const Environment& environment) {
-  // RANK alone may be anybody's.
+std::optional<LaunchedRank> rank_from_torchrun(const Environment& environment) {
+  // RANK alone may be set by something else.
   if (!is_set(environment, kTorch.rank) || !is_set(environment, kTorch.size)) {
-    if (is_set(environment, "TORCHELASTIC_RUN_ID")) return told(environment, kTorch);
+    if (is_set(environment, "TORCHELASTIC_RUN_ID")) return rank_from_variables(environment, kTorch);
     return std::nullopt;
   }
-  auto out = told(environment, kTorch);
+  auto out = rank_from_variables(environment, kTorch);
   if (!is_set(environment, kTorch.local_rank)) {
-    throw InputError("RANK and WORLD_SIZE are set, and LOCAL_RANK is not: torchrun sets all three");
+    throw InputError("RANK and WORLD_SIZE are set but LOCAL_RANK is not: expected all three, as set by torchrun");
   }
   if (is_set(environment, "MASTER_ADDR") && is_set(environment, "MASTER_PORT")) {
     out->run = fmt::format("torch-{}-{}-{}-{}", value_of(environment, "TORCHELASTIC_RUN_ID"),
@@ -119,10 +120,9 @@ std::optional<LaunchedRank> told_by_torchrun(const Environment& environment) {
   return out;
 }
 
-[[noreturn]] void refuse(const LaunchedRank& one, const LaunchedRank& other) {
-  throw InputError(fmt::format("{} says that this is rank {} of {}, and {} that it is rank {} of {}",
-                               to_string(one.launcher), one.rank, one.size, to_string(other.launcher), other.rank,
-                               other.size));
+[[noreturn]] void refuse_contradiction(const LaunchedRank& one, const LaunchedRank& other) {
+  throw InputError(fmt::format("{} reports rank {} of {}, but {} reports rank {} of {}", to_string(one.launcher),
+                               one.rank, one.size, to_string(other.launcher), other.rank, other.size));
 }
 
 bool agree(const LaunchedRank& one, const LaunchedRank& other) {
@@ -146,16 +146,17 @@ const char* to_string(LaunchedRank::Launcher launcher) {
 }
 
 LaunchedRank launched_rank(const Environment& environment) {
-  const auto torch = told_by_torchrun(environment);
-  const auto mpi = told_by_mpirun(environment);
-  const auto slurm = told_by_srun(environment);
+  const auto torch = rank_from_torchrun(environment);
+  const auto mpi = rank_from_mpirun(environment);
+  const auto slurm = rank_from_srun(environment);
   if (torch) {
-    if (mpi && !agree(*torch, *mpi)) refuse(*torch, *mpi);
-    // Agents of torchrun are tasks of srun; without an agent, a script has copied srun's numbers.
-    if (slurm && !is_set(environment, "TORCHELASTIC_RUN_ID") && !agree(*torch, *slurm)) refuse(*torch, *slurm);
+    if (mpi && !agree(*torch, *mpi)) refuse_contradiction(*torch, *mpi);
+    // torchrun's agents are tasks of srun; without an agent, a script has copied srun's numbers.
+    if (slurm && !is_set(environment, "TORCHELASTIC_RUN_ID") && !agree(*torch, *slurm))
+      refuse_contradiction(*torch, *slurm);
     return *torch;
   }
-  if (mpi) return *mpi;  // its daemons are tasks of srun
+  if (mpi) return *mpi;  // mpirun's daemons are tasks of srun
   if (slurm) return *slurm;
   return {};
 }
@@ -179,14 +180,15 @@ std::vector<std::string> launcher_variables(const Environment& environment) {
 
 std::string bootstrap_path(const LaunchedRank& rank) {
   if (rank.run.empty()) {
-    throw InputError(fmt::format("{} gives the run no name: say in which file its processes are to find each other",
-                                 to_string(rank.launcher)));
+    throw InputError(
+        fmt::format("{} does not provide an id of the run: specify a file through which its processes find each other",
+                    to_string(rank.launcher)));
   }
   if (rank.local_size != rank.size) {
-    throw InputError(
-        fmt::format("{} processes may be on several hosts: say in which file, of a folder that all of them see, they "
-                    "are to find each other",
-                    rank.size));
+    throw InputError(fmt::format(
+        "the {} processes may be on several hosts: specify a file, in a folder that all of them can access, "
+        "through which they find each other",
+        rank.size));
   }
   std::string name = rank.run;
   std::replace_if(
@@ -204,29 +206,29 @@ std::string file_text(const std::string& run, std::span<const std::byte> bytes) 
   return text + "\n";
 }
 
-// Empty if the bytes are there now; else what is there instead.
+// Returns an empty string if the bytes were read, or else the reason why not.
 std::string read_bytes(const std::string& path, const std::string& run, std::span<std::byte> bytes) {
   std::error_code error;
-  if (!std::filesystem::exists(path, error)) return "there is no such file";
+  if (!std::filesystem::exists(path, error)) return "the file does not exist";
   std::string text;
   try {
     text = read_file(path);
   } catch (const InputError&) {
-    return "it cannot be read";  // or has just been replaced
+    return "the file cannot be read";  // or has just been replaced
   }
   const std::size_t title_end = text.find('\n');
   const std::size_t run_end = title_end == std::string::npos ? title_end : text.find('\n', title_end + 1);
-  if (run_end == std::string::npos || text.substr(0, title_end) != kTitle) return "it is some other file";
+  if (run_end == std::string::npos || text.substr(0, title_end) != kTitle) return "not a bootstrap file";
   const std::string of = text.substr(title_end + 1, run_end - title_end - 1);
-  if (of != run) return fmt::format("it is of run '{}'", of);
+  if (of != run) return fmt::format("the file belongs to run '{}'", of);
   const std::string_view digits = std::string_view(text).substr(run_end + 1);
   if (digits.size() != 2 * bytes.size() + 1) {
-    return fmt::format("it has {} bytes instead of {}", digits.size() / 2, bytes.size());
+    return fmt::format("expected {1} bytes, got {0}", digits.size() / 2, bytes.size());
   }
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     unsigned value = 0;
     const char* const begin = digits.data() + 2 * i;
-    if (std::from_chars(begin, begin + 2, value, 16).ptr != begin + 2) return "it is damaged";
+    if (std::from_chars(begin, begin + 2, value, 16).ptr != begin + 2) return "the file is damaged";
     bytes[i] = static_cast<std::byte>(value);
   }
   return {};
@@ -254,8 +256,8 @@ void FileBootstrap::broadcast(std::span<std::byte> bytes, std::chrono::milliseco
     const std::string problem = read_bytes(path_, run_, bytes);
     if (problem.empty()) return;
     if (std::chrono::steady_clock::now() >= deadline) {
-      throw InputError(fmt::format("{}: rank {} of run '{}' has waited {:.1f} s for what rank 0 writes there: {}",
-                                   path_, rank_, run_, static_cast<double>(timeout.count()) / 1000, problem));
+      throw InputError(fmt::format("{}: rank {} of run '{}' has waited {:.1f} s for rank 0: {}", path_, rank_, run_,
+                                   static_cast<double>(timeout.count()) / 1000, problem));
     }
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, std::chrono::milliseconds(100));

@@ -11,48 +11,48 @@
 
 namespace sluice::exec {
 
-// The value of an environment variable; null if it is not set.
+// Returns the value of an environment variable; null if it is not set.
 using Environment = std::function<const char*(const char* name)>;
 Environment process_environment();
 
-// One of the processes that a launcher started together, as its environment tells it.
+// One process of a group that a launcher started, as described by its environment.
 struct LaunchedRank {
   enum Launcher : unsigned char { none, mpirun, srun, torchrun };
   Launcher launcher = none;
   int rank = 0;
   int size = 1;
   int local_rank = 0;  // on its host
-  int local_size = 0;  // on its host; 0: not told
-  std::string run;     // names the run, the same in all of its processes and in no other run; empty: not told
+  int local_size = 0;  // on its host; 0: unknown
+  std::string run;     // id of the run, shared by its processes and unique to it; empty: unknown
 };
 
 const char* to_string(LaunchedRank::Launcher launcher);
 
-// mpirun (Open MPI, MPICH), srun (inside a step: a batch script by itself is one process) or torchrun; the innermost,
-// where one has started the other. Throws InputError, naming the variables, if some are missing, are no numbers, do not
-// go together, or two launchers contradict each other.
+// Detects mpirun (Open MPI, MPICH), srun (within a job step: a batch script is a single process) or torchrun; the
+// innermost if one has started the other. Throws InputError, naming the variables, if some are missing, not numbers or
+// inconsistent, or if two launchers contradict each other.
 LaunchedRank launched_rank(const Environment& environment = process_environment());
 
-// The variables of launchers that are set, as NAME=value, in the order of their launchers.
+// Returns the launcher variables that are set as NAME=value, in the order of the launchers.
 std::vector<std::string> launcher_variables(const Environment& environment = process_environment());
 
-// Where processes without MPI leave each other a word: a file in the temporary folder if all are on one host.
-// Throws InputError if they may not be, or if the run has no name.
+// Returns the path of a file through which processes without MPI find each other: in the temporary folder if all of
+// them are on one host. Throws InputError if they may be on several, or if the run has no id.
 std::string bootstrap_path(const LaunchedRank& rank);
 
-// What rank 0 has in `bytes`, for all ranks, by a file in a folder that all of them see. It is written under a
-// temporary name and renamed, with the run's name in it: one that another run has left is not taken, but replaced.
+// Broadcasts bytes of rank 0 through a file in a folder that all ranks can access. The file is written under a
+// temporary name and renamed, and contains the id of the run: one left by another run is ignored and replaced.
 class FileBootstrap {
  public:
   // `run` is not empty.
   FileBootstrap(std::string path, std::string run, int rank);
-  // Rank 0 removes the file: by then all have read it.
+  // Rank 0 removes the file: all ranks must have read it.
   ~FileBootstrap();
   FileBootstrap(const FileBootstrap&) = delete;
   FileBootstrap& operator=(const FileBootstrap&) = delete;
 
-  // Once. Throws InputError if the file cannot be written; or if it has not come, or is of another run or another
-  // length, until `timeout` has passed: says which.
+  // Called once. Throws InputError if the file cannot be written, or if after `timeout` it is missing, belongs to
+  // another run or has another length; the message names the reason.
   void broadcast(std::span<std::byte> bytes, std::chrono::milliseconds timeout);
 
  private:

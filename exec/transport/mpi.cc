@@ -5,20 +5,21 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "exec/steady_clock.h"
+
 namespace sluice::exec {
 namespace {
 
-// MPI counts in int: longer messages go in pieces of the same tag, which arrive in their order.
+// MPI counts in int.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
-constexpr std::size_t kRequestBytes = sizeof(MPI_Request);  // a number or a pointer, by the library
+constexpr std::size_t kRequestBytes = sizeof(MPI_Request);  // an integer or a pointer, depending on the library
 
-void check(int code, const char* what) {
+void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
@@ -29,10 +30,10 @@ void check(int code, const char* what) {
 class MpiTransport : public Transport {
  public:
   MpiTransport() {
-    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
-    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
     for (MPI_Comm& comm : comms_) {
-      check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+      check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
       MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     }
     int* bound = nullptr;
@@ -41,7 +42,7 @@ class MpiTransport : public Transport {
     if (found != 0) tag_bound_ = *bound;
   }
   ~MpiTransport() override {
-    // After a stop others may have left; freeing would wait for them.
+    // After a stop other ranks may have exited; freeing would wait for them.
     if (stopped()) return;
     for (MPI_Comm& comm : comms_) MPI_Comm_free(&comm);
   }
@@ -59,7 +60,7 @@ class MpiTransport : public Transport {
     int done = 0;
     {
       const std::lock_guard lock(mutex_);
-      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     }
     keep(message, request);
     if (done != 0) finish(message);
@@ -68,7 +69,7 @@ class MpiTransport : public Transport {
 
   std::uint32_t changes(Channel channel) const override { return counts_[static_cast<std::size_t>(channel)].load(); }
   void sleep(Channel channel, std::uint32_t seen) override {
-    // Another thread of this process wakes by the count; messages are only found by looking.
+    // Another thread of this process wakes by the count; messages can only be polled.
     if (channel == Channel::collective && idle_collectives_.load()) {
       counts_[static_cast<std::size_t>(channel)].wait(seen);
     } else {
@@ -98,7 +99,7 @@ class MpiTransport : public Transport {
   static void keep(Message& message, MPI_Request request) { std::memcpy(message.native, &request, kRequestBytes); }
 
   void finish(Message& message) {
-    message.done_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+    message.done_ns = now_ns();
     if (message.channel == Channel::collective) count_collective(-1);
     message.done.store(true, std::memory_order_release);
   }
@@ -118,10 +119,10 @@ class MpiTransport : public Transport {
     MPI_Request request = MPI_REQUEST_NULL;
     const std::lock_guard lock(mutex_);
     if (sends) {
-      // Synchronous: a message is done when it has been received, as with all transports.
-      check(MPI_Issend(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Issend");
+      // Synchronous: as with all transports, a send is done when it has been received.
+      check_mpi(MPI_Issend(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Issend");
     } else {
-      check(MPI_Irecv(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Irecv");
+      check_mpi(MPI_Irecv(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Irecv");
     }
     keep(message, request);
   }
@@ -132,7 +133,7 @@ class MpiTransport : public Transport {
   std::array<MPI_Comm, kNumChannels> comms_{};
   std::mutex mutex_;
   std::array<std::atomic<std::uint32_t>, kNumChannels> counts_{};
-  int collectives_under_way_ = 0;  // of the collective channel's thread alone
+  int collectives_under_way_ = 0;  // used by the thread of the collective channel only
   std::atomic<bool> idle_collectives_{true};
   std::atomic<bool> stopped_{false};
 };

@@ -16,7 +16,8 @@
 namespace sluice::exec {
 namespace {
 
-// What a thread of NCCL's may still write to when nobody waits for it any more. Reachable, so that it is no leak.
+// Keeps what a thread of NCCL may still write to after nobody waits for it. Reachable, so that it is not reported as a
+// leak.
 void keep_for_ever(std::unique_ptr<NcclCommunicator> written) {
   static std::mutex mutex;
   static auto* const kept = new std::vector<std::unique_ptr<NcclCommunicator>>;
@@ -53,8 +54,8 @@ void NcclCommunicators::check(NcclResult result, NcclCommunicator communicator, 
 
 void NcclCommunicators::give_up(const std::string& what) const {
   throw DeviceError(
-      fmt::format("NCCL: {}: rank {} has waited {} s for the other ranks: one of them has not come, or "
-                  "cannot be reached (NCCL_DEBUG=INFO says more)",
+      fmt::format("NCCL: {}: rank {} has waited {} s for the other ranks: one of them has not arrived or "
+                  "cannot be reached (NCCL_DEBUG=INFO prints details)",
                   what, rank_, std::chrono::duration_cast<std::chrono::duration<double>>(options_.patience).count()));
 }
 
@@ -88,7 +89,7 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
   }
   const NcclCommunicator world = communicators_.front();
   NcclConfig config = configuration(most_blocks);
-  // A thread of NCCL's writes it, before the world is settled or after; see issue 1472 of NCCL.
+  // A thread of NCCL writes it, before the world is settled or after; see issue 1472 of NCCL.
   auto made = std::make_unique<NcclCommunicator>(nullptr);
   const std::atomic_ref<NcclCommunicator> there(*made);
   const bool done =
@@ -111,11 +112,11 @@ NcclCommunicator NcclCommunicators::split(const std::vector<std::vector<int>>& m
 }
 
 void NcclCommunicators::abort() {
-  // Waits a second at most: whoever is inside NCCL may be what has to be aborted.
+  // Waits one second at most: the thread inside NCCL may be the one that has to be aborted.
   std::unique_lock lock(calls_, std::defer_lock);
   for (int look = 0; look < 1000 && !lock.try_lock(); ++look) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (aborted_.exchange(true)) return;
-  // What the threads need lives on if they do not come back in time.
+  // Shared with the threads, which may outlive this call.
   struct Progress {
     std::mutex mutex;
     std::condition_variable changed;
@@ -145,7 +146,7 @@ void NcclCommunicators::finish() noexcept {
   if (aborted_.load()) return;
   const auto deadline = std::chrono::steady_clock::now() + options_.abort_budget;
   try {
-    // Whatever was split off goes before the world.
+    // Communicators that were split off are freed before the world.
     for (std::size_t i = communicators_.size(); i-- > 0;) {
       if (communicators_[i] == nullptr) continue;
       NcclResult state = functions_.finalize(communicators_[i]);
@@ -158,7 +159,7 @@ void NcclCommunicators::finish() noexcept {
       communicators_.pop_back();
     }
   } catch (...) {
-    // Nothing here is worth ending the process for.
+    // Failures while freeing are ignored.
   }
 }
 
@@ -202,7 +203,7 @@ NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, int rank, i
 }
 
 NcclWorld::~NcclWorld() {
-  // The others may not come to an orderly end with this rank.
+  // An orderly end needs the other ranks.
   if (std::uncaught_exceptions() > exceptions_ || control_->stopped()) communicators_->abort();
   communicators_->finish();
 }

@@ -15,9 +15,9 @@
 
 namespace sluice::exec {
 
-// All communicators of a process, which are made, used and ended by the same rules. None of them blocks the host. Used
-// by one thread at a time for each communicator, and by one at a time that has an operation in progress: NCCL keeps
-// what is in progress by thread. `abort` by any.
+// All communicators of a process. None of them blocks the host. Each is used by one thread at a time, and only one
+// thread may have an operation in progress: NCCL keeps operations in progress per thread. `abort` may be called by any
+// thread.
 class NcclCommunicators {
  public:
   NcclCommunicators(const NcclFunctions& functions, Device& device, int rank, int size, const NcclOptions& options);
@@ -31,15 +31,15 @@ class NcclCommunicators {
   const NcclOptions& options() const { return options_; }
   const NcclFunctions& functions() const { return functions_; }
 
-  // Makes the world's; all ranks together.
+  // Creates the communicator of the world; called by all ranks together.
   void make_world(const NcclId& id);
-  // Makes one for each of `members` (world ranks) at once, of which no rank is in two: all ranks of the world together.
-  // That of this rank, or null. `most_blocks` of a device for each of its operations; 0: as NCCL sees fit.
+  // Creates one communicator for each of `members` (disjoint sets of world ranks); called by all ranks of the world
+  // together. Returns the one of this rank, or null. `most_blocks`: of a device per operation; 0: chosen by NCCL.
   NcclCommunicator split(const std::vector<std::vector<int>>& members, int most_blocks, const std::string& what,
                          const Transport* host);
 
-  // Calls NCCL once. Whether what it does is settled: on its stream. Throws DeviceError if it fails, Stopped once all
-  // has been aborted.
+  // Calls NCCL once and returns whether the operation is enqueued on its stream. Throws DeviceError if it fails,
+  // Stopped once the communicators have been aborted.
   template <typename Call>
   bool issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
     const std::lock_guard lock(calls_);
@@ -48,10 +48,10 @@ class NcclCommunicators {
     check(result, communicator, name, what);
     return result == kNcclSuccess;
   }
-  // The same of what was not settled then.
+  // Returns whether an operation that was in progress is enqueued by now. Throws as `issue`.
   bool settled(NcclCommunicator communicator, const std::string& what);
 
-  // Looks at `condition` until it holds. Throws Stopped if `host` (unless null) has been stopped, DeviceError if it
+  // Polls `condition` until it is true. Throws Stopped if `host` (unless null) has been stopped, DeviceError if it
   // takes longer than options.patience.
   template <typename Condition>
   void wait_until(const std::string& what, const Transport* host, Condition&& condition) {
@@ -74,7 +74,7 @@ class NcclCommunicators {
   // See NcclWorld::abort.
   void abort();
   bool aborted() const { return aborted_.load(); }
-  // Ends all in good order; aborts what does not within options.abort_budget.
+  // Frees all communicators; aborts those that are not finalized within options.abort_budget.
   void finish() noexcept;
 
  private:
@@ -90,22 +90,23 @@ class NcclCommunicators {
   int rank_;
   int size_;
   NcclOptions options_;
-  std::mutex calls_;                             // around every call of NCCL, none of which blocks
+  std::mutex calls_;                             // held during every call of NCCL, none of which blocks
   std::vector<NcclCommunicator> communicators_;  // the world's first
   std::atomic<bool> aborted_{false};
 };
 
-// The messages of Channel::control, on a communicator and a stream of their own.
+// Transport of Channel::control, on its own communicator and stream.
 std::unique_ptr<Transport> make_nccl_control(NcclCommunicators& communicators);
 
-// What carries the messages between devices.
+// Transport of the messages between devices.
 class NcclDevices : public DeviceTransport {
  public:
   virtual void set_host(const Transport& host) = 0;
 };
 std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators);
 
-// Which of `members` can be made by one split each: those of a round have no rank in common. Indices, ascending.
+// Partitions `members` into rounds that one split can create: sets of a round have no rank in common. Returns ascending
+// indices.
 std::vector<std::vector<std::size_t>> rounds_without_overlap(const std::vector<std::vector<int>>& members);
 
 }  // namespace sluice::exec

@@ -9,27 +9,28 @@
 #include <stdexcept>
 #include <thread>
 
+#include "exec/steady_clock.h"
 #include "exec/transport/nccl_communicators.h"
 
 namespace sluice::exec {
 namespace {
 
-constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kControlPieceBytes = std::int64_t{1} << 20;
 
-// Messages go one after the other, in pieces: host, pinned memory, device, NCCL, and back.
+// Messages are sent one after the other, in pieces: host, pinned memory, device, NCCL, and back.
 class NcclControl final : public Transport {
  public:
   explicit NcclControl(NcclCommunicators& communicators)
       : communicators_(communicators),
         device_(communicators.device()),
-        communicator_(communicators.split({everybody(communicators.size())}, 1, "control messages", nullptr)),
+        communicator_(communicators.split({all_ranks(communicators.size())}, 1, "control messages", nullptr)),
         stream_(device_.make_stream(StreamPriority::high)),
         moved_(device_.make_event()),
-        pinned_(device_.allocate_host(kPieceBytes)),
-        on_device_(device_.allocate(kPieceBytes)) {}
+        pinned_(device_.allocate_host(kControlPieceBytes)),
+        on_device_(device_.allocate(kControlPieceBytes)) {}
   ~NcclControl() override {
     try {
-      // After an abort something may still hang on the device: then its memory stays.
+      // After an abort something may still use the memory on the device: then it is not freed.
       if (stopped() || communicators_.aborted()) return;
       device_.make_current();
       device_.release(on_device_);
@@ -82,14 +83,14 @@ class NcclControl final : public Transport {
     enum { waiting, issued, moving } state = waiting;
   };
 
-  static std::vector<int> everybody(int size) {
+  static std::vector<int> all_ranks(int size) {
     std::vector<int> ranks(static_cast<std::size_t>(size));
     std::iota(ranks.begin(), ranks.end(), 0);
     return ranks;
   }
 
   void post(Message& message, bool sends) {
-    if (message.channel != Channel::control) throw std::logic_error("NCCL carries control messages between hosts only");
+    if (message.channel != Channel::control) throw std::logic_error("NCCL carries only control messages between hosts");
     message.done.store(false, std::memory_order_relaxed);
     posted_.push_back({&message, sends});
   }
@@ -99,21 +100,21 @@ class NcclControl final : public Transport {
                        posted.message->peer);
   }
 
-  // Takes the first message as far as it goes without waiting, and those behind it.
+  // Advances the first message as far as possible without waiting, and then the later ones.
   void advance() {
     while (!posted_.empty()) {
       Posted& first = posted_.front();
       Message& message = *first.message;
-      const std::int64_t piece = std::min(kPieceBytes, message.bytes - first.moved);
+      const std::int64_t piece = std::min(kControlPieceBytes, message.bytes - first.moved);
       if (piece > 0 && !move(first, piece)) return;
       if (first.moved < message.bytes) continue;
-      message.done_ns = std::chrono::steady_clock::now().time_since_epoch().count();
+      message.done_ns = now_ns();
       message.done.store(true, std::memory_order_release);
       posted_.pop_front();
     }
   }
 
-  // Whether the next piece has got there.
+  // Returns whether the next piece has arrived.
   bool move(Posted& posted, std::int64_t piece) {
     Message& message = *posted.message;
     const auto bytes = static_cast<std::size_t>(piece);
@@ -139,7 +140,7 @@ class NcclControl final : public Transport {
       if (!communicators_.settled(communicator_, what(posted))) return false;
       leave(posted, piece);
     }
-    // A message that failed on its way says so here alone.
+    // Errors of a message in flight are reported only here.
     if (!device_.done(*moved_)) {
       communicators_.settled(communicator_, what(posted));
       return false;

@@ -10,7 +10,7 @@
 namespace sluice::exec {
 namespace {
 
-NcclType type_of(Element element) {
+NcclType nccl_type_of(Element element) {
   switch (element) {
     case Element::float16: return NcclType::float16;
     case Element::bfloat16: return NcclType::bfloat16;
@@ -19,7 +19,7 @@ NcclType type_of(Element element) {
   return NcclType::float32;
 }
 
-class Devices;
+class NcclDevicesOfRank;
 
 // One end of an edge: a communicator of its two ranks, the sender first.
 struct NcclEdge {
@@ -29,14 +29,14 @@ struct NcclEdge {
   std::string what;  // "edge 3 from rank 1 to rank 2"
 };
 
-class Group final : public StreamGroup {
+class NcclGroup final : public StreamGroup {
  public:
-  Group(Devices& devices, NcclCommunicator communicator, int size, int rank, std::string what)
+  NcclGroup(NcclDevicesOfRank& devices, NcclCommunicator communicator, int size, int rank, std::string what)
       : devices_(devices), communicator_(communicator), size_(size), rank_(rank), what_(std::move(what)) {}
   int size() const override { return size_; }
   int rank() const override { return rank_; }
   void all_reduce_sum(void* data, std::int64_t count, Element element, Stream& stream) override {
-    reduce(data, count, type_of(element), NcclReduction::sum, stream);
+    reduce(data, count, nccl_type_of(element), NcclReduction::sum, stream);
   }
   void all_reduce_max(float* data, std::int64_t count, Stream& stream) override {
     reduce(data, count, NcclType::float32, NcclReduction::maximum, stream);
@@ -46,23 +46,24 @@ class Group final : public StreamGroup {
  private:
   void reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream);
 
-  Devices& devices_;
+  NcclDevicesOfRank& devices_;
   NcclCommunicator communicator_;
   int size_;
   int rank_;
   std::string what_;
 };
 
-// What runs with equal links share.
-struct Lines {
+// State shared by runs with equal links.
+struct NcclLines {
   DeviceLinks links;
-  std::vector<NcclEdge> edges;                 // those of other ranks without a communicator
-  std::vector<std::unique_ptr<Group>> groups;  // null where this rank is no member
+  std::vector<NcclEdge> edges;                     // without a communicator for edges of other ranks
+  std::vector<std::unique_ptr<NcclGroup>> groups;  // null if this rank is not a member
 };
 
-class Devices final : public NcclDevices {
+class NcclDevicesOfRank final : public NcclDevices {
  public:
-  explicit Devices(NcclCommunicators& communicators) : communicators_(communicators), device_(communicators.device()) {}
+  explicit NcclDevicesOfRank(NcclCommunicators& communicators)
+      : communicators_(communicators), device_(communicators.device()) {}
 
   void set_host(const Transport& host) override { host_ = &host; }
   std::unique_ptr<DeviceConnection> connect(const DeviceLinks& links, Device& device) override;
@@ -74,11 +75,12 @@ class Devices final : public NcclDevices {
     advance();
   }
   void progress() {
-    stop_if_told();
+    throw_if_stopped();
     advance();
     look();
   }
-  // Issues something on a group, behind everything that has been posted, and returns when it stands on its stream.
+  // Issues an operation on a group after everything that has been posted, and returns when it is enqueued on its
+  // stream.
   template <typename Call>
   void issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
     communicators_.wait_until(what, host_, [&] {
@@ -99,7 +101,7 @@ class Devices final : public NcclDevices {
     bool settled = false;
   };
 
-  void stop_if_told() {
+  void throw_if_stopped() {
     if (host_ == nullptr || !host_->stopped()) return;
     communicators_.abort();
     throw Stopped("stopped");
@@ -140,7 +142,7 @@ class Devices final : public NcclDevices {
     });
   }
 
-  // What happens on the way is told by no call but this: one edge at each look.
+  // Errors of messages in flight are reported by this call only: one edge per call.
   void look() {
     if (lines_.empty()) return;
     const std::vector<NcclEdge>& edges = lines_[looked_ % lines_.size()]->edges;
@@ -154,63 +156,63 @@ class Devices final : public NcclDevices {
     ++looked_;
   }
 
-  void make_edges(Lines& lines);
-  void make_groups(Lines& lines);
-  void use_once(Lines& lines);
+  void make_edges(NcclLines& lines);
+  void make_groups(NcclLines& lines);
+  void use_once(NcclLines& lines);
 
   NcclCommunicators& communicators_;
   Device& device_;
   const Transport* host_ = nullptr;
-  std::vector<std::unique_ptr<Lines>> lines_;
+  std::vector<std::unique_ptr<NcclLines>> lines_;
   std::deque<Posted> posted_;
   std::size_t looked_ = 0;
 };
 
-class Connection final : public DeviceConnection {
+class NcclConnection final : public DeviceConnection {
  public:
-  Connection(Devices& devices, Lines& lines) : devices_(devices), lines_(lines) {}
+  NcclConnection(NcclDevicesOfRank& devices, NcclLines& lines) : devices_(devices), lines_(lines) {}
   void send(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), true, message); }
   void receive(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), false, message); }
   void progress() override { devices_.progress(); }
   StreamGroup* group(std::size_t index) override { return lines_.groups.at(index).get(); }
 
  private:
-  Devices& devices_;
-  Lines& lines_;
+  NcclDevicesOfRank& devices_;
+  NcclLines& lines_;
 };
 
-void Group::reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream) {
+void NcclGroup::reduce(void* data, std::int64_t count, NcclType type, NcclReduction reduction, Stream& stream) {
   devices_.issue(communicator_, "ncclAllReduce", what_, [&] {
     return devices_.functions().all_reduce(data, data, static_cast<std::size_t>(count), type, reduction, communicator_,
                                            stream.native());
   });
 }
 
-void Group::all_gather(void* data, std::int64_t bytes, Stream& stream) {
-  const std::int64_t share = bytes / size_;
+void NcclGroup::all_gather(void* data, std::int64_t bytes, Stream& stream) {
+  const std::int64_t shard = bytes / size_;
   devices_.issue(communicator_, "ncclAllGather", what_, [&] {
-    return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * share, data,
-                                           static_cast<std::size_t>(share), NcclType::int8, communicator_,
+    return devices_.functions().all_gather(static_cast<std::byte*>(data) + rank_ * shard, data,
+                                           static_cast<std::size_t>(shard), NcclType::int8, communicator_,
                                            stream.native());
   });
 }
 
-std::unique_ptr<DeviceConnection> Devices::connect(const DeviceLinks& links, Device& device) {
-  if (&device != &device_) throw std::logic_error("a worker connects another device than its own");
+std::unique_ptr<DeviceConnection> NcclDevicesOfRank::connect(const DeviceLinks& links, Device& device) {
+  if (&device != &device_) throw std::logic_error("a worker connects the device of another worker");
   device_.make_current();
   const auto known =
       std::find_if(lines_.begin(), lines_.end(), [&](const auto& lines) { return lines->links == links; });
-  if (known != lines_.end()) return std::make_unique<Connection>(*this, **known);
-  auto fresh = std::make_unique<Lines>();
+  if (known != lines_.end()) return std::make_unique<NcclConnection>(*this, **known);
+  auto fresh = std::make_unique<NcclLines>();
   fresh->links = links;
   make_edges(*fresh);
   make_groups(*fresh);
   use_once(*fresh);
   lines_.push_back(std::move(fresh));
-  return std::make_unique<Connection>(*this, *lines_.back());
+  return std::make_unique<NcclConnection>(*this, *lines_.back());
 }
 
-void Devices::make_edges(Lines& lines) {
+void NcclDevicesOfRank::make_edges(NcclLines& lines) {
   std::vector<std::vector<int>> ends;
   for (const auto& [sender, receiver] : lines.links.edges) ends.push_back({sender, receiver});
   lines.edges.resize(ends.size());
@@ -230,7 +232,7 @@ void Devices::make_edges(Lines& lines) {
   }
 }
 
-void Devices::make_groups(Lines& lines) {
+void NcclDevicesOfRank::make_groups(NcclLines& lines) {
   const auto& groups = lines.links.groups;
   lines.groups.resize(groups.size());
   for (const auto& round : rounds_without_overlap(groups)) {
@@ -241,16 +243,16 @@ void Devices::make_groups(Lines& lines) {
     for (const std::size_t i : round) {
       const auto me = std::find(groups[i].begin(), groups[i].end(), communicators_.rank());
       if (me == groups[i].end()) continue;
-      lines.groups[i] = std::make_unique<Group>(*this, made, static_cast<int>(groups[i].size()),
-                                                static_cast<int>(me - groups[i].begin()),
-                                                fmt::format("group {} of {} ranks", i, groups[i].size()));
+      lines.groups[i] = std::make_unique<NcclGroup>(*this, made, static_cast<int>(groups[i].size()),
+                                                    static_cast<int>(me - groups[i].begin()),
+                                                    fmt::format("group {} of {} ranks", i, groups[i].size()));
     }
   }
 }
 
-// Each edge and then each group in its turn: connections are made by the first use, by both ends together, and nobody
-// waits for a rank that waits for a later one.
-void Devices::use_once(Lines& lines) {
+// Uses each edge and then each group once, in order: connections are made by the first use, by both ends together, and
+// no rank waits for one that waits for a later edge.
+void NcclDevicesOfRank::use_once(NcclLines& lines) {
   constexpr std::int64_t kBytes = 1024;
   std::byte* const buffer = device_.allocate(kBytes);
   const auto stream = device_.make_stream(StreamPriority::normal);
@@ -273,7 +275,7 @@ void Devices::use_once(Lines& lines) {
     if (group == nullptr) continue;
     group->all_reduce_sum(buffer, 1, Element::float32, *stream);
     device_.record(*done, *stream);
-    communicators_.wait_until("the first sum of a group", host_, [&] { return device_.done(*done); });
+    communicators_.wait_until("the first all-reduce of a group", host_, [&] { return device_.done(*done); });
   }
   device_.release(buffer);
 }
@@ -281,7 +283,7 @@ void Devices::use_once(Lines& lines) {
 }  // namespace
 
 std::unique_ptr<NcclDevices> make_nccl_devices(NcclCommunicators& communicators) {
-  return std::make_unique<Devices>(communicators);
+  return std::make_unique<NcclDevicesOfRank>(communicators);
 }
 
 }  // namespace sluice::exec

@@ -12,11 +12,11 @@
 namespace sluice::exec {
 namespace {
 
-constexpr std::array<const char*, 1> kNames = {"libnccl.so.2"};
-constexpr int kLeastVersion = 21800;  // with ncclCommSplit and its configuration
-constexpr int kLeastDriver = 12030;   // with launch-completion events
+constexpr std::array<const char*, 1> kNcclNames = {"libnccl.so.2"};
+constexpr int kLeastVersion = 21800;  // has ncclCommSplit and its configuration
+constexpr int kLeastDriver = 12030;   // has launch-completion events
 
-// As cuDriverGetVersion has it: 13000 of CUDA 13.0; 0 without a driver.
+// Returns the version as cuDriverGetVersion does (13000 for CUDA 13.0), or 0 without a driver.
 int driver_version() {
   void* const driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (driver == nullptr) return 0;
@@ -26,17 +26,17 @@ int driver_version() {
   return version;
 }
 
-NcclFunctions load() {
+NcclFunctions load_nccl() {
   if (driver_version() >= kLeastDriver) setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
   setenv("NCCL_RUNTIME_CONNECT", "0", 0);
-  const DynamicLibrary library("NCCL", kNames, cuda_library_folders());
+  const DynamicLibrary library("NCCL", kNcclNames, cuda_library_folders());
   NcclFunctions found{};
   library.find(found.get_version, "ncclGetVersion");
   int version = 0;
   if (found.get_version(&version) != kNcclSuccess) version = 0;
   if (version < kLeastVersion) {
     throw DeviceError(
-        fmt::format("NCCL is too old: {} is version {}, and 2.18 or later is needed", library.path(), version));
+        fmt::format("NCCL is too old: {} is version {}, expected 2.18 or later", library.path(), version));
   }
   library.find(found.get_unique_id, "ncclGetUniqueId");
   library.find(found.init_rank, "ncclCommInitRankConfig");
@@ -59,7 +59,7 @@ NcclFunctions load() {
 }  // namespace
 
 const NcclFunctions& nccl() {
-  static const NcclFunctions table = load();  // tried again at the next call if it throws
+  static const NcclFunctions table = load_nccl();  // retried at the next call if it throws
   return table;
 }
 

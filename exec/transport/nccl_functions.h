@@ -9,8 +9,8 @@
 
 namespace sluice::exec {
 
-// NCCL's interface, as far as it is used, in terms that need none of its headers; tests/exec/transport/nccl_abi_test.cc
-// holds it against them. The library is loaded when it is first asked for.
+// The part of NCCL's interface that is used, declared without its headers; tests/exec/transport/nccl_abi_test.cc
+// compares it with them. The library is loaded on first use.
 struct NcclCommunicatorState;
 using NcclCommunicator = NcclCommunicatorState*;
 
@@ -27,8 +27,8 @@ enum class NcclReduction : int { sum = 0, maximum = 2 };
 inline constexpr int kNcclNoColour = -1;
 inline constexpr int kNcclUndefined = INT_MIN;
 
-// ncclConfig_t as of 2.18, and the next field of later ones, which lies where 2.18 has padding; later libraries take
-// their defaults for what it does not have.
+// ncclConfig_t as of NCCL 2.18, plus the next field of later versions, which lies in the padding of 2.18; later
+// libraries use their defaults for the fields after it.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -62,12 +62,13 @@ struct NcclFunctions {
   std::string path;
 };
 
-// Sets NCCL_LAUNCH_ORDER_IMPLICIT=1 before the library is loaded, unless it is set or the driver is older than CUDA
-// 12.3: kernels of different communicators are then launched in the order in which the host issued them. (An older
-// driver would have each wait for the end of the one before it, and a receive that was posted early would hold up what
-// its sender waits for.) Likewise NCCL_RUNTIME_CONNECT=0: groups connect when they are made, not in the middle of a
-// run, where that could wait for the device, and the device for it. Throws DeviceError, each time, if NCCL 2.18 or
-// later is not found.
+// Loads NCCL on the first call. Throws DeviceError, on every call, if NCCL 2.18 or later is not found.
+//
+// Sets NCCL_LAUNCH_ORDER_IMPLICIT=1 before loading, unless it is set or the driver is older than CUDA 12.3: kernels of
+// different communicators are then launched in the order in which the host issued them. (An older driver would make
+// each wait for the end of the previous one, and a receive that was posted early would block what its sender waits
+// for.) Also sets NCCL_RUNTIME_CONNECT=0: groups connect when they are created and not during a run, where that could
+// wait for the device, and the device for it.
 const NcclFunctions& nccl();
 
 }  // namespace sluice::exec

@@ -17,7 +17,7 @@ void on_threads(int workers, const std::function<void(Transport&)>& work) {
   const auto body = [&](int rank) {
     try {
       work(fabric.worker(rank));
-    } catch (const Stopped&) {  // by the one that failed
+    } catch (const Stopped&) {  // another worker has failed
     } catch (...) {
       const std::lock_guard lock(mutex);
       if (!failure) failure = std::current_exception();

@@ -6,8 +6,8 @@
 
 namespace sluice::exec {
 
-// Calls `work` on a thread for each of `workers`, with its transport. Throws what the first one threw that failed,
-// after all have ended; the others are stopped.
+// Calls `work` on one thread per worker, with its transport. If a worker fails, stops the others and throws its
+// exception after all threads have ended.
 void on_threads(int workers, const std::function<void(Transport&)>& work);
 
 }  // namespace sluice::exec

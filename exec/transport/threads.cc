@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -12,7 +11,7 @@
 namespace sluice::exec {
 namespace {
 
-// Messages of one sender to one receiver on one channel that wait for their other half.
+// Unmatched sends and receives of one sender to one receiver on one channel.
 struct ThreadMailbox {
   std::mutex mutex;
   Message* sends = nullptr;
@@ -35,7 +34,7 @@ Message* take(Message*& list, std::int64_t id) {
   return nullptr;
 }
 
-// Counts what changed; waiting looks for a while before it sleeps, since a message often comes within microseconds.
+// Change counter. Waiting polls for a while before it sleeps, since a message often arrives within microseconds.
 class Bell {
  public:
   std::uint32_t value() const { return count_.load(); }
@@ -103,7 +102,7 @@ class ThreadFabric::Worker : public Transport {
   bool stopped() const override { return shared_.stopped.load(); }
 
  protected:
-  // Whoever copies holds the mailbox, and whoever opens it from now on sees that the run has been stopped.
+  // A thread that copies holds the mailbox, and one that locks it later sees that the run has been stopped.
   void quiesce() override {
     for (int peer = 0; peer < shared_.size; ++peer) {
       for (int channel = 0; channel < kNumChannels; ++channel) {
@@ -123,13 +122,13 @@ class ThreadFabric::Worker : public Transport {
     message.next = nullptr;
     {
       const std::lock_guard lock(box.mutex);
-      // Once the run is stopped nobody may touch buffers whose owner has left.
+      // After a stop the owner of a buffer may have left.
       if (stopped()) return;
       Message* other = take(sends ? box.receives : box.sends, message.id);
       if (other == nullptr) return append(sends ? box.sends : box.receives, message);
       Message& from = sends ? message : *other;
       Message& to = sends ? *other : message;
-      if (from.bytes != to.bytes) throw std::logic_error("a message and its receive differ in size");
+      if (from.bytes != to.bytes) throw std::logic_error("a send and its receive differ in size");
       if (from.bytes > 0) std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes));
       from.done_ns = to.done_ns = now_ns();
       other->done.store(true, std::memory_order_release);
@@ -143,7 +142,7 @@ class ThreadFabric::Worker : public Transport {
 };
 
 ThreadFabric::ThreadFabric(int workers) : shared_(std::make_unique<Shared>(workers)) {
-  // More workers than cores: whoever looks takes the core from one that computes.
+  // With more workers than cores, polling takes a core from a worker that computes.
   if (workers > static_cast<int>(std::thread::hardware_concurrency())) shared_->looks = 1;
   for (int rank = 0; rank < workers; ++rank) workers_.push_back(std::make_unique<Worker>(*shared_, rank));
 }

@@ -7,7 +7,8 @@
 
 namespace sluice::exec {
 
-// Workers that are threads of one process: whoever comes second to a message copies it. Stopping one stops all.
+// Connects workers that are threads of one process: the later of the two ends of a message copies it. Stopping one
+// worker stops all.
 class ThreadFabric {
  public:
   explicit ThreadFabric(int workers);

@@ -3,8 +3,6 @@
 namespace sluice::exec {
 namespace {
 
-constexpr int kRootOfGather = 0;
-
 void set(Message& message, int peer, std::int64_t id, std::byte* data, std::int64_t bytes) {
   message.peer = peer;
   message.channel = Channel::control;
@@ -21,23 +19,23 @@ std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte>
   std::vector<std::vector<std::byte>> all;
   auto bytes = static_cast<std::int64_t>(mine.size());
   Message message;
-  if (rank() != kRootOfGather) {
-    set(message, kRootOfGather, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
+  if (rank() != kRoot) {
+    set(message, kRoot, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
     post_send(message);
     wait(message);
-    set(message, kRootOfGather, id + 1, const_cast<std::byte*>(mine.data()), bytes);
+    set(message, kRoot, id + 1, const_cast<std::byte*>(mine.data()), bytes);
     post_send(message);
     wait(message);
     return all;
   }
   all.resize(size());
-  all[kRootOfGather].assign(mine.begin(), mine.end());
+  all[kRoot].assign(mine.begin(), mine.end());
   for (int peer = 1; peer < size(); ++peer) {
     set(message, peer, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
     post_receive(message);
     wait(message);
     auto& theirs = all[peer];
-    theirs.resize(bytes);
+    theirs.resize(static_cast<std::size_t>(bytes));
     set(message, peer, id + 1, theirs.data(), bytes);
     post_receive(message);
     wait(message);
@@ -47,9 +45,9 @@ std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte>
 
 void Transport::broadcast(std::span<std::byte> bytes) {
   const std::int64_t id = control_messages_++;
-  if (rank() != kRootOfGather) {
+  if (rank() != kRoot) {
     Message message;
-    set(message, kRootOfGather, id, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+    set(message, kRoot, id, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     post_receive(message);
     return wait(message);
   }

@@ -11,53 +11,56 @@
 
 namespace sluice::exec {
 
-// What messages are for. Each is a world of its own: messages of one channel never wait for those of another.
+// Purposes of messages. Channels are independent: messages of one channel never wait for those of another.
 enum class Channel : std::uint8_t { transfer, tensor, collective, control };
 inline constexpr int kNumChannels = 4;
 
-// One message on its way. The owner keeps it, and the buffer, where they are until it is done.
+// One message. The owner keeps it and its buffer in place until it is done.
 struct Message {
   std::byte* data = nullptr;
   std::int64_t bytes = 0;
   int peer = 0;
   Channel channel = Channel::transfer;
-  std::int64_t id = 0;  // both ends of a message know it: no two under way between two workers on a channel are alike
+  std::int64_t id = 0;  // known at both ends; unique among the messages in flight between two workers on a channel
 
   std::int64_t done_ns = 0;  // steady_clock, once it is done
   std::atomic<bool> done{false};
-  Message* next = nullptr;                              // the transport's own, as is
-  alignas(std::max_align_t) std::byte native[16] = {};  // this
+  // Used by the transport.
+  Message* next = nullptr;
+  alignas(std::max_align_t) std::byte native[16] = {};
 };
 
-// The run ends because of something that another worker met, or because it was told to.
+// The run was stopped, because another worker failed or on request.
 class Stopped : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// How one worker reaches the others. Nothing is buffered: a send is done when its receive has the bytes. Two threads of
-// a worker may use it at once on different channels.
+// Connects one worker to the others. Nothing is buffered: a send is done when its receive has the bytes. Two threads of
+// a worker may use it concurrently on different channels.
 class Transport {
  public:
+  static constexpr int kRoot = 0;  // the rank of gather and broadcast
+
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Both return at once. Precondition: the message is done, or was never posted.
+  // Both return immediately. Precondition: the message is done, or was never posted.
   virtual void post_send(Message& message) = 0;
   virtual void post_receive(Message& message) = 0;
-  // Whether it is done by now. Throws Stopped once the run has been stopped.
+  // Returns whether the message is done. Throws Stopped once the run has been stopped.
   virtual bool poll(Message& message) = 0;
-  // Sleeps until something about this channel may have changed: a message is done, or `wake` was called.
-  // `seen` is the value that `changes` had before the condition was looked at.
+  // `changes` counts events of a channel: a message is done, or `wake` was called. `sleep` returns once the count
+  // differs from `seen`, the value before the caller checked its condition, or earlier.
   virtual std::uint32_t changes(Channel channel) const = 0;
   virtual void sleep(Channel channel, std::uint32_t seen) = 0;
   virtual void wake(Channel channel) = 0;
-  // Ends all waiting of this worker, or with threads of all: poll throws from now on.
+  // Ends all waiting of this worker, or of all workers that are threads: poll throws from now on.
   virtual void stop() = 0;
   virtual bool stopped() const = 0;
 
-  // Waits until `condition` holds; it is looked at again whenever something changes. Throws Stopped.
+  // Waits until `condition` is true, evaluating it after every change of the channel. Throws Stopped.
   template <typename Condition>
   void wait_until(Channel channel, Condition&& condition) {
     while (true) {
@@ -71,9 +74,10 @@ class Transport {
     wait_until(message.channel, [&] { return poll(message); });
   }
 
-  // Over the control channel, by one thread of every worker. What each has to say, at rank 0, by rank; elsewhere empty.
+  // Collectives over the control channel, called by one thread of every worker. Gather returns the bytes of each rank
+  // on rank 0, by rank; an empty vector elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine);
-  // What rank 0 says.
+  // Sends the bytes of rank 0 to all ranks.
   void broadcast(std::span<std::byte> bytes);
   void barrier();
 
@@ -83,7 +87,7 @@ class Transport {
     quiesce();
     throw Stopped("stopped");
   }
-  // Returns when no other worker can still touch a message or a buffer of this one. The run has been stopped.
+  // Returns when no other worker can access a message or buffer of this one any more. The run has been stopped.
   virtual void quiesce() = 0;
 
  private:

@@ -8,12 +8,12 @@
 
 namespace sluice::exec {
 
-// What ends a run before its time.
+// Why a run ended early.
 enum class FailureKind : std::uint8_t {
-  non_finite,  // an op, the loss or the norm of the gradients is not a number, or infinite
-  stuck,       // an op is past its deadline, or everyone waits for what will not come
+  non_finite,  // an op, the loss or the gradient norm is NaN or infinite
+  stuck,       // an op is past its deadline, or every worker waits for something that will not happen
   lost,        // a worker's process has died
-  elsewhere,   // another process says that its worker failed; that one knows more
+  elsewhere,   // another process reports that its worker failed; that process has the details
 };
 
 // The first failure of a run: what happened, on which rank and in which op.

@@ -18,7 +18,8 @@ struct Status {
   std::uint64_t started = 0;
 };
 
-// What /proc says: "pid (command) state ..." with the start as the 20th word from the state on (proc(5)).
+// Reads /proc/PID/stat: "pid (command) state ...", with the start time as the 20th field counted from the state
+// (proc(5)).
 std::optional<Status> status_of(std::int64_t process) {
   const std::string path = "/proc/" + std::to_string(process) + "/stat";
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -28,7 +29,7 @@ std::optional<Status> status_of(std::int64_t process) {
   ::close(fd);
   if (size <= 0) return std::nullopt;
   std::string_view text(buffer.data(), static_cast<std::size_t>(size));
-  const std::size_t command = text.rfind(')');  // which may itself hold blanks and brackets
+  const std::size_t command = text.rfind(')');  // the command itself may contain blanks and parentheses
   if (command == std::string_view::npos || command + 2 >= text.size()) return std::nullopt;
   text.remove_prefix(command + 2);
   Status status{.state = text.front()};
@@ -44,10 +45,10 @@ std::optional<Status> status_of(std::int64_t process) {
 }  // namespace
 
 ProcessState process_state(std::int64_t process, std::uint64_t started) {
-  // 0 and below mean groups of processes to kill().
+  // 0 and negative ids address process groups in kill().
   if (process <= 0 || (::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH)) return ProcessState::dead;
   const std::optional<Status> status = status_of(process);
-  if (!status) return ProcessState::running;  // hidden from us, but kill() found it
+  if (!status) return ProcessState::running;  // not readable, but kill() found it
   if (started != 0 && status->started != 0 && status->started != started) return ProcessState::dead;
   switch (status->state) {
     case 'Z':

@@ -7,13 +7,14 @@
 
 namespace sluice::exec {
 
-// Of a process on this host. One that has ended and was not yet waited for is dead.
+// State of a process on this host. A process that has ended but was not yet reaped is dead.
 enum class ProcessState : std::uint8_t { running, suspended, dead };
 
-// `started` is what process_start said of it, so that another process with its number is not taken for it; 0: any.
+// Returns the state of `process`. `started`: its process_start, which distinguishes it from a later process with the
+// same id; 0 accepts any.
 ProcessState process_state(std::int64_t process, std::uint64_t started = 0);
 
-// When a process started, in clock ticks since the host did; 0 if that is not known.
+// Returns the start time of a process in clock ticks since the host booted, or 0 if it is unknown.
 std::uint64_t process_start(std::int64_t process);
 
 std::string host_name();

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <new>
 
@@ -20,7 +19,7 @@
 namespace sluice::exec {
 namespace {
 
-[[noreturn]] void fail(const std::string& path, std::string_view what, int error) {
+[[noreturn]] void throw_errno(const std::string& path, std::string_view what, int error) {
   throw InputError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
 }
 
@@ -49,13 +48,13 @@ RecordedVertex recorded(const OpGraph& graph, VertexId v) {
   return out;
 }
 
-// A new file of the layout's size, mapped, under a temporary name. Its blocks are reserved: a full disk shows here, and
-// not as a signal at some later store.
+// Creates and maps a file of the size of the layout under a temporary name. Its blocks are allocated here, so that a
+// full disk is an error now and not a SIGBUS at a later store.
 void* map_new_file(const std::string& path, std::string& temporary) {
   temporary = path + ".new";
-  ::unlink(temporary.c_str());  // of a worker that died while it made one
+  ::unlink(temporary.c_str());  // left over by a worker that died while creating it
   const int fd = ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) fail(path, "cannot create", errno);
+  if (fd < 0) throw_errno(path, "cannot create", errno);
   void* memory = MAP_FAILED;
   int error = ::posix_fallocate(fd, 0, sizeof(RecorderLayout));
   if (error == 0) {
@@ -65,7 +64,7 @@ void* map_new_file(const std::string& path, std::string& temporary) {
   ::close(fd);
   if (memory == MAP_FAILED) {
     ::unlink(temporary.c_str());
-    fail(path, "cannot map", error);
+    throw_errno(path, "cannot map", error);
   }
   return memory;
 }
@@ -86,12 +85,12 @@ Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const Op
   std::copy_n(owner.host.begin(), std::min(owner.host.size(), file_->host.size() - 1), file_->host.begin());
   doing(WorkerThread::compute, Activity::starting, 0);
   doing(WorkerThread::collective, Activity::starting, 0);
-  // Only now, so that nobody finds half a file; and whoever has the old one mapped keeps it.
+  // Renamed only now, so that no reader finds an incomplete file. Readers that have mapped the old one keep it.
   if (::rename(temporary.c_str(), path.c_str()) != 0) {
     const int error = errno;
     ::unlink(temporary.c_str());
     ::munmap(file_, sizeof(RecorderLayout));
-    fail(path, "cannot replace", error);
+    throw_errno(path, "cannot replace", error);
   }
 }
 

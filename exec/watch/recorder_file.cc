@@ -17,7 +17,7 @@
 namespace sluice::exec {
 namespace {
 
-// No run records as much; a count above it is damage.
+// Larger counts mean that the file is damaged.
 constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
 
 [[noreturn]] void fail(const std::string& path, std::string_view what) {
@@ -28,7 +28,7 @@ constexpr std::uint64_t kMaxCount = std::uint64_t{1} << 62;
   fail(path, fmt::format("damaged recorder file: {}", what));
 }
 
-// The name that OpGraph::name gives it.
+// Returns the name that OpGraph::name gives to the vertex.
 std::string name_of(const RecordedVertex& vertex, bool sliced) {
   std::string op = to_string(Op{.microbatch = vertex.microbatch,
                                 .stage = vertex.stage,
@@ -58,17 +58,17 @@ std::string name_of(const RecordedVertex& vertex, bool sliced) {
 
 void check_vertex(const RecordedVertex& vertex, const std::string& path) {
   if (vertex.kind == RecordedVertex::kNone) return;
-  if (vertex.kind > static_cast<int>(VertexKind::optimizer)) damaged(path, "an op of no known kind");
+  if (vertex.kind > static_cast<int>(VertexKind::optimizer)) damaged(path, "unknown kind of vertex");
   if (vertex.op > static_cast<int>(OpKind::W) || vertex.partner_op > static_cast<int>(OpKind::W)) {
-    damaged(path, "an op that is none of F, B, I and W");
+    damaged(path, "unknown op, expected F, B, I or W");
   }
   if (vertex.collective > static_cast<int>(CollectiveKind::parameter_gather)) {
-    damaged(path, "a collective of no known kind");
+    damaged(path, "unknown kind of collective");
   }
 }
 
 void check_entry(const RecordedEntry& entry, const std::string& path) {
-  if (entry.activity > static_cast<std::uint32_t>(Activity::stopped)) damaged(path, "an activity of no known kind");
+  if (entry.activity > static_cast<std::uint32_t>(Activity::stopped)) damaged(path, "unknown activity");
   check_vertex(entry.op, path);
   check_vertex(entry.awaited, path);
 }
@@ -89,7 +89,7 @@ RecordedEvent event_of(const RecordedEntry& entry, WorkerThread thread, bool sli
 
 std::uint64_t count_of(const RecorderRing& ring, const std::string& path) {
   const std::uint64_t count = ring.count.load(std::memory_order_acquire);
-  if (count == 0 || count > kMaxCount) damaged(path, "no plausible number of events");
+  if (count == 0 || count > kMaxCount) damaged(path, "implausible number of events");
   return count;
 }
 
@@ -106,9 +106,9 @@ RecorderOwner owner_of(const RecorderLayout& layout, const std::string& path) {
   if (layout.world_size < 1 || layout.world_rank < 0 || layout.world_rank >= layout.world_size ||
       layout.pipeline_rank < 0 || layout.pipeline_rank >= layout.world_size || layout.data_rank < 0 ||
       layout.data_rank >= layout.world_size || layout.tensor_rank < 0 || layout.tensor_rank >= layout.world_size) {
-    damaged(path, "its owner has no place in its world");
+    damaged(path, "its ranks are out of the range of its world size");
   }
-  if (layout.host.back() != '\0') damaged(path, "the name of its host does not end");
+  if (layout.host.back() != '\0') damaged(path, "its host name is not terminated");
   return {.world_rank = layout.world_rank,
           .pipeline_rank = layout.pipeline_rank,
           .data_rank = layout.data_rank,
@@ -125,7 +125,7 @@ std::string_view name_of(Activity activity) {
     case Activity::starting: return "starting";
     case Activity::working: return "working";
     case Activity::waiting: return "waiting";
-    case Activity::summing: return "summing";
+    case Activity::reducing: return "reducing";
     case Activity::exchanging: return "exchanging";
     case Activity::between: return "between";
     case Activity::finished: return "finished";
@@ -147,7 +147,7 @@ std::string to_string(const RecordedEvent& event) {
 }
 
 void RecorderFile::Unmap::operator()(const RecorderLayout* layout) const {
-  // The mapping, like all memory, is freed through a pointer that may write to it.
+  // munmap takes a non-const pointer.
   ::munmap(const_cast<RecorderLayout*>(layout), sizeof(RecorderLayout));
 }
 
@@ -165,7 +165,7 @@ RecorderFile::RecorderFile(const std::string& path) : path_(path) {
   if (S_ISDIR(status.st_mode)) fail(path, "is a folder, expected a file");
   if (!S_ISREG(status.st_mode)) fail(path, "not a recorder file");
   if (status.st_size != static_cast<off_t>(sizeof(RecorderLayout))) {
-    fail(path, fmt::format("not a recorder file, or one cut short: expected {} bytes, got {}", sizeof(RecorderLayout),
+    fail(path, fmt::format("not a recorder file, or truncated: expected {} bytes, got {}", sizeof(RecorderLayout),
                            status.st_size));
   }
   if (memory == MAP_FAILED) fail(path, fmt::format("cannot map: {}", std::strerror(error)));
@@ -236,7 +236,7 @@ std::vector<RecorderFile> open_recorders(const std::string& path) {
     if (name.starts_with("rank-") && name.ends_with(".rec")) paths.push_back(entry->path().string());
   }
   if (error) fail(path, fmt::format("cannot read the folder: {}", error.message()));
-  if (paths.empty()) fail(path, fmt::format("holds no recorder files: expected {} and so on", recorder_name(0)));
+  if (paths.empty()) fail(path, fmt::format("contains no recorder files: expected {}, ...", recorder_name(0)));
   std::sort(paths.begin(), paths.end());
   for (const std::string& file : paths) files.emplace_back(file);
   return files;

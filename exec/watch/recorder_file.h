@@ -21,30 +21,30 @@ std::string recorder_name(int world_rank);
 struct RecordedEvent {
   WorkerThread thread = WorkerThread::compute;
   Doing doing;
-  std::string op;         // of doing.vertex, as OpGraph::name has it; "" where it means nothing
-  std::string waits_for;  // of doing.waits_for; "" unless waiting
+  std::string op;         // name of doing.vertex, as OpGraph::name; "" if it has no meaning
+  std::string waits_for;  // name of doing.waits_for; "" unless waiting
 };
 
 // "compute, step 3: waiting for send F(stage 1, mb 0) 1->2 before F(stage 2, mb 0)"
 std::string to_string(const RecordedEvent& event);
 
-// A recorder's file, read while its worker runs or after it has ended in whatever way. Needs no graph.
+// Reads the file of a recorder while its worker runs or after it has ended. Needs no graph.
 class RecorderFile {
  public:
-  // Throws InputError naming `path` if it cannot be read, is none of a recorder, or is short or damaged.
+  // Throws InputError naming `path` if it cannot be read, is not a recorder file, or is truncated or damaged.
   explicit RecorderFile(const std::string& path);
 
   const std::string& path() const { return path_; }
   const RecorderOwner& owner() const { return owner_; }
-  // What the thread does now, or did last. Throws InputError if the entry is damaged.
+  // Returns the current or last activity of a thread. Throws InputError if the entry is damaged.
   Doing doing(WorkerThread thread) const;
   RecordedEvent last(WorkerThread thread) const;
-  // Of its owner; none on another host.
+  // Returns the state of the owner process; nothing if it runs on another host.
   std::optional<ProcessState> process() const;
-  // Of both threads, in order of time: the last Recorder::kEvents of each, or fewer where the writer overtakes the
-  // reader. Throws InputError if one is damaged.
+  // Returns the events of both threads in order of time: the last Recorder::kEvents of each, or fewer if the writer
+  // overtakes the reader. Throws InputError if an entry is damaged.
   std::vector<RecordedEvent> events() const;
-  // Whether `path` is by now another file, of a later run, or gone.
+  // Returns whether the file at `path` has been removed or replaced by a later run.
   bool replaced() const;
 
  private:
@@ -59,8 +59,8 @@ class RecorderFile {
   std::uint64_t inode_ = 0;
 };
 
-// The recorder at `path`, or all of a folder's, in order of their names. Throws InputError as above, and naming a
-// folder that has none.
+// Opens the recorder at `path`, or all recorders of a folder in the order of their names. Throws InputError as above,
+// and if the folder has none.
 std::vector<RecorderFile> open_recorders(const std::string& path);
 
 }  // namespace sluice::exec

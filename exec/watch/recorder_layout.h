@@ -9,10 +9,10 @@
 
 #include "exec/watch/recorder.h"
 
-// What a recorder file holds, in the byte order of its host. Only recorder.cc and recorder_file.cc include this.
+// Layout of a recorder file, in the byte order of its host. Included by recorder.cc and recorder_file.cc only.
 namespace sluice::exec {
 
-// An op, so that it can be named without its graph.
+// A vertex in a form that can be named without its graph.
 struct RecordedVertex {
   static constexpr std::uint8_t kNone = 255;
 
@@ -21,10 +21,10 @@ struct RecordedVertex {
   std::int16_t slice = 0;
   std::int16_t from = -1;  // pipeline ranks of a transfer
   std::int16_t to = -1;
-  std::uint8_t kind = kNone;    // VertexKind; kNone: there is no op
+  std::uint8_t kind = kNone;    // VertexKind; kNone: no vertex
   std::uint8_t op = 0;          // OpKind
   std::uint8_t collective = 0;  // CollectiveKind
-  std::uint8_t partner_op = 0;  // the second half of a joint block
+  std::uint8_t partner_op = 0;  // second op of a joint block
   std::int32_t partner_microbatch = 0;
   std::int16_t partner_stage = 0;
   std::int16_t partner_slice = 0;
@@ -41,11 +41,11 @@ struct RecordedEntry {
 };
 static_assert(std::is_trivially_copyable_v<RecordedEntry> && sizeof(RecordedEntry) % 8 == 0);
 
-// Written by one thread. Entry n stands in slot n % kSlots; those below `count` are written, and of them the last
-// kEvents stand: the slot that is being written is none of theirs.
+// Ring buffer written by one thread. Entry n is stored in slot n % kSlots; entries below `count` are written, and the
+// last kEvents of them are valid: the slot being written is not one of theirs.
 //
-// Without fences (which thread sanitizers do not know): every word is stored with release and loaded with acquire, so
-// that who sees any word of entry n + kSlots also sees a count that says that entry n is gone.
+// Uses no fences (which thread sanitizers do not support): every word is stored with release and loaded with acquire
+// order, so that a reader that sees a word of entry n + kSlots also sees a count that invalidates entry n.
 struct RecorderRing {
   static constexpr std::size_t kSlots = Recorder::kEvents + 1;
   using Words = std::array<std::uint64_t, sizeof(RecordedEntry) / 8>;
@@ -62,7 +62,7 @@ struct RecorderRing {
     count.store(n + 1, std::memory_order_release);
   }
 
-  // False: it has gone in the meantime. Precondition: n < count.
+  // Returns false if the entry has been overwritten in the meantime. Precondition: n < count.
   bool read(std::uint64_t n, RecordedEntry& entry) const {
     Words words;
     const Slot& slot = slots[n % kSlots];
@@ -79,7 +79,7 @@ struct RecorderLayout {
 
   std::array<char, 8> magic = kMagic;
   std::uint32_t version = kVersion;
-  std::uint32_t sliced = 0;  // names of ops say their slice
+  std::uint32_t sliced = 0;  // names of ops include their slice
   std::int32_t world_rank = 0;
   std::int32_t pipeline_rank = 0;
   std::int32_t data_rank = 0;
@@ -88,7 +88,7 @@ struct RecorderLayout {
   std::int32_t unused = 0;
   std::int64_t process = 0;
   std::uint64_t process_started = 0;
-  std::array<char, 256> host{};       // ends in a zero
+  std::array<char, 256> host{};       // zero-terminated
   std::array<RecorderRing, 2> rings;  // by WorkerThread
 };
 

@@ -20,7 +20,7 @@ RunFailure failure_of(const Alarm& alarm) {
   std::string text = report.text();
   if (alarm.signal != 0 && !report.broken) {
     return {FailureKind::lost, report.world_rank,
-            "the launcher ends the run (signal " + std::to_string(alarm.signal) + "); " + text};
+            "the launcher terminated the run (signal " + std::to_string(alarm.signal) + "); " + text};
   }
   return {kind, report.world_rank, text};
 }

@@ -13,11 +13,11 @@ namespace {
 
 std::string seconds(std::int64_t ns) { return fmt::format("{:.1f} s", static_cast<double>(ns) / 1e9); }
 
-// Says in words what a WaitGraph found.
-class Words {
+// Describes what a WaitGraph found.
+class WaitWords {
  public:
-  Words(const OpGraph& graph, const std::vector<RecorderOwner>& owners, const WaitLimits& limits,
-        const WaitGraph& waits, std::int64_t now_ns)
+  WaitWords(const OpGraph& graph, const std::vector<RecorderOwner>& owners, const WaitLimits& limits,
+            const WaitGraph& waits, std::int64_t now_ns)
       : graph_(graph), owners_(owners), limits_(limits), waits_(waits), now_ns_(now_ns) {
     parallel_ = std::any_of(owners.begin(), owners.end(),
                             [](const RecorderOwner& owner) { return owner.data_rank > 0 || owner.tensor_rank > 0; });
@@ -36,14 +36,14 @@ class Words {
     }
   }
 
-  // What `node` does to `other`, which it waits for.
+  // The predicate of `node`, which waits for `other`.
   std::string wait(int node, int other) const {
     const Doing& doing = waits_.doing(node);
     const std::string whom = other / 2 != node / 2 ? rank(other / 2)
                              : other % 2 == 0      ? "its compute thread"
                                                    : "its collective thread";
     switch (doing.activity) {
-      case Activity::summing: return fmt::format("sums in {} with {}", op(node), whom);
+      case Activity::reducing: return fmt::format("waits in an all-reduce of {} for {}", op(node), whom);
       case Activity::exchanging: return fmt::format("waits in {} for {}", op(node), whom);
       case Activity::working: return fmt::format("sends {} to {}", sent(doing.vertex), whom);
       case Activity::waiting:
@@ -53,37 +53,38 @@ class Words {
     }
   }
 
-  // What the end of a chain does, without its subject.
+  // The predicate of the last node of a chain.
   std::string state(int node) const {
     const WaitNode& here = waits_.nodes()[node];
     const Doing& doing = waits_.doing(node);
-    const std::string since = " since " + seconds(now_ns_ - here.since_ns);
-    if (!waits_.worker(node).seen) return "cannot be seen from here";
+    const std::string duration = " for " + seconds(now_ns_ - here.since_ns);
+    if (!waits_.worker(node).seen) return "is not visible from this host";
     if (here.cause == RootCause::dead) return "died " + place(node);
     const bool stopped = doing.activity == Activity::stopped;
     if (here.cause == RootCause::failed) return (stopped ? "was stopped " : "failed ") + place(node);
     if (waits_.worker(node).process == ProcessState::suspended) {
-      return fmt::format("is suspended {}{}", place(node), since);
+      return fmt::format("has been suspended {}{}", place(node), duration);
     }
     switch (doing.activity) {
-      case Activity::starting: return "is starting" + since;
-      case Activity::between: return fmt::format("is between steps, behind step {},{}", doing.step, since);
+      case Activity::starting: return "has been starting" + duration;
+      case Activity::between: return fmt::format("has been between steps, after step {},{}", doing.step, duration);
       case Activity::finished: return "has finished";
       case Activity::working:
-      case Activity::summing:
+      case Activity::reducing:
       case Activity::exchanging:
       case Activity::waiting:
       case Activity::failed:
       case Activity::stopped: break;
     }
     if (here.all_there) {
-      return fmt::format("is in {}, to which all have come{}: a message of it is lost", op(node), since);
+      return fmt::format("has been in {}{} since its last rank joined: one of its messages is lost", op(node),
+                         duration);
     }
-    if (doing.activity == Activity::waiting) return fmt::format("waits for {}{}", awaited(doing), since);
-    return fmt::format("is inside {}{}", op(node), since);
+    if (doing.activity == Activity::waiting) return fmt::format("has waited for {}{}", awaited(doing), duration);
+    return fmt::format("has been inside {}{}", op(node), duration);
   }
 
-  // What comes behind `state` where it is too long.
+  // Follows `state` for an op past its deadline.
   std::string beyond(int node) const {
     const WaitNode& here = waits_.nodes()[node];
     if (here.cause != RootCause::slow) return "";
@@ -94,10 +95,10 @@ class Words {
     return node % 2 == 0 ? rank(node / 2) : "the collective thread of " + rank(node / 2);
   }
 
-  // An op whose result is sent, as "F(stage 1, mb 0)".
+  // The op whose result is sent, as "F(stage 1, mb 0)".
   std::string sent(VertexId transfer) const { return op_of(graph_[transfer]); }
 
-  // What a thread waits for: a message by the op that it is for, other things by their own name.
+  // What a thread waits for: for a message the op that reads it, otherwise the name of the vertex.
   std::string awaited(const Doing& doing) const {
     const Vertex& message = graph_[doing.waits_for];
     if (message.kind != VertexKind::transfer) return graph_.name(doing.waits_for);
@@ -124,8 +125,8 @@ class Words {
   std::string place(int node) const {
     const Doing& doing = waits_.doing(node);
     switch (doing.activity) {
-      case Activity::starting: return "while it started";
-      case Activity::between: return fmt::format("behind step {}", doing.step);
+      case Activity::starting: return "while starting";
+      case Activity::between: return fmt::format("after step {}", doing.step);
       case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
       default:
         return op(node).empty() ? fmt::format("in step {}", doing.step)
@@ -141,10 +142,10 @@ class Words {
   bool parallel_ = false;
 };
 
-// Who reaches a set of nodes: over whom next, and from how far.
+// The nodes that reach a set of roots.
 struct Reach {
-  std::vector<int> next;      // -1: one of the set, or does not reach it
-  std::vector<int> distance;  // -1: does not reach it
+  std::vector<int> next;      // next node on the way to a root; -1: a root, or does not reach one
+  std::vector<int> distance;  // -1: does not reach a root
 };
 
 Reach reach(std::span<const WaitNode> nodes, const std::vector<int>& roots) {
@@ -170,34 +171,34 @@ Reach reach(std::span<const WaitNode> nodes, const std::vector<int>& roots) {
   return found;
 }
 
-constexpr int kPerhaps = 8;  // may yet turn out to be nothing
+constexpr int kPerhaps = 8;  // may still turn out to be no fault
 constexpr int kNoTrouble = 9;
 
-// Smaller explains more. Who died or failed is named before the limits say that it is for good, so that what follows
-// from it does not come first.
+// Rank of an explanation; smaller explains more. Dead and failed workers are named before their grace period is over,
+// so that their consequences do not come first.
 int tier(const WaitGraph& waits, int node) {
   const WaitNode& here = waits.nodes()[node];
   const Activity activity = waits.doing(node).activity;
   switch (here.cause) {
     case RootCause::dead:
-      // Killed in the middle of something: the others were ended because of it.
-      return activity == Activity::working || activity == Activity::summing ? 0 : 1;
+      // Killed inside an op: the others ended because of it.
+      return activity == Activity::working || activity == Activity::reducing ? 0 : 1;
     case RootCause::failed:
-      // Who was stopped explains nothing: what it was stopped for comes first. A collective thread that ended with its
-      // worker says less than its compute thread.
+      // A worker that was stopped is a consequence: what it was stopped for comes first. A collective thread that ended
+      // with its worker explains less than the compute thread.
       if (activity == Activity::stopped) return here.broken ? 7 : kPerhaps;
       return activity == Activity::failed ? 2 : kNoTrouble;
     case RootCause::stopped: return here.broken ? (here.idle ? 7 : 4) : kPerhaps;
     case RootCause::slow: return 5;
     case RootCause::lost: return here.broken ? 6 : kPerhaps;
-    case RootCause::ring:
+    case RootCause::cycle:
     case RootCause::none: break;
   }
   return kNoTrouble;
 }
 
-// The node whose trouble explains most; where there is none, the end of a chain that most wait for; or -1 if nobody
-// does anything.
+// Returns the node whose fault explains most; without a fault the end of the chain that most workers wait for; -1 if no
+// worker is active.
 int worst(const WaitGraph& waits) {
   const auto nodes = waits.nodes();
   std::tuple<int, std::int64_t, int> best(kNoTrouble, 0, -1);  // tier, since, node
@@ -230,26 +231,26 @@ void join(WaitReport& report, const std::string& subject) {
   }
 }
 
-WaitReport report_ring(const Words& words, const WaitGraph& waits, const WaitLimits& limits, std::vector<int> ring,
-                       std::int64_t now_ns) {
-  std::rotate(ring.begin(), std::min_element(ring.begin(), ring.end()), ring.end());
-  WaitReport report{.cause = RootCause::ring, .world_rank = ring.front() / 2};
-  const Doing& first = waits.doing(ring.front());
+WaitReport report_cycle(const WaitWords& words, const WaitGraph& waits, const WaitLimits& limits,
+                        std::vector<int> cycle, std::int64_t now_ns) {
+  std::rotate(cycle.begin(), std::min_element(cycle.begin(), cycle.end()), cycle.end());
+  WaitReport report{.cause = RootCause::cycle, .world_rank = cycle.front() / 2};
+  const Doing& first = waits.doing(cycle.front());
   report.step = first.step;
-  report.op = words.op(ring.front());
+  report.op = words.op(cycle.front());
   if (!report.op.empty()) report.vertex = first.vertex;
   std::int64_t since = first.since_ns;
-  for (std::size_t i = 0; i < ring.size(); ++i) {
-    const int node = ring[i];
+  for (std::size_t i = 0; i < cycle.size(); ++i) {
+    const int node = cycle[i];
     since = std::max(since, waits.doing(node).since_ns);
     report.links.push_back(
-        {node / 2, static_cast<WorkerThread>(node % 2), words.wait(node, ring[(i + 1) % ring.size()])});
+        {node / 2, static_cast<WorkerThread>(node % 2), words.wait(node, cycle[(i + 1) % cycle.size()])});
   }
   report.broken = now_ns - since > limits.floor_ns;
-  join(report, words.subject(ring.front()));
-  report.root = fmt::format("{} is in a ring of {} waits since {}", words.subject(ring.front()), ring.size(),
-                            seconds(now_ns - since));
-  const Reach found = reach(waits.nodes(), ring);
+  join(report, words.subject(cycle.front()));
+  report.root = fmt::format("{} has been in a wait-for cycle of {} threads for {}", words.subject(cycle.front()),
+                            cycle.size(), seconds(now_ns - since));
+  const Reach found = reach(waits.nodes(), cycle);
   for (std::size_t i = 0; i < found.distance.size(); i += 2) {
     const int rank = static_cast<int>(i) / 2;
     if (rank != report.world_rank && (found.distance[i] >= 0 || found.distance[i + 1] >= 0)) {
@@ -259,7 +260,7 @@ WaitReport report_ring(const Words& words, const WaitGraph& waits, const WaitLim
   return report;
 }
 
-WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph& waits, int root) {
+WaitReport report_root(const OpGraph& graph, const WaitWords& words, const WaitGraph& waits, int root) {
   const WaitNode& end = waits.nodes()[root];
   const Doing& doing = waits.doing(root);
   WaitReport report{.broken = end.broken, .cause = end.cause, .world_rank = root / 2, .step = doing.step};
@@ -267,7 +268,7 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
   if (!report.op.empty()) report.vertex = doing.vertex;
   report.root = words.subject(root) + " " + words.state(root) + words.beyond(root);
 
-  // Of a worker that has ended or is suspended, both threads.
+  // If the worker has ended or is suspended, both of its threads are roots.
   const bool whole = end.cause == RootCause::dead || end.cause == RootCause::failed ||
                      waits.worker(root).process == ProcessState::suspended;
   const int other = root ^ 1;
@@ -277,7 +278,7 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
   const auto farthest = std::max_element(found.distance.begin(), found.distance.end());
   int node = static_cast<int>(farthest - found.distance.begin());
   if (*farthest == 0) node = root;
-  // That a worker's collectives wait for its ops says nothing new.
+  // Skip the collective thread of a worker whose compute thread is the next link: it adds nothing.
   if (node % 2 == 1 && *farthest > 1 && found.next[node] == node - 1) node -= 1;
   const std::string first = words.subject(node);
   const auto add = [&](int who, std::string text) {
@@ -291,7 +292,7 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
   const bool message = end.cause == RootCause::lost && !end.all_there;
   const bool unseen_end = end.cause == RootCause::stopped && end.culprit >= 0;
   if (message && end.culprit != root / 2) {
-    // The one at fault is who sent it.
+    // The sender is at fault.
     report.world_rank = end.culprit;
     report.vertex = doing.waits_for;
     report.op = graph.name(doing.waits_for);
@@ -302,8 +303,8 @@ WaitReport report_root(const OpGraph& graph, const Words& words, const WaitGraph
   } else if (message) {
     add(node, words.state(node) + ", although it was received");
   } else if (unseen_end) {
-    add(node, words.state(node) + ", which is done");
-    report.root += ", which is done";
+    add(node, words.state(node) + ", although it is complete");
+    report.root += ", although it is complete";
   } else {
     add(node, words.state(node));
   }
@@ -325,7 +326,7 @@ struct WaitChains::Memory : WaitMemory {
 
 std::int64_t WaitLimits::deadline_ns(VertexId v) const {
   if (!expected_ns) return floor_ns;
-  // In floating point, so that a large multiple of a long time stays one.
+  // In floating point, to avoid overflow.
   const double allowed = multiple * static_cast<double>(expected_ns(v));
   return allowed > 9e18 ? std::int64_t{9'000'000'000'000'000'000}
                         : std::max(floor_ns, static_cast<std::int64_t>(allowed));
@@ -375,12 +376,12 @@ WaitChains::~WaitChains() = default;
 
 WaitReport WaitChains::examine(const std::vector<WorkerView>& workers, std::int64_t now_ns) {
   const WaitGraph waits(graph_, memory_->readers, owners_, limits_, workers, now_ns, *memory_);
-  const Words words(graph_, owners_, limits_, waits, now_ns);
+  const WaitWords words(graph_, owners_, limits_, waits, now_ns);
   const int root = worst(waits);
-  // A ring stands below what is at fault by itself, and above what only may be.
+  // A cycle explains less than a certain fault and more than a possible one.
   if (root < 0 || tier(waits, root) >= kPerhaps) {
-    const std::vector<int> ring = waits.ring();
-    if (!ring.empty()) return report_ring(words, waits, limits_, ring, now_ns);
+    const std::vector<int> cycle = waits.cycle();
+    if (!cycle.empty()) return report_cycle(words, waits, limits_, cycle, now_ns);
   }
   if (root < 0) return {};
   return report_root(graph_, words, waits, root);

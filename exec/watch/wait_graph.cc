@@ -7,10 +7,10 @@ namespace {
 
 bool is_idle(Activity activity) { return activity == Activity::starting || activity == Activity::between; }
 
-// Of a worker that says itself that it goes on no more.
+// Whether the worker has recorded that it ended.
 bool has_left(Activity activity) { return activity == Activity::failed || activity == Activity::stopped; }
 
-// Whether what it says it does is in the graph.
+// Whether the recorded vertices are in the graph.
 bool makes_sense(const Doing& doing, const OpGraph& graph) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
   if (doing.vertex >= graph.size()) return has_left(doing.activity) && doing.vertex == Doing::no_vertex;
@@ -57,11 +57,11 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
     WaitMemory::Trouble& trouble = memory_.trouble[i];
     if (trouble.state != workers[i].process) trouble = {workers[i].process, now_ns};
   }
-  for (int node = 0; node < std::ssize(nodes_); ++node) look_at(node);
+  for (int node = 0; node < std::ssize(nodes_); ++node) inspect(node);
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     if (remembered_[i] == 0) memory_.done[i].reset();
   }
-  // To be idle is to wait, or a fault, only where somebody waits for it.
+  // An idle thread waits, or is at fault, only if another thread waits for it.
   std::vector<char> awaited(nodes_.size(), 0);
   for (const bool idle : {false, true}) {
     for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -114,14 +114,14 @@ bool WaitGraph::sends(int node, VertexId v) const {
   return vertex.kind == VertexKind::transfer && graph_.lanes()[vertex.lane].rank == owner(node).pipeline_rank;
 }
 
-void WaitGraph::look_at(int node) {
+void WaitGraph::inspect(int node) {
   const WorkerView& worker = this->worker(node);
   const Doing& doing = this->doing(node);
   WaitNode& here = at(node);
   here.since_ns = doing.since_ns;
   if (!worker.seen || doing.activity == Activity::finished) return;
   if (ended(node)) {
-    // Who said that it left did not die of something else, though its process may have ended by now.
+    // A worker that recorded its end did not die of something else, even if its process has ended by now.
     const bool dead =
         worker.process == ProcessState::dead && !has_left(worker.compute.activity) && !has_left(doing.activity);
     here.cause = dead ? RootCause::dead : RootCause::failed;
@@ -137,22 +137,23 @@ void WaitGraph::look_at(int node) {
   }
   switch (doing.activity) {
     case Activity::starting:
-    case Activity::between: return look_at_idle(node);
+    case Activity::between: return inspect_idle(node);
     case Activity::waiting:
-      return sends(node, doing.waits_for) ? look_at_send(node, doing.waits_for) : look_at_wait(node, doing.waits_for);
-    case Activity::summing: {
+      return sends(node, doing.waits_for) ? inspect_send(node, doing.waits_for) : inspect_wait(node, doing.waits_for);
+    case Activity::reducing: {
       std::vector<int> peers;
       for (const RecorderOwner& other : owners_) {
         if (other.pipeline_rank == owner(node).pipeline_rank && other.data_rank == owner(node).data_rank) {
           peers.push_back(other.world_rank);
         }
       }
-      return look_at_meeting(node, peers);
+      return inspect_collective(node, peers);
     }
-    case Activity::exchanging: return look_at_meeting(node, collective_ranks(graph_, owners_, doing.vertex, node / 2));
+    case Activity::exchanging:
+      return inspect_collective(node, collective_ranks(graph_, owners_, doing.vertex, node / 2));
     case Activity::working:
       // A send may block until it is received.
-      if (sends(node, doing.vertex)) look_at_send(node, doing.vertex);
+      if (sends(node, doing.vertex)) inspect_send(node, doing.vertex);
       if (here.waits_for.empty() && now_ns_ - doing.since_ns > limits_.deadline_ns(doing.vertex)) {
         here.cause = RootCause::slow;
         here.broken = true;
@@ -164,7 +165,7 @@ void WaitGraph::look_at(int node) {
   }
 }
 
-// What is awaited has been done since `since_ns` at the latest.
+// Records that what a thread waits for has been complete since `since_ns` at the latest.
 void WaitGraph::set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause) {
   std::optional<WaitMemory::Done>& done = memory_.done[node];
   if (!done || !same_wait(done->wait, doing(node))) done = WaitMemory::Done{doing(node), now_ns_};
@@ -181,12 +182,12 @@ void WaitGraph::wait_or_lose(int node, int other, VertexId awaited, RootCause ca
     at(node).waits_for.push_back(other);
     return;
   }
-  // What it does now it began after it had done what is awaited.
+  // Its current activity began after it had completed `awaited`.
   set_done(node, there.since_ns, limits_.deadline_ns(awaited), cause);
   at(node).culprit = other / 2;
 }
 
-void WaitGraph::look_at_wait(int node, VertexId awaited) {
+void WaitGraph::inspect_wait(int node, VertexId awaited) {
   const Vertex& vertex = graph_[awaited];
   const int mine = owner(node).pipeline_rank;
   if (vertex.kind == VertexKind::transfer) {
@@ -205,15 +206,15 @@ void WaitGraph::look_at_wait(int node, VertexId awaited) {
   if (worker >= 0 && other != node) wait_or_lose(node, other, awaited, RootCause::stopped);
 }
 
-// For the receiver, until it is there to take it; from then on it is as if inside the send.
-void WaitGraph::look_at_send(int node, VertexId transfer) {
+// Waits for the receiver until it can take the message; from then on the send counts as an op in progress.
+void WaitGraph::inspect_send(int node, VertexId transfer) {
   const int receiver = world_rank(graph_.lanes()[graph_[transfer].lane].peer, node);
   if (receiver < 0) return;
   const Doing& there = doing(2 * receiver);
   const VertexId reader = readers_[transfer];
   const bool at_reader = there.step == doing(node).step && there.vertex == reader;
   const bool has_it = is_past(there, doing(node).step, reader) ||
-                      (at_reader && (there.activity == Activity::working || there.activity == Activity::summing));
+                      (at_reader && (there.activity == Activity::working || there.activity == Activity::reducing));
   const bool takes_it = at_reader && there.activity == Activity::waiting && there.waits_for == transfer;
   if (!worker(2 * receiver).seen || ended(2 * receiver) || (!has_it && !takes_it)) {
     at(node).waits_for.push_back(2 * receiver);
@@ -223,8 +224,8 @@ void WaitGraph::look_at_send(int node, VertexId transfer) {
   }
 }
 
-// A sum of tensor ranks or a collective: for all that have not come to it.
-void WaitGraph::look_at_meeting(int node, const std::vector<int>& ranks) {
+// An all-reduce or a collective waits for all ranks that have not joined it.
+void WaitGraph::inspect_collective(int node, const std::vector<int>& ranks) {
   const Doing& here = doing(node);
   std::int64_t latest = here.since_ns;
   for (const int rank : ranks) {
@@ -245,10 +246,10 @@ void WaitGraph::look_at_meeting(int node, const std::vector<int>& ranks) {
   at(node).culprit = node / 2;
 }
 
-void WaitGraph::look_at_idle(int node) {
+void WaitGraph::inspect_idle(int node) {
   at(node).idle = true;
   if (node % 2 == 0) return;
-  // The collective thread begins a step when its compute thread does, unless that waits for it.
+  // The collective thread begins a step with its compute thread, unless that waits for it.
   const int compute = node - 1;
   const Doing& there = doing(compute);
   const bool awaits_this = there.activity == Activity::waiting && there.waits_for < graph_.size() &&
@@ -256,8 +257,8 @@ void WaitGraph::look_at_idle(int node) {
   if (!awaits_this && there.activity != Activity::finished) at(node).waits_for.push_back(compute);
 }
 
-std::vector<int> WaitGraph::ring() const {
-  // Takes away what waits for nothing that is left, until only rings and what leads into them are left.
+std::vector<int> WaitGraph::cycle() const {
+  // Removes nodes that wait for no remaining node, until only cycles and what leads into them remain.
   std::vector<std::vector<int>> waiters(nodes_.size());
   std::vector<std::size_t> left(nodes_.size());
   std::vector<int> free;

@@ -9,14 +9,14 @@
 
 namespace sluice::exec {
 
-// What WaitChains keeps between its looks.
+// State that WaitChains keeps between calls.
 struct WaitMemory {
-  // By worker: since when its process is what it is, if it does not run.
+  // By worker: since when its process has not been running.
   struct Trouble {
     ProcessState state = ProcessState::running;
     std::int64_t since_ns = 0;
   };
-  // By thread: when it was first seen to wait for something that is done already.
+  // By thread: when it was first seen waiting for something that is complete.
   struct Done {
     Doing wait;
     std::int64_t first_seen_ns = 0;
@@ -25,21 +25,21 @@ struct WaitMemory {
   std::vector<std::optional<Done>> done;
 };
 
-// One thread of a worker, at 2 x world rank + WorkerThread.
+// One thread of a worker, at index 2 * world rank + WorkerThread.
 struct WaitNode {
-  std::vector<int> waits_for;  // threads that have to do something first; none: the end of a chain
+  std::vector<int> waits_for;  // threads that it waits for; empty: the end of a chain
   RootCause cause = RootCause::none;
   bool broken = false;
-  std::int64_t since_ns = 0;  // of the cause; else of what it does
-  int culprit = -1;           // world rank, of a lost message: who sent it
-  bool all_there = false;     // lost: in a sum or collective, to which all have come
+  std::int64_t since_ns = 0;  // of the cause, or of the activity
+  int culprit = -1;           // world rank; of a lost message: its sender
+  bool all_there = false;     // lost: in an all-reduce or collective that all ranks have joined
   bool idle = false;
 };
 
-// By transfer: the op of its receiver that reads it (not the recomputation before it). Of other vertices: graph.size().
+// Returns by transfer the op of the receiver that reads it (not its recomputation); for other vertices graph.size().
 std::vector<VertexId> transfer_readers(const OpGraph& graph);
 
-// Who waits for whom at one moment.
+// The wait-for graph of all threads at one moment.
 class WaitGraph {
  public:
   WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, const std::vector<RecorderOwner>& owners,
@@ -51,17 +51,17 @@ class WaitGraph {
     return node % 2 == 0 ? worker.compute : worker.collective;
   }
   const WorkerView& worker(int node) const { return workers_[node / 2]; }
-  // Whether a thread is in the middle of sending `v`, or waits until it is received.
+  // Returns whether a thread is sending `v` or waiting until it is received.
   bool sends(int node, VertexId v) const;
-  // A ring of waits, each node waiting for the next; empty if there is none.
-  std::vector<int> ring() const;
+  // Returns a cycle of nodes, each waiting for the next; empty if there is none.
+  std::vector<int> cycle() const;
 
  private:
-  void look_at(int node);
-  void look_at_wait(int node, VertexId awaited);
-  void look_at_send(int node, VertexId transfer);
-  void look_at_meeting(int node, const std::vector<int>& ranks);
-  void look_at_idle(int node);
+  void inspect(int node);
+  void inspect_wait(int node, VertexId awaited);
+  void inspect_send(int node, VertexId transfer);
+  void inspect_collective(int node, const std::vector<int>& ranks);
+  void inspect_idle(int node);
 
   void wait_or_lose(int node, int other, VertexId awaited, RootCause cause);
   void set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause);
@@ -79,7 +79,7 @@ class WaitGraph {
   std::int64_t now_ns_;
   WaitMemory& memory_;
   std::vector<WaitNode> nodes_;
-  std::vector<char> remembered_;  // by node: still waits for what is done
+  std::vector<char> remembered_;  // by node: still waits for something that is complete
 };
 
 }  // namespace sluice::exec

@@ -22,9 +22,7 @@
 namespace sluice::exec {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-// Of HeldSignals: its handler writes a byte for each signal, the watchdog reads it. -1: there is none.
+// The pipe of HeldSignals: the handler writes a byte per signal, the watchdog reads it. -1: none.
 std::atomic<int> held_in{-1};
 std::atomic<int> held_out{-1};
 static_assert(std::atomic<int>::is_always_lock_free);
@@ -32,12 +30,12 @@ static_assert(std::atomic<int>::is_always_lock_free);
 extern "C" void hold_signal(int signal) {
   const int before = errno;
   const auto byte = static_cast<unsigned char>(signal);
-  // Fails only if thousands wait to be read.
+  // Fails only if thousands of signals are pending.
   [[maybe_unused]] const ssize_t written = ::write(held_in.load(), &byte, 1);
   errno = before;
 }
 
-// 0 if there was none.
+// Returns the next pending signal, or 0.
 int next_held_signal() {
   unsigned char signal = 0;
   return ::read(held_out.load(), &signal, 1) == 1 ? signal : 0;
@@ -57,14 +55,14 @@ class Descriptor {
   int fd_;
 };
 
-// The recorders of a folder, opened as they come.
+// The recorders of a folder, opened once they exist.
 class Recorders {
  public:
   Recorders(std::string folder, const std::vector<RecorderOwner>& owners)
       : folder_(std::move(folder)), owners_(owners), files_(owners.size()) {}
 
   std::vector<WorkerView> read() {
-    // Recorders of other hosts are never there: no need to ask for them at every look.
+    // Recorders of other hosts never appear: do not try to open them at every look.
     constexpr int kRetry = 10;
     const bool try_again = looks_++ % kRetry == 0;
     std::vector<WorkerView> views(owners_.size());
@@ -82,13 +80,13 @@ class Recorders {
       RecorderFile file(folder_ + "/" + recorder_name(static_cast<int>(i)));
       const RecorderOwner& is = file.owner();
       const RecorderOwner& expected = owners_[i];
-      // Of another run.
+      // Skip recorders of another run.
       if (is.world_rank != static_cast<int>(i) || is.world_size != std::ssize(owners_)) return;
       if (expected.process != 0 && is.process != expected.process) return;
       if (!file.process()) return;
       files_[i] = std::move(file);
     } catch (const InputError&) {
-      // Not there, or not to be read: a worker that is not seen.
+      // Missing or not readable: the worker is not observed.
     }
   }
 
@@ -166,7 +164,7 @@ struct Watchdog::Impl {
 
   WaitReport look() {
     const std::lock_guard lock(mutex);
-    // Before the states are read: what begins in between has lasted no time.
+    // Read before the states: activities that begin in between have lasted no time.
     const std::int64_t now = now_ns();
     const std::int64_t gap = now - last_look_ns;
     const std::int64_t period = std::chrono::nanoseconds(options.period).count();
@@ -185,7 +183,7 @@ struct Watchdog::Impl {
       Alarm alarm{.signal = options.take_signals ? next_held_signal() : 0};
       alarm.report = look();
       if (alarm.signal != 0) {
-        // Launchers end the others because one has ended: that it has may take a moment to show.
+        // A launcher terminates the other processes because one has ended, which may take a moment to be visible.
         for (int i = 0; i < 10 && alarm.report.cause == RootCause::none; ++i) {
           if (wait(std::chrono::milliseconds(20), false)) break;
           alarm.report = look();
@@ -197,7 +195,7 @@ struct Watchdog::Impl {
     }
   }
 
-  // True if the watchdog is to end; false after `time`, or earlier if a signal has come.
+  // Returns true if the watchdog is to end; false after `time`, or earlier after a signal.
   bool wait(std::chrono::milliseconds time, bool wake_for_signals = true) const {
     std::array<pollfd, 2> sources = {pollfd{.fd = ended.get(), .events = POLLIN},
                                      pollfd{.fd = held_out.load(), .events = POLLIN}};
@@ -208,7 +206,7 @@ struct Watchdog::Impl {
   std::vector<RecorderOwner> owners;
   WatchdogOptions options;
   std::function<void(const Alarm&)> on_alarm;
-  std::mutex mutex;  // of the four below
+  std::mutex mutex;  // guards the next four
   WaitChains chains;
   Recorders recorders;
   std::int64_t last_look_ns = 0;

@@ -14,12 +14,12 @@
 
 namespace sluice::exec {
 
-// Keeps SIGTERM and SIGINT from ending the process as long as it lives, so that a Watchdog can take them, whichever
-// thread they reach (the BLAS has threads of its own before main begins). What no watchdog has taken comes once it
-// ends. One at a time.
+// Holds SIGTERM and SIGINT during its lifetime, whichever thread receives them, so that a Watchdog can handle them
+// instead of ending the process (the BLAS has threads of its own before main begins). Signals that no watchdog has
+// taken are raised again when it ends. At most one may exist.
 class HeldSignals {
  public:
-  // Throws std::system_error if there is no descriptor left for it.
+  // Throws std::system_error if there is no file descriptor left.
   HeldSignals();
   ~HeldSignals();
   HeldSignals(const HeldSignals&) = delete;
@@ -34,33 +34,33 @@ struct WatchdogOptions {
   std::string folder;  // of the workers' recorder files, named by recorder_name
   WaitLimits limits;
   std::chrono::milliseconds period{50};
-  bool take_signals = false;  // those of HeldSignals, which must be there
+  bool take_signals = false;  // handle the signals of HeldSignals, which must exist
 };
 
-// Why a watchdog barks.
+// The reason for an alarm.
 struct Alarm {
   WaitReport report;
-  int signal = 0;  // SIGTERM or SIGINT; the report then is what there is to say, at fault or not
+  int signal = 0;  // SIGTERM or SIGINT, or 0; after a signal the report may have no root at fault
 };
 
-// A thread that looks at what all workers whose recorders it can read do, and calls `on_alarm` when one of them is at
-// fault for longer than the limits allow, once and for all, and whenever a signal comes before that. It makes no call
-// of MPI or of a device, so it goes on when those hang. Workers on other hosts are not seen: each host has its own
-// watchdogs.
+// A thread that observes all workers whose recorders it can read. Calls `on_alarm` once when one of them is at fault
+// for longer than the limits allow, and for every signal before that. It calls neither MPI nor a device, so that it
+// keeps running when those hang. Workers on other hosts are not observed: each host has its own watchdogs.
 //
-// While the whole process was stopped, or got no time, nothing is late: waits count from when it goes on.
+// Time in which the whole process was stopped, or got no CPU time, does not count: waits are counted from when it
+// continues.
 class Watchdog {
  public:
-  // To be made when all recorders are there. `owners` by world rank; where they name processes, recorders of others are
-  // not looked at. `on_alarm` is called on the watchdog's thread and throws nothing. `graph` outlives this.
+  // Precondition: all recorders exist. `owners` by world rank; recorders of processes that they do not name are
+  // ignored. `on_alarm` is called on the thread of the watchdog and must not throw. `graph` outlives this.
   Watchdog(const OpGraph& graph, std::vector<RecorderOwner> owners, WatchdogOptions options,
            std::function<void(const Alarm&)> on_alarm);
-  // Ends the thread, without an alarm if there was none; from inside `on_alarm` it must not be called.
+  // Ends the thread; without an alarm if there was none. Must not be called from `on_alarm`.
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  // What the workers do now, for a caller that has learnt of a failure in another way. By any thread.
+  // Examines the workers now, for a caller that has learnt of a failure in another way. Thread-safe.
   WaitReport look();
 
  private:

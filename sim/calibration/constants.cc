@@ -12,8 +12,8 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "model/scenario/setup.h"
-#include "sim/engine.h"
-#include "sim/parallel.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {

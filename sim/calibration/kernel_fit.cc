@@ -219,7 +219,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     out.gemm = fit_gemms(gpu, measured.gemms);
     out.gpu = with_gemm(out.gpu, out.gemm.constants);
   }
-  if (measured.grouped.size() >= kMinKernelRows) {
+  if (measured.grouped.size() >= kFewestRows) {
     out.grouped = fit_groups(out.gpu, measured.grouped);
     out.gpu.gemm.group_s = out.grouped.constants[0];
   }
@@ -227,7 +227,7 @@ GpuFit fit_gpu(const Gpu& gpu, const MeasuredKernels& measured) {
     std::vector<MeasuredAttention> rows;
     std::copy_if(measured.attention.begin(), measured.attention.end(), std::back_inserter(rows),
                  [&](const MeasuredAttention& one) { return one.shape.backward == backward; });
-    if (rows.size() < kMinKernelRows) continue;
+    if (rows.size() < kFewestRows) continue;
     LogFit& fit = backward ? out.attention_backward : out.attention_forward;
     fit = fit_attention(gpu, rows);
     AttentionConstants& constants = backward ? out.gpu.attention_backward : out.gpu.attention_forward;

@@ -99,7 +99,7 @@ LinkFit fit_link(const Link& link, const MeasuredLink& measured) {
     out.link.latency_s = measured.message_latency_s;
     out.link.transfer_efficiency = std::min(1.0, measured.message_bytes_per_s / link.bandwidth_bytes_per_s);
   }
-  if (measured.all_reduces.size() < kMinLinkRows) return out;
+  if (measured.all_reduces.size() < kFewestRows) return out;
   std::set<int> all_sizes;
   std::vector<double> seconds;
   std::vector<int> groups;

@@ -6,7 +6,7 @@
 #include <limits>
 #include <numeric>
 
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "model/schedule/family.h"
 #include "model/to_size.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"

@@ -9,8 +9,8 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
-#include "sim/perturbed.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/perturbed.h"
 
 namespace sluice::sim {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "model/graph/lowering.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::sim {
 namespace {

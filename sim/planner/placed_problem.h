@@ -18,7 +18,7 @@ inline constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max(
 
 // Times of the ops on one slice of one stage, including recomputation, and the times for which the results of F and of
 // I or B occupy their link.
-struct SliceTimes {
+struct SliceOpTimes {
   Duration forward{};
   Duration input_gradient{};
   Duration weight_gradient{};
@@ -35,7 +35,7 @@ struct PlacedProblem {
   std::vector<int> rank_of;  // by stage
   int num_microbatches = 1;
   MicrobatchShape shape;
-  std::vector<SliceOpTimes> times;       // by slice
+  std::vector<SliceOpTimes> times;     // by slice
   std::vector<SliceBytes> bytes;       // by slice; in any unit
   std::vector<std::int64_t> limit;     // by rank, in that unit, for all slices; kNoLimit: none
   std::vector<Duration> forward_hop;   // by stage: latency of the transfer after its F; 0 within a rank

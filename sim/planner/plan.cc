@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "model/errors.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {

@@ -13,7 +13,7 @@
 #include "model/slicing/balanced.h"
 #include "model/slicing/stage_times.h"
 #include "model/slicing/terapipe.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 #include "sim/planner/slices_bound.h"
 #include "sim/planner/slices_run.h"
 

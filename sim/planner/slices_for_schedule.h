@@ -7,7 +7,7 @@
 
 #include "model/scenario/scenario.h"
 #include "model/units.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::sim {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "model/slicing/terapipe.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::sim {
 namespace {

@@ -7,7 +7,7 @@
 #include "model/scenario/costs.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/schedule.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::sim {
 

@@ -5,8 +5,8 @@
 
 #include "model/errors.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
-#include "sim/predict.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::sim {
 namespace {
@@ -187,8 +187,8 @@ std::vector<TimesOfStage> times_by_stage(const Schedule& schedule, const CostMod
       const Duration whole = rounded_duration(cost.compute_s(OpKind::B, stage, shape, slice));
       if (schedule.split_backward()) {
         // Some backwards may still be whole.
-        const Duration input = rounded(cost.compute_s(OpKind::I, stage, shape, slice));
-        const Duration weight = rounded(cost.compute_s(OpKind::W, stage, shape, slice));
+        const Duration input = rounded_duration(cost.compute_s(OpKind::I, stage, shape, slice));
+        const Duration weight = rounded_duration(cost.compute_s(OpKind::W, stage, shape, slice));
         gradient += std::min(whole, input);
         of.weight += std::max(Duration{0}, std::min(whole, input + weight) - std::min(whole, input));
       } else {
@@ -243,10 +243,10 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
     for (const int stage : held) {
       gradients += stages[stage].forward + stages[stage].gradient;
       weights += stages[stage].weight;
-      after += rounded(cost.optimizer_s(stage));
+      after += rounded_duration(cost.optimizer_s(stage));
       if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
-        after +=
-            rounded(cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
+        after += rounded_duration(
+            cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
       }
     }
     gradients -= most_saved(schedule, cost, held) * std::ssize(held);

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "model/scenario/costs.h"
-#include "sim/prediction.h"
-#include "sim/steady_state.h"
+#include "sim/engine/prediction.h"
+#include "sim/engine/steady_state.h"
 
 namespace sluice::sim {
 

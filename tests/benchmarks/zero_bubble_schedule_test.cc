@@ -17,6 +17,7 @@ namespace sluice::bench::accuracy {
 namespace {
 
 using std::chrono::microseconds;
+using test::OracleTimes;
 
 ZeroBubbleProblem even(int ranks, int microbatches, RankBudget budget, Duration hop = {}) {
   return {.num_microbatches = microbatches,

@@ -4,7 +4,7 @@
 
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 #include "tests/fuzz/targets.h"
 
 namespace sluice::test::fuzz {

@@ -29,7 +29,7 @@ void exchange_in_full(const Schedule& schedule) {
     const bool own = schedule.has_communication();
     const Schedule communicating = own ? schedule : with_communication(schedule);
     for (const Exchange exchange : {Exchange::buffered, Exchange::grouped, Exchange::rendezvous}) {
-      const std::string cycle = hanging_ring(communicating, exchange);
+      const std::string cycle = hanging_cycle(communicating, exchange);
       require(own || cycle.empty(), "communication as in PyTorch deadlocks: " + cycle);
     }
   });

@@ -75,8 +75,10 @@ std::vector<std::string> violations(const std::string& path, const std::string& 
     if (!target.empty() && std::none_of(folder.may_include.begin(), folder.may_include.end(), is_prefix)) {
       found.push_back(place + "may not include " + target);
     }
+    // A test of a function in an anonymous or nested namespace may stand in that namespace.
+    const bool any_namespace = path == "model/namespaces.h" || (path.starts_with("tests/") && !is_header(path));
     std::smatch match;
-    if (std::regex_match(lines[i], match, opened) && path != "model/namespaces.h" && match[1] != folder.name_space &&
+    if (!any_namespace && std::regex_match(lines[i], match, opened) && match[1] != folder.name_space &&
         !match[1].str().starts_with(folder.name_space + "::")) {
       found.push_back(place + "declares names in " + match[1].str() + ", not in " + folder.name_space);
     }
@@ -203,12 +205,14 @@ TEST(House, FoldersFormNoCycle) { EXPECT_THAT(cycle_of_folders(layered_sources()
 TEST(House, NoTypeIsDefinedTwice) { EXPECT_THAT(types_defined_twice(project_sources()), IsEmpty()); }
 
 TEST(House, IncludesAgainstTheLayersAreRejected) {
-  EXPECT_THAT(violations("model/a.cc", "#include \"sim/engine.h\"\n"),
-              ElementsAre("model/a.cc:1: may not include sim/engine.h"));
+  EXPECT_THAT(violations("model/a.cc", "#include \"sim/engine/engine.h\"\n"),
+              ElementsAre("model/a.cc:1: may not include sim/engine/engine.h"));
   EXPECT_THAT(violations("sim/a.cc", "\n  #  include \"exec/run.h\"\n"),
               ElementsAre("sim/a.cc:2: may not include exec/run.h"));
-  EXPECT_THAT(violations("exec/a.cc", "#include \"sim/engine.h\"\n"), ElementsAre(HasSubstr("sim/engine.h")));
-  EXPECT_THAT(violations("traces/a.cc", "#include \"sim/engine.h\"\n"), ElementsAre(HasSubstr("sim/engine.h")));
+  EXPECT_THAT(violations("exec/a.cc", "#include \"sim/engine/engine.h\"\n"),
+              ElementsAre(HasSubstr("sim/engine/engine.h")));
+  EXPECT_THAT(violations("traces/a.cc", "#include \"sim/engine/engine.h\"\n"),
+              ElementsAre(HasSubstr("sim/engine/engine.h")));
   EXPECT_THAT(violations("kernels/a.cu", "#include \"model/schedule/op.h\"\n"),
               ElementsAre(HasSubstr("model/schedule/op.h")));
   EXPECT_THAT(violations("model/a.cc", "#include \"op.h\"\n"), ElementsAre(HasSubstr("op.h")));  // not from the root

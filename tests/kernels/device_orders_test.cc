@@ -31,19 +31,19 @@ class DeviceOrders : public DeviceKernels {
 
  private:
   void norms(std::vector<Numbers>& out) {
-    constexpr std::int64_t kRows = 34;
+    constexpr std::int64_t kNormRows = 34;
     constexpr std::int64_t kWidth = 600;  // three warps of chunks
-    cuda::Half* const x = halves(random(kRows * kWidth));
+    cuda::Half* const x = halves(random(kNormRows * kWidth));
     const cuda::NormWeights weights{.gain = halves(random(kWidth)), .bias = halves(random(kWidth))};
-    float* const statistics = floats(kRows * cuda::kNormStatistics);
-    cuda::Half* const normed = halves(kRows * kWidth);
-    cuda::residual_norm(*stream_, element(), x, halves(random(kRows * kWidth)), halves(random(kWidth)), kRows, kWidth,
-                        weights, statistics, normed);
-    cuda::Half* const dx = halves(kRows * kWidth);
+    float* const statistics = floats(kNormRows * cuda::kNormStatistics);
+    cuda::Half* const normed = halves(kNormRows * kWidth);
+    cuda::residual_norm(*stream_, element(), x, halves(random(kNormRows * kWidth)), halves(random(kWidth)), kNormRows,
+                        kWidth, weights, statistics, normed);
+    cuda::Half* const dx = halves(kNormRows * kWidth);
     float* const gain_gradient = floats(Numbers(kWidth));
     float* const bias_gradient = floats(Numbers(kWidth));
-    cuda::norm_gradient(*stream_, element(), normed, x, nullptr, weights, statistics, kRows, kWidth, dx, gain_gradient,
-                        bias_gradient);
+    cuda::norm_gradient(*stream_, element(), normed, x, nullptr, weights, statistics, kNormRows, kWidth, dx,
+                        gain_gradient, bias_gradient);
     out.insert(out.end(),
                {read(x), read(statistics), read(normed), read(dx), read(gain_gradient), read(bias_gradient)});
   }

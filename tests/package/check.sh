@@ -34,7 +34,7 @@ case $name in
         share/sluice/examples/gpt3-175b-a100.json share/doc/sluice/formats.md; do
       [ -n "$(find "$prefix" -path "*/$file")" ] || fail "no $file"
     done
-    for header in sim/predict.h sim/planner/plan.h kernels exec; do
+    for header in sim/engine/predict.h sim/planner/plan.h kernels exec; do
       [ ! -e "$prefix/include/sluice/$header" ] || fail "$header is not public and is installed"
     done
     if grep -rIlF -e "$source" -e "$work/first" "$prefix"; then fail "these files contain paths of the build"; fi

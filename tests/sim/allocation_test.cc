@@ -4,7 +4,7 @@
 
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/count_allocations.h"
 
 namespace sluice::test {

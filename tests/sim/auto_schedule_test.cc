@@ -10,7 +10,7 @@
 #include "model/schedule/family.h"
 #include "model/schedule/schedule_file.h"
 #include "model/to_size.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "sim/planner/auto_bounds.h"
 #include "sim/planner/list_scheduling.h"
 #include "sim/planner/order_search.h"
@@ -92,13 +92,13 @@ PlacedProblem random_problem(Rng& random, const std::vector<int>& rank_of, int m
                                random(0, 3) == 0 ? random(1, 4) : 0);
   const bool alike = random(0, 2) == 0;
   const SliceOpTimes first{.forward = Duration(random(1, 9)),
-                         .input_gradient = Duration(random(1, 9)),
-                         .weight_gradient = Duration(random(0, 9))};
+                           .input_gradient = Duration(random(1, 9)),
+                           .weight_gradient = Duration(random(0, 9))};
   for (SliceOpTimes& of : problem.times) {
     of = alike ? first
                : SliceOpTimes{.forward = Duration(random(0, 9)),
-                            .input_gradient = Duration(random(0, 9)),
-                            .weight_gradient = Duration(random(0, 9))};
+                              .input_gradient = Duration(random(0, 9)),
+                              .weight_gradient = Duration(random(0, 9))};
     of.backward = of.input_gradient + of.weight_gradient;
   }
   if (cap_units > 0) {

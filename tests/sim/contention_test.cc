@@ -1,4 +1,4 @@
-#include "sim/contention.h"
+#include "sim/engine/contention.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 
 #include "model/graph/lowering.h"
 #include "model/scenario/setup.h"
-#include "sim/engine.h"
-#include "sim/period.h"
-#include "sim/shared_links.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/period.h"
+#include "sim/engine/shared_links.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 

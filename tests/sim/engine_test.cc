@@ -1,4 +1,4 @@
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/metrics.h"
-#include "sim/period.h"
+#include "sim/engine/period.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/oracle.h"
 

@@ -1,4 +1,4 @@
-#include "sim/fit_advice.h"
+#include "sim/engine/fit_advice.h"
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ Scenario too_large(const nlohmann::json& changes) {
 }
 
 TEST(FitAdvice, ReturnsChangesThatFitFastestFirst) {
-  const sluice::Setup setup(too_large(nlohmann::json::object()));
+  const model::Setup setup(too_large(nlohmann::json::object()));
   ASSERT_FALSE(predict(setup).fit->fits);
   const std::vector<Remedy> remedies = what_would_fit(setup);
   ASSERT_FALSE(remedies.empty());
@@ -36,7 +36,7 @@ TEST(FitAdvice, ReturnsChangesThatFitFastestFirst) {
 }
 
 TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
-  const sluice::Setup setup(too_large(nlohmann::json::object()));
+  const model::Setup setup(too_large(nlohmann::json::object()));
   const auto remedies = what_would_fit(setup);
   const auto find = [&](const std::string& flags) {
     return std::find_if(remedies.begin(), remedies.end(), [&](const Remedy& r) { return r.flags == flags; });
@@ -51,9 +51,9 @@ TEST(FitAdvice, EqualsThePredictionOfTheChangedScenario) {
 
 TEST(FitAdvice, IsEmptyIfNoChangeFits) {
   // 13 billion parameters with 18 bytes each on one GPU need 220 GiB, with any recomputation.
-  const sluice::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
-                                       {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
-                                       {"schedule", "1f1b"}}));
+  const model::Setup setup(too_large({{"parallelism", {{"tp", 1}, {"pp", 1}, {"dp", 1}}},
+                                      {"batch", {{"micro_batch", 1}, {"microbatches", 1}}},
+                                      {"schedule", "1f1b"}}));
   ASSERT_FALSE(predict(setup).fit->fits);
   EXPECT_TRUE(what_would_fit(setup).empty());
 }

@@ -1,4 +1,4 @@
-#include "sim/perturbed.h"
+#include "sim/engine/perturbed.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -178,7 +178,7 @@ TEST(Perturbation, ReadsItsSection) {
   EXPECT_EQ(read.trials, 1000);
   EXPECT_EQ(read.seed, 5U);
   for (const auto& [text, message] :
-       {std::pair(R"({"trials": 5})", "/perturbation/trials: needs jitter"),
+       {std::pair(R"({"trials": 5})", "/perturbation/trials: requires jitter"),
         {R"({"slow_links": [{"between": [0], "factor": 2}]})", "/perturbation/slow_links/0/between: expected the two"},
         {R"({"slow_ranks": [{"rank": 0}]})", "/perturbation/slow_ranks/0"},
         {R"({"slow_ranks": [{"rank": 0, "factor": 0}]})", "/perturbation/slow_ranks/0/factor"},

@@ -9,7 +9,7 @@
 #include <tuple>
 
 #include "model/errors.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::test {
 namespace {

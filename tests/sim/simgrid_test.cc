@@ -27,9 +27,9 @@ TEST(SimGrid, AgreesOnEveryTransfersEnd) {
 #include "model/graph/lowering.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
-#include "sim/contention.h"
-#include "sim/engine.h"
-#include "sim/shared_links.h"
+#include "sim/engine/contention.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/shared_links.h"
 
 namespace sluice::test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 #include "model/schedule/family.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::test {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "model/errors.h"
 #include "model/scenario/setup.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::test {
 namespace {

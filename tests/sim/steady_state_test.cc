@@ -1,4 +1,4 @@
-#include "sim/steady_state.h"
+#include "sim/engine/steady_state.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "model/graph/lowering.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::test {
 namespace {

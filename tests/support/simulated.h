@@ -9,7 +9,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/family.h"
 #include "model/timeline/timeline.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::test {
 

@@ -138,7 +138,7 @@ TEST(AutoCommand, RejectsUnsupportedFlags) {
   refused("--schedule auto --memory-cap 0.5mb " + kSmall, 3, "at least one microbatch, the cap is 0.5mb");
   refused("--schedule auto --memory-cap 5XB " + kSmall, 2, "--memory-cap: expected bytes with a unit");
   refused("--schedule auto --memory-cap 5GiB " + kSmall, 2, "a cap in bytes requires a model");
-  refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only an automatic schedule");
+  refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only valid for the automatic schedule");
   refused("--schedule auto --placement ring " + kSmall, 2, "--placement: expected");
   refused("--schedule auto --group 4 " + kSmall, 2, "not supported by an automatic schedule");
   refused("--schedule auto --stage-weights 1,2,3 " + kSmall, 2, "stage weights: expected 4");

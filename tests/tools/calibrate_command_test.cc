@@ -133,8 +133,8 @@ TEST_F(Calibrate, ErrorsAreOneLineWithTheLocation) {
   EXPECT_THAT(error_of(csv + " --constants gpu/memory_eficiency " + kScenario),
               HasSubstr("did you mean 'gpu/memory_efficiency'?"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s@2 " + kScenario),
-              HasSubstr("expected a table from 1 to 1"));
-  EXPECT_THAT(error_of(csv + " --constants software/issue_s=7 " + kScenario), HasSubstr("expected a guess from"));
+              HasSubstr("expected a table number from 1 to 1"));
+  EXPECT_THAT(error_of(csv + " --constants software/issue_s=7 " + kScenario), HasSubstr("expected a prior value from"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s " + kScenario),
               HasSubstr("expected at least as many measured iterations as folds (10)"));
   EXPECT_THAT(error_of(write("bad.csv", "gbs,iteration_s\n8,nan\n") + " " + kScenario),

@@ -99,7 +99,7 @@ TEST(CommandErrors, UnsupportedFamilyParameters) {
        "interleaved-1f1b: microbatches: 6 in groups of 4 leave a last group of 2, less than the 4 ranks"},
       {"--schedule dualpipe --pp 3 --microbatches 8", "dualpipe: ranks: expected an even number, got 3"},
       {"--schedule pipedream-2bw --pp 8 --microbatches 4",
-       "pipedream-2bw: microbatches: two versions of the weights suffice from 7 a batch (ranks - 1), got 4"},
+       "pipedream-2bw: microbatches: two versions of the weights need at least 7 per batch (ranks - 1), got 4"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);
@@ -185,9 +185,8 @@ TEST(CommandErrors, InvalidSchedulesExitWith4) {
           file + ": rank 1, position 3: B(stage 0, mb 1): the placement has this stage on rank 0");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B2"]])"), 4,
           file + ": rank 1, position 3: B(stage 1, mb 2): there are microbatches 0 to 1");
-  refused(
-      schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
-      file + ": rank 1, position 4: W(stage 1, mb 1): both B and I or W for the same stage, microbatch and slice");
+  refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1","1B1","1W1"]])"), 4,
+          file + ": rank 1, position 4: W(stage 1, mb 1): both B and I or W for the same stage, microbatch and slice");
   refused(schedule_text(R"([["0F0","0F1","0B0","0B1"],["1F0","1B0","1F1+1W1","1I1"]])"), 4,
           file + ": rank 1, position 2: F(stage 1, mb 1): a joint block is one F and one B or I, next to each other");
   // Text that does not parse is wrong input.

@@ -9,7 +9,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/scenario/setup.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 #include "tests/support/command.h"
 #include "tests/support/golden.h"
 #include "tests/support/kineto_files.h"
@@ -123,7 +123,7 @@ TEST_F(Compare, ToleranceIsRelativeToTheFirstRun) {
     if (std::string(wrong).empty()) continue;  // CLI11's own error
     EXPECT_EQ(result.exit_code, 2) << wrong;
     EXPECT_EQ(result.err,
-              std::string("sluice: --tolerance: expected a share such as 10% or 0.1, got '") + wrong + "'\n");
+              std::string("sluice: --tolerance: expected a fraction such as 10% or 0.1, got '") + wrong + "'\n");
   }
 }
 
@@ -164,8 +164,8 @@ TEST_F(Compare, DifferentSchedulesAreRejectedUnlessByKind) {
   const CommandResult refused = run_sluice({"compare", a, more});
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_EQ(plain(refused.err),
-            "sluice: compare: expected two runs of the same stages, microbatches and slices: scenario.json has F(stage "
-            "0, mb 2) on rank 0, a.json does not; --by-kind compares kinds of ops alone\n");
+            "sluice: compare: expected two runs with the same stages, microbatches and slices: scenario.json has F(stage "
+            "0, mb 2) on rank 0, a.json does not; --by-kind compares only kinds of ops\n");
   EXPECT_EQ(refused.out, "");
   const std::string both = folder_.path("both.json");
   const CommandResult by_kind = run_sluice({"compare", a, more, "--by-kind", "--json", "--trace", both});
@@ -193,7 +193,7 @@ TEST_F(Compare, ErrorsAreOneLine) {
   EXPECT_THAT(error({"compare", a, folder_.path("cut.json")}), HasSubstr("sluice: cut.json: line "));
   write_file_whole(folder_.path("other.json"), R"({"traceEvents":[{"ph":"X","name":"aten::mm","cat":"cpu_op"}]})");
   EXPECT_EQ(error({"compare", a, folder_.path("other.json")}),
-            "sluice: other.json: /traceEvents: expected ranges of pipeline ops (PP:0F0, of category "
+            "sluice: other.json: /traceEvents: expected pipeline op ranges (such as PP:0F0, category "
             "gpu_user_annotation or user_annotation), got none\n");
   write_file_whole(folder_.path("wrong.json"), R"({"scheme":"sluice.scenario/1"})");
   EXPECT_THAT(error({"compare", a, folder_.path("wrong.json")}), HasSubstr("sluice: wrong.json: "));

@@ -119,7 +119,7 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
     const char* message;
   } kWrong[] = {
       {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks need 2 devices"},
-      {"--backend cuda --devices purple:2", "devices: must be gpu, gpu:N, green:N or stream:N"},
+      {"--backend cuda --devices purple:2", "devices: expected gpu, gpu:N, green:N or stream:N"},
       {"--devices green:2", "--devices: needs --backend cuda"},
       {"--backend cuda --transport threads", "expected inprocess, nccl or auto"},
       {"--transport inprocess", "needs --backend cuda"},
@@ -127,7 +127,7 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
       {"--backend cuda --devices green:2 --precision float64",
        "--precision: expected bf16 or fp16 with --backend cuda"},
       {"--precision fp16", "--precision: expected float32 or float64 on the CPU"},
-      {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "bfloat16 needs none"},
+      {"--backend cuda --devices green:2 --precision fp16 --schedule pipedream-2bw", "does not compute: use bfloat16"},
   };
   for (const auto& wrong : kWrong) {
     SCOPED_TRACE(wrong.arguments);

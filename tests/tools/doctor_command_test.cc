@@ -55,7 +55,7 @@ TEST(Doctor, ReportsTheLauncherVariables) {
   EXPECT_THAT(result.out, HasSubstr("MASTER_ADDR=here\n"));
   const CommandResult wrong = run_sluice({"doctor", "--json"}, {"RANK=8", "WORLD_SIZE=8", "LOCAL_RANK=1"});
   EXPECT_EQ(wrong.exit_code, 0) << wrong.err;
-  EXPECT_EQ(json::parse(wrong.out).at("launcher").at("error"), "RANK: must be below 8 (WORLD_SIZE), got 8");
+  EXPECT_EQ(json::parse(wrong.out).at("launcher").at("error"), "RANK: expected a number below 8 (WORLD_SIZE), got 8");
 }
 
 }  // namespace

@@ -111,10 +111,9 @@ TEST_F(Fit, ErrorsAreOneLineAndWriteNothing) {
   EXPECT_EQ(folder_.num_files(), before);
   profile_.samples.front().tensor_parallel = 8;
   const std::string path = file();
-  EXPECT_EQ(error_of({"fit", path}),
-            "sluice: " + path +
-                ": /samples: a cost file is for one value of tensor_parallel: choose one of "
-                "1, 8 with --tensor-parallel\n");
+  EXPECT_EQ(error_of({"fit", path}), "sluice: " + path +
+                                         ": /samples: a cost file is for one value of tensor_parallel: choose one of "
+                                         "1, 8 with --tensor-parallel\n");
   EXPECT_EQ(error_of({"fit", path, "--tensor-parallel", "2"}),
             "sluice: " + path + ": /samples: --tensor-parallel: expected one of 1, 8, got 2\n");
   EXPECT_THAT(error_of({"fit", path, "--tensor-paralel", "1"}), HasSubstr("did you mean '--tensor-parallel'?"));

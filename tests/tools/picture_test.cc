@@ -32,7 +32,7 @@ std::string picture(const std::string& flags) {
 constexpr const char* kSmallPicture = "--pp 4 --microbatches 8 --uniform f=1,b=1,w=1 ";
 
 TEST(Picture, DrawsOneRunOrTwo) {
-  EXPECT_THAT(texts(picture(std::string(kSmall) + "--schedule 1f1b")), Contains("makespan 33 s, bubble 27.3 %"));
+  EXPECT_THAT(texts(picture(std::string(kSmallPicture) + "--schedule 1f1b")), Contains("makespan 33 s, bubble 27.3 %"));
   // The closed forms: (8 + 3) 3 s, and zb-h1 6 s less.
   const auto both = texts(picture(std::string(kSmallPicture) + "--schedule 1f1b --compare-with zb-h1"));
   EXPECT_THAT(both, Contains("makespan 33 s, bubble 27.3 %"));
@@ -51,8 +51,8 @@ TEST(Picture, DrawsMemoryWithAModel) {
 }
 
 TEST(Picture, DrawsACurveOfASweep) {
-  const auto all = texts(picture(std::string(kSmall) + "--sweep schedule=gpipe,1f1b,hanayo"));
-  for (const char* text : {"schedule", "iteration (s)", "gpipe", "1f1b", "hanayo", "refused"}) {
+  const auto all = texts(picture(std::string(kSmallPicture) + "--sweep schedule=gpipe,1f1b,hanayo"));
+  for (const char* text : {"schedule", "iteration (s)", "gpipe", "1f1b", "hanayo", "invalid"}) {
     EXPECT_THAT(all, Contains(text));  // hanayo needs as many microbatches as ranks
   }
 }

@@ -27,7 +27,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 // A model with steps of milliseconds, on four microbatches of 24 tokens.
-const std::string kModel =
+const std::string kRunModel =
     "run --num-layers 4 --hidden-size 16 --num-attention-heads 2 --vocab-size 64 "
     "--max-position-embeddings 24 "
     "--position-embedding-type learned_absolute --mbs 1 ";
@@ -59,7 +59,7 @@ CommandResult run_processes(int processes, const std::string& arguments) {
 bool has_mpi() { return !std::string(SLUICE_MPIEXEC).empty(); }
 
 TEST(RunCommand, ReportsLossesAndMetrics) {
-  const json document = run_json(kTiny + "--steps 3 --pp 2");
+  const json document = run_json(kTinyRun + "--steps 3 --pp 2");
   EXPECT_EQ(document.at("schema"), "sluice.run/1");
   EXPECT_EQ(document.at("schedule").at("family"), "1f1b");
   EXPECT_EQ(document.at("transport"), "threads");
@@ -80,8 +80,8 @@ TEST(RunCommand, ReportsLossesAndMetrics) {
 
 // In float64 the losses do not depend on the schedule and the parallel sizes.
 TEST(RunCommand, LossesAreEqualForAllSchedules) {
-  const std::string tiny = kTiny + "--precision float64 --steps 4 ";
-  const std::vector<double> one = losses(run_json(tiny + "--pp 1"));
+  const std::string tiny = kTinyRun + "--precision float64 --steps 4 ";
+  const std::vector<double> one = losses_of_run(run_json(tiny + "--pp 1"));
   EXPECT_LT(one.back(), one.front());
   for (const char* cut :
        {"--pp 2", "--pp 4 --schedule gpipe", "--pp 2 --schedule seq1f1b --slices 3", "--pp 4 --schedule zb-h1",
@@ -125,7 +125,7 @@ TEST(RunCommand, LossDecreasesOnText) {
     for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(other[i], one[i], 5e-3) << "step " << i + 1;
   }
   // Weights from two batches earlier, without clipping: slower convergence. Observed: 2.69 instead of 2.41.
-  const std::vector<double> late = losses(run_json(model + " --pp 2 --schedule pipedream-2bw"));
+  const std::vector<double> late = losses_of_run(run_json(model + " --pp 2 --schedule pipedream-2bw"));
   EXPECT_NEAR(mean_of_last(late), mean_of_last(one), 0.4);
 }
 
@@ -205,15 +205,15 @@ TEST(RunCommand, InvalidFlagsAreReported) {
     EXPECT_THAT(result.out, IsEmpty()) << arguments;
     return result.err;
   };
-  EXPECT_EQ(error(kTiny + "--sequence-parallel", 2), "sluice: run: unknown flag '--sequence-parallel'\n");
-  EXPECT_THAT(error(kTiny + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
-  EXPECT_THAT(error(kTiny + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
-  EXPECT_THAT(error(kTiny + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));
-  EXPECT_THAT(error(kModel + "--seq-length 25 --microbatches 4", 2), HasSubstr("24 learned positions"));
-  EXPECT_THAT(error(kTiny + "--checkpoint-every 2", 2), HasSubstr("--checkpoint-every: needs --checkpoint"));
-  EXPECT_THAT(error(kTiny + "--resume /nowhere/file", 2), HasSubstr("/nowhere/file"));
-  EXPECT_THAT(error(kTiny + "--fault delay:rank=9,seconds=1", 2), StartsWith("sluice: --fault"));
-  EXPECT_THAT(error(kTiny + "--schedule pipedream-2bw --batches 4 --steps 6", 2),
+  EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2), "sluice: run: unknown flag '--sequence-parallel'\n");
+  EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
+  EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
+  EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));
+  EXPECT_THAT(error(kRunModel + "--seq-length 25 --microbatches 4", 2), HasSubstr("24 learned positions"));
+  EXPECT_THAT(error(kTinyRun + "--checkpoint-every 2", 2), HasSubstr("--checkpoint-every: needs --checkpoint"));
+  EXPECT_THAT(error(kTinyRun + "--resume /nowhere/file", 2), HasSubstr("/nowhere/file"));
+  EXPECT_THAT(error(kTinyRun + "--fault delay:rank=9,seconds=1", 2), StartsWith("sluice: --fault"));
+  EXPECT_THAT(error(kTinyRun + "--schedule pipedream-2bw --batches 4 --steps 6", 2),
               HasSubstr("--steps: expected a multiple of the 4 batches of the schedule, got 6"));
   EXPECT_THAT(error("run --num-layers 400 --hidden-size 65536 --num-attention-heads 64 --vocab-size 64 --pp 2 "
                     "--microbatches 2 --seq-length 8 --mbs 1 --position-embedding-type rope",
@@ -237,10 +237,10 @@ struct FaultCase {
   const char* message;
 };
 const FaultCase kFaultCases[] = {
-    {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 is inside B(stage 1, mb 2)"},
-    {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 is inside F(stage 0, mb 1)"},
+    {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 has been inside B(stage 1, mb 2)"},
+    {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 has been inside F(stage 0, mb 1)"},
     {"drop:rank=1,op=B,mb=2,step=1", 7, "send B(stage 1, mb 2) 1->0, sent by rank 1 in step 1, is lost"},
-    {"nan:rank=1,op=B,mb=1,step=1", 8, "B(stage 1, mb 1) of step 1 on rank 1 made a number that is not finite"},
+    {"nan:rank=1,op=B,mb=1,step=1", 8, "B(stage 1, mb 1) of step 1 on rank 1 produced a value that is not finite"},
 };
 constexpr auto kLongest = std::chrono::seconds(1 + 5 + 10);
 
@@ -249,8 +249,8 @@ TEST(BrokenRun, IsStoppedAndReported) {
     SCOPED_TRACE(fault_case.fault);
     const TemporaryFolder folder;
     const auto begin = std::chrono::steady_clock::now();
-    const CommandResult result =
-        run(kTiny + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") + " --fault " + fault_case.fault);
+    const CommandResult result = run(kTinyRun + "--pp 2 --steps 4 --deadline 1 --recorder " + folder.path("rec") +
+                                     " --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
     EXPECT_EQ(result.exit_code, fault_case.exit_code) << result.err;
     EXPECT_THAT(result.err, HasSubstr(fault_case.message));
@@ -261,11 +261,11 @@ TEST(BrokenRun, IsStoppedAndReported) {
 }
 
 TEST(BrokenRun, PrintsTheWaitForChain) {
-  const CommandResult result = run(kTiny + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=1");
+  const CommandResult result = run(kTinyRun + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=1");
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(result.err,
               HasSubstr("rank 0 waits for B(stage 0, mb 0) from rank 1, which waits for B(stage 1, mb 0) from "
-                        "rank 2, which is inside F(stage 2, mb 0) since 1."));
+                        "rank 2, which has been inside F(stage 2, mb 0) for 1."));
   EXPECT_THAT(result.err, HasSubstr("waiting for it: ranks 0, 1, 3"));
 }
 
@@ -301,7 +301,7 @@ TEST(BrokenRun, ReportsTermination) {
     arguments.push_back(word);
   const CommandResult result = test::run_program("/usr/bin/timeout", arguments);
   EXPECT_EQ(result.exit_code, 6) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("the launcher ends the run (signal 15)"));
+  EXPECT_THAT(result.err, HasSubstr("the launcher terminated the run (signal 15)"));
 }
 
 TEST(BrokenRun, IsStoppedAndReportedOverMpi) {
@@ -309,7 +309,8 @@ TEST(BrokenRun, IsStoppedAndReportedOverMpi) {
   for (const FaultCase& fault_case : kFaultCases) {
     SCOPED_TRACE(fault_case.fault);
     const auto begin = std::chrono::steady_clock::now();
-    const CommandResult result = run_processes(2, kTiny + "--pp 2 --steps 4 --deadline 1 --fault " + fault_case.fault);
+    const CommandResult result =
+        run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 1 --fault " + fault_case.fault);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
     EXPECT_NE(result.exit_code, 0);
     EXPECT_THAT(result.err, HasSubstr(fault_case.message));

@@ -109,7 +109,7 @@ TEST_F(Slice, MatchesSimulate) {
 }
 
 TEST_F(Slice, JointCutBeatsBothSimpleCuts) {
-  const json found = document("--joint 5 --granularity 1024 " + kModel);
+  const json found = document("--joint 5 --granularity 1024 " + kSliceModel);
   EXPECT_EQ(found.at("method"), "joint");
   int sequences = 0;
   double sum = 0;
@@ -121,11 +121,11 @@ TEST_F(Slice, JointCutBeatsBothSimpleCuts) {
   EXPECT_NEAR(found.at("time_s").get<double>(), sum, 1e-9);
   EXPECT_LE(found.at("time_s"), found.at("together_s"));
   EXPECT_LE(found.at("time_s"), found.at("apart_s"));
-  EXPECT_THAT(run("--joint 2 --granularity 1024 " + kModel).out, HasSubstr("one sequence per part"));
+  EXPECT_THAT(run("--joint 2 --granularity 1024 " + kSliceModel).out, HasSubstr("one sequence per part"));
 }
 
 TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
-  const json found = document("--balanced --slices 4 " + kModel);
+  const json found = document("--balanced --slices 4 " + kSliceModel);
   EXPECT_EQ(found.at("granularity"), 128);
   EXPECT_EQ(found.at("slices"), 4);
   EXPECT_GT(found.at("flops_spread"), 0);

@@ -154,7 +154,7 @@ TEST(Sweep, InvalidFlagsAreRejected) {
   EXPECT_NE(error_of(base + "--sweep pp=2,4 --gantt").find("--sweep excludes --gantt"), std::string::npos);
   EXPECT_NE(error_of(base + "--csv x.csv").find("--csv needs --sweep"), std::string::npos);
   EXPECT_NE(error_of(base + "--trace-idle").find("--trace-idle needs --trace"), std::string::npos);
-  EXPECT_NE(error_of(base + "--trials 3").find("--trials: needs jitter"), std::string::npos);
+  EXPECT_NE(error_of(base + "--trials 3").find("--trials: requires jitter"), std::string::npos);
 }
 
 TEST(ScheduleCheck, PrintsEveryVerdict) {

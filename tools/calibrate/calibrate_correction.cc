@@ -12,7 +12,7 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
 #include "traces/text/quantity_text.h"

@@ -12,7 +12,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/compare/comparison_output.h"

@@ -116,7 +116,7 @@ PlanSpace space_of(const PlanOptions& options) {
     }
     if (name == "megatron") {
       for (const Family& family : all_families()) {
-        if (family.megatron) space.families.emplace_back(family.name);
+        if (family.in_megatron_lm) space.families.emplace_back(family.name);
       }
     } else {
       space.families.push_back(name);

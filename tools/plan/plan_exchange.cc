@@ -11,13 +11,13 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
     const PlanResult& result = results[i];
     const Throughput& speed = result.throughput;
     rows.push_back(
-        Json::array({work[i].point, work[i].structure, work[i].simulate, static_cast<int>(result.status), result.fits,
+        json::array({work[i].point, work[i].structure, work[i].simulate, static_cast<int>(result.status), result.fits,
                      result.rank, result.needed_bytes, result.bound.count(), result.iteration.count(),
                      result.makespan.count(), result.bubble_fraction, speed.tokens_per_s, speed.model_tflops_per_device,
                      speed.hardware_tflops_per_device, speed.mfu, result.reason}));
   }
   std::string out;
-  Json::to_msgpack(Json::array({interrupted, std::move(rows)}), out);
+  json::to_msgpack(json::array({interrupted, std::move(rows)}), out);
   return out;
 }
 
@@ -26,7 +26,7 @@ PlanPart plan_part_of(const std::string& bytes) {
   const json document = json::from_msgpack(bytes);
   PlanPart part;
   part.interrupted = document[0].get<bool>();
-  for (const Json& row : document[1]) {
+  for (const json& row : document[1]) {
     part.work.push_back({.point = row[0].get<int>(), .structure = row[1].get<int>(), .simulate = row[2].get<bool>()});
     PlanResult& result = part.results.emplace_back();
     result.status = static_cast<PlanStatus>(row[3].get<int>());

@@ -11,7 +11,7 @@
 #include "model/cost/price.h"
 #include "model/timeline/memory.h"
 #include "model/units.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
 namespace sluice::tools {
 namespace {

@@ -94,7 +94,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   const std::string order = own ? "order of the file" : "receives posted with the matching sends, as in PyTorch";
   for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
                                        std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
-    const std::string cycle = hanging_ring(communicating, exchange);
+    const std::string cycle = hanging_cycle(communicating, exchange);
     // One at a time is stricter than practice: PyTorch and Megatron-LM batch adjacent sends and receives.
     out.push_back({.check = name,
                    .good = cycle.empty(),
@@ -105,7 +105,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   Verdict late{
       .check = "receives posted late", .note = true, .detail = "receives right before their use also complete"};
   try {
-    const std::string cycle = hanging_ring(with_receives_just_in_time(schedule), Exchange::rendezvous);
+    const std::string cycle = hanging_cycle(with_receives_just_in_time(schedule), Exchange::rendezvous);
     if (!cycle.empty()) late = {late.check, false, true, "hangs: " + cycle};
   } catch (const ScheduleError& error) {
     late = {late.check, false, true, error.what()};

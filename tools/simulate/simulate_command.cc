@@ -9,8 +9,8 @@
 
 #include "model/errors.h"
 #include "model/input/files.h"
+#include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/progress.h"

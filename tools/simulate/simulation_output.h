@@ -5,9 +5,9 @@
 
 #include "model/cost/explain.h"
 #include "model/scenario/setup.h"
-#include "sim/fit_advice.h"
+#include "sim/engine/fit_advice.h"
+#include "sim/engine/predict.h"
 #include "sim/planner/auto_schedule.h"
-#include "sim/predict.h"
 
 namespace sluice::tools {
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "model/scenario/setup.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 #include "traces/report/report.h"
 
 namespace sluice::tools {

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "model/errors.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
+#include "sim/engine/predict.h"
 #include "sim/planner/auto_setup.h"
-#include "sim/predict.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"

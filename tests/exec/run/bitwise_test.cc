@@ -1,4 +1,4 @@
-// In float, where sums depend on their order: the executor against one thread that takes the ops in the same order.
+// Bitwise comparison in float32: the executor against one thread that runs the ops in the same order.
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ RunSpec adam(const Transformer& model) {
   return spec;
 }
 
-TEST(Bits, AreThoseOfOneThreadForEveryFamily) {
+TEST(Bitwise, ExecutorMatchesOneThreadForEveryFamily) {
   int tried = 0;
   const bool small = std::getenv("SLUICE_TEST_SCOPE") != nullptr;
   test::for_each_schedule({.ranks = 4, .microbatches = 8, .chunks = 2, .slices = 4}, [&](const Schedule& made) {

@@ -1,4 +1,4 @@
-// Runs on devices, on the emulation: the same graphs, gradients, losses and faults as on the CPU.
+// Runs on emulated devices: the same graphs, gradients, losses and faults as on the CPU.
 
 #include "exec/run/device_worker.h"
 
@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 
 constexpr std::int64_t kDeviceTokens = 15;
 
-// So many emulated devices.
+// `count` emulated devices.
 struct Devices {
   explicit Devices(int count)
       : held(device_provider()->open({.kind = DeviceRequest::green, .count = count})),
@@ -80,7 +80,7 @@ Weights difference_of(const Weights& a, const Weights& b) {
   return out;
 }
 
-// What one device has in double, from the weights as 16-bit numbers.
+// The gradients of one device in double precision, from weights rounded to 16 bits.
 OneDevice::Result reference_of(const RunPlan& plan, const TokenSource& tokens, Element element) {
   const OneDevice device(plan.spec().model);
   Weights weights = device.initial(plan.spec().seed);
@@ -88,8 +88,8 @@ OneDevice::Result reference_of(const RunPlan& plan, const TokenSource& tokens, E
   return device.gradient(weights, tokens, 0, 0, plan.sequences_per_batch(), 1 / plan.tokens_per_batch());
 }
 
-// A pass through some layers in 16-bit numbers is off by a few of one kernel's errors: three allow for that, while an
-// op that is missing, doubled or reads the wrong buffer is off by more than a tenth.
+// A pass through some layers in 16 bits has an error of a few kernels: allow three times that of one kernel. An op that
+// is missing, duplicated or reads a wrong buffer causes an error above 0.1.
 void expect_device_gradients(const RunSpec& spec, const Schedule& schedule) {
   const Element element = spec.precision == Precision::float16 ? Element::float16 : Element::bfloat16;
   const RunPlan plan(spec, schedule);
@@ -109,7 +109,7 @@ Schedule schedule_of(const std::string& name, int k, int ranks = 4, int m = 4) {
   return make_schedule(family, params);
 }
 
-TEST(DeviceWorker, HasTheGradientsOfOneDeviceInEveryFamily) {
+TEST(DeviceWorker, GradientsMatchOneDeviceInEveryFamily) {
   int seen = 0;
   int tried = 0;
   for (const Family& family : all_families()) {
@@ -128,7 +128,7 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceInEveryFamily) {
   EXPECT_GE(tried, 5);
 }
 
-TEST(DeviceWorker, HasTheGradientsOfOneDeviceOverDataAndTensorRanks) {
+TEST(DeviceWorker, GradientsMatchOneDeviceWithDataAndTensorParallelism) {
   for (const char* const name : {"1f1b", "interleaved-1f1b", "seq1f1b-zb2p", "zb-v", "dualpipe"}) {
     for (const auto& [data, tensor] : {std::pair{2, 1}, {1, 2}, {2, 2}}) {
       if (small_device_scope() && data * tensor != 4) continue;
@@ -144,8 +144,8 @@ TEST(DeviceWorker, HasTheGradientsOfOneDeviceOverDataAndTensorRanks) {
   }
 }
 
-// Slices of 8 tokens x 16 x 2 bytes can be halved; whoever gets the half of another rank has other numbers.
-TEST(DeviceWorker, TensorRanksShareOutWhatTheySend) {
+// Slices of 8 tokens x 16 x 2 bytes can be halved; a rank that gets a wrong half has other results.
+TEST(DeviceWorker, ScatterGatherDoesNotChangeResults) {
   FamilyParams params{.ranks = 2, .microbatches = 4};
   params.shape = {1, {8, 8}};
   const Schedule schedule = make_schedule(find_family("seq1f1b"), params);
@@ -158,7 +158,7 @@ TEST(DeviceWorker, TensorRanksShareOutWhatTheySend) {
   EXPECT_EQ(train(shared, tokens).weights, train(whole, tokens).weights);
 }
 
-TEST(DeviceWorker, HasThemInFloat16AndWithRecomputation) {
+TEST(DeviceWorker, GradientsMatchOneDeviceInFloat16AndWithRecomputation) {
   for (const char* const name : {"gpipe", "seq1f1b", "zb-v"}) {
     SCOPED_TRACE(name);
     const Schedule schedule = schedule_of(name, 4, 2);
@@ -176,8 +176,8 @@ RunSpec adam(const DeviceKernels* kernels, Precision precision, bool clip) {
   return spec;
 }
 
-// Adam divides by the root of what is nearly zero at first, so that rounding moves single weights; losses stay near.
-TEST(DeviceWorker, LearnsAsTheCpuDoes) {
+// Adam divides by the root of what is nearly zero at first, so that rounding changes single weights; losses stay close.
+TEST(DeviceWorker, LossesFollowThoseOfTheCpu) {
   for (const std::string name : {"1f1b", "seq1f1b", "zb-h1", "pipedream-2bw"}) {
     SCOPED_TRACE(name);
     const bool flush = name != "pipedream-2bw";
@@ -206,34 +206,39 @@ TEST(DeviceWorker, LearnsAsTheCpuDoes) {
   }
 }
 
-TEST(DeviceWorker, TellsWhenAndWhatItHeld) {
+TEST(DeviceWorker, ReportsTimesAndMemory) {
   const RunPlan plan(device_descent(test::small_gpt(4)), schedule_of("seq1f1b-zb1p", 3));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   TrainingOptions options;
-  options.keep_times = KeepTimes::last;
-  options.runs = 2;
+  options.keep_times = KeepTimes::all;
+  options.runs = 16;
   const test::Trained trained = train(plan, tokens, options);
-  const std::vector<WorkerClock>& clocks = trained.report.runs.back().clocks;
-  ASSERT_EQ(clocks.size(), 4U);
-  const Timeline timeline = measured_timeline(plan.graph(), clocks);
   const OpGraph& graph = plan.graph();
-  for (VertexId v = 0; v < graph.size(); ++v) {
-    SCOPED_TRACE(graph.name(v));
-    EXPECT_GT(timeline.end[v], Duration{0});
-    EXPECT_GE(timeline.end[v], timeline.start[v]);
-    if (graph[v].kind != VertexKind::compute) continue;
-    // Nothing runs before what it reads is there; the clocks of two devices are read some microseconds apart.
-    for (const VertexId before : graph.needs(v)) {
-      EXPECT_GE(timeline.start[v] + std::chrono::milliseconds(1), timeline.end[before]) << graph.name(before);
+  // The largest time by which an op starts before its input is complete. The clocks of two devices are related by
+  // reading that of the host, which takes some microseconds, but may take longer in some of the runs if the host is
+  // busy.
+  Duration least_early = Duration::max();
+  for (const RunReport& run : trained.report.runs) {
+    ASSERT_EQ(run.clocks.size(), 4U);
+    const Timeline timeline = measured_timeline(graph, run.clocks);
+    Duration early{0};
+    for (VertexId v = 0; v < graph.size(); ++v) {
+      SCOPED_TRACE(graph.name(v));
+      EXPECT_GT(timeline.end[v], Duration{0});
+      EXPECT_GE(timeline.end[v], timeline.start[v]);
+      if (graph[v].kind != VertexKind::compute) continue;
+      for (const VertexId before : graph.needs(v)) early = std::max(early, timeline.end[before] - timeline.start[v]);
     }
+    least_early = std::min(least_early, early);
   }
+  EXPECT_LE(least_early, std::chrono::milliseconds(1));
   for (std::size_t rank = 0; rank < 4; ++rank) {
     EXPECT_GT(trained.report.workers[rank].held_bytes, plan.arena(static_cast<int>(rank)).standing_bytes);
     EXPECT_LE(trained.report.workers[rank].held_bytes, plan.arena(static_cast<int>(rank)).total_bytes);
   }
 }
 
-TEST(DeviceWorker, LeavesOutStepsThatOverflow) {
+TEST(DeviceWorker, SkipsStepsThatOverflow) {
   LossScale scale(true);
   EXPECT_EQ(scale.value(), 65536);
   EXPECT_TRUE(scale.update(true));
@@ -248,7 +253,7 @@ TEST(DeviceWorker, LeavesOutStepsThatOverflow) {
   EXPECT_FALSE(LossScale(false).update(true));
 }
 
-TEST(DeviceWorker, StopsWhereANumberIsNotFinite) {
+TEST(DeviceWorker, StopsAtANonFiniteResult) {
   const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   TrainingOptions options;
@@ -256,35 +261,37 @@ TEST(DeviceWorker, StopsWhereANumberIsNotFinite) {
   options.faults = {parse_fault("nan:rank=0,op=F,mb=2,step=1")};
   try {
     train(plan, tokens, options);
-    FAIL() << "it went on";
+    FAIL() << "the run continued";
   } catch (const RunFailure& failure) {
     EXPECT_EQ(failure.kind(), FailureKind::non_finite);
-    EXPECT_THAT(failure.what(), HasSubstr("F(stage 0, mb 2) of step 1 on rank 0 made a number that is not finite"));
+    EXPECT_THAT(failure.what(), HasSubstr("F(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"));
   }
 }
 
-TEST(DeviceWorker, NamesWhoWaits) {
+TEST(DeviceWorker, ReportsTheWaitForChain) {
   const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   const test::TemporaryFolder folder;
-  for (const char* const fault : {"drop:rank=0,op=F,mb=2,step=1", "stop:rank=0,op=F,mb=2,step=1"}) {
+  for (const auto& [fault, text] :
+       {std::pair{"drop:rank=0,op=F,mb=2,step=1", "rank 1 has waited for F(stage 1, mb 2)"},
+        {"stop:rank=0,op=F,mb=2,step=1", "rank 1 waits for F(stage 1, mb 2) from rank 0"}}) {
     SCOPED_TRACE(fault);
     TrainingOptions options;
     options.runs = 3;
     options.faults = {parse_fault(fault)};
     options.supervision.folder = folder.path();
-    options.supervision.limits.floor_ns = 500'000'000;
+    options.supervision.limits.floor_ns = 2'000'000'000;  // longer than a busy machine holds an op up
     try {
       train(plan, tokens, options);
-      FAIL() << "it went on";
+      FAIL() << "the run continued";
     } catch (const RunFailure& failure) {
       EXPECT_EQ(failure.kind(), FailureKind::stuck);
-      EXPECT_THAT(failure.what(), HasSubstr("rank 1 waits for F(stage 1, mb 2)"));
+      EXPECT_THAT(failure.what(), HasSubstr(text));
     }
   }
 }
 
-TEST(DeviceWorker, SaysThatTheArenaDoesNotFit) {
+TEST(DeviceWorker, ThrowsIfTheArenaDoesNotFit) {
   Transformer model = test::small_gpt(2);
   model.vocab = 8'000'000;  // x 16 x (2 + 4 + 12) bytes: more than the GiB that an emulated device has
   const RunPlan plan(device_descent(model), schedule_of("1f1b", 1, 2));

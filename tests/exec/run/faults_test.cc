@@ -27,7 +27,7 @@ std::string error_of(const std::string& text) {
   return "none";
 }
 
-TEST(Faults, AreReadFromText) {
+TEST(Faults, AreParsed) {
   const Fault fault = parse_fault("delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2.5");
   EXPECT_EQ(fault.kind, FaultKind::delay);
   EXPECT_EQ(fault.vertex, VertexKind::compute);
@@ -49,7 +49,7 @@ TEST(Faults, AreReadFromText) {
   EXPECT_EQ(parse_fault("drop:op=I").op, OpKind::I);
 }
 
-TEST(Faults, ErrorsNameThePart) {
+TEST(Faults, ParseErrorsNameTheKey) {
   EXPECT_EQ(error_of("dealy:rank=1"),
             "--fault 'dealy:rank=1': expected delay, drop, kill, stop or nan before the colon, got 'dealy'; did you "
             "mean 'delay'?");
@@ -69,11 +69,11 @@ TEST(Faults, ErrorsNameThePart) {
   for (const std::string bad : {"0", "-1", "nan", "inf", "1e7", "two", ""}) {
     EXPECT_THAT(error_of("delay:seconds=" + bad), HasSubstr("seconds: expected a number above 0")) << bad;
   }
-  EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: expected of a delay alone"));
+  EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: only a delay has a duration"));
   EXPECT_THAT(error_of("drop:op=W"), HasSubstr("op: expected F, B or I"));
   EXPECT_THAT(error_of("drop:op=optimizer"), HasSubstr("op: expected F, B or I"));
   EXPECT_THAT(error_of("nan:op=global-norm"), HasSubstr("op: expected F, B, I or W"));
-  EXPECT_THAT(error_of("kill:op=optimizer,mb=1"), HasSubstr("has no microbatch"));
+  EXPECT_THAT(error_of("kill:op=optimizer,mb=1"), HasSubstr("have no microbatch"));
 }
 
 class FaultPlanTest : public ::testing::Test {
@@ -99,7 +99,7 @@ class FaultPlanTest : public ::testing::Test {
     }
     return "none";
   }
-  // The names of the vertices at which something happens.
+  // Names of the vertices with a fault.
   std::vector<std::string> hits(const FaultPlan& plan, int rank, int step) const {
     std::vector<std::string> names;
     for (VertexId v = 0; v < graph_.size(); ++v) {
@@ -113,11 +113,11 @@ class FaultPlanTest : public ::testing::Test {
   std::vector<RecorderOwner> owners_;
 };
 
-TEST_F(FaultPlanTest, HappensAtItsOpAlone) {
+TEST_F(FaultPlanTest, MatchesOnlyItsOp) {
   const FaultPlan one = plan({"delay:rank=3,op=F,mb=2,step=4,seconds=2"});
   using ::testing::ElementsAre;
   using ::testing::IsEmpty;
-  // Which of them the worker runs is its own: stage 0 is not on world rank 3.
+  // Stage 0 is not on world rank 3, which runs only the second one.
   EXPECT_THAT(hits(one, 3, 4), ElementsAre("F(stage 0, mb 2)", "F(stage 1, mb 2)"));
   EXPECT_THAT(hits(one, 3, 5), IsEmpty());
   EXPECT_THAT(hits(one, 2, 4), IsEmpty());
@@ -126,7 +126,7 @@ TEST_F(FaultPlanTest, HappensAtItsOpAlone) {
   EXPECT_THAT(hits(plan({"kill:op=optimizer,stage=1"}), 2, 0), ElementsAre("optimizer(stage 1, step 0)"));
   EXPECT_THAT(hits(plan({"stop:op=gradient-reduce"}), 2, 0),
               ElementsAre("gradient reduce(stage 0, step 0)", "gradient reduce(stage 1, step 0)"));
-  // Any op, and neither transfers, recomputations, steps nor collectives: 2 stages x 3 microbatches x (F, B).
+  // Any op, but not transfers, recomputations, optimizer steps or collectives: 2 stages x 3 microbatches x (F, B).
   EXPECT_EQ(hits(plan({"nan"}), 2, 0).size(), 12U);
 }
 
@@ -141,9 +141,9 @@ TEST_F(FaultPlanTest, FaultsAddUp) {
   }
 }
 
-TEST_F(FaultPlanTest, WhatCanNeverHappenIsRefused) {
+TEST_F(FaultPlanTest, FaultsWithoutMatchAreRejected) {
   EXPECT_EQ(refusal("kill:rank=4"), "--fault 'kill:rank=4': rank: expected a world rank below 4, got 4");
-  EXPECT_THAT(refusal("kill:step=10"), HasSubstr("step: expected one below 10"));
+  EXPECT_THAT(refusal("kill:step=10"), HasSubstr("step: expected a step below 10"));
   EXPECT_THAT(refusal("kill:mb=3"), HasSubstr("no op of the schedule matches"));
   EXPECT_THAT(refusal("kill:op=W"), HasSubstr("no op of the schedule matches"));
   EXPECT_THAT(refusal("kill:rank=0,stage=1"), HasSubstr("no op of the schedule matches"));
@@ -154,7 +154,7 @@ TEST_F(FaultPlanTest, WhatCanNeverHappenIsRefused) {
   EXPECT_THAT(refusal("stop:rank=1,op=gradient-reduce,stage=1"), HasSubstr("no op"));
 }
 
-TEST(Faults, JointBlocksMatchByEitherOp) {
+TEST(Faults, JointVerticesMatchByEitherOp) {
   const Schedule schedule = make_schedule(find_family("dualpipe"), {.ranks = 4, .microbatches = 10});
   const OpGraph graph = lower(schedule);
   std::vector<RecorderOwner> owners(4);
@@ -170,7 +170,7 @@ TEST(Faults, JointBlocksMatchByEitherOp) {
   }
 }
 
-TEST(Faults, KillingIsSigkill) {
+TEST(Faults, KillSendsSigkill) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) kill_own_process();

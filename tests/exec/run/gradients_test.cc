@@ -1,4 +1,4 @@
-// The executor's gradients against those of one device that knows neither slices nor stages.
+// Gradients of the executor against those of one device without slices and stages.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kGradientTokens = 15;
 constexpr double kTolerance = 1e-10;
 
-// A first step of plain descent with rate 1 leaves w - g behind: the gradient can be read off.
+// One step of gradient descent with rate 1 results in w - g, from which the gradient follows.
 RunSpec descent(const Transformer& model, Precision precision = Precision::float64) {
   RunSpec spec{.model = model, .precision = precision};
   spec.optimizer.kind = OptimizerStep::Kind::sgd;
@@ -59,8 +59,8 @@ void expect_gradients(const RunSpec& spec, const Schedule& schedule) {
   EXPECT_LT(test::relative_difference(gradients, reference.gradients), kTolerance);
 }
 
-// Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven_microbatches slices, both styles.
-TEST(Gradients, AreThoseOfOneDevice) {
+// Every family with a flush, p up to 4, v up to 2, k up to 4 with uneven slices, two model styles.
+TEST(Gradients, MatchOneDevice) {
   int tried = 0;
   const test::Sizes sizes{.ranks = 4, .microbatches = small_scope() ? 4 : 8, .chunks = 2, .slices = 4};
   test::for_each_schedule(sizes, [&](const Schedule& made) {
@@ -77,7 +77,7 @@ TEST(Gradients, AreThoseOfOneDevice) {
   EXPECT_GT(tried, small_scope() ? 90 : 1000);
 }
 
-// Families that differ in what they ask of the executor: replicas, V and looped placements, split backwards.
+// Families that need different features of the executor: replicas, V-shaped and looped placements, split backwards.
 const std::string kTypical[] = {"1f1b", "interleaved-1f1b", "seq1f1b-zb1p", "zb-v", "dualpipe", "chimera"};
 
 Schedule typical(const std::string& name, int k, int sequences = 1, int m = 8, int chunks = 0) {
@@ -87,11 +87,11 @@ Schedule typical(const std::string& name, int k, int sequences = 1, int m = 8, i
   return make_schedule(family, params);
 }
 
-TEST(Gradients, AreThoseOfOneDeviceOverDataAndTensorRanks) {
+TEST(Gradients, MatchOneDeviceWithDataAndTensorParallelism) {
   int tried = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
-    // Every family takes m = 4 or m = 8 on four ranks; hanayo needs as many as there are ranks, and two chunks a wave.
+    // Every family supports m = 4 or m = 8 on four ranks; hanayo needs m = ranks, and two chunks per wave.
     const bool hanayo = family.name == "hanayo";
     const Schedule schedule = typical(std::string(family.name), 3, 1, hanayo ? 4 : 8, hanayo ? 2 : 0);
     ++tried;
@@ -112,7 +112,7 @@ TEST(Gradients, AreThoseOfOneDeviceOverDataAndTensorRanks) {
   EXPECT_GE(tried, 20);
 }
 
-TEST(Gradients, AreThoseOfOneDeviceWithFourTensorRanks) {
+TEST(Gradients, MatchOneDeviceWithFourTensorRanks) {
   RunSpec spec = descent(test::small_gpt(4, false));
   spec.tensor_parallel = 4;
   FamilyParams params{.ranks = 2, .microbatches = 3};
@@ -120,7 +120,7 @@ TEST(Gradients, AreThoseOfOneDeviceWithFourTensorRanks) {
   expect_gradients(spec, make_schedule(find_family("seq1f1b"), params));
 }
 
-TEST(Gradients, AreThoseOfOneDeviceWhenStagesAreUneven) {
+TEST(Gradients, MatchOneDeviceWithUnevenStages) {
   for (const std::string& name : kTypical) {
     SCOPED_TRACE(name);
     const Schedule schedule = typical(name, 4, 2);
@@ -131,7 +131,7 @@ TEST(Gradients, AreThoseOfOneDeviceWhenStagesAreUneven) {
   }
 }
 
-TEST(Gradients, AreThoseOfOneDeviceWithRecomputation) {
+TEST(Gradients, MatchOneDeviceWithRecomputation) {
   for (const std::string& name : kTypical) {
     SCOPED_TRACE(name);
     const Schedule schedule = typical(name, 3);
@@ -141,7 +141,7 @@ TEST(Gradients, AreThoseOfOneDeviceWithRecomputation) {
   }
 }
 
-TEST(Gradients, AreThoseOfOneDeviceWhenReductionsOverlap) {
+TEST(Gradients, MatchOneDeviceWithOverlappedReductions) {
   for (const std::string& name : kTypical) {
     SCOPED_TRACE(name);
     const Schedule schedule = typical(name, 3);
@@ -152,8 +152,8 @@ TEST(Gradients, AreThoseOfOneDeviceWhenReductionsOverlap) {
   }
 }
 
-// Finite differences of the loss that the executor reports: no line of this knows how a gradient is computed.
-TEST(Gradients, AreSlopesOfTheLoss) {
+// Finite differences of the loss: independent of any code for gradients.
+TEST(Gradients, MatchFiniteDifferences) {
   for (const bool llama : {false, true}) {
     RunSpec spec = descent(llama ? test::small_llama(2) : test::small_gpt(2));
     const TokenSource tokens = TokenSource::synthetic(37, kGradientTokens, 3);
@@ -168,7 +168,8 @@ TEST(Gradients, AreSlopesOfTheLoss) {
       const double above = device.gradient(moved, tokens, 0, 0, 2, 1).loss;
       moved[name][element] -= 2 * step;
       const double below = device.gradient(moved, tokens, 0, 0, 2, 1).loss;
-      // The loss is some 108 with an error of 1e-16 of it, so the slope is known to 1e-9; third derivatives add 1e-10.
+      // The loss is about 108 with a relative error of 1e-16, so the slope has an error of 1e-9; third derivatives add
+      // 1e-10.
       EXPECT_NEAR((above - below) / (2 * step), at.gradients.at(name)[element], 1e-7) << name;
     }
   }

@@ -1,4 +1,4 @@
-// Runs of processes that have nothing but NCCL, on the fake: the same as runs of threads, bit for bit.
+// Runs of processes that communicate only through NCCL, on the fake: bitwise the same as runs of threads.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ struct Process {
 
 class NcclRun : public ::testing::Test {
  protected:
-  // Each process is a thread with a device of its own, and knows the others by NCCL alone.
+  // Each process is a thread with its own device, connected to the others only through NCCL.
   std::vector<Process> run_processes(const RunPlan& plan, const TrainingOptions& common) {
     const int size = plan.layout().size();
     std::vector<Process> processes(static_cast<std::size_t>(size));
@@ -56,13 +56,13 @@ class NcclRun : public ::testing::Test {
         std::optional<NcclWorld> world;
         try {
           world.emplace(fake_.functions(), *device.front(), rank, size, broadcast,
-                        NcclOptions{.patience = milliseconds(60000), .abort_budget = milliseconds(2000)});
+                        NcclOptions{.patience = milliseconds(120000), .abort_budget = milliseconds(20000)});
           {
             const std::lock_guard lock(mutex);
             controls.push_back(&world->control());
           }
           RunDevices devices{.kernels = device_kernels(), .transport = &world->devices(world->control())};
-          devices.devices.resize(size);
+          devices.devices.resize(static_cast<std::size_t>(size));
           devices.devices[rank] = device.front().get();
           TrainingOptions options = common;
           options.devices = &devices;
@@ -77,7 +77,7 @@ class NcclRun : public ::testing::Test {
           train_as_process(plan, world->control(), tokens_, options, process.report, hooks);
         } catch (const std::exception& error) {
           process.error = error.what();
-          // What a launcher does to the others.
+          // As a launcher terminates the others.
           const std::lock_guard lock(mutex);
           for (Transport* const control : controls) {
             if (!control->stopped()) control->stop();
@@ -92,7 +92,7 @@ class NcclRun : public ::testing::Test {
     return processes;
   }
 
-  void expect_that_of_threads(const RunSpec& spec, const Schedule& schedule) {
+  void expect_same_as_threads(const RunSpec& spec, const Schedule& schedule) {
     const RunPlan plan(spec, schedule);
     TrainingOptions options;
     options.runs = 2;
@@ -127,30 +127,30 @@ class NcclRun : public ::testing::Test {
   test::Weights weights_;
 };
 
-TEST_F(NcclRun, OfFourProcessesIsThatOfThreads) {
+TEST_F(NcclRun, FourProcessesMatchThreads) {
   for (const std::string name : {"1f1b", "seq1f1b", "interleaved-1f1b", "zb-v", "seq1f1b-zb2p", "dualpipe"}) {
     SCOPED_TRACE(name);
     const Schedule schedule = schedule_of(name, 4, 8);
-    expect_that_of_threads(spec_of(schedule.num_stages()), schedule);
+    expect_same_as_threads(spec_of(schedule.num_stages()), schedule);
   }
 }
 
-TEST_F(NcclRun, WithReplicasAndTensorRanksIsThatOfThreads) {
+TEST_F(NcclRun, DataAndTensorParallelProcessesMatchThreads) {
   RunSpec spec = spec_of(2);
   spec.data_parallel = 2;
-  expect_that_of_threads(spec, schedule_of("1f1b", 2));
+  expect_same_as_threads(spec, schedule_of("1f1b", 2));
   spec.overlap_grad_reduce = true;
   spec.tensor_parallel = 2;
-  expect_that_of_threads(spec, schedule_of("seq1f1b", 2));
+  expect_same_as_threads(spec, schedule_of("seq1f1b", 2));
 }
 
-// A rank that fails ends the run of all, within the budget: none hangs on its device.
-TEST_F(NcclRun, EndsWhenOneRankFails) {
+// A rank that fails ends the run of all ranks: none hangs on its device.
+TEST_F(NcclRun, FailureOfOneRankEndsAll) {
   const RunPlan plan(spec_of(2), schedule_of("1f1b", 2));
   TrainingOptions options;
   options.runs = 3;
   options.faults = {parse_fault("nan:op=F,stage=1,mb=1,step=1")};
-  options.supervision.patience = milliseconds(2000);
+  options.supervision.patience = milliseconds(20000);
   const std::vector<Process> processes = run_processes(plan, options);
   EXPECT_THAT(processes[1].error, HasSubstr("not finite"));
 }

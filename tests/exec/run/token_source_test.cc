@@ -49,7 +49,7 @@ class TokenSourceTest : public ::testing::Test {
   std::string text_;
 };
 
-TEST_F(TokenSourceTest, EveryCutOfABatchIsTheSameBatch) {
+TEST_F(TokenSourceTest, PartsOfABatchAgreeWithTheWholeBatch) {
   for (const TokenSource& source : {text(32), TokenSource::synthetic(40, 32, 1)}) {
     const Batch whole = fill(source, 7, 0, 6, 0, 32);
     for (const int per : {1, 2, 3}) {
@@ -77,7 +77,7 @@ TEST_F(TokenSourceTest, EveryCutOfABatchIsTheSameBatch) {
   }
 }
 
-TEST_F(TokenSourceTest, WindowsAreOfTheTextAndReachAllOfIt) {
+TEST_F(TokenSourceTest, WindowsCoverTheText) {
   const std::int64_t length = 100;
   const TokenSource source = text(length);
   std::size_t first = text_.size();
@@ -90,7 +90,7 @@ TEST_F(TokenSourceTest, WindowsAreOfTheTextAndReachAllOfIt) {
     window += static_cast<char>(batch.targets.back());
     const std::size_t at = text_.find(window);
     ASSERT_NE(at, std::string::npos) << step;
-    // i^2 mod 251 repeats after 251, so that `at` is the place modulo that; but for the window with the last byte.
+    // i^2 mod 251 repeats after 251, so that `at` is the position modulo 251, except for the window with the last byte.
     first = std::min(first, at);
     last = std::max(last, at);
     places.insert(at);
@@ -101,7 +101,7 @@ TEST_F(TokenSourceTest, WindowsAreOfTheTextAndReachAllOfIt) {
   EXPECT_GT(places.size(), 160U);
 }
 
-TEST_F(TokenSourceTest, AWindowMayBeTheWholeText) {
+TEST_F(TokenSourceTest, WindowMayBeTheWholeText) {
   const std::int64_t length = static_cast<std::int64_t>(text_.size()) - 1;
   const Batch batch = fill(text(length), 3, 5, 1, 0, length);
   EXPECT_EQ(batch.tokens.front(), 0);
@@ -114,7 +114,7 @@ TEST_F(TokenSourceTest, AWindowMayBeTheWholeText) {
   }
 }
 
-TEST_F(TokenSourceTest, SeedStepAndIndexChooseTheSample) {
+TEST_F(TokenSourceTest, SampleDependsOnSeedStepAndIndex) {
   for (const bool synthetic : {false, true}) {
     const auto sample = [&](std::uint64_t seed, int step, int index) {
       const TokenSource source = synthetic ? TokenSource::synthetic(64, 24, seed) : text(24, seed);
@@ -126,13 +126,13 @@ TEST_F(TokenSourceTest, SeedStepAndIndexChooseTheSample) {
         for (int index = 0; index < 3; ++index) samples.insert(sample(seed, step, index));
       }
     }
-    // 27 draws: of the text's 251 different windows two may be the same by chance (27 x 26 / 2 / 251 = 1.4 pairs).
+    // 27 draws: of the 251 different windows of the text, two may coincide by chance (27 x 26 / 2 / 251 = 1.4 pairs).
     EXPECT_GE(samples.size(), synthetic ? 27U : 20U);
     EXPECT_EQ(sample(2, 2, 1), sample(2, 2, 1));
   }
 }
 
-TEST_F(TokenSourceTest, SyntheticTokensCanBeLearnt) {
+TEST_F(TokenSourceTest, SyntheticTokensHaveTheStatedEntropy) {
   const int vocabulary = 50;
   const std::int64_t length = 2000;
   const TokenSource source = TokenSource::synthetic(vocabulary, length, 3);
@@ -145,7 +145,7 @@ TEST_F(TokenSourceTest, SyntheticTokensCanBeLearnt) {
     ++followers[batch.tokens[i]][batch.targets[i]];
     ++seen[batch.tokens[i]];
   }
-  // The entropy of what follows a token, over all that do: at most 1.75 bits, and some of it.
+  // The conditional entropy of the successor of a token: at most 1.75 bits, and above 0.
   double nats = 0;
   for (const auto& [token, counts] : followers) {
     EXPECT_LE(counts.size(), 4U) << token;
@@ -156,10 +156,10 @@ TEST_F(TokenSourceTest, SyntheticTokensCanBeLearnt) {
   nats /= static_cast<double>(batch.tokens.size());
   EXPECT_LT(nats, 1.75 * std::log(2.0) + 0.01);
   EXPECT_GT(nats, 0.8);
-  EXPECT_GT(followers.size(), 20U) << "the chain stays in a corner";
+  EXPECT_GT(followers.size(), 20U) << "the chain reaches too few tokens";
 }
 
-TEST_F(TokenSourceTest, FillingAllocatesNothing) {
+TEST_F(TokenSourceTest, FillAllocatesNoMemory) {
   for (const TokenSource& source : {text(32), TokenSource::synthetic(40, 32, 1)}) {
     Batch batch = fill(source, 0, 0, 4, 0, 32);
     const std::int64_t before = test::allocations();
@@ -168,7 +168,7 @@ TEST_F(TokenSourceTest, FillingAllocatesNothing) {
   }
 }
 
-TEST_F(TokenSourceTest, BadSourcesAreRefused) {
+TEST_F(TokenSourceTest, InvalidSourcesAreRejected) {
   const auto error_of = [](const std::string& file, int vocabulary, std::int64_t length) -> std::string {
     try {
       TokenSource::of_text(file, vocabulary, length, 1);

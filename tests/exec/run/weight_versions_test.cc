@@ -1,4 +1,4 @@
-// Schedules without a flush against their update rules, written out over the gradients of one device.
+// Schedules without a flush against their update rules, applied to gradients of one device.
 
 #include <gtest/gtest.h>
 
@@ -58,11 +58,11 @@ void expect_two_buffered(const Transformer& model, int ranks, int microbatches, 
   for (int step = 0; step < kSteps; ++step) {
     EXPECT_NEAR(trained.report.runs.at(0).losses.at(static_cast<std::size_t>(step)), losses[step], 1e-10);
   }
-  // It has moved far enough for one version more or less to show.
+  // The weights change enough for a wrong version to be detected.
   EXPECT_GT(test::relative_difference(version.back(), version[kSteps - 1]), 1e-4);
 }
 
-TEST(DoubleBuffered, FollowsItsRule) {
+TEST(DoubleBuffered, FollowsTheUpdateRule) {
   for (const int ranks : {1, 2, 4}) {
     for (const int microbatches : {4, 5}) {
       SCOPED_TRACE("p=" + std::to_string(ranks) + " m=" + std::to_string(microbatches));
@@ -72,9 +72,9 @@ TEST(DoubleBuffered, FollowsItsRule) {
   }
 }
 
-// Microbatch n on rank r of p reads the weights that n - (p - r) + 1 steps have made, a step a microbatch (Narayanan et
-// al. 2019, PipeDream, 3.3, weight stashing without vertical sync).
-TEST(Stashed, FollowsItsRule) {
+// Microbatch n on rank r of p reads the weights after n - (p - r) + 1 steps, one step per microbatch (Narayanan et al.
+// 2019, PipeDream, 3.3, weight stashing without vertical sync).
+TEST(Stashed, FollowsTheUpdateRule) {
   for (const int ranks : {1, 2, 4}) {
     SCOPED_TRACE("p=" + std::to_string(ranks));
     const Transformer model = test::small_llama(4);

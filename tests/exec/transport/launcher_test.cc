@@ -1,4 +1,4 @@
-// Which process of a run this is, and how processes without MPI find each other.
+// Detection of launchers, and how processes without MPI find each other.
 
 #include "exec/transport/launcher.h"
 
@@ -61,14 +61,14 @@ std::string refusal(const Variables& variables) {
   return "not refused";
 }
 
-TEST(Launcher, NoneIsOneProcess) {
+TEST(Launcher, WithoutLauncherIsOneProcess) {
   const LaunchedRank rank = launched_rank(with({}));
   EXPECT_EQ(rank.launcher, LaunchedRank::none);
   EXPECT_EQ(rank.rank, 0);
   EXPECT_EQ(rank.size, 1);
 }
 
-TEST(Launcher, OfMpi) {
+TEST(Launcher, DetectsMpirun) {
   const LaunchedRank open_mpi = launched_rank(with(kOpenMpi));
   EXPECT_EQ(open_mpi.launcher, LaunchedRank::mpirun);
   EXPECT_EQ(open_mpi.rank, 5);
@@ -82,7 +82,7 @@ TEST(Launcher, OfMpi) {
   EXPECT_EQ(mpich.local_rank, 1);
 }
 
-TEST(Launcher, OfSlurm) {
+TEST(Launcher, DetectsSrun) {
   const LaunchedRank rank = launched_rank(with(kSlurm));
   EXPECT_EQ(rank.launcher, LaunchedRank::srun);
   EXPECT_EQ(rank.rank, 3);
@@ -96,7 +96,7 @@ TEST(Launcher, OfSlurm) {
             LaunchedRank::srun);
 }
 
-TEST(Launcher, ABatchScriptIsOneProcess) {
+TEST(Launcher, BatchScriptIsOneProcess) {
   Variables batch = kSlurm;
   batch.erase("SLURM_STEP_ID");
   EXPECT_EQ(launched_rank(with(batch)).size, 1);
@@ -104,44 +104,44 @@ TEST(Launcher, ABatchScriptIsOneProcess) {
   EXPECT_EQ(launched_rank(with(batch)).size, 1);
 }
 
-TEST(Launcher, OfTorch) {
+TEST(Launcher, DetectsTorchrun) {
   const LaunchedRank rank = launched_rank(with(kTorch));
   EXPECT_EQ(rank.launcher, LaunchedRank::torchrun);
   EXPECT_EQ(rank.rank, 6);
   EXPECT_EQ(rank.local_rank, 2);
   EXPECT_EQ(rank.local_size, 4);
   EXPECT_EQ(rank.run, "torch-abc-0-node1-29500");
-  EXPECT_EQ(launched_rank(with({{"RANK", "4"}})).size, 1);  // somebody else's
+  EXPECT_EQ(launched_rank(with({{"RANK", "4"}})).size, 1);  // set by something else
 }
 
-TEST(Launcher, TheInnermostCounts) {
+TEST(Launcher, InnermostLauncherIsUsed) {
   EXPECT_EQ(launched_rank(with(kOpenMpi + kSlurm)).launcher, LaunchedRank::mpirun);
   EXPECT_EQ(launched_rank(with(kTorch + kSlurm)).launcher, LaunchedRank::torchrun);
 }
 
-TEST(Launcher, ContradictionsAreRefused) {
-  EXPECT_EQ(refusal(kTorch + kOpenMpi), "torchrun says that this is rank 6 of 8, and mpirun that it is rank 5 of 8");
+TEST(Launcher, ContradictionsAreRejected) {
+  EXPECT_EQ(refusal(kTorch + kOpenMpi), "torchrun reports rank 6 of 8, but mpirun reports rank 5 of 8");
   Variables copied = kTorch;
   copied.erase("TORCHELASTIC_RUN_ID");
-  EXPECT_EQ(refusal(copied + kSlurm), "torchrun says that this is rank 6 of 8, and srun that it is rank 3 of 16");
+  EXPECT_EQ(refusal(copied + kSlurm), "torchrun reports rank 6 of 8, but srun reports rank 3 of 16");
   EXPECT_EQ(refusal({{"OMPI_COMM_WORLD_RANK", "0"}}),
-            "OMPI_COMM_WORLD_RANK is set, and OMPI_COMM_WORLD_SIZE is not: a launcher sets both");
+            "OMPI_COMM_WORLD_RANK is set but OMPI_COMM_WORLD_SIZE is not: expected both");
   EXPECT_EQ(refusal({{"RANK", "8"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "0"}}),
-            "RANK: must be below 8 (WORLD_SIZE), got 8");
+            "RANK: expected a number below 8 (WORLD_SIZE), got 8");
   EXPECT_EQ(refusal({{"RANK", "x"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "0"}}),
-            "RANK: must be a number from 0, got 'x'");
+            "RANK: expected a number of at least 0, got 'x'");
   EXPECT_EQ(refusal({{"RANK", "0"}, {"WORLD_SIZE", "8"}}),
-            "RANK and WORLD_SIZE are set, and LOCAL_RANK is not: torchrun sets all three");
+            "RANK and WORLD_SIZE are set but LOCAL_RANK is not: expected all three, as set by torchrun");
   EXPECT_EQ(refusal({{"RANK", "4"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "4"}, {"LOCAL_WORLD_SIZE", "4"}}),
-            "LOCAL_RANK: must be below 4 (LOCAL_WORLD_SIZE), got 4");
+            "LOCAL_RANK: expected a number below 4 (LOCAL_WORLD_SIZE), got 4");
 }
 
-TEST(Launcher, VariablesAreShownOnce) {
+TEST(Launcher, VariablesAreListedOnce) {
   EXPECT_THAT(launcher_variables(with({{"RANK", "0"}, {"SLURM_PROCID", "3"}, {"HOME", "/x"}})),
               ElementsAre("SLURM_PROCID=3", "RANK=0"));
 }
 
-TEST(Bootstrap, PathIsOfOneHost) {
+TEST(Bootstrap, DefaultPathNeedsOneHost) {
   LaunchedRank rank{.launcher = LaunchedRank::torchrun, .size = 4, .local_size = 4, .run = "torch-a/b:1"};
   EXPECT_THAT(bootstrap_path(rank), HasSubstr("-torch-a_b_1"));
   rank.local_size = 2;
@@ -172,7 +172,7 @@ TEST_F(BootstrapFile, ReachesAllRanks) {
     std::vector<std::jthread> threads;  // that wait before the file is there
     for (int rank = 1; rank < 4; ++rank) {
       threads.emplace_back(
-          [&, rank] { FileBootstrap(path_, "run 1", rank).broadcast(read[rank - 1], milliseconds(10000)); });
+          [&, rank] { FileBootstrap(path_, "run 1", rank).broadcast(read[rank - 1], milliseconds(120000)); });
     }
     std::this_thread::sleep_for(milliseconds(5));
     FileBootstrap root(path_, "run 1", 0);
@@ -184,25 +184,25 @@ TEST_F(BootstrapFile, ReachesAllRanks) {
   EXPECT_EQ(folder_.num_files(), 0);
 }
 
-TEST_F(BootstrapFile, OfAnotherRunIsNotTaken) {
-  EXPECT_THAT(timeout_of("run 2"), HasSubstr("rank 1 of run 'run 2' has waited 0.0 s for what rank 0 writes there: "
-                                             "there is no such file"));
+TEST_F(BootstrapFile, FileOfAnotherRunIsIgnored) {
+  EXPECT_THAT(timeout_of("run 2"), HasSubstr("rank 1 of run 'run 2' has waited 0.0 s for rank 0: the file does not "
+                                             "exist"));
   std::array<std::byte, 3> sent{};
   FileBootstrap old(path_, "run 1", 0);
   old.broadcast(sent, milliseconds(0));
-  EXPECT_THAT(timeout_of("run 2"), HasSubstr("it is of run 'run 1'"));
-  EXPECT_THAT(timeout_of("run 1", 4), HasSubstr("it has 3 bytes instead of 4"));
+  EXPECT_THAT(timeout_of("run 2"), HasSubstr("the file belongs to run 'run 1'"));
+  EXPECT_THAT(timeout_of("run 1", 4), HasSubstr("expected 4 bytes, got 3"));
   EXPECT_EQ(timeout_of("run 1"), "found");
   FileBootstrap root(path_, "run 2", 0);
   root.broadcast(sent, milliseconds(0));
   EXPECT_EQ(timeout_of("run 2"), "found");
 }
 
-TEST_F(BootstrapFile, OtherFilesAreNamed) {
+TEST_F(BootstrapFile, OtherFilesAreReported) {
   write_file_whole(path_, "something\nelse\n");
-  EXPECT_THAT(timeout_of("run 1"), HasSubstr("it is some other file"));
+  EXPECT_THAT(timeout_of("run 1"), HasSubstr("not a bootstrap file"));
   write_file_whole(path_, "sluice bootstrap 1\nrun 1\n00zz11\n");
-  EXPECT_THAT(timeout_of("run 1"), HasSubstr("it is damaged"));
+  EXPECT_THAT(timeout_of("run 1"), HasSubstr("the file is damaged"));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What exec/transport/nccl_functions.h says of NCCL's interface, against NCCL's own header.
+// The declarations of exec/transport/nccl_functions.h against the header of NCCL.
 
 #include <gtest/gtest.h>
 #include <nccl.h>

@@ -1,4 +1,4 @@
-// The NCCL transport by its rules, on a fake NCCL and emulated devices: a thread for each rank.
+// The NCCL transport on a fake NCCL and emulated devices, with one thread per rank.
 
 #include "exec/transport/nccl.h"
 
@@ -31,7 +31,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A rank of a test: its device and its part of the world.
+// A rank of a test: its device and its communicators.
 struct Rank {
   int rank;
   Device& device;
@@ -46,15 +46,17 @@ struct Rank {
 
 class Nccl : public ::testing::Test {
  protected:
-  // Runs `work` on every rank. What it throws is kept by rank.
+  // Runs `work` on every rank, beginning together. Keeps the exceptions by rank.
   void on_ranks(int size, const std::function<void(const Rank&)>& work) {
-    errors_.assign(size, "");
+    errors_.assign(to_size(size), "");
     test::FirstSays said;
+    std::latch ready(size);
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         const auto broadcast = said.to(rank);
         const auto device = emulation::make_device({});
+        ready.arrive_and_wait();
         try {
           NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);
           work({rank, *device, world});
@@ -70,7 +72,7 @@ class Nccl : public ::testing::Test {
   }
 
   test::FakeNccl fake_;
-  NcclOptions options_{.patience = milliseconds(20000), .abort_budget = milliseconds(2000)};
+  NcclOptions options_{.patience = milliseconds(120000), .abort_budget = milliseconds(20000)};
   std::vector<std::string> errors_;
 };
 
@@ -81,7 +83,7 @@ void finish(DeviceConnection& connection, Device& device, DeviceMessage& message
   }
 }
 
-TEST_F(Nccl, TwoRanksExchangeInAnyOrder) {
+TEST_F(Nccl, RanksMaySendBeforeTheyReceive) {
   constexpr std::int64_t kBytes = 100000;
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
   on_ranks(2, [&](const Rank& mine) {
@@ -100,7 +102,7 @@ TEST_F(Nccl, TwoRanksExchangeInAnyOrder) {
       out.started = began.get();
       out.done = out_done.get();
       in.done = in_done.get();
-      // Both send first: with one communicator for both ways each would wait for the other's receive.
+      // Both send first: with one communicator for both directions each would wait for the receive of the other.
       connection->send(out);
       connection->receive(in);
       finish(*connection, mine.device, in);
@@ -114,7 +116,7 @@ TEST_F(Nccl, TwoRanksExchangeInAnyOrder) {
 }
 
 TEST_F(Nccl, EdgesDoNotWaitForEachOther) {
-  // Rank 0 sends to 1 and to 2. Rank 1 takes its message only when 2 has told it that its own has come.
+  // Rank 0 sends to 1 and 2. Rank 1 receives its message only after rank 2 has received its own and notified it.
   const DeviceLinks links{.edges = {{0, 1}, {0, 2}, {2, 1}}, .groups = {}};
   on_ranks(3, [&](const Rank& mine) {
     const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
@@ -177,8 +179,8 @@ TEST_F(Nccl, MessagesWaitForTheirData) {
   expect_no_errors();
 }
 
-// Group i of four ranks' sums: of i = 0 ranks 0 and 1, of 1 ranks 2 and 3, of 2 all.
-TEST_F(Nccl, GroupsSumOnTheStreamThatTheyAreGiven) {
+// Groups of four ranks: 0 has ranks 0 and 1, 1 has ranks 2 and 3, 2 has all.
+TEST_F(Nccl, GroupsReduceOnTheGivenStream) {
   const DeviceLinks links{.edges = {{0, 1}, {1, 2}, {2, 3}, {3, 0}}, .groups = {{0, 1}, {2, 3}, {0, 1, 2, 3}}};
   on_ranks(4, [&](const Rank& mine) {
     const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
@@ -201,7 +203,7 @@ TEST_F(Nccl, GroupsSumOnTheStreamThatTheyAreGiven) {
   expect_no_errors();
 }
 
-TEST_F(Nccl, RunsWithEqualLinksShareTheirCommunicators) {
+TEST_F(Nccl, EqualLinksShareCommunicators) {
   const DeviceLinks links{.edges = {{0, 1}}, .groups = {{0, 1}}};
   const DeviceLinks other{.edges = {{1, 0}}, .groups = {}};
   std::barrier together(2);
@@ -254,8 +256,9 @@ TEST_F(Nccl, ControlGathersAndBroadcasts) {
   expect_no_errors();
 }
 
-TEST_F(Nccl, StoppingEndsAllCommunicatorsAtOnce) {
-  // A world, control, four ends of edges and a group: 7 of a rank's own. Aborting one hangs until all seven are at it.
+TEST_F(Nccl, StopAbortsAllCommunicatorsConcurrently) {
+  // World, control, four ends of edges and a group: 7 communicators per rank. Aborting one hangs until all seven are
+  // being aborted.
   const DeviceLinks links{.edges = {{0, 1}, {1, 0}, {0, 1}, {1, 0}}, .groups = {{0, 1}}};
   fake_.abort_waits_for(7);
   std::latch posted(2);
@@ -267,7 +270,7 @@ TEST_F(Nccl, StoppingEndsAllCommunicatorsAtOnce) {
     message.bytes = 64;
     message.edge = to_size(mine.rank);
     message.done = done.get();
-    connection->send(message);  // that nobody takes
+    connection->send(message);  // never received
     posted.arrive_and_wait();
     if (mine.rank == 0) mine.world.control().stop();
     std::jthread stops;
@@ -277,7 +280,7 @@ TEST_F(Nccl, StoppingEndsAllCommunicatorsAtOnce) {
     } catch (const Stopped&) {
     }
     if (stops.joinable()) stops.join();
-    mine.device.synchronize(*done);  // what waited on the device has come to its end
+    mine.device.synchronize(*done);  // what waited on the device has ended
     throw std::runtime_error("stopped");
   });
   EXPECT_THAT(errors_, ElementsAre("stopped", "stopped"));
@@ -296,17 +299,17 @@ TEST_F(Nccl, AbortingHasABudget) {
     while (mine.rank == 1 && fake_.most_aborts_at_once() == 0) std::this_thread::yield();
     mine.world.abort();
     EXPECT_GE(steady_clock::now() - began, milliseconds(90));
-    EXPECT_LT(steady_clock::now() - began, milliseconds(5000));
+    EXPECT_LT(steady_clock::now() - began, milliseconds(60000));
     EXPECT_THROW(connection->progress(), Stopped);
   });
 }
 
-TEST_F(Nccl, ARankThatDoesNotComeIsNamed) {
-  options_.patience = milliseconds(1500);  // enough for both to come to the world on a busy machine
+TEST_F(Nccl, MissingRankIsReported) {
+  options_.patience = milliseconds(3000);  // enough to make the world on a busy machine
   std::latch given_up(1);
   on_ranks(2, [&](const Rank& mine) {
     if (mine.rank == 1) {
-      // Comes to the world, and not to the connections.
+      // Joins the world, but not the connections.
       given_up.wait();
       return;
     }
@@ -319,7 +322,7 @@ TEST_F(Nccl, ARankThatDoesNotComeIsNamed) {
     }
     given_up.count_down();
   });
-  EXPECT_THAT(errors_[0], HasSubstr("NCCL: making 1 edges: rank 0 has waited 1.5 s for the other ranks"));
+  EXPECT_THAT(errors_[0], HasSubstr("NCCL: making 1 edges: rank 0 has waited 3 s for the other ranks"));
 }
 
 TEST_F(Nccl, ErrorsNameTheEdgeTheRankAndTheDevice) {
@@ -336,7 +339,7 @@ TEST_F(Nccl, ErrorsNameTheEdgeTheRankAndTheDevice) {
             "NCCL for edge 0 from rank 0 to rank 1 on rank 0, emulated device: remote process exited (said the fake)");
 }
 
-TEST(NcclRounds, KeepRanksApart) {
+TEST(NcclRounds, AreDisjoint) {
   using Rounds = std::vector<std::vector<std::size_t>>;
   // A chain of four: even and odd edges.
   EXPECT_EQ(rounds_without_overlap({{0, 1}, {1, 2}, {2, 3}}), (Rounds{{0, 2}, {1}}));

@@ -66,7 +66,7 @@ class RecorderTest : public ::testing::Test {
   OpGraph graph_;
 };
 
-TEST_F(RecorderTest, TellsWhoWritesAndWhatBothThreadsDo) {
+TEST_F(RecorderTest, HasOwnerAndActivitiesOfBothThreads) {
   Recorder recorder(path(3), owner(3), graph_);
   const RecorderFile file(path(3));
   EXPECT_EQ(file.owner().world_rank, 3);
@@ -96,7 +96,7 @@ TEST_F(RecorderTest, TellsWhoWritesAndWhatBothThreadsDo) {
             "compute, step 7: waiting for send F(stage 0, mb 2) 0->1 before F(stage 1, mb 2)");
 }
 
-TEST_F(RecorderTest, AFailureIsInWhatTheThreadDidLast) {
+TEST_F(RecorderTest, FailureKeepsThePreviousVertex) {
   Recorder recorder(path(), owner(), graph_);
   const RecorderFile file(path());
   recorder.doing(WorkerThread::compute, Activity::failed, 0);
@@ -115,7 +115,7 @@ TEST_F(RecorderTest, AFailureIsInWhatTheThreadDidLast) {
   EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 9: stopped in F(stage 1, mb 2)");
 }
 
-TEST_F(RecorderTest, NamesEveryVertexAsItsGraphDoes) {
+TEST_F(RecorderTest, NamesVerticesLikeTheGraph) {
   // All kinds of vertices: joint blocks and replicas in dualpipe, slices, collectives, recomputation.
   const auto check = [&](const std::string& family, FamilyParams params, LoweringOptions options) {
     const Schedule schedule = make_schedule(find_family(family), std::move(params));
@@ -137,7 +137,7 @@ TEST_F(RecorderTest, NamesEveryVertexAsItsGraphDoes) {
         {.data_parallel = 2, .gather_parameters = true, .recompute = true});
 }
 
-TEST_F(RecorderTest, KeepsTheLastEventsOfEachThreadInTheOrderOfTime) {
+TEST_F(RecorderTest, KeepsTheLastEventsOfEachThreadInOrder) {
   Recorder recorder(path(), owner(), graph_);
   const RecorderFile file(path());
   EXPECT_EQ(file.events().size(), 2U);  // both started
@@ -165,8 +165,8 @@ TEST_F(RecorderTest, KeepsTheLastEventsOfEachThreadInTheOrderOfTime) {
   EXPECT_EQ(events.back().thread, WorkerThread::collective);
 }
 
-TEST_F(RecorderTest, IsNeverReadTorn) {
-  // What is written has all fields follow from one number; what is read must agree with itself.
+TEST_F(RecorderTest, ConcurrentReadsAreConsistent) {
+  // All fields of an entry follow from one number, so that inconsistent reads are detected.
   const VertexId size = graph_.size();
   Recorder recorder(path(), owner(), graph_);
   const RecorderFile file(path());
@@ -187,7 +187,8 @@ TEST_F(RecorderTest, IsNeverReadTorn) {
   std::int64_t looks = 0;
   int last_step = 0;
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
-  while (std::chrono::steady_clock::now() < until) {
+  // On a busy machine until the writer has wrapped around, however long that takes.
+  while (std::chrono::steady_clock::now() < until || looks <= 100 || last_step <= Recorder::kEvents) {
     for (int i = 0; i < 100; ++i, ++looks) {
       const Doing doing = file.doing(WorkerThread::compute);
       ASSERT_TRUE(agrees(doing));
@@ -205,11 +206,9 @@ TEST_F(RecorderTest, IsNeverReadTorn) {
   stop = true;
   compute.join();
   collective.join();
-  EXPECT_GT(looks, 100);
-  EXPECT_GT(last_step, Recorder::kEvents) << "the ring did not wrap";
 }
 
-TEST_F(RecorderTest, CanBeReadAfterItsProcessWasKilled) {
+TEST_F(RecorderTest, CanBeReadAfterTheProcessWasKilled) {
   const VertexId op = vertex("B(stage 0, mb 1)");
   int ready[2];
   ASSERT_EQ(::pipe(ready), 0);
@@ -232,7 +231,7 @@ TEST_F(RecorderTest, CanBeReadAfterItsProcessWasKilled) {
   ::waitpid(child, nullptr, WUNTRACED);
   EXPECT_EQ(live.process(), ProcessState::suspended);
   ::kill(child, SIGKILL);
-  // Dead even while nobody has waited for it.
+  // Dead even before it is reaped.
   siginfo_t info{};
   ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT);
   EXPECT_EQ(live.process(), ProcessState::dead);
@@ -253,14 +252,14 @@ TEST_F(RecorderTest, CanBeReadAfterItsProcessWasKilled) {
   EXPECT_EQ(files[0].events().size(), 4U);
 }
 
-TEST_F(RecorderTest, OwnersOnOtherHostsAreNeitherDeadNorAlive) {
+TEST_F(RecorderTest, OwnersOnOtherHostsHaveNoState) {
   RecorderOwner far = owner();
   far.host = host_name() + "-other";
   const Recorder recorder(path(), far, graph_);
   EXPECT_EQ(RecorderFile(path()).process(), std::nullopt);
 }
 
-TEST_F(RecorderTest, AnotherProcessWithTheSameNumberIsNotTheOwner) {
+TEST_F(RecorderTest, ProcessWithAReusedIdIsNotTheOwner) {
   const std::uint64_t started = process_start(::getpid());
   ASSERT_GT(started, 0U);
   EXPECT_EQ(process_state(::getpid(), started), ProcessState::running);
@@ -269,7 +268,7 @@ TEST_F(RecorderTest, AnotherProcessWithTheSameNumberIsNotTheOwner) {
   EXPECT_EQ(process_state(-1), ProcessState::dead);
 }
 
-TEST_F(RecorderTest, IsMadeAnewBesideThoseWhoReadTheOldOne) {
+TEST_F(RecorderTest, ReplacingKeepsMappedFilesReadable) {
   auto first = std::make_unique<Recorder>(path(), owner(), graph_);
   first->doing(WorkerThread::compute, Activity::working, 11, 3);
   const RecorderFile old(path());
@@ -281,7 +280,7 @@ TEST_F(RecorderTest, IsMadeAnewBesideThoseWhoReadTheOldOne) {
   EXPECT_EQ(folder_.num_files(), 1);
 }
 
-TEST_F(RecorderTest, FilesThatAreNoneAreRefusedByName) {
+TEST_F(RecorderTest, OtherFilesAreRejectedByName) {
   EXPECT_THAT(error_of(folder_.path("missing.rec")), HasSubstr("missing.rec: cannot open"));
   EXPECT_THAT(error_of(folder_.path()), HasSubstr("is a folder"));
   EXPECT_THAT(error_of("/dev/null"), HasSubstr("/dev/null: not a recorder file"));
@@ -293,8 +292,8 @@ TEST_F(RecorderTest, FilesThatAreNoneAreRefusedByName) {
     return error_of(file);
   };
   EXPECT_EQ(with(whole), "none");
-  EXPECT_THAT(with(""), HasSubstr("other.rec: not a recorder file, or one cut short"));
-  EXPECT_THAT(with(whole.substr(0, whole.size() - 1)), HasSubstr("cut short"));
+  EXPECT_THAT(with(""), HasSubstr("other.rec: not a recorder file, or truncated"));
+  EXPECT_THAT(with(whole.substr(0, whole.size() - 1)), HasSubstr("truncated"));
   EXPECT_THAT(with(whole + "x"), HasSubstr("expected"));
   EXPECT_THAT(with(std::string(whole.size(), 'x')), HasSubstr("not a recorder file"));
   std::string other = whole;
@@ -302,14 +301,14 @@ TEST_F(RecorderTest, FilesThatAreNoneAreRefusedByName) {
   EXPECT_THAT(with(other), HasSubstr("expected version 1, got 99"));
   other = whole;
   other[16] = 5;  // the world rank, of 4
-  EXPECT_THAT(with(other), HasSubstr("damaged recorder file: its owner has no place in its world"));
+  EXPECT_THAT(with(other), HasSubstr("damaged recorder file: its ranks are out of the range of its world size"));
   EXPECT_THROW(open_recorders(folder_.path("none")), InputError);
   const TemporaryFolder empty;
   EXPECT_THROW(open_recorders(empty.path()), InputError);
   EXPECT_THROW(Recorder(folder_.path("none/rank-0000.rec"), owner(), graph_), InputError);
 }
 
-TEST_F(RecorderTest, DamagedFilesAreReadOrRefusedAndNeverCrash) {
+TEST_F(RecorderTest, DamagedFilesNeverCrash) {
   {
     Recorder recorder(path(), owner(), graph_);
     for (VertexId v = 0; v < graph_.size(); ++v) recorder.doing(WorkerThread::compute, Activity::waiting, 0, v, v);
@@ -326,7 +325,7 @@ TEST_F(RecorderTest, DamagedFilesAreReadOrRefusedAndNeverCrash) {
     ++refused;
     EXPECT_THAT(error, HasSubstr("damaged.rec: ")) << error;
   };
-  // Every byte of the head and of both rings' counts; and some of the entries that are written.
+  // Every byte of the header and of both counts, and some entries.
   std::vector<std::size_t> places;
   for (std::size_t at = 0; at < offsetof(RecorderLayout, rings) + 64 + 2 * sizeof(RecorderRing::Slot); ++at) {
     places.push_back(at);

@@ -1,6 +1,6 @@
-// Wait chains over whole runs of schedules: what the threads of all workers do at every moment follows from a list
-// scheduling of the graph with random times, as the executor would do it. Without a fault nothing is ever at fault,
-// whatever the moment; with one, it is found as soon as its deadline has passed, and everyone left waits for it.
+// Wait-for chains during simulated runs of schedules: the activities of all threads at every moment follow from list
+// scheduling of the graph with random durations, as in the executor. Without a fault no worker is ever at fault; a
+// fault is found as soon as its deadline has passed, and all unfinished workers wait for it.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ constexpr int kReplicas = 2;
 
 std::int64_t later(std::int64_t time, std::int64_t by) { return time >= kNever || by >= kNever ? kNever : time + by; }
 
-// What a thread does with one vertex: waits for `awaited` from `begin`, if it must, and is in it from `start` to `end`.
+// A vertex on a thread: waits for `awaited` from `begin` on if necessary, and runs from `start` to `end`.
 struct Segment {
   VertexId vertex = 0;
   VertexId awaited = 0;
@@ -36,7 +36,7 @@ struct Segment {
   std::int64_t end = 0;
 };
 
-// The vertex of one replica that never ends, or the message that never comes.
+// The vertex of one replica that never ends, or the message that is lost.
 struct Trouble {
   VertexId vertex = 0;
   int replica = -1;
@@ -82,7 +82,7 @@ class VirtualRun {
     }
     return last;
   }
-  // When the trouble shows: its op has begun; or its message is sent, and waited for.
+  // When the fault begins: its op has started, or its message is sent and waited for.
   std::int64_t begins() const { return trouble_begins_; }
 
   std::vector<WorkerView> views(std::int64_t now) const {
@@ -92,7 +92,7 @@ class VirtualRun {
     }
     return views;
   }
-  // World ranks whose compute thread has not come to its end by the last event.
+  // World ranks whose compute thread has not finished by the last event.
   std::vector<int> unfinished() const {
     std::vector<int> ranks;
     for (std::size_t i = 0; i < owners_.size(); ++i) {
@@ -116,7 +116,7 @@ class VirtualRun {
     const Vertex& vertex = graph_[v];
     auto& own = thread(graph_.rank_of(v), replica, false);
     if (vertex.kind == VertexKind::transfer) {
-      // Posted without waiting, when the thread comes to it.
+      // Posted without waiting.
       if (troubled(v, replica)) trouble_begins_ = free_at(own);
       done_[replica][v] = troubled(v, replica) ? kNever : later(free_at(own), some(0, 0.5));
       return;
@@ -164,7 +164,7 @@ class VirtualRun {
       for (const int member : members) {
         const RecorderOwner& owner = owners_[member];
         thread(owner.pipeline_rank, owner.data_rank, true).back().end = end;
-        // Of what several replicas share the same; else each has its own.
+        // The same time for the replicas that share it.
         done_[owner.data_rank][v] = end;
       }
     }
@@ -189,7 +189,7 @@ class VirtualRun {
   std::mt19937_64 random_;
   std::vector<std::vector<Segment>> threads_;
   std::vector<RecorderOwner> owners_;
-  std::vector<std::vector<std::int64_t>> done_;  // by replica and vertex: what it makes is there
+  std::vector<std::vector<std::int64_t>> done_;  // by replica and vertex: when its result is complete
   std::int64_t trouble_begins_ = 0;
 };
 
@@ -201,7 +201,7 @@ class WaitChainRuns : public ::testing::Test {
     return limits;
   }
 
-  // Calls `use` with the graphs of many schedules, with the collectives that each can have.
+  // Calls `use` with the graphs of many schedules, with the collectives that each supports.
   template <typename Use>
   static int for_each_graph(const Use& use) {
     return test::for_each_schedule({.ranks = 3, .microbatches = 4, .chunks = 2, .slices = 2},
@@ -215,7 +215,7 @@ class WaitChainRuns : public ::testing::Test {
                                    });
   }
 
-  // Looks at the run as the watchdog does. When the first alarm came, or kNever.
+  // Examines the run periodically, like the watchdog. Returns the time of the first alarm, or kNever.
   static std::int64_t watch(const VirtualRun& run, WaitChains& chains, std::int64_t until, WaitReport& report) {
     for (std::int64_t now = 0; now <= until; now += kFloor / 8) {
       report = chains.examine(run.views(now), now);
@@ -227,7 +227,7 @@ class WaitChainRuns : public ::testing::Test {
   std::mt19937_64 random_{7};
 };
 
-TEST_F(WaitChainRuns, NothingIsAtFaultInARunWithoutFaults) {
+TEST_F(WaitChainRuns, RunWithoutFaultHasNoAlarm) {
   const int schedules = for_each_graph([&](const OpGraph& graph) {
     const VirtualRun run(graph, {}, random_());
     ASSERT_LT(run.makespan(), kNever);
@@ -238,7 +238,7 @@ TEST_F(WaitChainRuns, NothingIsAtFaultInARunWithoutFaults) {
   EXPECT_GT(schedules, 100);
 }
 
-TEST_F(WaitChainRuns, AnOpThatHangsIsFoundAtItsDeadline) {
+TEST_F(WaitChainRuns, HangingOpIsFoundAtItsDeadline) {
   int tried = 0;
   for_each_graph([&](const OpGraph& graph) {
     const auto v = static_cast<VertexId>(random_() % graph.size());
@@ -257,7 +257,7 @@ TEST_F(WaitChainRuns, AnOpThatHangsIsFoundAtItsDeadline) {
     EXPECT_EQ(report.vertex, v);
     const int rank = kReplicas * graph.rank_of(v) + trouble.replica;
     EXPECT_EQ(report.world_rank, rank);
-    // When all that can has been done, all that is left waits for it.
+    // When everything that can run has ended, all unfinished workers wait for it.
     const std::int64_t end = run.last_event() + 2 * kFloor;
     report = chains.examine(run.views(end), end);
     std::vector<int> left = run.unfinished();
@@ -267,7 +267,7 @@ TEST_F(WaitChainRuns, AnOpThatHangsIsFoundAtItsDeadline) {
   EXPECT_GT(tried, 50);
 }
 
-TEST_F(WaitChainRuns, AMessageThatIsLostIsFound) {
+TEST_F(WaitChainRuns, LostMessageIsFound) {
   int tried = 0;
   for_each_graph([&](const OpGraph& graph) {
     std::vector<VertexId> transfers;
@@ -283,8 +283,7 @@ TEST_F(WaitChainRuns, AMessageThatIsLostIsFound) {
     WaitReport report;
     const std::int64_t alarm = watch(run, chains, run.last_event() + 5 * kFloor, report);
     EXPECT_GT(alarm, run.begins() + kFloor - kFloor / 8);
-    // That it was sent shows when its sender begins something else: an op further on, at the latest a floor later, or
-    // when all is over.
+    // The send is visible when its sender begins its next op, at the latest a floor later, or at the end.
     EXPECT_LE(alarm, std::max(run.begins() + 2 * kFloor, run.last_event() + kFloor) + kFloor / 8);
     EXPECT_EQ(report.cause, RootCause::lost);
     EXPECT_EQ(report.vertex, trouble.vertex);

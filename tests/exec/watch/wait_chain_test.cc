@@ -20,7 +20,7 @@ using ::testing::IsEmpty;
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr std::int64_t kNow = 1'000 * kSecond;
 
-// A run of a schedule: its graph, who its workers are, and what they do, all waiting for nothing at first.
+// A run of a schedule: its graph, its workers and their activities, all idle at first.
 class Scene {
  public:
   Scene(const std::string& family, int ranks, int microbatches, LoweringOptions options = {}, int data = 1,
@@ -61,15 +61,15 @@ class Scene {
     return 0;
   }
 
-  // All of step 3, since so many seconds.
+  // Activities in step 3 that began `since` seconds ago.
   void working(int rank, const std::string& op, double since) {
     worker(rank).compute = {Activity::working, 3, vertex(op), 0, ago(since)};
   }
   void waiting(int rank, const std::string& op, const std::string& awaited, double since) {
     worker(rank).compute = {Activity::waiting, 3, vertex(op), vertex(awaited), ago(since)};
   }
-  void summing(int rank, const std::string& op, double since) {
-    worker(rank).compute = {Activity::summing, 3, vertex(op), 0, ago(since)};
+  void reducing(int rank, const std::string& op, double since) {
+    worker(rank).compute = {Activity::reducing, 3, vertex(op), 0, ago(since)};
   }
   void exchanging(int rank, const std::string& collective, double since) {
     worker(rank).collective = {Activity::exchanging, 3, vertex(collective), 0, ago(since)};
@@ -78,7 +78,7 @@ class Scene {
     worker(rank).collective = {Activity::waiting, 3, vertex(collective), vertex(awaited), ago(since)};
   }
 
-  // As one that looks for the first time.
+  // Examines the workers for the first time.
   WaitReport examine() { return WaitChains(graph_, owners_, limits_).examine(workers_, kNow); }
   WaitChains chains() { return {graph_, owners_, limits_}; }
 
@@ -97,8 +97,8 @@ class Scene {
   WaitLimits limits_;
 };
 
-TEST(WaitChain, FollowsTransfersToTheOpThatIsTooLong) {
-  // zb-h1 with 4 ranks splits the backward, so that ranks have W's to be inside of.
+TEST(WaitChain, FollowsTransfersToTheOpPastItsDeadline) {
+  // zb-h1 splits the backward, so that ranks have W ops.
   Scene scene("zb-h1", 4, 8);
   scene.working(2, "W(stage 2, mb 3)", 41);
   scene.waiting(3, "F(stage 3, mb 7)", "send F(stage 2, mb 7) 2->3", 40);
@@ -111,28 +111,28 @@ TEST(WaitChain, FollowsTransfersToTheOpThatIsTooLong) {
   EXPECT_EQ(report.step, 3);
   EXPECT_EQ(report.op, "W(stage 2, mb 3)");
   EXPECT_EQ(report.vertex, scene.vertex("W(stage 2, mb 3)"));
-  EXPECT_EQ(report.root, "rank 2 is inside W(stage 2, mb 3) since 41.0 s, past its deadline of 5.0 s");
-  // Rank 0 is the farthest from it: over rank 1.
+  EXPECT_EQ(report.root, "rank 2 has been inside W(stage 2, mb 3) for 41.0 s, past its deadline of 5.0 s");
+  // Rank 0 is the farthest from the root, through rank 1.
   EXPECT_EQ(report.chain,
-            "rank 0 waits for I(stage 0, mb 6) from rank 1, which waits for I(stage 1, mb 6) from rank 2, which is "
-            "inside W(stage 2, mb 3) since 41.0 s");
+            "rank 0 waits for I(stage 0, mb 6) from rank 1, which waits for I(stage 1, mb 6) from rank 2, which has "
+            "been inside W(stage 2, mb 3) for 41.0 s");
   ASSERT_EQ(report.links.size(), 3U);
   EXPECT_EQ(report.links[1].world_rank, 1);
   EXPECT_THAT(report.waiting, ElementsAre(0, 1, 3));
   EXPECT_THAT(report.text(), HasSubstr("\nwaiting for it: ranks 0, 1, 3"));
 }
 
-TEST(WaitChain, SaysItInTheWordsOfTheSpecification) {
+TEST(WaitChain, ChainIsOneSentence) {
   Scene scene("zb-h1", 4, 8);
   scene.working(2, "W(stage 2, mb 3)", 41);
   scene.waiting(3, "F(stage 3, mb 7)", "send F(stage 2, mb 7) 2->3", 40);
   EXPECT_EQ(scene.examine().chain,
-            "rank 3 waits for F(stage 3, mb 7) from rank 2, which is inside W(stage 2, mb 3) since 41.0 s");
+            "rank 3 waits for F(stage 3, mb 7) from rank 2, which has been inside W(stage 2, mb 3) for 41.0 s");
 }
 
-TEST(WaitChain, IsNotBrokenWhileThePeerComputesWithinItsDeadline) {
+TEST(WaitChain, IsNotBrokenWhileThePeerIsWithinItsDeadline) {
   Scene scene("1f1b", 2, 4);
-  // Rank 1 waits for much longer than the floor, for one op after the other; the one that runs now is young.
+  // Rank 1 waits for much longer than the floor, for one op after the other; the current one has just begun.
   scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 600);
   scene.working(0, "F(stage 0, mb 0)", 4.9);
   WaitReport report = scene.examine();
@@ -150,20 +150,20 @@ TEST(WaitChain, IsNotBrokenWhileThePeerComputesWithinItsDeadline) {
   EXPECT_THAT(scene.examine().root, HasSubstr("past its deadline of 40.0 s"));
 }
 
-TEST(WaitChain, AnOpPastItsDeadlineIsFoundThoughNobodyWaits) {
+TEST(WaitChain, OpPastItsDeadlineIsFoundWithoutWaiters) {
   Scene scene("1f1b", 2, 4);
   scene.working(1, "B(stage 1, mb 3)", 6);
   const WaitReport report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.world_rank, 1);
   EXPECT_THAT(report.waiting, IsEmpty());
-  EXPECT_EQ(report.text(), "rank 1 is inside B(stage 1, mb 3) since 6.0 s, past its deadline of 5.0 s");
+  EXPECT_EQ(report.text(), "rank 1 has been inside B(stage 1, mb 3) for 6.0 s, past its deadline of 5.0 s");
 }
 
 TEST(WaitChain, FindsTheLostMessageAndItsSender) {
   Scene scene("1f1b", 3, 4);
   scene.waiting(2, "F(stage 2, mb 1)", "send F(stage 1, mb 1) 1->2", 9);
-  // Past its send: in the op behind it, which has itself to wait.
+  // Past its send: in the next op, which itself waits.
   scene.waiting(1, "B(stage 1, mb 1)", "send B(stage 2, mb 1) 2->1", 8);
   scene.waiting(0, "B(stage 0, mb 1)", "send B(stage 1, mb 1) 1->0", 7);
   ASSERT_GT(scene.vertex("B(stage 1, mb 1)"), scene.vertex("send F(stage 1, mb 1) 1->2"));
@@ -173,9 +173,9 @@ TEST(WaitChain, FindsTheLostMessageAndItsSender) {
   EXPECT_EQ(report.world_rank, 1);
   EXPECT_EQ(report.op, "send F(stage 1, mb 1) 1->2");
   EXPECT_EQ(report.vertex, scene.vertex("send F(stage 1, mb 1) 1->2"));
-  // Since rank 1 was seen behind it: 8 s at least.
+  // Since rank 1 was seen past the send: at least 8 s.
   EXPECT_EQ(report.root,
-            "send F(stage 1, mb 1) 1->2, sent by rank 1 in step 3, is lost: rank 2 waits for F(stage 2, mb 1) since "
+            "send F(stage 1, mb 1) 1->2, sent by rank 1 in step 3, is lost: rank 2 has waited for F(stage 2, mb 1) for "
             "8.0 s");
   EXPECT_EQ(report.chain,
             "rank 0 waits for B(stage 0, mb 1) from rank 1, which waits for B(stage 1, mb 1) from rank 2, which waits "
@@ -183,7 +183,7 @@ TEST(WaitChain, FindsTheLostMessageAndItsSender) {
   EXPECT_THAT(report.waiting, ElementsAre(0, 2));
 }
 
-TEST(WaitChain, AMessageJustSentIsNotLost) {
+TEST(WaitChain, RecentlySentMessageIsNotLost) {
   Scene scene("1f1b", 2, 4);
   WaitChains chains = scene.chains();
   // Rank 1 has waited for 100 s; rank 0 sent a moment ago, and has been busy with short ops since.
@@ -196,7 +196,7 @@ TEST(WaitChain, AMessageJustSentIsNotLost) {
   EXPECT_FALSE(look(0, "F(stage 0, mb 1)").broken);
   EXPECT_FALSE(look(3, "B(stage 0, mb 0)").broken);
   EXPECT_FALSE(look(4.9, "F(stage 0, mb 2)").broken);
-  // Whatever it does by now: the message was seen sent more than 5 s ago.
+  // Whatever rank 0 does now: the message was seen sent more than 5 s ago.
   const WaitReport report = look(5.1, "B(stage 0, mb 1)");
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::lost);
@@ -206,7 +206,7 @@ TEST(WaitChain, AMessageJustSentIsNotLost) {
   EXPECT_FALSE(chains.examine(scene.workers(), kNow + 7 * kSecond).broken);
 }
 
-TEST(WaitChain, LateStepsAreToldFromEarlyOnes) {
+TEST(WaitChain, StepsAreDistinguished) {
   Scene scene("1f1b", 2, 4);
   scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 9);
   // Rank 0 is still in step 2, at a vertex with a higher number.
@@ -223,7 +223,7 @@ TEST(WaitChain, LateStepsAreToldFromEarlyOnes) {
   EXPECT_EQ(scene.examine().cause, RootCause::none);
 }
 
-TEST(WaitChain, ADeadProcessIsTheRootAfterTheGrace) {
+TEST(WaitChain, DeadProcessIsTheRootAfterTheGracePeriod) {
   Scene scene("1f1b", 3, 4);
   WaitChains chains = scene.chains();
   scene.working(1, "F(stage 1, mb 1)", 0.2);
@@ -243,7 +243,7 @@ TEST(WaitChain, ADeadProcessIsTheRootAfterTheGrace) {
   EXPECT_THAT(report.waiting, ElementsAre(0, 2));
 }
 
-TEST(WaitChain, ADeadProcessExplainsWhatFailsBecauseOfIt) {
+TEST(WaitChain, DeadProcessPrecedesFailuresItCaused) {
   Scene scene("1f1b", 3, 4);
   scene.working(1, "F(stage 1, mb 1)", 3);
   scene.worker(1).process = ProcessState::dead;
@@ -254,17 +254,17 @@ TEST(WaitChain, ADeadProcessExplainsWhatFailsBecauseOfIt) {
   EXPECT_EQ(report.world_rank, 1);
 }
 
-TEST(WaitChain, OfSeveralDeadTheOneKilledInAnOpComesFirst) {
+TEST(WaitChain, ProcessKilledInAnOpPrecedesOtherDeadProcesses) {
   Scene scene("1f1b", 3, 4);
   for (WorkerView& worker : scene.workers()) worker.process = ProcessState::dead;
-  // The launcher ended the others, which waited or had seen the failure themselves.
+  // The launcher terminated the others, which waited or had noticed the failure themselves.
   scene.waiting(0, "B(stage 0, mb 0)", "send B(stage 1, mb 0) 1->0", 5);
   scene.working(1, "F(stage 1, mb 1)", 3);
   scene.worker(2).compute = {Activity::failed, 3, scene.vertex("F(stage 2, mb 1)"), 0, Scene::ago(4)};
   EXPECT_EQ(scene.examine().world_rank, 1);
 }
 
-TEST(WaitChain, AProcessThatEndsWhenItHasFinishedIsNoFault) {
+TEST(WaitChain, ProcessThatEndsAfterFinishingIsNoFault) {
   Scene scene("1f1b", 2, 4);
   WaitChains chains = scene.chains();
   scene.worker(0).process = ProcessState::dead;
@@ -279,7 +279,7 @@ TEST(WaitChain, AProcessThatEndsWhenItHasFinishedIsNoFault) {
   EXPECT_EQ(scene.examine().cause, RootCause::dead);
 }
 
-TEST(WaitChain, AFailedWorkerIsTheRoot) {
+TEST(WaitChain, FailedWorkerIsTheRoot) {
   Scene scene("1f1b", 2, 4);
   scene.worker(0).compute = {Activity::failed, 3, scene.vertex("F(stage 0, mb 2)"), 0, Scene::ago(1)};
   scene.waiting(1, "F(stage 1, mb 2)", "send F(stage 0, mb 2) 0->1", 1);
@@ -293,7 +293,7 @@ TEST(WaitChain, AFailedWorkerIsTheRoot) {
   EXPECT_EQ(scene.examine().vertex, std::nullopt);
 }
 
-TEST(WaitChain, WhoWasStoppedComesBehindWhatItWasStoppedFor) {
+TEST(WaitChain, CauseOfAStopPrecedesTheStoppedWorker) {
   Scene scene("1f1b", 3, 4);
   // Rank 0's process has found the lost message first, and ended its worker.
   scene.waiting(2, "F(stage 2, mb 1)", "send F(stage 1, mb 1) 1->2", 9);
@@ -302,7 +302,7 @@ TEST(WaitChain, WhoWasStoppedComesBehindWhatItWasStoppedFor) {
   WaitReport report = scene.examine();
   EXPECT_EQ(report.cause, RootCause::lost);
   EXPECT_EQ(report.world_rank, 1);
-  // Nothing else is wrong; the rest ends too, after the grace.
+  // No other fault: the stopped worker is the root after the grace period.
   scene.worker(1).compute = scene.worker(2).compute = {Activity::between, 2, 0, 0, kNow};
   report = scene.examine();
   EXPECT_TRUE(report.broken);
@@ -314,13 +314,13 @@ TEST(WaitChain, WhoWasStoppedComesBehindWhatItWasStoppedFor) {
   scene.worker(0).compute.since_ns = Scene::ago(1);
   scene.worker(0).process = ProcessState::dead;
   EXPECT_EQ(scene.examine().cause, RootCause::failed);
-  // Nor does its other thread, which said nothing, explain it.
+  // Its other thread, which recorded no end, does not explain it either.
   scene.worker(0).collective = {Activity::waiting, 3, scene.vertex("optimizer(stage 0, step 0)"),
                                 scene.vertex("B(stage 0, mb 3)"), Scene::ago(20)};
   EXPECT_EQ(scene.examine().root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
 }
 
-TEST(WaitChain, CollectivesLeadToTheRankThatHasNotCome) {
+TEST(WaitChain, CollectiveLeadsToTheRankThatHasNotJoined) {
   Scene scene("1f1b", 2, 4, {}, 2);
   // World ranks: (pipeline, data) = (0,0) (0,1) (1,0) (1,1). Stage 0 is reduced between ranks 0 and 1.
   scene.waiting(0, "optimizer(stage 0, step 0)", "gradient reduce(stage 0, step 0)", 9);
@@ -334,28 +334,28 @@ TEST(WaitChain, CollectivesLeadToTheRankThatHasNotCome) {
   EXPECT_EQ(report.chain,
             "rank 0 (pipeline 0, data 0, tensor 0) waits for gradient reduce(stage 0, step 0) from its collective "
             "thread, which waits in gradient reduce(stage 0, step 0) for rank 1 (pipeline 0, data 1, tensor 0), which "
-            "waits for B(stage 0, mb 3) from its compute thread, which is inside B(stage 0, mb 2) since 12.0 s");
+            "waits for B(stage 0, mb 3) from its compute thread, which has been inside B(stage 0, mb 2) for 12.0 s");
   EXPECT_THAT(report.waiting, ElementsAre(0));
 }
 
-TEST(WaitChain, ACollectiveToWhichAllHaveComeHasLostAMessage) {
+TEST(WaitChain, CollectiveThatAllRanksJoinedHasLostAMessage) {
   Scene scene("1f1b", 2, 4, {.global_norm = true}, 2);
   for (const int rank : {0, 2}) {
     scene.waiting(rank, rank == 0 ? "optimizer(stage 0, step 0)" : "optimizer(stage 1, step 0)", "global norm(step 0)",
                   30);
     scene.exchanging(rank, "global norm(step 0)", rank == 0 ? 4.9 : 20);
   }
-  // Since the last of them came, and it is not between the replicas: those of data rank 1 are elsewhere.
+  // Since the last rank joined. It is not between the replicas: the ranks of data rank 1 are in another group.
   EXPECT_FALSE(scene.examine().broken);
   scene.exchanging(0, "global norm(step 0)", 6);
   const WaitReport report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::lost);
   EXPECT_EQ(report.op, "global norm(step 0)");
-  EXPECT_THAT(report.root, HasSubstr("is in global norm(step 0), to which all have come since 6.0 s"));
+  EXPECT_THAT(report.root, HasSubstr("has been in global norm(step 0) for 6.0 s since its last rank joined"));
 }
 
-TEST(WaitChain, AnIdleCollectiveThreadWaitsForItsComputeThread) {
+TEST(WaitChain, IdleCollectiveThreadWaitsForItsComputeThread) {
   Scene scene("1f1b", 1, 4, {}, 2);
   scene.exchanging(0, "gradient reduce(stage 0, step 0)", 9);
   scene.waiting(0, "optimizer(stage 0, step 0)", "gradient reduce(stage 0, step 0)", 9);
@@ -364,14 +364,15 @@ TEST(WaitChain, AnIdleCollectiveThreadWaitsForItsComputeThread) {
   const WaitReport report = scene.examine();
   EXPECT_EQ(report.cause, RootCause::slow);
   EXPECT_EQ(report.world_rank, 1);
-  EXPECT_THAT(report.chain, HasSubstr("which waits for a step to begin from its compute thread, which is inside"));
+  EXPECT_THAT(report.chain,
+              HasSubstr("which waits for a step to begin from its compute thread, which has been inside"));
 }
 
-TEST(WaitChain, SumsLeadToTheTensorRankThatHasNotCome) {
+TEST(WaitChain, AllReduceLeadsToTheTensorRankThatHasNotJoined) {
   Scene scene("1f1b", 2, 4, {}, 1, 4);
-  // Stage 1 lives on world ranks 4 to 7. Two sum, one still computes in the op, one has not begun it.
-  scene.summing(4, "F(stage 1, mb 1)", 8);
-  scene.summing(5, "F(stage 1, mb 1)", 8);
+  // Stage 1 is on world ranks 4 to 7. Two are in the all-reduce, one still computes in the op, one has not begun it.
+  scene.reducing(4, "F(stage 1, mb 1)", 8);
+  scene.reducing(5, "F(stage 1, mb 1)", 8);
   scene.working(6, "F(stage 1, mb 1)", 1);
   scene.working(7, "B(stage 1, mb 0)", 9);
   WaitReport report = scene.examine();
@@ -379,22 +380,23 @@ TEST(WaitChain, SumsLeadToTheTensorRankThatHasNotCome) {
   EXPECT_EQ(report.world_rank, 7);
   EXPECT_THAT(report.waiting, ElementsAre(4, 5));
   EXPECT_EQ(report.chain,
-            "rank 4 (pipeline 1, data 0, tensor 0) sums in F(stage 1, mb 1) with rank 7 (pipeline 1, data 0, tensor "
-            "3), which is inside B(stage 1, mb 0) since 9.0 s");
+            "rank 4 (pipeline 1, data 0, tensor 0) waits in an all-reduce of F(stage 1, mb 1) for rank 7 (pipeline 1, "
+            "data 0, tensor "
+            "3), which has been inside B(stage 1, mb 0) for 9.0 s");
   scene.working(7, "F(stage 1, mb 1)", 1);
   EXPECT_FALSE(scene.examine().broken);
-  // All are there, and no message moves.
-  for (int rank = 4; rank < 8; ++rank) scene.summing(rank, "F(stage 1, mb 1)", rank == 6 ? 4 : 8);
+  // All have joined, and no message moves.
+  for (int rank = 4; rank < 8; ++rank) scene.reducing(rank, "F(stage 1, mb 1)", rank == 6 ? 4 : 8);
   EXPECT_FALSE(scene.examine().broken);
-  scene.summing(6, "F(stage 1, mb 1)", 6);
+  scene.reducing(6, "F(stage 1, mb 1)", 6);
   report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::lost);
 }
 
-TEST(WaitChain, FindsARingOfWaits) {
+TEST(WaitChain, FindsAWaitForCycle) {
   Scene scene("1f1b", 3, 4);
-  // No schedule that was lowered does this; a faulty executor might.
+  // A lowered schedule never does this; a faulty executor might.
   scene.waiting(0, "B(stage 0, mb 0)", "send B(stage 1, mb 0) 1->0", 10);
   scene.waiting(1, "F(stage 1, mb 1)", "send F(stage 0, mb 1) 0->1", 9);
   scene.waiting(2, "F(stage 2, mb 1)", "send F(stage 1, mb 1) 1->2", 8);
@@ -402,27 +404,27 @@ TEST(WaitChain, FindsARingOfWaits) {
   scene.worker(0).compute.vertex = scene.vertex("F(stage 0, mb 1)");
   const WaitReport report = scene.examine();
   EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.cause, RootCause::ring);
+  EXPECT_EQ(report.cause, RootCause::cycle);
   EXPECT_EQ(report.world_rank, 0);
   EXPECT_EQ(report.links.size(), 2U);
-  EXPECT_EQ(report.root, "rank 0 is in a ring of 2 waits since 9.0 s");
+  EXPECT_EQ(report.root, "rank 0 has been in a wait-for cycle of 2 threads for 9.0 s");
   EXPECT_THAT(report.waiting, ElementsAre(1, 2));
-  // It takes its time to be believed: what is seen of the workers is not of one moment.
+  // A cycle must persist: the workers are not observed at the same moment.
   scene.worker(1).compute.since_ns = Scene::ago(4.9);
   EXPECT_FALSE(scene.examine().broken);
 }
 
-TEST(WaitChain, ASenderWaitsForItsReceiver) {
+TEST(WaitChain, SenderWaitsForItsReceiver) {
   Scene scene("gpipe", 2, 4);
-  // Rank 0 cannot reuse its buffer; rank 1 is busy, legitimately and then not.
+  // Rank 0 cannot reuse its buffer; rank 1 is busy, first within and then past its deadline.
   scene.waiting(0, "F(stage 0, mb 3)", "send F(stage 0, mb 1) 0->1", 30);
   scene.working(1, "F(stage 1, mb 0)", 4);
   EXPECT_FALSE(scene.examine().broken);
   scene.working(1, "F(stage 1, mb 0)", 6);
   WaitReport report = scene.examine();
   EXPECT_EQ(report.cause, RootCause::slow);
-  EXPECT_EQ(report.chain, "rank 0 sends F(stage 0, mb 1) to rank 1, which is inside F(stage 1, mb 0) since 6.0 s");
-  // Blocking sends are ops that one is inside of: not held to their own deadline while the receiver is elsewhere.
+  EXPECT_EQ(report.chain, "rank 0 sends F(stage 0, mb 1) to rank 1, which has been inside F(stage 1, mb 0) for 6.0 s");
+  // A blocking send is an op: its own deadline does not apply while the receiver is busy.
   scene.working(0, "send F(stage 0, mb 1) 0->1", 30);
   scene.working(1, "F(stage 1, mb 0)", 4);
   EXPECT_FALSE(scene.examine().broken);
@@ -443,7 +445,7 @@ TEST(WaitChain, RecomputationDoesNotHideTheReceiver) {
   EXPECT_FALSE(scene.examine().broken);
 }
 
-TEST(WaitChain, IdleWorkersHaveALimitOfTheirOwn) {
+TEST(WaitChain, IdleWorkersHaveASeparateLimit) {
   Scene scene("1f1b", 2, 4);
   scene.limits().idle_ns = 60 * kSecond;
   scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 59);
@@ -454,13 +456,13 @@ TEST(WaitChain, IdleWorkersHaveALimitOfTheirOwn) {
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::stopped);
   EXPECT_EQ(report.world_rank, 0);
-  EXPECT_EQ(report.root, "rank 0 is between steps, behind step 2, since 61.0 s");
-  // When nobody waits, it may take as long as it likes.
+  EXPECT_EQ(report.root, "rank 0 has been between steps, after step 2, for 61.0 s");
+  // Without waiters there is no limit.
   scene.worker(1).compute = {Activity::between, 2, 0, 0, Scene::ago(600)};
   EXPECT_FALSE(scene.examine().broken);
 }
 
-TEST(WaitChain, ASuspendedProcessIsAtFault) {
+TEST(WaitChain, SuspendedProcessIsAtFault) {
   Scene scene("1f1b", 2, 4);
   WaitChains chains = scene.chains();
   scene.working(0, "F(stage 0, mb 0)", 0);
@@ -469,39 +471,40 @@ TEST(WaitChain, ASuspendedProcessIsAtFault) {
   const WaitReport report = chains.examine(scene.workers(), kNow + 6 * kSecond);
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::stopped);
-  EXPECT_THAT(report.root, HasSubstr("rank 0 is suspended in step 3, inside F(stage 0, mb 0)"));
+  EXPECT_THAT(report.root, HasSubstr("rank 0 has been suspended in step 3, inside F(stage 0, mb 0)"));
 }
 
-TEST(WaitChain, AWorkerThatDoesNotSeeWhatItsOtherThreadHasDoneIsStopped) {
+TEST(WaitChain, WorkerThatMissesACompletedCollectiveIsStopped) {
   Scene scene("1f1b", 1, 4, {}, 2);
   scene.waiting(0, "optimizer(stage 0, step 0)", "gradient reduce(stage 0, step 0)", 9);
   scene.worker(0).collective = {Activity::between, 3, 0, 0, Scene::ago(8)};
   const WaitReport report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::stopped);
-  EXPECT_THAT(report.root, HasSubstr("waits for gradient reduce(stage 0, step 0) since 8.0 s, which is done"));
+  EXPECT_THAT(report.root,
+              HasSubstr("has waited for gradient reduce(stage 0, step 0) for 8.0 s, although it is complete"));
 }
 
-TEST(WaitChain, WhatCannotBeSeenIsNotBlamed) {
+TEST(WaitChain, InvisibleWorkersAreNotAtFault) {
   Scene scene("1f1b", 2, 4);
   scene.worker(0) = WorkerView{};
   scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 1000);
   const WaitReport report = scene.examine();
   EXPECT_FALSE(report.broken);
-  EXPECT_EQ(report.chain, "rank 1 waits for F(stage 1, mb 0) from rank 0, which cannot be seen from here");
+  EXPECT_EQ(report.chain, "rank 1 waits for F(stage 1, mb 0) from rank 0, which is not visible from this host");
   for (WorkerView& worker : scene.workers()) worker = WorkerView{};
   EXPECT_EQ(scene.examine().world_rank, -1);
   EXPECT_FALSE(scene.examine().broken);
 }
 
-TEST(WaitChain, VerticesOfNoGraphAreNotFollowed) {
+TEST(WaitChain, VerticesOutsideTheGraphAreIgnored) {
   Scene scene("1f1b", 2, 4);
   scene.worker(0).compute = {Activity::waiting, 3, 1'000'000, 2'000'000, Scene::ago(100)};
   scene.worker(1).compute = {Activity::working, 3, 1'000'000, 0, Scene::ago(100)};
   EXPECT_FALSE(scene.examine().broken);
 }
 
-TEST(WaitChain, CollectivesAreSharedByTheRightRanks) {
+TEST(WaitChain, CollectiveRanksDependOnTheKindOfCollective) {
   const Scene scene("1f1b", 2, 4, {.gather_parameters = true, .tied_embedding = true, .global_norm = true}, 2, 2);
   const auto ranks = [&](const std::string& name, int world_rank) {
     return collective_ranks(scene.graph(), scene.owners(), scene.vertex(name), world_rank);

@@ -184,7 +184,7 @@ TEST(PlacementTest, IsMegatronsOrder) {
 }
 
 TEST(PlacementTest, SupportsThePipelineBeforeTheReplicas) {
-  Training training = sizes(2, 4, 4);
+  Training training = cluster_sizes(2, 4, 4);
   training.pipeline_before_data = true;
   // Two tensor ranks by four pipeline ranks fill a node of eight: one replica per node.
   const Placement placement(training, load_cluster("dgx-a100-80gb", 4));
@@ -222,7 +222,7 @@ TEST(PlacementTest, IsABijectionInBothOrders) {
 }
 
 TEST(PlacementTest, ReturnsTheWorstReplica) {
-  const Placement across(sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
+  const Placement across(cluster_sizes(16, 1, 1), load_cluster("dgx-a100-80gb", 2));
   EXPECT_EQ(across.tensor_group().nodes, 2);
   EXPECT_EQ(across.tensor_group().per_node, 8);
   // Sixteen replicas of two tensor ranks: four members of each data group on each node.

@@ -104,7 +104,7 @@ TEST(Graphviz, DrawsEachVertexAndTheEdgesThatDoNotFollowFromOthers) {
   const Schedule schedule = test::make("1f1b", {.p = 2, .m = 1});
   std::ostringstream out;
   write_dot(out, lower(schedule));
-  EXPECT_EQ(out.str(), R"(digraph G {
+  const std::string expected = R"dot(digraph G {
 rankdir=LR;
 node [shape=box, style=filled];
 0[label="F(stage 0, mb 0)", group=0, fillcolor=lightblue];
@@ -123,7 +123,8 @@ node [shape=box, style=filled];
 4->5 ;
 5->6 [style=dashed];
 }
-)");
+)dot";
+  EXPECT_EQ(out.str(), expected);
 }
 
 }  // namespace

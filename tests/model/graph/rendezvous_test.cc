@@ -10,7 +10,7 @@
 #include "model/graph/lowering.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/with_communication.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 

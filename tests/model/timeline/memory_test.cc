@@ -7,7 +7,7 @@
 
 #include "model/cost/uniform.h"
 #include "model/graph/lowering.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 

@@ -5,7 +5,7 @@
 #include "model/cost/uniform.h"
 #include "model/graph/lowering.h"
 #include "model/schedule/pytorch_csv.h"
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 #include "tests/support/shapes.h"
 
 namespace sluice::test {

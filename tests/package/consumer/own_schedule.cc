@@ -9,10 +9,10 @@
 #include "sluice/model/errors.h"
 #include "sluice/model/graph/lowering.h"
 #include "sluice/model/timeline/memory.h"
-#include "sluice/sim/engine.h"
+#include "sluice/sim/engine/engine.h"
 #include "sluice/sim/simulator.h"
-#include "sluice/traces/chrome_trace.h"
-#include "sluice/traces/gantt.h"
+#include "sluice/traces/chrome/chrome_trace.h"
+#include "sluice/traces/text/gantt.h"
 
 namespace {
 

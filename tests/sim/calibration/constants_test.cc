@@ -7,7 +7,7 @@
 
 #include "model/errors.h"
 #include "sim/calibration/constants_files.h"
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::test {
 namespace {

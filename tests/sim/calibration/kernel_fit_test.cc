@@ -30,7 +30,7 @@ MeasuredKernels kernels_of(const Gpu& gpu) {
   }
   for (const double heads : {2.0, 4.0, 8.0, 16.0, 32.0, 64.0}) {
     for (const bool backward : {false, true}) {
-      const AttentionShape shape{.flops = 1e9 * heads, .row_flops = 1e6, .head_size = 128, .backward = backward};
+      const AttentionWork shape{.flops = 1e9 * heads, .row_flops = 1e6, .head_size = 128, .backward = backward};
       out.attention.push_back({.shape = shape, .bytes = 0, .seconds = attention_time(gpu, shape, 0).seconds()});
     }
   }

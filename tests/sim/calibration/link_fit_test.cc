@@ -117,7 +117,7 @@ TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   EXPECT_EQ(found["gemm"]["launch_s"], 7.13e-6);
   EXPECT_EQ(
       found["gemm"]["source"],
-      "sluice calibrate, 12 products (us \"quoted\"): mean error 5.0 %, held out 0.0 %, worst 0 %; group_s given");
+      "sluice calibrate, 12 GEMMs (us \"quoted\"): mean error 5.0 %, held out 0.0 %, worst 0 %; group_s given");
   EXPECT_EQ(found["sms"]["value"], 80);
   EXPECT_THROW(gpu_file_with("v200", gpu, ""), InputError);
 }

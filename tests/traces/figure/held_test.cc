@@ -63,14 +63,14 @@ TEST(Held, BytesAreInGiB) {
       held_over_time({.graph = &run.graph, .timeline = &run.timeline, .metrics = &metrics, .memory = memory}, requested)
           .bytes);
 
-  class GiBFootprint : public Footprint {
+  class HeldFootprint : public Footprint {
    public:
     StageBytes stage(int) const override { return {.weights = std::int64_t{1} << 30}; }
     SliceBytes slice(int, const MicrobatchShape&, int) const override {
       return {.activations_to_weight_gradient = std::int64_t{1} << 29};
     }
   };
-  const GiBFootprint footprint;
+  const HeldFootprint footprint;
   const auto with_bytes = simulated("1f1b", {.ranks = 1, .microbatches = 1}, "f=1,b=1,w=1", {.footprint = &footprint});
   const std::vector<RankMemory> bytes = memory_over_time(with_bytes.graph, with_bytes.timeline, true);
   const Held held = held_over_time(

@@ -1,4 +1,4 @@
-#include "exec/transport/group_sum.h"
+#include "exec/transport/all_reduce.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,22 +6,23 @@
 namespace sluice::exec {
 namespace {
 
-constexpr std::int64_t kIdsOfAGroup = std::int64_t{1} << 20;
+constexpr std::int64_t kIdsPerGroup = std::int64_t{1} << 20;
 
 }  // namespace
 
-GroupSum::GroupSum(Transport& transport, Channel channel, std::vector<int> members, int group)
+AllReduceGroup::AllReduceGroup(Transport& transport, Channel channel, std::vector<int> members, int group)
     : transport_(transport),
       channel_(channel),
       members_(std::move(members)),
-      first_id_(group * kIdsOfAGroup),
+      first_id_(group * kIdsPerGroup),
       staging_(members_.size() > 1 ? kPieceBytes + 64 * members_.size() : 0),
       sends_(members_.size()),
       receives_(members_.size()) {
   me_ = static_cast<int>(std::find(members_.begin(), members_.end(), transport.rank()) - members_.begin());
 }
 
-void GroupSum::post(Message& message, int member, bool send, std::byte* data, std::int64_t bytes, std::int64_t id) {
+void AllReduceGroup::post(Message& message, int member, bool send, std::byte* data, std::int64_t bytes,
+                          std::int64_t id) {
   message.peer = members_[member];
   message.channel = channel_;
   message.id = id;
@@ -31,14 +32,14 @@ void GroupSum::post(Message& message, int member, bool send, std::byte* data, st
 }
 
 template <typename Scalar, typename Combine>
-void GroupSum::reduce_piece(Scalar* data, std::int64_t count, Combine combine) {
+void AllReduceGroup::reduce_piece(Scalar* data, std::int64_t count, Combine combine) {
   const int group = size();
   const auto begin = [&](int member) { return count * member / group; };
-  const auto share = [&](int member) { return begin(member + 1) - begin(member); };
+  const auto shard = [&](int member) { return begin(member + 1) - begin(member); };
   const auto bytes = [](std::int64_t elements) { return elements * static_cast<std::int64_t>(sizeof(Scalar)); };
   const auto as_bytes = [](Scalar* at) { return reinterpret_cast<std::byte*>(at); };
-  const std::int64_t mine = share(me_);
-  const std::int64_t id = first_id_ + calls_ * 2 % kIdsOfAGroup;
+  const std::int64_t mine = shard(me_);
+  const std::int64_t id = first_id_ + calls_ * 2 % kIdsPerGroup;
   ++calls_;
   const auto others = [&](auto&& visit) {
     for (int member = 0; member < group; ++member) {
@@ -54,7 +55,7 @@ void GroupSum::reduce_piece(Scalar* data, std::int64_t count, Combine combine) {
     post(receives_[i], member, false, as_bytes(from + member * mine), bytes(mine), id);
   });
   others([&](int member, std::size_t i) {
-    post(sends_[i], member, true, as_bytes(data + begin(member)), bytes(share(member)), id);
+    post(sends_[i], member, true, as_bytes(data + begin(member)), bytes(shard(member)), id);
   });
   finish();
   Scalar* own = data + begin(me_);
@@ -65,29 +66,29 @@ void GroupSum::reduce_piece(Scalar* data, std::int64_t count, Combine combine) {
     own[i] = total;
   }
   others([&](int member, std::size_t i) {
-    post(receives_[i], member, false, as_bytes(data + begin(member)), bytes(share(member)), id + 1);
+    post(receives_[i], member, false, as_bytes(data + begin(member)), bytes(shard(member)), id + 1);
   });
   others([&](int member, std::size_t i) { post(sends_[i], member, true, as_bytes(own), bytes(mine), id + 1); });
   finish();
 }
 
 template <typename Scalar, typename Combine>
-void GroupSum::reduce(Scalar* data, std::int64_t count, Combine combine) {
+void AllReduceGroup::reduce(Scalar* data, std::int64_t count, Combine combine) {
   if (size() == 1) return;
   constexpr auto kPiece = kPieceBytes / static_cast<std::int64_t>(sizeof(Scalar));
-  if (tell_) tell_(true);
+  if (notify_) notify_(true);
   for (std::int64_t at = 0; at < count; at += kPiece) reduce_piece(data + at, std::min(kPiece, count - at), combine);
-  if (tell_) tell_(false);
+  if (notify_) notify_(false);
 }
 
 namespace {
-constexpr auto kSum = [](auto a, auto b) { return a + b; };
+constexpr auto kAdd = [](auto a, auto b) { return a + b; };
 constexpr auto kMaximum = [](auto a, auto b) { return std::max(a, b); };
 }  // namespace
 
-void GroupSum::all_reduce_sum(float* data, std::int64_t count) { reduce(data, count, kSum); }
-void GroupSum::all_reduce_sum(double* data, std::int64_t count) { reduce(data, count, kSum); }
-void GroupSum::all_reduce_max(float* data, std::int64_t count) { reduce(data, count, kMaximum); }
-void GroupSum::all_reduce_max(double* data, std::int64_t count) { reduce(data, count, kMaximum); }
+void AllReduceGroup::all_reduce_sum(float* data, std::int64_t count) { reduce(data, count, kAdd); }
+void AllReduceGroup::all_reduce_sum(double* data, std::int64_t count) { reduce(data, count, kAdd); }
+void AllReduceGroup::all_reduce_max(float* data, std::int64_t count) { reduce(data, count, kMaximum); }
+void AllReduceGroup::all_reduce_max(double* data, std::int64_t count) { reduce(data, count, kMaximum); }
 
 }  // namespace sluice::exec

@@ -1,7 +1,7 @@
-#include "sim/engine.h"
+#include "sim/engine/engine.h"
 
-#include "sim/contention.h"
-#include "sim/sweep.h"
+#include "sim/engine/contention.h"
+#include "sim/engine/sweep.h"
 
 namespace sluice::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/sweep.h"
+#include "sim/engine/sweep.h"
 
 #include <algorithm>
 

@@ -1,11 +1,11 @@
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 #include <algorithm>
 
 #include "model/schedule/family.h"
 #include "model/workload/transformer.h"
-#include "sim/engine.h"
-#include "sim/period.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/period.h"
 
 namespace sluice::sim {
 namespace {

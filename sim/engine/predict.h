@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "model/scenario/setup.h"
-#include "sim/prediction.h"
+#include "sim/engine/prediction.h"
 
 namespace sluice::sim {
 

@@ -1,4 +1,4 @@
-#include "sim/fit_advice.h"
+#include "sim/engine/fit_advice.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "model/slicing/balanced.h"
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {
@@ -45,26 +45,6 @@ std::vector<Change> changes_of_training(const Training& training, int layers) {
     out.push_back({"--recompute full", [](Scenario& s) { s.training.recompute = Recompute::full; }});
   }
   return out;
-}
-
-// Families that need less memory and are otherwise equivalent, fastest first.
-std::vector<std::string> leaner_families(const std::string& family) {
-  static const std::vector<std::pair<std::string, std::vector<std::string>>> leaner = {
-      {"gpipe", {"1f1b"}},
-      {"looped-bfs", {"interleaved-1f1b"}},
-      {"interleaved-1f1b", {"1f1b"}},
-      {"interleaved-zb", {"zb-h1"}},
-      {"zb-h2", {"zb-h1"}},
-      {"zb-v", {"v-half", "v-min"}},
-      {"v-half", {"v-min"}},
-      {"terapipe", {"seq1f1b"}},
-      {"seq1f1b-zb2p", {"seq1f1b-zb1p"}},
-      {"seq1f1b-interleaved", {"seq1f1b"}},
-  };
-  for (const auto& [name, others] : leaner) {
-    if (name == family) return others;
-  }
-  return {};
 }
 
 void cut_evenly(Scenario& scenario, int slices) {

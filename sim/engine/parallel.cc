@@ -1,4 +1,4 @@
-#include "sim/parallel.h"
+#include "sim/engine/parallel.h"
 
 #ifdef SLUICE_HAVE_TBB
 #include <tbb/parallel_for.h>

@@ -1,4 +1,4 @@
-#include "sim/perturbed.h"
+#include "sim/engine/perturbed.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 #include <random>
 
 #include "model/errors.h"
-#include "sim/engine.h"
-#include "sim/parallel.h"
+#include "sim/engine/engine.h"
+#include "sim/engine/parallel.h"
 
 namespace sluice::sim {
 namespace {

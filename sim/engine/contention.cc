@@ -1,10 +1,10 @@
-#include "sim/contention.h"
+#include "sim/engine/contention.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "model/to_size.h"
-#include "sim/shared_links.h"
+#include "sim/engine/shared_links.h"
 
 namespace sluice::sim {
 namespace {

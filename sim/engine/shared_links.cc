@@ -1,4 +1,4 @@
-#include "sim/shared_links.h"
+#include "sim/engine/shared_links.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,11 +1,11 @@
-#include "sim/period.h"
+#include "sim/engine/period.h"
 
 #include <algorithm>
 #include <optional>
 #include <vector>
 
-#include "sim/contention.h"
-#include "sim/sweep.h"
+#include "sim/engine/contention.h"
+#include "sim/engine/sweep.h"
 
 namespace sluice::sim {
 namespace {

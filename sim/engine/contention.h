@@ -6,7 +6,7 @@
 #include "model/cost/price.h"
 #include "model/graph/op_graph.h"
 #include "model/timeline/timeline.h"
-#include "sim/sweep.h"
+#include "sim/engine/sweep.h"
 
 namespace sluice::sim {
 

@@ -10,13 +10,14 @@
 
 namespace sluice::exec {
 
-// Sums over a group of workers, in the order of the group: all get the same bits, over any transport. An array goes in
-// pieces; each member sums its share of a piece and hands it to the others, so that 2 (g-1)/g of the bytes move.
-class GroupSum : public TensorGroup {
+// All-reduce over a group of workers. Reduces in the order of the group, so that all members get the same bits over any
+// transport. Arrays are reduced in pieces: each member reduces its shard of a piece and sends it to the others
+// (reduce-scatter, all-gather), so that 2 (g-1)/g of the bytes move.
+class AllReduceGroup : public TensorGroup {
  public:
-  // `members` are ranks of the transport, in the order of the sum; this worker is one of them. Calls of one group on
-  // one channel must not overlap those of another group that shares two members, unless `group` tells them apart.
-  GroupSum(Transport& transport, Channel channel, std::vector<int> members, int group);
+  // `members`: ranks of the transport in the order of the reduction, including this worker. Calls of two groups on one
+  // channel that share two members must not overlap, unless their `group` numbers differ.
+  AllReduceGroup(Transport& transport, Channel channel, std::vector<int> members, int group);
 
   int size() const override { return static_cast<int>(members_.size()); }
   int rank() const override { return me_; }
@@ -25,8 +26,9 @@ class GroupSum : public TensorGroup {
   void all_reduce_max(float* data, std::int64_t count) override;
   void all_reduce_max(double* data, std::int64_t count) override;
 
-  // Calls `tell` with true when a sum begins to wait for the others, and with false when it is done.
-  void tell_of_calls(std::function<void(bool)> tell) { tell_ = std::move(tell); }
+  // Sets a function that is called with true when a reduction begins to wait for the others and with false when it is
+  // done.
+  void on_wait(std::function<void(bool)> notify) { notify_ = std::move(notify); }
 
   static constexpr std::int64_t kPieceBytes = 1 << 18;
 
@@ -43,8 +45,8 @@ class GroupSum : public TensorGroup {
   int me_ = 0;
   std::int64_t first_id_;
   std::int64_t calls_ = 0;
-  std::function<void(bool)> tell_;
-  std::vector<std::byte> staging_;  // a share of a piece from each member
+  std::function<void(bool)> notify_;
+  std::vector<std::byte> staging_;  // a shard of a piece from each member
   std::vector<Message> sends_;
   std::vector<Message> receives_;
 };

@@ -13,7 +13,7 @@
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
-#include "sim/perturbed.h"
+#include "sim/engine/perturbed.h"
 
 namespace sluice::sim {
 

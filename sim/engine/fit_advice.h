@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sim/predict.h"
+#include "sim/engine/predict.h"
 
 namespace sluice::sim {
 
