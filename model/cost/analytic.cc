@@ -67,9 +67,9 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
       break;
     case KernelClass::context_ring: {
       KernelCall attention = call;
-      attention.kind = call.hidden_behind;
-      attention.flops = call.hidden_flops;
-      attention.bytes = call.hidden_bytes;
+      attention.kind = call.overlapped_with;
+      attention.flops = call.overlapped_flops;
+      attention.bytes = call.overlapped_bytes;
       const double exchange = collectives_.shift_s(placement_.context_group(), call.bytes);
       seconds = std::max(0.0, exchange - kernel_time(attention).seconds());
       break;

@@ -24,9 +24,9 @@ Kernels ring(const Transformer& model, const Training& training, OpKind kind, co
   KernelCall exchange = step;
   exchange.name = kind == OpKind::F ? "ring of keys and values" : "ring of keys, values and gradients";
   exchange.kind = KernelClass::context_ring;
-  exchange.hidden_behind = step.kind;
-  exchange.hidden_flops = step.flops;
-  exchange.hidden_bytes = step.bytes;
+  exchange.overlapped_with = step.kind;
+  exchange.overlapped_flops = step.flops;
+  exchange.overlapped_bytes = step.bytes;
   exchange.flops = 0;
   exchange.bytes = (kind == OpKind::F ? 2 : 4) * own;
   exchange.count = cp - 1;

@@ -45,17 +45,17 @@ KernelCall grouped_weight(std::string_view name, const ExpertSizes& e, double k,
 }
 
 // Dispatches copies of tokens to their experts, in order; `names` of the three kernels.
-void send(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
-          std::string_view sent, std::string_view ordered) {
+void dispatch(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
+              std::string_view sent, std::string_view ordered) {
   out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
   if (training.ep == 1) return;  // the copies are already in order
   out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
   out.push_back(memory(ordered, 4 * e.sent * s.hidden));
 }
 
-// The reverse of `send`; the copies of a token are added.
-void bring_back(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
-                std::string_view sent, std::string_view summed) {
+// The reverse of `dispatch`; the copies of a token are added.
+void combine(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
+             std::string_view sent, std::string_view summed) {
   if (training.ep > 1) {
     out.push_back(memory(ordered, 4 * e.sent * s.hidden));
     out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
@@ -68,11 +68,11 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
   out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
-  send(out, training, s, e, "copies for experts", "dispatch", "copies in order");
+  dispatch(out, training, s, e, "copies for experts", "dispatch", "copies in order");
   out.push_back(grouped("experts in", e, s.hidden, e.width_in));
   out.push_back(memory("activation of experts", 2 * e.sent * (e.width_in + e.width)));
   out.push_back(grouped("experts out", e, e.width, s.hidden));
-  bring_back(out, training, s, e, "results in order", "combine", "sum of experts");
+  combine(out, training, s, e, "results in order", "combine", "sum of experts");
   if (e.shared > 0) {
     out.push_back(gemm("shared expert in", s.rows, s.hidden, e.shared_in));
     out.push_back(memory("activation of shared expert", 2 * s.rows * (e.shared_in + e.shared)));
@@ -94,11 +94,11 @@ Kernels input_gradient(const Transformer& model, const Training& training, const
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", 2 * s.rows * s.hidden));
     out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));
   }
-  send(out, training, s, e, "d sum of experts", "d combine", "d results in order");
+  dispatch(out, training, s, e, "d sum of experts", "d combine", "d results in order");
   out.push_back(grouped("d experts out", e, s.hidden, e.width));
   out.push_back(memory("d activation of experts", 2 * e.sent * (e.width + 2 * e.width_in)));
   out.push_back(grouped("d experts in", e, e.width_in, s.hidden));
-  bring_back(out, training, s, e, "d copies in order", "d dispatch", "d copies for experts");
+  combine(out, training, s, e, "d copies in order", "d dispatch", "d copies for experts");
   out.push_back(memory("d top-k", 24 * e.scores, 4));
   out.push_back(gemm("d router", e.own, model.experts.count, s.hidden));
   out.push_back(memory("sum with d router", 6 * e.own * s.hidden));

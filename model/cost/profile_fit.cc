@@ -129,17 +129,17 @@ struct FittedCurve {
 // Precondition: some cell has no context.
 FittedCurve fit_curve(const std::vector<Cell>& cells) {
   FittedCurve fit;
-  std::vector<Cell> behind;
+  std::vector<Cell> with_context;
   for (const Cell& cell : cells) {
     if (cell.context > 0) {
-      behind.push_back(cell);
+      with_context.push_back(cell);
     } else {
       fit.curve.tokens.push_back(cell.tokens);
       fit.curve.seconds.push_back(cell.seconds);
     }
   }
   for (const auto& terms : term_choices()) {
-    const auto found = fit_context(fit.curve, behind, terms);
+    const auto found = fit_context(fit.curve, with_context, terms);
     if (!found) continue;
     fit.curve.context = *found;
     fit.terms = terms.size();
@@ -190,7 +190,7 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
                    int folds, ProfileFit& out) {
   const std::vector<Cell> cells = cells_of(samples, folds);
   CurveFit fit{.part = part, .kind = kind};
-  for (const Cell& cell : cells) ++(cell.context > 0 ? fit.behind : fit.alone);
+  for (const Cell& cell : cells) ++(cell.context > 0 ? fit.with_context : fit.alone);
   if (fit.alone == 0) {
     throw InputError(fmt::format("{}: /samples: expected samples of {} without context, got none", profile.source,
                                  name_of_curve(part, kind)));
@@ -203,7 +203,7 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
     }
   }
   // Only attention depends on the tokens before a slice.
-  if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.behind > 0)) {
+  if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.with_context > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;

@@ -31,7 +31,7 @@ struct CurveFit {
   PartKind part = PartKind::layer;
   OpKind kind = OpKind::F;
   int alone = 0;                          // number of cells without context: these are t(i, 0)
-  int behind = 0;                         // number of cells with context, which t_ctx is fitted to
+  int with_context = 0;                   // number of cells with context, which t_ctx is fitted to
   RelativeError in_sample;                // over all cells
   std::optional<RelativeError> held_out;  // cells with context; empty if there are too few
   std::optional<RelativeError> between;   // t(i, 0) at omitted lengths, interpolated; empty below three lengths

@@ -38,9 +38,9 @@ struct KernelCall {
   double head_size = 0;  // fused attention: mean over the GEMMs
   double tile_size = 0;  // fused attention: see AttentionWork
   // The attention kernel that a context_ring overlaps with; row_flops and head_size are that kernel's.
-  KernelClass hidden_behind = KernelClass::attention_forward;
-  double hidden_flops = 0;
-  double hidden_bytes = 0;
+  KernelClass overlapped_with = KernelClass::attention_forward;
+  double overlapped_flops = 0;
+  double overlapped_bytes = 0;
 };
 
 // Returns the kernels of one part of the model for F, I or W (B is I and W), on one of training.tp x training.cp

@@ -27,7 +27,7 @@ class Setup {
  public:
   // Throws InputError naming the scenario's field, ScheduleError for a schedule that deadlocks.
   explicit Setup(const Scenario& scenario);
-  // The same with another schedule of the same placement (more batches, say).
+  // The same with another schedule of the same placement, for example with more batches.
   Setup(const Scenario& scenario, Schedule schedule);
   Setup(const Setup&) = delete;
   Setup& operator=(const Setup&) = delete;

@@ -53,11 +53,10 @@ class Check {
 
   void check(int rank, std::size_t index, const Communication& c) {
     const auto list = schedule_.ops(rank);
-    const bool behind_the_end = c.before > list.size();
+    const bool past_the_end = c.before > list.size();
     const bool backwards = index > 0 && schedule_.communication(rank)[index - 1].before > c.before;
-    const bool inside = !behind_the_end && c.before > 0 && list[c.before - 1].joined;
-    if (behind_the_end || backwards || inside)
-      fail(rank, index, "its position is not between two steps, in their order");
+    const bool inside = !past_the_end && c.before > 0 && list[c.before - 1].joined;
+    if (past_the_end || backwards || inside) fail(rank, index, "its position is not between two steps, in their order");
     if (c.stage < 0 || c.stage >= schedule_.num_stages()) {
       fail(rank, index, fmt::format("there are stages 0 to {}", schedule_.num_stages() - 1));
     }

@@ -82,24 +82,24 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
     Walk weight(OpKind::W, down, group, microbatches, slices);
     // The number of pending weight gradients: at most lead·r, all of them at the end. None where B computes them.
     const int lag = family.split_backward ? lead * rank : count;
-    int behind = 0;
+    int pending = 0;
     const auto add_forward = [&] { order.push_back(forward.next()); };
     const auto add_backward = [&] {
       order.push_back(backward.next());
-      if (++behind > lag) {
+      if (++pending > lag) {
         order.push_back(weight.next());
-        --behind;
+        --pending;
       }
     };
     run(warm, count, add_forward, add_backward);
     if (family.split_backward) {
-      for (; behind > 0; --behind) order.push_back(weight.next());
+      for (; pending > 0; --pending) order.push_back(weight.next());
     }
   }
   return parts;
 }
 
-ScheduleParts there_and_back(const Family& family, const FamilyParams& params) {
+ScheduleParts forwards_then_backwards(const Family& family, const FamilyParams& params) {
   const int count = params.microbatches * params.chunks * params.slices();
   ScheduleParts parts = frame(family, params, 2 * count);
   parts.routes = {looped(params.ranks, params.chunks)};

@@ -143,7 +143,7 @@ int group_of_microbatches(const Family& family, const FamilyParams& params);
 ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group = 1);
 
 // Forwards stage by stage, then the backwards in reverse order; looped placement.
-ScheduleParts there_and_back(const Family& family, const FamilyParams& params);
+ScheduleParts forwards_then_backwards(const Family& family, const FamilyParams& params);
 
 // The eight steps of DualPipe for one rank (DeepSeek's `DualPipe.step` and `DualPipeV.step`). `distance` is the number
 // of ranks between this one and the end at which list 0 enters, `turn` the number of ranks up to where the two lists

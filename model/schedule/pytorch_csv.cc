@@ -107,7 +107,7 @@ class Reader {
     order.push_back(read_op(text, cell));
   }
 
-  // Ranks, stages, microbatches and placement, from where the ops stand.
+  // Derives ranks, stages, microbatches and placement from the positions of the ops.
   void place(ScheduleParts& parts) const {
     int stages = 0;
     int microbatches = 0;

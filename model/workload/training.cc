@@ -138,7 +138,7 @@ StageContents recomputed_layers(const Training& training, const StageContents& c
   if (training.recompute != Training::Recompute::full) return out;
   const int most = training.recompute_layers > 0 ? training.recompute_layers : contents.layers;
   out.layers = std::min(most, contents.layers);
-  // Dense layers stand before those with experts.
+  // Dense layers precede those with experts.
   out.expert_layers = std::max(0, out.layers - (contents.layers - contents.expert_layers));
   return out;
 }

@@ -2,23 +2,25 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/graph/adjacency_list.hpp>
+#include <boost/graph/compressed_sparse_row_graph.hpp>
 #include <boost/graph/dag_shortest_paths.hpp>
 #include <limits>
-#include <map>
-#include <tuple>
+#include <utility>
 
 namespace sluice::test {
 namespace {
 
-// A vertex per block (one op, or the two of a joint block), and vertex 0 for the beginning. An edge's weight is the
+// A vertex per block (one op, or the two of a joint block), and vertex 0 for the beginning. An edge has the
 // least time between the starts of its ends.
-using Graph = boost::adjacency_list<boost::vecS, boost::vecS, boost::directedS, boost::no_property,
-                                    boost::property<boost::edge_weight_t, std::int64_t>>;
+struct Wait {
+  std::int64_t time = 0;
+};
+using Graph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, Wait>;
 
 class WaitsFor {
  public:
   WaitsFor(const Schedule& schedule, const OracleCosts& costs) : schedule_(schedule), hop_(costs.hop) {
+    block_.resize(static_cast<std::size_t>(3 * schedule.num_stages() * schedule.num_units()));
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       const auto ops = schedule.ops(rank);
       for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -28,39 +30,41 @@ class WaitsFor {
         } else {
           length_.push_back(costs.op(ops[i]));
         }
-        block_[key(ops[i].kind, ops[i])] = length_.size() - 1;
+        block_[key(ops[i].kind, ops[i].stage, ops[i].microbatch, ops[i].slice)] = length_.size() - 1;
       }
     }
-    graph_ = Graph(length_.size());
     for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
       std::size_t before = 0;
       for (const Op& op : schedule.ops(rank)) {
-        if (block_of(op) != before) add_edge(before, block_of(op), length_[before], graph_);
+        if (block_of(op) != before) add_edge(before, block_of(op), length_[before]);
         before = block_of(op);
         add_needs(op);
       }
     }
+    graph_ = Graph(boost::edges_are_unsorted, edges_.begin(), edges_.end(), waits_.begin(), length_.size());
   }
 
   const Graph& graph() const { return graph_; }
-  std::size_t block_of(const Op& op) const { return block_.at(key(op.kind, op)); }
+  std::size_t block_of(const Op& op) const { return block_[key(op.kind, op.stage, op.microbatch, op.slice)]; }
   std::int64_t length_of(const Op& op) const { return length_[block_of(op)]; }
 
  private:
-  using Key = std::tuple<OpKind, int, int, int>;
-  // A B is found as the I that it computes, too.
-  static Key key(OpKind kind, const Op& op) {
-    return {kind == OpKind::B ? OpKind::I : kind, op.stage, op.microbatch, op.slice};
+  // A B is found as the I that it includes.
+  std::int64_t key(OpKind kind, int stage, int microbatch, int slice) const {
+    const int row = kind == OpKind::F ? 0 : kind == OpKind::W ? 1 : 2;
+    return (row * schedule_.num_stages() + stage) * schedule_.num_units() + schedule_.first_unit(microbatch) + slice;
+  }
+
+  void add_edge(std::size_t from, std::size_t to, std::int64_t time) {
+    edges_.emplace_back(from, to);
+    waits_.push_back({time});
   }
 
   void add_needs(const Op& op) {
     const auto need = [&](OpKind kind, int stage, int slice) {
-      const Op other{.microbatch = op.microbatch,
-                     .stage = static_cast<std::int16_t>(stage),
-                     .slice = static_cast<std::int16_t>(slice)};
-      const std::size_t from = block_.at(key(kind, other));
+      const std::size_t from = block_[key(kind, stage, op.microbatch, slice)];
       const bool same_rank = schedule_.rank_of(stage, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch);
-      add_edge(from, block_of(op), length_[from] + (same_rank ? 0 : hop_), graph_);
+      add_edge(from, block_of(op), length_[from] + (same_rank ? 0 : hop_));
     };
     if (op.kind == OpKind::F) {
       if (op.stage > 0) need(OpKind::F, op.stage - 1, op.slice);
@@ -76,8 +80,10 @@ class WaitsFor {
 
   const Schedule& schedule_;
   std::int64_t hop_;
-  std::map<Key, std::size_t> block_;
+  std::vector<std::size_t> block_;  // by key
   std::vector<std::int64_t> length_ = {0};
+  std::vector<std::pair<std::size_t, std::size_t>> edges_;
+  std::vector<Wait> waits_;  // by edge
   Graph graph_;
 };
 
@@ -94,7 +100,8 @@ OracleTimes longest_path(const Schedule& schedule, const OracleCosts& costs) {
   OracleTimes times;
   try {
     dag_shortest_paths(blocks.graph(), 0,
-                       boost::distance_map(start_of.data())
+                       boost::weight_map(get(&Wait::time, blocks.graph()))
+                           .distance_map(start_of.data())
                            .distance_compare(std::greater<>())
                            .distance_inf(std::numeric_limits<std::int64_t>::min()));
   } catch (const boost::not_a_dag&) {

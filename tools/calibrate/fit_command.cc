@@ -58,7 +58,7 @@ void print_fit_json(const Profile& profile, const ProfileFit& fit) {
     nlohmann::ordered_json row = {{"part", to_string(curve.part)},
                                   {"kind", std::string(1, letter(curve.kind))},
                                   {"lengths", curve.alone},
-                                  {"pairs", curve.behind},
+                                  {"pairs", curve.with_context},
                                   {"ctx", fit.table.curve(curve.part, curve.kind)->context},
                                   {"in_sample", error_json(curve.in_sample)}};
     if (curve.held_out) row["held_out"] = error_json(*curve.held_out);
@@ -111,8 +111,8 @@ void print_fit(const Profile& profile, const ProfileFit& fit) {
   for (const CurveFit& curve : fit.curves) {
     const auto& context = fit.table.curve(curve.part, curve.kind)->context;
     fmt::print("{:<9} {} {:>7} {:>6}  {:>10.3g} {:>10.3g} {:>10.3g} {:>10.3g}  {:>8}  {:>8} {:>8}  {:>8}\n",
-               to_string(curve.part), letter(curve.kind), curve.alone, curve.behind, context[0], context[1], context[2],
-               context[3], percent(curve.in_sample, &RelativeError::mean),
+               to_string(curve.part), letter(curve.kind), curve.alone, curve.with_context, context[0], context[1],
+               context[2], context[3], percent(curve.in_sample, &RelativeError::mean),
                percent(curve.held_out, &RelativeError::mean), percent(curve.held_out, &RelativeError::max),
                percent(curve.between, &RelativeError::mean));
   }

@@ -11,7 +11,7 @@ Family looped_bfs() {
           .fixed_chunks = 0,
           .default_chunks = 2,
           .leaner = {"interleaved-1f1b"},
-          .make = [](const FamilyParams& params) { return orders::there_and_back(looped_bfs(), params); }};
+          .make = [](const FamilyParams& params) { return orders::forwards_then_backwards(looped_bfs(), params); }};
 }
 
 }  // namespace sluice::model::families

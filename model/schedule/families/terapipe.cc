@@ -10,7 +10,7 @@ Family terapipe() {
           .source = "Li et al. 2021, arXiv:2102.07988",
           .sliced = true,
           .leaner = {"seq1f1b"},
-          .make = [](const FamilyParams& params) { return orders::there_and_back(terapipe(), params); }};
+          .make = [](const FamilyParams& params) { return orders::forwards_then_backwards(terapipe(), params); }};
 }
 
 }  // namespace sluice::model::families

@@ -71,7 +71,7 @@ TEST(FitProfile, RecoversTheParametersWithoutNoise) {
   EXPECT_LT(curve.residual, 1e-9);
   ASSERT_EQ(fit.curves.size(), 3U);
   EXPECT_EQ(fit.curves[0].alone, 8);
-  EXPECT_EQ(fit.curves[0].behind, 40);
+  EXPECT_EQ(fit.curves[0].with_context, 40);
   ASSERT_TRUE(fit.curves[0].held_out);
   EXPECT_EQ(fit.curves[0].held_out->samples, 40);
   EXPECT_LT(fit.curves[0].held_out->max, 1e-9);

@@ -56,7 +56,7 @@ TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
 }
 
 TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
-  // A rank a node. Its eight cards are alike, so they are one resource in each direction; the outer ranks have one
+  // One rank per node. Its eight cards are equivalent, so they are one resource per direction; the outer ranks have one
   // neighbour and share nothing. Links: 0->1, 1->0, 1->2, 2->1, 2->3, 3->2.
   const LinkSharing sharing = sharing_of(sharing_sizes(8, 1, 4), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(sharing.num_resources, 4);

@@ -55,7 +55,7 @@ TEST(Rendezvous, AdjacentEntriesArePostedTogetherButNotAcrossAnOp) {
   const std::string text =
       "0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1\n"
       "1RECV_F0,1F0,1I0,1SEND_B0,1W0,1RECV_F1,1F1,1I1,1SEND_B1,1W1\n";
-  EXPECT_EQ(ring(text, Exchange::grouped), "");  // rank 0's pair meets them one after the other
+  EXPECT_EQ(ring(text, Exchange::grouped), "");  // rank 0's pair meets them one after another
   const std::string apart =
       "0F0,0SEND_F0,0F1,0SEND_F1,0F2,0RECV_B0,0SEND_F2,0B0,0RECV_B1,0B1,0RECV_B2,0B2\n"
       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1,1RECV_F2,1F2,1B2,1SEND_B2\n";

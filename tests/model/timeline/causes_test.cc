@@ -170,7 +170,7 @@ TEST(Causes, ASlowStageIsTheSenderForOthers) {
 }
 
 TEST(Causes, DistinguishTheLinkFromTheSender) {
-  // gpipe on two ranks, m = 1, latency 5: rank 1 waits 1 s for F0 to be made and 5 for it to come; rank 0 idles while
+  // gpipe on two ranks, m = 1, latency 5: rank 1 waits 1 s for F0 and 5 for its transfer; rank 0 is idle while
   // rank 1 works (f + x = 3: warm-up, as it has had no backward) and 5 for the gradient; at last x = 2 of drain on 1.
   const test::Simulated run = test::simulated("gpipe", {.ranks = 2, .microbatches = 1}, "f=1,b=1,w=1,comm=5");
   const auto ranks = idle_by_cause(run.graph, run.timeline);
