@@ -47,16 +47,21 @@ endif()
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
 set(SLUICE_UNITY_BATCH 8 CACHE STRING "Number of sources in a translation unit")
 function(sluice_batch target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY})
+  if(ARGC GREATER 1)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE ${ARGV1})
+  else()
+    set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
+  endif()
   if(SLUICE_UNITY)
     # GCC takes a source included by a batch for a header, where a member of an anonymous type would be a mistake.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
-# The same for code whose speed does not matter (the command line, tests), which is hardly optimised.
+# The same for code whose speed does not matter (the command line, tests), which is compiled with -O1.
 function(sluice_compile_fast target)
-  sluice_batch(${target})
+  sluice_batch(${target} ${ARGN})
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
 endfunction()
 
