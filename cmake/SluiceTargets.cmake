@@ -38,9 +38,6 @@ if(SLUICE_STATIC)
   target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:-static-libstdc++> $<BUILD_INTERFACE:-static-libgcc>
     $<BUILD_INTERFACE:LINKER:--as-needed>)
 endif()
-if(SLUICE_FUZZ)
-  target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
-endif()
 
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
 # Files of one target must not give two things in anonymous namespaces the same name.
@@ -71,6 +68,9 @@ function(sluice_library name)
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
     sluice_batch(sluice_${name})
+    if(SLUICE_FUZZ AND name MATCHES "^(model|sim|exec|traces)$")
+      target_compile_options(sluice_${name} PRIVATE -fsanitize=fuzzer-no-link)  # the code that the fuzz targets call
+    endif()
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

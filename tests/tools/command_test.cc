@@ -378,5 +378,14 @@ TEST(Output, ColorsOnlyOnRequestWithoutATerminal) {
   EXPECT_EQ(run_sluice(words(flags + "never")).out.find('\x1b'), std::string::npos);
 }
 
+TEST(ScheduleCommand, WritesItsGraphForGraphviz) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("graph.dot");
+  ASSERT_EQ(run_sluice(words("schedule 1f1b --pp 2 --microbatches 1 -o " + path)).exit_code, 0);
+  const std::string dot = read_file(path);
+  EXPECT_EQ(dot.find("digraph"), 0U);
+  EXPECT_NE(dot.find("send F(stage 0, mb 0) 0->1"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -4,10 +4,12 @@
 #include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "model/errors.h"
+#include "model/graph/graphviz.h"
 #include "model/graph/lowering.h"
 #include "model/graph/rendezvous.h"
 #include "model/input/files.h"
@@ -150,7 +152,11 @@ int write_schedule(const ScheduleOptions& options, Schedule schedule, const std:
   const bool csv = options.output.ends_with(".csv");
   const bool own = schedule.has_communication();
   const Schedule written = options.communication && !own ? with_communication(schedule) : schedule;
-  if (!options.output.empty()) {
+  if (options.output.ends_with(".dot")) {
+    std::ostringstream dot;
+    write_dot(dot, graph);
+    write_file_whole(options.output, dot.str());
+  } else if (!options.output.empty()) {
     write_file_whole(options.output, csv ? schedule_to_csv(written, options.communication) : schedule_to_json(written));
   }
   if (options.json) {
@@ -175,8 +181,8 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
 
 int schedule_command(const ScheduleOptions& options) {
   const bool csv = options.output.ends_with(".csv");
-  if (!options.output.empty() && !csv && !options.output.ends_with(".json")) {
-    throw InputError(fmt::format("-o: expected a name ending in .json or .csv, got '{}'", options.output));
+  if (!options.output.empty() && !csv && !options.output.ends_with(".json") && !options.output.ends_with(".dot")) {
+    throw InputError(fmt::format("-o: expected a name ending in .json, .csv or .dot, got '{}'", options.output));
   }
   nlohmann::json document = options.flags->document("");
   if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // which enables its keys
@@ -209,7 +215,7 @@ Subcommand add_schedule_command(CLI::App& app) {
   command->add_option("name", options->name,
                       "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one");
   command->add_option("-o,--output", options->output,
-                      "Write the schedule to this file: .json (sluice.schedule/1) or .csv (PyTorch's format)");
+                      "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz)");
   command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
   command->add_flag("--communication", options->communication,
                     "Write sends and receives too: those of the file, or else placed as PyTorch does (default: off)");
