@@ -152,7 +152,7 @@ void DeviceWorker::place_small() {
   const auto place = [&](std::byte* base, Small& small) {
     std::int64_t at = 0;
     const auto next = [&](std::int64_t count) {
-      std::byte* const here = base + at;
+      std::byte* const here = base == nullptr ? nullptr : base + at;  // nullptr: only the size is wanted
       at += aligned(count * static_cast<std::int64_t>(sizeof(float)));
       return here;
     };

@@ -158,7 +158,7 @@ class Lowering {
         states_.push_back(std::move(state));
       }
     }
-    state_of_.assign(to_size(schedule_.num_routes() * schedule_.num_stages()), 0);
+    state_of_.assign(to_size(std::int64_t{schedule_.num_routes()} * schedule_.num_stages()), 0);
     for (int route = 0; route < schedule_.num_routes(); ++route) {
       for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
         const int rank = schedule_.routes()[route][stage];

@@ -239,7 +239,7 @@ bool contends(const OpGraph& graph, const Prices& prices, const Timeline& unshar
     Duration start{};
     Duration end{};
   };
-  const auto first_link = to_size(2 * graph.schedule().num_ranks());
+  const auto first_link = to_size(std::int64_t{2} * graph.schedule().num_ranks());
   const std::vector<SharedLink>& links = prices.sharing.links;
   std::vector<std::size_t> transfers(links.size(), 0);
   for (const Vertex& vertex : graph.vertices()) {

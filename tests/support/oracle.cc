@@ -2,90 +2,56 @@
 
 #include <algorithm>
 #include <array>
-#include <boost/graph/compressed_sparse_row_graph.hpp>
-#include <boost/graph/dag_shortest_paths.hpp>
-#include <limits>
-#include <utility>
 
 namespace sluice::test {
 namespace {
 
-// A vertex per block (one op, or the two of a joint block), and vertex 0 for the beginning. An edge has the
-// least time between the starts of its ends.
-struct Wait {
-  std::int64_t time = 0;
-};
-using Graph = boost::compressed_sparse_row_graph<boost::directedS, boost::no_property, Wait>;
+constexpr std::int64_t kNotYet = -1;
 
-class WaitsFor {
+// The end of every op that has run; kNotYet for the others.
+class Ends {
  public:
-  WaitsFor(const Schedule& schedule, const OracleCosts& costs) : schedule_(schedule), hop_(costs.hop) {
-    block_.resize(static_cast<std::size_t>(3 * schedule.num_stages() * schedule.num_units()));
-    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      const auto ops = schedule.ops(rank);
-      for (std::size_t i = 0; i < ops.size(); ++i) {
-        const bool second = i > 0 && ops[i - 1].joined;
-        if (second) {
-          length_.back() = costs.joint ? costs.joint(ops[i - 1], ops[i]) : length_.back() + costs.op(ops[i]);
-        } else {
-          length_.push_back(costs.op(ops[i]));
-        }
-        block_[key(ops[i].kind, ops[i].stage, ops[i].microbatch, ops[i].slice)] = length_.size() - 1;
-      }
-    }
-    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-      std::size_t before = 0;
-      for (const Op& op : schedule.ops(rank)) {
-        if (block_of(op) != before) add_edge(before, block_of(op), length_[before]);
-        before = block_of(op);
-        add_needs(op);
-      }
-    }
-    graph_ = Graph(boost::edges_are_unsorted, edges_.begin(), edges_.end(), waits_.begin(), length_.size());
+  explicit Ends(const Schedule& schedule)
+      : units_(schedule.total_microbatches() * schedule.max_slices()),
+        slices_(schedule.max_slices()),
+        end_(static_cast<std::size_t>(4 * schedule.num_stages() * units_), kNotYet) {}
+  std::int64_t& at(OpKind kind, int stage, int mb, int slice) {
+    const int kind_and_stage = static_cast<int>(kind) + 4 * stage;
+    return end_[kind_and_stage * units_ + mb * slices_ + slice];
   }
-
-  const Graph& graph() const { return graph_; }
-  std::size_t block_of(const Op& op) const { return block_[key(op.kind, op.stage, op.microbatch, op.slice)]; }
-  std::int64_t length_of(const Op& op) const { return length_[block_of(op)]; }
+  // The end of the input gradient, which a B computes too.
+  std::int64_t gradient(int stage, int mb, int slice) {
+    return std::max(at(OpKind::B, stage, mb, slice), at(OpKind::I, stage, mb, slice));
+  }
 
  private:
-  // A B is found as the I that it includes.
-  std::int64_t key(OpKind kind, int stage, int microbatch, int slice) const {
-    const int row = kind == OpKind::F ? 0 : kind == OpKind::W ? 1 : 2;
-    return (row * schedule_.num_stages() + stage) * schedule_.num_units() + schedule_.first_unit(microbatch) + slice;
-  }
-
-  void add_edge(std::size_t from, std::size_t to, std::int64_t time) {
-    edges_.emplace_back(from, to);
-    waits_.push_back({time});
-  }
-
-  void add_needs(const Op& op) {
-    const auto need = [&](OpKind kind, int stage, int slice) {
-      const std::size_t from = block_[key(kind, stage, op.microbatch, slice)];
-      const bool same_rank = schedule_.rank_of(stage, op.microbatch) == schedule_.rank_of(op.stage, op.microbatch);
-      add_edge(from, block_of(op), length_[from] + (same_rank ? 0 : hop_));
-    };
-    if (op.kind == OpKind::F) {
-      if (op.stage > 0) need(OpKind::F, op.stage - 1, op.slice);
-      if (op.slice > 0) need(OpKind::F, op.stage, op.slice - 1);
-    } else if (op.kind == OpKind::W) {
-      need(OpKind::I, op.stage, op.slice);
-    } else {
-      need(OpKind::F, op.stage, op.slice);
-      if (op.stage + 1 < schedule_.num_stages()) need(OpKind::I, op.stage + 1, op.slice);
-      if (op.slice + 1 < schedule_.num_slices(op.microbatch)) need(OpKind::I, op.stage, op.slice + 1);
-    }
-  }
-
-  const Schedule& schedule_;
-  std::int64_t hop_;
-  std::vector<std::size_t> block_;  // by key
-  std::vector<std::int64_t> length_ = {0};
-  std::vector<std::pair<std::size_t, std::size_t>> edges_;
-  std::vector<Wait> waits_;  // by edge
-  Graph graph_;
+  int units_;
+  int slices_;
+  std::vector<std::int64_t> end_;
 };
+
+// The time at which all inputs of `op` have arrived, or kNotYet.
+std::int64_t ready(const Schedule& schedule, Ends& ends, const Op& op, std::int64_t hop) {
+  const int s = op.stage, m = op.microbatch, i = op.slice;
+  std::int64_t when = 0;
+  bool all = true;
+  const auto need = [&](std::int64_t end, std::int64_t latency) {
+    all = all && end != kNotYet;
+    when = std::max(when, end + latency);
+  };
+  const auto hop_from = [&](int stage) { return schedule.rank_of(stage, m) == schedule.rank_of(s, m) ? 0 : hop; };
+  if (op.kind == OpKind::F) {
+    if (s > 0) need(ends.at(OpKind::F, s - 1, m, i), hop_from(s - 1));
+    if (i > 0) need(ends.at(OpKind::F, s, m, i - 1), 0);
+  } else if (op.kind == OpKind::W) {
+    need(ends.at(OpKind::I, s, m, i), 0);
+  } else {
+    need(ends.at(OpKind::F, s, m, i), 0);
+    if (s + 1 < schedule.num_stages()) need(ends.gradient(s + 1, m, i), hop_from(s + 1));
+    if (i + 1 < schedule.num_slices(m)) need(ends.gradient(s, m, i + 1), 0);
+  }
+  return all ? when : kNotYet;
+}
 
 }  // namespace
 
@@ -95,27 +61,41 @@ OracleCosts uniform(std::int64_t f, std::int64_t b, std::int64_t w, std::int64_t
 }
 
 OracleTimes longest_path(const Schedule& schedule, const OracleCosts& costs) {
-  const WaitsFor blocks(schedule, costs);
-  std::vector<std::int64_t> start_of(num_vertices(blocks.graph()));
   OracleTimes times;
-  try {
-    dag_shortest_paths(blocks.graph(), 0,
-                       boost::weight_map(get(&Wait::time, blocks.graph()))
-                           .distance_map(start_of.data())
-                           .distance_compare(std::greater<>())
-                           .distance_inf(std::numeric_limits<std::int64_t>::min()));
-  } catch (const boost::not_a_dag&) {
-    times.deadlock = true;
-    return times;
-  }
-  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    auto& start = times.start.emplace_back();
-    auto& end = times.end.emplace_back();
-    for (const Op& op : schedule.ops(rank)) {
-      start.push_back(start_of[blocks.block_of(op)]);
-      end.push_back(start.back() + blocks.length_of(op));
+  times.start.resize(schedule.num_ranks());
+  times.end.resize(schedule.num_ranks());
+  Ends ends(schedule);
+  std::int64_t left = schedule.num_ops();
+  for (bool progress = true; progress && left > 0;) {
+    progress = false;
+    for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+      const auto ops = schedule.ops(rank);
+      auto& start = times.start[rank];
+      auto& end = times.end[rank];
+      while (end.size() < ops.size()) {
+        const auto block = ops.subspan(end.size(), ops[end.size()].joined ? 2 : 1);
+        std::int64_t begin = end.empty() ? 0 : end.back();
+        bool all = true;
+        for (const Op& op : block) {
+          const std::int64_t when = ready(schedule, ends, op, costs.hop);
+          all = all && when != kNotYet;
+          begin = std::max(begin, when);
+        }
+        if (!all) break;
+        std::int64_t length = 0;
+        for (const Op& op : block) length += costs.op(op);
+        if (block.size() == 2 && costs.joint) length = costs.joint(block[0], block[1]);
+        for (const Op& op : block) {
+          ends.at(op.kind, op.stage, op.microbatch, op.slice) = begin + length;
+          start.push_back(begin);
+          end.push_back(begin + length);
+          --left;
+        }
+        progress = true;
+      }
     }
   }
+  times.deadlock = left > 0;
   return times;
 }
 

@@ -30,9 +30,8 @@ struct OracleTimes {
   std::int64_t busy(int rank) const;  // the sum of its ops' times; a joint block counts once
 };
 
-// Returns the start and end of every op, where each starts as soon as its rank is free and its inputs have arrived:
-// the longest paths of the dependency graph, by Boost.Graph. Slow and simple; shares no code with the library but
-// Schedule and Op.
+// Returns the start and end of every op, where each starts as soon as its rank is free and its inputs have arrived.
+// Slow and simple; shares no code with the library but Schedule and Op.
 OracleTimes longest_path(const Schedule& schedule, const OracleCosts& costs);
 
 // Returns the largest number of forwards of `rank` that are in flight at a time, in units of (microbatch, chunk,

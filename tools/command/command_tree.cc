@@ -79,7 +79,7 @@ CommandEntry tree_of(const CLI::App& app, const std::string& path) {
 CommandEntry command_tree(const CLI::App& app) {
   std::string path = app.get_name();
   for (const CLI::App* parent = app.get_parent(); parent != nullptr; parent = parent->get_parent()) {
-    path = parent->get_name() + " " + path;
+    path.insert(0, parent->get_name() + " ");
   }
   return tree_of(app, path);
 }
