@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, fuzzing,
+# The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks, fuzzing,
 # clang-tidy, and the report in a browser. Expects the release build of tools/test.sh. A failing step does not keep the
 # later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
@@ -37,6 +37,7 @@ step "format" check_format
 for preset in dev tsan; do
   step "build $preset" build "$preset" && step "test $preset" run_tests "$preset"
 done
+step "benchmarks" cmake --build --preset release -j "$jobs" --target sluice_benchmarks
 step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
 step "clang-tidy" tools/tidy.sh "$jobs"
 step "browser" browser

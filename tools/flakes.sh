@@ -12,8 +12,8 @@ cd "$(dirname "$0")/.."
 preset=release
 repeat=200
 busy=$(nproc)
-# Everything of the executor, and of the command what starts processes or measures time.
-filter='^(Arena|BrokenRun|Checkpoint|Clock|DeviceWorker|Doctor|Executor|Fault|Gradients|Interrupt|Launcher|MpiRun|Nccl|Plan.*Mpi|Process|Profil|Recorder|Run|Signals|Supervisor|Threads|Train|Transport|Trial|Validat|Wait|Watchdog)'
+# Suites with threads, processes, signals, sockets or deadlines.
+filter='^(AllReduceGroup|AutoCommand|Bootstrap.*|BrokenRun|CheckpointTest|DeviceCommands|DeviceWorker|Doctor|EmulatedDevices|Faults|Launcher|Nccl.*|PlanCommand|Profil.*|RecorderTest|RunCommand|Trials|Validate|WaitChainRuns|WatchdogTest)\.'
 usage() { sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; }
 while [ $# -gt 0 ]; do
   case $1 in

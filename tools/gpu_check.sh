@@ -83,7 +83,7 @@ if [ -z "$build" ]; then
   command -v ninja >/dev/null && generator=(-G Ninja)
   step configure 120 cmake -S . -B "$build" ${generator[@]+"${generator[@]}"} -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_CUDA_ARCHITECTURES="$capability" || grep -m 3 -h 'Could NOT\|Could not find\|CMake Error' "$results/configure.log" | tee -a "$summary"
-  targets=(sluice gpu_device_test gpu_kernels_test gpu_flash_attention_test nccl_test nccl_abi_test flash_benchmark
+  targets=(sluice gpu_test exec_test flash_benchmark
     device_layer_benchmark device_executor_benchmark)
   step build 600 cmake --build "$build" -j "$jobs" --target "${targets[@]}" || true
 fi
@@ -98,19 +98,18 @@ step doctor 60 "$sluice" doctor
 
 # --- kernels and devices ----------------------------------------------------------------------------------------------
 
-tests=()
-for test in "$build"/tests/gpu_*_test; do
-  [ -x "$test" ] || continue
-  tests+=("$test")
-  step "$(basename "$test")" 240 "$test" || continue
-  if ! grep -q '\[       OK \]' "$results/$(basename "$test").log" 2>/dev/null && [[ $(basename "$test") =~ $wanted ]]; then
-    missing "$(basename "$test")" "all of its tests were skipped"
-  fi
-done
-[ ${#tests[@]} -gt 0 ] || missing 'gpu_*_test' "the tests of kernels and devices"
-for test in nccl_test nccl_abi_test; do
-  [ -x "$build/tests/$test" ] && step "$test" 60 "$build/tests/$test"
-done
+if [ -x "$build/tests/gpu_test" ]; then
+  for part in devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*' flash='*Flash*' kernels='-*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*:*Flash*'; do
+    name=gpu-tests-${part%%=*}
+    step "$name" 240 "$build/tests/gpu_test" --gtest_filter="${part#*=}" || continue
+    if ! grep -q '\[       OK \]' "$results/$name.log" 2>/dev/null && [[ $name =~ $wanted ]]; then
+      missing "$name" "all of its tests were skipped"
+    fi
+  done
+else
+  missing gpu_test "the tests of kernels and devices"
+fi
+[ -x "$build/tests/exec_test" ] && step nccl-tests 60 "$build/tests/exec_test" --gtest_filter='Nccl*'
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 tiny=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
@@ -120,8 +119,8 @@ if [ -n "$sanitizer" ]; then
     step "sanitizer-$tool-run" 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
       "$sluice" run "${tiny[@]}" --pp 2 --devices green:2 --schedule seq1f1b --slices 2 --steps 1
   done
-  [ -x "$build/tests/gpu_device_test" ] && step sanitizer-memcheck-devices 120 "$sanitizer" --tool memcheck \
-    --error-exitcode 9 "$build/tests/gpu_device_test" --gtest_filter='*MultipliesAsDoubleDoes*gpu_1:*EventsOrder*green_2'
+  [ -x "$build/tests/gpu_test" ] && step sanitizer-memcheck-devices 120 "$sanitizer" --tool memcheck \
+    --error-exitcode 9 "$build/tests/gpu_test" --gtest_filter='*GemmMatchesDoublePrecision*gpu_1:*EventsOrder*green_2'
 else
   missing compute-sanitizer "memory checks of the kernels"
 fi
