@@ -39,6 +39,10 @@ if(SLUICE_STATIC)
     $<BUILD_INTERFACE:LINKER:--as-needed>)
 endif()
 
+if(SLUICE_FUZZ)
+  target_compile_options(sluice_options INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # Most time of a build goes into headers (nlohmann_json, CLI11, GoogleTest), so several sources share a translation unit.
 # Files of one target must not give two things in anonymous namespaces the same name.
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
@@ -68,9 +72,6 @@ function(sluice_library name)
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
     sluice_batch(sluice_${name})
-    if(SLUICE_FUZZ AND name MATCHES "^(model|sim|exec|traces)$")
-      target_compile_options(sluice_${name} PRIVATE -fsanitize=fuzzer-no-link)  # the code that the fuzz targets call
-    endif()
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)
