@@ -29,8 +29,8 @@ void check_times(const SliceTimes& times, std::string_view what) {
 }
 
 // Also compiles, where possible, for processors with wider vectors than the baseline; the version is selected at run
-// time.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// time. Not with the thread sanitizer: the selection would run before it is initialized.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
 #define SLUICE_WIDE_VECTORS __attribute__((target_clones("avx2", "default")))
 #else
 #define SLUICE_WIDE_VECTORS
