@@ -239,9 +239,10 @@ int compare(const OpGraph& graph, const Prices& prices, const std::vector<std::v
 }
 
 // Milliseconds for every op and link.
-class Linked : public CostModel {
+class LinkedStages : public CostModel {
  public:
-  explicit Linked(double transfer_ms, double latency_ms = 0) : transfer_ms_(transfer_ms), latency_ms_(latency_ms) {}
+  explicit LinkedStages(double transfer_ms, double latency_ms = 0)
+      : transfer_ms_(transfer_ms), latency_ms_(latency_ms) {}
   double compute_s(OpKind kind, int stage, const MicrobatchShape&, int) const override {
     return (kind == OpKind::B ? 20e-3 : 10e-3) * (1 + 0.1 * stage);
   }
@@ -274,16 +275,17 @@ int compare_with_cards(int cards, const char* family, const FamilyParams& params
 }
 
 TEST(SimGrid, OneForwardOneBackwardWithOneCardForBothDirections) {
-  EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, Linked(14), 1), 10);
-  EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, Linked(16, 2), 0.8), 5);
+  EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, LinkedStages(14), 1), 10);
+  EXPECT_GT(compare_with_cards(4, "1f1b", {.ranks = 4, .microbatches = 8}, LinkedStages(16, 2), 0.8), 5);
 }
 
 TEST(SimGrid, OtherSchedules) {
-  EXPECT_GT(compare_with_cards(2, "gpipe", {.ranks = 4, .microbatches = 6}, Linked(25), 1), 5);
-  EXPECT_GT(compare_with_cards(4, "interleaved-1f1b", {.ranks = 4, .chunks = 2, .microbatches = 8}, Linked(8, 1), 1),
-            10);
-  EXPECT_GT(compare_with_cards(4, "zb-h1", {.ranks = 4, .microbatches = 8}, Linked(12), 1), 10);
-  EXPECT_GT(compare_with_cards(4, "chimera", {.ranks = 4, .microbatches = 8}, Linked(12), 1), 10);
+  EXPECT_GT(compare_with_cards(2, "gpipe", {.ranks = 4, .microbatches = 6}, LinkedStages(25), 1), 5);
+  EXPECT_GT(
+      compare_with_cards(4, "interleaved-1f1b", {.ranks = 4, .chunks = 2, .microbatches = 8}, LinkedStages(8, 1), 1),
+      10);
+  EXPECT_GT(compare_with_cards(4, "zb-h1", {.ranks = 4, .microbatches = 8}, LinkedStages(12), 1), 10);
+  EXPECT_GT(compare_with_cards(4, "chimera", {.ranks = 4, .microbatches = 8}, LinkedStages(12), 1), 10);
 }
 
 // The graph of `sluice simulate`, with the cards of the nodes built from the layout instead of `prices.sharing`.
