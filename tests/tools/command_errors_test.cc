@@ -34,7 +34,8 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate a.json b.json", "simulate: unexpected argument 'b.json'"},
       {"simulate --pp 2 --microbatches 2 --json --gantt", "simulate: --json and --gantt exclude each other"},
       {"simulate --pp 2 --microbatches 2 --trace-ranks 2", "--trace-ranks: expected ranks 0 to 1, got 2"},
-      {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt", "-o: expected a name ending in .json, .csv or .dot, got 'x.txt'"},
+      {"schedule 1f1b --pp 2 --microbatches 2 -o x.txt",
+       "-o: expected a name ending in .json, .csv or .dot, got 'x.txt'"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);

@@ -163,9 +163,10 @@ TEST_F(Compare, DifferentSchedulesAreRejectedUnlessByKind) {
   const std::string more = scenario("zb-h1", 3);
   const CommandResult refused = run_sluice({"compare", a, more});
   EXPECT_EQ(refused.exit_code, 2);
-  EXPECT_EQ(plain(refused.err),
-            "sluice: compare: expected two runs with the same stages, microbatches and slices: scenario.json has F(stage "
-            "0, mb 2) on rank 0, a.json does not; --by-kind compares only kinds of ops\n");
+  EXPECT_EQ(
+      plain(refused.err),
+      "sluice: compare: expected two runs with the same stages, microbatches and slices: scenario.json has F(stage "
+      "0, mb 2) on rank 0, a.json does not; --by-kind compares only kinds of ops\n");
   EXPECT_EQ(refused.out, "");
   const std::string both = folder_.path("both.json");
   const CommandResult by_kind = run_sluice({"compare", a, more, "--by-kind", "--json", "--trace", both});

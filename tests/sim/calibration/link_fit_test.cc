@@ -115,9 +115,8 @@ TEST(CatalogueFiles, ContainFittedConstantsAndKeepOtherLines) {
   gpu.gemm.in_sample = {.rows = 12, .mean = 0.05, .median = 0.04, .worst = 0.2};
   const Json found = parse_json(gpu_file_with("v100-32gb", gpu, "sluice calibrate"), "out");
   EXPECT_EQ(found["gemm"]["launch_s"], 7.13e-6);
-  EXPECT_EQ(
-      found["gemm"]["source"],
-      "sluice calibrate, 12 GEMMs (us \"quoted\"): mean error 5.0 %, held out 0.0 %, worst 0 %; group_s given");
+  EXPECT_EQ(found["gemm"]["source"],
+            "sluice calibrate, 12 GEMMs (us \"quoted\"): mean error 5.0 %, held out 0.0 %, worst 0 %; group_s given");
   EXPECT_EQ(found["sms"]["value"], 80);
   EXPECT_THROW(gpu_file_with("v200", gpu, ""), InputError);
 }
