@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/fuzz.sh [SECONDS]: builds the fuzz targets and runs all of them, for SECONDS of wall time in total (default 60).
 # Exits with an error if a target crashes or times out. The input that caused it is in build/fuzz/finds/<target>/: fix the
-# defect and copy the input to tests/fuzz/found/<target>/, which fuzz_replay_test runs in every build. Inputs that reached
+# defect and copy the input to tests/fuzz/found/<target>/, which fuzz_replay_test runs under the sanitizers. Inputs that reached
 # new code are kept in build/fuzz/corpus/<target>/.
 # SLUICE_FUZZ_TARGETS="scenario model" selects targets; SLUICE_FUZZ_EACH sets the seconds per target; SLUICE_JOBS sets the
 # number of targets that run concurrently.

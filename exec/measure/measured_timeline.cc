@@ -41,6 +41,8 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
   for (VertexId v = 0; v < graph.size(); ++v) {
     Times times = times_of(graph, workers, v);
     if (times.start == 0 || times.end == 0) continue;
+    // The clocks of two ranks agree to some microseconds only: an end on one may seem to precede the start on another.
+    times.start = std::min(times.start, times.end);
     std::int64_t& free = lane_free[graph[v].lane];
     if (graph[v].kind == VertexKind::transfer) {
       times.end = std::max(times.end, free);

@@ -64,6 +64,7 @@ class DeviceWorker final : public Worker {
   void load_tokens();
   void rehearse();
   void run_items();
+  void relate_clocks();
   void keep_up();
   void observe();
   void update_recorder();
@@ -95,7 +96,8 @@ class DeviceWorker final : public Worker {
   std::vector<StreamGroup*> groups_;  // by RankPlan::collectives; null for groups of one rank
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> collectives_;
-  std::unique_ptr<Event> base_;
+  std::unique_ptr<Event> base_;   // at base_ns_ of the host's clock
+  std::unique_ptr<Event> probe_;  // of relate_clocks
   std::unique_ptr<Event> last_;  // after everything of a run
   std::int64_t base_ns_ = 0;
 
