@@ -19,6 +19,8 @@ target_include_directories(sluice_options INTERFACE
 # Not exported: users of the installed libraries choose their own warnings.
 target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow;-Wnon-virtual-dtor;-Wold-style-cast;-Wno-missing-field-initializers>>"
+  # Indices may be signed. GCC has this warning outside -Wconversion.
+  "$<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-sign-conversion>>"
   # GCC 12 reports false overlaps in std::string concatenation (GCC bug 105651).
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>>"
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SLUICE_WERROR}>>:-Werror>>")
@@ -50,23 +52,21 @@ endif()
 # Files of one target must not give two things in anonymous namespaces the same name.
 option(SLUICE_UNITY "Compile several sources in one translation unit" ON)
 set(SLUICE_UNITY_BATCH 8 CACHE STRING "Number of sources in a translation unit")
-function(sluice_batch target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY})
-  if(ARGC GREATER 1)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE ${ARGV1})
-  else()
-    set_target_properties(${target} PROPERTIES UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
-  endif()
+function(sluice_batch target batch)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${SLUICE_UNITY} UNITY_BUILD_BATCH_SIZE ${batch})
   if(SLUICE_UNITY)
     # GCC takes a source included by a batch for a header, where a member of an anonymous type would be a mistake.
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
 
-# The same for code whose speed does not matter (the command line, tests), which is hardly optimised.
-function(sluice_compile_fast target)
-  sluice_batch(${target} ${ARGN})
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:$<IF:$<CXX_COMPILER_ID:GNU>,-Og,-O0>>)
+# The same for code whose speed does not matter (the command line, tests).
+function(sluice_compile_fast target batch)
+  if(SLUICE_SANITIZE)
+    set(batch 16)  # clang spends more on each translation unit
+  endif()
+  sluice_batch(${target} ${batch})
+  target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Og>)
 endfunction()
 
 # sluice_library(name SOURCES ... USES ...): the library of one folder, also known as sluice::name.
@@ -74,7 +74,7 @@ function(sluice_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;USES;PRIVATE" ${ARGN})
   if(ARG_SOURCES)
     add_library(sluice_${name} STATIC ${ARG_SOURCES})
-    sluice_batch(sluice_${name})
+    sluice_batch(sluice_${name} ${SLUICE_UNITY_BATCH})
     target_link_libraries(sluice_${name} PUBLIC sluice_options ${ARG_USES} PRIVATE ${ARG_PRIVATE})
   else()
     add_library(sluice_${name} INTERFACE)

@@ -15,11 +15,6 @@ check_format() {
   git ls-files -z -- '*.cc' '*.h' '*.cu' '*.cuh' | xargs -0 -n 64 -P "$jobs" clang-format --dry-run --Werror
 }
 build() { cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"; }
-run_tests() {
-  local preset=$1
-  shift
-  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "build/$preset/ctest.log"
-}
 browser() {
   tests/browser/install.sh && ctest --preset release -L browser
 }
@@ -35,7 +30,7 @@ fi
 step "packages" install
 step "format" check_format
 for preset in dev tsan; do
-  step "build $preset" build "$preset" && step "test $preset" run_tests "$preset"
+  step "build $preset" build "$preset" && step "test $preset" run_tests "$preset" "$jobs"
 done
 step "benchmarks" cmake --build --preset release -j "$jobs" --target sluice_benchmarks
 step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"

@@ -6,12 +6,15 @@
 #   --repeat N       number of runs of each test (default: 200)
 #   --filter REGEX   tests by their CTest names (default: all that run commands, workers, watchdogs or launchers)
 #   --busy N         number of busy processes (default: the number of cores)
+#   --jobs N         number of tests at a time (default: the number of cores)
+# Long trainings are shortened (SLUICE_TEST_SCOPE=small).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 preset=release
 repeat=200
 busy=$(nproc)
+jobs=$(nproc)
 # Suites with threads, processes, signals, sockets or deadlines.
 filter='^(AllReduceGroup|AutoCommand|Bootstrap.*|BrokenRun|CheckpointTest|DeviceCommands|DeviceWorker|Doctor|EmulatedDevices|Faults|Launcher|Nccl.*|PlanCommand|Profil.*|RecorderTest|RunCommand|Trials|Validate|WaitChainRuns|WatchdogTest)\.'
 usage() { sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; }
@@ -21,7 +24,7 @@ while [ $# -gt 0 ]; do
       usage
       exit 0
       ;;
-    --preset | --repeat | --filter | --busy)
+    --preset | --repeat | --filter | --busy | --jobs)
       if [ $# -lt 2 ]; then
         echo "flakes.sh: $1 needs a value" >&2
         exit 2
@@ -52,8 +55,8 @@ done
 results=$build/flakes.xml
 rm -f "$results"
 status=0
-ctest --test-dir "$build" -R "$filter" --repeat "until-fail:$repeat" --output-junit "$PWD/$results" --no-tests=error \
-  -j "$(nproc)" >"$build/flakes.log" 2>&1 || status=$?
+SLUICE_TEST_SCOPE=small ctest --test-dir "$build" -R "$filter" --repeat "until-fail:$repeat" --output-junit "$PWD/$results" --no-tests=error \
+  -j "$jobs" >"$build/flakes.log" 2>&1 || status=$?
 if [ ! -f "$results" ]; then
   tail -n 20 "$build/flakes.log"
   echo "flakes.sh: ctest wrote no results" >&2

@@ -17,7 +17,16 @@ step() {
   [ "$result" = ok ]
 }
 
-# Prints the table of steps. Fails if any step failed.
+# run_tests PRESET JOBS [OPTION...]: runs the tests of a build. steps_summary lists those that fail.
+test_logs=()
+run_tests() {
+  local preset=$1 jobs=$2
+  shift 2
+  test_logs+=("build/$preset/ctest.log")
+  ctest --preset "$preset" -j "$jobs" "$@" 2>&1 | tee "build/$preset/ctest.log"
+}
+
+# Prints the table of steps, and the tests that failed. Fails if any step failed.
 steps_summary() {
   local i failed=0
   printf '\n%-44s %8s  %s\n' "$1" seconds result
@@ -26,5 +35,8 @@ steps_summary() {
     if [ "${step_results[$i]}" != ok ]; then failed=1; fi
   done
   printf '%-44s %8d\n' total "$SECONDS"
+  for i in "${test_logs[@]}"; do
+    sed -n "/^The following tests FAILED/,/^Errors while/s|^[[:space:]]\+[0-9]\+ - |FAILED in ${i%/ctest.log}: |p" "$i"
+  done
   return "$failed"
 }

@@ -8,11 +8,9 @@ source tools/steps.sh
 
 jobs=${SLUICE_JOBS:-$(nproc)}
 
-run_tests() { ctest --preset release -j "$jobs" 2>&1 | tee build/release/ctest.log; }
-
 step "packages" tools/install-packages.sh &&
   step "configure release" cmake --preset release &&
   step "build release" cmake --build --preset release -j "$jobs" &&
-  step "test release" run_tests
+  step "test release" run_tests release "$jobs"
 mkdir -p build/times
 steps_summary "tools/test.sh" | tee build/times/test.txt

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/flash_tiles.h"
@@ -29,6 +30,14 @@ TEST_P(FlashAttentionOrders, ResultsDoNotDependOnTheOrder) {
   }
 }
 
+std::string order_name(const ::testing::TestParamInfo<ExecutionOrder>& order) {
+  const bool random = order.param.warps == ExecutionOrder::Warps::random;
+  if (random) return "random_" + std::to_string(order.param.seed);
+  const bool first = order.param.warps == ExecutionOrder::Warps::first_ahead;
+  const bool immediate = order.param.copies == ExecutionOrder::Copies::immediate;
+  return std::string(first ? "first" : "last") + "_ahead_copies_" + (immediate ? "immediate" : "at_wait");
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, FlashAttentionOrders,
     ::testing::Values(ExecutionOrder{ExecutionOrder::Warps::first_ahead, ExecutionOrder::Copies::immediate},
@@ -36,7 +45,8 @@ INSTANTIATE_TEST_SUITE_P(
                       ExecutionOrder{ExecutionOrder::Warps::first_ahead, ExecutionOrder::Copies::at_wait},
                       ExecutionOrder{ExecutionOrder::Warps::last_ahead, ExecutionOrder::Copies::at_wait},
                       ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::random, 3},
-                      ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::random, 4}));
+                      ExecutionOrder{ExecutionOrder::Warps::random, ExecutionOrder::Copies::random, 4}),
+    order_name);
 
 // Address that each lane passes to load_matrices, for one position in a tile, as an offset in bytes.
 template <int kColumns>
