@@ -24,7 +24,7 @@ class DeviceElementwise : public DeviceKernels {
 INSTANTIATE_TEST_SUITE_P(Types, DeviceElementwise, ::testing::Values(Element::float16, Element::bfloat16),
                          [](const auto& type) { return type.param == Element::float16 ? "fp16" : "bf16"; });
 
-constexpr std::int64_t kRows = 19;
+constexpr std::int64_t kTokenRows = 19;
 
 // Rows of whole chunks of 8, of which one has more chunks than a block of 32 threads, and rows with a partial chunk.
 constexpr std::int64_t kWidths[] = {48, 296, 37};
@@ -33,26 +33,26 @@ TEST_P(DeviceElementwise, ResidualNormEqualsCpu) {
   for (const std::int64_t n : kWidths) {
     for (const bool rms : {false, true}) {
       for (const bool with_residual : {false, true}) {
-        const Numbers x = random(kRows * n, 2, 0.5);
-        const Numbers residual = random(kRows * n);
+        const Numbers x = random(kTokenRows * n, 2, 0.5);
+        const Numbers residual = random(kTokenRows * n);
         const Numbers residual_bias = random(n);
         const Numbers gain = random(n, 0.5, 1);
         const Numbers bias = random(n);
         cuda::Half* const sum = halves(x);
-        float* const statistics = floats(kRows * cuda::kNormStatistics);
-        cuda::Half* const out = halves(kRows * n);
+        float* const statistics = floats(kTokenRows * cuda::kNormStatistics);
+        cuda::Half* const out = halves(kTokenRows * n);
         cuda::residual_norm(*stream_, element(), sum, with_residual ? halves(residual) : nullptr, halves(residual_bias),
-                            kRows, n, {.gain = halves(gain), .bias = rms ? nullptr : halves(bias), .rms = rms},
+                            kTokenRows, n, {.gain = halves(gain), .bias = rms ? nullptr : halves(bias), .rms = rms},
                             statistics, out);
 
         Numbers expected_sum = x;
         if (with_residual) {
-          cpu::add_bias_residual<double>(residual_bias.data(), residual.data(), kRows, n, expected_sum.data());
+          cpu::add_bias_residual<double>(residual_bias.data(), residual.data(), kTokenRows, n, expected_sum.data());
         }
         expect_near(read(sum), expected_sum, "sum");
-        Numbers expected_statistics(kRows * 2);
-        Numbers expected(static_cast<std::size_t>(kRows * n));
-        cpu::norm<double>(read(sum).data(), gain.data(), rms ? nullptr : bias.data(), rms, kRows, n,
+        Numbers expected_statistics(kTokenRows * 2);
+        Numbers expected(static_cast<std::size_t>(kTokenRows * n));
+        cpu::norm<double>(read(sum).data(), gain.data(), rms ? nullptr : bias.data(), rms, kTokenRows, n,
                           expected_statistics.data(), expected.data());
         expect_near(read(statistics), expected_statistics, "statistics");
         expect_near(read(out), expected, "norm");
@@ -62,39 +62,39 @@ TEST_P(DeviceElementwise, ResidualNormEqualsCpu) {
 }
 
 TEST_P(DeviceElementwise, ResidualWithoutNormEqualsCpu) {
-  const Numbers x = random(kRows * 48);
-  const Numbers residual = random(kRows * 48);
+  const Numbers x = random(kTokenRows * 48);
+  const Numbers residual = random(kTokenRows * 48);
   cuda::Half* const sum = halves(x);
-  cuda::residual_norm(*stream_, element(), sum, halves(residual), nullptr, kRows, 48, {}, nullptr, nullptr);
+  cuda::residual_norm(*stream_, element(), sum, halves(residual), nullptr, kTokenRows, 48, {}, nullptr, nullptr);
   Numbers expected = x;
-  cpu::add<double>(residual.data(), kRows * 48, expected.data());
+  cpu::add<double>(residual.data(), kTokenRows * 48, expected.data());
   expect_near(read(sum), expected, "sum");
 }
 
 TEST_P(DeviceElementwise, NormGradientEqualsCpu) {
   for (const std::int64_t n : kWidths) {
     for (const bool rms : {false, true}) {
-      const Numbers gradient = random(kRows * n);
-      const Numbers x = random(kRows * n, 2, 0.5);
+      const Numbers gradient = random(kTokenRows * n);
+      const Numbers x = random(kTokenRows * n, 2, 0.5);
       const Numbers gain = random(n, 0.5, 1);
       const Numbers bias(static_cast<std::size_t>(n));
-      const Numbers residual = random(kRows * n);
+      const Numbers residual = random(kTokenRows * n);
       const Numbers before = random_of(Element::float32, 2 * n, 5);
-      Numbers statistics(kRows * 2);
-      Numbers normed(static_cast<std::size_t>(kRows * n));
-      cpu::norm<double>(x.data(), gain.data(), bias.data(), rms, kRows, n, statistics.data(), normed.data());
-      cuda::Half* const dx = halves(kRows * n);
+      Numbers statistics(kTokenRows * 2);
+      Numbers normed(static_cast<std::size_t>(kTokenRows * n));
+      cpu::norm<double>(x.data(), gain.data(), bias.data(), rms, kTokenRows, n, statistics.data(), normed.data());
+      cuda::Half* const dx = halves(kTokenRows * n);
       float* const gain_gradient = floats(Numbers(before.begin(), before.begin() + n));
       float* const bias_gradient = floats(Numbers(before.begin() + n, before.end()));
       cuda::norm_gradient(*stream_, element(), halves(gradient), halves(x), halves(residual),
-                          {.gain = halves(gain), .rms = rms}, floats(statistics), kRows, n, dx, gain_gradient,
+                          {.gain = halves(gain), .rms = rms}, floats(statistics), kTokenRows, n, dx, gain_gradient,
                           rms ? nullptr : bias_gradient);
 
       Numbers sums(static_cast<std::size_t>(2 * n));
-      Numbers expected(static_cast<std::size_t>(kRows * n));
+      Numbers expected(static_cast<std::size_t>(kTokenRows * n));
       Numbers expected_sums = before;
-      cpu::norm_gradient<double>(gradient.data(), x.data(), gain.data(), statistics.data(), residual.data(), rms, kRows,
-                                 n, sums.data(), expected.data(), expected_sums.data(),
+      cpu::norm_gradient<double>(gradient.data(), x.data(), gain.data(), statistics.data(), residual.data(), rms,
+                                 kTokenRows, n, sums.data(), expected.data(), expected_sums.data(),
                                  rms ? nullptr : expected_sums.data() + n);
       expect_near(read(dx), expected, "dx");
       expect_near(read(gain_gradient), Numbers(expected_sums.begin(), expected_sums.begin() + n), "gain");
@@ -121,26 +121,26 @@ TEST_P(DeviceElementwise, GeluAndSwigluEqualCpu) {
     for (const bool gated : {false, true}) {
       for (const bool with_bias : {false, true}) {
         const std::int64_t all = gated ? 2 * n : n;
-        const Numbers x = random(kRows * all, 2);
+        const Numbers x = random(kTokenRows * all, 2);
         const Numbers bias = random(all);
         const cuda::Half* const inputs = halves(x);
         const cuda::Half* const bias_there = with_bias ? halves(bias) : nullptr;
-        cuda::Half* const out = halves(kRows * n);
-        cuda::activate(*stream_, element(), gated, inputs, bias_there, kRows, n, out);
+        cuda::Half* const out = halves(kTokenRows * n);
+        cuda::activate(*stream_, element(), gated, inputs, bias_there, kTokenRows, n, out);
         Numbers pre = x;
-        Numbers expected(static_cast<std::size_t>(kRows * n));
+        Numbers expected(static_cast<std::size_t>(kTokenRows * n));
         const auto forward = gated ? cpu::add_bias_swiglu<double> : cpu::add_bias_gelu<double>;
-        forward(pre.data(), with_bias ? bias.data() : nullptr, kRows, n, expected.data());
+        forward(pre.data(), with_bias ? bias.data() : nullptr, kTokenRows, n, expected.data());
         expect_near(read(out), expected, "out");
 
         // The left half, that of the gates, is only written.
-        Numbers gradient = random(kRows * all);
+        Numbers gradient = random(kTokenRows * all);
         cuda::Half* const gradients = halves(gradient);
-        cuda::activate_gradient(*stream_, element(), gated, inputs, bias_there, kRows, n, gradients);
+        cuda::activate_gradient(*stream_, element(), gated, inputs, bias_there, kTokenRows, n, gradients);
         if (gated) {
-          cpu::swiglu_gradient<double>(pre.data(), kRows, n, gradient.data());
+          cpu::swiglu_gradient<double>(pre.data(), kTokenRows, n, gradient.data());
         } else {
-          cpu::gelu_gradient<double>(pre.data(), kRows * n, gradient.data());
+          cpu::gelu_gradient<double>(pre.data(), kTokenRows * n, gradient.data());
         }
         expect_near(read(gradients), gradient, "gradient");
       }

@@ -19,8 +19,8 @@ struct Explained {
   Schedule schedule;
 };
 
-Explained make(const std::string& family, const Training& training, const char* model = "gpt3-1b.json", int slices = 1,
-               double issue_s = 5e-5) {
+Explained explained(const std::string& family, const Training& training, const char* model = "gpt3-1b.json",
+                    int slices = 1, double issue_s = 5e-5) {
   FamilyParams params{.ranks = training.pp, .microbatches = 2 * training.pp};
   params.shape.sequences = training.micro_batch;
   params.shape.slice_lengths.assign(slices, training.sequence_length / slices);
@@ -60,7 +60,7 @@ TEST(Explain, RowsAddUpToThePriceOfTheOp) {
           Training training = training_of(tp, 4, tokens);
           training.recompute = recompute;
           training.flash_attention = flash;
-          const Explained run = make("seq1f1b", training, "gpt3-1b.json", 2);
+          const Explained run = explained("seq1f1b", training, "gpt3-1b.json", 2);
           const MicrobatchShape& shape = run.schedule.shape(0);
           for (int stage = 0; stage < 4; ++stage) {
             for (const ExplainedOp& op : explain_stage(run.cost, run.schedule, stage, shape)) {
@@ -89,7 +89,7 @@ TEST(Explain, HasTheOpsOfTheSchedule) {
   const auto ops = [](const std::string& family, Training::Recompute recompute, int slices) {
     Training training = training_of(1, 4, 2048);
     training.recompute = recompute;
-    const Explained run = make(family, training, "gpt3-1b.json", slices);
+    const Explained run = explained(family, training, "gpt3-1b.json", slices);
     return names_of(explain_stage(run.cost, run.schedule, 1, run.schedule.shape(0)));
   };
   EXPECT_THAT(ops("1f1b", Training::Recompute::none, 1), ElementsAre("F0", "B0"));
@@ -106,21 +106,21 @@ TEST(Explain, NamesTheBoundOfAKernel) {
     }
     return std::string("none");
   };
-  const Explained large = make("1f1b", training_of(4, 4, 2048), "gpt3-175b.json");
+  const Explained large = explained("1f1b", training_of(4, 4, 2048), "gpt3-175b.json");
   EXPECT_EQ(limit(large, "MLP in"), "tensor cores");
   EXPECT_EQ(limit(large, "norm 1"), "memory");
   EXPECT_EQ(limit(large, "all-reduce 1"), "link");
   EXPECT_EQ(limit(large, "waiting for the host"), "none");
   // Four tokens: a GEMM of 12288 x 12288 only moves its weights, a norm moves nearly nothing.
-  const Explained few = make("1f1b", training_of(4, 4, 4), "gpt3-175b.json");
+  const Explained few = explained("1f1b", training_of(4, 4, 4), "gpt3-175b.json");
   EXPECT_EQ(limit(few, "MLP in"), "memory");
   EXPECT_EQ(limit(few, "norm 1"), "launch");
-  const Explained small = make("1f1b", training_of(1, 4, 4), "gpt3-1b.json", 1, 1e-4);
+  const Explained small = explained("1f1b", training_of(1, 4, 4), "gpt3-1b.json", 1, 1e-4);
   EXPECT_EQ(limit(small, "waiting for the host"), "host");
 }
 
 TEST(Explain, StagesAreDistinctByTheirContents) {
-  const Explained run = make("1f1b", training_of(1, 4, 2048));
+  const Explained run = explained("1f1b", training_of(1, 4, 2048));
   EXPECT_THAT(distinct_stages(run.cost, 4), ElementsAre(0, 1, 3));
 }
 
