@@ -50,7 +50,7 @@ endfunction()
 set(SLUICE_CUDA_LIBRARY_FOLDERS ${CUDAToolkit_LIBRARY_DIR})
 sluice_find_cuda_library(cuBLAS cublas_api.h CUBLAS_VER_ "not found: needed at run time by --backend cuda"
   cublas libcublas.so.${CUDAToolkit_VERSION_MAJOR} libcublas.so.13 libcublas.so.12)
-sluice_find_cuda_library(NCCL nccl.h NCCL_ "not found: needed at run time by several GPUs"
+sluice_find_cuda_library(NCCL nccl.h NCCL_ "not found: needed at run time for more than one GPU"
   nccl_static nccl libnccl.so.2)
 list(REMOVE_DUPLICATES SLUICE_CUDA_LIBRARY_FOLDERS)
 list(JOIN SLUICE_CUDA_LIBRARY_FOLDERS ":" SLUICE_CUDA_LIBRARY_FOLDERS)

@@ -60,10 +60,10 @@ function(sluice_batch target batch)
   endif()
 endfunction()
 
-# The same for code whose speed does not matter (the command line, tests).
+# The same for code whose speed does not matter (the command line, tests): hardly optimised in Release.
 function(sluice_compile_fast target batch)
   if(SLUICE_SANITIZE)
-    set(batch 16)  # clang spends more on each translation unit
+    set(batch 16)  # sanitizers make each translation unit expensive
   endif()
   sluice_batch(${target} ${batch})
   target_compile_options(${target} PRIVATE $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Og>)

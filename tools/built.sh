@@ -2,7 +2,7 @@
 # tools/built.sh BUILD_FOLDER: prints which optional parts a build has, and fails if it has no CUDA kernels.
 set -euo pipefail
 
-build=$1
+build=${1:?usage: tools/built.sh BUILD_FOLDER}
 cat "$build/summary.txt"
 kernels=$build/kernels/libsluice_cuda_kernels.a
 if [ ! -f "$kernels" ]; then

@@ -51,12 +51,12 @@ while [ $# -gt 0 ]; do
       exit 0
       ;;
     --output)
-      output=$(from_start "${2:?--output needs a folder}")
+      output=$(from_start "${2:?bundle.sh: --output needs a folder}")
       shift
       ;;
     --output=*) output=$(from_start "${1#*=}") ;;
     --check)
-      check_program "$(from_start "${2:?--check needs a program}")"
+      check_program "$(from_start "${2:?bundle.sh: --check needs a program}")"
       exit 0
       ;;
     *)

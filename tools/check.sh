@@ -4,7 +4,7 @@
 # later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
 # SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
-# SLUICE_TIDY=all|no: files that clang-tidy reads (default: those that changed get its slow checks too).
+# SLUICE_TIDY=all|no: all files get the clang-analyzer checks (default: those that changed); no clang-tidy.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source tools/steps.sh
@@ -23,10 +23,14 @@ install() {
   tools/install-packages.sh clang clang-format clang-tidy libclang-rt-dev libsimgrid-dev zsh fish mandoc file dpkg-dev
 }
 
-if [ "${1:-}" = --install-only ]; then
-  install
-  exit
-fi
+case ${1:-} in
+  "") ;;
+  --install-only)
+    install
+    exit
+    ;;
+  *) takes_no_arguments "$@" ;;
+esac
 step "packages" install
 step "format" check_format
 for preset in dev tsan; do

@@ -9,6 +9,10 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 total=${1:-60}
+if ! [[ $total =~ ^[0-9]+$ ]]; then
+  sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'
+  [ "$total" = --help ] && exit || exit 2
+fi
 jobs=${SLUICE_JOBS:-$(nproc)}
 build=build/dev
 read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault trace}"

@@ -24,8 +24,10 @@ gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.')
 slug=$(echo "$gpu" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]-')
 results=${1:-benchmarks/results/$(date -u +%Y-%m-%d)-$slug}
-mkdir -p "$results"
-results=$(cd "$results" && pwd)
+mkdir -p -- "$results" && results=$(cd -- "$results" && pwd) || {
+  echo "gpu_check.sh: cannot write to $results" >&2
+  exit 2
+}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 summary=$results/summary.txt

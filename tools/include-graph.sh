@@ -3,6 +3,13 @@
 # includes; with --dot for GraphViz. Fails if folders include each other in a cycle, and prints it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case ${1:-} in
+  "" | --dot) ;;
+  *)
+    sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'
+    [ "$1" = --help ] && exit || exit 2
+    ;;
+esac
 
 edges=$(git ls-files -- {model,sim,kernels,exec,traces,tools}/'*.h' {model,sim,kernels,exec,traces,tools}/'*.cc' \
   {model,sim,kernels,exec,traces,tools}/'*.cu' | xargs grep -HoE '^ *# *include "[^"]+"' |

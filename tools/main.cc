@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "model/errors.h"
@@ -84,6 +86,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace sluice::tools;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write
   try {
     const int code = run(argc, argv);
     if (std::fflush(stdout) != 0) return report_error("cannot write to standard output", kWrongInput);
@@ -94,6 +97,8 @@ int main(int argc, char** argv) {
     return report_error(error.what(), kWrongInput);
   } catch (const ScheduleError& error) {
     return report_error(error.what(), kInvalidSchedule);
+  } catch (const std::system_error& error) {  // of {fmt}, writing to standard output
+    return report_error(error.what(), kWrongInput);
   } catch (const std::bad_alloc&) {
     return report_error("out of memory: reduce the number of ops, or trace fewer ranks", kWrongInput);
   } catch (const std::exception& error) {

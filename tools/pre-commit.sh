@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Git hook of less than 20 s: the format of the staged sources, the rules of the house, and the tests of the folders that
+# A Git hook of some 20 s (at most 15 s per folder): the format of the staged sources, the rules of the house, and the tests of the folders that
 # changed, as far as they are built. Install it with: ln -s ../../tools/pre-commit.sh .git/hooks/pre-commit
 # SLUICE_PRE_COMMIT_TESTS=no leaves out the tests of the folders.
 set -euo pipefail

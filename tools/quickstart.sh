@@ -3,6 +3,8 @@
 # small model on this machine, and compares predicted with measured times.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tools/steps.sh
+takes_no_arguments "$@"
 
 example=examples/gpt3-175b-a100.json
 trace=build/quickstart-trace.json.gz

@@ -1,5 +1,12 @@
-# Sourced by test.sh, check.sh and .ci/run: runs steps that may fail without stopping the later ones, and lists the
+# Sourced by quickstart.sh, test.sh, check.sh and .ci/run: runs steps that may fail without stopping the later ones, and lists the
 # duration and result of each at the end.
+
+# takes_no_arguments "$@": prints the comment at the top of the script and ends for --help, and for anything else.
+takes_no_arguments() {
+  if [ $# -eq 0 ]; then return; fi
+  sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'
+  [ "$1" = --help ] && exit || exit 2
+}
 
 step_names=()
 step_results=()

@@ -5,6 +5,7 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source tools/steps.sh
+takes_no_arguments "$@"
 
 jobs=${SLUICE_JOBS:-$(nproc)}
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
 #include <array>
@@ -30,7 +31,9 @@ static_assert(std::endian::native == std::endian::little);
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kMaxHeaderBytes = 100'000'000;  // limit of the reference implementation
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostSteps = 1'000'000'000'000'000;  // steps of a run can be added to it
 constexpr std::string_view kMetadata = "__metadata__";
+constexpr std::string_view kChecksum = "crc32.";
 
 std::int64_t bytes_of(Precision precision) { return precision == Precision::float64 ? 8 : 4; }
 const std::string& dtype_name(Precision precision) {
@@ -55,28 +58,47 @@ bool lies_within(const Parameter& block) {
          block.rows <= block.all_rows - block.first_row && block.columns <= block.all_columns - block.first_column;
 }
 
-// Calls `visit(offset in the tensor, offset in the block, size)`, in bytes, for each run that is contiguous in both.
+// Calls `visit(offset in the tensor, offset in the block, size)`, in bytes, for each run that is contiguous in both,
+// over the bytes `from` to `to` of the block.
 template <typename Visit>
-void for_each_run(const Parameter& block, std::int64_t element, const Visit& visit) {
+void for_each_run(const Parameter& block, std::int64_t element, std::int64_t from, std::int64_t to,
+                  const Visit& visit) {
   const bool whole_rows = block.columns == block.all_columns;
-  const std::int64_t runs = whole_rows ? 1 : block.rows;
-  const std::int64_t bytes = (whole_rows ? block.rows * block.columns : block.columns) * element;
-  for (std::int64_t run = 0; run < runs; ++run) {
-    visit(((block.first_row + run) * block.all_columns + block.first_column) * element, run * bytes, bytes);
+  const std::int64_t run = (whole_rows ? block.rows * block.columns : block.columns) * element;
+  while (from < to) {
+    const std::int64_t row = block.first_row + from / run;
+    const std::int64_t in_run = from % run;
+    const std::int64_t bytes = std::min(run - in_run, to - from);
+    visit((row * block.all_columns + block.first_column) * element + in_run, from, bytes);
+    from += bytes;
   }
+}
+
+std::string checksum_text(std::uint32_t checksum) { return fmt::format("{:08x}", checksum); }
+
+std::uint32_t crc32_of(std::uint32_t before, const void* data, std::size_t bytes) {
+  return static_cast<std::uint32_t>(::crc32_z(before, static_cast<const unsigned char*>(data), bytes));
 }
 
 }  // namespace
 
 // --- writing ---------------------------------------------------------------------------------------------------------
 
+struct CheckpointWriter::Block {
+  Parameter place;           // name left empty
+  std::int64_t written = 0;  // bytes
+};
+
 struct CheckpointWriter::Tensor {
   Precision precision = Precision::float32;
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  std::vector<std::byte> data;
-  std::vector<Parameter> blocks;  // added so far; names left empty
-  std::int64_t covered = 0;       // elements
+  std::vector<Block> blocks;
+  std::int64_t covered = 0;  // elements of the blocks
+  std::int64_t begin = 0;    // bytes after the header
+  std::string checksum = checksum_text(0);
+
+  std::int64_t bytes() const { return rows * columns * bytes_of(precision); }
 };
 
 CheckpointWriter::CheckpointWriter(const std::string& model, std::int64_t step, CheckpointMetadata extra)
@@ -90,90 +112,142 @@ CheckpointWriter::CheckpointWriter(const std::string& model, std::int64_t step, 
 
 CheckpointWriter::~CheckpointWriter() = default;
 
-void CheckpointWriter::add(const Parameter& block, std::string_view suffix, Precision precision,
-                           const std::byte* data) {
-  const std::string name = block.name + std::string(suffix);
-  const auto refuse = [&name](const std::string& what) {
-    throw std::logic_error(fmt::format("checkpoint: {}: {}", name, what));
-  };
-  const std::int64_t element = bytes_of(precision);
-  const std::int64_t bytes = volume(block.all_rows, block.all_columns, element);
-  if (bytes < 0 || !lies_within(block)) refuse("a block outside the tensor");
-  if (name == kMetadata) refuse("reserved name");
+namespace {
 
-  const std::lock_guard lock(mutex_);
+[[noreturn]] void refuse(const std::string& name, const std::string& what) {
+  throw std::logic_error(fmt::format("checkpoint: {}: {}", name, what));
+}
+
+bool same_place(const Parameter& a, const Parameter& b) {
+  return a.first_row == b.first_row && a.rows == b.rows && a.first_column == b.first_column && a.columns == b.columns;
+}
+
+bool are_apart(const Parameter& a, const Parameter& b) {
+  return a.first_row + a.rows <= b.first_row || b.first_row + b.rows <= a.first_row ||
+         a.first_column + a.columns <= b.first_column || b.first_column + b.columns <= a.first_column;
+}
+
+}  // namespace
+
+void CheckpointWriter::declare(const Parameter& block, std::string_view suffix, Precision precision) {
+  const std::string name = block.name + std::string(suffix);
+  if (volume(block.all_rows, block.all_columns, bytes_of(precision)) < 0 || !lies_within(block)) {
+    refuse(name, "a block outside the tensor");
+  }
+  if (name == kMetadata) refuse(name, "reserved name");
   auto [at, added] = tensors_.try_emplace(name);
   Tensor& tensor = at->second;
   if (added) {
     tensor.precision = precision;
     tensor.rows = block.all_rows;
     tensor.columns = block.all_columns;
-    tensor.data.resize(to_size(bytes));
   }
-  if (tensor.precision != precision) refuse("blocks of different precisions");
+  if (tensor.precision != precision) refuse(name, "blocks of different precisions");
   if (tensor.rows != block.all_rows || tensor.columns != block.all_columns) {
-    refuse(fmt::format("a block of {} x {} and one of {} x {}", tensor.rows, tensor.columns, block.all_rows,
-                       block.all_columns));
+    refuse(name, fmt::format("a block of {} x {} and one of {} x {}", tensor.rows, tensor.columns, block.all_rows,
+                             block.all_columns));
   }
-  for (const Parameter& other : tensor.blocks) {
-    const bool apart = block.first_row + block.rows <= other.first_row ||
-                       other.first_row + other.rows <= block.first_row ||
-                       block.first_column + block.columns <= other.first_column ||
-                       other.first_column + other.columns <= block.first_column;
-    if (apart) continue;
-    const bool same = block.first_row == other.first_row && block.rows == other.rows &&
-                      block.first_column == other.first_column && block.columns == other.columns;
-    if (!same) refuse("overlapping blocks");
-    bool equal = true;
-    for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-      equal = equal && std::memcmp(tensor.data.data() + in_tensor, data + in_block, to_size(count)) == 0;
-    });
-    if (!equal) refuse("two workers added the same block with different values");
-    return;
+  for (const Block& other : tensor.blocks) {
+    if (same_place(block, other.place)) return;
+    if (!are_apart(block, other.place)) refuse(name, "overlapping blocks");
   }
-  for_each_run(block, element, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-    std::memcpy(tensor.data.data() + in_tensor, data + in_block, to_size(count));
-  });
-  tensor.blocks.push_back(block);
-  tensor.blocks.back().name.clear();
+  tensor.blocks.push_back({block});
+  tensor.blocks.back().place.name.clear();
   tensor.covered += block.rows * block.columns;
 }
 
-void CheckpointWriter::write(const std::string& path) const {
-  // Wide elements first, as in the reference implementation: every tensor is aligned to its elements.
-  std::vector<std::pair<const std::string*, const Tensor*>> order;
-  for (const Precision precision : {Precision::float64, Precision::float32}) {
-    for (const auto& [name, tensor] : tensors_) {
-      if (tensor.precision == precision) order.emplace_back(&name, &tensor);
-    }
-  }
+std::string CheckpointWriter::header() const {
+  CheckpointMetadata metadata = metadata_;
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  header[std::string(kMetadata)] = metadata_;
-  std::int64_t at = 0;
-  for (const auto& [name, tensor] : order) {
-    if (tensor->covered != tensor->rows * tensor->columns) {
-      throw std::logic_error(fmt::format("checkpoint: {}: {} of {} elements are missing", *name,
-                                         tensor->rows * tensor->columns - tensor->covered,
-                                         tensor->rows * tensor->columns));
-    }
-    const auto end = at + std::ssize(tensor->data);
-    auto shape = nlohmann::ordered_json::array({tensor->rows});
-    if (tensor->columns != 1) shape.push_back(tensor->columns);
-    header[*name] = {{"dtype", dtype_name(tensor->precision)}, {"shape", shape}, {"data_offsets", {at, end}}};
-    at = end;
+  header[std::string(kMetadata)] = nullptr;  // first
+  for (const auto* entry : order_) {
+    const auto& [name, tensor] = *entry;
+    metadata[std::string(kChecksum) + name] = tensor.checksum;
+    auto shape = nlohmann::ordered_json::array({tensor.rows});
+    if (tensor.columns != 1) shape.push_back(tensor.columns);
+    header[name] = {{"dtype", dtype_name(tensor.precision)},
+                    {"shape", shape},
+                    {"data_offsets", {tensor.begin, tensor.begin + tensor.bytes()}}};
   }
+  header[std::string(kMetadata)] = metadata;
   // Replace text that is not UTF-8, such as a file name, rather than lose the checkpoint.
   std::string text = header.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (std::ssize(text) > kMaxHeaderBytes) throw std::logic_error("checkpoint: header too long");
-  write_file_whole(path, [&](const ByteSink& sink) {
-    const std::uint64_t length = text.size();
-    sink({reinterpret_cast<const char*>(&length), kLengthBytes});
-    sink(text);
-    for (const auto& [name, tensor] : order) {
-      sink({reinterpret_cast<const char*>(tensor->data.data()), tensor->data.size()});
+  return text;
+}
+
+void CheckpointWriter::open(const std::string& path) {
+  // Wide elements first, as in the reference implementation: every tensor is aligned to its elements.
+  std::int64_t bytes = 0;
+  for (const Precision precision : {Precision::float64, Precision::float32}) {
+    for (auto& entry : tensors_) {
+      auto& [name, tensor] = entry;
+      if (tensor.precision != precision) continue;
+      const std::int64_t elements = tensor.rows * tensor.columns;
+      if (tensor.covered != elements) {
+        refuse(name, fmt::format("{} of {} elements are missing", elements - tensor.covered, elements));
+      }
+      tensor.begin = bytes;
+      bytes += tensor.bytes();
+      order_.push_back(&entry);
+    }
+  }
+  first_byte_ = kLengthBytes + std::ssize(header());
+  file_ = std::make_unique<WholeFile>(path);
+  file_->reserve(first_byte_ + bytes);
+}
+
+void CheckpointWriter::add(const Parameter& block, std::string_view suffix, std::int64_t first,
+                           std::span<const std::byte> data) {
+  const std::string name = block.name + std::string(suffix);
+  const auto found = tensors_.find(name);
+  if (file_ == nullptr || found == tensors_.end()) refuse(name, "was not declared");
+  Tensor& tensor = found->second;
+  const auto known = std::find_if(tensor.blocks.begin(), tensor.blocks.end(),
+                                  [&](const Block& other) { return same_place(block, other.place); });
+  if (known == tensor.blocks.end()) refuse(name, "a block that was not declared");
+  const std::int64_t element = bytes_of(tensor.precision);
+  const std::int64_t to = first + std::ssize(data);
+  if (first < 0 || to > block.rows * block.columns * element) refuse(name, "more data than the block has");
+  const bool again = first < known->written;  // another worker has added it
+  if (first > known->written || (again && to > known->written)) refuse(name, "pieces out of order");
+  std::vector<char> there;
+  for_each_run(block, element, first, to, [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
+    const char* const from = reinterpret_cast<const char*>(data.data()) + (in_block - first);
+    const std::int64_t at = first_byte_ + tensor.begin + in_tensor;
+    if (!again) return file_->write_at(at, {from, to_size(count)});
+    there.resize(to_size(count));
+    file_->read_at(at, there);
+    if (std::memcmp(there.data(), from, there.size()) != 0) {
+      refuse(name, "two workers added the same block with different values");
     }
   });
+  if (!again) known->written = to;
+}
+
+void CheckpointWriter::commit() {
+  std::vector<char> piece(std::size_t{1} << 20);
+  for (auto* entry : order_) {
+    auto& [name, tensor] = *entry;
+    for (const Block& block : tensor.blocks) {
+      const std::int64_t bytes = block.place.rows * block.place.columns * bytes_of(tensor.precision);
+      if (block.written != bytes) refuse(name, fmt::format("{} bytes of a block are missing", bytes - block.written));
+    }
+    std::uint32_t checksum = 0;
+    for (std::int64_t at = 0; at < tensor.bytes(); at += std::ssize(piece)) {
+      const std::span<char> part(piece.data(), to_size(std::min(std::ssize(piece), tensor.bytes() - at)));
+      file_->read_at(first_byte_ + tensor.begin + at, part);
+      checksum = crc32_of(checksum, part.data(), part.size());
+    }
+    tensor.checksum = checksum_text(checksum);
+  }
+  const std::string text = header();
+  const std::uint64_t length = text.size();
+  file_->write_at(0, {reinterpret_cast<const char*>(&length), kLengthBytes});
+  file_->write_at(kLengthBytes, text);
+  file_->commit();
+  file_.reset();
 }
 
 // --- reading ---------------------------------------------------------------------------------------------------------
@@ -238,8 +312,8 @@ void CheckpointReader::read_header() {
   metadata.string("model");
   const std::string step = metadata.string("step");
   const auto [rest, error] = std::from_chars(step.data(), step.data() + step.size(), step_);
-  if (error != std::errc() || rest != step.data() + step.size() || step_ < 0) {
-    metadata.at("step").fail("expected a whole number of at least 0, as a string");
+  if (error != std::errc() || rest != step.data() + step.size() || step_ < 0 || step_ > kMostSteps) {
+    metadata.at("step").fail(fmt::format("expected a whole number from 0 to {}, as a string", kMostSteps));
   }
 
   const std::vector<std::string> dtypes = {dtype_name(Precision::float32), dtype_name(Precision::float64)};
@@ -264,6 +338,34 @@ void CheckpointReader::read_header() {
     tensors_.emplace(name, std::move(tensor));
   }
   check_places(file_bytes_ - first_byte_);
+  read_checksums();
+}
+
+void CheckpointReader::read_checksums() {
+  for (const auto& [key, text] : metadata_) {
+    if (!key.starts_with(kChecksum)) continue;
+    const std::string where = fmt::format("header: /{}/{}", kMetadata, key);
+    const auto tensor = tensors_.find(key.substr(kChecksum.size()));
+    if (tensor == tensors_.end()) fail(where + ": there is no such tensor");
+    std::uint32_t checksum = 0;
+    const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), checksum, 16);
+    if (error != std::errc() || rest != text.data() + text.size() || text.size() != 8) {
+      fail(where + ": expected eight hexadecimal digits");
+    }
+    tensor->second.checksum = checksum;
+  }
+}
+
+void CheckpointReader::check_data(const std::string& name, const Tensor& tensor) const {
+  if (!tensor.checksum) return;
+  const std::lock_guard lock(checking_);
+  if (tensor.checked) return;
+  const std::uint32_t checksum = crc32_of(0, file_ + first_byte_ + tensor.begin, to_size(tensor.end - tensor.begin));
+  if (checksum != *tensor.checksum) {
+    fail(fmt::format("{}: damaged: its checksum is {}, expected {}", name, checksum_text(checksum),
+                     checksum_text(*tensor.checksum)));
+  }
+  tensor.checked = true;
 }
 
 // Checks that the tensors are contiguous, from the first to the last byte.
@@ -308,10 +410,13 @@ void CheckpointReader::read(const Parameter& block, std::string_view suffix, Pre
                      fmt::join(tensor.shape, ", ")));
   }
   if (!lies_within(block)) throw std::logic_error(fmt::format("checkpoint: {}: a block outside the tensor", name));
+  check_data(name, tensor);
   const std::byte* from = file_ + first_byte_ + tensor.begin;
-  for_each_run(block, bytes_of(precision), [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
-    std::memcpy(data + in_block, from + in_tensor, to_size(count));
-  });
+  const std::int64_t bytes = block.rows * block.columns * bytes_of(precision);
+  for_each_run(block, bytes_of(precision), 0, bytes,
+               [&](std::int64_t in_tensor, std::int64_t in_block, std::int64_t count) {
+                 std::memcpy(data + in_block, from + in_tensor, to_size(count));
+               });
 }
 
 }  // namespace sluice::exec

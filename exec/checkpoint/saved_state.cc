@@ -2,7 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <span>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/errors.h"
@@ -17,16 +22,58 @@ constexpr const char* kOptimizerSteps = "optimizer_steps";
 
 bool has_moments(const RunPlan& plan) { return plan.spec().optimizer.kind == OptimizerStep::Kind::adam; }
 
-// Returns the state of one worker for the root: weights and then optimizer state of each chunk.
-std::vector<std::byte> state_of(Worker& worker, const RunPlan& plan) {
-  std::vector<std::byte> state;
-  const auto chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
-  for (int chunk = 0; chunk < chunks; ++chunk) {
-    const ChunkState of = worker.state(chunk);
-    state.insert(state.end(), of.weights.begin(), of.weights.end());
-    state.insert(state.end(), of.optimizer_state.begin(), of.optimizer_state.end());
+constexpr std::int64_t kPieceBytes = std::int64_t{8} << 20;  // of a block, in memory at a time
+
+// Bytes of a number in a checkpoint.
+std::int64_t element_bytes(const RunPlan& plan) { return plan.checkpoint_precision() == Precision::float64 ? 8 : 4; }
+
+std::string_view suffix_of(StatePart part) {
+  switch (part) {
+    case StatePart::weights: return "";
+    case StatePart::first_moment: return kFirstMoment;
+    case StatePart::second_moment: return kSecondMoment;
   }
-  return state;
+  return "";
+}
+
+// Calls `visit(chunk, parameter, part)` for all blocks that a rank holds.
+template <typename Visit>
+void for_each_block(const RunPlan& plan, int world_rank, const Visit& visit) {
+  const RunLayout& layout = plan.layout();
+  int chunk = 0;
+  for (const int stage : plan.schedule().stages_of(layout.pipeline_rank(world_rank))) {
+    for (const Parameter& parameter : plan.stage(layout.tensor_rank(world_rank), stage).parameters()) {
+      if (parameter.size() == 0) continue;  // only padding
+      visit(chunk, parameter, StatePart::weights);
+      if (!has_moments(plan)) continue;
+      visit(chunk, parameter, StatePart::first_moment);
+      visit(chunk, parameter, StatePart::second_moment);
+    }
+    ++chunk;
+  }
+}
+
+// Calls `visit(world rank)` for the ranks of the first replica.
+template <typename Visit>
+void for_each_holder(const RunLayout& layout, const Visit& visit) {
+  for (int rank = 0; rank < layout.size(); ++rank) {
+    if (layout.data_rank(rank) == 0) visit(rank);
+  }
+}
+
+// Tells all ranks whether the root has failed. Throws SharedError with the text of its error.
+void agree(Transport& transport, const std::exception_ptr& failure) {
+  std::array<char, 1024> text{};
+  if (failure) {
+    try {
+      std::rethrow_exception(failure);
+    } catch (const std::exception& error) {
+      const std::string_view what = *error.what() == '\0' ? "unknown error" : error.what();
+      std::copy_n(what.begin(), std::min(what.size(), text.size() - 1), text.begin());
+    }
+  }
+  transport.broadcast(std::as_writable_bytes(std::span(text)));
+  if (text[0] != '\0') throw SharedError(text.data());
 }
 
 }  // namespace
@@ -42,38 +89,53 @@ CheckpointMetadata run_metadata(const RunPlan& plan, const std::string& data) {
 
 void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const std::string& path, std::int64_t step,
                 const std::string& data) {
-  const RunLayout& layout = plan.layout();
-  const bool holds = layout.data_rank(transport.rank()) == 0;
-  const auto all = transport.gather(holds ? state_of(worker, plan) : std::vector<std::byte>());
-  if (transport.rank() != Transport::kRoot) return;
+  const bool root = transport.rank() == Transport::kRoot;
   CheckpointMetadata metadata = run_metadata(plan, data);
   metadata[kOptimizerSteps] = std::to_string(worker.steps_done());
   CheckpointWriter writer(plan.spec().model.name, step, std::move(metadata));
-  const Precision precision = plan.checkpoint_precision();
-  const std::int64_t element = precision == Precision::float64 ? 8 : 4;
-  for (int rank = 0; rank < layout.size(); ++rank) {
-    if (layout.data_rank(rank) != 0) continue;
-    const std::byte* at = all[rank].data();
-    for (const int stage : plan.schedule().stages_of(layout.pipeline_rank(rank))) {
-      const Stage& of = plan.stage(layout.tensor_rank(rank), stage);
-      const std::int64_t bytes = of.memory().weights / plan.element_bytes() * element;
-      const std::byte* const moments = at + bytes;
-      for (const Parameter& parameter : of.parameters()) {
-        if (parameter.size() == 0) continue;  // only padding
-        writer.add(parameter, "", precision, at + parameter.offset * element);
-        if (!has_moments(plan)) continue;
-        writer.add(parameter, kFirstMoment, precision, moments + parameter.offset * element);
-        writer.add(parameter, kSecondMoment, precision, moments + bytes + parameter.offset * element);
-      }
-      at += 3 * bytes;
+  // An error of the root is kept until the others can be told: they may be sending.
+  std::exception_ptr failure;
+  const auto on_root = [&](const auto& act) {
+    if (!root || failure) return;
+    try {
+      act();
+    } catch (...) {
+      failure = std::current_exception();
     }
-  }
-  writer.write(path);
+  };
+  on_root([&] {
+    for_each_holder(plan.layout(), [&](int rank) {
+      for_each_block(plan, rank, [&](int, const Parameter& parameter, StatePart part) {
+        writer.declare(parameter, suffix_of(part), plan.checkpoint_precision());
+      });
+    });
+    writer.open(path);
+  });
+  agree(transport, failure);
+
+  const std::int64_t element = element_bytes(plan);
+  std::vector<std::byte> buffer(to_size(kPieceBytes));
+  for_each_holder(plan.layout(), [&](int rank) {
+    const bool mine = rank == transport.rank();
+    if (!mine && !root) return;
+    for_each_block(plan, rank, [&](int chunk, const Parameter& parameter, StatePart part) {
+      const std::int64_t bytes = parameter.size() * element;
+      for (std::int64_t first = 0; first < bytes; first += kPieceBytes) {
+        const std::span piece(buffer.data(), to_size(std::min(kPieceBytes, bytes - first)));
+        if (mine) worker.read_state(chunk, part, parameter.offset * element + first, piece);
+        if (mine && !root) transport.send(Transport::kRoot, piece);
+        if (!mine) transport.receive(rank, piece);
+        on_root([&] { writer.add(parameter, suffix_of(part), first, piece); });
+      }
+    });
+  });
+  on_root([&] { writer.commit(); });
+  agree(transport, failure);
 }
 
 void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& checkpoint) {
   const Precision precision = plan.checkpoint_precision();
-  const std::int64_t element = precision == Precision::float64 ? 8 : 4;
+  const std::int64_t element = element_bytes(plan);
   worker.set_steps_done(std::stoll(checkpoint.metadata().at(kOptimizerSteps)));
   const auto chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
   for (int chunk = 0; chunk < chunks; ++chunk) {

@@ -8,14 +8,22 @@
 #include "exec/run/token_source.h"
 #include "exec/run/worker.h"
 #include "exec/transport/transport.h"
+#include "model/errors.h"
 
 namespace sluice::exec {
+
+// An error that all ranks throw together, after they have told each other.
+class SharedError : public InputError {
+ public:
+  using InputError::InputError;
+};
 
 // Returns the metadata that identifies a run, so that a checkpoint is not resumed as another run by accident.
 CheckpointMetadata run_metadata(const RunPlan& plan, const std::string& data);
 
-// Gathers the weights and optimizer states of the first replica and writes them on rank 0; called by all workers
-// between two runs of the graph. `step`: completed training steps. Throws InputError naming `path` on rank 0.
+// Writes the weights and optimizer states of the first replica on rank 0, which receives them in pieces of a few MiB;
+// called by all workers between two runs of the graph. `step`: completed training steps. Throws SharedError naming
+// `path`.
 void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const std::string& path, std::int64_t step,
                 const std::string& data);
 

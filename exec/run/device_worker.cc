@@ -191,15 +191,13 @@ void DeviceWorker::initialise() {
   }
 }
 
-ChunkState DeviceWorker::state(int chunk) {
+void DeviceWorker::read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) {
   device_.make_current();
-  const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
-  ChunkState state{std::vector<std::byte>(to_size(bytes)), std::vector<std::byte>(to_size(2 * bytes))};
   // The optimizer state consists of master weights and the two Adam moments.
-  device_.copy(state.weights.data(), optimizer_state(chunk), bytes, *compute_);
-  device_.copy(state.optimizer_state.data(), optimizer_state(chunk) + bytes, 2 * bytes, *compute_);
+  const std::int64_t bytes = 4 * (stage_of(chunk).memory().weights / plan_.element_bytes());
+  const std::byte* const from = optimizer_state(chunk) + static_cast<std::int64_t>(part) * bytes + first;
+  device_.copy(out.data(), from, std::ssize(out), *compute_);
   device_.synchronize(*compute_);
-  return state;
 }
 
 void DeviceWorker::set_state(int chunk, const ChunkState& state) {
@@ -260,8 +258,8 @@ void DeviceWorker::run_items() {
   finish();
 }
 
-// Records base_ between two readings of the host's clock. A busy host may delay the second reading, so that times of this
-// device would be late by milliseconds: the closest pair of several attempts counts.
+// Records base_ between two readings of the host's clock. A busy host may delay the second reading, so that times of
+// this device would be late by milliseconds: the closest pair of several attempts counts.
 void DeviceWorker::relate_clocks() {
   constexpr int kAttempts = 16;
   constexpr std::int64_t kCloseEnough_ns = 50'000;

@@ -30,7 +30,7 @@ class DeviceWorker final : public Worker {
 
   void initialise() override;
   void run(std::int64_t first_step, std::span<const double> learning_rates) override;
-  ChunkState state(int chunk) override;
+  void read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) override;
   void set_state(int chunk, const ChunkState& state) override;
   void settle() override;
 
@@ -98,7 +98,7 @@ class DeviceWorker final : public Worker {
   std::unique_ptr<Stream> collectives_;
   std::unique_ptr<Event> base_;   // at base_ns_ of the host's clock
   std::unique_ptr<Event> probe_;  // of relate_clocks
-  std::unique_ptr<Event> last_;  // after everything of a run
+  std::unique_ptr<Event> last_;   // after everything of a run
   std::int64_t base_ns_ = 0;
 
   std::vector<Item> items_;

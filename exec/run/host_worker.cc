@@ -111,10 +111,11 @@ void HostWorker::initialise() {
   }
 }
 
-ChunkState HostWorker::state(int chunk) {
-  const StageMemory memory = stage_of(chunk).memory();
-  const std::byte* const newest = weights(chunk, steps_done_);
-  return {{newest, newest + memory.weights}, {optimizer_state(chunk), optimizer_state(chunk) + memory.optimizer_state}};
+void HostWorker::read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) {
+  const std::int64_t moment = part == StatePart::second_moment ? stage_of(chunk).memory().weights : 0;
+  const std::byte* const from =
+      part == StatePart::weights ? weights(chunk, steps_done_) : optimizer_state(chunk) + moment;
+  std::copy_n(from + first, out.size(), out.begin());
 }
 
 void HostWorker::set_state(int chunk, const ChunkState& state) {

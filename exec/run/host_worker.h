@@ -25,7 +25,7 @@ class HostWorker final : public Worker {
   void initialise() override;
   void run(std::int64_t first_step, std::span<const double> learning_rates) override;
   void rethrow_own_error() override;
-  ChunkState state(int chunk) override;
+  void read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) override;
   void set_state(int chunk, const ChunkState& state) override;
 
  private:

@@ -335,6 +335,7 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   std::unique_ptr<Worker> worker;
   Supervisor supervisor(plan.graph(), options.supervision, owners, {transport.rank()}, [&] { transport.stop(); });
   transport.barrier();
+  report.began = true;
   supervisor.watch();
   const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};
   job.run_worker(worker, transport, device);

@@ -49,6 +49,7 @@ struct WorkerReport {
 };
 
 struct TrainingReport {
+  bool began = false;  // the workers were told to begin: an error of one of them is not known to the others
   std::vector<RunReport> runs;
   std::vector<WorkerReport> workers;  // by world rank
   bool interrupted = false;           // stopped on request

@@ -42,6 +42,9 @@ struct WorkerClock {
   std::vector<std::int64_t> ends;
 };
 
+// What a checkpoint has of every parameter.
+enum class StatePart : std::uint8_t { weights, first_moment, second_moment };
+
 // State of one chunk in a checkpoint, in host memory: weights, and the first and second Adam moments, each in the order
 // of the parameters of the stage; float64 if the run computes in float64, else float32.
 struct ChunkState {
@@ -74,8 +77,9 @@ class Worker {
   // Waits for work enqueued on its device, which may access memory and events of other workers.
   virtual void settle() {}
 
-  // Newest weights and optimizer state; called between two runs.
-  virtual ChunkState state(int chunk) = 0;
+  // Newest weights and optimizer state; called between two runs. `read_state` copies bytes of one part of it, from byte
+  // `first` on.
+  virtual void read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) = 0;
   virtual void set_state(int chunk, const ChunkState& state) = 0;
   // Optimizer steps contained in the newest weights; set before the state.
   std::int64_t steps_done() const { return steps_done_; }

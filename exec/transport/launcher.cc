@@ -193,7 +193,7 @@ std::string bootstrap_path(const LaunchedRank& rank) {
   std::string name = rank.run;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == ':' || c == ' '; }, '_');
-  return (std::filesystem::temp_directory_path() / fmt::format("sluice-{}-{}", getuid(), name)).string();
+  return fmt::format("{}/sluice-{}-{}", temporary_folder(), getuid(), name);
 }
 
 namespace {

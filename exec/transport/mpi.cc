@@ -15,7 +15,7 @@
 namespace sluice::exec {
 namespace {
 
-// MPI counts in int.
+// MPI counts in int: a message above this is one element of a type of its size.
 constexpr std::int64_t kMostBytes = std::int64_t{1} << 30;
 constexpr std::size_t kRequestBytes = sizeof(MPI_Request);  // an integer or a pointer, depending on the library
 
@@ -26,6 +26,38 @@ void check_mpi(int code, const char* what) {
   MPI_Error_string(code, text.data(), &length);
   throw std::runtime_error(fmt::format("{}: {}", what, std::string(text.data(), static_cast<std::size_t>(length))));
 }
+
+// The type and count of a message.
+class MessageType {
+ public:
+  explicit MessageType(std::int64_t bytes) {
+    if (bytes <= kMostBytes) {
+      count_ = static_cast<int>(bytes);
+      return;
+    }
+    constexpr std::int64_t kPiece = 1 << 20;
+    MPI_Datatype piece = MPI_DATATYPE_NULL;
+    check_mpi(MPI_Type_contiguous(static_cast<int>(kPiece), MPI_BYTE, &piece), "MPI_Type_contiguous");
+    const std::array<int, 2> counts = {static_cast<int>(bytes / kPiece), static_cast<int>(bytes % kPiece)};
+    const std::array<MPI_Aint, 2> places = {0, static_cast<MPI_Aint>(bytes / kPiece * kPiece)};
+    const std::array<MPI_Datatype, 2> types = {piece, MPI_BYTE};
+    check_mpi(MPI_Type_create_struct(2, counts.data(), places.data(), types.data(), &type_), "MPI_Type_create_struct");
+    check_mpi(MPI_Type_commit(&type_), "MPI_Type_commit");
+    MPI_Type_free(&piece);
+  }
+  // A message that has been posted keeps its type.
+  ~MessageType() {
+    if (type_ != MPI_BYTE) MPI_Type_free(&type_);
+  }
+  MessageType(const MessageType&) = delete;
+  MessageType& operator=(const MessageType&) = delete;
+  MPI_Datatype type() const { return type_; }
+  int count() const { return count_; }
+
+ private:
+  MPI_Datatype type_ = MPI_BYTE;
+  int count_ = 1;
+};
 
 class MpiTransport : public Transport {
  public:
@@ -114,15 +146,14 @@ class MpiTransport : public Transport {
     if (message.channel == Channel::collective) count_collective(1);
     MPI_Comm comm = comms_[static_cast<std::size_t>(message.channel)];
     const int tag = static_cast<int>(message.id % (std::int64_t{tag_bound_} + 1));
-    if (message.bytes > kMostBytes) throw std::runtime_error("a message of more than 1 GiB");
-    const int count = static_cast<int>(message.bytes);
     MPI_Request request = MPI_REQUEST_NULL;
     const std::lock_guard lock(mutex_);
+    const MessageType as(message.bytes);
     if (sends) {
       // Synchronous: as with all transports, a send is done when it has been received.
-      check_mpi(MPI_Issend(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Issend");
+      check_mpi(MPI_Issend(message.data, as.count(), as.type(), message.peer, tag, comm, &request), "MPI_Issend");
     } else {
-      check_mpi(MPI_Irecv(message.data, count, MPI_BYTE, message.peer, tag, comm, &request), "MPI_Irecv");
+      check_mpi(MPI_Irecv(message.data, as.count(), as.type(), message.peer, tag, comm, &request), "MPI_Irecv");
     }
     keep(message, request);
   }

@@ -60,6 +60,20 @@ void Transport::broadcast(std::span<std::byte> bytes) {
   for (int peer = 1; peer < size(); ++peer) wait(messages[peer]);
 }
 
+void Transport::send(int peer, std::span<const std::byte> bytes) {
+  Message message;
+  set(message, peer, control_messages_, const_cast<std::byte*>(bytes.data()), std::ssize(bytes));
+  post_send(message);
+  wait(message);
+}
+
+void Transport::receive(int peer, std::span<std::byte> bytes) {
+  Message message;
+  set(message, peer, control_messages_, bytes.data(), std::ssize(bytes));
+  post_receive(message);
+  wait(message);
+}
+
 void Transport::barrier() {
   gather({});
   std::byte nothing{};

@@ -80,6 +80,9 @@ class Transport {
   // Sends the bytes of rank 0 to all ranks.
   void broadcast(std::span<std::byte> bytes);
   void barrier();
+  // One message between two ranks, for which no other rank takes part. Not while a collective is under way.
+  void send(int peer, std::span<const std::byte> bytes);
+  void receive(int peer, std::span<std::byte> bytes);
 
  protected:
   void throw_if_stopped() {

@@ -2,10 +2,14 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -20,43 +24,62 @@ namespace {
   throw InputError(fmt::format("{}: {}: {}", path, what, std::strerror(error)));
 }
 
-// A file that is being written: closed, and removed if it is temporary, unless `close` and `keep` were called.
-class Output {
- public:
-  Output(const std::string& path, int fd, std::string temporary)
-      : path_(path), fd_(fd), temporary_(std::move(temporary)) {}
-  Output(const Output&) = delete;
-  Output& operator=(const Output&) = delete;
-  ~Output() {
-    if (fd_ >= 0) ::close(fd_);
-    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+// Calls `step` until it has moved all of `bytes`; it returns what it moved, or -1 with errno.
+template <typename Step>
+void move_all(const std::string& path, const char* what, std::size_t bytes, const Step& step) {
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = step(done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(path, what, errno);
+    if (n == 0) fail(path, what, EIO);
+    done += static_cast<std::size_t>(n);
   }
+}
 
-  void write(std::string_view content) {
-    while (!content.empty()) {
-      const ssize_t n = ::write(fd_, content.data(), content.size());
-      if (n < 0) {
-        if (errno == EINTR) continue;
-        fail(path_, "cannot write", errno);
-      }
-      content.remove_prefix(static_cast<std::size_t>(n));
-    }
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, HOST_NAME_MAX) == 0 ? name : "host";
+}
+
+std::string folder_of(const std::string& target) {
+  const std::string folder = std::filesystem::path(target).parent_path();
+  return folder.empty() ? "." : folder;
+}
+
+// Names of temporary files of `target`: a process number and a count follow.
+std::string temporary_prefix(const std::string& target) { return target + "." + host_name() + "."; }
+
+// Removes temporary files that processes of this host left when they were killed.
+void remove_stale(const std::string& target) {
+  const std::string prefix = std::filesystem::path(temporary_prefix(target)).filename();
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder_of(target), error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(prefix) || !name.ends_with(".tmp")) continue;
+    const long process = std::strtol(name.c_str() + prefix.size(), nullptr, 10);
+    if (process > 0 && ::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) ::unlink(entry.path().c_str());
   }
+}
 
-  void close() {
-    if (::close(std::exchange(fd_, -1)) != 0) fail(path_, "cannot write", errno);
+// Calls `create` with names that do not exist yet until it does not fail with EEXIST; returns the name.
+template <typename Create>
+std::string under_new_name(const std::string& path, const std::string& target, const Create& create) {
+  static std::atomic<int> count{0};
+  while (true) {
+    std::string name = fmt::format("{}{}.{}.tmp", temporary_prefix(target), ::getpid(), count++);
+    if (create(name)) return name;
+    if (errno != EEXIST) fail(path, "cannot create", errno);
   }
+}
 
-  void keep_as(const std::string& target) {
-    if (::rename(temporary_.c_str(), target.c_str()) != 0) fail(path_, "cannot replace", errno);
-    temporary_.clear();
-  }
-
- private:
-  const std::string& path_;
-  int fd_;
-  std::string temporary_;  // empty: written in place
-};
+void flush_folder(const std::string& path, const std::string& folder) {
+  const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;  // no permission to list it
+  const int result = ::fsync(fd);
+  const int error = errno;
+  ::close(fd);
+  if (result != 0 && error != EINVAL && error != EROFS) fail(path, "cannot flush its folder", error);
+}
 
 }  // namespace
 
@@ -77,6 +100,14 @@ std::string read_file(const std::string& path, std::int64_t max_bytes) {
   return content;
 }
 
+std::string temporary_folder() {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::temp_directory_path(error);
+  if (!error) return folder.string();
+  const char* const variable = std::getenv("TMPDIR");
+  throw InputError(fmt::format("TMPDIR={}: {}", variable == nullptr ? "" : variable, error.message()));
+}
+
 void write_file_whole(const std::string& path, std::string_view content) {
   write_file_whole(path, [content](const ByteSink& sink) { sink(content); });
 }
@@ -84,33 +115,92 @@ void write_file_whole(const std::string& path, std::string_view content) {
 void write_file_whole(const std::string& path, const std::function<void(const ByteSink&)>& produce) {
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
-  if (std::filesystem::is_directory(status)) throw InputError(path + ": is a folder, expected a file name");
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
-    const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
-    if (fd < 0) fail(path, "cannot open for writing", errno);
-    Output output(path, fd, "");
-    produce([&output](std::string_view bytes) { output.write(bytes); });
-    output.close();
-    return;
+  if (!std::filesystem::exists(status) || std::filesystem::is_regular_file(status) ||
+      std::filesystem::is_directory(status)) {
+    WholeFile file(path);
+    produce([&file](std::string_view bytes) { file.append(bytes); });
+    return file.commit();
   }
-  // Follows a link, so that the file it points to is replaced.
-  const std::string target = std::filesystem::exists(status) ? std::filesystem::canonical(path).string() : path;
-  std::string temporary = target + ".XXXXXX";
-  const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
-  if (fd < 0) fail(path, "cannot create", errno);
-  Output output(path, fd, temporary);
-  mode_t mode = 0666;
-  if (struct stat old{}; ::stat(target.c_str(), &old) == 0) {
-    mode = old.st_mode & 07777;
-  } else {
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    mode &= ~mask;
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC);
+  if (fd < 0) fail(path, "cannot open for writing", errno);
+  try {
+    produce([&](std::string_view bytes) {
+      move_all(path, "cannot write", bytes.size(),
+               [&](std::size_t done) { return ::write(fd, bytes.data() + done, bytes.size() - done); });
+    });
+  } catch (...) {
+    ::close(fd);
+    throw;
   }
-  ::fchmod(fd, mode);
-  produce([&output](std::string_view bytes) { output.write(bytes); });
-  output.close();
-  output.keep_as(target);
+  if (::close(fd) != 0) fail(path, "cannot write", errno);
+}
+
+// --- WholeFile -------------------------------------------------------------------------------------------------------
+
+WholeFile::WholeFile(std::string path) : path_(std::move(path)), target_(path_) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::file_status status = fs::status(path_, error);
+  if (fs::is_directory(status)) throw InputError(path_ + ": is a folder, expected a file name");
+  if (fs::exists(status) && !fs::is_regular_file(status)) throw InputError(path_ + ": expected a regular file");
+  if (fs::exists(status)) {
+    target_ = fs::canonical(path_).string();
+  } else if (fs::is_symlink(fs::symlink_status(path_, error))) {
+    throw InputError(path_ + ": is a link to a file that does not exist");
+  }
+  fd_ = ::open(folder_of(target_).c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0666);
+  // A file without a name gets one through /proc.
+  if (fd_ >= 0 && ::access(fmt::format("/proc/self/fd/{}", fd_).c_str(), F_OK) != 0) ::close(std::exchange(fd_, -1));
+  if (fd_ < 0) {
+    remove_stale(target_);
+    temporary_ = under_new_name(path_, target_, [this](const std::string& name) {
+      fd_ = ::open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0666);
+      return fd_ >= 0;
+    });
+  }
+  if (struct stat old{}; ::stat(target_.c_str(), &old) == 0) ::fchmod(fd_, old.st_mode & 07777);
+}
+
+WholeFile::~WholeFile() {
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+}
+
+void WholeFile::reserve(std::int64_t bytes) {
+  const int error = ::posix_fallocate(fd_, 0, bytes);
+  if (error != 0 && error != EINVAL && error != EOPNOTSUPP) fail(path_, "cannot write", error);
+}
+
+void WholeFile::append(std::string_view content) {
+  write_at(end_, content);
+  end_ += std::ssize(content);
+}
+
+void WholeFile::write_at(std::int64_t offset, std::string_view content) {
+  move_all(path_, "cannot write", content.size(), [&](std::size_t done) {
+    return ::pwrite(fd_, content.data() + done, content.size() - done, offset + static_cast<std::int64_t>(done));
+  });
+}
+
+void WholeFile::read_at(std::int64_t offset, std::span<char> out) const {
+  move_all(path_, "cannot read", out.size(), [&](std::size_t done) {
+    return ::pread(fd_, out.data() + done, out.size() - done, offset + static_cast<std::int64_t>(done));
+  });
+}
+
+void WholeFile::commit() {
+  if (::fsync(fd_) != 0 && errno != EINVAL && errno != EROFS) fail(path_, "cannot write", errno);
+  if (temporary_.empty()) {
+    const std::string unnamed = fmt::format("/proc/self/fd/{}", fd_);
+    const auto link = [&](const std::string& name) {
+      return ::linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
+    };
+    temporary_ = under_new_name(path_, target_, link);
+  }
+  if (::close(std::exchange(fd_, -1)) != 0) fail(path_, "cannot write", errno);
+  if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail(path_, "cannot replace", errno);
+  temporary_.clear();
+  flush_folder(path_, folder_of(target_));
 }
 
 }  // namespace sluice::model

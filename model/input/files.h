@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -17,8 +18,38 @@ using ByteSink = std::function<void(std::string_view)>;
 // than `max_bytes`.
 std::string read_file(const std::string& path, std::int64_t max_bytes = std::int64_t{1} << 31);
 
-// Writes `content` to a temporary file beside `path`, then renames it: afterwards `path` has all of it, or its previous
-// contents. "/dev/stdout" and other non-regular targets are written in place. Throws InputError naming `path`.
+// Returns the folder for temporary files. Throws InputError naming the TMPDIR that is none.
+std::string temporary_folder();
+
+// A regular file that is written whole: until `commit`, `path` keeps its previous contents or does not exist. The new
+// file has no name until then, so that nothing stays behind if the process is killed; where the file system has no
+// unnamed files it is called PATH.HOST.PROCESS.NUMBER.tmp, and is removed by the next process that writes `path`. Links
+// are followed. Errors are InputErrors that name `path`.
+class WholeFile {
+ public:
+  explicit WholeFile(std::string path);
+  ~WholeFile();
+  WholeFile(const WholeFile&) = delete;
+  WholeFile& operator=(const WholeFile&) = delete;
+
+  // Reserves space, so that a full file system is noticed before the data is there.
+  void reserve(std::int64_t bytes);
+  void append(std::string_view content);
+  void write_at(std::int64_t offset, std::string_view content);
+  void read_at(std::int64_t offset, std::span<char> out) const;
+  // Flushes the file to the device, gives it its name, and flushes the folder.
+  void commit();
+
+ private:
+  std::string path_;
+  std::string target_;     // what `path` links to
+  std::string temporary_;  // its name until `commit`; empty: none
+  std::int64_t end_ = 0;   // where `append` writes
+  int fd_ = -1;
+};
+
+// Writes `content` as a WholeFile. "/dev/stdout" and other non-regular targets are written in place. Throws InputError
+// naming `path`.
 void write_file_whole(const std::string& path, std::string_view content);
 
 // The same for content that `produce` passes piece by piece. Exceptions of `produce` are passed on and leave `path` as

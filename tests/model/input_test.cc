@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 
 #include "model/errors.h"
@@ -73,6 +77,49 @@ TEST(Files, AreReplacedAtomically) {
   EXPECT_THROW(write_file_whole(dir, "x"), InputError);
   EXPECT_THROW(read_file(dir), InputError);
   EXPECT_THROW(read_file(path, 3), InputError);
+  std::filesystem::remove_all(dir);
+}
+
+TEST(Files, NothingStaysOfAKilledWriter) {
+  std::string dir = std::filesystem::temp_directory_path() / "sluice_files_XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const std::string path = dir + "/out.json";
+  write_file_whole(path, "whole");
+  for (int times = 0; times < 2; ++times) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      WholeFile file(path);
+      file.append("half");
+      ::raise(SIGKILL);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status));
+  }
+  write_file_whole(path, "again");  // where files have names: removes those of dead processes
+  EXPECT_EQ(read_file(path), "again");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir), {}), 1);
+  std::filesystem::remove_all(dir);
+}
+
+TEST(Files, KeepLinksAndPermissions) {
+  std::string dir = std::filesystem::temp_directory_path() / "sluice_files_XXXXXX";
+  ASSERT_NE(mkdtemp(dir.data()), nullptr);
+  const mode_t before = ::umask(027);
+  write_file_whole(dir + "/new", "1");
+  ::umask(before);
+  const auto mode = [](const std::string& path) { return std::filesystem::status(path).permissions(); };
+  EXPECT_EQ(static_cast<int>(mode(dir + "/new")), 0640);
+  std::filesystem::permissions(dir + "/new", std::filesystem::perms(0604));
+  std::filesystem::create_symlink("new", dir + "/link");
+  write_file_whole(dir + "/link", "2");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir + "/link"));
+  EXPECT_EQ(read_file(dir + "/new"), "2");
+  EXPECT_EQ(static_cast<int>(mode(dir + "/new")), 0604);
+  std::filesystem::create_symlink("nothing", dir + "/dangling");
+  EXPECT_EQ(error_of([&] { write_file_whole(dir + "/dangling", "3"); }),
+            dir + "/dangling: is a link to a file that does not exist");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir + "/dangling"));
   std::filesystem::remove_all(dir);
 }
 

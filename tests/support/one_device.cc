@@ -186,17 +186,24 @@ OneDevice::Result OneDevice::gradient(const Weights& weights, const TokenSource&
   return result;
 }
 
+void add_weights(const RunPlan& plan, Worker& worker, Weights& all) {
+  const int chunks = static_cast<int>(plan.schedule().stages_of(worker.pipeline_rank()).size());
+  const std::int64_t element = plan.checkpoint_precision() == Precision::float64 ? 8 : 4;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    const Stage& stage = worker.stage_of(chunk);
+    std::vector<std::byte> weights(static_cast<std::size_t>(stage.memory().weights / plan.element_bytes() * element));
+    worker.read_state(chunk, StatePart::weights, 0, weights);
+    add_blocks(stage, weights.data(), all);
+  }
+}
+
 Trained train(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options) {
   Trained trained;
   std::mutex mutex;
   const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
     if (steps_done < options.first_step + static_cast<std::int64_t>(options.runs) * plan.batches()) return;
     const std::lock_guard lock(mutex);
-    const auto chunks = plan.schedule().stages_of(worker.pipeline_rank()).size();
-    for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-      const int at = static_cast<int>(chunk);
-      add_blocks(worker.stage_of(at), worker.state(at).weights.data(), trained.weights);
-    }
+    add_weights(plan, worker, trained.weights);
   }};
   train_with_threads(plan, tokens, options, trained.report, hooks);
   return trained;

@@ -26,6 +26,8 @@ double relative_difference(const Weights& a, const Weights& b);
 
 // Adds the blocks of a stage to `all`; and writes them from `all`. `Scalar` is the stage's precision.
 void add_blocks(const Stage& stage, const std::byte* data, Weights& all);
+// Adds the weights of all chunks of a worker.
+void add_weights(const RunPlan& plan, Worker& worker, Weights& all);
 void set_blocks(const Stage& stage, const Weights& all, std::byte* data);
 
 // A whole model as one unsliced stage, which calls the kernels in double precision without the executor.

@@ -48,8 +48,11 @@ std::vector<double> losses_of_run(const json& document) {
   return out;
 }
 
-CommandResult run_processes(int processes, const std::string& arguments) {
-  std::vector<std::string> all = {"-n", std::to_string(processes), SLUICE_COMMAND};
+// `before`: words before the command, such as a shell that sets a limit.
+CommandResult run_processes(int processes, const std::string& arguments, const std::vector<std::string>& before = {}) {
+  std::vector<std::string> all = {"-n", std::to_string(processes)};
+  all.insert(all.end(), before.begin(), before.end());
+  all.push_back(SLUICE_COMMAND);
   for (const std::string& word : words(arguments)) all.push_back(word);
   return test::run_program(
       SLUICE_MPIEXEC, all,
@@ -210,6 +213,11 @@ TEST(RunCommand, InvalidFlagsAreReported) {
   EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
   EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));
   EXPECT_THAT(error(kRunModel + "--seq-length 25 --microbatches 4", 2), HasSubstr("24 learned positions"));
+  EXPECT_THAT(error(kTinyRun + "--checkpoint /tmp", 2), HasSubstr("--checkpoint: /tmp: is a folder"));
+  EXPECT_THAT(error(kTinyRun + "--trace /tmp", 2), HasSubstr("--trace: /tmp: is a folder"));
+  if (has_mpi()) {
+    EXPECT_THAT(error(kTinyRun + "--transport mpi", 2), HasSubstr("needs a launcher"));
+  }
   EXPECT_THAT(error(kTinyRun + "--checkpoint-every 2", 2), HasSubstr("--checkpoint-every: needs --checkpoint"));
   EXPECT_THAT(error(kTinyRun + "--resume /nowhere/file", 2), HasSubstr("/nowhere/file"));
   EXPECT_THAT(error(kTinyRun + "--fault delay:rank=9,seconds=1", 2), StartsWith("sluice: --fault"));
@@ -308,6 +316,39 @@ TEST(BrokenRun, IsStoppedAndReportedOverMpi) {
     EXPECT_NE(result.exit_code, 0);
     EXPECT_THAT(result.err, HasSubstr(fault_case.message));
   }
+}
+
+// A full file system, or here the largest size of a file.
+TEST(BrokenRun, CheckpointThatCannotBeWrittenEndsAllProcesses) {
+  if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  const test::TemporaryFolder folder;
+  const std::string file = folder.path("ck.safetensors");
+  const std::string model =
+      "run --num-layers 2 --hidden-size 512 --num-attention-heads 4 --vocab-size 64 --max-position-embeddings 8 "
+      "--position-embedding-type learned_absolute --seq-length 8 --microbatches 2 --steps 4 --deadline 2 --pp 2 ";
+  const std::vector<std::string> limit = {"sh", "-c", "ulimit -f 60000; exec \"$0\" \"$@\""};
+  const CommandResult result = run_processes(2, model + "--checkpoint-every 2 --checkpoint " + file, limit);
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(file + ": cannot write: File too large"));
+  EXPECT_EQ(folder.num_files(), 0);
+  // The same file, damaged: the rank that finds it says so, and no other waits for it.
+  const CommandResult good = run_processes(2, model + "--checkpoint " + file);
+  ASSERT_EQ(good.exit_code, 0) << good.err;
+  std::fstream damaged(file, std::ios::in | std::ios::out | std::ios::binary);
+  damaged.seekp(-1, std::ios::end);
+  const int last = damaged.peek();
+  damaged.seekp(-1, std::ios::end);
+  damaged.put(static_cast<char>(last ^ 1));
+  damaged.close();
+  const CommandResult resumed = run_processes(2, model + "--resume " + file);
+  EXPECT_EQ(resumed.exit_code, 2) << resumed.err;
+  EXPECT_THAT(resumed.err, HasSubstr("damaged: its checksum is"));
+}
+
+TEST(RunCommand, MissingTemporaryFolderIsReported) {
+  const CommandResult result = test::run_program(SLUICE_COMMAND, {"run", "--steps", "1"}, {"TMPDIR=/nowhere"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("TMPDIR=/nowhere: "));
 }
 
 TEST(BrokenRun, NamesTheProcessThatDied) {

@@ -8,6 +8,8 @@
 #include <mpi.h>
 #endif
 
+#include "model/errors.h"
+
 namespace sluice::tools {
 
 #ifdef SLUICE_HAVE_MPI
@@ -31,6 +33,10 @@ MpiRanks::MpiRanks() {
   if (!launched()) return;
   int provided = 0;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
+  if (provided < MPI_THREAD_SERIALIZED) {
+    MPI_Finalize();
+    throw InputError("this MPI library does not allow threads to take turns (MPI_THREAD_SERIALIZED)");
+  }
   started_ = true;
   check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");

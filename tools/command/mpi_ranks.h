@@ -17,6 +17,7 @@ class MpiRanks {
   MpiRanks& operator=(const MpiRanks&) = delete;
 
   int rank() const { return rank_; }
+  bool started() const { return started_; }  // whether MPI was initialized
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }
 

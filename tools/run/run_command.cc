@@ -18,6 +18,7 @@
 #include "exec/watch/recorder_file.h"
 #include "exec/watch/watchdog.h"
 #include "model/errors.h"
+#include "model/input/files.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"
 #include "tools/command/mpi_ranks.h"
@@ -54,7 +55,7 @@ class RecorderFolder {
     std::string made;
     if (first_) {
       if (path_.empty()) {
-        std::string name = (std::filesystem::temp_directory_path() / "sluice-run-XXXXXX").string();
+        std::string name = temporary_folder() + "/sluice-run-XXXXXX";
         if (::mkdtemp(name.data()) == nullptr)
           throw InputError(name + ": cannot create a folder for the flight recorders");
         made = name;
@@ -190,8 +191,11 @@ void write_failed_trace(const RunOptions& options, const RunPlan& plan, const Tr
 }
 
 // Checks before the run that `file` can be written after it. Throws InputError.
-void check_folder(const char* flag, const std::string& file) {
+void check_output(const char* flag, const std::string& file) {
   if (file.empty()) return;
+  if (std::filesystem::is_directory(file)) {
+    throw InputError(fmt::format("{}: {}: is a folder, expected a file name", flag, file));
+  }
   std::filesystem::path folder = std::filesystem::path(file).parent_path();
   if (folder.empty()) folder = ".";
   if (!std::filesystem::is_directory(folder)) {
@@ -292,8 +296,8 @@ int run_command(const RunOptions& options) {
   const HeldSignals held;
   const MpiRanks ranks;
   try {
-    check_folder("--checkpoint", options.checkpoint);
-    check_folder("--trace", options.trace);
+    check_output("--checkpoint", options.checkpoint);
+    check_output("--trace", options.trace);
     const Scenario scenario = options.flags->scenario();
     RunPlace place(options.place, ranks);
     const RunPlan plan(options.flags->spec(scenario, place.kernels()),
@@ -324,6 +328,14 @@ int run_command(const RunOptions& options) {
       return report_failure(failure, exit_code_of(failure.kind()), place, recorders);
     } catch (const DeviceError& failure) {
       return report_failure(failure, kInternalError, place, recorders);
+    } catch (const SharedError&) {
+      throw;
+    } catch (const std::exception& failure) {
+      if (!place.processes() || !report.began) throw;
+      // The other processes wait for this one; its launcher ends them.
+      fmt::print(stderr, "sluice: rank {}: {}\n", place.transport()->rank(), failure.what());
+      std::fflush(nullptr);
+      std::_Exit(dynamic_cast<const InputError*>(&failure) != nullptr ? kWrongInput : kInternalError);
     }
     if (!place.first()) return kDone;
     write_trace(options, plan, report);

@@ -1,5 +1,6 @@
 #include "exec/checkpoint/checkpoint.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,8 +10,10 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/errors.h"
@@ -53,9 +56,16 @@ std::vector<Scalar> values_of(const Parameter& block, double base = 0) {
   return values;
 }
 
+// Bit by bit, from the definition of CRC-32.
 template <typename Scalar>
-const std::byte* bytes(const std::vector<Scalar>& values) {
-  return reinterpret_cast<const std::byte*>(values.data());
+std::string crc32_of(const Parameter& block) {
+  const std::vector<Scalar> values = values_of<Scalar>(block);
+  std::uint32_t crc = ~std::uint32_t{0};
+  for (const std::byte byte : std::as_bytes(std::span(values))) {
+    crc ^= static_cast<std::uint32_t>(byte);
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0xEDB88320 : 0);
+  }
+  return fmt::format("{:08x}", ~crc);
 }
 
 template <typename Scalar>
@@ -63,10 +73,47 @@ constexpr Precision precision_of() {
   return sizeof(Scalar) == 8 ? Precision::float64 : Precision::float32;
 }
 
-template <typename Scalar>
-void add(CheckpointWriter& writer, const Parameter& block, const std::string& suffix = "", double base = 0) {
-  writer.add(block, suffix, precision_of<Scalar>(), bytes(values_of<Scalar>(block, base)));
-}
+// The blocks of a checkpoint, which is written at once.
+class Blocks {
+ public:
+  explicit Blocks(std::string model, std::int64_t step, CheckpointMetadata extra = {})
+      : model_(std::move(model)), step_(step), extra_(std::move(extra)) {}
+
+  template <typename Scalar>
+  Blocks& add(const Parameter& block, const std::string& suffix = "", double base = 0) {
+    const std::vector<Scalar> values = values_of<Scalar>(block, base);
+    const auto data = std::as_bytes(std::span(values));
+    blocks_.push_back({block, suffix, precision_of<Scalar>(), {data.begin(), data.end()}});
+    return *this;
+  }
+  // In pieces of `piece` bytes.
+  void write(const std::string& path, std::int64_t piece = 1 << 20) const {
+    CheckpointWriter writer(model_, step_, extra_);
+    for (const Block& block : blocks_) writer.declare(block.parameter, block.suffix, block.precision);
+    writer.open(path);
+    for (const Block& block : blocks_) {
+      const std::span<const std::byte> data(block.data);
+      for (std::int64_t first = 0; first < std::ssize(data); first += piece) {
+        const std::int64_t count = std::min(piece, std::ssize(data) - first);
+        writer.add(block.parameter, block.suffix, first,
+                   data.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count)));
+      }
+    }
+    writer.commit();
+  }
+
+ private:
+  struct Block {
+    Parameter parameter;
+    std::string suffix;
+    Precision precision;
+    std::vector<std::byte> data;
+  };
+  std::string model_;
+  std::int64_t step_;
+  CheckpointMetadata extra_;
+  std::vector<Block> blocks_;
+};
 
 template <typename Scalar>
 std::vector<Scalar> read(const CheckpointReader& reader, const Parameter& block, const std::string& suffix = "") {
@@ -126,7 +173,7 @@ TEST_F(CheckpointTest, BlocksCanBeReadInAnyOtherPartition) {
     const auto size = [&] { return static_cast<std::int64_t>(1 + random() % 40); };
     const Parameter matrix = block_of("layers.0.attention.query.weight", size(), size());
     const Parameter vector = block_of("layers.0.norm.gain", size(), 1);
-    CheckpointWriter writer("tiny", round);
+    Blocks writer("tiny", round);
     std::vector<std::pair<Parameter, bool>> blocks;  // of double?
     for (const bool wide : {false, true}) {
       for (const Parameter& whole : {matrix, vector}) {
@@ -137,9 +184,9 @@ TEST_F(CheckpointTest, BlocksCanBeReadInAnyOtherPartition) {
     // Some are added twice, as by replicas.
     for (int i = 0; i < 3; ++i) blocks.push_back(blocks[random() % blocks.size()]);
     for (const auto& [block, wide] : blocks) {
-      wide ? add<double>(writer, block, ".exp_avg", 0.5) : add<float>(writer, block);
+      wide ? writer.add<double>(block, ".exp_avg", 0.5) : writer.add<float>(block);
     }
-    writer.write(path());
+    writer.write(path(), static_cast<std::int64_t>(8 + random() % 400));
 
     const CheckpointReader reader(path());
     EXPECT_EQ(reader.step(), round);
@@ -154,10 +201,10 @@ TEST_F(CheckpointTest, BlocksCanBeReadInAnyOtherPartition) {
 }
 
 TEST_F(CheckpointTest, FileIsValidSafetensors) {
-  CheckpointWriter writer("tiny", 12, {{"seed", "7"}});
-  add<float>(writer, block_of("b", 2, 3));
-  add<float>(writer, block_of("a", 3, 1));
-  add<double>(writer, block_of("c", 1, 2));
+  Blocks writer("tiny", 12, {{"seed", "7"}});
+  writer.add<float>(block_of("b", 2, 3));
+  writer.add<float>(block_of("a", 3, 1));
+  writer.add<double>(block_of("c", 1, 2));
   writer.write(path());
   const std::string file = read_file(path());
   std::uint64_t length = 0;
@@ -167,11 +214,17 @@ TEST_F(CheckpointTest, FileIsValidSafetensors) {
   EXPECT_EQ(text.front(), '{');
   const Json header = parse_json(text, "header");
   // float64 first, then by name; offsets count from the end of the header to the end of the file.
-  const Json expected = {
-      {"__metadata__", {{"schema", "sluice.checkpoint/1"}, {"model", "tiny"}, {"step", "12"}, {"seed", "7"}}},
-      {"c", {{"dtype", "F64"}, {"shape", {1, 2}}, {"data_offsets", {0, 16}}}},
-      {"a", {{"dtype", "F32"}, {"shape", {3}}, {"data_offsets", {16, 28}}}},
-      {"b", {{"dtype", "F32"}, {"shape", {2, 3}}, {"data_offsets", {28, 52}}}}};
+  const Json expected = {{"__metadata__",
+                          {{"schema", "sluice.checkpoint/1"},
+                           {"model", "tiny"},
+                           {"step", "12"},
+                           {"seed", "7"},
+                           {"crc32.a", crc32_of<float>(block_of("a", 3, 1))},
+                           {"crc32.b", crc32_of<float>(block_of("b", 2, 3))},
+                           {"crc32.c", crc32_of<double>(block_of("c", 1, 2))}}},
+                         {"c", {{"dtype", "F64"}, {"shape", {1, 2}}, {"data_offsets", {0, 16}}}},
+                         {"a", {{"dtype", "F32"}, {"shape", {3}}, {"data_offsets", {16, 28}}}},
+                         {"b", {{"dtype", "F32"}, {"shape", {2, 3}}, {"data_offsets", {28, 52}}}}};
   EXPECT_EQ(header, expected);
   ASSERT_EQ(file.size(), 8 + length + 52);
   const auto of_c = values_of<double>(block_of("c", 1, 2));
@@ -190,44 +243,84 @@ TEST_F(CheckpointTest, FileIsValidSafetensors) {
 
 TEST_F(CheckpointTest, IncompleteTensorsAreNotWritten) {
   const Parameter whole = block_of("layers.1.mlp.up.weight", 4, 6);
-  const auto add_part = [&](CheckpointWriter& writer, int first_row, int rows, int first_column, int columns) {
-    add<float>(writer, part(whole, first_row, rows, first_column, columns));
-  };
-  const auto message = [](const auto& act) -> std::string {
+  const Parameter left = part(whole, 0, 4, 0, 3);
+  const Parameter right = part(whole, 0, 4, 3, 3);
+  const auto message = [&](const Blocks& blocks) -> std::string {
     try {
-      act();
+      blocks.write(path());
     } catch (const std::logic_error& error) {
       return error.what();
     }
     return "none";
   };
-  CheckpointWriter writer("tiny", 0);
-  add_part(writer, 0, 4, 0, 3);
-  EXPECT_EQ(message([&] { writer.write(path()); }),
-            "checkpoint: layers.1.mlp.up.weight: 12 of 24 elements are missing");
-  EXPECT_FALSE(std::filesystem::exists(path()));
-  EXPECT_THAT(message([&] { add_part(writer, 3, 1, 2, 2); }), HasSubstr("layers.1.mlp.up.weight: overlapping blocks"));
-  EXPECT_THAT(message([&] { add<float>(writer, part(whole, 0, 4, 0, 3), "", 0.5); }),
+  const auto blocks = [] { return Blocks("tiny", 0); };
+  EXPECT_EQ(message(blocks().add<float>(left)), "checkpoint: layers.1.mlp.up.weight: 12 of 24 elements are missing");
+  EXPECT_THAT(message(blocks().add<float>(left).add<float>(part(whole, 3, 1, 2, 2))),
+              HasSubstr("layers.1.mlp.up.weight: overlapping blocks"));
+  EXPECT_THAT(message(blocks().add<float>(left).add<float>(right).add<float>(left, "", 0.5)),
               HasSubstr("the same block with different values"));
-  EXPECT_THAT(message([&] { add<double>(writer, part(whole, 0, 4, 3, 3)); }), HasSubstr("different precisions"));
-  EXPECT_THAT(message([&] { add<float>(writer, block_of("layers.1.mlp.up.weight", 6, 4)); }),
+  EXPECT_THAT(message(blocks().add<float>(left).add<double>(right)), HasSubstr("different precisions"));
+  EXPECT_THAT(message(blocks().add<float>(left).add<float>(block_of("layers.1.mlp.up.weight", 6, 4))),
               HasSubstr("a block of 4 x 6 and one of 6 x 4"));
-  EXPECT_THAT(message([&] { add_part(writer, 3, 2, 3, 3); }), HasSubstr("a block outside the tensor"));
-  EXPECT_THAT(message([&] { add_part(writer, -1, 2, 3, 3); }), HasSubstr("outside the tensor"));
-  add_part(writer, 0, 4, 0, 3);  // the same again
-  add_part(writer, 0, 4, 3, 3);
-  writer.write(path());
+  EXPECT_THAT(message(blocks().add<float>(part(whole, 3, 2, 3, 3))), HasSubstr("a block outside the tensor"));
+  EXPECT_THAT(message(blocks().add<float>(part(whole, -1, 2, 3, 3))), HasSubstr("outside the tensor"));
+  EXPECT_EQ(folder_.num_files(), 0);
+  EXPECT_EQ(message(blocks().add<float>(left).add<float>(left).add<float>(right)), "none");
   EXPECT_EQ(read<float>(CheckpointReader(path()), whole), values_of<float>(whole));
   EXPECT_THROW(CheckpointWriter("tiny", 0, {{"step", "3"}}), std::logic_error);
+
+  // Data that never comes, comes twice, or in the wrong order.
+  CheckpointWriter writer("tiny", 0);
+  writer.declare(whole, "", Precision::float32);
+  writer.open(folder_.path("other"));
+  const std::vector<float> values = values_of<float>(whole);
+  const auto data = std::as_bytes(std::span(values));
+  EXPECT_THROW(writer.add(whole, "", 8, data.subspan(8, 8)), std::logic_error);
+  writer.add(whole, "", 0, data.first(8));
+  EXPECT_THROW(writer.commit(), std::logic_error);
+  EXPECT_THROW(writer.add(whole, "", 4, data.subspan(4, 8)), std::logic_error);
+  EXPECT_THROW(writer.add(left, "", 0, data.first(8)), std::logic_error);
+  EXPECT_THROW(writer.add(whole, ".exp_avg", 0, data.first(8)), std::logic_error);
+  writer.add(whole, "", 8, data.subspan(8));
+  writer.commit();
+  EXPECT_EQ(read<float>(CheckpointReader(folder_.path("other")), whole), values);
+}
+
+// Every changed bit of the data is noticed.
+TEST_F(CheckpointTest, ChecksumsFindEveryChangedBit) {
+  const Parameter a = block_of("a", 3, 2);
+  const Parameter b = block_of("b", 5, 1);
+  Blocks writer("tiny", 4);
+  writer.add<float>(a);
+  writer.add<double>(b);
+  writer.write(path());
+  const std::string whole = read_file(path());
+  const std::size_t data = 24 + 40;
+  for (std::size_t bit = 0; bit < 8 * data; ++bit) {
+    std::string content = whole;
+    const std::size_t at = whole.size() - data + bit / 8;
+    content[at] = static_cast<char>(content[at] ^ (1 << bit % 8));
+    write_file_whole(path(), content);
+    const CheckpointReader reader(path());
+    const bool in_b = bit < 8 * 40;  // float64 comes first
+    try {
+      in_b ? static_cast<void>(read<double>(reader, b)) : static_cast<void>(read<float>(reader, a));
+      FAIL() << "bit " << bit;
+    } catch (const InputError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(path() + (in_b ? ": b: damaged" : ": a: damaged")));
+    }
+    // The other tensor is as it was.
+    in_b ? static_cast<void>(read<float>(reader, a)) : static_cast<void>(read<double>(reader, b));
+  }
 }
 
 TEST_F(CheckpointTest, FailedWriteKeepsTheOldFile) {
-  CheckpointWriter writer("tiny", 1);
-  add<float>(writer, block_of("a", 2, 2));
+  Blocks writer("tiny", 1);
+  writer.add<float>(block_of("a", 2, 2));
   writer.write(path());
   const std::string before = read_file(path());
-  CheckpointWriter second("tiny", 2);
-  add<float>(second, part(block_of("a", 2, 2), 0, 1, 0, 2));
+  Blocks second("tiny", 2);
+  second.add<float>(part(block_of("a", 2, 2), 0, 1, 0, 2));
   EXPECT_THROW(second.write(path()), std::logic_error);
   EXPECT_EQ(read_file(path()), before);
   EXPECT_EQ(folder_.num_files(), 1);
@@ -235,9 +328,9 @@ TEST_F(CheckpointTest, FailedWriteKeepsTheOldFile) {
 }
 
 TEST_F(CheckpointTest, ReadErrorsNameFileAndTensor) {
-  CheckpointWriter writer("tiny", 1);
-  add<float>(writer, block_of("a", 4, 2));
-  add<float>(writer, block_of("v", 4, 1));
+  Blocks writer("tiny", 1);
+  writer.add<float>(block_of("a", 4, 2));
+  writer.add<float>(block_of("v", 4, 1));
   writer.write(path());
   const CheckpointReader reader(path());
   const auto error = [&](const Parameter& block, bool wide = false) -> std::string {
@@ -324,11 +417,11 @@ TEST_F(CheckpointTest, OtherFilesAreRejectedByName) {
 }
 
 TEST_F(CheckpointTest, TruncatedAndDamagedFilesNeverCrash) {
-  CheckpointWriter writer("tiny", 4);
+  Blocks writer("tiny", 4);
   const Parameter a = block_of("a", 3, 2);
   const Parameter b = block_of("b", 5, 1);
-  add<float>(writer, a);
-  add<double>(writer, b);
+  writer.add<float>(a);
+  writer.add<double>(b);
   writer.write(path());
   const std::string whole = read_file(path());
   std::uint64_t length = 0;
@@ -369,8 +462,8 @@ TEST_F(CheckpointTest, TruncatedAndDamagedFilesNeverCrash) {
 }
 
 TEST_F(CheckpointTest, NamesAndMetadataMayContainAnyBytes) {
-  CheckpointWriter writer("tiny \"x\"\n", 4, {{"text", "caf\xe9"}, {"path", "a/b~c"}});
-  add<float>(writer, block_of("odd/name~\"1\"", 1, 1));
+  Blocks writer("tiny \"x\"\n", 4, {{"text", "caf\xe9"}, {"path", "a/b~c"}});
+  writer.add<float>(block_of("odd/name~\"1\"", 1, 1));
   writer.write(path());
   const CheckpointReader reader(path());
   EXPECT_EQ(reader.model(), "tiny \"x\"\n");

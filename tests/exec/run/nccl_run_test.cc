@@ -69,10 +69,7 @@ class NcclRun : public ::testing::Test {
           const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
             if (steps_done < common.runs * plan.batches()) return;
             const std::lock_guard lock(mutex);
-            for (std::size_t chunk = 0; chunk < plan.schedule().stages_of(worker.pipeline_rank()).size(); ++chunk) {
-              const int at = static_cast<int>(chunk);
-              test::add_blocks(worker.stage_of(at), worker.state(at).weights.data(), weights_);
-            }
+            test::add_weights(plan, worker, weights_);
           }};
           train_as_process(plan, world->control(), tokens_, options, process.report, hooks);
         } catch (const std::exception& error) {
