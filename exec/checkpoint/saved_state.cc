@@ -62,7 +62,8 @@ void for_each_holder(const RunLayout& layout, const Visit& visit) {
 }
 
 // Tells all ranks whether the root has failed. Throws SharedError with the text of its error.
-void agree(Transport& transport, const std::exception_ptr& failure) {
+void agree(Transport& transport, const std::exception_ptr& failure,
+           const std::function<void(const std::string& error)>& report) {
   std::array<char, 1024> text{};
   if (failure) {
     try {
@@ -70,6 +71,7 @@ void agree(Transport& transport, const std::exception_ptr& failure) {
     } catch (const std::exception& error) {
       const std::string_view what = *error.what() == '\0' ? "unknown error" : error.what();
       std::copy_n(what.begin(), std::min(what.size(), text.size() - 1), text.begin());
+      if (report) report(text.data());
     }
   }
   transport.broadcast(std::as_writable_bytes(std::span(text)));
@@ -88,7 +90,7 @@ CheckpointMetadata run_metadata(const RunPlan& plan, const std::string& data) {
 }
 
 void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const std::string& path, std::int64_t step,
-                const std::string& data) {
+                const std::string& data, const std::function<void(const std::string& error)>& report) {
   const bool root = transport.rank() == Transport::kRoot;
   CheckpointMetadata metadata = run_metadata(plan, data);
   metadata[kOptimizerSteps] = std::to_string(worker.steps_done());
@@ -111,7 +113,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
     });
     writer.open(path);
   });
-  agree(transport, failure);
+  agree(transport, failure, report);
 
   const std::int64_t element = element_bytes(plan);
   std::vector<std::byte> buffer(to_size(kPieceBytes));
@@ -130,7 +132,7 @@ void save_state(Worker& worker, Transport& transport, const RunPlan& plan, const
     });
   });
   on_root([&] { writer.commit(); });
-  agree(transport, failure);
+  agree(transport, failure, report);
 }
 
 void load_state(Worker& worker, const RunPlan& plan, const CheckpointReader& checkpoint) {

@@ -161,6 +161,8 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
 
 namespace {
 
+constexpr std::uint8_t kStopAsked = 255;  // by TrainingOptions::stop: no signal has this number
+
 // One training run in this process, as all of its workers see it.
 struct TrainingJob {
   const RunPlan& plan;
@@ -189,8 +191,10 @@ struct TrainingJob {
         const std::int64_t batch = static_cast<std::int64_t>(i) * plan.batches() / std::ssize(rates);
         rates[i] = learning_rate_of(plan, options, step + batch);
       }
-      if (!begin_together(transport)) {
+      if (const int stop = stop_together(transport); stop != 0) {
         if (root) report.interrupted = true;
+        if (root && stop != kStopAsked) report.signal = stop;
+        if (hooks.at_stop) hooks.at_stop(worker, transport, step);
         return;
       }
       worker.run(step, rates);
@@ -200,14 +204,16 @@ struct TrainingJob {
     }
   }
 
-  // All workers begin the next run of the graph, or end together.
-  bool begin_together(Transport& transport) const {
-    transport.gather({});
-    auto go = std::byte{1};
-    const bool stop = supervisor.stop_asked() || (options.stop != nullptr && options.stop->load());
-    if (transport.rank() == Transport::kRoot && stop) go = std::byte{0};
-    transport.broadcast({&go, 1});
-    return go != std::byte{0};
+  // All workers begin the next run of the graph, or end together: returns 0, the signal that asked any of them to stop,
+  // or kStopAsked.
+  int stop_together(Transport& transport) const {
+    auto stop = static_cast<std::uint8_t>(supervisor.stop_signal());
+    if (stop == 0 && options.stop != nullptr && options.stop->load()) stop = kStopAsked;
+    for (const auto& other : transport.gather(std::as_bytes(std::span(&stop, 1)))) {
+      if (stop == 0) stop = static_cast<std::uint8_t>(other.front());
+    }
+    transport.broadcast(std::as_writable_bytes(std::span(&stop, 1)));
+    return stop;
   }
 
   void report_run(const Worker& worker, Transport& transport, std::int64_t first_step) const {

@@ -53,17 +53,19 @@ struct TrainingReport {
   std::vector<RunReport> runs;
   std::vector<WorkerReport> workers;  // by world rank
   bool interrupted = false;           // stopped on request
+  int signal = 0;                     // that requested it, to any of the processes
   std::vector<WorkerClock> broken;    // of a failed run of the graph, as RunReport::clocks; threads only
 };
 
 // Called after each run of the graph, on the root worker only.
 using RunObserver = std::function<void(const RunReport&)>;
 
-// Called on every worker before its first run (instead of `initialise`) and after each run: checkpoints. May use gather
-// and broadcast of the transport.
+// Called on every worker before its first run (instead of `initialise`), after each run, and when the run is stopped on
+// request: checkpoints. May use gather and broadcast of the transport.
 struct WorkerHooks {
   std::function<void(Worker&, Transport&)> begin;
   std::function<void(Worker&, Transport&, std::int64_t steps_done)> after_run;
+  std::function<void(Worker&, Transport&, std::int64_t steps_done)> at_stop;
 };
 
 // Trains with one thread per worker. `report` is filled during the run. Throws DoesNotFit if the arenas need more than

@@ -49,6 +49,7 @@ Supervisor::~Supervisor() {
   }
   changed_.notify_all();
   watchdog_.reset();
+  if (grace_.joinable()) grace_.join();
 }
 
 Recorder* Supervisor::recorder(int world_rank) { return recorders_[world_rank].get(); }
@@ -88,11 +89,29 @@ void Supervisor::end() {
 }
 
 void Supervisor::alarm(const Alarm& what) {
-  if (what.signal == SIGINT) {
-    stop_asked_.store(true);
+  if (what.signal != 0 && !is_death(what.report.cause)) return asked_to_stop(what);
+  fail_now(failure_of(what));
+}
+
+void Supervisor::asked_to_stop(const Alarm& what) {
+  const int before = stop_signal_.exchange(what.signal);
+  if (before != 0) {
+    if (supervision_.end_now) supervision_.end_now(what.signal);
     return;
   }
-  const RunFailure failure = failure_of(what);
+  grace_ = std::thread([this, what] {
+    std::unique_lock lock(mutex_);
+    if (changed_.wait_for(lock, supervision_.grace, [&] { return ended_; })) return;
+    lock.unlock();
+    const double seconds = std::chrono::duration<double>(supervision_.grace).count();
+    fail_now({FailureKind::lost, what.report.world_rank,
+              fmt::format("signal {} came, and the step did not end within the grace period of {} s", what.signal,
+                          seconds)});
+  });
+}
+
+// Ends all waiting of the workers, and then the process if they do not end.
+void Supervisor::fail_now(const RunFailure& failure) {
   std::unique_lock lock(mutex_);
   if (ended_) return;
   if (!failure_) failure_ = std::make_exception_ptr(failure);

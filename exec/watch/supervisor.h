@@ -10,6 +10,7 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "exec/watch/failure.h"
@@ -26,12 +27,17 @@ struct Supervision {
   std::string folder;
   // expected_ns is set by the supervisor: the duration of each op in the previous run of the graph.
   WaitLimits limits;
-  // Handle SIGTERM and SIGINT, which HeldSignals must hold: SIGTERM (a launcher sends it when another process has died)
-  // ends the run with a report of the wait-for chain, SIGINT stops it after the current run of the graph.
+  // Handle SIGTERM and SIGINT, which HeldSignals must hold. The first one ends the run after the current run of the
+  // graph
+  // (`stop_signal`), but no later than `grace` afterwards; a second one ends the process immediately. A SIGTERM that a
+  // launcher sends because another process has died ends the run with a report of the wait-for chain.
   bool signals = false;
+  std::chrono::milliseconds grace{25000};
   std::chrono::milliseconds patience{4000};  // for workers to end once the run has been stopped
   // Called when some workers do not end in that time: ends the process.
   std::function<void(const RunFailure&)> give_up;
+  // Called for a second signal: ends the process.
+  std::function<void(int signal)> end_now;
 };
 
 // What the workers of one process share besides messages: their recorders, the watchdog and the first failure.
@@ -51,8 +57,8 @@ class Supervisor {
   void watch();
   // Takes a worker's times of the last run of the graph (by vertex, ns; 0 if unknown) as expectation for the next.
   void expect(std::span<const std::int64_t> starts, std::span<const std::int64_t> ends);
-  // Whether SIGINT has asked the run to stop.
-  bool stop_asked() const { return stop_asked_.load(); }
+  // The signal that has asked this process to end the run, or 0.
+  int stop_signal() const { return stop_signal_.load(); }
 
   // Reports that a worker has ended because of `error`, and stops the others. The first error is the run's failure.
   void fail(std::exception_ptr error);
@@ -61,6 +67,8 @@ class Supervisor {
 
  private:
   void alarm(const Alarm& alarm);
+  void asked_to_stop(const Alarm& alarm);
+  void fail_now(const RunFailure& failure);
 
   const OpGraph& graph_;
   const Supervision& supervision_;
@@ -68,12 +76,13 @@ class Supervisor {
   std::function<void()> stop_;
   std::vector<std::unique_ptr<Recorder>> recorders_;  // by world rank; null for other processes
   std::vector<std::atomic<std::int64_t>> expected_;   // by vertex, ns
-  std::atomic<bool> stop_asked_{false};
+  std::atomic<int> stop_signal_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::exception_ptr failure_;
   bool ended_ = false;
+  std::thread grace_;                   // ends the run when the grace period is over
   std::unique_ptr<Watchdog> watchdog_;  // last: its thread uses all of the above
 };
 

@@ -43,6 +43,9 @@ enum class RootCause : std::uint8_t {
   cycle,    // a cycle of waits
 };
 
+// Whether a worker has ended, as opposed to one that makes no progress at this moment.
+constexpr bool is_death(RootCause cause) { return cause == RootCause::dead || cause == RootCause::failed; }
+
 // One link of a wait-for chain.
 struct WaitLink {
   int world_rank = 0;

@@ -184,7 +184,7 @@ struct Watchdog::Impl {
       alarm.report = look();
       if (alarm.signal != 0) {
         // A launcher terminates the other processes because one has ended, which may take a moment to be visible.
-        for (int i = 0; i < 10 && alarm.report.cause == RootCause::none; ++i) {
+        for (int i = 0; i < 10 && !is_death(alarm.report.cause); ++i) {
           if (wait(std::chrono::milliseconds(20), false)) break;
           alarm.report = look();
         }

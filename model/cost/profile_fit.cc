@@ -18,6 +18,8 @@ namespace {
 constexpr std::array kFittedKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W};
 // The parts and kinds of a cost file.
 constexpr double kMostBandwidth = 1e15;
+constexpr double kDisturbed = 0.05;  // relative distance of a measured time from the regression that is worth a warning
+constexpr double kImpossible = 1000;  // ratio to the regression that no disturbance explains
 constexpr double kMostLatency_s = 10;
 constexpr double kMostTerm = 1e6;
 constexpr double kMostResidual = 1e9;
@@ -237,6 +239,31 @@ LinkTime fit_messages(const Messages& messages) {
   return {.latency_s = found(0), .bandwidth_bytes_per_s = found(1) > 0 ? 1 / found(1) : 0};
 }
 
+// Isotonic regression (pool adjacent violators): the non-decreasing times closest to the measured ones. A busy machine
+// delays some sizes more than others.
+Messages non_decreasing(const Messages& messages) {
+  struct Pool {
+    double sum;
+    std::size_t count;
+    double mean() const { return sum / static_cast<double>(count); }
+  };
+  std::vector<Pool> pools;
+  for (const auto& [bytes, seconds] : messages) {
+    pools.push_back({seconds, 1});
+    while (pools.size() > 1 && pools[pools.size() - 2].mean() > pools.back().mean()) {
+      pools[pools.size() - 2].sum += pools.back().sum;
+      pools[pools.size() - 2].count += pools.back().count;
+      pools.pop_back();
+    }
+  }
+  Messages out = messages;
+  std::size_t i = 0;
+  for (const Pool& pool : pools) {
+    for (std::size_t k = 0; k < pool.count; ++k) out[i++].second = pool.mean();
+  }
+  return out;
+}
+
 double at(const LinkTime& link, double bytes) { return link.latency_s + bytes / link.bandwidth_bytes_per_s; }
 
 // Names of the fitted object for errors and warnings: "/transfers", "link 'ib'", "message".
@@ -248,11 +275,26 @@ struct Named {
 
 LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& messages, int folds,
                    std::vector<LinkTimeFit>& fits, ProfileFit& out) {
-  LinkTime link = fit_messages(messages);
-  if (link.bandwidth_bytes_per_s < 1 || link.bandwidth_bytes_per_s > kMostBandwidth) {
+  const Messages smooth = non_decreasing(messages);
+  LinkTime link = fit_messages(smooth);
+  double furthest = 1;  // ratio of a measured time to its regression
+  std::vector<std::string> disturbed;
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const double ratio = messages[i].second / smooth[i].second;
+    furthest = std::max({furthest, ratio, 1 / ratio});
+    if (std::abs(ratio - 1) > kDisturbed) disturbed.push_back(fmt::format("{:.0f}", messages[i].first));
+  }
+  const bool grows = link.bandwidth_bytes_per_s >= 1 && link.bandwidth_bytes_per_s <= kMostBandwidth;
+  if (furthest > kImpossible || (!grows && messages.size() == 1)) {
     throw InputError(fmt::format("{}: {}: {}: expected larger {}s to take longer, got times of {} size{} that do not",
                                  profile.source, what.key, what.name, what.thing, messages.size(),
                                  messages.size() == 1 ? "" : "s"));
+  }
+  if (!grows) link = {.latency_s = smooth.front().second, .bandwidth_bytes_per_s = kMostBandwidth};
+  if (!disturbed.empty() || !grows) {
+    out.warnings.push_back(fmt::format(
+        "{}: larger {}s do not always take longer (sizes {}){}: was the machine busy? Measure again if this matters",
+        what.name, what.thing, fmt::join(disturbed, ", "), grows ? "" : "; only a latency was fitted"));
   }
   LinkTimeFit fit{.name = what.name, .sizes = static_cast<int>(messages.size())};
   if (messages.size() < 2)
@@ -266,7 +308,7 @@ LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& me
       for (std::size_t i = 0; i < messages.size(); ++i) {
         (static_cast<int>(i) % folds == fold ? held : kept).push_back(messages[i]);
       }
-      const LinkTime other = fit_messages(kept);
+      const LinkTime other = fit_messages(non_decreasing(kept));
       if (other.bandwidth_bytes_per_s < 1) continue;
       for (const auto& [bytes, seconds] : held) outside.add(at(other, bytes), seconds);
     }

@@ -45,8 +45,20 @@ void send_when_caught(pid_t process, int signal) {
   kill(process, signal);
 }
 
+// Waits until the file has content or the process has ended.
+void wait_for_content(const std::string& file, pid_t process) {
+  while (true) {
+    std::error_code missing;
+    if (std::filesystem::file_size(file, missing) > 0 && !missing) return;
+    siginfo_t ended{};
+    waitid(P_PID, static_cast<id_t>(process), &ended, WEXITED | WNOHANG | WNOWAIT);
+    if (ended.si_pid == process) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
 CommandResult run(const std::string& program, const std::vector<std::string>& arguments,
-                  const std::vector<std::string>& environment, int signal) {
+                  const std::vector<std::string>& environment, int signal, bool after_output) {
   const TemporaryFolder folder;
   std::vector<std::string> line = {program};
   line.insert(line.end(), arguments.begin(), arguments.end());
@@ -68,6 +80,7 @@ CommandResult run(const std::string& program, const std::vector<std::string>& ar
   const int error = posix_spawn(&child, argv[0], &actions, nullptr, argv.data(), envp.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw std::runtime_error("cannot start " + line[0]);
+  if (after_output) wait_for_content(folder.path("out"), child);
   if (signal != 0) send_when_caught(child, signal);
   int status = 0;
   waitpid(child, &status, 0);
@@ -83,12 +96,12 @@ CommandResult run_sluice(const std::vector<std::string>& arguments, const std::v
 
 CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
                           const std::vector<std::string>& environment) {
-  return run(program, arguments, environment, 0);
+  return run(program, arguments, environment, 0, false);
 }
 
-CommandResult run_program_and_signal(const std::string& program, const std::vector<std::string>& arguments,
-                                     int signal) {
-  return run(program, arguments, {}, signal);
+CommandResult run_program_and_signal(const std::string& program, const std::vector<std::string>& arguments, int signal,
+                                     bool after_output) {
+  return run(program, arguments, {}, signal, after_output);
 }
 
 std::vector<std::string> words(const std::string& line) {

@@ -20,8 +20,10 @@ CommandResult run_sluice(const std::vector<std::string>& arguments, const std::v
 CommandResult run_program(const std::string& program, const std::vector<std::string>& arguments,
                           const std::vector<std::string>& environment = {});
 
-// The same, and sends `signal` to the program as soon as it has a handler for it.
-CommandResult run_program_and_signal(const std::string& program, const std::vector<std::string>& arguments, int signal);
+// The same, and sends `signal` to the program as soon as it has a handler for it and, if `after_output`, has printed
+// something.
+CommandResult run_program_and_signal(const std::string& program, const std::vector<std::string>& arguments, int signal,
+                                     bool after_output = false);
 
 // Splits a line at whitespace.
 std::vector<std::string> words(const std::string& line);

@@ -83,16 +83,7 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   EXPECT_THAT(measured.out, HasSubstr("emulated GPU 0"));
   EXPECT_THAT(measured.out, HasSubstr("bfloat16"));
   const std::string cost = folder.path("cost.json");
-  // Longer messages may take less time by chance; then the fit reports an error.
-  CommandResult fitted = test::run_sluice(words("fit " + profile + " -o " + cost));
-  if (fitted.exit_code != 0) {
-    EXPECT_THAT(fitted.err, HasSubstr("expected larger messages to take longer"));
-    json known = json::parse(read_file(profile));
-    double seconds = 1e-5;
-    for (json& transfer : known.at("transfers")) transfer["seconds"] = seconds *= 2;
-    std::ofstream(profile) << known;
-    fitted = test::run_sluice(words("fit " + profile + " -o " + cost));
-  }
+  const CommandResult fitted = test::run_sluice(words("fit " + profile + " -o " + cost));
   ASSERT_EQ(fitted.exit_code, 0) << fitted.err;
   const CommandResult result = emulated(
       "validate" + kTiny + kDevices +

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -299,12 +300,40 @@ TEST(BrokenRun, KeepsRecordersWhenKilled) {
   EXPECT_THAT(said.out, HasSubstr("compute, step 1: working in B(stage 1, mb 2)"));
 }
 
-// The BLAS may have threads that started before main: the signal must not end the process on one of them.
-TEST(BrokenRun, ReportsTermination) {
-  const CommandResult result = test::run_program_and_signal(
-      SLUICE_COMMAND, words(kTinyRun + "--pp 2 --steps 10000000 --log-every 10000000"), SIGTERM);
+// The end of most cluster jobs: the step ends, the checkpoint is written, and the exit code names the signal. The BLAS
+// may have threads that started before main: the signal must not end the process on one of them.
+TEST(RunCommand, SignalEndsTheRunWithACheckpoint) {
+  for (const auto& [signal, code] : {std::pair(SIGTERM, 143), std::pair(SIGINT, 130)}) {
+    SCOPED_TRACE(signal);
+    const test::TemporaryFolder folder;
+    const std::string file = folder.path("ck.safetensors");
+    const std::string training = kTinyRun + "--pp 2 --checkpoint " + file;
+    const CommandResult result =
+        test::run_program_and_signal(SLUICE_COMMAND, words(training + " --steps 10000000 --log-every 1"), signal, true);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_EQ(result.err, "");
+    EXPECT_EQ(folder.num_files(), 1);
+    // It resumes after the last step that was reported.
+    std::istringstream out(result.out);
+    int last = 0;
+    std::string line;
+    while (std::getline(out, line)) std::sscanf(line.c_str(), "step %d", &last);
+    const json resumed = run_json(training + " --steps 2 --resume " + file);
+    EXPECT_EQ(resumed.at("steps")[0].at("step"), last + 1);
+  }
+}
+
+TEST(BrokenRun, StepLongerThanTheGracePeriodIsEnded) {
+  CommandResult result;
+  do {
+    result =
+        test::run_program_and_signal(SLUICE_COMMAND,
+                                     words(kTinyRun + "--pp 2 --steps 100000 --log-every 20 --grace 1 --deadline 1000 "
+                                                      "--fault delay:rank=1,op=F,mb=2,step=20,seconds=900"),
+                                     SIGTERM, true);
+  } while (result.exit_code == 143);  // the signal came before the step with the fault
   EXPECT_EQ(result.exit_code, 6) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("the launcher terminated the run (signal 15)"));
+  EXPECT_THAT(result.err, HasSubstr("the step did not end within the grace period of 1 s"));
 }
 
 TEST(BrokenRun, IsStoppedAndReportedOverMpi) {

@@ -21,7 +21,8 @@ enum ExitCode : int {
   kRunStuck = 7,          // an op exceeded its deadline, or ranks wait for each other in a cycle
   kNotFinite = 8,         // an op produced a number that is not finite
   kStoppedByAnother = 9,  // another process failed, and reports why
-  kInterrupted = 130,
+  kInterrupted = 130,     // by SIGINT; by SIGTERM: kTerminated
+  kTerminated = 143,
 };
 
 // A subcommand: its parser, and the work that it does once its arguments are parsed.

@@ -2,7 +2,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -44,6 +46,7 @@ struct RunOptions {
   std::string post_mortem;
   std::string recorders;
   double deadline = 30;
+  double grace = 25;
   std::vector<std::string> faults;
   bool json = false;
 };
@@ -223,6 +226,12 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   training.supervision.folder = recorders;
   training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
   training.supervision.signals = true;
+  training.supervision.grace = std::chrono::milliseconds(static_cast<std::int64_t>(options.grace * 1e3));
+  training.supervision.end_now = [print_failure](int signal) {
+    if (print_failure) fmt::print(stderr, "sluice: a second signal: ended in the middle of a step\n");
+    std::fflush(nullptr);
+    std::_Exit(128 + signal);
+  };
   training.supervision.give_up = [print_failure](const RunFailure& failure) {
     if (print_failure) fmt::print(stderr, "sluice: {}\n", failure.what());
     std::fflush(nullptr);
@@ -251,11 +260,21 @@ WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, Tra
     if (options.checkpoint_every > 0) throw InputError("--checkpoint-every: needs --checkpoint");
     return hooks;
   }
-  const std::int64_t last = training.first_step + std::int64_t{training.runs} * plan.batches();
+  const std::int64_t first = training.first_step;
+  const std::int64_t last = first + std::int64_t{training.runs} * plan.batches();
   const std::int64_t every = options.checkpoint_every;
-  hooks.after_run = [&options, &plan, data, last, every](Worker& worker, Transport& transport, std::int64_t step) {
-    if (step != last && (every == 0 || step % every != 0)) return;
-    save_state(worker, transport, plan, options.checkpoint, step, data);
+  const auto is_due = [last, every](std::int64_t step) { return step == last || (every > 0 && step % every == 0); };
+  const auto save = [&options, &plan, data](Worker& worker, Transport& transport, std::int64_t step) {
+    save_state(worker, transport, plan, options.checkpoint, step, data, [](const std::string& error) {
+      fmt::print(stderr, "sluice: {}\n", error);
+      std::fflush(nullptr);
+    });
+  };
+  hooks.after_run = [is_due, save](Worker& worker, Transport& transport, std::int64_t step) {
+    if (is_due(step)) save(worker, transport, step);
+  };
+  hooks.at_stop = [is_due, save, first](Worker& worker, Transport& transport, std::int64_t step) {
+    if (step > first && !is_due(step)) save(worker, transport, step);
   };
   return hooks;
 }
@@ -329,7 +348,7 @@ int run_command(const RunOptions& options) {
     } catch (const DeviceError& failure) {
       return report_failure(failure, kInternalError, place, recorders);
     } catch (const SharedError&) {
-      throw;
+      return kWrongInput;  // it has been reported
     } catch (const std::exception& failure) {
       if (!place.processes() || !report.began) throw;
       // The other processes wait for this one; its launcher ends them.
@@ -344,6 +363,7 @@ int run_command(const RunOptions& options) {
     } else {
       print_run_summary(plan, report);
     }
+    if (report.signal == SIGTERM) return kTerminated;
     return report.interrupted ? kInterrupted : kDone;
   } catch (...) {
     if (is_first_process(ranks)) throw;
@@ -374,7 +394,8 @@ Subcommand add_run_command(CLI::App& app) {
   command->footer(
       "Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker process died, 7 an op "
       "exceeded its deadline or ranks wait for each other, 8 a number is not finite, 9 another process failed, "
-      "130 interrupted.");
+      "130 or 143 ended by SIGINT or SIGTERM, after the current step and with a checkpoint if --checkpoint is given; a "
+      "second signal ends it immediately.");
   const auto options = std::make_shared<RunOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   const auto run = [](CLI::Option* option) { return option->group("Run"); };
@@ -408,6 +429,10 @@ Subcommand add_run_command(CLI::App& app) {
                              "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
                              "the previous time of the op (default 30)"))
       ->check(CLI::Range(0.01, 1e6));
+  faults(command->add_option("--grace", options->grace,
+                             "Time in seconds for the current step and the checkpoint after SIGINT or SIGTERM, 0.1 to "
+                             "1000000 (default 25)"))
+      ->check(CLI::Range(0.1, 1e6));
   faults(command->add_option("--fault", options->faults,
                              "Inject a fault: delay, drop, kill, stop or nan, such as "
                              "delay:rank=1,op=F,mb=2,step=3,seconds=2; repeatable (default: none)"))

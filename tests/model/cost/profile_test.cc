@@ -155,6 +155,22 @@ TEST(FitProfile, FitsLinks) {
             "p.json: /transfers: link 'x': expected larger messages to take longer, got times of 1 size that do not");
 }
 
+// On a busy machine some sizes are delayed more than others: they are pooled, with a warning that names them.
+TEST(FitProfile, DisturbedSizesArePooledWithAWarning) {
+  Profile profile = layer_profile({}, 0);
+  profile.transfers = {{"x", 1000, 3e-6}, {"x", 2000, 1e-6}, {"x", 100'000, 12e-6}, {"x", 1'000'000, 102e-6}};
+  const ProfileFit fit = fit_profile(profile, {});
+  EXPECT_NEAR(fit.table.links[0].latency_s, 2e-6, 0.3e-6);
+  EXPECT_NEAR(fit.table.links[0].bandwidth_bytes_per_s, 1e10, 0.1e10);
+  EXPECT_THAT(fit.warnings, ElementsAre(HasSubstr("link 'x': larger messages do not always take longer (sizes 1000, "
+                                                  "2000): was the machine busy?")));
+  // Times that do not grow at all: a latency.
+  profile.transfers = {{"x", 1000, 4e-6}, {"x", 2000, 3e-6}, {"x", 4000, 2e-6}};
+  const ProfileFit flat = fit_profile(profile, {});
+  EXPECT_NEAR(flat.table.links[0].latency_s, 3e-6, 1e-12);
+  EXPECT_THAT(flat.warnings, ElementsAre(HasSubstr("only a latency was fitted")));
+}
+
 // Passes over parameters: 1 us and 2 billion per second. All-reduces: 5 us and 4 GB/s over two ranks, twice the time
 // over four.
 TEST(FitProfile, FitsPassesAndAllReduces) {
