@@ -125,7 +125,8 @@ const std::vector<std::vector<std::size_t>>& term_choices() {
 
 struct FittedCurve {
   TimeCurve curve;
-  std::size_t terms = 0;  // number of terms of t_ctx that were fitted
+  std::size_t terms = 0;   // number of terms of t_ctx that were fitted
+  bool disturbed = false;  // more terms would give some cell a time of 0
 };
 
 // Precondition: some cell has no context.
@@ -145,8 +146,14 @@ FittedCurve fit_curve(const std::vector<Cell>& cells) {
     if (!found) continue;
     fit.curve.context = *found;
     fit.terms = terms.size();
-    break;
+    // Disturbed samples: t_ctx is so far below 0 that some slice would take no time.
+    const bool positive = std::all_of(with_context.begin(), with_context.end(),
+                                      [&](const Cell& cell) { return fit.curve.at(cell.tokens, cell.context) > 0; });
+    if (positive) return fit;
+    fit.disturbed = true;
   }
+  fit.curve.context = {};
+  fit.terms = 0;
   return fit;
 }
 
@@ -205,7 +212,12 @@ void fit_part_kind(const Profile& profile, PartKind part, OpKind kind, const std
     }
   }
   // Only attention depends on the tokens before a slice.
-  if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.with_context > 0)) {
+  if (fitted.disturbed) {
+    out.warnings.push_back(
+        fmt::format("{}: slices with context take much less time than those without: was the machine busy? Of t_ctx, "
+                    "{} terms are fitted",
+                    name_of_curve(part, kind), fitted.terms));
+  } else if (fitted.terms < 4 && (part == PartKind::layer || part == PartKind::recompute || fit.with_context > 0)) {
     out.warnings.push_back(fmt::format("{}: {}", name_of_curve(part, kind), describe_terms(fitted.terms)));
   }
   ErrorSum sum;

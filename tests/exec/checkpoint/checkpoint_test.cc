@@ -73,7 +73,7 @@ constexpr Precision precision_of() {
   return sizeof(Scalar) == 8 ? Precision::float64 : Precision::float32;
 }
 
-// The blocks of a checkpoint, which is written at once.
+// The blocks of a checkpoint, which `write` declares and adds one after the other.
 class Blocks {
  public:
   explicit Blocks(std::string model, std::int64_t step, CheckpointMetadata extra = {})

@@ -171,6 +171,21 @@ TEST(FitProfile, DisturbedSizesArePooledWithAWarning) {
   EXPECT_THAT(flat.warnings, ElementsAre(HasSubstr("only a latency was fitted")));
 }
 
+// A busy machine may make samples without context slower than those with context: no measured slice gets a price of 0.
+TEST(FitProfile, DisturbedSamplesKeepPricesAboveZero) {
+  Profile profile = layer_profile({}, 0, {64, 128, 256}, {0, 128, 512});
+  for (ProfileSample& sample : profile.samples) {
+    if (sample.context == 0 && sample.tokens == 128) sample.seconds *= 30;
+  }
+  const ProfileFit fit = fit_profile(profile, {});
+  for (const ProfileSample& sample : profile.samples) {
+    EXPECT_GT(fit.table.curve(PartKind::layer, sample.kind)->at(sample.tokens, sample.context), 0)
+        << sample.tokens << " after " << sample.context;
+  }
+  EXPECT_THAT(fit.warnings, testing::Each(HasSubstr("was the machine busy?")));
+  EXPECT_EQ(fit.warnings.size(), 3U);
+}
+
 // Passes over parameters: 1 us and 2 billion per second. All-reduces: 5 us and 4 GB/s over two ranks, twice the time
 // over four.
 TEST(FitProfile, FitsPassesAndAllReduces) {
