@@ -19,8 +19,9 @@ constexpr std::array kFittedKinds = {OpKind::F, OpKind::B, OpKind::I, OpKind::W}
 // The parts and kinds of a cost file.
 constexpr double kMostBandwidth = 1e15;
 constexpr double kDisturbed = 0.05;  // relative distance of a measured time from the regression that is worth a warning
-constexpr double kImpossible = 1000;  // ratio to the regression that no disturbance explains
-constexpr double kMostLatency_s = 10;
+constexpr double kImpossible = 1000;   // ratio to the regression that no disturbance explains
+constexpr double kMostLatency_s = 10;  // of a link or an all-reduce in a cost table
+constexpr double kMostFixed_s = 1e6;   // of a pass over a stage in a cost table
 constexpr double kMostTerm = 1e6;
 constexpr double kMostResidual = 1e9;
 constexpr int kLeastHeldOutCells = 4;
@@ -278,11 +279,13 @@ Messages non_decreasing(const Messages& messages) {
 
 double at(const LinkTime& link, double bytes) { return link.latency_s + bytes / link.bandwidth_bytes_per_s; }
 
-// Names of the fitted object for errors and warnings: "/transfers", "link 'ib'", "message".
+// Names of the fitted object for errors and warnings, "/transfers", "link 'ib'", "message", and the largest latency
+// that a cost table accepts for it.
 struct Named {
   const char* key;
   std::string name;
   const char* thing;
+  double most_latency_s;
 };
 
 LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& messages, int folds,
@@ -303,6 +306,11 @@ LinkTime fit_sizes(const Profile& profile, const Named& what, const Messages& me
                                  messages.size() == 1 ? "" : "s"));
   }
   if (!grows) link = {.latency_s = smooth.front().second, .bandwidth_bytes_per_s = kMostBandwidth};
+  if (link.latency_s > what.most_latency_s) {
+    throw InputError(fmt::format(
+        "{}: {}: {}: the fit gives a latency of {:.3g} s: expected at most {:g} s; are the times in seconds?",
+        profile.source, what.key, what.name, link.latency_s, what.most_latency_s));
+  }
   if (!disturbed.empty() || !grows) {
     out.warnings.push_back(fmt::format(
         "{}: larger {}s do not always take longer (sizes {}){}: was the machine busy? Measure again if this matters",
@@ -345,8 +353,8 @@ void fit_links(const Profile& profile, int folds, ProfileFit& out) {
     grouped[transfer.link][transfer.bytes].push_back(transfer.seconds);
   }
   for (const auto& [name, sizes] : grouped) {
-    LinkTime link = fit_sizes(profile, {"/transfers", fmt::format("link '{}'", name), "message"}, medians(sizes), folds,
-                              out.links, out);
+    LinkTime link = fit_sizes(profile, {"/transfers", fmt::format("link '{}'", name), "message", kMostLatency_s},
+                              medians(sizes), folds, out.links, out);
     link.name = out.links.back().name = name;
     out.table.links.push_back(std::move(link));
   }
@@ -357,7 +365,7 @@ void fit_passes(const Profile& profile, int folds, ProfileFit& out) {
   for (const ProfilePass& pass : profile.passes) grouped[pass.pass][pass.parameters].push_back(pass.seconds);
   for (const auto& [kind, sizes] : grouped) {
     const LinkTime line =
-        fit_sizes(profile, {"/passes", to_string(kind), "stage"}, medians(sizes), folds, out.passes, out);
+        fit_sizes(profile, {"/passes", to_string(kind), "stage", kMostFixed_s}, medians(sizes), folds, out.passes, out);
     out.table.pass(kind) = {.fixed_s = line.latency_s, .elements_per_s = line.bandwidth_bytes_per_s};
   }
 }
@@ -366,8 +374,9 @@ void fit_sums(const Profile& profile, int folds, ProfileFit& out) {
   std::map<int, SecondsBySize> grouped;
   for (const ProfileSum& sum : profile.sums) grouped[sum.ranks][sum.bytes].push_back(sum.seconds);
   for (const auto& [ranks, sizes] : grouped) {
-    const LinkTime line = fit_sizes(profile, {"/sums", fmt::format("all-reduce over {} ranks", ranks), "array"},
-                                    medians(sizes), folds, out.sums, out);
+    const LinkTime line =
+        fit_sizes(profile, {"/sums", fmt::format("all-reduce over {} ranks", ranks), "array", kMostLatency_s},
+                  medians(sizes), folds, out.sums, out);
     out.table.sums.push_back(
         {.ranks = ranks, .latency_s = line.latency_s, .bandwidth_bytes_per_s = line.bandwidth_bytes_per_s});
   }

@@ -169,6 +169,11 @@ TEST(FitProfile, DisturbedSizesArePooledWithAWarning) {
   const ProfileFit flat = fit_profile(profile, {});
   EXPECT_NEAR(flat.table.links[0].latency_s, 3e-6, 1e-12);
   EXPECT_THAT(flat.warnings, ElementsAre(HasSubstr("only a latency was fitted")));
+  // No cost table holds such a latency.
+  profile.transfers = {{"x", 1, 1e6}, {"x", 2, 1e6}};
+  EXPECT_EQ(error_of(profile),
+            "p.json: /transfers: link 'x': the fit gives a latency of 1e+06 s: expected at most 10 s; "
+            "are the times in seconds?");
 }
 
 // A busy machine may make samples without context slower than those with context: no measured slice gets a price of 0.
