@@ -13,18 +13,14 @@
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/commands.h"
 
 namespace sluice::tools {
 namespace {
 
-std::string one_line(std::string text) {
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  return text;
-}
-
 int report_error(const std::string& message, int code) {
-  fmt::print(stderr, "sluice: {}\n", one_line(message));
+  print_message(message);
   return code;
 }
 
@@ -71,8 +67,12 @@ int run(int argc, char** argv) {
   const std::vector<Subcommand> commands = add_all_commands(app, {argv, argv + argc});
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& success) {  // --help, --version
-    return app.exit(success);
+  } catch (const CLI::CallForVersion&) {
+    fmt::print("{}\n", app.version());
+    return kDone;
+  } catch (const CLI::Success&) {  // --help
+    fmt::print("{}", app.help());
+    return kDone;
   } catch (const CLI::ParseError& error) {
     return wrong_usage(app, error);
   }
@@ -86,6 +86,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   using namespace sluice::tools;
+  open_standard_descriptors();
   std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write
   try {
     const int code = run(argc, argv);

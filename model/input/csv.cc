@@ -9,6 +9,7 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/nearest.h"
+#include "model/input/printable.h"
 
 namespace sluice::model {
 namespace {
@@ -35,6 +36,9 @@ class Cutter {
     std::vector<std::string> row;
     while (true) {
       row.push_back(next_cell(number));
+      if (has_control_characters(row.back())) {
+        fail(number, fmt::format("'{}' has control characters", printable(row.back())));
+      }
       if (at_ == text_.size()) return row;
       const char end = text_[at_++];
       if (end == ',') continue;
@@ -68,7 +72,7 @@ class Cutter {
     return cell;
   }
 
-  [[noreturn]] void fail(std::size_t row, const char* what) const {
+  [[noreturn]] void fail(std::size_t row, std::string_view what) const {
     throw InputError(fmt::format("{}: {}: {}", source_, row == 0 ? "header" : fmt::format("row {}", row), what));
   }
 

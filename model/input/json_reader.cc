@@ -8,6 +8,7 @@
 #include <set>
 
 #include "model/input/nearest.h"
+#include "model/input/printable.h"
 
 namespace sluice::model {
 namespace {
@@ -52,7 +53,11 @@ Json parse_json(std::string_view text, const std::string& source) {
     } else if (event == Json::parse_event_t::object_end) {
       keys.pop_back();
     } else if (event == Json::parse_event_t::key) {
-      if (!keys.back().insert(value.get<std::string>()).second) {
+      const auto& key = value.get_ref<const std::string&>();
+      if (has_control_characters(key)) {
+        throw InputError(fmt::format("{}: key \"{}\" has control characters", source, printable(key)));
+      }
+      if (!keys.back().insert(key).second) {
         throw InputError(fmt::format("{}: key {} occurs twice in one object", source, shown(value)));
       }
     }
@@ -147,7 +152,9 @@ bool JsonReader::boolean() const {
 
 std::string JsonReader::string() const {
   if (!value_->is_string()) fail("expected a string");
-  return value_->get<std::string>();
+  const auto& text = value_->get_ref<const std::string&>();
+  if (has_control_characters(text)) fail("expected a string without control characters");
+  return text;
 }
 
 std::string JsonReader::one_of(std::span<const std::string> words) const {

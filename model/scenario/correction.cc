@@ -31,7 +31,7 @@ Correction correction_from_json(JsonReader reader) {
   const auto numbers = covariance.elements();
   if (numbers.size() != out.covariance.size()) covariance.fail("expected three numbers");
   for (std::size_t i = 0; i < numbers.size(); ++i) out.covariance[i] = numbers[i].number(-1e12, 1e12);
-  reader.string_or("comment", "");
+  reader.allow("comment");
   reader.finish();
   return out;
 }

@@ -1,3 +1,4 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -16,6 +17,8 @@
 
 namespace sluice::test {
 namespace {
+
+using testing::HasSubstr;
 
 std::string error_of(const auto& call) {
   try {
@@ -56,6 +59,19 @@ TEST(Json, IntegersAbove63BitsAndFractionsAreRejected) {
   EXPECT_THROW(root.element(0).integer(0, INT64_MAX), InputError);
   EXPECT_THROW(root.element(1).integer(0, 10), InputError);
   EXPECT_EQ(root.element(2).integer(0, INT64_MAX), INT64_MAX);
+}
+
+TEST(Json, RefusesNamesThatATerminalWouldObey) {
+  const Json object =
+      parse_json(R"({"name": "a\u001b[31m", "next": "b\u009b2J", "lines": "one\n\ttwo", "accent": "é"})", "x");
+  JsonReader reader(object, "x");
+  EXPECT_EQ(reader.string("lines"), "one\n\ttwo");
+  EXPECT_EQ(reader.string("accent"), "é");
+  for (const char* key : {"name", "next"}) {
+    EXPECT_THAT(error_of([&] { reader.string(key); }), HasSubstr("expected a string without control characters"))
+        << key;
+  }
+  EXPECT_EQ(error_of([] { parse_json("{\"a\x7f\": 1}", "x"); }), "x: key \"a\\x7f\" has control characters");
 }
 
 TEST(Nearest, FindsOnlyLikelyTypos) {
@@ -138,6 +154,7 @@ TEST(Csv, CellsMayContainCommasQuotesAndLineBreaks) {
 }
 
 TEST(Csv, ErrorsNameFileRowAndColumn) {
+  EXPECT_EQ(error_of([] { CsvTable("a,b\n1,\x1b[2J\n", "t.csv"); }), "t.csv: row 1: '\\x1b[2J' has control characters");
   EXPECT_EQ(error_of([] { CsvTable("", "t.csv"); }), "t.csv: expected a header and rows, got nothing");
   EXPECT_EQ(error_of([] { CsvTable("a,b,a\n", "t.csv"); }), "t.csv: header: column 'a' is there twice");
   EXPECT_EQ(error_of([] { CsvTable("a,b\n1,2\n3\n", "t.csv"); }),

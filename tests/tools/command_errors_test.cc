@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -220,6 +221,58 @@ TEST(CommandErrors, DeadlocksPrintTheShortestCycle) {
   // An F cannot share a block with its own B.
   refused(schedule_text(R"([["0F0+0B0"]])", 1, 1),
           "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)+B(stage 0, mb 0)");
+}
+
+// Runs a shell command in which $SLUICE is the program. Returns its exit code.
+CommandResult run_shell(const std::string& line) {
+  return run_program("/bin/sh", {"-c", line}, {std::string("SLUICE=") + SLUICE_COMMAND});
+}
+
+// A standard error that is full or closed loses messages, not results.
+TEST(CommandErrors, ABrokenStandardErrorLosesOnlyMessages) {
+  for (const char* where : {"2>/dev/full", "2>&-"}) {
+    SCOPED_TRACE(where);
+    const TemporaryFolder folder;
+    EXPECT_EQ(run_shell(std::string("$SLUICE simulat ") + where).exit_code, 2);
+    // The line about the search goes to standard error.
+    const std::string file = folder.path("schedule.json");
+    EXPECT_EQ(run_shell("$SLUICE schedule auto --pp 2 --microbatches 4 --json " + (where + (" >" + file))).exit_code,
+              0);
+    EXPECT_GT(std::filesystem::file_size(file), 100U);
+  }
+}
+
+// What cannot be printed is an error, also the shortest text.
+TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
+  const std::string simulate = "simulate --pp 2 --microbatches 4";
+  for (const std::string& line :
+       {std::string("--help"), std::string("--version"), std::string("schedules"), std::string("simulate --help"),
+        std::string("completion bash"), simulate, simulate + " --json", simulate + " --gantt",
+        std::string("schedule 1f1b --pp 2 --microbatches 4")}) {
+    for (const char* where : {" >/dev/full", " >&-"}) {
+      SCOPED_TRACE(line + where);
+      const CommandResult result = run_shell("$SLUICE " + line + where);
+      EXPECT_EQ(result.exit_code, 2);
+      EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+    }
+  }
+}
+
+// Files that are opened later do not become the standard input, output or error.
+TEST(CommandErrors, ClosedStandardDescriptorsStayUnused) {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path("trace.json");
+  EXPECT_EQ(run_shell("$SLUICE simulate --pp 2 --microbatches 4 --trace " + trace + " 0<&- 1>&- 2>&-").exit_code, 2);
+  std::string text;
+  std::getline(std::ifstream(trace), text, '\0');
+  EXPECT_EQ(text.substr(0, 1), "{");
+  EXPECT_EQ(text.find("makespan:"), std::string::npos);
+  EXPECT_EQ(
+      run_shell(
+          "$SLUICE run --pp 2 --microbatches 2 --steps 1 --num-layers 2 --hidden-size 16 "
+          "--num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --vocab-size 32 >/dev/null 0<&- 2>&-")
+          .exit_code,
+      0);
 }
 
 TEST(CommandErrors, FilesAreWrittenAtomically) {

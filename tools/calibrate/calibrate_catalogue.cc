@@ -19,6 +19,7 @@
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 
 namespace sluice::tools {
 namespace {
@@ -228,7 +229,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
     report.add(name, "all-reduces", fit.all_reduce, {"collective_latency_s", "collective_step_s"});
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
-  for (const std::string& name : unknown) fmt::print(stderr, "sluice: {}: not in the catalogue, skipped\n", name);
+  for (const std::string& name : unknown) print_message(name + ": not in the catalogue, skipped");
   report.print();
   return kDone;
 }

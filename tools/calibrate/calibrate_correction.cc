@@ -15,6 +15,7 @@
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -48,7 +49,7 @@ void read_table(const MeasuredFile& file, const nlohmann::json& base, const std:
   }
   const std::vector<std::string> unused = unused_columns(table);
   if (!unused.empty()) {
-    fmt::print(stderr, "sluice: {}: ignored columns: {}\n", file.path, fmt::join(unused, ", "));
+    print_message(fmt::format("{}: ignored columns: {}", file.path, fmt::join(unused, ", ")));
   }
 }
 

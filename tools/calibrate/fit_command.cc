@@ -9,6 +9,7 @@
 #include "model/cost/profile_fit.h"
 #include "model/input/files.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -149,7 +150,7 @@ int fit_command(const FitOptions& options) {
   if (options.sequences > 0) choice.sequences = options.sequences;
   if (options.tensor_parallel > 0) choice.tensor_parallel = options.tensor_parallel;
   const ProfileFit fit = fit_profile(profile, choice);
-  for (const std::string& warning : fit.warnings) fmt::print(stderr, "sluice: {}\n", warning);
+  for (const std::string& warning : fit.warnings) print_message(warning);
   if (!options.output.empty()) write_file_whole(options.output, to_json_text(fit.table));
   if (options.json) {
     print_fit_json(profile, fit);

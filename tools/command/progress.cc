@@ -26,7 +26,7 @@ void Progress::done(std::int64_t count) {
   visible_ = true;
   const double elapsed = std::chrono::duration<double>(now - begin_).count();
   const double left = elapsed / static_cast<double>(most_) * static_cast<double>(total_ - most_);
-  fmt::print(stderr, "\r\x1b[K{} {}/{}, {:.0f} s left", what_, most_, total_, left);
+  std::fputs(fmt::format("\r\x1b[K{} {}/{}, {:.0f} s left", what_, most_, total_, left).c_str(), stderr);
   std::fflush(stderr);
 }
 

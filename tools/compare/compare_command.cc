@@ -15,6 +15,7 @@
 #include "sim/engine/predict.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"
@@ -99,7 +100,7 @@ int compare_command(const CompareOptions& options) {
   const Comparison comparison = compare(a, b, how);
   if (!options.trace.empty()) {
     const std::string warning = trace_size_warning(2 * (std::ssize(a.rows) + std::ssize(b.rows)));
-    if (!warning.empty()) fmt::print(stderr, "sluice: {}\n", warning);
+    if (!warning.empty()) print_message(warning);
     write_side_by_side_file(options.trace, {TraceSide{how.first, &a}, TraceSide{how.second, &b}});
   }
   const std::optional<double> difference = comparison.makespan_difference();

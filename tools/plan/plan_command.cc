@@ -12,6 +12,7 @@
 #include "sim/planner/plan.h"
 #include "tools/command/command.h"
 #include "tools/command/interrupt.h"
+#include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
@@ -187,7 +188,7 @@ int plan_command(const PlanOptions& options) {
     if (!finished) return kInterrupted;
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
-    fmt::print(stderr, "sluice: {}\n", refusal);
+    print_message(refusal);
     return kNotFeasible;
   } catch (...) {
     if (ranks.first()) throw;

@@ -23,6 +23,7 @@
 #include "model/input/files.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
@@ -228,12 +229,12 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   training.supervision.signals = true;
   training.supervision.grace = std::chrono::milliseconds(static_cast<std::int64_t>(options.grace * 1e3));
   training.supervision.end_now = [print_failure](int signal) {
-    if (print_failure) fmt::print(stderr, "sluice: a second signal: ended in the middle of a step\n");
+    if (print_failure) print_message("a second signal: ended in the middle of a step");
     std::fflush(nullptr);
     std::_Exit(128 + signal);
   };
   training.supervision.give_up = [print_failure](const RunFailure& failure) {
-    if (print_failure) fmt::print(stderr, "sluice: {}\n", failure.what());
+    if (print_failure) print_message(failure.what());
     std::fflush(nullptr);
     std::_Exit(exit_code_of(failure.kind()));
   };
@@ -266,7 +267,7 @@ WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, Tra
   const auto is_due = [last, every](std::int64_t step) { return step == last || (every > 0 && step % every == 0); };
   const auto save = [&options, &plan, data](Worker& worker, Transport& transport, std::int64_t step) {
     save_state(worker, transport, plan, options.checkpoint, step, data, [](const std::string& error) {
-      fmt::print(stderr, "sluice: {}\n", error);
+      print_message(error);
       std::fflush(nullptr);
     });
   };
@@ -303,8 +304,9 @@ int post_mortem(const std::string& folder) {
 // the state of the others is unknown.
 int report_failure(const std::exception& failure, int code, const RunPlace& place, RecorderFolder& recorders) {
   recorders.keep();
-  fmt::print(stderr, "sluice: {}\nsluice: the last events of each rank are in {} (sluice run --post-mortem {})\n",
-             failure.what(), recorders.path(), recorders.path());
+  print_message(failure.what());
+  print_message(
+      fmt::format("the last events of each rank are in {0} (sluice run --post-mortem {0})", recorders.path()));
   std::fflush(nullptr);
   if (place.processes()) std::_Exit(code);
   return code;
@@ -352,7 +354,7 @@ int run_command(const RunOptions& options) {
     } catch (const std::exception& failure) {
       if (!place.processes() || !report.began) throw;
       // The other processes wait for this one; its launcher ends them.
-      fmt::print(stderr, "sluice: rank {}: {}\n", place.transport()->rank(), failure.what());
+      print_message(fmt::format("rank {}: {}", place.transport()->rank(), failure.what()));
       std::fflush(nullptr);
       std::_Exit(dynamic_cast<const InputError*>(&failure) != nullptr ? kWrongInput : kInternalError);
     }

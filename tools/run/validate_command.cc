@@ -17,6 +17,7 @@
 #include "model/schedule/family.h"
 #include "model/timeline/memory.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/progress.h"
 #include "tools/run/profiling_flags.h"
@@ -133,10 +134,9 @@ std::deque<Case> cases_of(const ValidateOptions& options, const RunPlace& place)
 void warn_of_shared_cores(const RunPlace& place, int workers) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   if (place.transport() != nullptr || place.kernels() != nullptr || cores == 0 || workers <= cores) return;
-  fmt::print(stderr,
-             "sluice: warning: {} workers share {} core{}: ops are faster while other ranks wait, which is not "
-             "predicted\n",
-             workers, cores, cores == 1 ? "" : "s");
+  print_message(
+      fmt::format("warning: {} workers share {} core{}: ops are faster while other ranks wait, which is not predicted",
+                  workers, cores, cores == 1 ? "" : "s"));
 }
 
 int report_validations(const ValidateOptions& options, const std::deque<Case>& cases, const RunPlace& place,

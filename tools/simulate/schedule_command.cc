@@ -20,6 +20,7 @@
 #include "model/timeline/metrics.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/simulation_output.h"
 
@@ -175,7 +176,12 @@ int automatic_schedule(const ScheduleOptions& options, const Scenario& scenario)
     check_further(options.merge_backwards ? with_merged_backwards(schedule) : schedule, kAutomatic, verdicts);
     return print_verdicts(verdicts, options.json);
   }
-  fmt::print(options.json ? stderr : stdout, "{}\n", automatic_line(*planned.automatic));
+  const std::string line = automatic_line(*planned.automatic);
+  if (options.json) {
+    print_message(line);
+  } else {
+    fmt::print("{}\n", line);
+  }
   return write_schedule(options, schedule, kAutomatic);
 }
 

@@ -13,6 +13,7 @@
 #include "sim/planner/auto_setup.h"
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/terminal.h"
@@ -56,7 +57,7 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
                            .idle = options.trace_idle};
   const std::string warning =
       trace_size_warning(count_trace_events(setup.graph(), prediction.timeline, prediction.memory, trace));
-  if (!warning.empty()) fmt::print(stderr, "sluice: {}\n", warning);
+  if (!warning.empty()) print_message(warning);
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
@@ -103,8 +104,8 @@ int simulate_one(const SimulateOptions& options) {
   if (!fits && fit_advice_is_quick(setup)) {
     remedies = what_would_fit(setup);
   } else if (!fits) {
-    fmt::print(stderr, "sluice: the graph has {} vertices, too many to search for configurations that fit\n",
-               setup.graph().size());
+    print_message(
+        fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
   if (options.json) {
     fmt::print("{}", simulation_json(setup, prediction, explained, remedies, automatic));

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "model/namespaces.h"
+
+namespace sluice::model {
+
+// Control characters that a terminal would obey: those of ASCII except tab and newline, and U+0080 to U+009F in UTF-8.
+// Names in input files must not have any: they are printed.
+bool has_control_characters(std::string_view text);
+
+// Returns `text` with its control characters as \xNN.
+std::string printable(std::string_view text);
+
+}  // namespace sluice::model
