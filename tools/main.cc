@@ -14,6 +14,7 @@
 #include "model/input/nearest.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "tools/commands.h"
 
 namespace sluice::tools {
@@ -78,6 +79,7 @@ int run(int argc, char** argv) {
   }
   const auto chosen =
       std::find_if(commands.begin(), commands.end(), [](const Subcommand& each) { return each.parser->parsed(); });
+  check_outputs(*chosen->parser);
   return chosen->run();
 }
 

@@ -275,6 +275,25 @@ TEST(CommandErrors, ClosedStandardDescriptorsStayUnused) {
       0);
 }
 
+TEST(CommandErrors, AnOutputIsNotAnInputOrAnotherOutput) {
+  const TemporaryFolder folder;
+  const std::string scenario = write(folder, "s.json", R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 2}})");
+  const std::string figure = folder.path("x.svg");
+  const std::string link = folder.path("link.json");
+  std::filesystem::create_symlink(scenario, link);
+  expect_refused({"simulate", scenario, "--trace", scenario}, 2,
+                 "--trace: '" + scenario + "' is also the input '" + scenario + "'");
+  expect_refused({"simulate", scenario, "--trace", link}, 2,
+                 "--trace: '" + link + "' is also the input '" + scenario + "'");
+  expect_refused({"simulate", scenario, "--trace", figure, "--svg", folder.path("./x.svg")}, 2,
+                 "--trace: '" + figure + "' is also --svg '" + folder.path("./x.svg") + "'");
+  expect_refused({"calibrate", "rows.csv=" + scenario, "-o", scenario}, 2,
+                 "--output: '" + scenario + "' is also the input '" + scenario + "'");
+  expect_refused({"simulate", scenario, "--trace", ""}, 2, "--trace: expected the name of a file, got ''");
+  EXPECT_EQ(folder.num_files(), 2);
+  EXPECT_EQ(run_sluice({"simulate", scenario, "--trace", "/dev/null", "--svg", "/dev/null"}).exit_code, 0);
+}
+
 TEST(CommandErrors, FilesAreWrittenAtomically) {
   const TemporaryFolder folder;
   const std::string old = write(folder, "old.json", "old content");

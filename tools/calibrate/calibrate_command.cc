@@ -8,6 +8,7 @@
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/calibrate/calibrate_correction.h"
 #include "tools/command/command.h"
+#include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 
 namespace sluice::tools {
@@ -75,7 +76,7 @@ Subcommand add_calibrate_command(CLI::App& app) {
   command
       ->add_option("--folds", options->request.folds, "Number of folds of the cross-validation, 2 to 1000 (default 10)")
       ->check(CLI::Range(2, 1000));
-  command->add_option("-o,--output", options->request.output, "File, folder or prefix of the results (default: none)");
+  add_output(*command, "-o,--output", options->request.output, "File, folder or prefix of the results (default: none)");
   command->add_flag("--json", options->request.json, "Print one JSON document (sluice.calibrated/1)");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   return {command, [options] { return calibrate_command(*options); }};

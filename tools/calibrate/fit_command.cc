@@ -10,6 +10,7 @@
 #include "model/input/files.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -181,7 +182,7 @@ Subcommand add_fit_command(CLI::App& app) {
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<FitOptions>();
   command->add_option("profile", options->profile, "Profile file (sluice.profile/1, docs/formats.md)")->required();
-  command->add_option("-o,--output", options->output, "Write the cost file (sluice.cost/1)");
+  add_output(*command, "-o,--output", options->output, "Write the cost file (sluice.cost/1)");
   command->add_flag("--json", options->json, "Print one JSON document (sluice.fit/1)");
   command
       ->add_option("--sequences", options->sequences,

@@ -16,6 +16,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"
@@ -147,8 +148,8 @@ Subcommand add_compare_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.comparison/1)");
   command->add_option("--tolerance", options->tolerance,
                       "Maximum difference of the makespans relative to the first, such as 10% or 0.1 (default: none)");
-  command->add_option("--trace", options->trace,
-                      "Write both timelines to one Chrome trace; gzipped if the name ends in .gz");
+  add_output(*command, "--trace", options->trace,
+             "Write both timelines to one Chrome trace; gzipped if the name ends in .gz");
   command
       ->add_option("--top", options->top,
                    "Number of ops with the largest differences to list, 0 to 1000000 (default 10)")

@@ -14,6 +14,7 @@
 #include "tools/command/interrupt.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/plan/plan_exchange.h"
@@ -264,7 +265,7 @@ Subcommand add_plan_command(CLI::App& app) {
                    "Relative error of a predicted difference, 0 to 1; smaller differences are marked (default 0.035)")
       ->check(CLI::Range(0.0, 1.0));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
-  command->add_option("--csv", options->csv, "Write all configurations to this CSV file");
+  add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
   return {command, [options] { return plan_command(*options); }};
 }

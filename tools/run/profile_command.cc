@@ -12,6 +12,7 @@
 #include "model/input/files.h"
 #include "tools/command/command.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/outputs.h"
 #include "tools/run/profiling_flags.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
@@ -120,7 +121,7 @@ Subcommand add_profile_command(CLI::App& app) {
   options->flags = std::make_unique<RunFlags>(*command);
   options->profiling.add_to(*command);
   const char* kProfile = "Profile";
-  command->add_option("-o,--output", options->output, "Write the profile (sluice.profile/1, docs/formats.md)")
+  add_output(*command, "-o,--output", options->output, "Write the profile (sluice.profile/1, docs/formats.md)")
       ->group(kProfile);
   command->add_flag("--json", options->json, "Print the profile as JSON")->group(kProfile);
   options->place.add_to(*command, kProfile);

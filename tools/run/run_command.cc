@@ -25,6 +25,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/outputs.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
 #include "traces/chrome/chrome_trace.h"
@@ -412,15 +413,15 @@ Subcommand add_run_command(CLI::App& app) {
                           "Number of steps between printed lines, 1 to 100000000 (default 1)"))
       ->check(CLI::Range(1, 100000000));
   options->place.add_to(*command, "Run");
-  run(command->add_option("--checkpoint", options->checkpoint,
-                          "Write weights and optimizer states to this safetensors file at the end, atomically"));
+  run(add_output(*command, "--checkpoint", options->checkpoint,
+                 "Write weights and optimizer states to this safetensors file at the end, atomically"));
   run(command->add_option("--checkpoint-every", options->checkpoint_every,
                           "Number of steps between checkpoints, 1 to 100000000 (default: only at the end)"))
       ->check(CLI::Range(1, 100000000));
   run(command->add_option("--resume", options->resume,
                           "Continue from this checkpoint for --steps more steps; parallel sizes may differ"));
-  run(command->add_option("--trace", options->trace,
-                          "Write the measured timeline of the last step as a Chrome trace (.json or .gz)"));
+  run(add_output(*command, "--trace", options->trace,
+                 "Write the measured timeline of the last step as a Chrome trace (.json or .gz)"));
   run(command->add_flag("--json", options->json, "Print one JSON document (sluice.run/1)"));
   const auto faults = [](CLI::Option* option) { return option->group("Failures"); };
   faults(command->add_option("--post-mortem", options->post_mortem,

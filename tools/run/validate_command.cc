@@ -19,6 +19,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/run/profiling_flags.h"
 #include "tools/run/run_flags.h"
@@ -232,9 +233,9 @@ Subcommand add_validate_command(CLI::App& app) {
                                  "Use this profile (sluice.profile/1) instead of measuring one"));
   validation(command->add_option("--cost", options->cost, "Use this cost file (sluice.cost/1) instead of a profile"));
   options->place.add_to(*command, "Validation");
-  validation(command->add_option("--trace", options->trace,
-                                 "Write the predicted timeline and the run nearest to the median as a Chrome trace "
-                                 "(.json or .gz)"));
+  validation(add_output(*command, "--trace", options->trace,
+                        "Write the predicted timeline and the run nearest to the median as a Chrome trace "
+                        "(.json or .gz)"));
   validation(command->add_flag("--json", options->json, "Print one JSON document (sluice.validation/1)"));
   options->profiling.add_to(*command);
   return {command, [options] { return validate_command(*options); }};

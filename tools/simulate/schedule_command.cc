@@ -21,6 +21,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/simulation_output.h"
 
@@ -220,8 +221,8 @@ Subcommand add_schedule_command(CLI::App& app) {
   const auto options = std::make_shared<ScheduleOptions>();
   command->add_option("name", options->name,
                       "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one");
-  command->add_option("-o,--output", options->output,
-                      "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz)");
+  add_output(*command, "-o,--output", options->output,
+             "Write to this file: .json (sluice.schedule/1), .csv (PyTorch's format) or .dot (GraphViz)");
   command->add_flag("--check", options->check, "Run all checks and print their results (default: off)");
   command->add_flag("--communication", options->communication,
                     "Write sends and receives too: those of the file, or else placed as PyTorch does (default: off)");

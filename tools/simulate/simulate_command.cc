@@ -14,6 +14,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/command/terminal.h"
@@ -191,15 +192,15 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       ->check(CLI::Range(10, 100000));
   command->add_option("--color", options->colour, "When to color the Gantt chart (default: auto)")
       ->check(CLI::IsMember({"auto", "always", "never"}));
-  command->add_option("--trace", options->trace,
-                      "Write a Chrome trace for Perfetto to this file; gzipped if the name ends in .gz");
+  add_output(*command, "--trace", options->trace,
+             "Write a Chrome trace for Perfetto to this file; gzipped if the name ends in .gz");
   command
       ->add_option("--trace-ranks", options->trace_ranks,
                    "Pipeline ranks that the trace holds, as a,b,c (default: all)")
       ->delimiter(',');
   command->add_flag("--trace-idle", options->trace_idle, "Add idle time and its causes to the trace (default: off)");
-  command->add_option("--ops", options->ops,
-                      "Write a CSV file with one row per op: times, slack, critical path, and the cause of its wait");
+  add_output(*command, "--ops", options->ops,
+             "Write a CSV file with one row per op: times, slack, critical path, and the cause of its wait");
   command->add_flag("--explain", options->explain,
                     "Print the kernels of each distinct stage, or of one (--explain=STAGE): FLOPs, bytes, time and "
                     "the limiting resource");
@@ -209,9 +210,9 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
                    "repeat for all combinations")
       ->expected(1)
       ->take_all();
-  command->add_option("--csv", options->csv, "Write the table of the sweep to this CSV file");
-  command->add_option("--svg", options->svg,
-                      "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
+  add_output(*command, "--csv", options->csv, "Write the table of the sweep to this CSV file");
+  add_output(*command, "--svg", options->svg,
+             "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
   command
       ->add_option(
           "--svg-width", options->figure.width,
@@ -219,7 +220,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       ->check(CLI::Range(240.0, 20000.0));
   command->add_flag("--svg-transfers", options->figure.transfers,
                     "Draw point-to-point transfers in the figure (default: off)");
-  command->add_option("--report", options->report, "Write a self-contained HTML report to this file");
+  add_output(*command, "--report", options->report, "Write a self-contained HTML report to this file");
   command->add_option("--compare-with", options->compare_with,
                       "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
                       "scenario");

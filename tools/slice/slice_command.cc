@@ -14,6 +14,7 @@
 #include "model/slicing/balanced.h"
 #include "sim/planner/slices_for_schedule.h"
 #include "tools/command/command.h"
+#include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/slice/slice_costs.h"
 #include "tools/slice/slice_output.h"
@@ -265,9 +266,9 @@ Subcommand add_slice_command(CLI::App& app) {
                    "Search time of --for in seconds, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0.0, 1e6));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.slice/1)");
-  command->add_option("-o,--output", options->output,
-                      "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
-                      "a,b,c for simulate --slice-lengths");
+  add_output(*command, "-o,--output", options->output,
+             "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
+             "a,b,c for simulate --slice-lengths");
   options->flags = std::make_unique<ScenarioFlags>(*command, kUnusedFlags);
   return {command, [options] { return slice_command(*options); }};
 }

@@ -1,0 +1,69 @@
+#include "tools/command/outputs.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "model/errors.h"
+
+namespace sluice::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOutput = "FILE";
+
+bool is_output(const CLI::Option& option) { return option.get_type_name() == kOutput; }
+
+// Whether writing one of the two names changes the other. Devices and pipes may be written twice.
+bool same_file(const std::string& first, const std::string& second) {
+  std::error_code error;
+  if (fs::exists(first, error)) {
+    return fs::is_regular_file(first, error) && fs::equivalent(first, second, error);
+  }
+  return fs::weakly_canonical(first, error) == fs::weakly_canonical(second, error) && !error;
+}
+
+bool may_share(const CLI::Option& output, const CLI::Option& other) {
+  return output.get_name() == "--checkpoint" && other.get_name() == "--resume";
+}
+
+// Returns the file names in the value of an option: the value, and the parts of FILE=scenario.json.
+std::vector<std::string> named_files(const std::string& value) {
+  const std::size_t equals = value.find('=');
+  if (equals == std::string::npos) return {value};
+  return {value, value.substr(0, equals), value.substr(equals + 1)};
+}
+
+void check_output(const CLI::App& command, const CLI::Option& output) {
+  const std::string& name = output.results().front();
+  const std::string flag = output.get_name();
+  if (name.empty()) throw InputError(flag + ": expected the name of a file, got ''");
+  for (const CLI::Option* other : command.get_options()) {
+    if (other == &output || other->get_items_expected_max() == 0 || may_share(output, *other)) continue;
+    for (const std::string& value : other->results()) {
+      for (const std::string& file : named_files(value)) {
+        if (file.empty() || !same_file(name, file)) continue;
+        throw InputError(fmt::format("{}: '{}' is also {} '{}'", flag, name,
+                                     is_output(*other) ? other->get_name() : "the input", file));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string& value,
+                        const std::string& description) {
+  return command.add_option(flags, value, description)->type_name(kOutput);
+}
+
+void check_outputs(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (is_output(*option) && option->count() > 0) check_output(command, *option);
+  }
+}
+
+}  // namespace sluice::tools
