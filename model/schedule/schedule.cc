@@ -161,7 +161,6 @@ void Schedule::check_shapes() const {
 }
 
 void Schedule::check_ops() {
-  const int total = total_microbatches();
   for (const auto& order : parts_.orders) num_ops_ += std::ssize(order);
   const std::int64_t cells = num_units_ * num_stages();
   if (cells > kMaxOps || num_ops_ > kMaxOps) {
@@ -174,26 +173,12 @@ void Schedule::check_ops() {
   }
   // One bit for each kind of op that was seen, by (stage, unit).
   std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells), 0);
-  constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
-  constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int rank = 0; rank < num_ranks(); ++rank) {
     const auto list = ops(rank);
     for (std::size_t i = 0; i < list.size(); ++i) {
       const Op& op = list[i];
+      check_op(rank, i);
       const auto where = [&] { return fmt::format("{}: {}", place(rank, i), to_string(op, sliced())); };
-      if (op.stage < 0 || op.stage >= num_stages()) {
-        throw ScheduleError(fmt::format("{}: there are stages 0 to {}", where(), num_stages() - 1));
-      }
-      if (op.microbatch < 0 || op.microbatch >= total) {
-        throw ScheduleError(fmt::format("{}: there are microbatches 0 to {}", where(), total - 1));
-      }
-      if (op.slice < 0 || op.slice >= num_slices(op.microbatch)) {
-        throw ScheduleError(fmt::format("{}: there are slices 0 to {}", where(), num_slices(op.microbatch) - 1));
-      }
-      if (rank_of(op.stage, op.microbatch) != rank) {
-        throw ScheduleError(
-            fmt::format("{}: the placement has this stage on rank {}", where(), rank_of(op.stage, op.microbatch)));
-      }
       const auto bit = static_cast<std::uint8_t>(1U << static_cast<unsigned>(op.kind));
       auto& cell = seen[op.stage * num_units_ + first_unit(op.microbatch) + op.slice];
       if ((cell & bit) != 0) {
@@ -210,20 +195,45 @@ void Schedule::check_ops() {
         throw ScheduleError(where() + ": both B and I or W for the same stage, microbatch and slice");
       }
       split_backward_ |= op.kind == OpKind::W;
-      if (op.joined) {
-        has_joint_blocks_ = true;
-        const auto gradient = [](OpKind kind) { return kind == OpKind::B || kind == OpKind::I; };
-        const bool last = i + 1 == list.size();
-        if (last || list[i + 1].joined || (i > 0 && list[i - 1].joined) ||
-            !((op.kind == OpKind::F && gradient(list[i + 1].kind)) ||
-              (gradient(op.kind) && list[i + 1].kind == OpKind::F))) {
-          throw ScheduleError(where() + ": a joint block is one F and one B or I, next to each other");
-        }
-      }
+      has_joint_blocks_ |= op.joined;
     }
   }
+  check_complete(seen);
+}
+
+// The numbers of an op, its rank, and the joint block that it begins.
+void Schedule::check_op(int rank, std::size_t index) const {
+  const auto list = ops(rank);
+  const Op& op = list[index];
+  const auto refuse = [&](const std::string& why) {
+    throw ScheduleError(fmt::format("{}: {}: {}", place(rank, index), to_string(op, sliced()), why));
+  };
+  if (op.stage < 0 || op.stage >= num_stages()) refuse(fmt::format("there are stages 0 to {}", num_stages() - 1));
+  if (op.microbatch < 0 || op.microbatch >= total_microbatches()) {
+    refuse(fmt::format("there are microbatches 0 to {}", total_microbatches() - 1));
+  }
+  if (op.slice < 0 || op.slice >= num_slices(op.microbatch)) {
+    refuse(fmt::format("there are slices 0 to {}", num_slices(op.microbatch) - 1));
+  }
+  if (rank_of(op.stage, op.microbatch) != rank) {
+    refuse(fmt::format("the placement has this stage on rank {}", rank_of(op.stage, op.microbatch)));
+  }
+  if (!op.joined) return;
+  const auto gradient = [](OpKind kind) { return kind == OpKind::B || kind == OpKind::I; };
+  const bool last = index + 1 == list.size();
+  if (last || list[index + 1].joined || (index > 0 && list[index - 1].joined) ||
+      !((op.kind == OpKind::F && gradient(list[index + 1].kind)) ||
+        (gradient(op.kind) && list[index + 1].kind == OpKind::F))) {
+    refuse("a joint block is one F and one B or I, next to each other");
+  }
+}
+
+// `seen` has a bit for each kind of op, by (stage, unit).
+void Schedule::check_complete(const std::vector<std::uint8_t>& seen) const {
+  constexpr std::uint8_t kWholeBackward = 0b0011;  // F, B
+  constexpr std::uint8_t kSplitBackward = 0b1101;  // F, I, W
   for (int stage = 0; stage < num_stages(); ++stage) {
-    for (int mb = 0; mb < total; ++mb) {
+    for (int mb = 0; mb < total_microbatches(); ++mb) {
       for (int slice = 0; slice < num_slices(mb); ++slice) {
         const auto cell = seen[stage * num_units_ + first_unit(mb) + slice];
         if (cell == kWholeBackward || cell == kSplitBackward) continue;

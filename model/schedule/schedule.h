@@ -128,6 +128,8 @@ class Schedule {
   void check_frame() const;
   void check_shapes() const;
   void check_ops();
+  void check_op(int rank, std::size_t index) const;
+  void check_complete(const std::vector<std::uint8_t>& seen) const;
 
   ScheduleParts parts_;
   std::vector<std::vector<int>> stages_of_;
