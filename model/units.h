@@ -18,4 +18,21 @@ Duration from_seconds(double seconds, std::string_view what);
 
 inline double to_seconds(Duration d) { return static_cast<double>(d.count()) / 1e9; }
 
+// Measures by how much rounding to whole nanoseconds changes times.
+class RoundingError {
+ public:
+  // Adds `count` times of `seconds`, which became `rounded`.
+  void add(double seconds, Duration rounded, double count = 1);
+  // Throws InputError if the changes are above 1 % of the sum of all times. `what` names them, in the plural.
+  void check(std::string_view what) const;
+  // Whether `count` times with this sum are so long that their changes are certainly below that.
+  static bool negligible(Duration sum, double count) { return 0.5 * count <= kMost * static_cast<double>(sum.count()); }
+
+ private:
+  static constexpr double kMost = 0.01;
+  double seconds_ = 0;
+  double changes_s_ = 0;
+  double count_ = 0;
+};
+
 }  // namespace sluice::model

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "model/errors.h"
 
@@ -41,6 +43,7 @@ class Pricing {
     }
     prices.sharing = sharing != nullptr ? *sharing : sharing_of_links();
     check_total(graph_, prices);
+    check_rounding(prices);
     return prices;
   }
 
@@ -69,57 +72,84 @@ class Pricing {
     return static_cast<std::size_t>(stage) * slices_ + offset + static_cast<std::size_t>(vertex.slice);
   }
 
-  Duration duration(VertexId v) {
+  // Queries the cost model. A transfer takes the time for which it occupies its lane.
+  double seconds(VertexId v) const {
     const Vertex& vertex = graph_[v];
     switch (vertex.kind) {
-      case VertexKind::compute: {
-        Duration& known = compute_[4 * price_class_of(vertex) + static_cast<std::size_t>(vertex.op)];
-        if (known == kUnpriced) {
-          known =
-              rounded(cost_.compute_s(vertex.op, vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice), v);
-        }
-        return known;
+      case VertexKind::compute:
+        return cost_.compute_s(vertex.op, vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice);
+      case VertexKind::recompute:
+        return cost_.recompute_s(vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice);
+      case VertexKind::joint: {
+        const auto [forward, backward] = halves(v);
+        return cost_.joint_s(forward.stage, schedule_.shape(forward.microbatch), forward.slice, backward.op,
+                             backward.stage, schedule_.shape(backward.microbatch), backward.slice);
       }
-      case VertexKind::recompute: {
-        Duration& known = recompute_[price_class_of(vertex)];
-        if (known == kUnpriced) {
-          known = rounded(cost_.recompute_s(vertex.stage, schedule_.shape(vertex.microbatch), vertex.slice), v);
-        }
-        return known;
+      case VertexKind::transfer: {
+        const Lane& lane = graph_.lanes()[vertex.lane];
+        return cost_.transfer(lane.rank, lane.peer, graph_.transfer_bytes(vertex)).occupied_s;
       }
+      case VertexKind::collective: {
+        const Collective collective = graph_.collective(vertex);
+        return cost_.collective_s(collective.kind, collective.stage, collective.bytes);
+      }
+      case VertexKind::optimizer: return cost_.optimizer_s(vertex.stage);
+    }
+    return 0;
+  }
+
+  // Returns the rounded time, which is queried once per class.
+  Duration duration(VertexId v) {
+    const Vertex& vertex = graph_[v];
+    Duration* known = nullptr;
+    switch (vertex.kind) {
+      case VertexKind::compute:
+        known = &compute_[4 * price_class_of(vertex) + static_cast<std::size_t>(vertex.op)];
+        break;
+      case VertexKind::recompute: known = &recompute_[price_class_of(vertex)]; break;
       case VertexKind::joint: return joint(v);
       case VertexKind::transfer: {
         const auto route = static_cast<std::size_t>(schedule_.route(vertex.microbatch));
         const std::size_t classes = slices_ * static_cast<std::size_t>(schedule_.num_stages());
-        Duration& known = transfer_[2 * (route * classes + class_of(vertex)) + (vertex.op == OpKind::F ? 0 : 1)];
-        if (known == kUnpriced) {
-          const Lane& lane = graph_.lanes()[vertex.lane];
-          known = rounded(cost_.transfer(lane.rank, lane.peer, graph_.transfer_bytes(vertex)).occupied_s, v);
-        }
-        return known;
+        known = &transfer_[2 * (route * classes + class_of(vertex)) + (vertex.op == OpKind::F ? 0 : 1)];
+        break;
       }
-      case VertexKind::collective: {
-        const Collective collective = graph_.collective(vertex);
-        return rounded(cost_.collective_s(collective.kind, collective.stage, collective.bytes), v);
-      }
-      case VertexKind::optimizer: return rounded(cost_.optimizer_s(vertex.stage), v);
+      case VertexKind::collective:
+      case VertexKind::optimizer: return rounded(seconds(v), v);
     }
-    return Duration{0};
+    if (*known == kUnpriced) *known = rounded(seconds(v), v);
+    return *known;
+  }
+
+  // The F and the B (or I) of a joint block.
+  std::pair<const Vertex&, const Vertex&> halves(VertexId v) const {
+    const Vertex& first = graph_[v];
+    const Vertex& second = graph_.joint_partner(first);
+    if (first.op == OpKind::F) return {first, second};
+    return {second, first};
   }
 
   Duration joint(VertexId v) {
-    const Vertex& first = graph_[v];
-    const Vertex& second = graph_.joint_partner(first);
-    const Vertex& forward = first.op == OpKind::F ? first : second;
-    const Vertex& backward = first.op == OpKind::F ? second : first;
+    const auto [forward, backward] = halves(v);
     Joint& last = joint_[graph_.rank_of(v)];
     if (last.forward != class_of(forward) || last.backward != class_of(backward) || last.kind != backward.op) {
-      last = {class_of(forward), class_of(backward), backward.op,
-              rounded(cost_.joint_s(forward.stage, schedule_.shape(forward.microbatch), forward.slice, backward.op,
-                                    backward.stage, schedule_.shape(backward.microbatch), backward.slice),
-                      v)};
+      last = {class_of(forward), class_of(backward), backward.op, rounded(seconds(v), v)};
     }
     return last.duration;
+  }
+
+  // Queries every vertex again only if the times are short.
+  void check_rounding(const Prices& prices) const {
+    const Duration sum = std::accumulate(prices.duration.begin(), prices.duration.end(), Duration{0});
+    if (RoundingError::negligible(sum, 2.0 * graph_.size())) return;  // a duration and a latency per vertex
+    RoundingError error;
+    for (VertexId v = 0; v < graph_.size(); ++v) {
+      error.add(seconds(v), prices.duration[v]);
+      if (graph_[v].kind != VertexKind::transfer) continue;
+      const Lane& lane = graph_.lanes()[graph_[v].lane];
+      error.add(cost_.transfer(lane.rank, lane.peer, 0).latency_s, prices.lane_latency[graph_[v].lane]);
+    }
+    error.check("the ops");
   }
 
   Duration rounded(double seconds, VertexId v) const {

@@ -18,7 +18,8 @@ struct Prices {
 };
 
 // Queries `cost` once per kind of op, stage and slice, and rounds each result once to nanoseconds. Throws InputError
-// naming the op whose time is negative, not finite, or above 1e8 s, or if the sum of all could exceed 126 years.
+// naming the op whose time is negative, not finite, or above 1e8 s, if the sum of all could exceed 126 years, or if
+// rounding changes them by more than 1 %.
 Prices price(const OpGraph& graph, const CostModel& cost);
 
 // The same with a known `sharing`, from pricing another graph with the same links on the same cluster.

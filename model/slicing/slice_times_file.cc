@@ -17,10 +17,12 @@ constexpr double kMaxFileSeconds = 1e6;
 SliceTimes times_from_json(const JsonReader& rows, std::int64_t tokens, std::int64_t granularity) {
   const std::int64_t granules = (tokens + granularity - 1) / granularity;
   std::vector<std::vector<Duration>> table;
+  RoundingError error;  // of single granules, the shortest slices
   for (const JsonReader& row : rows.elements()) {
     std::vector<Duration>& times = table.emplace_back();
     for (const JsonReader& seconds : row.elements()) {
       times.push_back(from_seconds(seconds.number(0, kMaxFileSeconds), "time of a slice"));
+      if (times.size() == 1) error.add(seconds.number(0, kMaxFileSeconds), times[0]);
     }
     const std::int64_t left = granules - std::ssize(table) + 1;
     if (std::ssize(times) < left) {
@@ -31,6 +33,7 @@ SliceTimes times_from_json(const JsonReader& rows, std::int64_t tokens, std::int
   if (std::ssize(table) != granules) {
     rows.fail(fmt::format("expected {} rows, one for each {} tokens of context", granules, granularity));
   }
+  error.check(fmt::format("{}: {}: the shortest slices", rows.source(), rows.pointer()));
   return tabulated_times(tokens, granularity, std::move(table));
 }
 

@@ -67,6 +67,24 @@ StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const St
       }
     }
   });
+  check_rounding(cost, first_stages);
+}
+
+void StageTimes::check_rounding(const CostModel& cost, const std::vector<int>& first_stages) const {
+  const SliceTimes frame{.tokens = cut_.tokens, .granularity = cut_.granularity};
+  Duration sum{0};
+  for (const Table& table : tables_) {
+    for (std::int64_t begin = 0; begin < granules_; ++begin) sum += table[place(begin, 1)].forward;
+  }
+  if (RoundingError::negligible(sum, static_cast<double>(granules_) * static_cast<double>(tables_.size()))) return;
+  RoundingError error;
+  for (std::int64_t begin = 0; begin < granules_; ++begin) {
+    const Placed at = placed(cut_, frame.position(begin), frame.position(begin + 1));
+    for (std::size_t i = 0; i < tables_.size(); ++i) {
+      error.add(cost.compute_s(OpKind::F, first_stages[i], at.shape, at.slice), tables_[i][place(begin, 1)].forward);
+    }
+  }
+  error.check(fmt::format("slices of {} tokens", cut_.granularity));
 }
 
 Duration StageTimes::forward(int stage, std::int64_t begin, std::int64_t granules) const {

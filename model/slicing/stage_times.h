@@ -29,7 +29,8 @@ class StageTimes {
  public:
   // `stages`: their contents, where these determine the times; empty without a model. `for_each` queries the cost model
   // for all slices that start at one position. Throws InputError like the cost model, for a sequence or granularity
-  // that check_problem rejects, and for more than 4096 granules.
+  // that check_problem rejects, for more than 4096 granules, and for times so short that rounding them to nanoseconds
+  // changes them by more than 1 %.
   StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages, const SequenceCut& cut,
              const ForEach& for_each);
 
@@ -62,6 +63,10 @@ class StageTimes {
   const Times& times(int stage, std::int64_t begin, std::int64_t granules) const {
     return tables_[table_of_[stage]][place(begin, granules)];
   }
+
+  // Throws InputError if rounding changes the forward times of single granules by more than 1 %. `first_stages` has the
+  // stage of each table.
+  void check_rounding(const CostModel& cost, const std::vector<int>& first_stages) const;
 
   SequenceCut cut_;
   std::int64_t granules_;

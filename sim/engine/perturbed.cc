@@ -95,13 +95,16 @@ void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& p
       for (ResourceUse& use : shared.uses) use.share = std::min(1.0, use.share / slow.factor);
     }
   }
+  RoundingError error;
   for (VertexId v = 0; v < graph.size(); ++v) {
     // The slowest link bounds a collective; slow compute of a rank does not change it.
-    if (graph[v].kind == VertexKind::collective) continue;
-    const double factor = factors[graph[v].lane];
+    const double factor = graph[v].kind == VertexKind::collective ? 1.0 : factors[graph[v].lane];
+    const double exact_s = to_seconds(prices.duration[v]) * factor;
     if (factor != 1.0) prices.duration[v] = scaled(prices.duration[v], factor);
+    error.add(exact_s, prices.duration[v]);
   }
   check_total(graph, prices);
+  error.check("with slow ranks and links, the ops");
 }
 
 Duration Trials::quantile(double q) const {

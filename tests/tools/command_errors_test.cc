@@ -81,6 +81,20 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "stage weights: expected 2, one per stage, got 3"},
       {"simulate --pp 4 --microbatches 1000 --uniform f=1e8",
        "the ops take up to 12684 years in all: more nanoseconds than fit in 64 bits"},
+      // 1e-6 s / 10000 slices: 0.1 ns per F, 0.2 ns per B; both become 0.
+      {"simulate --schedule seq1f1b --pp 2 --slices 10000 --microbatches 2 --uniform f=1e-6,b=1e-6,w=1e-6",
+       "the ops take 1.5e-10 s on average, which rounding to whole nanoseconds changes by 100 %, more than 1 %: use a "
+       "larger unit of time or fewer slices"},
+      // Sums of rounded times may be right where none of the times is: F of 0.4 ns becomes 0, B of 1.6 ns becomes 2.
+      {"simulate --pp 2 --microbatches 2 --uniform f=4e-10,b=8e-10,w=8e-10",
+       "the ops take 1e-09 s on average, which rounding to whole nanoseconds changes by 40 %, more than 1 %: use a "
+       "larger unit of time or fewer slices"},
+      {"simulate --pp 2 --microbatches 2 --uniform f=1e-9,b=1e-9,w=1e-9 --slow-rank 0=0.01 --slow-rank 1=0.01",
+       "with slow ranks and links, the ops take 1.5e-11 s on average, which rounding to whole nanoseconds changes by "
+       "100 %, more than 1 %: use a larger unit of time or fewer slices"},
+      {"slice --pp 2 --seq-length 1024 --uniform f=1e-9,b=1e-9,w=1e-9",
+       "slices of 4 tokens take 3.91e-12 s on average, which rounding to whole nanoseconds changes by 100 %, more than "
+       "1 %: use a larger unit of time or fewer slices"},
   };
   for (const auto& [line, message] : cases) {
     SCOPED_TRACE(line);
