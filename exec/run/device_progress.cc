@@ -47,17 +47,20 @@ void DeviceWorker::observe() {
   for (; compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]]); ++compute_done_) {
     check_flag(compute_items_[compute_done_]);
   }
-  while (collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]])) ++collective_done_;
+  for (; collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]]);
+       ++collective_done_) {
+    check_flag(collective_items_[collective_done_]);
+  }
   update_recorder();
 }
 
 // Records what the device is doing: the first op that is not done, running or waiting for its input.
 void DeviceWorker::update_recorder() {
   if (services_.recorder == nullptr) return;
-  Doing now{.activity = Activity::working, .vertex = next_vertex_};
+  Doing now{.activity = meeting_ ? Activity::reducing : Activity::working, .vertex = next_vertex_};
   if (compute_done_ < compute_issued_) {
     const Item& item = items_[compute_items_[compute_done_]];
-    now.vertex = item.vertex;
+    now = {.activity = Activity::working, .vertex = item.vertex};
     const PlannedStep& step = rank_.steps[item.index];
     for (int i = 0; step.kind == PlannedStep::Kind::op && i < step.num_ops; ++i) {
       const int receive = step.ops[i].receive;
@@ -70,6 +73,8 @@ void DeviceWorker::update_recorder() {
       now.activity = Activity::waiting;
       now.waits_for = rank_.collectives[collective].vertex;
     }
+  } else if (held_collective_.vertex != Doing::no_vertex) {
+    now = {.activity = Activity::waiting, .vertex = next_vertex_, .waits_for = held_collective_.vertex};
   } else if (next_waits_for_ != Doing::no_vertex) {
     now.activity = Activity::waiting;
     now.waits_for = next_waits_for_;
@@ -83,6 +88,7 @@ void DeviceWorker::update_recorder() {
   record(WorkerThread::compute, now);
   if (collective_items_.empty()) return;
   Doing collective{.activity = Activity::between};
+  if (held_collective_.vertex != Doing::no_vertex) collective = held_collective_;
   if (collective_done_ < collective_issued_) {
     const Item& item = items_[collective_items_[collective_done_]];
     const PlannedCollective& planned = rank_.collectives[item.index];
@@ -144,16 +150,24 @@ void DeviceWorker::finish() {
 
 void DeviceWorker::check_flag(std::size_t item) {
   if (flags_[item] == 0) return;
+  if (items_[item].collective || rank_.steps[items_[item].index].kind == PlannedStep::Kind::optimizer) {
+    fail_gradients(items_[item].vertex);
+  }
   // Input from another worker may have been corrupted there: give it time to report that first.
   const PlannedStep& step = rank_.steps[items_[item].index];
   bool received = false;
   for (int i = 0; i < step.num_ops; ++i) received = received || step.ops[i].receive != kNone;
-  const std::int64_t until = now_ns() + (received ? kReportGrace_ns : 0);
+  let_others_report(received ? kReportGrace_ns : 0);
+  fail_not_finite(items_[item].vertex, plan_.graph()[items_[item].vertex].microbatch);
+}
+
+// Throws Stopped if another worker reports a failure within that time.
+void DeviceWorker::let_others_report(std::int64_t time_ns) const {
+  const std::int64_t until = now_ns() + time_ns;
   while (now_ns() < until) {
     if (transport_.stopped()) throw Stopped("stopped");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  fail_not_finite(items_[item].vertex, plan_.graph()[items_[item].vertex].microbatch);
 }
 
 void DeviceWorker::take_norms() {
@@ -165,6 +179,7 @@ void DeviceWorker::take_norms() {
     skipped_steps_ += overflowed ? 1 : 0;
     if (!overflowed) norm_ = norm;
     if (loss_scale_.update(overflowed)) continue;
+    let_others_report(kReportGrace_ns);
     throw RunFailure(FailureKind::non_finite, world_rank_,
                      fmt::format("the global gradient norm of step {} is not finite", first_step_));
   }

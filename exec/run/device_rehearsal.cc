@@ -16,7 +16,7 @@ void DeviceWorker::rehearse() {
   for (std::size_t i = 0; i < items_.size(); ++i) {
     if (items_[i].collective) continue;
     const PlannedStep& step = rank_.steps[items_[i].index];
-    if (step.kind == PlannedStep::Kind::optimizer) issue_optimizer(step);
+    if (step.kind == PlannedStep::Kind::optimizer) issue_optimizer(step, i);
     bool fresh = false;
     for (int half = 0; step.kind == PlannedStep::Kind::op && half < step.num_ops; ++half) {
       const OpPlan& op = step.ops[half];

@@ -242,6 +242,11 @@ void DeviceWorker::run_items() {
   std::fill(ends_.begin(), ends_.end(), 0);
   compute_issued_ = compute_done_ = collective_issued_ = collective_done_ = 0;
   for (Doing& recorded : recorded_) recorded = {};
+  links_->while_meeting([this] {
+    meeting_ = true;
+    observe();
+    meeting_ = false;
+  });
   load_tokens();
   device_.zero(small_device_, small_bytes_, *compute_);
   relate_clocks();
@@ -360,14 +365,15 @@ void DeviceWorker::issue_step(Item& item) {
         kernels_.fill_not_a_number(*compute_, element(), made,
                                    call.shape.rows() * stage_of(op.chunk).spec().model.hidden);
       } else if (call.gradients != nullptr) {
-        kernels_.fill_not_a_number(*compute_, Element::float32, call.gradients, 1);
+        kernels_.fill_not_a_number(*compute_, Element::float32, call.gradients,
+                                   stage_of(op.chunk).memory().gradients / plan_.gradient_element_bytes());
       } else {
         kernels_.fill_not_a_number(*compute_, Element::float32, on_device_.losses + op.unit, 1);
       }
       check_outcome(op, call, static_cast<std::size_t>(&item - items_.data()));
     }
   } else {
-    issue_optimizer(step);
+    issue_optimizer(step, static_cast<std::size_t>(&item - items_.data()));
   }
   device_.record(*item.end, *compute_);
   last_end_ = item.end.get();
@@ -433,12 +439,21 @@ void DeviceWorker::issue_send(const PlannedStep& step) {
   links_->send(message);
 }
 
-void DeviceWorker::issue_optimizer(const PlannedStep& step) {
+// Flags gradients that are not finite, unless the norm decides on them (see check_outcome).
+void DeviceWorker::check_gradients(int chunk, std::byte* gradients, std::size_t item, Stream& stream) {
+  if (fault_at(items_[item].vertex).poison) kernels_.fill_not_a_number(stream, Element::float32, gradients, 1);
+  if (element() == Element::float16) return;
+  const std::int64_t elements = stage_of(chunk).memory().gradients / plan_.gradient_element_bytes();
+  kernels_.flag_not_finite(stream, Element::float32, gradients, elements, flags_ + item);
+}
+
+void DeviceWorker::issue_optimizer(const PlannedStep& step, std::size_t item) {
   const Stage& stage = stage_of(step.chunk);
   OptimizerStep update = update_of(step, learning_rates_);
   update.stream = compute_.get();
   update.scale_on_device = has_norm() ? on_device_.scales + step.step : nullptr;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
+  if (optimizer_reads_first()) check_gradients(step.chunk, read, item, *compute_);
   const std::int64_t version = version_base_ + step.step;
   stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   device_.zero(read, stage.memory().gradients, *compute_);
@@ -447,14 +462,18 @@ void DeviceWorker::issue_optimizer(const PlannedStep& step) {
 void DeviceWorker::issue_collective(Item& item) {
   const PlannedCollective& collective = rank_.collectives[item.index];
   if (collective.after_any) device_.wait(*collectives_, *items_[item_of_[collective.after]].end);
-  inject(fault_at(collective.vertex), transport_);
+  held_collective_ = {.activity = Activity::working, .vertex = collective.vertex};
+  inject(fault_at(collective.vertex), transport_, [this] { observe(); });
+  held_collective_.activity = Activity::exchanging;
   StreamGroup* const group = groups_[item.index];
+  const auto at = static_cast<std::size_t>(&item - items_.data());
   device_.record(*item.begin, *collectives_);
   switch (collective.kind) {
     case CollectiveKind::gradient_reduce:
     case CollectiveKind::replica_reduce: {
       const int chunk = plan_.schedule().chunk_of(pipeline_rank_, collective.stage);
       const std::int64_t bytes = stage_of(chunk).memory().gradients;
+      check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), at, *collectives_);
       if (group != nullptr) {
         group->all_reduce_sum(gradients(chunk, collective.gradient_buffers[chunk]),
                               bytes / plan_.gradient_element_bytes(), Element::float32, *collectives_);
@@ -471,17 +490,21 @@ void DeviceWorker::issue_collective(Item& item) {
       }
       break;
     }
-    case CollectiveKind::global_norm: issue_norm(collective, group); break;
+    case CollectiveKind::global_norm: issue_norm(collective, group, at); break;
     case CollectiveKind::parameter_gather: break;  // not used by any plan
   }
   device_.record(*item.end, *collectives_);
   ++collective_issued_;
+  held_collective_.vertex = Doing::no_vertex;
 }
 
-void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* group) {
+void DeviceWorker::issue_norm(const PlannedCollective& collective, StreamGroup* group, std::size_t item) {
   float* const squares = on_device_.squares + collective.step;
   for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
     if (!counts_in_norm(chunk)) continue;
+    if (plan_.layout().data == 1) {
+      check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), item, *collectives_);
+    }
     stage_of(chunk).add_squared_norm(gradients(chunk, collective.gradient_buffers[chunk]), squares, *collectives_);
   }
   if (group != nullptr) group->all_reduce_sum(squares, 1, Element::float32, *collectives_);

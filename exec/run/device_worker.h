@@ -71,14 +71,16 @@ class DeviceWorker final : public Worker {
   void issue_step(Item& item);
   void issue_ops(const PlannedStep& step, std::size_t item);
   void issue_send(const PlannedStep& step);
-  void issue_optimizer(const PlannedStep& step);
+  void issue_optimizer(const PlannedStep& step, std::size_t item);
   void issue_collective(Item& item);
-  void issue_norm(const PlannedCollective& collective, StreamGroup* group);
+  void issue_norm(const PlannedCollective& collective, StreamGroup* group, std::size_t item);
+  void check_gradients(int chunk, std::byte* gradients, std::size_t item, Stream& stream);
   void wait_on_device(DeviceMessage& message, VertexId vertex, VertexId transfer);
   void check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item);
   void free_receive(int receive, Event* freed);
   void finish();
   void check_flag(std::size_t item);
+  void let_others_report(std::int64_t time_ns) const;
   void take_norms();
   void read_times();
   void count_held();
@@ -111,7 +113,10 @@ class DeviceWorker final : public Worker {
   std::size_t collective_done_ = 0;
   VertexId next_vertex_ = 0;                    // the next one to be enqueued
   VertexId next_waits_for_ = Doing::no_vertex;  // what another worker must enqueue first
-  Doing recorded_[2];                           // last recorded activity, by WorkerThread
+  // The collective that is about to be enqueued (working), or that waits for the others to enqueue it (exchanging).
+  Doing held_collective_{.vertex = Doing::no_vertex};
+  bool meeting_ = false;  // inside a call of a group that waits for the others
+  Doing recorded_[2];     // last recorded activity, by WorkerThread
 
   std::vector<DeviceMessage> sends_;
   std::vector<DeviceMessage> receives_;

@@ -138,7 +138,6 @@ class Parser {
     const bool compute = !fault_.vertex || fault_.vertex == VertexKind::compute;
     const bool message = compute && (!fault_.vertex || fault_.op != OpKind::W);
     if (fault_.kind == FaultKind::drop && !message) fail("op: expected F, B or I, whose result is sent");
-    if (fault_.kind == FaultKind::nan && !compute) fail("op: expected F, B, I or W, whose output is overwritten");
     if (!compute && (fault_.microbatch || fault_.slice))
       fail("op: optimizer steps and collectives have no microbatch and no slice");
   }

@@ -19,7 +19,7 @@ enum class FaultKind : std::uint8_t {
   drop,   // the message is not sent, but its sender continues
   kill,   // SIGKILL to the own process inside the op
   stop,   // the worker hangs in the op until it is aborted
-  nan,    // the output of the op is overwritten with NaN
+  nan,    // the output of the op, or the gradients that an optimizer step or a collective reads, become NaN
 };
 
 // One `--fault`. Unset fields match everything; the fault is injected at every matching op.
@@ -40,7 +40,7 @@ struct Fault {
 
 // Parses "delay:rank=1,op=F,stage=1,mb=2,step=3,seconds=2". Kinds: delay, drop, kill, stop, nan. Keys: rank, op (F, B,
 // I, W, optimizer, gradient-reduce, replica-reduce, tied-embedding, global-norm, parameter-gather), stage, mb, slice,
-// step, and seconds (required for a delay). A drop needs F, B or I, whose result is sent; nan needs F, B, I or W.
+// step, and seconds (required for a delay). A drop needs F, B or I, whose result is sent.
 // Default op: any of F, B, I and W. Throws InputError "--fault 'text': rule, got value".
 Fault parse_fault(std::string_view text);
 

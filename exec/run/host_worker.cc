@@ -30,7 +30,8 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
       sends_(rank_.sends.size()),
       receives_(rank_.receives.size()),
       consumed_(rank_.receives.size(), 0),
-      wakes_collectives_(rank_.steps.size(), 0) {
+      wakes_collectives_(rank_.steps.size(), 0),
+      optimizer_reads_first_(optimizer_reads_first()) {
   awaiting_.reserve(rank_.receives.size());
   for (const PlannedCollective& collective : rank_.collectives) {
     if (!collective.after_any) continue;
@@ -74,8 +75,14 @@ void HostWorker::make_groups() {
   }
   std::vector<int> data;
   for (int d = 0; d < layout.data; ++d) data.push_back(layout.world_rank(pipeline_rank_, d, tensor_rank_));
-  groups_.push_back(std::make_unique<AllReduceGroup>(transport_, Channel::collective, std::move(data), kDataGroup));
-  AllReduceGroup* const data_group = groups_.back().get();
+  const auto make_group = [&](std::vector<int> members, int number) {
+    groups_.push_back(std::make_unique<AllReduceGroup>(transport_, Channel::collective, std::move(members), number));
+    groups_.back()->on_wait([this](bool begins) {
+      if (begins) doing(WorkerThread::collective, Activity::exchanging, exchanging_);
+    });
+    return groups_.back().get();
+  };
+  AllReduceGroup* const data_group = make_group(std::move(data), kDataGroup);
 
   std::map<std::pair<bool, std::vector<int>>, int> numbers;
   std::map<std::pair<bool, std::vector<int>>, AllReduceGroup*> known;
@@ -95,11 +102,7 @@ void HostWorker::make_groups() {
     const auto number = numbers.try_emplace(key, kFirstSharedGroup + static_cast<int>(numbers.size())).first->second;
     if (!ours) continue;
     AllReduceGroup*& group = known[key];
-    if (group == nullptr) {
-      groups_.push_back(std::make_unique<AllReduceGroup>(transport_, Channel::collective,
-                                                         members_over(key.second, key.first), number));
-      group = groups_.back().get();
-    }
+    if (group == nullptr) group = make_group(members_over(key.second, key.first), number);
     group_of_.push_back(group);
   }
 }
@@ -305,9 +308,21 @@ SliceCall HostWorker::call_of(const OpPlan& op) {
 void HostWorker::check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const {
   const std::byte* const made = op.op.op == OpKind::F ? call.output : call.input_gradient;
   const std::int64_t elements = call.shape.rows() * stage.spec().model.hidden;
-  const bool fine = (made == nullptr || op.op.op == OpKind::W || all_finite(made, elements, plan_.spec().precision)) &&
-                    std::isfinite(call.loss);
+  const Precision precision = plan_.spec().precision;
+  const bool weights = op.op.op == OpKind::W || op.op.op == OpKind::B;
+  const bool fine = (made == nullptr || op.op.op == OpKind::W || all_finite(made, elements, precision)) &&
+                    std::isfinite(call.loss) && (!weights || edges_finite(stage, call.gradients, precision));
   if (!fine) fail_not_finite(vertex, op.op.microbatch);
+}
+
+void HostWorker::check_gradients(int chunk, std::byte* gradients, VertexId vertex) const {
+  poison_gradients(gradients, vertex);
+  const std::int64_t elements = stage_of(chunk).memory().gradients / plan_.element_bytes();
+  if (!all_finite(gradients, elements, plan_.spec().precision)) fail_gradients(vertex);
+}
+
+void HostWorker::poison_gradients(std::byte* gradients, VertexId vertex) const {
+  if (fault_at(vertex).poison) fill_not_a_number(gradients, 1, plan_.spec().precision);
 }
 
 void HostWorker::poison(const Stage& stage, SliceCall& call) const {
@@ -315,7 +330,7 @@ void HostWorker::poison(const Stage& stage, SliceCall& call) const {
   if (made != nullptr) {
     fill_not_a_number(made, stage.spec().model.hidden, plan_.spec().precision);
   } else if (call.gradients != nullptr) {
-    fill_not_a_number(call.gradients, 1, plan_.spec().precision);
+    fill_not_a_number(call.gradients, stage.memory().gradients / plan_.element_bytes(), plan_.spec().precision);
   } else {
     call.loss = std::numeric_limits<double>::quiet_NaN();
   }
@@ -342,6 +357,7 @@ void HostWorker::run_optimizer(const PlannedStep& step) {
   OptimizerStep update = update_of(step, learning_rates_);
   update.gradient_scale = gradient_scale_;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
+  if (optimizer_reads_first_) check_gradients(step.chunk, read, step.vertex);
   const std::int64_t version = version_base_ + step.step;
   stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   std::memset(read, 0, to_size(stage.memory().gradients));
@@ -390,7 +406,9 @@ void HostWorker::rethrow_own_error() {
 }
 
 void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGroup& group) {
-  doing(WorkerThread::collective, Activity::exchanging, collective.vertex);
+  // Until it joins the others it is at work: they wait for it.
+  exchanging_ = collective.vertex;
+  doing(WorkerThread::collective, Activity::working, exchanging_);
   starts_[collective.vertex] = now_ns();
   inject(fault_at(collective.vertex), transport_);
   const Schedule& schedule = plan_.schedule();
@@ -405,12 +423,14 @@ void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGr
     case CollectiveKind::gradient_reduce:
     case CollectiveKind::replica_reduce: {
       const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
+      check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), collective.vertex);
       all_reduce(gradients(chunk, collective.gradient_buffers[chunk]),
                  stage_of(chunk).memory().gradients / plan_.element_bytes());
       break;
     }
     case CollectiveKind::tied_embedding: {
       const int chunk = embedding_chunk();
+      check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), collective.vertex);
       const Stage& stage = stage_of(chunk);
       const Parameter& word = word_embedding(stage);
       all_reduce(gradients(chunk, collective.gradient_buffers[chunk]) + word.offset * plan_.element_bytes(),
@@ -421,8 +441,11 @@ void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGr
       double squares = 0;
       for (int chunk = 0; chunk < std::ssize(collective.gradient_buffers); ++chunk) {
         if (!counts_in_norm(chunk)) continue;
-        squares += stage_of(chunk).squared_norm(gradients(chunk, collective.gradient_buffers[chunk]));
+        std::byte* const read = gradients(chunk, collective.gradient_buffers[chunk]);
+        poison_gradients(read, collective.vertex);
+        squares += stage_of(chunk).squared_norm(read);
       }
+      if (!std::isfinite(squares)) fail_gradients(collective.vertex);
       group.all_reduce_sum(&squares, 1);
       norm_ = std::sqrt(squares);
       if (!std::isfinite(norm_)) {

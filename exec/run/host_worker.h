@@ -39,7 +39,9 @@ class HostWorker final : public Worker {
   void run_optimizer(const PlannedStep& step);
   SliceCall call_of(const OpPlan& op);
   void check_finite(const Stage& stage, const OpPlan& op, VertexId vertex, const SliceCall& call) const;
+  void check_gradients(int chunk, std::byte* gradients, VertexId vertex) const;
   void poison(const Stage& stage, SliceCall& call) const;
+  void poison_gradients(std::byte* gradients, VertexId vertex) const;
   void count_held(std::size_t step);
   void collective_loop();
   void run_collective(const PlannedCollective& collective, AllReduceGroup& group);
@@ -54,8 +56,10 @@ class HostWorker final : public Worker {
   std::vector<char> consumed_;           // by receive, in this run: its buffer has been read
   std::vector<int> awaiting_;            // receives posted and not read
   std::vector<char> wakes_collectives_;  // by step: a collective begins after it
+  bool optimizer_reads_first_;
 
-  VertexId running_ = 0;  // or about to run
+  VertexId running_ = 0;     // or about to run
+  VertexId exchanging_ = 0;  // of the collective thread
   std::span<const double> learning_rates_;
   double gradient_scale_ = 1;
 

@@ -34,6 +34,24 @@ bool all_finite(const std::byte* data, std::int64_t elements, Precision precisio
   return no_exponent_is_full<std::uint32_t>(data, elements, std::uint32_t{0xff} << 23);
 }
 
+bool edges_finite(const Stage& stage, const std::byte* gradients, Precision precision) {
+  const std::int64_t element = stage.element_bytes();
+  for (const Parameter& parameter : stage.parameters()) {
+    const std::byte* const first = gradients + parameter.offset * element;
+    if (parameter.size() == 0) continue;
+    if (parameter.columns == 1 || parameter.name == kWordEmbedding) {
+      const std::int64_t count = parameter.columns == 1 ? parameter.rows : parameter.columns;
+      if (!all_finite(first, count, precision)) return false;
+      continue;
+    }
+    if (!all_finite(first, parameter.columns, precision)) return false;
+    for (std::int64_t row = 1; row < parameter.rows; ++row) {
+      if (!all_finite(first + row * parameter.columns * element, 1, precision)) return false;
+    }
+  }
+  return true;
+}
+
 void fill_not_a_number(std::byte* data, std::int64_t elements, Precision precision) {
   precision == Precision::float64 ? fill<double>(data, elements) : fill<float>(data, elements);
 }

@@ -5,17 +5,23 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include "exec/plan/host_memory.h"
 #include "exec/transport/in_process.h"
 #include "exec/transport/threads.h"
 #include "exec/watch/process_state.h"
+#include "exec/watch/recorder_file.h"
 #include "model/errors.h"
 #include "model/to_size.h"
 
@@ -151,6 +157,53 @@ void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
   }
 }
 
+// Waits of a process for the others before the run is watched: stops the transport when they take too long.
+class StartDeadline {
+ public:
+  StartDeadline(Transport& transport, const Supervision& supervision) : transport_(transport) {
+    if (supervision.folder.empty()) return;
+    transport_.on_control_wait([this](int peer) { awaited_.store(peer); });
+    limit_ = std::chrono::nanoseconds(std::max(supervision.limits.floor_ns, supervision.limits.setup_ns));
+    timer_ = std::thread([this] {
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait_for(lock, limit_, [this] { return ended_; })) transport_.stop();
+    });
+  }
+  ~StartDeadline() {
+    {
+      const std::lock_guard lock(mutex_);
+      ended_ = true;
+    }
+    changed_.notify_all();
+    if (timer_.joinable()) timer_.join();
+    transport_.on_control_wait(nullptr);
+  }
+  StartDeadline(const StartDeadline&) = delete;
+  StartDeadline& operator=(const StartDeadline&) = delete;
+
+  // Calls `meet`, which waits for the other processes. Throws RunFailure.
+  template <typename Meet>
+  void within(const Meet& meet) {
+    try {
+      meet();
+    } catch (const Stopped&) {
+      throw RunFailure(
+          FailureKind::stuck, awaited_.load(),
+          fmt::format("rank {} has waited at {} for rank {} for {} s", transport_.rank(), name_of(ControlPhase::start),
+                      awaited_.load(), std::chrono::duration<double>(limit_).count()));
+    }
+  }
+
+ private:
+  Transport& transport_;
+  std::atomic<int> awaited_{-1};
+  std::chrono::nanoseconds limit_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool ended_ = false;
+  std::thread timer_;
+};
+
 }  // namespace
 
 double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std::int64_t step) {
@@ -162,6 +215,30 @@ double learning_rate_of(const RunPlan& plan, const TrainingOptions& options, std
 namespace {
 
 constexpr std::uint8_t kStopAsked = 255;  // by TrainingOptions::stop: no signal has this number
+
+// Records what a worker does outside its steps, and for which worker it waits there.
+class ControlRecorder {
+ public:
+  ControlRecorder(Transport& transport, Recorder* recorder) : transport_(transport), recorder_(recorder) {
+    if (recorder == nullptr) return;
+    transport_.on_control_wait([this](int peer) { recorder_->control(phase_, last_step_, peer); });
+  }
+  ~ControlRecorder() { transport_.on_control_wait(nullptr); }
+  ControlRecorder(const ControlRecorder&) = delete;
+  ControlRecorder& operator=(const ControlRecorder&) = delete;
+
+  void enter(ControlPhase phase, std::int64_t last_step) {
+    phase_ = phase;
+    last_step_ = static_cast<int>(last_step);
+    if (recorder_ != nullptr) recorder_->control(phase_, last_step_, -1);
+  }
+
+ private:
+  Transport& transport_;
+  Recorder* recorder_;
+  ControlPhase phase_ = ControlPhase::start;
+  int last_step_ = -1;
+};
 
 // One training run in this process, as all of its workers see it.
 struct TrainingJob {
@@ -178,12 +255,15 @@ struct TrainingJob {
   void train(Worker& worker, Transport& transport) const {
     const bool root = transport.rank() == Transport::kRoot;
     if (root) report.workers.resize(to_size(transport.size()));
+    ControlRecorder control(transport, supervisor.recorder(transport.rank()));
+    control.enter(ControlPhase::start, options.first_step - 1);
     if (hooks.begin) {
       hooks.begin(worker, transport);
     } else {
       worker.initialise();
     }
     std::int64_t step = options.first_step;
+    std::int64_t last = step - 1;  // run of the graph, by its first step
     std::vector<double> rates(to_size(plan.steps_per_run()));
     for (int run = 0; run < options.runs; ++run) {
       // With weight stashing each microbatch is a step; its learning rate is that of its batch.
@@ -194,13 +274,18 @@ struct TrainingJob {
       if (const int stop = stop_together(transport); stop != 0) {
         if (root) report.interrupted = true;
         if (root && stop != kStopAsked) report.signal = stop;
+        control.enter(ControlPhase::checkpoint, last);
         if (hooks.at_stop) hooks.at_stop(worker, transport, step);
         return;
       }
-      worker.run(step, rates);
+      last = step;
+      worker.run(last, rates);
       step += plan.batches();
-      report_run(worker, transport, step - plan.batches());
+      control.enter(ControlPhase::report, last);
+      report_run(worker, transport, last);
+      control.enter(ControlPhase::checkpoint, last);
       if (hooks.after_run) hooks.after_run(worker, transport, step);
+      control.enter(ControlPhase::next_step, last);
     }
   }
 
@@ -325,7 +410,8 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   }
   // Exchange the owners: which workers share this host?
   std::vector<RecorderOwner> owners = owners_of(layout);
-  exchange_owners(transport, owners);
+  std::optional<StartDeadline> start(std::in_place, transport, options.supervision);
+  start->within([&] { exchange_owners(transport, owners); });
   std::vector<int> workers_here(to_size(layout.pipeline), 0);
   for (const RecorderOwner& owner : owners) {
     if (owner.host == host_name()) ++workers_here[owner.pipeline_rank];
@@ -340,7 +426,8 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   const FaultPlan faults = faults_of(plan, owners, options);
   std::unique_ptr<Worker> worker;
   Supervisor supervisor(plan.graph(), options.supervision, owners, {transport.rank()}, [&] { transport.stop(); });
-  transport.barrier();
+  start->within([&] { transport.barrier(); });
+  start.reset();
   report.began = true;
   supervisor.watch();
   const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};

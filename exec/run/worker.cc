@@ -117,11 +117,13 @@ FaultAction Worker::fault_at(VertexId vertex) const {
   return services_.faults->at(world_rank_, static_cast<int>(first_step_), vertex);
 }
 
-void Worker::inject(const FaultAction& action, const Transport& transport) const {
+void Worker::inject(const FaultAction& action, const Transport& transport,
+                    const std::function<void()>& meanwhile) const {
   if (action.kill) kill_own_process();
   const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
   while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
     if (transport.stopped()) throw Stopped("stopped");
+    if (meanwhile) meanwhile();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
@@ -131,6 +133,18 @@ void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
       FailureKind::non_finite, world_rank_,
       fmt::format("{} of step {} on rank {} produced a value that is not finite", plan_.graph().name(vertex),
                   first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
+}
+
+void Worker::fail_gradients(VertexId vertex) const {
+  throw RunFailure(FailureKind::non_finite, world_rank_,
+                   fmt::format("the gradients of rank {} are not finite in step {}, before {}", world_rank_,
+                               first_step_, plan_.graph().name(vertex)));
+}
+
+bool Worker::optimizer_reads_first() const {
+  return std::none_of(rank_.collectives.begin(), rank_.collectives.end(), [](const PlannedCollective& collective) {
+    return collective.kind == CollectiveKind::gradient_reduce || collective.kind == CollectiveKind::global_norm;
+  });
 }
 
 bool Worker::counts_in_norm(int chunk) const {

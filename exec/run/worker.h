@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -117,9 +118,13 @@ class Worker {
   OptimizerStep update_of(const PlannedStep& step, std::span<const double> learning_rates) const;
   void doing(WorkerThread thread, Activity activity, VertexId vertex = 0, VertexId waits_for = 0);
   FaultAction fault_at(VertexId vertex) const;
-  // Injects faults: sleeps for a delay, or until stopped; kills the process. Throws Stopped.
-  void inject(const FaultAction& action, const Transport& transport) const;
+  // Injects faults: sleeps for a delay, or until stopped, calling `meanwhile`; kills the process. Throws Stopped.
+  void inject(const FaultAction& action, const Transport& transport, const std::function<void()>& meanwhile = {}) const;
   [[noreturn]] void fail_not_finite(VertexId vertex, int microbatch) const;
+  // Throws for gradients of this worker that are not finite before `vertex` reads them.
+  [[noreturn]] void fail_gradients(VertexId vertex) const;
+  // Returns whether an optimizer step of this worker is the first to read all gradients: no collective does.
+  bool optimizer_reads_first() const;
   // Returns whether this worker adds the gradients of a chunk to the global norm: one of the replicas of a stage does.
   bool counts_in_norm(int chunk) const;
   // Returns the chunk whose word embedding takes part in the reduction of a tied embedding.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -51,6 +52,11 @@ class DeviceConnection {
   virtual void progress() = 0;
   // Returns group `index` of the links; null if this worker is not a member.
   virtual StreamGroup* group(std::size_t index) = 0;
+  // Sets a function that calls of groups call repeatedly while they wait for other workers; it calls `progress`.
+  void while_meeting(std::function<void()> observe) { while_meeting_ = std::move(observe); }
+
+ protected:
+  std::function<void()> while_meeting_;
 };
 
 class DeviceTransport {

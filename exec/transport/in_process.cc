@@ -176,6 +176,7 @@ class DeviceFabric::Connection : public DeviceConnection {
     for (Lane& lane : lanes_) place(lane);
   }
   StreamGroup* group(std::size_t at) override { return groups_[at].get(); }
+  void meet() { while_meeting_ ? while_meeting_() : progress(); }
 
   void drain() {
     device_.make_current();
@@ -267,7 +268,7 @@ const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, 
   meeting_.arrivals.fetch_add(1);
   const std::int64_t all = ++rounds_ * size();
   while (meeting_.arrivals.load() < all) {
-    connection_.progress();
+    connection_.meet();
     std::this_thread::yield();
   }
   for (int member = 0; member < size(); ++member) {

@@ -13,6 +13,13 @@ void set(Message& message, int peer, std::int64_t id, std::byte* data, std::int6
 
 }  // namespace
 
+void Transport::wait_for_control(Message& message) {
+  if (poll(message)) return;
+  if (on_control_wait_) on_control_wait_(message.peer);
+  wait(message);
+  if (on_control_wait_) on_control_wait_(-1);
+}
+
 std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte> mine) {
   const std::int64_t id = control_messages_;
   control_messages_ += 2;
@@ -22,10 +29,10 @@ std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte>
   if (rank() != kRoot) {
     set(message, kRoot, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
     post_send(message);
-    wait(message);
+    wait_for_control(message);
     set(message, kRoot, id + 1, const_cast<std::byte*>(mine.data()), bytes);
     post_send(message);
-    wait(message);
+    wait_for_control(message);
     return all;
   }
   all.resize(size());
@@ -33,12 +40,12 @@ std::vector<std::vector<std::byte>> Transport::gather(std::span<const std::byte>
   for (int peer = 1; peer < size(); ++peer) {
     set(message, peer, id, reinterpret_cast<std::byte*>(&bytes), sizeof bytes);
     post_receive(message);
-    wait(message);
+    wait_for_control(message);
     auto& theirs = all[peer];
     theirs.resize(static_cast<std::size_t>(bytes));
     set(message, peer, id + 1, theirs.data(), bytes);
     post_receive(message);
-    wait(message);
+    wait_for_control(message);
   }
   return all;
 }
@@ -49,7 +56,7 @@ void Transport::broadcast(std::span<std::byte> bytes) {
     Message message;
     set(message, kRoot, id, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     post_receive(message);
-    return wait(message);
+    return wait_for_control(message);
   }
   std::vector<Message> messages(static_cast<std::size_t>(size()));
   for (int peer = 1; peer < size(); ++peer) {
@@ -57,21 +64,21 @@ void Transport::broadcast(std::span<std::byte> bytes) {
     set(message, peer, id, bytes.data(), static_cast<std::int64_t>(bytes.size()));
     post_send(message);
   }
-  for (int peer = 1; peer < size(); ++peer) wait(messages[peer]);
+  for (int peer = 1; peer < size(); ++peer) wait_for_control(messages[peer]);
 }
 
 void Transport::send(int peer, std::span<const std::byte> bytes) {
   Message message;
   set(message, peer, control_messages_, const_cast<std::byte*>(bytes.data()), std::ssize(bytes));
   post_send(message);
-  wait(message);
+  wait_for_control(message);
 }
 
 void Transport::receive(int peer, std::span<std::byte> bytes) {
   Message message;
   set(message, peer, control_messages_, bytes.data(), std::ssize(bytes));
   post_receive(message);
-  wait(message);
+  wait_for_control(message);
 }
 
 void Transport::barrier() {

@@ -3,8 +3,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "model/namespaces.h"
@@ -74,6 +76,10 @@ class Transport {
     wait_until(message.channel, [&] { return poll(message); });
   }
 
+  // Sets a function that is called when a wait of the functions below begins, with the rank that is waited for, and
+  // with -1 when it ends. They are called by one thread of the worker.
+  void on_control_wait(std::function<void(int peer)> notify) { on_control_wait_ = std::move(notify); }
+
   // Collectives over the control channel, called by one thread of every worker. Gather returns the bytes of each rank
   // on rank 0, by rank; an empty vector elsewhere.
   std::vector<std::vector<std::byte>> gather(std::span<const std::byte> mine);
@@ -94,7 +100,10 @@ class Transport {
   virtual void quiesce() = 0;
 
  private:
+  void wait_for_control(Message& message);
+
   std::int64_t control_messages_ = 0;
+  std::function<void(int peer)> on_control_wait_;
 };
 
 }  // namespace sluice::exec

@@ -106,14 +106,21 @@ void Recorder::doing(WorkerThread thread, Activity activity, int step, VertexId 
   } else {
     entry.step = step;
     entry.vertex = vertex;
-    const bool idle = activity == Activity::starting || activity == Activity::between || activity == Activity::finished;
-    if (!idle && vertex < graph_.size()) entry.op = recorded(graph_, vertex);
+    const bool outside = activity == Activity::starting || activity == Activity::between ||
+                         activity == Activity::finished || activity == Activity::coordinating;
+    if (!outside && vertex < graph_.size()) entry.op = recorded(graph_, vertex);
   }
   entry.time_ns = now_ns();
   entry.activity = static_cast<std::uint32_t>(activity);
   entry.waits_for = waits_for;
   if (activity == Activity::waiting && waits_for < graph_.size()) entry.awaited = recorded(graph_, waits_for);
   ring.append(entry);
+}
+
+void Recorder::control(ControlPhase phase, int last_step, int waits_for) {
+  const auto what = static_cast<VertexId>(phase);
+  if (waits_for < 0) return doing(WorkerThread::compute, Activity::between, last_step, what);
+  doing(WorkerThread::compute, Activity::coordinating, last_step, what, static_cast<VertexId>(waits_for));
 }
 
 }  // namespace sluice::exec

@@ -21,8 +21,13 @@ enum class Activity : std::uint8_t {
   between,     // outside a step: loading data, writing a checkpoint, waiting for the next step
   finished,
   failed,
-  stopped,  // ended because another worker failed, or because the run was stopped
+  stopped,       // ended because another worker failed, or because the run was stopped
+  coordinating,  // outside a step: waiting for a control message of, or to, the world rank `waits_for`
 };
+
+// What a worker does outside its steps.
+enum class ControlPhase : std::uint8_t { none, start, next_step, report, checkpoint };
+
 enum class WorkerThread : std::uint8_t { compute, collective };
 
 // The current activity of a thread.
@@ -30,10 +35,12 @@ struct Doing {
   static constexpr VertexId no_vertex = ~VertexId{0};  // of `failed` and `stopped` outside an op
 
   Activity activity = Activity::starting;
-  std::int32_t step = 0;  // of `between`: the last completed step (before the first step: `starting`)
-  // Vertex of the graph that all ranks run, or no_vertex. Undefined when starting, between and finished.
+  // Of `between` and `coordinating`: the last completed step (before the first step: -1, or `starting`).
+  std::int32_t step = 0;
+  // Vertex of the graph that all ranks run, or no_vertex; a ControlPhase when between and coordinating. Undefined when
+  // starting and finished.
   VertexId vertex = 0;
-  VertexId waits_for = 0;     // set for `waiting`
+  VertexId waits_for = 0;     // set for `waiting` and `coordinating`
   std::int64_t since_ns = 0;  // std::chrono::steady_clock
 };
 
@@ -68,6 +75,8 @@ class Recorder {
   // Records what a thread does from now on. Called by that thread only, or by another one after it has ended. For
   // `failed` and `stopped`, step and vertex are taken from the previous activity.
   void doing(WorkerThread thread, Activity activity, int step, VertexId vertex = 0, VertexId waits_for = 0);
+  // Records what the compute thread does outside its steps. `waits_for`: world rank that it waits for, or -1.
+  void control(ControlPhase phase, int last_step, int waits_for);
 
  private:
   RecorderLayout* file_ = nullptr;

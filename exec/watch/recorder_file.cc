@@ -68,7 +68,7 @@ void check_vertex(const RecordedVertex& vertex, const std::string& path) {
 }
 
 void check_entry(const RecordedEntry& entry, const std::string& path) {
-  if (entry.activity > static_cast<std::uint32_t>(Activity::stopped)) damaged(path, "unknown activity");
+  if (entry.activity > static_cast<std::uint32_t>(Activity::coordinating)) damaged(path, "unknown activity");
   check_vertex(entry.op, path);
   check_vertex(entry.awaited, path);
 }
@@ -131,8 +131,20 @@ std::string_view name_of(Activity activity) {
     case Activity::finished: return "finished";
     case Activity::failed: return "failed";
     case Activity::stopped: return "stopped";
+    case Activity::coordinating: return "coordinating";
   }
   return "?";
+}
+
+std::string_view name_of(ControlPhase phase) {
+  switch (phase) {
+    case ControlPhase::none: return "";
+    case ControlPhase::start: return "the start of the run";
+    case ControlPhase::next_step: return "the start of the next step";
+    case ControlPhase::report: return "the report of the step";
+    case ControlPhase::checkpoint: return "the checkpoint";
+  }
+  return "";
 }
 
 std::string_view name_of(WorkerThread thread) { return thread == WorkerThread::compute ? "compute" : "collective"; }
@@ -142,6 +154,11 @@ std::string recorder_name(int world_rank) { return fmt::format("rank-{:04}.rec",
 std::string to_string(const RecordedEvent& event) {
   std::string text =
       fmt::format("{}, step {}: {}", name_of(event.thread), event.doing.step, name_of(event.doing.activity));
+  const std::string_view phase = name_of(static_cast<ControlPhase>(event.doing.vertex));
+  if (event.doing.activity == Activity::coordinating) {
+    return fmt::format("{} {} with rank {}", text, phase, event.doing.waits_for);
+  }
+  if (event.doing.activity == Activity::between && !phase.empty()) return fmt::format("{}, at {}", text, phase);
   if (!event.waits_for.empty()) return fmt::format("{} for {} before {}", text, event.waits_for, event.op);
   return event.op.empty() ? text : fmt::format("{} in {}", text, event.op);
 }

@@ -13,6 +13,8 @@ namespace sluice::exec {
 
 std::string_view name_of(Activity activity);  // "waiting"
 std::string_view name_of(WorkerThread thread);
+// "the checkpoint"; "" for `none` and unknown values.
+std::string_view name_of(ControlPhase phase);
 
 // "rank-0003.rec"
 std::string recorder_name(int world_rank);

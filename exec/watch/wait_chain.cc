@@ -6,6 +6,7 @@
 #include <deque>
 #include <tuple>
 
+#include "exec/watch/recorder_file.h"
 #include "exec/watch/wait_graph.h"
 
 namespace sluice::exec {
@@ -31,6 +32,7 @@ class WaitWords {
     switch (doing.activity) {
       case Activity::starting:
       case Activity::between:
+      case Activity::coordinating:
       case Activity::finished: return "";
       default: return doing.vertex < graph_.size() ? graph_.name(doing.vertex) : "";
     }
@@ -49,6 +51,7 @@ class WaitWords {
       case Activity::waiting:
         if (waits_.sends(node, doing.waits_for)) return fmt::format("sends {} to {}", sent(doing.waits_for), whom);
         return fmt::format("waits for {} from {}", awaited(doing), whom);
+      case Activity::coordinating: return fmt::format("waits {} for {}", outside(doing), whom);
       default: return fmt::format("waits for a step to begin from {}", whom);
     }
   }
@@ -67,7 +70,10 @@ class WaitWords {
     }
     switch (doing.activity) {
       case Activity::starting: return "has been starting" + duration;
-      case Activity::between: return fmt::format("has been between steps, after step {},{}", doing.step, duration);
+      case Activity::between: return fmt::format("has been {}{}", outside(doing), duration);
+      case Activity::coordinating:
+        return fmt::format("has waited {} for {}{}{}", outside(doing), rank(static_cast<int>(doing.waits_for)),
+                           duration, here.cause == RootCause::lost ? ": a message between the two is lost" : "");
       case Activity::finished: return "has finished";
       case Activity::working:
       case Activity::reducing:
@@ -77,7 +83,7 @@ class WaitWords {
       case Activity::stopped: break;
     }
     if (here.all_there) {
-      return fmt::format("has been in {}{} since its last rank joined: one of its messages is lost", op(node),
+      return fmt::format("has been in {}{} since its last rank joined: a message between its ranks is lost", op(node),
                          duration);
     }
     if (doing.activity == Activity::waiting) return fmt::format("has waited for {}{}", awaited(doing), duration);
@@ -122,11 +128,19 @@ class WaitWords {
         graph_.schedule().sliced());
   }
 
+  // "between steps, after step 3," or "at the checkpoint, after step 3,", without the last comma if `end` is "".
+  static std::string outside(const Doing& doing, std::string_view end = ",") {
+    const std::string_view phase = name_of(static_cast<ControlPhase>(doing.vertex));
+    const std::string text = phase.empty() ? "between steps" : fmt::format("at {}", phase);
+    return doing.step < 0 ? text : fmt::format("{}, after step {}{}", text, doing.step, end);
+  }
+
   std::string place(int node) const {
     const Doing& doing = waits_.doing(node);
     switch (doing.activity) {
       case Activity::starting: return "while starting";
-      case Activity::between: return fmt::format("after step {}", doing.step);
+      case Activity::between:
+      case Activity::coordinating: return outside(doing, "");
       case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
       default:
         return op(node).empty() ? fmt::format("in step {}", doing.step)
@@ -330,6 +344,13 @@ std::int64_t WaitLimits::deadline_ns(VertexId v) const {
   const double allowed = multiple * static_cast<double>(expected_ns(v));
   return allowed > 9e18 ? std::int64_t{9'000'000'000'000'000'000}
                         : std::max(floor_ns, static_cast<std::int64_t>(allowed));
+}
+
+std::int64_t WaitLimits::outside_ns(const Doing& doing) const {
+  const bool setup = doing.activity == Activity::starting ||
+                     static_cast<ControlPhase>(doing.vertex) == ControlPhase::start ||
+                     static_cast<ControlPhase>(doing.vertex) == ControlPhase::checkpoint;
+  return std::max(floor_ns, setup ? setup_ns : idle_ns);
 }
 
 std::string WaitReport::text() const {

@@ -26,10 +26,14 @@ struct WaitLimits {
   std::int64_t floor_ns = 5'000'000'000;
   double multiple = 20;
   std::function<std::int64_t(VertexId)> expected_ns;
-  std::int64_t idle_ns = 60'000'000'000;  // starting or between two steps, while others wait
-  std::int64_t grace_ns = 500'000'000;    // after a process died or a worker failed
+  // While others wait: between two steps, and starting or in a checkpoint. At least floor_ns.
+  std::int64_t idle_ns = 60'000'000'000;
+  std::int64_t setup_ns = 600'000'000'000;
+  std::int64_t grace_ns = 500'000'000;  // after a process died or a worker failed
 
   std::int64_t deadline_ns(VertexId v) const;
+  // Returns the limit of an activity outside the steps.
+  std::int64_t outside_ns(const Doing& doing) const;
 };
 
 // Why a worker makes no progress.
@@ -38,7 +42,7 @@ enum class RootCause : std::uint8_t {
   slow,     // inside an op past its deadline
   dead,     // its process has ended
   failed,   // it has recorded a failure, or that it was stopped
-  lost,     // a message that it sent, or a message of a collective, does not arrive
+  lost,     // a message that it sent, or a message of a collective or between steps, does not arrive
   stopped,  // suspended, idle past the limit, or does not notice that what it waits for is complete
   cycle,    // a cycle of waits
 };
@@ -88,7 +92,11 @@ std::vector<int> collective_ranks(const OpGraph& graph, const std::vector<Record
 //  - a thread that waits for another vertex waits for the thread that runs it, on its own worker if that takes part;
 //  - a thread in an all-reduce waits for the tensor-parallel ranks of its stage, a thread in a collective for the ranks
 //    that share it, until they have joined; once all have joined, one of its messages is lost;
+//  - a thread that waits for a control message, outside its steps, waits for the compute thread of the other worker,
+//    until that waits for this one: then the message is lost;
 //  - an idle collective thread waits for its compute thread.
+// A message of a suspended process is not lost: the thread waits for that process. A process that continues gets the
+// limits anew.
 // A compute thread runs its ops, optimizer steps and sends, and a collective thread its collectives, in ascending order
 // of vertex ids. So the current vertex of a thread implies which vertices it has completed.
 class WaitChains {

@@ -10,9 +10,10 @@ bool is_idle(Activity activity) { return activity == Activity::starting || activ
 // Whether the worker has recorded that it ended.
 bool has_left(Activity activity) { return activity == Activity::failed || activity == Activity::stopped; }
 
-// Whether the recorded vertices are in the graph.
-bool makes_sense(const Doing& doing, const OpGraph& graph) {
+// Whether the recorded vertices are in the graph, and a recorded rank among the workers.
+bool makes_sense(const Doing& doing, const OpGraph& graph, std::size_t num_workers) {
   if (is_idle(doing.activity) || doing.activity == Activity::finished) return true;
+  if (doing.activity == Activity::coordinating) return doing.waits_for < num_workers;
   if (doing.vertex >= graph.size()) return has_left(doing.activity) && doing.vertex == Doing::no_vertex;
   return doing.activity != Activity::waiting || doing.waits_for < graph.size();
 }
@@ -51,11 +52,17 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
   memory_.trouble.resize(workers.size());
   memory_.done.resize(2 * workers.size());
   for (WorkerView& worker : workers_) {
-    if (!makes_sense(worker.compute, graph) || !makes_sense(worker.collective, graph)) worker = {};
+    const bool sane =
+        makes_sense(worker.compute, graph, workers.size()) && makes_sense(worker.collective, graph, workers.size());
+    if (!sane) worker = {};
   }
   for (std::size_t i = 0; i < workers.size(); ++i) {
     WaitMemory::Trouble& trouble = memory_.trouble[i];
     if (trouble.state != workers[i].process) trouble = {workers[i].process, now_ns};
+    if (trouble.state != ProcessState::running) continue;
+    // Time in which it was suspended does not count.
+    workers_[i].compute.since_ns = std::max(workers_[i].compute.since_ns, trouble.since_ns);
+    workers_[i].collective.since_ns = std::max(workers_[i].collective.since_ns, trouble.since_ns);
   }
   for (int node = 0; node < std::ssize(nodes_); ++node) inspect(node);
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
@@ -73,7 +80,9 @@ WaitGraph::WaitGraph(const OpGraph& graph, std::span<const VertexId> readers, co
   }
   for (std::size_t i = 0; i < nodes_.size(); ++i) {
     WaitNode& node = nodes_[i];
-    if (!node.idle || awaited[i] == 0 || !node.waits_for.empty() || now_ns - node.since_ns <= limits.idle_ns) continue;
+    if (!node.idle || awaited[i] == 0 || !node.waits_for.empty()) continue;
+    const auto limit_ns = limits.outside_ns(doing(static_cast<int>(i)));
+    if (now_ns - node.since_ns <= limit_ns) continue;
     node.cause = RootCause::stopped;
     node.broken = true;
   }
@@ -100,10 +109,15 @@ bool WaitGraph::ended(int node) const {
   return worker.process == ProcessState::dead && !done;
 }
 
+bool WaitGraph::away(int node) const {
+  return !worker(node).seen || ended(node) || worker(node).process == ProcessState::suspended;
+}
+
 bool WaitGraph::is_past(const Doing& doing, int step, VertexId v) const {
   switch (doing.activity) {
     case Activity::starting: return false;
-    case Activity::between: return doing.step >= step;
+    case Activity::between:
+    case Activity::coordinating: return doing.step >= step;
     case Activity::finished: return true;
     default: return doing.step > step || (doing.step == step && doing.vertex > v);
   }
@@ -138,6 +152,7 @@ void WaitGraph::inspect(int node) {
   switch (doing.activity) {
     case Activity::starting:
     case Activity::between: return inspect_idle(node);
+    case Activity::coordinating: return inspect_control(node);
     case Activity::waiting:
       return sends(node, doing.waits_for) ? inspect_send(node, doing.waits_for) : inspect_wait(node, doing.waits_for);
     case Activity::reducing: {
@@ -178,7 +193,7 @@ void WaitGraph::set_done(int node, std::int64_t since_ns, std::int64_t allowed_n
 
 void WaitGraph::wait_or_lose(int node, int other, VertexId awaited, RootCause cause) {
   const Doing& there = doing(other);
-  if (!worker(other).seen || ended(other) || !is_past(there, doing(node).step, awaited)) {
+  if (away(other) || !is_past(there, doing(node).step, awaited)) {
     at(node).waits_for.push_back(other);
     return;
   }
@@ -216,7 +231,7 @@ void WaitGraph::inspect_send(int node, VertexId transfer) {
   const bool has_it = is_past(there, doing(node).step, reader) ||
                       (at_reader && (there.activity == Activity::working || there.activity == Activity::reducing));
   const bool takes_it = at_reader && there.activity == Activity::waiting && there.waits_for == transfer;
-  if (!worker(2 * receiver).seen || ended(2 * receiver) || (!has_it && !takes_it)) {
+  if (away(2 * receiver) || (!has_it && !takes_it)) {
     at(node).waits_for.push_back(2 * receiver);
   } else if (doing(node).activity == Activity::waiting) {
     set_done(node, there.since_ns, limits_.deadline_ns(transfer), RootCause::lost);
@@ -232,9 +247,8 @@ void WaitGraph::inspect_collective(int node, const std::vector<int>& ranks) {
     const int other = 2 * rank + node % 2;
     if (other == node) continue;
     const Doing& there = doing(other);
-    const bool come =
-        worker(other).seen && there.activity == here.activity && there.step == here.step && there.vertex == here.vertex;
-    if (!worker(other).seen || ended(other) || (!come && !is_past(there, here.step, here.vertex))) {
+    const bool come = there.activity == here.activity && there.step == here.step && there.vertex == here.vertex;
+    if (away(other) || (!come && !is_past(there, here.step, here.vertex))) {
       at(node).waits_for.push_back(other);
     } else {
       latest = std::max(latest, there.since_ns);
@@ -242,6 +256,20 @@ void WaitGraph::inspect_collective(int node, const std::vector<int>& ranks) {
   }
   if (!at(node).waits_for.empty()) return;
   set_done(node, latest, limits_.deadline_ns(here.vertex), RootCause::lost);
+  at(node).all_there = true;
+  at(node).culprit = node / 2;
+}
+
+void WaitGraph::inspect_control(int node) {
+  const Doing& here = doing(node);
+  const int other = 2 * static_cast<int>(here.waits_for);
+  const Doing& there = doing(other);
+  const bool answers = there.activity == Activity::coordinating && static_cast<int>(there.waits_for) == node / 2;
+  if (away(other) || (!answers && there.activity != Activity::finished)) {
+    at(node).waits_for.push_back(other);
+    return;
+  }
+  set_done(node, std::max(here.since_ns, there.since_ns), limits_.outside_ns(here), RootCause::lost);
   at(node).all_there = true;
   at(node).culprit = node / 2;
 }

@@ -32,7 +32,7 @@ struct WaitNode {
   bool broken = false;
   std::int64_t since_ns = 0;  // of the cause, or of the activity
   int culprit = -1;           // world rank; of a lost message: its sender
-  bool all_there = false;     // lost: in an all-reduce or collective that all ranks have joined
+  bool all_there = false;     // lost: in an all-reduce, collective or control message that all ranks have joined
   bool idle = false;
 };
 
@@ -61,12 +61,15 @@ class WaitGraph {
   void inspect_wait(int node, VertexId awaited);
   void inspect_send(int node, VertexId transfer);
   void inspect_collective(int node, const std::vector<int>& ranks);
+  void inspect_control(int node);
   void inspect_idle(int node);
 
   void wait_or_lose(int node, int other, VertexId awaited, RootCause cause);
   void set_done(int node, std::int64_t since_ns, std::int64_t allowed_ns, RootCause cause);
   bool is_past(const Doing& doing, int step, VertexId v) const;
   bool ended(int node) const;  // dead, failed or stopped
+  // Whether a thread cannot be expected to act: it is not visible, has ended, or its process is suspended.
+  bool away(int node) const;
   int world_rank(int pipeline_rank, int like_node) const;
   const RecorderOwner& owner(int node) const { return owners_[node / 2]; }
   WaitNode& at(int node) { return nodes_[node]; }

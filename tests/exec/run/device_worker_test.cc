@@ -28,6 +28,7 @@ namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 constexpr std::int64_t kDeviceTokens = 15;
 
@@ -254,27 +255,37 @@ TEST(DeviceWorker, SkipsStepsThatOverflow) {
 }
 
 TEST(DeviceWorker, StopsAtANonFiniteResult) {
-  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  RunSpec spec = device_descent(test::small_gpt(2));
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
-  TrainingOptions options;
-  options.runs = 3;
-  options.faults = {parse_fault("nan:rank=0,op=F,mb=2,step=1")};
-  try {
-    train(plan, tokens, options);
-    FAIL() << "the run continued";
-  } catch (const RunFailure& failure) {
-    EXPECT_EQ(failure.kind(), FailureKind::non_finite);
-    EXPECT_THAT(failure.what(), HasSubstr("F(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"));
+  for (const auto& [fault, text] :
+       {std::pair{"nan:rank=0,op=F,mb=2,step=1",
+                  "F(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"},
+        {"nan:rank=1,op=global-norm,step=1", "the gradients of rank 1 are not finite in step 1, before global norm"}}) {
+    TrainingOptions options;
+    options.runs = 3;
+    options.faults = {parse_fault(fault)};
+    try {
+      train(plan, tokens, options);
+      FAIL() << "the run continued";
+    } catch (const RunFailure& failure) {
+      EXPECT_EQ(failure.kind(), FailureKind::non_finite);
+      EXPECT_THAT(failure.what(), HasSubstr(text));
+    }
   }
 }
 
 TEST(DeviceWorker, ReportsTheWaitForChain) {
-  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  RunSpec spec = device_descent(test::small_gpt(2));
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
   const test::TemporaryFolder folder;
   for (const auto& [fault, text] :
        {std::pair{"drop:rank=0,op=F,mb=2,step=1", "rank 1 has waited for F(stage 1, mb 2)"},
-        {"stop:rank=0,op=F,mb=2,step=1", "rank 1 waits for F(stage 1, mb 2) from rank 0"}}) {
+        {"stop:rank=0,op=F,mb=2,step=1", "rank 1 waits for F(stage 1, mb 2) from rank 0"},
+        {"stop:rank=1,op=global-norm,step=1", "the collective thread of rank 1 has been inside global norm"}}) {
     SCOPED_TRACE(fault);
     TrainingOptions options;
     options.runs = 3;
@@ -288,6 +299,26 @@ TEST(DeviceWorker, ReportsTheWaitForChain) {
       EXPECT_EQ(failure.kind(), FailureKind::stuck);
       EXPECT_THAT(failure.what(), HasSubstr(text));
     }
+  }
+}
+
+TEST(DeviceWorker, TensorRankThatHangsIsAtFault) {
+  RunSpec spec = device_descent(test::small_gpt(2));
+  spec.tensor_parallel = 2;
+  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  const test::TemporaryFolder folder;
+  TrainingOptions options;
+  options.runs = 3;
+  options.faults = {parse_fault("stop:rank=3,op=F,mb=0,step=1")};
+  options.supervision.folder = folder.path();
+  options.supervision.limits.floor_ns = 2'000'000'000;
+  try {
+    train(plan, tokens, options);
+    FAIL() << "the run continued";
+  } catch (const RunFailure& failure) {
+    EXPECT_EQ(failure.kind(), FailureKind::stuck);
+    EXPECT_THAT(failure.what(), StartsWith("rank 3 (pipeline 1, data 0, tensor 1) has been inside F(stage 1, mb 0)"));
   }
 }
 

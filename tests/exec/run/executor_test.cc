@@ -29,6 +29,7 @@
 #include "model/timeline/causes.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
+#include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
 #include "tests/support/one_device.h"
@@ -37,6 +38,7 @@ namespace sluice::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 // Random allocations and releases: no two blocks share a byte, and the arena has the reported size.
 TEST(Packing, KeepsBlocksApart) {
@@ -272,13 +274,14 @@ struct Broken {
   std::string what;
 };
 
-Broken run_with_fault(const std::string& fault, int data = 1, int tensor = 1, const char* family = "1f1b") {
+Broken run_with_fault(const std::string& fault, int data = 1, int tensor = 1, const char* family = "1f1b",
+                      double clip = 1) {
   FamilyParams params{.ranks = 2, .microbatches = 4};
   params.shape.slice_lengths = {20};
   RunSpec spec = spec_of(2);
   spec.data_parallel = data;
   spec.tensor_parallel = tensor;
-  spec.clip_gradients = 1;
+  spec.clip_gradients = clip;
   const RunPlan plan(spec, make_schedule(find_family(family), params));
   const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
   const test::TemporaryFolder folder;
@@ -306,15 +309,109 @@ TEST(BrokenRun, FailureNamesRankAndOp) {
   broken = run_with_fault("nan:rank=1,op=F,mb=2,step=1");
   EXPECT_EQ(broken.kind, FailureKind::non_finite);
   EXPECT_THAT(broken.what, HasSubstr("F(stage 1, mb 2) of step 1 on rank 1"));
-  broken = run_with_fault("nan:rank=0,op=W,mb=2,step=1", 1, 1, "zb-h1");  // detected by the norm only
+  broken = run_with_fault("nan:rank=0,op=W,mb=2,step=1", 1, 1, "zb-h1");
   EXPECT_EQ(broken.kind, FailureKind::non_finite);
-  EXPECT_THAT(broken.what, HasSubstr("the global gradient norm of step 1 is not finite"));
+  EXPECT_THAT(broken.what, HasSubstr("W(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"));
+}
+
+// Before they are reduced: afterwards every rank has them.
+TEST(BrokenRun, GradientsThatAreNotFiniteNameTheirRank) {
+  for (const auto& [op, data, before] : {std::tuple("global-norm", 1, "global norm(step 0)"),
+                                         {"gradient-reduce", 2, "gradient reduce(stage 0, step 0)"},
+                                         {"optimizer", 1, "optimizer(stage 1, step 0)"}}) {
+    SCOPED_TRACE(op);
+    const bool norm = std::string(op) != "optimizer";
+    const Broken broken = run_with_fault(std::string("nan:rank=1,step=1,op=") + op, data, 1, "1f1b", norm ? 1 : 0);
+    EXPECT_EQ(broken.kind, FailureKind::non_finite);
+    EXPECT_EQ(broken.what, std::string("the gradients of rank 1 are not finite in step 1, before ") + before);
+  }
+}
+
+// A value that is not finite in a row of the input or in a column of the output gradient shows at an edge.
+TEST(Finite, EdgesOfAllGradientsAreChecked) {
+  const RunPlan plan(spec_of(1), make_schedule(find_family("1f1b"), {.ranks = 1, .microbatches = 1}));
+  const Stage& stage = plan.stage(0, 0);
+  std::vector<float> gradients(to_size(stage.memory().gradients / 4), 1.0F);
+  const auto fine = [&](std::int64_t element, float value) {
+    gradients[to_size(element)] = value;
+    const bool finite = edges_finite(stage, reinterpret_cast<const std::byte*>(gradients.data()), Precision::float32);
+    gradients[to_size(element)] = 1;
+    return finite;
+  };
+  for (const Parameter& parameter : stage.parameters()) {
+    SCOPED_TRACE(parameter.name);
+    EXPECT_TRUE(fine(parameter.offset, 2));
+    EXPECT_FALSE(fine(parameter.offset, HUGE_VALF));
+    EXPECT_FALSE(fine(parameter.offset + parameter.columns - 1, std::nanf("")));
+    const bool columns = parameter.name != kWordEmbedding;
+    EXPECT_EQ(fine(parameter.offset + (parameter.rows - 1) * parameter.columns, HUGE_VALF), !columns);
+  }
+}
+
+// Rank 1 never comes to the checkpoint.
+TEST(BrokenRun, RankThatIsMissingAtTheCheckpointIsFound) {
+  FamilyParams params{.ranks = 2, .microbatches = 4};
+  params.shape.slice_lengths = {20};
+  const RunPlan plan(spec_of(2), make_schedule(find_family("1f1b"), params));
+  const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+  const test::TemporaryFolder folder;
+  TrainingOptions options{.runs = 2};
+  options.supervision.folder = folder.path();
+  options.supervision.limits.floor_ns = options.supervision.limits.setup_ns = 2'000'000'000;
+  WorkerHooks hooks;
+  hooks.after_run = [](Worker&, Transport& transport, std::int64_t) {
+    if (transport.rank() == 1) transport.wait_until(Channel::control, [] { return false; });
+    transport.barrier();
+  };
+  TrainingReport report;
+  try {
+    train_with_threads(plan, tokens, options, report, hooks);
+    ADD_FAILURE() << "the run continued";
+  } catch (const RunFailure& failure) {
+    EXPECT_EQ(failure.kind(), FailureKind::stuck);
+    EXPECT_EQ(failure.world_rank(), 1);
+    EXPECT_THAT(failure.what(), StartsWith("rank 1 has been at the checkpoint, after step 0, for "));
+  }
+}
+
+// Rank 1 never arrives, or leaves after the first exchange.
+TEST(BrokenRun, ProcessThatIsMissingAtTheStartIsFound) {
+  FamilyParams params{.ranks = 2, .microbatches = 4};
+  params.shape.slice_lengths = {20};
+  const RunPlan plan(spec_of(2), make_schedule(find_family("1f1b"), params));
+  const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+  const test::TemporaryFolder folder;
+  TrainingOptions options{.runs = 2};
+  options.supervision.folder = folder.path();
+  options.supervision.limits.floor_ns = options.supervision.limits.setup_ns = 100'000'000;
+  for (const bool arrives : {false, true}) {
+    ThreadFabric fabric(2);
+    std::jthread other([&] {
+      std::vector<std::byte> owners(plan.layout().size() * 264);  // as exchange_owners sends them
+      if (!arrives) return;
+      fabric.worker(1).gather(std::span(owners).first(264));
+      fabric.worker(1).broadcast(owners);
+    });
+    TrainingReport report;
+    try {
+      train_as_process(plan, fabric.worker(0), tokens, options, report);
+      ADD_FAILURE() << "the run continued";
+    } catch (const RunFailure& failure) {
+      EXPECT_EQ(failure.kind(), FailureKind::stuck);
+      EXPECT_EQ(failure.world_rank(), 1);
+      EXPECT_STREQ(failure.what(), "rank 0 has waited at the start of the run for rank 1 for 0.1 s");
+    }
+  }
 }
 
 TEST(BrokenRun, FaultsInCollectivesAndAllReducesAreFound) {
   Broken broken = run_with_fault("stop:rank=1,op=gradient-reduce,step=1", 2);
   EXPECT_EQ(broken.kind, FailureKind::stuck);
-  EXPECT_THAT(broken.what, HasSubstr("gradient reduce(stage 0"));
+  EXPECT_THAT(broken.what, StartsWith("the collective thread of rank 1 (pipeline 0, data 1, tensor 0) has been inside "
+                                      "gradient reduce(stage 0"));
+  broken = run_with_fault("stop:rank=1,op=global-norm,step=1");
+  EXPECT_EQ(broken.kind, FailureKind::stuck);
+  EXPECT_THAT(broken.what, StartsWith("the collective thread of rank 1 has been inside global norm(step 0)"));
   broken = run_with_fault("stop:rank=3,op=F,mb=0,step=1", 1, 2);
   EXPECT_EQ(broken.kind, FailureKind::stuck);
   EXPECT_THAT(broken.what, HasSubstr("rank 3 (pipeline 1, data 0, tensor 1)"));

@@ -72,7 +72,6 @@ TEST(Faults, ParseErrorsNameTheKey) {
   EXPECT_THAT(error_of("kill:seconds=1"), HasSubstr("seconds: only a delay has a duration"));
   EXPECT_THAT(error_of("drop:op=W"), HasSubstr("op: expected F, B or I"));
   EXPECT_THAT(error_of("drop:op=optimizer"), HasSubstr("op: expected F, B or I"));
-  EXPECT_THAT(error_of("nan:op=global-norm"), HasSubstr("op: expected F, B, I or W"));
   EXPECT_THAT(error_of("kill:op=optimizer,mb=1"), HasSubstr("have no microbatch"));
 }
 

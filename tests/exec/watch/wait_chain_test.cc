@@ -474,6 +474,94 @@ TEST(WaitChain, SuspendedProcessIsAtFault) {
   EXPECT_THAT(report.root, HasSubstr("rank 0 has been suspended in step 3, inside F(stage 0, mb 0)"));
 }
 
+// The message was sent, or the collective joined, long before the process was suspended.
+TEST(WaitChain, MessageOfASuspendedProcessIsNotLost) {
+  for (const bool collective : {false, true}) {
+    Scene scene("1f1b", 2, 4, {.global_norm = true});
+    WaitChains chains = scene.chains();
+    if (collective) {
+      scene.exchanging(0, "global norm(step 0)", 4);
+      scene.exchanging(1, "global norm(step 0)", 4);
+    } else {
+      scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 4.5);
+      scene.working(0, "F(stage 0, mb 1)", 4);
+    }
+    EXPECT_FALSE(chains.examine(scene.workers(), kNow).broken);
+    scene.worker(0).process = ProcessState::suspended;
+    for (const double later : {0.1, 2.0, 4.9}) {
+      const WaitReport report = chains.examine(scene.workers(), kNow + static_cast<std::int64_t>(later * 1e9));
+      EXPECT_FALSE(report.broken) << report.text();
+    }
+    const WaitReport report = chains.examine(scene.workers(), kNow + 6 * kSecond);
+    EXPECT_TRUE(report.broken);
+    EXPECT_EQ(report.cause, RootCause::stopped);
+    EXPECT_EQ(report.world_rank, 0);
+    EXPECT_THAT(report.waiting, ElementsAre(1));
+    // When it continues, its op and its message have their whole limits again.
+    scene.worker(0).process = ProcessState::running;
+    EXPECT_FALSE(chains.examine(scene.workers(), kNow + 7 * kSecond).broken);
+    EXPECT_FALSE(chains.examine(scene.workers(), kNow + 11 * kSecond).broken);
+    EXPECT_TRUE(chains.examine(scene.workers(), kNow + 13 * kSecond).broken);
+  }
+}
+
+TEST(WaitChain, RankThatHangsBeforeItJoinsACollectiveIsAtFault) {
+  Scene scene("1f1b", 2, 4, {}, 2);
+  scene.exchanging(0, "gradient reduce(stage 0, step 0)", 9);
+  scene.worker(1).collective = {Activity::working, 3, scene.vertex("gradient reduce(stage 0, step 0)"), 0,
+                                Scene::ago(9)};
+  const WaitReport report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.cause, RootCause::slow);
+  EXPECT_EQ(report.world_rank, 1);
+  EXPECT_THAT(report.waiting, ElementsAre(0));
+}
+
+// Outside the steps: rank 0 gathers messages of the others, or writes a checkpoint.
+TEST(WaitChain, ControlWaitsHaveTheirOwnLimits) {
+  const auto outside = [](ControlPhase phase, double since) {
+    return Doing{Activity::between, 3, static_cast<VertexId>(phase), 0, Scene::ago(since)};
+  };
+  const auto waits_for = [](ControlPhase phase, VertexId rank, double since) {
+    return Doing{Activity::coordinating, 3, static_cast<VertexId>(phase), rank, Scene::ago(since)};
+  };
+  Scene scene("1f1b", 3, 4);
+  scene.worker(0).compute = waits_for(ControlPhase::report, 1, 100);
+  scene.worker(2).compute = waits_for(ControlPhase::report, 0, 100);
+  scene.working(1, "B(stage 1, mb 3)", 6);
+  WaitReport report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.world_rank, 1);
+  EXPECT_EQ(report.chain,
+            "rank 2 waits at the report of the step, after step 3, for rank 0, which waits at the report of the step, "
+            "after step 3, for rank 1, which has been inside B(stage 1, mb 3) for 6.0 s");
+  scene.worker(1).compute = outside(ControlPhase::report, 59);
+  EXPECT_FALSE(scene.examine().broken);
+  scene.worker(1).compute = outside(ControlPhase::report, 61);
+  report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.root, "rank 1 has been at the report of the step, after step 3, for 61.0 s");
+  EXPECT_THAT(report.waiting, ElementsAre(0, 2));
+  scene.worker(0).compute = outside(ControlPhase::checkpoint, 599);
+  scene.worker(1).compute = waits_for(ControlPhase::checkpoint, 0, 700);
+  EXPECT_FALSE(scene.examine().broken);
+  scene.worker(0).compute.since_ns = Scene::ago(601);
+  EXPECT_EQ(scene.examine().root, "rank 0 has been at the checkpoint, after step 3, for 601.0 s");
+  // Both ends of a message wait for each other: it is under way, or lost.
+  scene.worker(0).compute = waits_for(ControlPhase::next_step, 1, 59);
+  scene.worker(1).compute = waits_for(ControlPhase::next_step, 0, 70);
+  EXPECT_FALSE(scene.examine().broken);
+  scene.worker(0).compute.since_ns = Scene::ago(62);
+  report = scene.examine();
+  EXPECT_TRUE(report.broken);
+  EXPECT_EQ(report.cause, RootCause::lost);
+  EXPECT_EQ(report.root,
+            "rank 0 has waited at the start of the next step, after step 3, for rank 1 for 62.0 s: a message between "
+            "the two is lost");
+  scene.worker(1).process = ProcessState::dead;
+  EXPECT_EQ(scene.examine().cause, RootCause::dead);
+}
+
 TEST(WaitChain, WorkerThatMissesACompletedCollectiveIsStopped) {
   Scene scene("1f1b", 1, 4, {}, 2);
   scene.waiting(0, "optimizer(stage 0, step 0)", "gradient reduce(stage 0, step 0)", 9);
