@@ -211,7 +211,7 @@ for parts in 2 4 8; do
     --position-embedding-type learned_absolute --seq-length 4096 --mbs 1 --microbatches $((2 * parts)) --backend cuda)
   step "validate-green-$parts.json" 300 "$sluice" validate "${model[@]}" --pp "$parts" --devices "green:$parts" \
     --schedule gpipe,1f1b,interleaved-1f1b,seq1f1b,zb-h1,zb-v,seq1f1b-zb2p --slices 4 --steps 5 \
-    --time-budget 45 --tolerance 3 --memory-tolerance 3 --json
+    --time-budget 45 --tolerance 3% --memory-tolerance 3% --json
 done
 
 report "$([ "$failed" -eq 0 ] && echo 'all steps passed' || echo 'NOT all steps passed'), after $((SECONDS / 60)) min $((SECONDS % 60)) s; results in $results"

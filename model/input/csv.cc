@@ -105,6 +105,14 @@ bool CsvTable::has(std::string_view column) const {
   return std::find(columns_.begin(), columns_.end(), column) != columns_.end();
 }
 
+bool CsvTable::drop(std::string_view column) {
+  if (!has(column)) return false;
+  const auto at = static_cast<std::ptrdiff_t>(index(column));
+  columns_.erase(columns_.begin() + at);
+  for (std::vector<std::string>& row : rows_) row.erase(row.begin() + at);
+  return true;
+}
+
 std::size_t CsvTable::index(std::string_view column) const {
   const auto found = std::find(columns_.begin(), columns_.end(), column);
   if (found == columns_.end()) {

@@ -21,6 +21,8 @@ class CsvTable {
   const std::vector<std::string>& columns() const { return columns_; }
   int num_rows() const { return static_cast<int>(rows_.size()); }
   bool has(std::string_view column) const;
+  // Removes a column, if there is one of this name. Returns whether there was one.
+  bool drop(std::string_view column);
 
   // Returns a cell; rows are numbered from 0. Throws InputError if there is no such column, naming the nearest one.
   const std::string& text(int row, std::string_view column) const;

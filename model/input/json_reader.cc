@@ -22,6 +22,8 @@ std::string place_of(std::string_view text, std::size_t byte) {
 }
 
 std::string shown(const Json& value) {
+  // JSON has no spelling for NaN and infinity, which flags can have.
+  if (value.is_number_float() && !std::isfinite(value.get<double>())) return fmt::format("{}", value.get<double>());
   std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (text.size() > 80) text = text.substr(0, 77) + "...";
   return text;

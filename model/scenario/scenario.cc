@@ -372,6 +372,19 @@ class Reading {
 
 }  // namespace
 
+CorrectionOrigin origin_of(const Scenario& scenario) {
+  CorrectionOrigin out;
+  if (scenario.model) {
+    out.model = scenario.model->name;
+    out.parameters = parameters(*scenario.model);
+  }
+  if (!scenario.cluster) return out;
+  out.framework = scenario.software.name;
+  out.precision = scenario.software.gemm_speed > 1 ? "8-bit" : "16-bit";
+  out.gpu = scenario.cluster->gpu.name;
+  return out;
+}
+
 bool names_file(const std::string& schedule) {
   return schedule.find('/') != std::string::npos || schedule.ends_with(".json") || schedule.ends_with(".csv");
 }

@@ -54,6 +54,9 @@ struct Scenario {
   std::optional<Correction> correction;  // of the iteration time, from measurements
 };
 
+// Returns what a correction that is fitted to this scenario is made from.
+CorrectionOrigin origin_of(const Scenario& scenario);
+
 // Whether `schedule` names a file (it has a slash, or ends in .json or .csv) rather than a family.
 bool names_file(const std::string& schedule);
 

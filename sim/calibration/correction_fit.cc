@@ -1,13 +1,10 @@
 #include "sim/calibration/correction_fit.h"
 
-#include <fmt/format.h>
-
 #include <Eigen/Dense>
 #include <algorithm>
-#include <charconv>
+#include <cmath>
 
 #include "model/errors.h"
-#include "model/input/files.h"
 
 namespace sluice::sim {
 namespace {
@@ -45,9 +42,8 @@ Line fit_line(std::span<const PredictedAndMeasured> rows, bool with_fixed) {
   return line;
 }
 
-}  // namespace
-
-Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
+// Without the held-out error.
+Correction fit_once(std::span<const PredictedAndMeasured> rows) {
   if (rows.empty()) throw InputError("calibrate: expected at least one measured iteration");
   double least = rows[0].predicted_s;
   double most = least;
@@ -58,18 +54,30 @@ Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
   }
   const bool apart = rows.size() > 1 && most >= kLeastSpread * least;
   Line line = fit_line(rows, apart);
-  // A negative fixed time or scale has no meaning.
-  if (apart && (line.fixed_s < 0 || line.scale <= 0)) line = fit_line(rows, false);
+  // A negative time has no meaning.
+  if (apart && (line.scale <= 0 || line.scale * least + line.fixed_s <= 0)) line = fit_line(rows, false);
 
   const double degrees = static_cast<double>(rows.size()) - line.parameters;
   const double squares = line.squares + kUsualWeight * kUsualDeviation * kUsualDeviation;
   const double variance = squares / (degrees + kUsualWeight);
   return {.scale = line.scale,
           .fixed_s = line.fixed_s,
+          .shortest_s = least,
           .measurements = static_cast<int>(rows.size()),
           .deviation = std::sqrt(variance),
           .degrees = degrees + kUsualWeight,
           .covariance = {variance * line.inverse(0, 0), variance * line.inverse(0, 1), variance * line.inverse(1, 1)}};
+}
+
+}  // namespace
+
+Correction fit_correction(std::span<const PredictedAndMeasured> rows) {
+  Correction out = fit_once(rows);
+  double squares = 0;
+  const std::vector<double> errors = left_out_errors(rows);
+  for (const double error : errors) squares += error * error;
+  if (!errors.empty()) out.held_out = std::sqrt(squares / static_cast<double>(errors.size()));
+  return out;
 }
 
 std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows) {
@@ -78,29 +86,9 @@ std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows) 
   for (std::size_t left = 0; left < rows.size(); ++left) {
     std::vector<PredictedAndMeasured> others(rows.begin(), rows.end());
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(left));
-    out.push_back(fit_correction(others).at(rows[left].predicted_s).seconds / rows[left].measured_s - 1);
+    out.push_back(fit_once(others).at(rows[left].predicted_s).seconds / rows[left].measured_s - 1);
   }
   return out;
-}
-
-std::vector<double> read_megatron_log(const std::string& path) {
-  constexpr std::string_view kMark = "elapsed time per iteration (ms):";
-  const std::string text = read_file(path, std::int64_t{1} << 30);
-  std::vector<double> seconds;
-  for (std::size_t at = text.find(kMark); at != std::string::npos; at = text.find(kMark, at)) {
-    at = std::min(text.find_first_not_of(' ', at + kMark.size()), text.size());
-    double milliseconds = 0;
-    const auto [rest, error] = std::from_chars(text.data() + at, text.data() + text.size(), milliseconds);
-    if (error != std::errc() || !(milliseconds > 0 && milliseconds < 1e10)) {
-      const auto line = std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(at), '\n') + 1;
-      throw InputError(fmt::format("{}: line {}: expected milliseconds after '{}'", path, line, kMark));
-    }
-    seconds.push_back(milliseconds / 1e3);
-  }
-  if (seconds.empty()) {
-    throw InputError(fmt::format("{}: expected a table (.csv), or a log with lines '{} ...'", path, kMark));
-  }
-  return seconds;
 }
 
 }  // namespace sluice::sim

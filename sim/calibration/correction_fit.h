@@ -1,7 +1,6 @@
 #pragma once
 
 #include <span>
-#include <string>
 #include <vector>
 
 #include "model/scenario/correction.h"
@@ -14,10 +13,10 @@ struct PredictedAndMeasured {
   double measured_s = 0;
 };
 
-// Fits measured = scale x predicted + fixed_s by least squares of relative errors, with scale > 0 and fixed_s >= 0.
-// Fits only the scale to one measurement, or to several whose predictions differ by less than 5 %. The deviation is
-// estimated from the residuals and from kUsualDeviation, which counts as two measurements. Throws InputError if there
-// is no measurement, or a time is not above 0.
+// Fits measured = scale x predicted + fixed_s by least squares of relative errors, with scale > 0. The fixed time may
+// be negative, as long as the corrected times are positive. Fits only the scale to one measurement, or to several whose
+// predictions differ by less than 5 %. The deviation is estimated from the residuals and from kUsualDeviation, which
+// counts as two measurements. Throws InputError if there is no measurement, or a time is not above 0.
 Correction fit_correction(std::span<const PredictedAndMeasured> rows);
 
 // Relative errors of each row predicted from the others; empty for fewer than two rows.
@@ -25,9 +24,5 @@ std::vector<double> left_out_errors(std::span<const PredictedAndMeasured> rows);
 
 // Relative error of MLPerf GPT-3 after calibration on two rows (docs/results.md).
 inline constexpr double kUsualDeviation = 0.01;
-
-// Reads the time in seconds of each iteration from a Megatron-LM log, from lines that contain "elapsed time per
-// iteration (ms): 1234.5". Throws InputError naming the file if there is none.
-std::vector<double> read_megatron_log(const std::string& path);
 
 }  // namespace sluice::sim

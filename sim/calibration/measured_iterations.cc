@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
-#include <optional>
 
 #include "model/errors.h"
+#include "model/input/nearest.h"
 #include "model/schedule/family.h"
 
 namespace sluice::sim {
@@ -15,12 +16,15 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMostInColumn = std::int64_t{1} << 40;
+constexpr std::int64_t kMostInColumn = std::int64_t{1} << 31;
+constexpr std::int64_t kMostParallel = 1 << 14;
+constexpr std::int64_t kMostReplicas = 1 << 20;
 
 // Integer columns and their places in a scenario.
 struct Column {
   const char* name;
   const char* pointer;
+  std::int64_t most = kMostInColumn;
 };
 constexpr Column kColumns[] = {
     {"layers", "/model/num_layers"},
@@ -30,9 +34,10 @@ constexpr Column kColumns[] = {
     {"kv_heads", "/model/num_query_groups"},
     {"vocab", "/model/vocab_size"},
     {"seq", "/batch/sequence_length"},
-    {"tp", "/parallelism/tp"},
-    {"pp", "/parallelism/pp"},
-    {"dp", "/parallelism/dp"},
+    {"tp", "/parallelism/tp", kMostParallel},
+    {"pp", "/parallelism/pp", kMostParallel},
+    {"dp", "/parallelism/dp", kMostReplicas},
+    {"cp", "/parallelism/cp", kMostParallel},
     {"vp", "/parallelism/vpp"},
     {"interleave", "/parallelism/vpp"},
     {"micro_batch", "/batch/micro_batch"},
@@ -56,6 +61,19 @@ constexpr TimeColumn kTimes[] = {{"iter_ms", 1e-3},     {"iter_s", 1},        {"
                                  {"iteration_ms", 1e-3}};
 constexpr const char* kThroughput = "tokens_per_s_thousands";
 
+// Columns that describe a row and do not change its prediction.
+constexpr const char* kDescriptions[] = {"source", "comment", "note", "notes", "name"};
+
+// A key that a row sets, and the key of the base that it replaces.
+struct Replacement {
+  const char* set;
+  const char* replaced;
+};
+constexpr Replacement kReplacements[] = {{"/batch/global_batch", "/batch/microbatches"},
+                                         {"/batch/microbatches", "/batch/global_batch"},
+                                         {"/parallelism/vpp", "/parallelism/layers_per_virtual_stage"},
+                                         {"/schedule/slices", "/schedule/slice_lengths"}};
+
 const TimeColumn* time_column(const CsvTable& table) {
   for (const TimeColumn& column : kTimes) {
     if (table.has(column.name)) return &column;
@@ -69,19 +87,16 @@ class IterationRow {
       : table_(table), row_(row), folder_(folder), document_(base) {}
 
   MeasuredIteration read() {
+    check_base();
+    read_schedule_name();
     for (const Column& column : kColumns) {
-      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, kMostInColumn);
+      if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, column.most);
     }
-    // Omitted if 1.
-    if (table_.has("cp") && table_.integer(row_, "cp", 1, kMostInColumn) > 1) {
-      place("/parallelism/cp") = table_.integer(row_, "cp", 1, kMostInColumn);
-    }
+    drop_replaced();
     if (table_.has("gpus")) read_gpus();
-    read_schedule();
+    cut_sequences();
     if (table_.has("recompute")) read_recompute();
     learn_positions();
-    // The global batch determines the number of microbatches.
-    if (table_.has("global_batch") || table_.has("gbs")) document_["batch"].erase("microbatches");
 
     MeasuredIteration out{.place = table_.place(row_)};
     out.scenario = scenario_from_json(document_, out.place, folder_);
@@ -92,28 +107,63 @@ class IterationRow {
 
  private:
   Json& place(const char* pointer) { return document_[Json::json_pointer(pointer)]; }
-  std::int64_t count(const char* pointer) const {
+  // Returns a size of the document; 1 if it is missing, or invalid, which is reported with the scenario.
+  std::int64_t count(const char* pointer, std::int64_t most) const {
     const Json::json_pointer where(pointer);
-    return document_.contains(where) ? document_[where].get<std::int64_t>() : 1;
+    if (!document_.contains(where) || !document_[where].is_number_integer()) return 1;
+    const auto value = document_[where].get<std::int64_t>();
+    return value < 1 || value > most ? 1 : value;
+  }
+
+  // Throws if the base has another value where a cell would set a key of an object.
+  void check_base() const {
+    if (!document_.is_object()) throw InputError(table_.place(row_) + ": expected a scenario object");
+    for (const char* key : {"model", "batch", "parallelism", "schedule"}) {
+      if (!document_.contains(key) || document_[key].is_object() || document_[key].is_null()) continue;
+      if (key == std::string_view("schedule") && document_[key].is_string()) continue;
+      for (const Column& column : kColumns) {
+        if (!table_.has(column.name) || !std::string_view(column.pointer).starts_with(fmt::format("/{}/", key)))
+          continue;
+        table_.fail(row_, column.name,
+                    fmt::format("cannot change a value of the scenario's /{}, which is not an object", key));
+      }
+      if (key == std::string_view("model")) continue;  // a file
+      throw InputError(fmt::format("{}: /{}: expected an object", table_.place(row_), key));
+    }
+  }
+
+  // Cells replace keys of the base that exclude them, but not each other: contradictions within a row are errors.
+  void drop_replaced() {
+    const auto sets = [&](const char* pointer) {
+      return std::any_of(std::begin(kColumns), std::end(kColumns), [&](const Column& column) {
+        return pointer == std::string_view(column.pointer) && table_.has(column.name);
+      });
+    };
+    for (const auto& [set, replaced] : kReplacements) {
+      const Json::json_pointer where(replaced);
+      if (!sets(set) || sets(replaced) || !document_.contains(where)) continue;
+      document_[where.parent_pointer()].erase(where.back());
+    }
   }
 
   void read_gpus() {
     const std::int64_t gpus = table_.integer(row_, "gpus", 1, kMostInColumn);
-    const std::int64_t each = count("/parallelism/tp") * count("/parallelism/cp") * count("/parallelism/pp");
+    const std::int64_t each = count("/parallelism/tp", kMostParallel) * count("/parallelism/cp", kMostParallel) *
+                              count("/parallelism/pp", kMostParallel);
+    const std::int64_t dp = count("/parallelism/dp", kMostReplicas);
     if (!table_.has("dp")) {
       if (gpus % each != 0) table_.fail(row_, "gpus", fmt::format("expected a multiple of tp x cp x pp = {}", each));
       place("/parallelism/dp") = gpus / each;
-    } else if (gpus != each * count("/parallelism/dp")) {
-      table_.fail(row_, "gpus", fmt::format("expected tp x cp x pp x dp = {}", each * count("/parallelism/dp")));
+    } else if (gpus != each * dp) {
+      table_.fail(row_, "gpus", fmt::format("expected tp x cp x pp x dp = {}", each * dp));
     }
   }
 
-  void read_schedule() {
+  void read_schedule_name() {
     if (document_.contains("schedule") && document_["schedule"].is_string()) {
       document_["schedule"] = Json{{"name", document_["schedule"]}};
     }
     if (table_.has("schedule")) place("/schedule/name") = table_.text(row_, "schedule");
-    cut_sequences();
   }
 
   // Drops the slices of the base for families without slices.
@@ -121,10 +171,11 @@ class IterationRow {
     Json& schedule = document_["schedule"];
     // Without a name, the number of chunks determines the schedule.
     if (!document_.contains(Json::json_pointer("/schedule/name"))) {
-      place("/schedule/name") = count("/parallelism/vpp") > 1 ? "interleaved-1f1b" : "1f1b";
+      place("/schedule/name") = count("/parallelism/vpp", kMostInColumn) > 1 ? "interleaved-1f1b" : "1f1b";
     }
+    if (!schedule["name"].is_string()) return;  // reported with the scenario
     const std::string name = schedule["name"].get<std::string>();
-    if (names_file(name)) return;
+    if (names_file(name) || name == kAutomatic) return;
     const Family& family = find_family(name);
     if (!family.sliced && !table_.has("slices")) {
       for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule.erase(key);
@@ -144,8 +195,8 @@ class IterationRow {
   void learn_positions() {
     const Json& model = document_["model"];
     if (!model.is_object() || model.contains("max_position_embeddings")) return;
-    if (model.value("position_embedding_type", "learned") != "learned") return;
-    place("/model/max_position_embeddings") = count("/batch/sequence_length");
+    if (model.value("position_embedding_type", Json("learned")) != "learned") return;
+    place("/model/max_position_embeddings") = count("/batch/sequence_length", kMostInColumn);
   }
 
   std::string setting() const {
@@ -201,15 +252,26 @@ std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, c
   return out;
 }
 
-std::vector<std::string> unused_columns(const CsvTable& table) {
-  std::vector<std::string> known = {"cp", "gpus", "schedule", "recompute", kThroughput};
-  for (const Column& column : kColumns) known.emplace_back(column.name);
-  for (const TimeColumn& column : kTimes) known.emplace_back(column.name);
-  std::vector<std::string> out;
+void check_columns(const CsvTable& table) {
+  std::vector<std::string> known = {"gpus", "schedule", "recompute"};
+  std::map<std::string, std::string> column_of;  // by what it sets
+  const auto sets_once = [&](const char* name, const std::string& what) {
+    known.emplace_back(name);
+    if (!table.has(name)) return;
+    const auto [first, fresh] = column_of.emplace(what, name);
+    if (fresh) return;
+    throw InputError(fmt::format("{}: header: columns '{}' and '{}' have the same meaning: keep one", table.source(),
+                                 first->second, name));
+  };
+  for (const Column& column : kColumns) sets_once(column.name, column.pointer);
+  for (const TimeColumn& column : kTimes) sets_once(column.name, "time");
+  sets_once(kThroughput, "time");
+  for (const char* name : kDescriptions) known.emplace_back(name);
   for (const std::string& column : table.columns()) {
-    if (std::find(known.begin(), known.end(), column) == known.end()) out.push_back(column);
+    if (std::find(known.begin(), known.end(), column) != known.end()) continue;
+    throw InputError(fmt::format("{}: header: unknown column '{}'{} (--ignore-columns ignores it)", table.source(),
+                                 column, did_you_mean(column, known)));
   }
-  return out;
 }
 
 }  // namespace sluice::sim

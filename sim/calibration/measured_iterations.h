@@ -28,14 +28,15 @@ bool has_measured_times(const CsvTable& table);
 //   global_batch or (num_)microbatches, slices; schedule; recompute (none, selective, full; "+sequence-parallel")
 //   and one time: iter_ms, iter_s, derived_iter_ms, derived_iter_s, median_step_s, iteration_s, iteration_ms or
 //   tokens_per_s_thousands. "OOM" as a time means out of memory.
-// Ignores other columns. Sets the number of learned positions to the sequence length.
-// Throws InputError naming file, row and column.
+// Ignores other columns (see check_columns). Sets the number of learned positions to the sequence length.
+// Throws InputError naming file, row and column, also if a number of microbatches contradicts the global batch.
 MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
                                           const std::string& folder = "");
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
                                                         const std::string& folder = "");
 
-// Columns that read_measured_iteration ignores.
-std::vector<std::string> unused_columns(const CsvTable& table);
+// Throws InputError naming a column that read_measured_iteration does not know and that is not a description (source,
+// comment, note, notes, name), or two columns with the same meaning.
+void check_columns(const CsvTable& table);
 
 }  // namespace sluice::sim

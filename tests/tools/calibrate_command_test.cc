@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "model/input/files.h"
@@ -84,6 +85,102 @@ TEST_F(Calibrate, ReadsLogsWithTheirScenarios) {
   EXPECT_NEAR(document.at("scale").get<double>(), 0.7 / predicted_s("--gbs 8"), 1e-6);
   EXPECT_THAT(error_of(log + " --skip 3 --gbs 8 " + kScenario),
               HasSubstr("expected more than --skip 3 iterations, got 3"));
+}
+
+TEST_F(Calibrate, ANegativeFixedTimeIsFittedAndExplained) {
+  std::string table = "gbs,mbs,iteration_s\n";
+  double shortest = 0;
+  for (const int batch : {128, 32}) {
+    shortest = predicted_s("--gbs " + std::to_string(batch));
+    table += fmt::format("{},1,{}\n", batch, 1.2 * shortest - 0.01);
+  }
+  const std::string file = folder_.path("ours.calibration.json");
+  const CommandResult made = run(write("ours.csv", table) + " -o " + file + " " + kScenario);
+  ASSERT_EQ(made.exit_code, 0) << made.err;
+  EXPECT_THAT(made.out, HasSubstr("iteration = 1.2000 x predicted - 10 ms"));
+  EXPECT_THAT(made.out, HasSubstr("The fixed time is negative"));
+  EXPECT_THAT(made.out, HasSubstr("+0.00 %"));
+  // Below the shortest measurement the correction is in proportion to it.
+  const CommandResult less = run_sluice(words("simulate --json --gbs 2 --calibration " + file + " " + kScenario));
+  ASSERT_EQ(less.exit_code, 0) << less.err;
+  const json document = json::parse(less.out);
+  const double expected = document.at("makespan_s").get<double>() * (1.2 - 0.01 / shortest);
+  EXPECT_NEAR(document.at("calibration").at("iteration_s").get<double>(), expected, 1e-6 * expected);
+}
+
+// The error after the fit is 0 for two rows on a line; scaling one predicts the other with an error.
+TEST_F(Calibrate, QuotesTheHeldOutError) {
+  const double few = predicted_s("--gbs 8");
+  const double many = predicted_s("--gbs 128");
+  const std::string table = fmt::format("gbs,iteration_s\n8,{}\n128,{}\n", few + 0.1 * few, many + 0.1 * few);
+  const CommandResult result = run(write("ours.csv", table) + " " + kScenario);
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const double first = (1 + 0.1 * few / many) / 1.1 - 1;
+  const double second = 1.1 / (1 + 0.1 * few / many) - 1;
+  EXPECT_THAT(result.out,
+              HasSubstr(fmt::format("held-out error: {:.2f} % (root mean square), {:.2f} % worst; each of the 2 "
+                                    "measurements predicted by scaling the other",
+                                    100 * std::sqrt((first * first + second * second) / 2), 100 * second)));
+  EXPECT_THAT(run(write("one.csv", "gbs,iteration_s\n8,1\n") + " " + kScenario).out,
+              HasSubstr("held-out error: unknown with one measurement"));
+}
+
+TEST_F(Calibrate, WarnsOfAnotherModelFrameworkPrecisionAndGpu) {
+  const std::string file = folder_.path("ours.calibration.json");
+  const std::string csv = write("ours.csv", fmt::format("gbs,iteration_s\n8,{}\n", predicted_s("--gbs 8")));
+  ASSERT_EQ(run(csv + " -o " + file + " " + kScenario).exit_code, 0);
+  const auto warning = [&](const std::string& command, const std::string& flags) {
+    const CommandResult result =
+        run_sluice(words(command + " --calibration " + file + " --gbs 8" + kRest + " " + flags));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return result.err;
+  };
+  const std::string same = "--hidden-size 2048 --cluster dgx-a100-80gb";
+  EXPECT_EQ(warning("simulate", same), "");
+  EXPECT_EQ(warning("simulate", "--hidden-size 2048 --cluster dgx-h100"),
+            "sluice: warning: the calibration may not hold for GPU H100-80GB (it was made from GPU A100-80GB)\n");
+  EXPECT_EQ(warning("simulate", same + " --software nemo-fp8"),
+            "sluice: warning: the calibration may not hold for framework NeMo with FP8, precision 8-bit (it was made "
+            "from framework Megatron-LM, precision 16-bit)\n");
+  EXPECT_THAT(warning("simulate --json", "--hidden-size 1024 --cluster dgx-a100-80gb"),
+              HasSubstr("the calibration may not hold for model 16 layers of 1024 (0."));
+  EXPECT_THAT(warning("simulate", same + " --sweep cluster=dgx-a100-80gb,dgx-h100"), HasSubstr("GPU H100-80GB"));
+  const CommandResult plan = run_sluice(
+      words("plan --gpus 4 --gbs 8 --num-layers 16 --num-attention-heads 16 --vocab-size 51200 "
+            "--max-position-embeddings 1024 "
+            "--seq-length 1024 --hidden-size 2048 --cluster dgx-h100 --tp 2 --pp 2 --schedule 1f1b --calibration " +
+            file));
+  EXPECT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_THAT(plan.err, HasSubstr("GPU H100-80GB"));
+}
+
+TEST_F(Calibrate, LogsMustMatchTheirScenario) {
+  const std::string log =
+      write("run.log",
+            "  global_batch_size ............................... 16\n"
+            " iteration 1/9 | elapsed time per iteration (ms): 900.0 | global batch size:    16 |\n");
+  EXPECT_THAT(error_of(log + " --skip 0 --gbs 8 " + kScenario),
+              HasSubstr("run.log: line 1: global_batch_size is 16, but the scenario (command line) has 8"));
+  EXPECT_EQ(run(log + " --skip 0 --gbs 16 " + kScenario).exit_code, 0);
+}
+
+TEST_F(Calibrate, UnknownAndContradictoryColumnsAreErrors) {
+  const std::string typo = write("typo.csv", "microbaches,iteration_s\n8,1\n");
+  EXPECT_THAT(error_of(typo + " --microbatches 4 " + kScenario),
+              HasSubstr("typo.csv: header: unknown column 'microbaches'; did you mean 'microbatches'?"));
+  EXPECT_THAT(error_of(typo + " --constants software/issue_s --microbatches 4 " + kScenario),
+              HasSubstr("unknown column 'microbaches'"));
+  EXPECT_EQ(run(typo + " --ignore-columns microbaches --microbatches 4 " + kScenario).exit_code, 0);
+  EXPECT_THAT(error_of(typo + " --ignore-columns microbaches,mfu --microbatches 4 " + kScenario),
+              HasSubstr("--ignore-columns: no table has a column 'mfu'"));
+  EXPECT_THAT(error_of(write("times.csv", "gbs,iteration_s,iteration_ms\n8,1,1000\n") + " " + kScenario),
+              HasSubstr("columns 'iteration_s' and 'iteration_ms' have the same meaning: keep one"));
+  EXPECT_THAT(error_of(write("both.csv", "gbs,microbatches,iteration_s\n8,4,1\n") + " " + kScenario),
+              HasSubstr("both.csv: row 1: /batch/global_batch: expected micro_batch x dp x microbatches = 1 x 1 x 4"));
+  EXPECT_THAT(error_of(write("units.csv", "gbs,iteration_s\n8,90000\n") + " " + kScenario),
+              HasSubstr("the fitted calibration: /scale: expected a number from 0.001 to 1000"));
+  EXPECT_THAT(error_of(write("kernels.csv", "gpu,m_tokens,k,n,median_ms\na100,1,1,1,1\n")),
+              HasSubstr("kernels.csv: nothing to fit: expected at least 6 rows of a GPU or link of the catalogue"));
 }
 
 TEST_F(Calibrate, FittedConstantsAreWrittenForSimulate) {

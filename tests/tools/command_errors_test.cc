@@ -44,6 +44,39 @@ TEST(CommandErrors, WrongUsage) {
   }
 }
 
+// Bounds that CLI11 does not check for NaN.
+TEST(CommandErrors, NumbersOfFlagsAreFinite) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"plan --model-error", "plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1"},
+      {"run --deadline", "run: --deadline: expected a number from 0.01 to 1000000"},
+      {"run --grace", "run: --grace: expected a number from 0.1 to 1000000"},
+      {"run --lr", "run: --lr: expected a number of at least 0"},
+      {"run --weight-decay", "run: --weight-decay: expected a number of at least 0"},
+      {"run --clip-grad", "run: --clip-grad: expected a number of at least 0"},
+      {"slice --algorithm1", "slice: --algorithm1: expected a number from 0 to 1000000000"},
+      {"slice --time-budget", "slice: --time-budget: expected a number from 0 to 1000000"},
+      {"profile --time-budget", "profile: --time-budget: expected a number from 0 to 1000000"},
+      {"simulate --svg-width", "simulate: --svg-width: expected a number from 240 to 20000"},
+  };
+  for (const auto& [line, message] : cases) {
+    for (const std::string value : {"nan", "inf", "-1", "-inf", "1x", "1e999"}) {
+      SCOPED_TRACE(line);
+      std::vector<std::string> arguments = words(line);
+      arguments.back() += "=" + value;
+      expect_refused(arguments, 2, std::string(message) + ", got '" + value + "'");
+    }
+  }
+  expect_refused(
+      words("plan --model-error 4"), 2,
+      "plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1, got '4': write 4% or "
+      "0.04");
+  expect_refused(words("plan --model-error 101%"), 2, "plan: --model-error: expected at most 100%, got '101%'");
+  expect_refused(words("simulate --pp 2 --microbatches 2 --schedule auto --time-budget nan"), 2,
+                 "--time-budget: expected a number from 0 to 1000000, got nan");
+  expect_refused(words("simulate --pp 2 --microbatches 2 --stage-weights 1,nan"), 2,
+                 "command line: /cost/stage_weights/1: expected a number from 0 to 100000000, got nan");
+}
+
 TEST(CommandErrors, WrongNumbers) {
   const std::pair<const char*, const char*> cases[] = {
       {"simulate --microbatches 4", "command line: /parallelism/pp: required: the number of pipeline ranks (--pp)"},

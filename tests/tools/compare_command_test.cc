@@ -118,12 +118,22 @@ TEST_F(Compare, ToleranceIsRelativeToTheFirstRun) {
   EXPECT_EQ(run_sluice({"compare", b, a, "--tolerance", "0.14"}).exit_code, 5);
   EXPECT_EQ(run_sluice({"compare", a, a, "--tolerance", "0"}).exit_code, 0);
   EXPECT_EQ(run_sluice({"compare", a, b}).exit_code, 0);
-  for (const char* wrong : {"ten", "-1%", "10 percent", "", "nan"}) {
+  // A number above 1 may be meant as either.
+  for (const auto& [wrong, hint] : {std::pair("ten", ""),
+                                    {"-1%", ""},
+                                    {"10 percent", ""},
+                                    {"nan", ""},
+                                    {"nan%", ""},
+                                    {"inf%", ""},
+                                    {"10", ": write 10% or 0.1"},
+                                    {"1.5", ": write 1.5% or 0.015"},
+                                    {"1000", ": write 1000%"}}) {
     const CommandResult result = run_sluice({"compare", a, b, std::string("--tolerance=") + wrong});
-    if (std::string(wrong).empty()) continue;  // CLI11's own error
     EXPECT_EQ(result.exit_code, 2) << wrong;
     EXPECT_EQ(result.err,
-              std::string("sluice: --tolerance: expected a fraction such as 10% or 0.1, got '") + wrong + "'\n");
+              std::string("sluice: compare: --tolerance: expected a percentage such as 10% or a fraction such "
+                          "as 0.1, got '") +
+                  wrong + "'" + hint + "\n");
   }
 }
 

@@ -52,7 +52,7 @@ class Validate : public testing::Test {
 };
 
 TEST_F(Validate, PredictionMatchesTheCostFile) {
-  const json document = validated("--schedule gpipe,zb-h1 --steps 3 --tolerance 1000 --cost " + made_up_costs(), 0);
+  const json document = validated("--schedule gpipe,zb-h1 --steps 3 --tolerance 1000% --cost " + made_up_costs(), 0);
   EXPECT_EQ(document.at("schema"), "sluice.validation/1");
   EXPECT_EQ(document.at("costs"), folder_.path("cost.json"));
   ASSERT_EQ(document.at("validations").size(), 2U);
@@ -80,7 +80,7 @@ TEST_F(Validate, PredictionMatchesTheCostFile) {
 // microbatches can be in flight to a rank, each 16 x 16 floats.
 TEST_F(Validate, PredictsThePeakMemoryOfTheArena) {
   const json document = validated(
-      "--schedule gpipe,1f1b,zb-h1,seq1f1b --slices 2 --steps 2 --tolerance 1000 --cost " + made_up_costs(), 0);
+      "--schedule gpipe,1f1b,zb-h1,seq1f1b --slices 2 --steps 2 --tolerance 1000% --cost " + made_up_costs(), 0);
   for (const json& validation : document.at("validations")) {
     for (const json& rank : validation.at("ranks")) {
       const auto predicted = rank.at("predicted_peak_bytes").get<std::int64_t>();
@@ -95,15 +95,17 @@ TEST_F(Validate, PredictsThePeakMemoryOfTheArena) {
 TEST_F(Validate, ExitsWith5OutsideTheTolerance) {
   const std::string costs = "--steps 1 --cost " + made_up_costs();
   EXPECT_FALSE(validated(costs + " --tolerance 0", 5).at("validations").at(0).at("within_tolerance").get<bool>());
-  EXPECT_TRUE(validated(costs + " --tolerance 1000", 0).at("validations").at(0).at("within_tolerance").get<bool>());
+  EXPECT_TRUE(validated(costs + " --tolerance 1000%", 0).at("validations").at(0).at("within_tolerance").get<bool>());
   // No run takes 18 s minus 1 %, and no error exceeds 100 %.
-  validated(costs + " --tolerance 99", 5);
-  validated(costs + " --tolerance 100", 0);
+  validated(costs + " --tolerance 99%", 5);
+  validated(costs + " --tolerance 100%", 0);
+  EXPECT_EQ(validated(costs + " --tolerance 0.99", 5).at("tolerance"), 0.99);
+  EXPECT_EQ(validated(costs + " --tolerance 1", 0).at("tolerance"), 1.0);
 }
 
 TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
   const json document =
-      validated("--schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 2 --steps 2 --time-budget 0 --tolerance 100000", 0);
+      validated("--schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 2 --steps 2 --time-budget 0 --tolerance 100000%", 0);
   EXPECT_EQ(document.at("costs"), "measured");
   EXPECT_EQ(document.at("transport"), "threads");
   ASSERT_EQ(document.at("validations").size(), 4U);
@@ -124,7 +126,7 @@ TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
 TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   const std::string trace = folder_.path("both.json");
   const CommandResult result =
-      run("validate" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " + "100000 --trace " + trace);
+      run("validate" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " + "100000% --trace " + trace);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));
   EXPECT_THAT(result.out, HasSubstr("\nzb-h1  "));
@@ -147,8 +149,8 @@ TEST_F(Validate, AcceptsAMeasuredProfile) {
   EXPECT_EQ(fit.exit_code, 0) << fit.err;
   EXPECT_THAT(fit.out, HasSubstr("link threads: 4 sizes"));
   EXPECT_THAT(fit.out, HasSubstr("all-reduce over 2 ranks: 3 sizes"));
-  const json by_profile = validated("--steps 1 --tolerance 100000 --profile " + profile, 0);
-  const json by_cost = validated("--steps 1 --tolerance 100000 --cost " + cost, 0);
+  const json by_profile = validated("--steps 1 --tolerance 100000% --profile " + profile, 0);
+  const json by_cost = validated("--steps 1 --tolerance 100000% --cost " + cost, 0);
   const auto predicted = [](const json& of) {
     return of.at("validations").at(0).at("makespan").at("predicted_s").get<double>();
   };
@@ -185,6 +187,9 @@ TEST_F(Validate, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(tiny + " --profile " + folder_.path("none.json")), HasSubstr("none.json"));
   EXPECT_THAT(error_of("validate --steps 1 --cost " + cost), HasSubstr("times are for microbatches of 1 sequences"));
   EXPECT_THAT(error_of(tiny + " --tolerance -1"), HasSubstr("--tolerance"));
+  EXPECT_THAT(error_of(tiny + " --tolerance 10"), HasSubstr("--tolerance: expected a percentage such as 10% or a "
+                                                            "fraction such as 0.1, got '10': write 10% or 0.1"));
+  EXPECT_THAT(error_of(tiny + " --memory-tolerance nan"), HasSubstr("--memory-tolerance: expected a percentage"));
   EXPECT_THAT(error_of(tiny + " --tolerence 1"), HasSubstr("did you mean '--tolerance'?"));
   EXPECT_THAT(error_of("profile" + kTiny + " --tokens 17"), HasSubstr("at most 16 tokens"));
   EXPECT_THAT(error_of("profile" + kTiny + " --tp 3"), HasSubstr("3"));

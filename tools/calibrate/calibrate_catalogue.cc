@@ -18,6 +18,7 @@
 #include "sim/calibration/constants_files.h"
 #include "sim/calibration/kernel_fit.h"
 #include "sim/calibration/link_fit.h"
+#include "sim/calibration/measured_table.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 
@@ -66,6 +67,8 @@ class FitReport {
     fmt::format_to(std::back_inserter(text_), "{:<16} {:<20} {}  {}\n", name, what,
                    errors_text(fit.in_sample, fit.held_out), shown);
   }
+
+  bool empty() const { return rows_.empty(); }
 
   void print() const {
     if (json_) {
@@ -116,10 +119,9 @@ struct MeasuredTables {
   std::string folder;
 };
 
-MeasuredTables read_tables(const std::vector<std::string>& names, const nlohmann::json& base,
-                           const std::string& folder) {
+MeasuredTables read_tables(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
   MeasuredTables out{.tables = {}, .scenario = base, .folder = folder};
-  for (const std::string& text : names) {
+  for (const std::string& text : request.tables) {
     const MeasuredFile named = measured_file(text);
     nlohmann::json scenario = base;
     std::string scenario_folder = folder;
@@ -132,7 +134,8 @@ MeasuredTables read_tables(const std::vector<std::string>& names, const nlohmann
       out.folder = scenario_folder;
     }
     MeasuredTable table{.name = std::filesystem::path(named.path).stem().string()};
-    for (MeasuredIteration& row : read_measured_iterations(read_csv(named.path), scenario, scenario_folder)) {
+    const CsvTable read = read_iteration_table(named.path, request.ignored);
+    for (MeasuredIteration& row : read_measured_iterations(read, scenario, scenario_folder)) {
       if (!row.out_of_memory) table.rows.push_back(std::move(row));
     }
     out.tables.push_back(std::move(table));
@@ -177,6 +180,13 @@ MeasuredFile measured_file(const std::string& text) {
   return {text.substr(0, cut), text.substr(cut + 1)};
 }
 
+CsvTable read_iteration_table(const std::string& path, const std::vector<std::string>& ignored) {
+  CsvTable table = read_csv(path);
+  for (const std::string& column : ignored) table.drop(column);
+  if (has_measured_times(table)) check_columns(table);
+  return table;
+}
+
 bool measures_kernels_or_links(const std::string& table) {
   const MeasuredFile file = measured_file(table);
   if (!file.path.ends_with(".csv")) return false;  // a log
@@ -191,6 +201,7 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
         "calibrate: --constants needs measured iterations: the columns of kernels and collectives determine "
         "what is fitted");
   }
+  if (!request.ignored.empty()) throw InputError("calibrate: --ignore-columns needs measured iterations");
   FitReport report(request.json);
   std::map<std::string, MeasuredLink> links;
   std::vector<std::string> unknown;
@@ -230,6 +241,10 @@ int calibrate_kernels_and_links(const CatalogueRequest& request) {
     if (!request.output.empty()) write_into(request.output, name, link_file_with(name, fit, kCommand));
   }
   for (const std::string& name : unknown) print_message(name + ": not in the catalogue, skipped");
+  if (report.empty()) {
+    throw InputError(fmt::format("{}: nothing to fit: expected at least {} rows of a GPU or link of the catalogue",
+                                 fmt::join(request.tables, ", "), kFewestRows));
+  }
   report.print();
   return kDone;
 }
@@ -241,7 +256,7 @@ std::vector<std::string> constant_names() {
 }
 
 int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
-  const MeasuredTables measured = read_tables(request.tables, base, folder);
+  const MeasuredTables measured = read_tables(request, base, folder);
   const std::vector<MeasuredTable>& tables = measured.tables;
   std::vector<Constant> constants;
   for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(tables)));

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "model/namespaces.h"
+#include "model/input/csv.h"
 
 namespace sluice::tools {
 
@@ -15,10 +15,14 @@ struct MeasuredFile {
 };
 MeasuredFile measured_file(const std::string& text);
 
+// Reads a table of measured iterations without the columns `ignored`. Throws InputError for other unknown columns.
+CsvTable read_iteration_table(const std::string& path, const std::vector<std::string>& ignored);
+
 // The constants of the catalogue to fit, and the tables to fit them to.
 struct CatalogueRequest {
   std::vector<std::string> tables;     // "measured.csv", or "measured.csv=scenario.json"
   std::vector<std::string> constants;  // names; "name@2": for the second table only; "name=0.9": prior value
+  std::vector<std::string> ignored;    // columns of tables of iterations
   int folds = 10;
   std::string output;  // kernels and links: a folder; constants: prefix of file names; empty: none
   bool json = false;

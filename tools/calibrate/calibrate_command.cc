@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,12 +22,27 @@ struct CalibrateOptions {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
+// Throws InputError for a column to ignore that no table has.
+void check_ignored(const CatalogueRequest& request) {
+  std::vector<CsvTable> tables;
+  for (const std::string& text : request.tables) {
+    const std::string path = measured_file(text).path;
+    if (!request.ignored.empty() && path.ends_with(".csv")) tables.push_back(read_csv(path));
+  }
+  for (const std::string& column : request.ignored) {
+    if (std::any_of(tables.begin(), tables.end(), [&](const CsvTable& table) { return table.has(column); })) continue;
+    throw InputError(fmt::format("--ignore-columns: no table has a column '{}'", column));
+  }
+}
+
 int calibrate_command(const CalibrateOptions& options) {
+  check_ignored(options.request);
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
   const std::string folder = std::filesystem::path(options.scenario).parent_path().string();
   const nlohmann::json base = options.flags->document(options.scenario);
   if (!options.request.constants.empty()) return calibrate_constants(options.request, base, folder);
   return calibrate_correction({.measured = options.request.tables,
+                               .ignored = options.request.ignored,
                                .skip = options.skip,
                                .output = options.request.output,
                                .json = options.request.json},
@@ -49,7 +65,10 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n\n"
       "By default, it fits a scale and a fixed time to two or three measured iterations with different numbers of "
       "microbatches. The input is CSV (iteration_ms or iteration_s besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
-      "logs ('elapsed time per iteration (ms)'). 'sluice simulate --calibration FILE' then prints a 90 % interval.\n\n"
+      "logs ('elapsed time per iteration (ms)'). Arguments that a log prints must match the scenario. 'sluice simulate "
+      "--calibration FILE' then prints a 90 % interval. A negative fixed time means that predictions have too much "
+      "time "
+      "that does not grow with the number of microbatches.\n\n"
       "The columns of a table determine its kind (docs/formats.md). From timed kernels and collectives, it fits the "
       "constants of their GPU and links, and -o names a folder for catalogue files. With --constants, it fits these "
       "constants to measured iterations by simulating every row, and -o names a prefix: NAME.node.json for --cluster "
@@ -69,6 +88,11 @@ Subcommand add_calibrate_command(CLI::App& app) {
   command
       ->add_option("--constants", options->request.constants,
                    "Constants to fit to measured iterations, as a,b,c (default: fit a scale and a fixed time)")
+      ->delimiter(',');
+  command
+      ->add_option("--ignore-columns", options->request.ignored,
+                   "Columns of tables of iterations to ignore, as a,b,c (default: source, comment, note, notes, name; "
+                   "other unknown columns are errors)")
       ->delimiter(',');
   command
       ->add_option("--skip", options->skip, "Number of leading iterations of a log to ignore, 0 to 1000000 (default 2)")

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "model/errors.h"
 #include "model/input/csv.h"
@@ -12,10 +14,10 @@
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
 #include "sim/calibration/measured_iterations.h"
+#include "sim/calibration/megatron_log.h"
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
-#include "tools/command/messages.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -25,6 +27,7 @@ struct Measurement {
   std::string place;
   std::string setting;
   PredictedAndMeasured times;
+  CorrectionOrigin origin;
 };
 
 double median_of(std::vector<double> values) {
@@ -41,30 +44,44 @@ double predicted_s(Scenario scenario) {
 }
 
 void read_table(const MeasuredFile& file, const nlohmann::json& base, const std::string& folder,
-                std::vector<Measurement>& out) {
-  const CsvTable table = read_csv(file.path);
+                const std::vector<std::string>& ignored, std::vector<Measurement>& out) {
+  const CsvTable table = read_iteration_table(file.path, ignored);
   for (const MeasuredIteration& row : read_measured_iterations(table, base, folder)) {
     if (row.out_of_memory) continue;
-    out.push_back({row.place, row.setting, {predicted_s(row.scenario), row.seconds}});
-  }
-  const std::vector<std::string> unused = unused_columns(table);
-  if (!unused.empty()) {
-    print_message(fmt::format("{}: ignored columns: {}", file.path, fmt::join(unused, ", ")));
+    out.push_back({row.place, row.setting, {predicted_s(row.scenario), row.seconds}, origin_of(row.scenario)});
   }
 }
 
 void read_log(const MeasuredFile& file, const nlohmann::json& base, const std::string& folder, int skip,
               std::vector<Measurement>& out) {
-  std::vector<double> seconds = read_megatron_log(file.path);
+  MegatronLog log = read_megatron_log(file.path);
+  std::vector<double>& seconds = log.seconds;
   if (std::ssize(seconds) <= skip) {
     throw InputError(
         fmt::format("{}: expected more than --skip {} iterations, got {}", file.path, skip, seconds.size()));
   }
-  seconds.erase(seconds.begin(), seconds.begin() + skip);
   const std::string source = file.scenario.empty() ? "command line" : file.scenario;
+  const Scenario scenario = scenario_from_json(base, source, folder);
+  check_arguments(log, scenario, skip);
+  seconds.erase(seconds.begin(), seconds.begin() + skip);
   out.push_back({file.path,
                  fmt::format("median of {} iterations", seconds.size()),
-                 {predicted_s(scenario_from_json(base, source, folder)), median_of(seconds)}});
+                 {predicted_s(scenario), median_of(seconds)},
+                 origin_of(scenario)});
+}
+
+// The error that calibrated predictions of other settings can be expected to have.
+std::string error_text(const std::vector<double>& left_out, const Correction& correction) {
+  if (!correction.held_out) {
+    return fmt::format(
+        "held-out error: unknown with one measurement; the 90 % interval of predictions assumes {:.0f} %\n",
+        100 * kUsualDeviation);
+  }
+  double worst = 0;
+  for (const double error : left_out) worst = std::max(worst, std::abs(error));
+  return fmt::format("held-out error: {:.2f} % (root mean square), {:.2f} % worst; each of the {} measurements {}\n",
+                     100 * *correction.held_out, 100 * worst, left_out.size(),
+                     left_out.size() == 2 ? "predicted by scaling the other" : "predicted from the others");
 }
 
 void print_correction(const std::vector<Measurement>& rows, const Correction& correction,
@@ -77,17 +94,31 @@ void print_correction(const std::vector<Measurement>& rows, const Correction& co
                100 * (predicted / measured - 1), 100 * (correction.at(predicted).seconds / measured - 1),
                left_out.empty() ? "-" : fmt::format("{:+.2f} %", 100 * left_out[i]), rows[i].place, rows[i].setting);
   }
-  fmt::print("\niteration = {:.4f} x predicted + {}\n", correction.scale,
-             time_text(from_seconds(correction.fixed_s, "fixed time")));
-  const auto widest = std::max_element(rows.begin(), rows.end(), [](const Measurement& a, const Measurement& b) {
-    return a.times.predicted_s < b.times.predicted_s;
-  });
-  const Correction::Interval interval = correction.at(widest->times.predicted_s);
-  fmt::print("90 % of the iterations within {:.2f} % of that, from {} measurement{}{}\n",
-             100 * (interval.high_s / interval.seconds - 1), correction.measurements,
-             correction.measurements == 1 ? "" : "s",
-             correction.measurements < 3 ? " and the usual error of calibrated predictions" : "");
+  fmt::print("\niteration = {:.4f} x predicted {} {}\n", correction.scale, correction.fixed_s < 0 ? "-" : "+",
+             time_text(from_seconds(std::abs(correction.fixed_s), "fixed time")));
+  if (correction.fixed_s < 0) {
+    fmt::print(
+        "The fixed time is negative: predictions have too much time that does not grow with the number of "
+        "microbatches (bubble, gradient reduction, optimizer step). Below {} predicted, the shortest measurement, "
+        "it decreases in proportion to the prediction.\n",
+        time_text(from_seconds(correction.shortest_s, "prediction")));
+  }
+  fmt::print("{}", error_text(left_out, correction));
   if (!output.empty()) fmt::print("sluice simulate ... --calibration {}\n", output);
+}
+
+// Fits the correction. Throws InputError if it is so far from 1 that a file with it is invalid.
+Correction fitted(const std::vector<Measurement>& rows, std::span<const PredictedAndMeasured> times) {
+  Correction correction = fit_correction(times);
+  for (const Measurement& row : rows) {
+    if (row.origin == CorrectionOrigin{}) continue;
+    if (std::find(correction.origins.begin(), correction.origins.end(), row.origin) == correction.origins.end()) {
+      correction.origins.push_back(row.origin);
+    }
+  }
+  const std::string source = "the fitted calibration";
+  const nlohmann::json written = parse_json(to_json_text(correction), source);
+  return correction_from_json(JsonReader(written, source));
 }
 
 }  // namespace
@@ -103,14 +134,14 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
       scenario_folder = std::filesystem::path(file.scenario).parent_path().string();
     }
     if (file.path.ends_with(".csv")) {
-      read_table(file, scenario, scenario_folder, rows);
+      read_table(file, scenario, scenario_folder, request.ignored, rows);
     } else {
       read_log(file, scenario, scenario_folder, request.skip, rows);
     }
   }
   std::vector<PredictedAndMeasured> times;
   for (const Measurement& row : rows) times.push_back(row.times);
-  const Correction correction = fit_correction(times);
+  const Correction correction = fitted(rows, times);
   const std::vector<double> left_out = left_out_errors(times);
   if (!request.output.empty()) write_file_whole(request.output, to_json_text(correction));
   if (!request.json) {

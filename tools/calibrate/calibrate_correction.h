@@ -10,6 +10,7 @@ namespace sluice::tools {
 
 struct CorrectionRequest {
   std::vector<std::string> measured;  // tables and logs; "FILE=scenario.json"
+  std::vector<std::string> ignored;   // columns of the tables
   int skip = 2;                       // number of leading iterations of a log to ignore
   std::string output;                 // empty: none
   bool json = false;

@@ -12,6 +12,7 @@
 namespace sluice::tools {
 
 void print_message(std::string_view message) {
+  if (message.empty()) return;
   std::string line = fmt::format("sluice: {}", model::printable(message));
   std::replace(line.begin(), line.end(), '\n', ' ');
   line += '\n';

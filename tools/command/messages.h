@@ -6,7 +6,8 @@
 
 namespace sluice::tools {
 
-// Prints "sluice: MESSAGE" on one line of standard error, its control characters escaped. A standard error that is closed or full loses the message and
+// Prints "sluice: MESSAGE" on one line of standard error, its control characters escaped; an empty message is
+// not printed. A standard error that is closed or full loses the message and
 // nothing else.
 void print_message(std::string_view message);
 

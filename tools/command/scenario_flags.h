@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "model/scenario/scenario.h"
@@ -34,5 +35,8 @@ class ScenarioFlags {
   struct Values;
   std::unique_ptr<Values> values_;
 };
+
+// Returns a warning if the scenario's calibration was made from another model, framework, precision or GPU; "" if not.
+std::string calibration_warning(const Scenario& scenario);
 
 }  // namespace sluice::tools

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -16,6 +15,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
@@ -31,23 +31,11 @@ struct CompareOptions {
   std::string second;
   bool json = false;
   bool by_kind = false;
-  std::string tolerance;
+  std::optional<double> tolerance;  // of the makespan, as a fraction
   std::string trace;
   std::size_t top = 10;
   std::optional<std::int64_t> step;
 };
-
-// Parses "10%", "10 %" or "0.1" as a fraction.
-double parse_tolerance(const std::string& text) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  std::string_view rest(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  while (rest.starts_with(' ')) rest.remove_prefix(1);
-  if (error != std::errc{} || (!rest.empty() && rest != "%") || !std::isfinite(value) || value < 0) {
-    throw InputError(fmt::format("--tolerance: expected a fraction such as 10% or 0.1, got '{}'", text));
-  }
-  return rest == "%" ? value / 100 : value;
-}
 
 // One of the two runs.
 struct Side {
@@ -82,8 +70,6 @@ std::string notes_of(const std::string& name, const std::string& word, const Sid
 }
 
 int compare_command(const CompareOptions& options) {
-  const bool limited = !options.tolerance.empty();
-  const double tolerance = limited ? parse_tolerance(options.tolerance) : 0;
   const Side first = side_of(options.first, options);
   const Side second = side_of(options.second, options);
   const RunRows& a = first.read.run;
@@ -101,25 +87,25 @@ int compare_command(const CompareOptions& options) {
   const Comparison comparison = compare(a, b, how);
   if (!options.trace.empty()) {
     const std::string warning = trace_size_warning(2 * (std::ssize(a.rows) + std::ssize(b.rows)));
-    if (!warning.empty()) print_message(warning);
+    print_message(warning);
     write_side_by_side_file(options.trace, {TraceSide{how.first, &a}, TraceSide{how.second, &b}});
   }
   const std::optional<double> difference = comparison.makespan_difference();
-  const bool within = !limited || (difference && std::abs(*difference) <= tolerance);
+  const bool within = !options.tolerance || (difference && std::abs(*difference) <= *options.tolerance);
   if (options.json) {
     nlohmann::ordered_json document = comparison_document(comparison);
     document["sources"] = {{"first", {{"path", options.first}, {"notes", first.read.notes}}},
                            {"second", {{"path", options.second}, {"notes", second.read.notes}}}};
-    if (limited) {
-      document["tolerance"] = tolerance;
+    if (options.tolerance) {
+      document["tolerance"] = *options.tolerance;
       document["within_tolerance"] = within;
     }
     fmt::print("{}\n", document.dump(2));
   } else {
     fmt::print("{}{}\n{}", notes_of(how.first, options.first, first), notes_of(how.second, options.second, second),
                comparison_table(comparison));
-    if (limited) {
-      fmt::print("makespan {} the tolerance of {:.3g} %\n", within ? "within" : "OUTSIDE", 100 * tolerance);
+    if (options.tolerance) {
+      fmt::print("makespan {} the tolerance of {:.3g} %\n", within ? "within" : "OUTSIDE", 100 * *options.tolerance);
     }
   }
   return within ? kDone : kOutsideTolerance;
@@ -146,8 +132,10 @@ Subcommand add_compare_command(CLI::App& app) {
   command->add_option("first", options->first, "First run, by convention the prediction")->required();
   command->add_option("second", options->second, "Second run, by convention the measurement")->required();
   command->add_flag("--json", options->json, "Print one JSON document (sluice.comparison/1)");
-  command->add_option("--tolerance", options->tolerance,
-                      "Maximum difference of the makespans relative to the first, such as 10% or 0.1 (default: none)");
+  command
+      ->add_option("--tolerance", options->tolerance,
+                   "Maximum difference of the makespans relative to the first, such as 10% or 0.1 (default: none)")
+      ->transform(fraction());
   add_output(*command, "--trace", options->trace,
              "Write both timelines to one Chrome trace; gzipped if the name ends in .gz");
   command

@@ -14,6 +14,7 @@
 #include "tools/command/interrupt.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
@@ -181,6 +182,8 @@ int plan_command(const PlanOptions& options) {
     Plan plan(base_scenario(options), space_of(options), options.top, options.everything);
     const bool finished = search(plan, ranks, interrupt);
     if (!ranks.first()) return kDone;
+    const std::string warning = calibration_warning(plan.base());
+    print_message(warning);
     PlanReport report{.plan = &plan, .top = options.top, .model_error = options.model_error};
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = !finished;
@@ -261,9 +264,11 @@ Subcommand add_plan_command(CLI::App& app) {
   command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
   command
-      ->add_option("--model-error", options->model_error,
-                   "Relative error of a predicted difference, 0 to 1; smaller differences are marked (default 0.035)")
-      ->check(CLI::Range(0.0, 1.0));
+      ->add_option(
+          "--model-error", options->model_error,
+          "Relative error of a predicted difference, such as 3.5% or 0.035, at most 100%; smaller differences are "
+          "marked (default 3.5%)")
+      ->transform(fraction(1));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);

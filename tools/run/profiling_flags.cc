@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "model/errors.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/progress.h"
 
 namespace sluice::tools {
@@ -55,7 +56,7 @@ void ProfilingFlags::add_to(CLI::App& command) {
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 31))
       ->group(kProfile);
   command.add_option("--time-budget", time_budget_s, "Measurement time in seconds, 0 to 1000000 (default 10)")
-      ->check(CLI::Range(0.0, 1e6))
+      ->check(number_from(0, 1e6))
       ->group(kProfile);
 }
 

@@ -25,6 +25,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
@@ -431,11 +432,11 @@ Subcommand add_run_command(CLI::App& app) {
   faults(command->add_option("--deadline", options->deadline,
                              "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
                              "the previous time of the op (default 30)"))
-      ->check(CLI::Range(0.01, 1e6));
+      ->check(number_from(0.01, 1e6));
   faults(command->add_option("--grace", options->grace,
                              "Time in seconds for the current step and the checkpoint after SIGINT or SIGTERM, 0.1 to "
                              "1000000 (default 25)"))
-      ->check(CLI::Range(0.1, 1e6));
+      ->check(number_from(0.1, 1e6));
   faults(command->add_option("--fault", options->faults,
                              "Inject a fault: delay, drop, kill, stop or nan, such as "
                              "delay:rank=1,op=F,mb=2,step=3,seconds=2; repeatable (default: none)"))

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
+#include "tools/command/number_flags.h"
 
 namespace sluice::tools {
 namespace {
@@ -140,7 +140,7 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
   training(
       command.add_option("--optimizer", values.optimizer, "adam (with decoupled weight decay) or sgd (default: adam)"))
       ->check(CLI::IsMember({"adam", "sgd"}));
-  const auto at_least_0 = CLI::Range(0.0, std::numeric_limits<double>::max());
+  const auto at_least_0 = number_from(0);
   training(command.add_option("--lr", values.learning_rate, "Learning rate, at least 0 (default 0.001)"))
       ->check(at_least_0);
   training(command.add_option("--weight-decay", values.weight_decay, "Weight decay, at least 0 (default 0.01)"))

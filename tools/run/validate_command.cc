@@ -19,6 +19,7 @@
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/mpi_ranks.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/run/profiling_flags.h"
@@ -38,8 +39,7 @@ struct ValidateOptions {
   std::string profile;
   std::string cost;
   int steps = 10;
-  double tolerance = 10;
-  double memory_tolerance = 5;
+  Tolerances tolerances{.makespan = 0.1, .memory = 0.05};
   RunPlaceFlags place;
   std::string trace;
   bool json = false;
@@ -143,7 +143,7 @@ void warn_of_shared_cores(const RunPlace& place, int workers) {
 int report_validations(const ValidateOptions& options, const std::deque<Case>& cases, const RunPlace& place,
                        const CostTable& table, const TrialReport& trials) {
   const RunPlan& plan = cases.front().plan;
-  const Tolerances tolerances{options.tolerance / 100, options.memory_tolerance / 100};
+  const Tolerances& tolerances = options.tolerances;
   std::vector<Validation> validations;
   bool holds = true;
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -200,7 +200,7 @@ Subcommand add_validate_command(CLI::App& app) {
       "  sluice validate\n"
       "  sluice validate --schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 4\n"
       "  sluice validate --schedule zb-h1 --trace both.json.gz --json\n"
-      "  sluice validate --cost cost.json --tolerance 15\n"
+      "  sluice validate --cost cost.json --tolerance 15%\n"
       "  mpirun -n 2 sluice validate --schedule 1f1b\n"
       "  sluice validate --backend cuda --devices green:4 --pp 4 --schedule 1f1b,zb-h1\n\n"
       "It measures a profile of the model's ops with all ranks working (or reads one), fits costs to it, simulates "
@@ -222,13 +222,12 @@ Subcommand add_validate_command(CLI::App& app) {
   validation(
       command->add_option("--steps", options->steps, "Number of measured runs per schedule, 1 to 1000000 (default 10)"))
       ->check(CLI::Range(1, 1000000));
-  const auto percent = CLI::Range(0.0, 1e9);
-  validation(command->add_option("--tolerance", options->tolerance,
-                                 "Maximum error of the median makespan in percent, 0 to 1e9 (default 10)"))
-      ->check(percent);
-  validation(command->add_option("--memory-tolerance", options->memory_tolerance,
-                                 "Maximum error of a rank's peak memory in percent, 0 to 1e9 (default 5)"))
-      ->check(percent);
+  validation(command->add_option("--tolerance", options->tolerances.makespan,
+                                 "Maximum error of the median makespan, such as 10% or 0.1 (default 10%)"))
+      ->transform(fraction());
+  validation(command->add_option("--memory-tolerance", options->tolerances.memory,
+                                 "Maximum error of a rank's peak memory, such as 5% or 0.05 (default 5%)"))
+      ->transform(fraction());
   validation(command->add_option("--profile", options->profile,
                                  "Use this profile (sluice.profile/1) instead of measuring one"));
   validation(command->add_option("--cost", options->cost, "Use this cost file (sluice.cost/1) instead of a profile"));

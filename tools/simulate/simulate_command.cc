@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,6 +15,7 @@
 #include "tools/command/automatic.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
@@ -58,7 +60,7 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
                            .idle = options.trace_idle};
   const std::string warning =
       trace_size_warning(count_trace_events(setup.graph(), prediction.timeline, prediction.memory, trace));
-  if (!warning.empty()) print_message(warning);
+  print_message(warning);
   write_trace_file(options.trace, setup.graph(), prediction.timeline, prediction.memory, trace);
 }
 
@@ -66,7 +68,10 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
 void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
   const auto document = options.flags->document(options.file);
   std::optional<SimulatedRun> second;
-  if (!options.compare_with.empty()) second = second_run(options.compare_with, document, options.file);
+  if (!options.compare_with.empty()) {
+    second = second_run(options.compare_with, document, options.file);
+    print_message(calibration_warning(second->setup->scenario()));
+  }
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
     if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
@@ -100,6 +105,7 @@ int simulate_one(const SimulateOptions& options) {
                      [&](const ByteSink& sink) { write_op_table(sink, setup.graph(), prediction.timeline); });
   }
   if (pictures) write_pictures(options, setup, prediction);
+  print_message(calibration_warning(setup.scenario()));
   const bool fits = !prediction.fit || prediction.fit->fits;
   std::vector<Remedy> remedies;
   if (!fits && fit_advice_is_quick(setup)) {
@@ -135,6 +141,9 @@ int simulate_sweep(const SimulateOptions& options) {
   }
   if (!any)
     throw InputError("--sweep: no combination can be simulated; the first error: " + sweep.points.front().error);
+  const auto warned = std::find_if(sweep.points.begin(), sweep.points.end(),
+                                   [](const SweepPoint& point) { return !point.warning.empty(); });
+  if (warned != sweep.points.end()) print_message(warned->warning);
   if (!options.csv.empty()) write_file_whole(options.csv, sweep_csv(sweep));
   if (!options.svg.empty()) write_file_whole(options.svg, svg_curve(sweep_chart(sweep)));
   fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
@@ -217,7 +226,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       ->add_option(
           "--svg-width", options->figure.width,
           fmt::format("Width of the figure in px (1/96 inch), 240 to 20000 (default {})", FigureOptions{}.width))
-      ->check(CLI::Range(240.0, 20000.0));
+      ->check(number_from(240, 20000));
   command->add_flag("--svg-transfers", options->figure.transfers,
                     "Draw point-to-point transfers in the figure (default: off)");
   add_output(*command, "--report", options->report, "Write a self-contained HTML report to this file");

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "tools/command/scenario_flags.h"
 #include "tools/simulate/explain_output.h"
 #include "traces/text/quantity_text.h"
 
@@ -183,11 +184,15 @@ OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
   return ranks;
 }
 
-OrderedJson calibration_json(const Correction& correction, const Correction::Interval& corrected) {
-  return {
+OrderedJson calibration_json(const Scenario& scenario, const Correction::Interval& corrected) {
+  const Correction& correction = *scenario.correction;
+  OrderedJson out = {
       {"scale", correction.scale},        {"fixed_s", correction.fixed_s}, {"measurements", correction.measurements},
       {"iteration_s", corrected.seconds}, {"low_s", corrected.low_s},      {"high_s", corrected.high_s},
       {"confidence", kConfidence}};
+  const std::string warning = calibration_warning(scenario);
+  if (!warning.empty()) out["warning"] = warning;
+  return out;
 }
 
 OrderedJson fit_json(const Fit& fit, std::span<const Remedy> remedies) {
@@ -329,7 +334,7 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
                        {"hardware_tflops_per_device", prediction.throughput.hardware_tflops_per_device},
                        {"mfu", prediction.throughput.mfu}};
   if (prediction.corrected) {
-    out["calibration"] = calibration_json(*setup.scenario().correction, *prediction.corrected);
+    out["calibration"] = calibration_json(setup.scenario(), *prediction.corrected);
   }
   if (prediction.fit) {
     out["fits"] = prediction.fit->fits;

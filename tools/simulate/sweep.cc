@@ -125,6 +125,7 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       }
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
       point.result = summary_of(predict(*planned.setup));
+      point.warning = calibration_warning(planned.setup->scenario());
     } catch (const InputError& error) {
       point.error = error.what();
     } catch (const ScheduleError& error) {

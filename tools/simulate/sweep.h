@@ -38,6 +38,7 @@ struct SweepPoint {
   std::vector<std::string> values;  // one per axis
   std::optional<Result> result;
   std::string error;
+  std::string warning;  // calibration_warning
 };
 
 struct Sweep {

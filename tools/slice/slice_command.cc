@@ -14,6 +14,7 @@
 #include "model/slicing/balanced.h"
 #include "sim/planner/slices_for_schedule.h"
 #include "tools/command/command.h"
+#include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/slice/slice_costs.h"
@@ -244,7 +245,7 @@ Subcommand add_slice_command(CLI::App& app) {
           "--algorithm1", options->algorithm1_ms,
           "Use TeraPipe's Algorithm 1 as published, with this epsilon in ms, 0 to 1e9; the paper uses 0.1 (default: "
           "off)")
-      ->check(CLI::Range(0.0, 1e9));
+      ->check(number_from(0, 1e9));
   command->add_flag("--balanced", options->balanced,
                     "Cut into --slices slices of equal FLOPs under causal attention (default: off)");
   command
@@ -253,10 +254,11 @@ Subcommand add_slice_command(CLI::App& app) {
                    "(default: off)")
       ->check(CLI::Range(1, 4096));
   command
-      ->add_option("--granularity", options->granularity,
-                   "Slice lengths are multiples of this number of tokens, at least 1, except the last (default: the "
-                   "smallest power of two with at most 256 multiples; --balanced: 128 or 1)")
-      ->check(CLI::PositiveNumber);
+      ->add_option(
+          "--granularity", options->granularity,
+          "Slice lengths are multiples of this number of tokens, 1 to 1073741824, except the last (default: the "
+          "smallest power of two with at most 256 multiples; --balanced: 128 or 1)")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 30));
   command
       ->add_option("--max-slices", options->max_slices,
                    "Maximum number of slices, 1 to 32767 (default: no limit; --for: 16)")
@@ -264,7 +266,7 @@ Subcommand add_slice_command(CLI::App& app) {
   command
       ->add_option("--time-budget", options->time_budget_s,
                    "Search time of --for in seconds, 0 to 1000000 (default 10)")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(number_from(0, 1e6));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.slice/1)");
   add_output(*command, "-o,--output", options->output,
              "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "

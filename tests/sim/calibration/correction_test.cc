@@ -1,13 +1,13 @@
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
 #include <random>
 
 #include "model/errors.h"
-#include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "sim/calibration/correction_fit.h"
+#include "sim/calibration/megatron_log.h"
 
 namespace sluice::test {
 namespace {
@@ -52,11 +52,31 @@ TEST(Correction, FitsOnlyAScaleToOneMeasurementOrToEqualOnes) {
   EXPECT_NEAR(interval.high_s / interval.seconds - 1, 2.920 * 0.01 * std::sqrt(2), 1e-5);
 }
 
-TEST(Correction, NeverHasANegativeFixedTime) {
-  // The line through these has a fixed time of -2 s.
-  const Correction found = fit_correction(Rows{{2, 2}, {4, 6}, {8, 14}});
-  EXPECT_EQ(found.fixed_s, 0);
-  EXPECT_GT(found.scale, 0);
+TEST(Correction, FixedTimeIsNegativeIfTheMeasurementsHaveOne) {
+  const Correction found = fit_correction(on_line(2, -2, {2, 4, 8}));
+  EXPECT_NEAR(found.scale, 2, 1e-12);
+  EXPECT_NEAR(found.fixed_s, -2, 1e-11);
+  EXPECT_NEAR(found.at(6).seconds, 10, 1e-11);
+  // Below the shortest prediction, 2 s with a corrected time of 2 s, times are in proportion: 2 x 0.5 / 2.
+  EXPECT_NEAR(found.at(0.5).seconds, 0.5, 1e-11);
+  EXPECT_GT(found.at(1e-6).seconds, 0);
+  EXPECT_GT(found.at(1e-6).low_s, 0);
+  EXPECT_EQ(found.at(0).seconds, 0);
+  // The line through these is negative at 1 s.
+  const Correction steep = fit_correction(Rows{{1, 0.1}, {1.06, 5}, {1.12, 5.2}});
+  EXPECT_GT(steep.at(1).seconds, 0);
+}
+
+// Two rows: predicted by scaling the other, 4 x 1.2 / 5.2 and 2 x 1.3 / 2.4.
+TEST(Correction, IntervalIsNotNarrowerThanTheHeldOutError) {
+  const Correction two = fit_correction(Rows{{2, 2.4}, {4, 5.2}});
+  ASSERT_TRUE(two.held_out);
+  const double first = 2 * 1.3 / 2.4 - 1;
+  const double second = 4 * 1.2 / 5.2 - 1;
+  EXPECT_NEAR(*two.held_out, std::sqrt((first * first + second * second) / 2), 1e-12);
+  const Correction::Interval interval = two.at(4);
+  EXPECT_NEAR(interval.high_s / interval.seconds - 1, *two.held_out, 1e-12);
+  EXPECT_FALSE(fit_correction(Rows{{2, 2.4}}).held_out);
 }
 
 TEST(Correction, IntervalCoversNineOfTenIterations) {
@@ -64,7 +84,8 @@ TEST(Correction, IntervalCoversNineOfTenIterations) {
   // fraction of 4,000 draws (0.0142).
   std::mt19937_64 random(7);
   std::normal_distribution<double> normal;
-  for (const int count : {1, 2, 3, 6, 20}) {
+  for (const auto& [count, fixed] :
+       {std::pair(1, 0.5), {2, 0.5}, {3, 0.5}, {6, 0.5}, {20, 0.5}, {3, -0.5}, {20, -0.5}}) {
     int inside = 0;
     constexpr int kDraws = 4000;
     for (int draw = 0; draw < kDraws; ++draw) {
@@ -72,11 +93,11 @@ TEST(Correction, IntervalCoversNineOfTenIterations) {
       for (int i = 0; i < count; ++i) {
         const double predicted = 5.0 + 3 * i;
         // One row does not determine a fixed time, so there is none.
-        rows.push_back({predicted, (1.1 * predicted + (count > 1 ? 0.5 : 0)) * (1 + 0.01 * normal(random))});
+        rows.push_back({predicted, (1.1 * predicted + (count > 1 ? fixed : 0)) * (1 + 0.01 * normal(random))});
       }
       const Correction found = fit_correction(rows);
       const double predicted = 10;
-      const double measured = (1.1 * predicted + (count > 1 ? 0.5 : 0)) * (1 + 0.01 * normal(random));
+      const double measured = (1.1 * predicted + (count > 1 ? fixed : 0)) * (1 + 0.01 * normal(random));
       const Correction::Interval interval = found.at(predicted);
       inside += interval.low_s <= measured && measured <= interval.high_s ? 1 : 0;
     }
@@ -95,15 +116,66 @@ TEST(Correction, PredictsEachRowFromTheOthers) {
 }
 
 TEST(Correction, SurvivesARoundTripThroughAFile) {
-  const Correction found = fit_correction(Rows{{2, 2.5}, {4, 4.4}, {8, 8.7}});
+  Correction found = fit_correction(Rows{{2, 2}, {4, 6.1}, {8, 14}});
+  ASSERT_LT(found.fixed_s, 0);
+  found.origins = {
+      {.model = "gpt", .parameters = 1000, .framework = "megatron-lm", .precision = "16-bit", .gpu = "a100"},
+      {.gpu = "h100"}};
   const Json json = parse_json(to_json_text(found), "c.json");
   const Correction read = correction_from_json(JsonReader(json, "c.json"));
-  EXPECT_EQ(read.at(5).seconds, found.at(5).seconds);
-  EXPECT_EQ(read.at(5).low_s, found.at(5).low_s);
+  for (const double predicted : {0.5, 5.0}) {
+    EXPECT_EQ(read.at(predicted).seconds, found.at(predicted).seconds);
+    EXPECT_EQ(read.at(predicted).low_s, found.at(predicted).low_s);
+  }
   EXPECT_EQ(read.measurements, 3);
-  const Json bad = parse_json(R"({"schema": "sluice.calibration/1", "scale": -1})", "c.json");
-  EXPECT_EQ(error_of([&] { correction_from_json(JsonReader(bad, "c.json")); }),
-            "c.json: /scale: expected a number from 0.001 to 1000, got -1");
+  EXPECT_EQ(read.held_out, found.held_out);
+  EXPECT_EQ(read.origins, found.origins);
+}
+
+TEST(Correction, InvalidFilesAreRejected) {
+  const auto error = [](const char* key, const Json& value) {
+    Json json = parse_json(to_json_text(fit_correction(Rows{{2, 2.5}, {4, 4.4}, {8, 8.7}})), "c.json");
+    json[key] = value;
+    return error_of([&] { correction_from_json(JsonReader(json, "c.json")); });
+  };
+  EXPECT_EQ(error("scale", -1), "c.json: /scale: expected a number from 0.001 to 1000, got -1");
+  EXPECT_EQ(error("fixed_s", -9), "c.json: /fixed_s: expected a number above -scale x shortest_predicted_s, got -9");
+  EXPECT_EQ(error("covariance", {-1e-9, 0, 1}),
+            "c.json: /covariance: expected variances (the first and the last number) of at least 0, got [-1e-09,0,1]");
+  EXPECT_EQ(error("covariance", {1e-4, 0, -1}),
+            "c.json: /covariance: expected variances (the first and the last number) of at least 0, got [0.0001,0,-1]");
+  EXPECT_EQ(error("covariance", {1, -3, 4}),
+            "c.json: /covariance: expected a covariance (the second number) within the square root of the product of "
+            "the variances, got [1,-3,4]");
+  EXPECT_EQ(error("covariance", {1, -2, 4}), "no error");
+  EXPECT_EQ(error("held_out_error", -0.1), "c.json: /held_out_error: expected a number from 0 to 1000, got -0.1");
+  EXPECT_EQ(error("made_from", Json::parse(R"([{"gpus": "a100"}])")),
+            "c.json: /made_from/0/gpus: unknown key; did you mean 'gpu'?");
+}
+
+TEST(Correction, OtherOriginsAreNamed) {
+  Correction correction;
+  const CorrectionOrigin here{
+      .model = "gpt", .parameters = 2'000'000'000, .framework = "megatron-lm", .precision = "16-bit", .gpu = "a100"};
+  EXPECT_EQ(other_origin(correction, here), "");  // a file without origins
+  correction.origins = {here};
+  EXPECT_EQ(other_origin(correction, here), "");
+  CorrectionOrigin renamed = here;
+  renamed.model = "gpt-2b";
+  EXPECT_EQ(other_origin(correction, renamed), "");
+  EXPECT_EQ(other_origin(correction, {}), "");
+  CorrectionOrigin there = here;
+  there.gpu = "h100";
+  there.precision = "8-bit";
+  EXPECT_EQ(other_origin(correction, there), "precision 8-bit, GPU h100 (it was made from precision 16-bit, GPU a100)");
+  correction.origins.push_back(there);
+  EXPECT_EQ(other_origin(correction, there), "");
+  there.parameters = 4'000'000'000;
+  EXPECT_EQ(other_origin(correction, there),
+            "model gpt (4 B parameters) (it was made from model gpt (2 B parameters))");
+  there.parameters = here.parameters;
+  there.framework = "nemo-fp8";
+  EXPECT_EQ(other_origin(correction, there), "framework nemo-fp8 (it was made from framework megatron-lm)");
 }
 
 TEST(Correction, RejectsMissingAndInvalidInput) {
@@ -111,28 +183,82 @@ TEST(Correction, RejectsMissingAndInvalidInput) {
   EXPECT_EQ(error_of([] { fit_correction(Rows{{1, 0}}); }), "calibrate: expected times above 0");
 }
 
-class MegatronLog : public testing::Test {
- protected:
-  void write(const std::string& text) const { write_file_whole(path_, text); }
-  void TearDown() override { std::filesystem::remove(path_); }
-  std::string path_ = testing::TempDir() + "sluice_megatron.log";
-};
+constexpr const char* kIterations =
+    " iteration 1/9 | elapsed time per iteration (ms): 9000.0 | global batch size:   256 |\n"
+    "  iteration 2/9 | elapsed time per iteration (ms): 800.5\r\n"
+    "[default0]: iteration 3/9 | elapsed time per iteration (ms): 700 | global batch size:   512 | lm loss: 1.0 |\n";
 
-TEST_F(MegatronLog, IsReadInOlderAndNewerFormats) {
-  write(
-      " iteration        1/  500000 | elapsed time per iteration (ms): 9000.0 | learning rate 1.0E-05 | lm loss 9.1\n"
-      "rank 0: saving\n"
-      " [2025-01-01 10:00:00] iteration        2/     100 | consumed samples:          512 | elapsed time per "
-      "iteration (ms): 7100.5 | throughput per GPU (TFLOP/s/GPU): 400.1 | learning rate: 1e-5\n");
-  EXPECT_EQ(read_megatron_log(path_), (std::vector<double>{9, 7.1005}));
+TEST(MegatronLogs, AreReadInOlderAndNewerFormats) {
+  const MegatronLog log = parse_megatron_log(
+      "using world size: 16\n"
+      "------------------------ arguments ------------------------\n"
+      "  global_batch_size ............................... 512\n"
+      "[default0]:  recompute_granularity ........................... None\n" +
+          std::string(kIterations),
+      "x.log");
+  EXPECT_EQ(log.seconds, (std::vector<double>{9, 0.8005, 0.7}));
+  ASSERT_EQ(log.arguments.size(), 2U);
+  EXPECT_EQ(log.arguments[0].name, "global_batch_size");
+  EXPECT_EQ(log.arguments[0].value, "512");
+  EXPECT_EQ(log.arguments[0].line, 3);
+  EXPECT_EQ(log.arguments[1].name, "recompute_granularity");
+  EXPECT_EQ(log.arguments[1].value, "None");
 }
 
-TEST_F(MegatronLog, ErrorsNameFileAndLine) {
-  write("nothing\n");
-  EXPECT_NE(error_of([&] { read_megatron_log(path_); }).find("expected a table (.csv), or a log"), std::string::npos);
-  write("a\nelapsed time per iteration (ms): nan\n");
-  EXPECT_EQ(error_of([&] { read_megatron_log(path_); }),
-            path_ + ": line 2: expected milliseconds after 'elapsed time per iteration (ms):'");
+TEST(MegatronLogs, ErrorsNameFileAndLine) {
+  const auto error = [](const std::string& text) { return error_of([&] { parse_megatron_log(text, "x.log"); }); };
+  EXPECT_EQ(error("nothing\n"),
+            "x.log: expected a table (.csv), or a log with lines 'elapsed time per iteration (ms): ...'");
+  for (const char* wrong : {"nan", "12.5abc", "10,5", "1 234.5", "-3", "inf", "0", "", "5 6"}) {
+    EXPECT_EQ(
+        error(std::string("a\nelapsed time per iteration (ms): ") + wrong + " | lm loss: 1 |\n"),
+        std::string("x.log: line 2: expected milliseconds after 'elapsed time per iteration (ms):', then '|' or the "
+                    "end of the line, got '") +
+            wrong + "'");
+  }
+}
+
+TEST(MegatronLogs, ArgumentsMustMatchTheScenario) {
+  const Json document = Json::parse(
+      R"({"model": {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 51200,
+                    "max_position_embeddings": 1024},
+          "batch": {"sequence_length": 1024, "global_batch": 512, "micro_batch": 2},
+          "parallelism": {"pp": 4, "tp": 2, "dp": 2}, "cluster": "dgx-a100-80gb"})");
+  const Scenario scenario = scenario_from_json(document, "s.json", "");
+  const auto error = [&](const std::string& argument, const std::string& value, int skip = 2) {
+    const std::string text = argument.empty() ? "" : "  " + argument + " ........ " + value + "\n";
+    return error_of([&] { check_arguments(parse_megatron_log(text + kIterations, "x.log"), scenario, skip); });
+  };
+  EXPECT_EQ(error("", ""), "no error");
+  EXPECT_EQ(error("", "", 0), "x.log: line 1: global batch size is 256, but the scenario (s.json) has 512");
+  const std::pair<const char*, std::pair<const char*, const char*>> all[] = {
+      {"global_batch_size", {"512", "1024"}},
+      {"micro_batch_size", {"2", "1"}},
+      {"seq_length", {"1024", "2048"}},
+      {"num_layers", {"8", "16"}},
+      {"hidden_size", {"1024", "2048"}},
+      {"num_attention_heads", {"16", "8"}},
+      {"ffn_hidden_size", {"4096", "8192"}},
+      {"tensor_model_parallel_size", {"2", "1"}},
+      {"pipeline_model_parallel_size", {"4", "2"}},
+      {"data_parallel_size", {"2", "4"}},
+      {"context_parallel_size", {"1", "2"}},
+      {"world_size", {"16", "32"}},
+      {"virtual_pipeline_model_parallel_size", {"None", "2"}},
+      {"num_experts", {"None", "8"}},
+      {"sequence_parallel", {"False", "True"}},
+      {"use_distributed_optimizer", {"False", "True"}},
+      {"swiglu", {"False", "True"}},
+      {"recompute_granularity", {"selective", "full"}},
+  };
+  for (const auto& [name, values] : all) {
+    EXPECT_EQ(error(name, values.first), "no error") << name;
+    EXPECT_THAT(error(name, values.second), testing::StartsWith(std::string("x.log: line 1: ") + name + " is " +
+                                                                values.second + ", but the scenario (s.json) has "));
+  }
+  EXPECT_EQ(error("global_batch_size", "1024"),
+            "x.log: line 1: global_batch_size is 1024, but the scenario (s.json) has 512");
+  EXPECT_EQ(error("lr_decay_style", "cosine"), "no error");
 }
 
 }  // namespace

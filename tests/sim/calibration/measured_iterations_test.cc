@@ -93,8 +93,58 @@ TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
       std::string::npos);
 }
 
-TEST(MeasuredIterations, ListUnusedColumns) {
-  EXPECT_EQ(unused_columns(CsvTable("pp,mircobatch,iter_s\n1,1,1\n", "t.csv")), std::vector<std::string>{"mircobatch"});
+TEST(MeasuredIterations, CellsReplaceKeysOfTheScenarioThatExcludeThem) {
+  // The scenario has three microbatches.
+  EXPECT_EQ(only("gbs,iter_s\n12,1\n").scenario.microbatches, 12);
+  Json global = base();
+  global["batch"] = {{"sequence_length", 1024}, {"global_batch", 12}};
+  EXPECT_EQ(only("pp,microbatches,iter_s\n2,5,1\n", global).scenario.microbatches, 5);
+  Json parallel = base();
+  parallel["parallelism"] = {{"pp", 2}, {"cp", 2}, {"layers_per_virtual_stage", 2}};
+  parallel["schedule"] = {{"name", "seq1f1b"}, {"slice_lengths", {512, 512}}};
+  const Scenario scenario = only("vpp,cp,slices,iter_s\n1,1,4,1\n", parallel).scenario;
+  EXPECT_EQ(scenario.chunks, 1);
+  EXPECT_EQ(scenario.training.cp, 1);
+  EXPECT_EQ(scenario.shape.num_slices(), 4);
+}
+
+TEST(MeasuredIterations, ContradictoryCellsAreErrors) {
+  EXPECT_EQ(only("pp,mbs,microbatches,gbs,iter_s\n1,2,6,12,1\n").scenario.microbatches, 6);
+  EXPECT_EQ(table_error_of([] { only("pp,mbs,microbatches,gbs,iter_s\n1,2,5,12,1\n"); }),
+            "t.csv: row 1: /batch/global_batch: expected micro_batch x dp x microbatches = 2 x 1 x 5, got 12");
+}
+
+TEST(MeasuredIterations, CellsCannotChangeAFile) {
+  Json file = base();
+  file["model"] = "gpt.json";
+  EXPECT_EQ(table_error_of([&] { only("pp,layers,iter_s\n1,4,1\n", file); }),
+            "t.csv: row 1, column layers: cannot change a value of the scenario's /model, which is not an object, got "
+            "'4'");
+  Json list = base();
+  list["batch"] = {1, 2};
+  EXPECT_EQ(table_error_of([&] { only("pp,iter_s\n1,1\n", list); }), "t.csv: row 1: /batch: expected an object");
+  Json words = base();
+  words["parallelism"] = {{"tp", "two"}};
+  words["schedule"] = {{"name", 7}};
+  words["model"]["position_embedding_type"] = 7;
+  EXPECT_THROW(only("pp,gpus,iter_s\n1,2,1\n", words), InputError);
+}
+
+TEST(MeasuredIterations, UnknownAndRepeatedColumnsAreErrors) {
+  const auto error = [](const char* header) {
+    return table_error_of([&] { check_columns(CsvTable(header, "t.csv")); });
+  };
+  EXPECT_EQ(error("pp,microbaches,iter_s\n"),
+            "t.csv: header: unknown column 'microbaches'; did you mean 'microbatches'? (--ignore-columns ignores it)");
+  EXPECT_EQ(error("pp, gbs,iter_s\n"),
+            "t.csv: header: unknown column ' gbs'; did you mean 'gbs'? (--ignore-columns ignores it)");
+  EXPECT_EQ(error("iteration_s,gbs,iteration_ms\n"),
+            "t.csv: header: columns 'iteration_s' and 'iteration_ms' have the same meaning: keep one");
+  EXPECT_EQ(error("iter_s,tokens_per_s_thousands\n"),
+            "t.csv: header: columns 'iter_s' and 'tokens_per_s_thousands' have the same meaning: keep one");
+  EXPECT_EQ(error("mbs,micro_batch,iter_s\n"),
+            "t.csv: header: columns 'micro_batch' and 'mbs' have the same meaning: keep one");
+  EXPECT_EQ(error("microbatches,gbs,cp,gpus,schedule,recompute,source,note,iter_s\n"), "no error");
 }
 
 }  // namespace
