@@ -1,12 +1,15 @@
 #include "exec/transport/launcher.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <optional>
@@ -178,6 +181,27 @@ std::vector<std::string> launcher_variables(const Environment& environment) {
   return out;
 }
 
+namespace {
+
+// Returns the folder "sluice-UID" for temporary files, which only this user can access; creates it if necessary.
+std::string private_folder() {
+  std::string folder = fmt::format("{}/sluice-{}", temporary_folder(), ::geteuid());
+  struct stat status {};
+  const bool made = ::mkdir(folder.c_str(), S_IRWXU) == 0 || errno == EEXIST;
+  if (!made || ::lstat(folder.c_str(), &status) != 0) {
+    throw InputError(fmt::format("{}: cannot create: {}", folder, std::strerror(errno)));
+  }
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    throw InputError(
+        fmt::format("{}: expected a folder that only user {} can access: remove it, or specify a file "
+                    "through which the processes find each other",
+                    folder, ::geteuid()));
+  }
+  return folder;
+}
+
+}  // namespace
+
 std::string bootstrap_path(const LaunchedRank& rank) {
   if (rank.run.empty()) {
     throw InputError(
@@ -193,7 +217,7 @@ std::string bootstrap_path(const LaunchedRank& rank) {
   std::string name = rank.run;
   std::replace_if(
       name.begin(), name.end(), [](char c) { return c == '/' || c == ':' || c == ' '; }, '_');
-  return fmt::format("{}/sluice-{}-{}", temporary_folder(), getuid(), name);
+  return private_folder() + "/" + name;
 }
 
 namespace {
@@ -208,8 +232,9 @@ std::string file_text(const std::string& run, std::span<const std::byte> bytes) 
 
 // Returns an empty string if the bytes were read, or else the reason why not.
 std::string read_bytes(const std::string& path, const std::string& run, std::span<std::byte> bytes) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return "the file does not exist";
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) return "the file does not exist";
+  if (status.st_uid != ::geteuid()) return fmt::format("the file belongs to user {}", status.st_uid);
   std::string text;
   try {
     text = read_file(path);

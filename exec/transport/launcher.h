@@ -36,8 +36,9 @@ LaunchedRank launched_rank(const Environment& environment = process_environment(
 // Returns the launcher variables that are set as NAME=value, in the order of the launchers.
 std::vector<std::string> launcher_variables(const Environment& environment = process_environment());
 
-// Returns the path of a file through which processes without MPI find each other: in the temporary folder if all of
-// them are on one host. Throws InputError if they may be on several, or if the run has no id.
+// Returns the path of a file through which processes without MPI on one host find each other, in a folder "sluice-UID"
+// of the temporary folder that other users cannot access. Throws InputError if the processes may be on several hosts,
+// if the run has no id, or if there is such a folder or file that other users can access.
 std::string bootstrap_path(const LaunchedRank& rank);
 
 // Broadcasts bytes of rank 0 through a file in a folder that all ranks can access. The file is written under a

@@ -65,7 +65,10 @@ CommandResult run(const std::string& program, const std::vector<std::string>& ar
   std::vector<char*> argv;
   for (std::string& word : line) argv.push_back(word.data());
   argv.push_back(nullptr);
+  // A run that fails leaves its flight recorders in the temporary folder.
   std::vector<std::string> variables = environment;
+  std::filesystem::create_directory(folder.path("tmp"));
+  variables.push_back("TMPDIR=" + folder.path("tmp"));
   for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
   std::vector<char*> envp;
   for (std::string& variable : variables) envp.push_back(variable.data());

@@ -1,7 +1,10 @@
 // `sluice run` on the command line: training, checkpoints, processes, and failures.
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -334,6 +337,62 @@ TEST(BrokenRun, StepLongerThanTheGracePeriodIsEnded) {
   } while (result.exit_code == 143);  // the signal came before the step with the fault
   EXPECT_EQ(result.exit_code, 6) << result.err;
   EXPECT_THAT(result.err, HasSubstr("the step did not end within the grace period of 1 s"));
+}
+
+int num_recorder_folders(const test::TemporaryFolder& folder) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    count += entry.path().filename().string().starts_with("sluice-run-") ? 1 : 0;
+  }
+  return count;
+}
+
+// A killed run cannot remove its recorders: the next one does. Those of a failed run were reported, and stay.
+TEST(BrokenRun, TemporaryRecordersOfAKilledRunAreRemovedByTheNext) {
+  const test::TemporaryFolder folder;
+  const auto run_there = [&](const std::string& flags) {
+    return test::run_program(SLUICE_COMMAND, words(kTinyRun + "--pp 2 --steps 2 " + flags),
+                             {"TMPDIR=" + folder.path()});
+  };
+  EXPECT_EQ(run_there("--fault kill:rank=1,op=B,mb=2,step=1").exit_code, 128 + SIGKILL);
+  EXPECT_EQ(num_recorder_folders(folder), 1);
+  EXPECT_EQ(run_there("").exit_code, 0);
+  EXPECT_EQ(num_recorder_folders(folder), 0);
+  EXPECT_EQ(run_there("--fault nan:rank=1,op=B,mb=2,step=1").exit_code, 8);
+  EXPECT_EQ(num_recorder_folders(folder), 1);
+  // In use by a run: locked by it.
+  const std::string used = folder.path("sluice-run-abcdef");
+  std::filesystem::create_directory(used);
+  const int lock = ::open(used.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  EXPECT_EQ(run_there("").exit_code, 0);
+  EXPECT_EQ(num_recorder_folders(folder), 2);
+  ::close(lock);
+  // Another file of that name is not a folder of recorders.
+  std::ofstream(folder.path("sluice-run-file")) << "a";
+  EXPECT_EQ(run_there("").exit_code, 0);
+  EXPECT_EQ(num_recorder_folders(folder), 2);
+}
+
+TEST(RunCommand, RecorderFolderBelongsToOneRun) {
+  const test::TemporaryFolder folder;
+  const std::string recorders = folder.path("rec");
+  ASSERT_EQ(run(kTinyRun + "--pp 4 --steps 1 --recorder " + recorders).exit_code, 0);
+  ASSERT_EQ(run(kTinyRun + "--pp 2 --steps 1 --recorder " + recorders).exit_code, 0);
+  EXPECT_FALSE(std::filesystem::exists(recorders + "/rank-0002.rec"));  // of the first run
+  const int lock = ::open(recorders.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(lock, LOCK_EX), 0);
+  const std::string refusal = "--recorder: " + recorders + ": is in use by another run";
+  const CommandResult second = run(kTinyRun + "--pp 2 --steps 1 --recorder " + recorders);
+  EXPECT_EQ(second.exit_code, 2);
+  EXPECT_THAT(second.err, HasSubstr(refusal));
+  EXPECT_TRUE(std::filesystem::exists(recorders + "/rank-0001.rec"));
+  if (has_mpi()) {
+    const CommandResult processes = run_processes(2, kTinyRun + "--pp 2 --steps 1 --recorder " + recorders);
+    EXPECT_EQ(processes.exit_code, 2);
+    EXPECT_THAT(processes.err, HasSubstr(refusal));
+  }
+  ::close(lock);
 }
 
 TEST(BrokenRun, IsStoppedAndReportedOverMpi) {

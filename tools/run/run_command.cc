@@ -27,6 +27,7 @@
 #include "tools/command/mpi_ranks.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
+#include "tools/run/recorder_folder.h"
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
 #include "traces/chrome/chrome_trace.h"
@@ -52,44 +53,6 @@ struct RunOptions {
   double grace = 25;
   std::vector<std::string> faults;
   bool json = false;
-};
-
-// The folder of the flight recorders. A temporary folder is removed at the end, unless the run failed.
-class RecorderFolder {
- public:
-  RecorderFolder(const std::string& requested, const RunPlace& place) : path_(requested), first_(place.first()) {
-    std::string made;
-    if (first_) {
-      if (path_.empty()) {
-        std::string name = temporary_folder() + "/sluice-run-XXXXXX";
-        if (::mkdtemp(name.data()) == nullptr)
-          throw InputError(name + ": cannot create a folder for the flight recorders");
-        made = name;
-      } else {
-        std::error_code error;
-        std::filesystem::create_directories(path_, error);
-        if (error) throw InputError(fmt::format("--recorder: {}: {}", path_, error.message()));
-        made = path_;
-      }
-    }
-    temporary_ = requested.empty();
-    path_ = place.broadcast(made);
-  }
-  ~RecorderFolder() {
-    std::error_code ignored;
-    if (temporary_ && first_ && !keep_) std::filesystem::remove_all(path_, ignored);
-  }
-  RecorderFolder(const RecorderFolder&) = delete;
-  RecorderFolder& operator=(const RecorderFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  void keep() { keep_ = true; }
-
- private:
-  std::string path_;
-  bool first_ = true;
-  bool temporary_ = false;
-  bool keep_ = false;
 };
 
 int exit_code_of(FailureKind kind) {
@@ -428,7 +391,7 @@ Subcommand add_run_command(CLI::App& app) {
   faults(command->add_option("--post-mortem", options->post_mortem,
                              "Print the flight recorders in this folder, left by another run, and exit"));
   faults(command->add_option("--recorder", options->recorders,
-                             "Folder for the flight recorders (default: a temporary folder)"));
+                             "Folder for the flight recorders, of this run only (default: a temporary folder)"));
   faults(command->add_option("--deadline", options->deadline,
                              "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
                              "the previous time of the op (default 30)"))

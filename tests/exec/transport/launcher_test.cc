@@ -4,10 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <array>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -141,12 +145,51 @@ TEST(Launcher, VariablesAreListedOnce) {
               ElementsAre("SLURM_PROCID=3", "RANK=0"));
 }
 
-TEST(Bootstrap, DefaultPathNeedsOneHost) {
+class Bootstrap : public ::testing::Test {
+ protected:
+  Bootstrap() {
+    if (const char* const variable = std::getenv("TMPDIR")) before_ = variable;
+    std::filesystem::create_directory(temporary_);
+    ::setenv("TMPDIR", temporary_.c_str(), 1);
+  }
+  ~Bootstrap() override { before_ ? ::setenv("TMPDIR", before_->c_str(), 1) : ::unsetenv("TMPDIR"); }
+
+  test::TemporaryFolder folder_;
+  std::string temporary_ = folder_.path("tmp");
+
+ private:
+  std::optional<std::string> before_;
+};
+
+TEST_F(Bootstrap, DefaultPathNeedsOneHost) {
   LaunchedRank rank{.launcher = LaunchedRank::torchrun, .size = 4, .local_size = 4, .run = "torch-a/b:1"};
-  EXPECT_THAT(bootstrap_path(rank), HasSubstr("-torch-a_b_1"));
+  EXPECT_THAT(bootstrap_path(rank), HasSubstr("/torch-a_b_1"));
   rank.local_size = 2;
   EXPECT_THROW(bootstrap_path(rank), InputError);
   EXPECT_THROW(bootstrap_path({.size = 2, .local_size = 2}), InputError);
+}
+
+// Anybody can guess the path: it must not be possible to put a file there.
+TEST_F(Bootstrap, DefaultFolderIsPrivate) {
+  const LaunchedRank rank{.launcher = LaunchedRank::torchrun, .size = 4, .local_size = 4, .run = "run"};
+  const std::string own = std::filesystem::path(bootstrap_path(rank)).parent_path().string();
+  EXPECT_EQ(own, temporary_ + "/sluice-" + std::to_string(::geteuid()));
+  EXPECT_EQ(std::filesystem::status(own).permissions(), std::filesystem::perms::owner_all);
+  EXPECT_EQ(bootstrap_path(rank), own + "/run");
+  const auto error = [&] {
+    try {
+      return bootstrap_path(rank);
+    } catch (const InputError& refused) {
+      return std::string(refused.what());
+    }
+  };
+  ::chmod(own.c_str(), 0770);
+  EXPECT_THAT(error(), HasSubstr(own + ": expected a folder that only user"));
+  std::filesystem::remove(own);
+  std::filesystem::create_directory(folder_.path("elsewhere"));
+  ::chmod(folder_.path("elsewhere").c_str(), 0700);
+  std::filesystem::create_symlink(folder_.path("elsewhere"), own);
+  EXPECT_THAT(error(), HasSubstr(own + ": expected a folder that only user"));
 }
 
 class BootstrapFile : public ::testing::Test {
@@ -196,6 +239,19 @@ TEST_F(BootstrapFile, FileOfAnotherRunIsIgnored) {
   FileBootstrap root(path_, "run 2", 0);
   root.broadcast(sent, milliseconds(0));
   EXPECT_EQ(timeout_of("run 2"), "found");
+}
+
+TEST_F(BootstrapFile, FileOfAnotherUserIsIgnored) {
+  std::array<std::byte, 3> sent{};
+  FileBootstrap root(path_, "run 1", 0);
+  root.broadcast(sent, milliseconds(0));
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(path_.c_str(), 12345, static_cast<gid_t>(-1)), 0);
+    EXPECT_THAT(timeout_of("run 1"), HasSubstr("the file belongs to user 12345"));
+  } else {
+    path_ = "/etc/passwd";
+    EXPECT_THAT(timeout_of("run 1"), HasSubstr("the file belongs to user 0"));
+  }
 }
 
 TEST_F(BootstrapFile, OtherFilesAreReported) {

@@ -1,0 +1,138 @@
+#include "tools/run/recorder_folder.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "exec/watch/recorder_file.h"
+#include "model/errors.h"
+#include "model/input/files.h"
+
+namespace sluice::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kPrefix = "sluice-run-";
+constexpr const char* kKept = "/kept";  // in a temporary folder: its run has failed and reported the path
+
+enum class FolderLock { taken, busy, unknown };
+
+// Locks a folder without waiting. `fd` is its descriptor, or -1. Some file systems have no locks: unknown.
+FolderLock lock_folder(const std::string& path, int& fd) {
+  fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) return FolderLock::unknown;
+  if (::flock(fd, LOCK_EX | LOCK_NB) == 0) return FolderLock::taken;
+  return errno == EWOULDBLOCK ? FolderLock::busy : FolderLock::unknown;
+}
+
+// Whether `path` is still the folder of the descriptor.
+bool is_folder_of(int fd, const std::string& path) {
+  struct stat open {};
+  struct stat named {};
+  return ::fstat(fd, &open) == 0 && ::lstat(path.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
+}
+
+// Whether a worker may still use the recorders of a folder, or it is on another host.
+bool has_live_recorders(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    try {
+      const auto process = RecorderFile(entry->path().string()).process();
+      if (!process || *process != ProcessState::dead) return true;
+    } catch (const InputError&) {
+      // Not a recorder, or one that its worker had not completed.
+    }
+  }
+  return false;
+}
+
+void remove_if_stale(const std::string& folder) {
+  int fd = -1;
+  struct stat status {};
+  const FolderLock lock = lock_folder(folder, fd);
+  const bool ours = fd >= 0 && ::fstat(fd, &status) == 0 && status.st_uid == ::geteuid();
+  std::error_code ignored;
+  if (lock == FolderLock::taken && ours && is_folder_of(fd, folder) && !fs::exists(folder + kKept, ignored) &&
+      !has_live_recorders(folder)) {
+    fs::remove_all(folder, ignored);
+  }
+  if (fd >= 0) ::close(fd);
+}
+
+void remove_stale_folders(const std::string& parent) {
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(kPrefix)) remove_if_stale(entry->path().string());
+  }
+}
+
+// Creates and locks a temporary folder.
+std::string make_temporary(int& lock) {
+  const std::string parent = temporary_folder();
+  remove_stale_folders(parent);
+  while (true) {
+    std::string name = fmt::format("{}/{}XXXXXX", parent, kPrefix);
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw InputError(
+          fmt::format("{}: cannot create a folder for the flight recorders: {}", name, std::strerror(errno)));
+    }
+    // Another run may have found it before it was locked, and removes it.
+    if (lock_folder(name, lock) != FolderLock::busy && lock >= 0 && is_folder_of(lock, name)) return name;
+    if (lock >= 0) ::close(lock);
+  }
+}
+
+// Creates and locks the folder of --recorder, and removes the recorders of earlier runs, which may have had more ranks.
+void open_requested(const std::string& path, int& lock) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  if (error) throw InputError(fmt::format("--recorder: {}: {}", path, error.message()));
+  const FolderLock result = lock_folder(fs::canonical(path).string(), lock);
+  if (result == FolderLock::busy) {
+    ::close(lock);
+    throw InputError(fmt::format("--recorder: {}: is in use by another run: expected a folder of its own", path));
+  }
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    std::error_code ignored;
+    if (name.starts_with("rank-") && name.ends_with(".rec")) fs::remove(entry->path(), ignored);
+  }
+}
+
+}  // namespace
+
+RecorderFolder::RecorderFolder(const std::string& requested, const RunPlace& place)
+    : path_(requested), temporary_(requested.empty()), first_(place.first()) {
+  std::string error;
+  if (first_) {
+    try {
+      temporary_ ? void(path_ = make_temporary(lock_)) : open_requested(path_, lock_);
+    } catch (const InputError& failure) {
+      error = failure.what();
+    }
+  }
+  // The other processes wait for the folder, and end with the first one if there is none.
+  path_ = place.broadcast(error.empty() ? path_ : "");
+  if (path_.empty()) throw InputError(error);
+}
+
+RecorderFolder::~RecorderFolder() {
+  std::error_code ignored;
+  if (temporary_ && first_ && !fs::exists(path_ + kKept, ignored)) fs::remove_all(path_, ignored);
+  if (lock_ >= 0) ::close(lock_);
+}
+
+void RecorderFolder::keep() {
+  if (temporary_) std::ofstream(path_ + kKept).close();
+}
+
+}  // namespace sluice::tools
