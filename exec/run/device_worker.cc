@@ -335,7 +335,6 @@ void DeviceWorker::issue_step(Item& item) {
   for (const int send : step.waits_for_sent) {
     wait_on_device(sends_[send], step.vertex, rank_.sends[send].vertex);
   }
-  const FaultAction action = fault_at(step.vertex);
   if (step.kind == PlannedStep::Kind::op) {
     for (int i = 0; i < step.num_ops; ++i) {
       const OpPlan& op = step.ops[i];
@@ -353,7 +352,7 @@ void DeviceWorker::issue_step(Item& item) {
   }
   doing(WorkerThread::compute, Activity::working, step.vertex);
   recorded_[0] = {};
-  inject(action, transport_);
+  const FaultAction action = inject(step.vertex, transport_);
   device_.record(*item.begin, *compute_);
   if (step.kind == PlannedStep::Kind::op) {
     issue_ops(step, static_cast<std::size_t>(&item - items_.data()));
@@ -463,7 +462,7 @@ void DeviceWorker::issue_collective(Item& item) {
   const PlannedCollective& collective = rank_.collectives[item.index];
   if (collective.after_any) device_.wait(*collectives_, *items_[item_of_[collective.after]].end);
   held_collective_ = {.activity = Activity::working, .vertex = collective.vertex};
-  inject(fault_at(collective.vertex), transport_, [this] { observe(); });
+  inject(collective.vertex, transport_, [this] { observe(); });
   held_collective_.activity = Activity::exchanging;
   StreamGroup* const group = groups_[item.index];
   const auto at = static_cast<std::size_t>(&item - items_.data());

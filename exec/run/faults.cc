@@ -153,8 +153,9 @@ bool agrees(const std::optional<int>& asked, int have) { return !asked || *asked
 
 Fault parse_fault(std::string_view text) { return Parser(text).run(); }
 
-FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults)
-    : graph_(graph), faults_(std::move(faults)) {
+FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults,
+                     std::function<void(const std::string&)> announce)
+    : graph_(graph), faults_(std::move(faults)), announce_(std::move(announce)) {
   for (const Fault& fault : faults_) {
     const auto refuse = [&](const std::string& why) {
       throw InputError(fmt::format("--fault '{}': {}", fault.text, why));
@@ -219,7 +220,10 @@ FaultAction FaultPlan::at(int world_rank, int step, VertexId v) const {
   return action;
 }
 
-void kill_own_process() {
+void FaultPlan::kill(int world_rank, int step, VertexId v) const {
+  if (announce_) {
+    announce_(fmt::format("--fault: rank {} kills its process inside {} of step {}", world_rank, graph_.name(v), step));
+  }
   ::kill(::getpid(), SIGKILL);
   std::abort();  // not reached
 }

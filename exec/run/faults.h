@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,23 +59,24 @@ struct FaultAction {
 // The faults of a run.
 class FaultPlan {
  public:
-  // `owners` by world rank; `graph` outlives this. Throws InputError for a fault that matches no op of the first
-  // `steps` steps.
-  FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults);
+  // `owners` by world rank; `graph` outlives this. `announce` is called with a sentence before a process is killed.
+  // Throws InputError for a fault that matches no op of the first `steps` steps.
+  FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners, int steps, std::vector<Fault> faults,
+            std::function<void(const std::string&)> announce = {});
 
   bool empty() const { return faults_.empty(); }
   // Returns the faults when `world_rank` runs `v`: one of its compute ops, optimizer steps or collectives, or a
   // transfer that it sends. A joint vertex matches by either of its ops.
   FaultAction at(int world_rank, int step, VertexId v) const;
+  // Announces the fault and sends SIGKILL to the own process.
+  [[noreturn]] void kill(int world_rank, int step, VertexId v) const;
 
  private:
   bool matches(const Fault& fault, VertexId v) const;
 
   const OpGraph& graph_;
   std::vector<Fault> faults_;
+  std::function<void(const std::string&)> announce_;
 };
-
-// Sends SIGKILL to the own process.
-[[noreturn]] void kill_own_process();
 
 }  // namespace sluice::exec

@@ -250,8 +250,7 @@ void HostWorker::count_held(std::size_t step) {
 void HostWorker::run_ops(const PlannedStep& step) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
-  const FaultAction action = fault_at(step.vertex);
-  inject(action, transport_);
+  const FaultAction action = inject(step.vertex, transport_);
   std::int64_t recompute_ns = 0;
   for (int i = 0; i < step.num_ops; ++i) {
     const OpPlan& op = step.ops[i];
@@ -352,7 +351,7 @@ void HostWorker::run_send(const PlannedStep& step) {
 void HostWorker::run_optimizer(const PlannedStep& step) {
   doing(WorkerThread::compute, Activity::working, step.vertex);
   const std::int64_t began = now_ns();
-  inject(fault_at(step.vertex), transport_);
+  inject(step.vertex, transport_);
   const Stage& stage = stage_of(step.chunk);
   OptimizerStep update = update_of(step, learning_rates_);
   update.gradient_scale = gradient_scale_;
@@ -410,7 +409,7 @@ void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGr
   exchanging_ = collective.vertex;
   doing(WorkerThread::collective, Activity::working, exchanging_);
   starts_[collective.vertex] = now_ns();
-  inject(fault_at(collective.vertex), transport_);
+  inject(collective.vertex, transport_);
   const Schedule& schedule = plan_.schedule();
   const auto all_reduce = [&](std::byte* data, std::int64_t elements) {
     if (plan_.spec().precision == Precision::float64) {

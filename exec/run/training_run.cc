@@ -345,7 +345,7 @@ struct TrainingJob {
 // Faults may be injected up to the last step of the run; steps count from the beginning of training.
 FaultPlan faults_of(const RunPlan& plan, const std::vector<RecorderOwner>& owners, const TrainingOptions& options) {
   const std::int64_t steps = options.first_step + std::int64_t{options.runs} * plan.batches();
-  return FaultPlan(plan.graph(), owners, static_cast<int>(steps), options.faults);
+  return FaultPlan(plan.graph(), owners, static_cast<int>(steps), options.faults, options.announce_fault);
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct TrainingOptions {
   std::int64_t warmup_steps = 0;  // of linear warm-up of the learning rate
   KeepTimes keep_times = KeepTimes::none;
   std::vector<Fault> faults;
+  std::function<void(const std::string&)> announce_fault;  // see FaultPlan; may be empty
   Supervision supervision;
   const RunDevices* devices = nullptr;      // for a plan for devices
   const std::atomic<bool>* stop = nullptr;  // ends training after the current run of the graph

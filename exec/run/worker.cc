@@ -117,15 +117,16 @@ FaultAction Worker::fault_at(VertexId vertex) const {
   return services_.faults->at(world_rank_, static_cast<int>(first_step_), vertex);
 }
 
-void Worker::inject(const FaultAction& action, const Transport& transport,
-                    const std::function<void()>& meanwhile) const {
-  if (action.kill) kill_own_process();
+FaultAction Worker::inject(VertexId vertex, const Transport& transport, const std::function<void()>& meanwhile) const {
+  const FaultAction action = fault_at(vertex);
+  if (action.kill) services_.faults->kill(world_rank_, static_cast<int>(first_step_), vertex);
   const std::int64_t until = action.stop ? std::numeric_limits<std::int64_t>::max() : now_ns() + action.delay.count();
   while (now_ns() < until && (action.stop || action.delay.count() > 0)) {
     if (transport.stopped()) throw Stopped("stopped");
     if (meanwhile) meanwhile();
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  return action;
 }
 
 void Worker::fail_not_finite(VertexId vertex, int microbatch) const {

@@ -118,8 +118,9 @@ class Worker {
   OptimizerStep update_of(const PlannedStep& step, std::span<const double> learning_rates) const;
   void doing(WorkerThread thread, Activity activity, VertexId vertex = 0, VertexId waits_for = 0);
   FaultAction fault_at(VertexId vertex) const;
-  // Injects faults: sleeps for a delay, or until stopped, calling `meanwhile`; kills the process. Throws Stopped.
-  void inject(const FaultAction& action, const Transport& transport, const std::function<void()>& meanwhile = {}) const;
+  // Injects the faults of a vertex: sleeps for a delay, or until stopped, calling `meanwhile`; kills the process.
+  // Returns them. Throws Stopped.
+  FaultAction inject(VertexId vertex, const Transport& transport, const std::function<void()>& meanwhile = {}) const;
   [[noreturn]] void fail_not_finite(VertexId vertex, int microbatch) const;
   // Throws for gradients of this worker that are not finite before `vertex` reads them.
   [[noreturn]] void fail_gradients(VertexId vertex) const;

@@ -297,7 +297,8 @@ TEST(BrokenRun, KeepsRecordersWhenKilled) {
   const TemporaryFolder folder;
   const CommandResult result =
       run(kTinyRun + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=1");
-  EXPECT_NE(result.exit_code, 0);
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_EQ(result.err, "sluice: --fault: rank 1 kills its process inside B(stage 1, mb 2) of step 1\n");
   const CommandResult said = run("run --post-mortem " + folder.path("rec"));
   EXPECT_EQ(said.exit_code, 0) << said.err;
   EXPECT_THAT(said.out, HasSubstr("compute, step 1: working in B(stage 1, mb 2)"));

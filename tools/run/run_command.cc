@@ -189,6 +189,10 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   training.warmup_steps = options.warmup;
   if (!options.trace.empty()) training.keep_times = KeepTimes::last;
   for (const std::string& fault : options.faults) training.faults.push_back(parse_fault(fault));
+  training.announce_fault = [](const std::string& text) {
+    fmt::print(stderr, "sluice: {}\n", text);
+    std::fflush(nullptr);
+  };
   training.supervision.folder = recorders;
   training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
   training.supervision.signals = true;

@@ -3,9 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -169,14 +168,12 @@ TEST(Faults, JointVerticesMatchByEitherOp) {
   }
 }
 
-TEST(Faults, KillSendsSigkill) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) kill_own_process();
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFSIGNALED(status));
-  EXPECT_EQ(WTERMSIG(status), SIGKILL);
+TEST_F(FaultPlanTest, KillIsAnnouncedAndSendsSigkill) {
+  const VertexId v = 0;
+  EXPECT_EXIT(FaultPlan(graph_, owners_, 1, {}, [](const std::string& text) { std::fputs(text.c_str(), stderr); })
+                  .kill(1, 0, v),
+              ::testing::KilledBySignal(SIGKILL),
+              "--fault: rank 1 kills its process inside F\\(stage 0, mb 0\\) of step 0");
 }
 
 }  // namespace
