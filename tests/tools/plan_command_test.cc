@@ -59,6 +59,15 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
   EXPECT_EQ(rows, counts.at("evaluated").get<int>());
 }
 
+std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {
+  for (const char* variable :
+       {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+        "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"}) {
+    more.emplace_back(variable);
+  }
+  return more;
+}
+
 // The printed metrics equal those of `simulate` with the printed flags.
 TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
   const std::string base =
@@ -142,6 +151,31 @@ TEST(PlanCommand, PrintsTheBestSoFarWhenInterrupted) {
   EXPECT_NE(result.out.find("interrupted: best so far"), std::string::npos);
 }
 
+// A process dies when all of them have a handler for SIGINT, which they have when the search begins.
+TEST(PlanCommand, PrintsTheBestSoFarWhenAProcessDies) {
+  if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  const std::string rank_of_a_plan =
+      "echo $$ > $FOLDER/$OMPI_COMM_WORLD_RANK\n"
+      "[ $OMPI_COMM_WORLD_RANK = $VICTIM ] || exec \"$@\"\n"
+      "\"$@\" & echo $! > $FOLDER/$VICTIM\n"
+      "for rank in 0 1; do\n"
+      "  until grep -qs '^SigCgt:.*[2367abef]$' /proc/$(cat $FOLDER/$rank)/status; do sleep 0.01; done\n"
+      "done\n"
+      "kill -KILL $!; wait $!";
+  for (const std::string victim : {"0", "1"}) {
+    SCOPED_TRACE(victim);
+    const test::TemporaryFolder folder;
+    const CommandResult result = test::run_program(SLUICE_MPIEXEC,
+                                                   {"-n", "2", "sh", "-c", rank_of_a_plan, "sh", SLUICE_COMMAND, "plan",
+                                                    kExamples + "gpt3-175b-a100.json", "--all"},
+                                                   mpi_environment({"VICTIM=" + victim, "FOLDER=" + folder.path()}));
+    EXPECT_NE(result.exit_code, 0);
+    EXPECT_NE(result.out.find("interrupted: best so far"), std::string::npos) << result.out << result.err;
+    const std::string line = "sluice: plan: the process of rank " + victim + " has died";
+    EXPECT_NE(result.err.find(line), std::string::npos) << result.err;
+  }
+}
+
 TEST(PlanCommand, GivesTheSameResultOverMpi) {
   if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const std::string plan = kLlama + "--schedule 1f1b,interleaved-1f1b,zb-h1 --json";
@@ -149,10 +183,7 @@ TEST(PlanCommand, GivesTheSameResultOverMpi) {
   for (const char* ranks : {"2", "3"}) {
     std::vector<std::string> arguments = {"-n", ranks, SLUICE_COMMAND};
     for (const std::string& word : words(plan)) arguments.push_back(word);
-    const CommandResult result = test::run_program(
-        SLUICE_MPIEXEC, arguments,
-        {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
-         "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"});
+    const CommandResult result = test::run_program(SLUICE_MPIEXEC, arguments, mpi_environment());
     ASSERT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(without_seconds(result), alone);
   }

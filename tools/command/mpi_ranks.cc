@@ -1,8 +1,10 @@
 #include "tools/command/mpi_ranks.h"
 
+#include <chrono>
 #include <cstdlib>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #ifdef SLUICE_HAVE_MPI
 #include <mpi.h>
@@ -46,17 +48,30 @@ MpiRanks::~MpiRanks() {
   if (started_) MPI_Finalize();
 }
 
-std::vector<std::string> MpiRanks::all_gather(const std::string& bytes) const {
-  if (size_ == 1) return {bytes};
+std::optional<std::vector<std::string>> MpiRanks::all_gather(const std::string& bytes,
+                                                             const std::function<bool()>& give_up) const {
+  if (size_ == 1) return std::vector{bytes};
+  const auto done = [&](MPI_Request request) {
+    int is_done = 0;
+    while (true) {
+      check_mpi(MPI_Test(&request, &is_done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (is_done != 0) return true;
+      if (give_up()) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  };
+  MPI_Request request = MPI_REQUEST_NULL;
   const int mine = static_cast<int>(bytes.size());
   std::vector<int> sizes(static_cast<std::size_t>(size_));
-  check_mpi(MPI_Allgather(&mine, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD), "MPI_Allgather");
+  check_mpi(MPI_Iallgather(&mine, 1, MPI_INT, sizes.data(), 1, MPI_INT, MPI_COMM_WORLD, &request), "MPI_Iallgather");
+  if (!done(request)) return std::nullopt;
   std::vector<int> begins(sizes.size(), 0);
   std::exclusive_scan(sizes.begin(), sizes.end(), begins.begin(), 0);
   std::string all(static_cast<std::size_t>(begins.back() + sizes.back()), '\0');
-  check_mpi(
-      MPI_Allgatherv(bytes.data(), mine, MPI_BYTE, all.data(), sizes.data(), begins.data(), MPI_BYTE, MPI_COMM_WORLD),
-      "MPI_Allgatherv");
+  check_mpi(MPI_Iallgatherv(bytes.data(), mine, MPI_BYTE, all.data(), sizes.data(), begins.data(), MPI_BYTE,
+                            MPI_COMM_WORLD, &request),
+            "MPI_Iallgatherv");
+  if (!done(request)) return std::nullopt;
   std::vector<std::string> out;
   for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
     out.push_back(all.substr(static_cast<std::size_t>(begins[rank]), static_cast<std::size_t>(sizes[rank])));
@@ -64,11 +79,29 @@ std::vector<std::string> MpiRanks::all_gather(const std::string& bytes) const {
   return out;
 }
 
+void MpiRanks::report_alone() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    MPI_Request request = MPI_REQUEST_NULL;  // never completed: the process ends
+    if (rank != rank_) check_mpi(MPI_Isend(nullptr, 0, MPI_BYTE, rank, 0, MPI_COMM_WORLD, &request), "MPI_Isend");
+  }
+}
+
+bool MpiRanks::others_report() const {
+  int found = 0;
+  if (size_ > 1) check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, 0, MPI_COMM_WORLD, &found, MPI_STATUS_IGNORE), "MPI_Iprobe");
+  return found != 0;
+}
+
 #else
 
 MpiRanks::MpiRanks() = default;
 MpiRanks::~MpiRanks() = default;
-std::vector<std::string> MpiRanks::all_gather(const std::string& bytes) const { return {bytes}; }
+std::optional<std::vector<std::string>> MpiRanks::all_gather(const std::string& bytes,
+                                                             const std::function<bool()>&) const {
+  return std::vector{bytes};
+}
+void MpiRanks::report_alone() const {}
+bool MpiRanks::others_report() const { return false; }
 
 #endif
 

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,14 @@ class MpiRanks {
   int size() const { return size_; }
   bool first() const { return rank_ == 0; }
 
-  // Returns the bytes of every rank, by rank, on every rank.
-  std::vector<std::string> all_gather(const std::string& bytes) const;
+  // Returns the bytes of every rank, by rank, on every rank; nothing once `give_up`, called about every millisecond
+  // while this rank waits for the others, returns true. The process must then end by std::_Exit.
+  std::optional<std::vector<std::string>> all_gather(const std::string& bytes,
+                                                     const std::function<bool()>& give_up) const;
+  // After that: tells the others, without waiting for them, that this rank reports the results. `others_report` returns
+  // whether another rank has done so.
+  void report_alone() const;
+  bool others_report() const;
 
  private:
   bool started_ = false;

@@ -1,14 +1,19 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "exec/watch/process_state.h"
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 #include "sim/planner/plan.h"
 #include "tools/command/command.h"
 #include "tools/command/interrupt.h"
@@ -144,8 +149,69 @@ std::vector<Plan::Work> own_part(const std::vector<Plan::Work>& work, const MpiR
   return out;
 }
 
-// Returns false if the search was interrupted.
-bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
+// The processes of the other ranks, as far as they are on this host.
+class PlanPeers {
+ public:
+  explicit PlanPeers(const MpiRanks& ranks) : own_rank_(ranks.rank()) {
+    const std::string own = fmt::format("{} {}", ::getpid(), host_name());
+    const auto all = ranks.all_gather(own, [] { return false; });
+    for (const std::string& of_rank : *all) {
+      const std::size_t blank = of_rank.find(' ');
+      const bool here = of_rank.substr(blank + 1) == host_name();
+      processes_.push_back(here ? std::stoll(of_rank.substr(0, blank)) : 0);
+    }
+  }
+
+  // Returns the lowest rank whose process has died, or -1.
+  int dead_rank() const {
+    for (int rank = 0; rank < std::ssize(processes_); ++rank) {
+      if (is_dead(rank)) return rank;
+    }
+    return -1;
+  }
+  // Returns whether all lower ranks have died.
+  bool first_living() const {
+    for (int rank = 0; rank < own_rank_; ++rank) {
+      if (!is_dead(rank)) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool is_dead(int rank) const {
+    return rank != own_rank_ && processes_[to_size(rank)] != 0 &&
+           process_state(processes_[to_size(rank)]) == ProcessState::dead;
+  }
+
+  int own_rank_;
+  std::vector<std::int64_t> processes_;  // ids by rank; 0: on another host
+};
+
+// How a search ended. alone: the results of some processes are missing, because they have died or are being ended.
+enum class SearchEnd { complete, interrupted, alone };
+
+// Decides that the other ranks do not reply: one has died, or a signal came a while ago (mpirun ends all processes a
+// second after it got one).
+class Patience {
+ public:
+  Patience(const PlanPeers& peers, const Interrupt& interrupt) : peers_(peers), interrupt_(interrupt) {}
+  bool is_over() {
+    const auto now = std::chrono::steady_clock::now();
+    if (interrupt_.came() && !asked_) asked_ = now;
+    if (asked_ && now - *asked_ > std::chrono::milliseconds(100)) return true;
+    if (now < next_look_) return false;
+    next_look_ = now + std::chrono::milliseconds(20);
+    return peers_.dead_rank() >= 0;
+  }
+
+ private:
+  const PlanPeers& peers_;
+  const Interrupt& interrupt_;
+  std::optional<std::chrono::steady_clock::time_point> asked_;
+  std::chrono::steady_clock::time_point next_look_;
+};
+
+SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, const Interrupt& interrupt) {
   std::optional<Progress> progress;
   std::int64_t base = 0;
   bool simulating = false;
@@ -162,33 +228,56 @@ bool search(Plan& plan, const MpiRanks& ranks, const Interrupt& interrupt) {
       if (ranks.first()) progress->done(base + (done += more * ranks.size()));
     };
     const std::vector<PlanResult> results = plan.work_out(mine, interrupt.flag(), count);
-    bool stopped = false;
-    for (const std::string& part : ranks.all_gather(to_bytes(mine, results, interrupt.came()))) {
-      const PlanPart theirs = plan_part_of(part);
-      plan.take(theirs.work, theirs.results);
-      stopped |= theirs.interrupted;
+    SearchEnd end = SearchEnd::complete;
+    Patience patience(peers, interrupt);
+    const auto parts = ranks.all_gather(to_bytes(mine, results, interrupt.came()), [&] { return patience.is_over(); });
+    if (!parts) {
+      plan.take(mine, results);
+      end = SearchEnd::alone;
+    } else {
+      for (const std::string& part : *parts) {
+        const PlanPart theirs = plan_part_of(part);
+        plan.take(theirs.work, theirs.results);
+        if (theirs.interrupted) end = SearchEnd::interrupted;
+      }
     }
     plan.end_round();
-    if (stopped) return false;
+    if (end != SearchEnd::complete) return end;
   }
-  return true;
+  return SearchEnd::complete;
+}
+
+// Ends the process that has printed the results, without waiting for the others.
+[[noreturn]] void end_alone(const PlanPeers& peers) {
+  const int dead = peers.dead_rank();
+  if (dead >= 0) {
+    print_message(fmt::format("plan: the process of rank {} has died: the results are the best so far", dead));
+  }
+  std::fflush(nullptr);
+  std::_Exit(dead >= 0 ? kWorkerLost : kInterrupted);
 }
 
 int plan_command(const PlanOptions& options) {
   const MpiRanks ranks;
+  const PlanPeers peers(ranks);
   const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
     Plan plan(base_scenario(options), space_of(options), options.top, options.everything);
-    const bool finished = search(plan, ranks, interrupt);
-    if (!ranks.first()) return kDone;
-    const std::string warning = calibration_warning(plan.base());
-    print_message(warning);
+    const SearchEnd end = search(plan, ranks, peers, interrupt);
+    const bool finished = end == SearchEnd::complete;
+    if (end == SearchEnd::alone) {
+      if (!peers.first_living() || ranks.others_report()) std::_Exit(kInterrupted);
+      ranks.report_alone();
+    }
+    if (end != SearchEnd::alone && !ranks.first()) return kDone;
+    print_message(calibration_warning(plan.base()));
     PlanReport report{.plan = &plan, .top = options.top, .model_error = options.model_error};
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = !finished;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
+    if (end == SearchEnd::alone) end_alone(peers);
     if (!finished) return kInterrupted;
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
@@ -218,8 +307,9 @@ Subcommand add_plan_command(CLI::App& app) {
       "are not simulated, except with --all.");
   command->group("Predict and plan");
   command->footer(
-      "Exit codes: 0 success, 2 wrong input, 3 no configuration fits, 130 interrupted (prints the best "
-      "configurations so far).");
+      "Exit codes: 0 success, 2 wrong input, 3 no configuration fits, 6 another process died, 130 interrupted. The "
+      "last "
+      "two print the best configurations so far.");
   const auto options = std::make_shared<PlanOptions>();
   command->add_option("scenario", options->file,
                       "Scenario file with model, cluster, batch and framework; flags override its keys");

@@ -190,7 +190,7 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   if (!options.trace.empty()) training.keep_times = KeepTimes::last;
   for (const std::string& fault : options.faults) training.faults.push_back(parse_fault(fault));
   training.announce_fault = [](const std::string& text) {
-    fmt::print(stderr, "sluice: {}\n", text);
+    print_message(text);
     std::fflush(nullptr);
   };
   training.supervision.folder = recorders;
