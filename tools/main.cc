@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
   } catch (const std::system_error& error) {  // of {fmt}, writing to standard output
     return report_error(error.what(), kWrongInput);
   } catch (const std::bad_alloc&) {
-    return report_error("out of memory: reduce the number of ops, or trace fewer ranks", kWrongInput);
+    return report_error("out of memory", kWrongInput);
   } catch (const std::exception& error) {
     return report_error(fmt::format("internal error: {}", error.what()), kInternalError);
   }

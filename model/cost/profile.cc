@@ -98,7 +98,7 @@ Profile parse_profile(std::string_view text, const std::string& source) {
   return profile_from_json(JsonReader(json, source));
 }
 
-Profile read_profile(const std::string& path) { return parse_profile(read_file(path, 1 << 28), path); }
+Profile read_profile(const std::string& path) { return parse_profile(read_file(path), path); }
 
 std::string to_json_text(const Profile& profile) {
   nlohmann::ordered_json root = {{"schema", "sluice.profile/1"},

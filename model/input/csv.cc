@@ -150,6 +150,6 @@ void CsvTable::fail(int row, std::string_view column, const std::string& rule) c
   throw InputError(fmt::format("{}, column {}: {}, got '{}'", place(row), column, rule, text(row, column)));
 }
 
-CsvTable read_csv(const std::string& path) { return {read_file(path, std::int64_t{1} << 28), path}; }
+CsvTable read_csv(const std::string& path) { return {read_file(path), path}; }
 
 }  // namespace sluice::model

@@ -14,9 +14,12 @@ namespace sluice::model {
 // Consumes the next bytes of an output.
 using ByteSink = std::function<void(std::string_view)>;
 
-// Returns the contents of a file. Throws InputError naming `path` if it is missing, a folder, unreadable, or larger
-// than `max_bytes`.
-std::string read_file(const std::string& path, std::int64_t max_bytes = std::int64_t{1} << 31);
+// The largest scenario, schedule and configuration files (docs/formats.md).
+inline constexpr std::int64_t kMaxInputBytes = std::int64_t{1} << 28;
+
+// Returns the contents of a file or a pipe. Throws InputError naming `path` if it is missing, a folder, unreadable, or
+// larger than `max_bytes`.
+std::string read_file(const std::string& path, std::int64_t max_bytes = kMaxInputBytes);
 
 // Returns the folder for temporary files. Throws InputError naming the TMPDIR that is none.
 std::string temporary_folder();

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <new>
+
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/schedule/family.h"
@@ -70,7 +73,22 @@ FamilyParams family_params(const Scenario& scenario) {
   return params;
 }
 
-Setup::Setup(const Scenario& scenario) : Setup(scenario, make_schedule(scenario)) {}
+void report_out_of_memory(const Scenario& scenario) {
+  constexpr double kManyOps = 1e6;
+  const double ops = 2.0 * scenario.training.pp * std::max(1, scenario.chunks) * scenario.microbatches *
+                     scenario.shape.num_slices() * std::max(1, scenario.batches);
+  if (ops < kManyOps) return;
+  throw InputError(
+      fmt::format("{}: out of memory for a schedule of about {:.0f} million ops: reduce the number of microbatches, "
+                  "slices or chunks",
+                  scenario.source, ops / 1e6));
+}
+
+Setup::Setup(const Scenario& scenario) try : Setup(scenario, make_schedule(scenario)) {
+} catch (const std::bad_alloc&) {
+  report_out_of_memory(scenario);
+  throw;
+}
 
 Setup::Setup(const Scenario& scenario, Schedule schedule)
     : schedule_(std::move(schedule)),

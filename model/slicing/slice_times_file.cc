@@ -57,6 +57,6 @@ SliceTimesTable parse_slice_times(std::string_view text, const std::string& sour
   return slice_table_from_json(JsonReader(json, source));
 }
 
-SliceTimesTable read_slice_times(const std::string& path) { return parse_slice_times(read_file(path, 1 << 30), path); }
+SliceTimesTable read_slice_times(const std::string& path) { return parse_slice_times(read_file(path), path); }
 
 }  // namespace sluice::model

@@ -1,6 +1,7 @@
 #include "sim/engine/predict.h"
 
 #include <algorithm>
+#include <new>
 
 #include "model/schedule/family.h"
 #include "model/workload/transformer.h"
@@ -82,7 +83,7 @@ std::int64_t needed_bytes(const Gpu& gpu, std::int64_t peak_bytes) {
   return static_cast<std::int64_t>(static_cast<double>(peak_bytes) * (1 + gpu.fragmentation)) + gpu.reserved_bytes;
 }
 
-Prediction predict(const Setup& setup, const PredictOptions& options) {
+Prediction predict(const Setup& setup, const PredictOptions& options) try {
   const OpGraph& graph = setup.graph();
   const Perturbation& perturbation = setup.scenario().perturbation;
   Prediction prediction;
@@ -106,6 +107,9 @@ Prediction predict(const Setup& setup, const PredictOptions& options) {
   if (perturbation.trials > 0)
     prediction.trials = run_trials(graph, prediction.prices, perturbation, options.trial_progress);
   return prediction;
+} catch (const std::bad_alloc&) {
+  report_out_of_memory(setup.scenario());
+  throw;
 }
 
 }  // namespace sluice::sim

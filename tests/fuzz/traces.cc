@@ -8,7 +8,9 @@ namespace sluice::test::fuzz {
 
 void try_trace(std::string_view text) {
   accepts([&] {
-    const RunRows run = read_trace_run_text(text, "input").run;
+    std::vector<std::unique_ptr<TraceSource>> sources;
+    sources.push_back(std::make_unique<TraceSource>(text, "input"));
+    const RunRows run = read_trace_run(std::move(sources)).run;
     require(!run.rows.empty(), "a run without rows");
     const Comparison same = compare(run, run, {.falls_behind_at = 0});
     require(same.pairs == std::ssize(run.rows), "a row is not paired with itself");

@@ -237,6 +237,8 @@ TEST_F(Calibrate, ErrorsAreOneLineWithTheLocation) {
   EXPECT_THAT(error_of(write("bad.csv", "gbs,iteration_s\n8,nan\n") + " " + kScenario),
               HasSubstr("bad.csv: row 1, column iteration_s: expected a number, got 'nan'"));
   EXPECT_THAT(error_of(csv + "=" + folder_.path("none.json")), HasSubstr("none.json"));
+  EXPECT_THAT(error_of(csv + "=" + write("own.json", "{}") + " --gbs 8"),
+              HasSubstr("--scenario and the flags of a scenario have no effect"));
   EXPECT_THAT(error_of(csv + " -o " + folder_.path("no/such/folder.json") + " " + kScenario), HasSubstr("folder.json"));
   EXPECT_THAT(error_of(write("other.csv", "a,b\n1,2\n") + " " + kScenario),
               HasSubstr("other.csv: header: expected a column of measured times"));

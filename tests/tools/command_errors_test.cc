@@ -77,6 +77,37 @@ TEST(CommandErrors, NumbersOfFlagsAreFinite) {
                  "command line: /cost/stage_weights/1: expected a number from 0 to 100000000, got nan");
 }
 
+CommandResult run_shell(const std::string& line) { return run_program("/bin/sh", {"-c", line, SLUICE_COMMAND}); }
+
+TEST(CommandErrors, ScenariosMayBePipesOfLimitedSize) {
+  const TemporaryFolder folder;
+  const std::string scenario = R"({\"parallelism\":{\"pp\":2},\"batch\":{\"microbatches\":4}})";
+  const CommandResult read = run_shell("echo \"" + scenario + "\" | \"$0\" simulate /dev/stdin --trace " +
+                                       folder.path("t.json") + " --report " + folder.path("r.html"));
+  EXPECT_EQ(read.exit_code, 0) << read.err;
+  const CommandResult endless = run_shell("\"$0\" simulate /dev/zero");
+  EXPECT_EQ(endless.exit_code, 2);
+  EXPECT_EQ(endless.err, "sluice: /dev/zero: larger than 268435456 bytes\n");
+  EXPECT_EQ(run_shell("yes '' | \"$0\" compare /dev/stdin none.json").err,
+            "sluice: /dev/stdin: event 0: a string or a blank is longer than 16 MiB\n");
+}
+
+#ifndef SLUICE_SANITIZED  // sanitizers reserve address space
+TEST(CommandErrors, ExhaustedMemoryIsAttributedToOpsOnlyIfThereAreMany) {
+  const CommandResult many = run_shell("ulimit -v 400000; \"$0\" simulate --pp 64 --microbatches 100000");
+  EXPECT_EQ(many.exit_code, 2);
+  EXPECT_EQ(many.err,
+            "sluice: command line: out of memory for a schedule of about 13 million ops: reduce the number of "
+            "microbatches, slices or chunks\n");
+  const CommandResult few = run_shell(
+      "(printf '{\"a\":['; head -c 200000000 /dev/zero | tr '\\0' ' '; printf '1]}') | (ulimit -v 400000; \"$0\" "
+      "simulate "
+      "/dev/stdin)");
+  EXPECT_EQ(few.exit_code, 2);
+  EXPECT_EQ(few.err, "sluice: out of memory\n");
+}
+#endif
+
 TEST(CommandErrors, WrongNumbers) {
   const std::pair<const char*, const char*> cases[] = {
       {"simulate --microbatches 4", "command line: /parallelism/pp: required: the number of pipeline ranks (--pp)"},

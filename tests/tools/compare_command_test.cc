@@ -191,6 +191,19 @@ TEST_F(Compare, DifferentSchedulesAreRejectedUnlessByKind) {
   EXPECT_EQ(run_sluice({"compare", a, scenario("gpipe")}).exit_code, 0);
 }
 
+TEST_F(Compare, AcceptsPipes) {
+  const std::string a = trace("a.json.gz");
+  const std::string file = scenario();
+  for (const std::string& piped : {a, file}) {
+    const CommandResult result = test::run_program(
+        "/bin/sh", {"-c", "cat \"$1\" | \"$0\" compare \"$1\" /dev/stdin --tolerance 0", SLUICE_COMMAND, piped});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+  }
+  const CommandResult both = test::run_program(
+      "/bin/bash", {"-c", "\"$0\" compare <(gzip -dc \"$1\") <(cat \"$2\")", SLUICE_COMMAND, a, file});
+  EXPECT_EQ(both.exit_code, 0) << both.err;
+}
+
 TEST_F(Compare, ErrorsAreOneLine) {
   const std::string a = trace("a.json");
   const auto error = [&](const std::vector<std::string>& arguments) {

@@ -40,6 +40,11 @@ int calibrate_command(const CalibrateOptions& options) {
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
   const std::string folder = std::filesystem::path(options.scenario).parent_path().string();
   const nlohmann::json base = options.flags->document(options.scenario);
+  const auto has_own = [](const std::string& text) { return !measured_file(text).scenario.empty(); };
+  if (!base.empty() && std::all_of(options.request.tables.begin(), options.request.tables.end(), has_own)) {
+    throw InputError(
+        "calibrate: --scenario and the flags of a scenario have no effect: each file has its own (FILE=...)");
+  }
   if (!options.request.constants.empty()) return calibrate_constants(options.request, base, folder);
   return calibrate_correction({.measured = options.request.tables,
                                .ignored = options.request.ignored,

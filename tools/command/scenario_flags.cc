@@ -5,6 +5,7 @@
 #include <charconv>
 #include <filesystem>
 #include <list>
+#include <optional>
 
 #include "model/errors.h"
 #include "model/input/files.h"
@@ -279,6 +280,7 @@ struct ScenarioFlags::Values {
   std::string cost;
   std::vector<std::string> slow_ranks;
   std::vector<std::string> slow_links;
+  std::optional<std::string> text;  // of the scenario file
   CLI::Option* uniform_option = nullptr;
   CLI::Option* weights_option = nullptr;
   CLI::Option* cost_option = nullptr;
@@ -350,10 +352,15 @@ void ScenarioFlags::add_slow(CLI::App& command) {
 
 ScenarioFlags::~ScenarioFlags() = default;
 
+const std::string& ScenarioFlags::file_text(const std::string& file) const {
+  if (!values_->text) values_->text = read_file(file);
+  return *values_->text;
+}
+
 nlohmann::json ScenarioFlags::document(const std::string& file) const {
   Json document = Json::object();
   if (!file.empty()) {
-    document = parse_json(read_file(file), file);
+    document = parse_json(file_text(file), file);
     if (!document.is_object()) throw InputError(file + ": /: expected a scenario object");
   }
   expand_short_forms(document);

@@ -18,6 +18,8 @@ class ScenarioFlags {
   explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
+  // Returns the contents of a scenario file, which is read once, so that it may be a pipe. Throws InputError.
+  const std::string& file_text(const std::string& file) const;
   // Returns the scenario document: the file, if `file` is not empty, overridden by the flags. Throws InputError.
   nlohmann::json document(const std::string& file) const;
   // Reads such a document. Without a file, errors name flags instead of keys. Throws InputError.

@@ -7,9 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "model/errors.h"
-#include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "sim/engine/predict.h"
 #include "tools/command/automatic.h"
@@ -43,10 +44,9 @@ struct Side {
   TraceRun read;
 };
 
-Side simulated_side(const std::string& path) {
+Side simulated_side(const std::string& path, const std::string& text) {
   namespace fs = std::filesystem;
-  const Scenario scenario =
-      scenario_from_json(parse_json(read_file(path), path), path, fs::path(path).parent_path().string());
+  const Scenario scenario = scenario_from_json(parse_json(text, path), path, fs::path(path).parent_path().string());
   const PlannedSetup planned = planned_with_progress(scenario);
   const Prediction prediction = predict(*planned.setup, {.keep_memory = true});
   Side side{.what = "simulated"};
@@ -59,8 +59,11 @@ Side simulated_side(const std::string& path) {
 
 Side side_of(const std::string& word, const CompareOptions& options) {
   const std::vector<std::string> files = trace_files(word);
-  if (files.size() == 1 && !is_trace_file(files[0])) return simulated_side(files[0]);
-  return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
+  if (files.size() > 1) return {.what = "read", .read = read_trace_run(files, {.step = options.step})};
+  std::vector<std::unique_ptr<TraceSource>> sources;
+  sources.push_back(std::make_unique<TraceSource>(files[0]));
+  if (!sources[0]->is_trace()) return simulated_side(files[0], sources[0]->text());
+  return {.what = "read", .read = read_trace_run(std::move(sources), {.step = options.step})};
 }
 
 std::string notes_of(const std::string& name, const std::string& word, const Side& side) {

@@ -78,7 +78,8 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
     write_file_whole(options.svg, svg_figure(runs, options.figure));
   }
   if (!options.report.empty()) {
-    write_simulation_report(options.report, setup, prediction, scenario_text(document, options.file),
+    const std::string text = options.file.empty() ? "" : options.flags->file_text(options.file);
+    write_simulation_report(options.report, setup, prediction, scenario_text(document, text),
                             second ? &*second : nullptr, shell_line(options.arguments));
   }
 }

@@ -161,10 +161,9 @@ std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction
   return static_cast<std::int64_t>(free / (1 + gpu.fragmentation));
 }
 
-std::string scenario_text(const nlohmann::json& document, const std::string& file) {
-  if (!file.empty()) {
-    std::string text = read_file(file);
-    Json written = parse_json(text, file);
+std::string scenario_text(const nlohmann::json& document, const std::string& text) {
+  if (!text.empty()) {
+    Json written = parse_json(text, "scenario");
     // Short forms are equal to what they expand to.
     for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
       if (written.contains(key) && written[key].is_string()) written[key] = Json{{name, written[key]}};

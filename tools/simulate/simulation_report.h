@@ -27,8 +27,9 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
 // reserved part, divided by the allocator's overhead. Empty without a model and a cluster.
 std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction& prediction);
 
-// Returns the text of `file` if no flag changed it, otherwise `document`, which includes the flags.
-std::string scenario_text(const nlohmann::json& document, const std::string& file);
+// Returns `text`, the contents of the scenario file, if no flag changed it, otherwise `document`, which includes the
+// flags. An empty text: no file.
+std::string scenario_text(const nlohmann::json& document, const std::string& text);
 
 // Returns for example "zb-v, 4 ranks, 8 microbatches".
 std::string run_title(const Schedule& schedule);

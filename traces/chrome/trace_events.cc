@@ -1,18 +1,18 @@
 #include "traces/chrome/trace_events.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
-#include <zlib.h>
+#include <unistd.h>
 
-#include <array>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <iterator>
-#include <memory>
 #include <nlohmann/json.hpp>
-#include <string_view>
 
 #include "model/errors.h"
+#include "model/input/files.h"
 
 namespace sluice::traces {
 namespace {
@@ -20,6 +20,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kMaxDepth = 100;
+constexpr std::size_t kMaxCounterValues = 1000;
 // Times range from 3 years before to 126 years after the clock's zero; durations are at most 3 years. Their sums do not
 // overflow.
 constexpr std::int64_t kMinMicroseconds = -100'000'000'000'000;
@@ -51,13 +52,15 @@ enum class Place : std::uint8_t { root, sluice, distributed, events, event, args
 
 class EventSax : public nlohmann::json_sax<json> {
  public:
-  EventSax(const std::string& source, const std::function<void(TraceEvent&, const TraceHead&)>& on_event)
-      : source_(source), on_event_(on_event) {}
+  EventSax(const std::string& source, const EventHandler& on_event) : source_(source), on_event_(on_event) {}
 
   TraceHead head;
 
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
+  std::int64_t num_events() const { return num_events_; }
+  std::int64_t num_values() const { return num_values_; }  // values, keys, and ends of objects and arrays
+
+  bool null() override { return ++num_values_, true; }
+  bool boolean(bool) override { return ++num_values_, true; }
   bool number_integer(number_integer_t value) override {
     whole(value);
     return true;
@@ -67,6 +70,7 @@ class EventSax : public nlohmann::json_sax<json> {
     return true;
   }
   bool number_float(number_float_t value, const string_t& text) override {
+    ++num_values_;
     if (place() != Place::event || (key_ != "ts" && key_ != "dur")) return true;
     std::optional<Duration> time = decimal_microseconds(text);
     if (!time && std::abs(value) < static_cast<double>(kMaxMicroseconds)) time = Duration{std::llround(value * 1000)};
@@ -74,6 +78,7 @@ class EventSax : public nlohmann::json_sax<json> {
     return true;
   }
   bool string(string_t& value) override {
+    ++num_values_;
     switch (place()) {
       case Place::event:
         if (key_ == "ph") event_.phase = value;
@@ -119,8 +124,9 @@ class EventSax : public nlohmann::json_sax<json> {
     return open(next);
   }
   bool start_array(std::size_t) override {
-    const bool events = !places_.empty() && place() == Place::root && key_ == "traceEvents";
+    const bool events = places_.empty() || (place() == Place::root && key_ == "traceEvents");
     if (events) head.is_trace = true;
+    if (places_.empty()) is_array_ = true;
     if (!places_.empty() && place() == Place::sluice) {
       head.two_runs |= key_ == "sides";
       head.some_ranks_omitted |= key_ == "world_ranks";
@@ -129,15 +135,16 @@ class EventSax : public nlohmann::json_sax<json> {
   }
   bool end_object() override {
     const bool event = place() == Place::event;
-    places_.pop_back();
+    close();
     if (event) on_event_(event_, head);
     return true;
   }
   bool end_array() override {
-    places_.pop_back();
+    close();
     return true;
   }
   bool key(string_t& key) override {
+    ++num_values_;
     key_ = key;
     return true;
   }
@@ -145,6 +152,8 @@ class EventSax : public nlohmann::json_sax<json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: why"; an out-of-range number has no
     // position.
     std::string what = error.what();
+    const bool open_array = is_array_ && places_.size() == 1 && place() == Place::events;
+    if (open_array && what.find("unexpected end of input") != std::string::npos) return false;
     const std::string_view kAt = "parse error at ";
     const std::size_t at = what.find(kAt);
     const std::size_t why = what.find(": ", at);
@@ -161,7 +170,13 @@ class EventSax : public nlohmann::json_sax<json> {
   bool open(Place next) {
     if (places_.size() == kMaxDepth) throw InputError(fmt::format("{}: nested deeper than {}", source_, kMaxDepth));
     places_.push_back(next);
+    ++num_values_;
     return true;
+  }
+
+  void close() {
+    places_.pop_back();
+    ++num_values_;
   }
 
   void set_time(std::optional<Duration> time) {
@@ -176,6 +191,7 @@ class EventSax : public nlohmann::json_sax<json> {
   }
 
   void whole(std::int64_t value) {
+    ++num_values_;
     if (key_ == "rank" && (place() == Place::distributed || !head.rank)) head.rank = value;
     switch (place()) {
       case Place::root:
@@ -183,7 +199,7 @@ class EventSax : public nlohmann::json_sax<json> {
         break;
       case Place::event: event_whole(value); break;
       case Place::args:
-        if (event_.phase == "C") event_.values.emplace_back(key_, value);
+        if (event_.phase == "C") add_counter_value(value);
         if (key_ == "step") event_.step = value;
         if (key_ == "bytes") event_.bytes = value;
         op_whole(event_.op, value);
@@ -191,6 +207,14 @@ class EventSax : public nlohmann::json_sax<json> {
       case Place::with: op_whole(event_.with, value); break;
       default: break;
     }
+  }
+
+  void add_counter_value(std::int64_t value) {
+    if (event_.values.size() == kMaxCounterValues) {
+      throw InputError(
+          fmt::format("{}: event {}: args: expected at most {} values", source_, event_.number, kMaxCounterValues));
+    }
+    event_.values.emplace_back(key_, value);
   }
 
   void event_whole(std::int64_t value) {
@@ -208,47 +232,50 @@ class EventSax : public nlohmann::json_sax<json> {
   }
 
   const std::string& source_;
-  const std::function<void(TraceEvent&, const TraceHead&)>& on_event_;
+  const EventHandler& on_event_;
   std::vector<Place> places_;
   std::string key_;
   TraceEvent event_;
   std::int64_t num_events_ = 0;
+  std::int64_t num_values_ = 0;
+  bool is_array_ = false;  // the document is an array of events
 };
 
-// Reads a file in blocks; decompresses it if it is gzipped.
-class Unzipped {
+// Blocks of an input, with a limit on the bytes between two values.
+class Blocks {
  public:
-  explicit Unzipped(const std::string& path) : path_(path), file_(gzopen(path.c_str(), "rb"), gzclose_r) {
-    std::error_code error;
-    if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
-    if (!file_) throw InputError(path + ": cannot be read");
-    gzbuffer(file_.get(), 1U << 18);
-  }
+  Blocks(GzipReader& reader, const EventSax& sax, const std::string& source)
+      : reader_(reader), sax_(sax), source_(source) {}
 
-  // Reads the next block. Returns false at the end of the file.
+  // Goes to the next block. Returns false at the end of the input.
   bool fill() {
-    const int got = gzread(file_.get(), buffer_.data(), static_cast<unsigned>(buffer_.size()));
-    int code = Z_OK;
-    const char* what = gzerror(file_.get(), &code);
-    if (got < 0 || (code != Z_OK && code != Z_STREAM_END)) {
-      const bool truncated = code == Z_BUF_ERROR;
-      throw InputError(fmt::format("{}: {}", path_, truncated ? "the gzip stream is truncated" : what));
+    if (sax_.num_values() != values_) since_value_ = 0;
+    values_ = sax_.num_values();
+    const std::span<const char> block = reader_.next();
+    since_value_ += block.size();
+    if (since_value_ > kMostBetweenValues) {
+      throw InputError(fmt::format("{}: event {}: a string or a blank is longer than {} MiB", source_,
+                                   sax_.num_events(), kMostBetweenValues >> 20));
     }
-    at_ = buffer_.data();
-    end_ = at_ + got;
-    return got > 0;
+    at_ = block.data();
+    end_ = at_ + block.size();
+    return !block.empty();
   }
 
   const char* at_ = nullptr;
   const char* end_ = nullptr;
 
  private:
-  const std::string& path_;
-  std::unique_ptr<gzFile_s, int (*)(gzFile)> file_;
-  std::vector<char> buffer_ = std::vector<char>(std::size_t{1} << 18);
+  static constexpr std::size_t kMostBetweenValues = std::size_t{1} << 24;
+
+  GzipReader& reader_;
+  const EventSax& sax_;
+  const std::string& source_;
+  std::int64_t values_ = 0;
+  std::size_t since_value_ = 0;
 };
 
-// An input iterator over the bytes of a file.
+// An input iterator over the bytes of an input.
 class ByteIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -258,39 +285,104 @@ class ByteIterator {
   using reference = const char&;
 
   ByteIterator() = default;
-  explicit ByteIterator(Unzipped& file) : file_(&file) { refill(); }
+  explicit ByteIterator(Blocks& blocks) : blocks_(&blocks) { refill(); }
 
-  reference operator*() const { return *file_->at_; }
+  reference operator*() const { return *blocks_->at_; }
   ByteIterator& operator++() {
-    if (++file_->at_ == file_->end_) refill();
+    if (++blocks_->at_ == blocks_->end_) refill();
     return *this;
   }
   ByteIterator operator++(int) { return ++*this; }
-  friend bool operator==(const ByteIterator& a, const ByteIterator& b) { return a.file_ == b.file_; }
-  friend bool operator!=(const ByteIterator& a, const ByteIterator& b) { return a.file_ != b.file_; }
+  friend bool operator==(const ByteIterator& a, const ByteIterator& b) { return a.blocks_ == b.blocks_; }
+  friend bool operator!=(const ByteIterator& a, const ByteIterator& b) { return a.blocks_ != b.blocks_; }
 
  private:
   void refill() {
-    if (!file_->fill()) file_ = nullptr;
+    if (!blocks_->fill()) blocks_ = nullptr;
   }
-  Unzipped* file_ = nullptr;
+  Blocks* blocks_ = nullptr;
 };
+
+// Thrown to stop reading at the first event.
+struct FirstEvent {};
 
 }  // namespace
 
-TraceHead read_trace_events(const std::string& path,
-                            const std::function<void(TraceEvent&, const TraceHead&)>& on_event) {
-  EventSax sax(path, on_event);
-  Unzipped file(path);
-  json::sax_parse(ByteIterator(file), ByteIterator(), &sax);
+TraceSource::TraceSource(const std::string& path) : name_(path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
+  fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd_ < 0) throw InputError(path + ": cannot be read");
+}
+
+TraceSource::TraceSource(std::string_view text, const std::string& name) : name_(name), rest_(text) {}
+
+TraceSource::~TraceSource() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+std::size_t TraceSource::fill(std::span<char> out) {
+  if (!keeps_ && kept_read_ < kept_.size()) {
+    const std::size_t count = kept_.copy(out.data(), out.size(), kept_read_);
+    kept_read_ += count;
+    if (kept_read_ == kept_.size()) kept_ = std::string(), kept_read_ = 0;
+    return count;
+  }
+  std::size_t count = rest_.copy(out.data(), out.size());
+  rest_.remove_prefix(count);
+  if (fd_ >= 0) {
+    ssize_t got = -1;
+    do {
+      got = ::read(fd_, out.data(), out.size());
+    } while (got < 0 && errno == EINTR);
+    if (got < 0) throw InputError(name_ + ": cannot be read");
+    count = static_cast<std::size_t>(got);
+  }
+  if (!keeps_) return count;
+  kept_.append(out.data(), count);
+  if (std::ssize(kept_) > kMaxInputBytes) {
+    throw InputError(fmt::format("{}: larger than {} bytes without an event of a trace", name_, kMaxInputBytes));
+  }
+  return count;
+}
+
+ByteFill TraceSource::filler() {
+  return [this](std::span<char> out) { return fill(out); };
+}
+
+bool TraceSource::is_trace() {
+  keeps_ = true;
+  bool found = true;
+  try {
+    found = read([](TraceEvent&, const TraceHead&) { throw FirstEvent{}; }).is_trace;
+  } catch (const FirstEvent&) {
+  }
+  keeps_ = false;
+  return found;
+}
+
+TraceHead TraceSource::read(const EventHandler& on_event) {
+  EventSax sax(name_, on_event);
+  GzipReader reader(name_, filler());
+  Blocks blocks(reader, sax, name_);
+  json::sax_parse(ByteIterator(blocks), ByteIterator(), &sax);
   return std::move(sax.head);
 }
 
-TraceHead read_trace_text(std::string_view text, const std::string& source,
-                          const std::function<void(TraceEvent&, const TraceHead&)>& on_event) {
-  EventSax sax(source, on_event);
-  json::sax_parse(text.begin(), text.end(), &sax);
-  return std::move(sax.head);
+std::string TraceSource::text() {
+  GzipReader reader(name_, filler());
+  std::string out;
+  for (auto block = reader.next(); !block.empty(); block = reader.next()) {
+    out.append(block.data(), block.size());
+    if (std::ssize(out) > kMaxInputBytes) {
+      throw InputError(fmt::format("{}: larger than {} bytes", name_, kMaxInputBytes));
+    }
+  }
+  return out;
+}
+
+TraceHead read_trace_text(std::string_view text, const std::string& source, const EventHandler& on_event) {
+  return TraceSource(text, source).read(on_event);
 }
 
 }  // namespace sluice::traces

@@ -1,13 +1,17 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "model/units.h"
+#include "traces/chrome/gzip.h"
 
 namespace sluice::traces {
 
@@ -39,7 +43,7 @@ struct TraceEvent {
 
 // The contents of the file besides its events.
 struct TraceHead {
-  bool is_trace = false;            // has an array `traceEvents`
+  bool is_trace = false;            // has an array `traceEvents`, or is an array
   bool is_sluice = false;           // has an object `sluice`
   std::string schema;               // of `sluice`, or at the top level
   bool two_runs = false;            // `sluice` has `sides`
@@ -50,15 +54,49 @@ struct TraceHead {
   std::optional<std::int64_t> rank;
 };
 
-// Reads a Chrome trace (JSON object format), gzipped or not, event by event, with memory for one event and a buffer.
-// `on_event` may throw; it receives the head as read so far. A file without `traceEvents` is read to its end. Throws
-// InputError "file: line L, column C: not JSON: ..." for text that is not JSON, or "file: ..." for a file that cannot
-// be read, a corrupt gzip stream, or a time or nesting depth out of range.
-TraceHead read_trace_events(const std::string& path,
-                            const std::function<void(TraceEvent&, const TraceHead&)>& on_event);
+using EventHandler = std::function<void(TraceEvent&, const TraceHead&)>;
+
+// A file that may be a trace, opened once, so that pipes can be read too. Throws InputError "file: ..." if it cannot be
+// read.
+class TraceSource {
+ public:
+  explicit TraceSource(const std::string& path);
+  // A text in memory, which must outlive this; `name` is used in errors.
+  TraceSource(std::string_view text, const std::string& name);
+  ~TraceSource();
+  TraceSource(const TraceSource&) = delete;
+  TraceSource& operator=(const TraceSource&) = delete;
+
+  const std::string& name() const { return name_; }
+
+  // Returns whether the file is a trace: an object with `traceEvents`, or an array. Reads up to the first event. To be
+  // called first.
+  bool is_trace();
+
+  // One of these may be called, once.
+  //
+  // Reads a Chrome trace (JSON object or array format), gzipped or not, event by event, with memory for one event and a
+  // buffer. `on_event` may throw; it receives the head as read so far. The closing bracket of an array may be missing,
+  // as the format permits. A file that is no trace is read to its end. Throws InputError "file: line L, column C: not
+  // JSON: ..." for text that is not JSON, or "file: ..." for a corrupt gzip stream, a time or nesting depth out of
+  // range, or a file above the limits of docs/formats.md ("Limits").
+  TraceHead read(const EventHandler& on_event);
+  // Returns the whole contents, decompressed.
+  std::string text();
+
+ private:
+  std::size_t fill(std::span<char> out);
+  ByteFill filler();
+
+  std::string name_;
+  std::string_view rest_;      // of a text
+  int fd_ = -1;                // of a file
+  bool keeps_ = false;         // bytes are read again
+  std::string kept_;           // bytes that were read by is_trace
+  std::size_t kept_read_ = 0;  // number of them that were read again
+};
 
 // Reads a trace from text; `source` names it in errors.
-TraceHead read_trace_text(std::string_view text, const std::string& source,
-                          const std::function<void(TraceEvent&, const TraceHead&)>& on_event);
+TraceHead read_trace_text(std::string_view text, const std::string& source, const EventHandler& on_event);
 
 }  // namespace sluice::traces

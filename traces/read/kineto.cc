@@ -62,6 +62,7 @@ void KinetoRank::add(const TraceEvent& event) {
   const auto fail = [&](const std::string& rule) {
     throw InputError(fmt::format("{}: event {}: {}: {}", source_, event.number, event.name, rule));
   };
+  if (++num_kept_ > kMaxKeptEvents) fail(fmt::format("expected at most {} ranges", kMaxKeptEvents));
   if (!event.start || !event.duration) fail("expected ts and dur");
   if (*event.duration < Duration::zero()) fail("dur: expected 0 or more");
   Range found{.pid = event.pid, .tid = event.tid, .start = *event.start, .end = *event.start + *event.duration};

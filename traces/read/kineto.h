@@ -81,6 +81,7 @@ class KinetoRank {
   void number_others();
 
   std::string source_;
+  std::int64_t num_kept_ = 0;
   std::optional<std::int64_t> rank_;
   bool on_gpu_ = false;
   bool has_steps_ = false;

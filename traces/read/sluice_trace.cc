@@ -79,6 +79,7 @@ OpRow SluiceTraceReader::row_of(const TraceEvent& event) {
 }
 
 void SluiceTraceReader::add(const TraceEvent& event) {
+  if (event.number >= kMaxKeptEvents) fail(event, fmt::format("expected at most {} events", kMaxKeptEvents));
   if (event.phase == "M" && event.name == "process_name") {
     if (processes_.size() >= static_cast<std::size_t>(kMaxRanks)) {
       fail(event, fmt::format("expected at most {} processes", kMaxRanks));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
 #include <string_view>
 
 #include "model/errors.h"
@@ -61,9 +62,6 @@ std::vector<std::string> files_of(const std::string& folder) {
   return files;
 }
 
-// Thrown to stop reading at the first event.
-struct FirstEvent {};
-
 // Ensures that no sum of times overflows.
 void check_sums(const RunRows& run, const std::string& source) {
   constexpr double kMaxNanoseconds = 4e18;
@@ -83,21 +81,23 @@ TraceRun with_causes(TraceRun run, const std::string& source) {
   return run;
 }
 
-// `read` passes the events of a file to a function and returns its head.
-template <typename Read>
-TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& options, Read&& read) {
+// Builds a run from the events of one or several sources, of which `next` returns the next one, or null.
+template <typename Next>
+TraceRun run_of(std::size_t num_files, const TraceReadOptions& options, Next&& next) {
   std::vector<KinetoRank> ranks;
-  for (const std::string& path : paths) {
+  for (std::size_t i = 0; i < num_files; ++i) {
+    const std::unique_ptr<TraceSource> own = next(i);
+    TraceSource& source = *own;
+    const std::string& path = source.name();
     KinetoRank kineto(path);
     SluiceTraceReader sluice(path);
-    const TraceHead head = read(path, [&](TraceEvent& event, const TraceHead& so_far) {
-      so_far.is_sluice ? sluice.add(event) : kineto.add(event);
-    });
-    if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents");
+    const TraceHead head = source.read(
+        [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_sluice ? sluice.add(event) : kineto.add(event); });
+    if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents, or an array");
     if (head.is_sluice) {
-      if (paths.size() != 1) {
+      if (num_files != 1) {
         throw InputError(
-            fmt::format("{}: a Sluice trace contains all ranks: expected one file, got {}", path, paths.size()));
+            fmt::format("{}: a Sluice trace contains all ranks: expected one file, got {}", path, num_files));
       }
       TraceRun run = std::move(sluice).finish(head, options);
       return with_causes(std::move(run), path);
@@ -105,7 +105,8 @@ TraceRun run_of(const std::vector<std::string>& paths, const TraceReadOptions& o
     kineto.finish(head);
     ranks.push_back(std::move(kineto));
   }
-  return with_causes(kineto_run(std::move(ranks), options), paths.front());
+  const std::string first = ranks.front().source();
+  return with_causes(kineto_run(std::move(ranks), options), first);
 }
 
 }  // namespace
@@ -126,22 +127,12 @@ std::vector<std::string> trace_files(const std::string& argument) {
   return files;
 }
 
-bool is_trace_file(const std::string& path) {
-  try {
-    return read_trace_events(path, [](TraceEvent&, const TraceHead&) { throw FirstEvent{}; }).is_trace;
-  } catch (const FirstEvent&) {
-    return true;
-  }
-}
-
 TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options) {
-  return run_of(paths, options, read_trace_events);
+  return run_of(paths.size(), options, [&](std::size_t i) { return std::make_unique<TraceSource>(paths[i]); });
 }
 
-TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options) {
-  return run_of({source}, options, [text](const std::string& name, const auto& on_event) {
-    return read_trace_text(text, name, on_event);
-  });
+TraceRun read_trace_run(std::vector<std::unique_ptr<TraceSource>> sources, const TraceReadOptions& options) {
+  return run_of(sources.size(), options, [&](std::size_t i) { return std::move(sources[i]); });
 }
 
 }  // namespace sluice::traces

@@ -1,14 +1,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
+#include "traces/chrome/trace_events.h"
 #include "traces/rows/run_rows.h"
 
 namespace sluice::traces {
+
+// The maximum number of events that are kept of one file.
+inline constexpr std::int64_t kMaxKeptEvents = 100'000'000;
 
 struct TraceReadOptions {
   // The iteration to read, if there are several: for Kineto the number of its ProfilerStep; without such ranges, and
@@ -25,10 +29,6 @@ struct TraceRun {
 // Returns the files that a command-line argument names: the files of a folder that end in .json or .json.gz, in natural
 // order (rank9 before rank10); a file; or several files separated by commas. Throws InputError naming a missing file.
 std::vector<std::string> trace_files(const std::string& argument);
-
-// Returns whether a file is a trace: a JSON object with `traceEvents`. Reads only up to the first event. Throws
-// InputError.
-bool is_trace_file(const std::string& path);
 
 // Reads a run from one Sluice trace (sluice.trace/1), simulated or measured, or from traces of PyTorch's profiler
 // (Kineto), one file per rank of one pipeline.
@@ -49,7 +49,7 @@ bool is_trace_file(const std::string& path);
 // all times exceeds 126 years.
 TraceRun read_trace_run(const std::vector<std::string>& paths, const TraceReadOptions& options = {});
 
-// Reads a run from the text of one file; `source` names it in errors.
-TraceRun read_trace_run_text(std::string_view text, const std::string& source, const TraceReadOptions& options = {});
+// Reads a run from opened files or texts in memory.
+TraceRun read_trace_run(std::vector<std::unique_ptr<TraceSource>> sources, const TraceReadOptions& options = {});
 
 }  // namespace sluice::traces

@@ -279,7 +279,8 @@ TEST_F(Kineto, ErrorsNameFileAndCause) {
   EXPECT_EQ(with("\"baseTimeNanoseconds\": 1", "\"baseTimeNanoseconds\": -1"),
             file + ": /baseTimeNanoseconds: expected 0 to 4000000000000000000, got -1700000000123456789");
   EXPECT_THAT(with("\"traceEvents\": [", "\"traceEvents\": {"), HasSubstr(file + ": line "));
-  EXPECT_EQ(with("\"traceEvents\"", "\"events\""), file + ": expected a trace: an object with an array traceEvents");
+  EXPECT_EQ(with("\"traceEvents\"", "\"events\""),
+            file + ": expected a trace: an object with an array traceEvents, or an array");
   // Iterations in which the backward of one op precedes its forward.
   KinetoStyle style{.steps = false};
   style.cut_front = 1;

@@ -1,10 +1,14 @@
 #include "traces/read/trace_read.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
+#include <memory>
 #include <random>
+#include <thread>
 
 #include "model/errors.h"
 #include "tests/support/command.h"
@@ -177,7 +181,7 @@ TEST_F(ReadTrace, ErrorsNameEventAndCause) {
   const Broken all[] = {
       {"sluice.trace/1", "sluice.trace/2", "/sluice/schema: expected sluice.trace/1, got 'sluice.trace/2'"},
       {"\"scenario\":null", "\"sides\":[]", "/sluice/sides: expected a trace of one run, got one of two"},
-      {"traceEvents", "events", "expected a trace: an object with an array traceEvents"},
+      {"traceEvents", "events", "expected a trace: an object with an array traceEvents, or an array"},
       {"\"args\":{\"stage\":0", "\"args\":{\"stage\":-1",
        "EVENT: F0: args: stage: expected an integer from 0 to 32766, got none"},
       {"\"args\":{\"stage\":0", "\"args\":{\"stage\":40000",
@@ -305,12 +309,114 @@ TEST_F(ReadTrace, ArgumentsNameFiles) {
 }
 
 TEST_F(ReadTrace, TracesAreDistinguishedFromOtherFiles) {
-  EXPECT_TRUE(
-      is_trace_file(write("a.json", R"({"traceEvents":[{"ph":"X"}, and so on)")));  // reads up to the first event
-  EXPECT_TRUE(is_trace_file(write("b.json", R"({"traceEvents":[]})")));
-  EXPECT_FALSE(is_trace_file(write("c.json", R"({"schema":"sluice.scenario/1"})")));
-  EXPECT_FALSE(is_trace_file(write("d.json", R"({"a":{"traceEvents":[]}})")));
-  EXPECT_THROW(is_trace_file(write("e.json", "nonsense")), InputError);
+  const auto is_trace = [&](const std::string& text) { return TraceSource(write("a.json.gz", text)).is_trace(); };
+  EXPECT_TRUE(is_trace(R"({"traceEvents":[{"ph":"X"}, and so on)"));  // reads up to the first event
+  EXPECT_TRUE(is_trace(R"({"traceEvents":[]})"));
+  EXPECT_TRUE(is_trace(R"([{"ph":"X"}, and so on)"));
+  EXPECT_FALSE(is_trace(R"({"schema":"sluice.scenario/1"})"));
+  EXPECT_FALSE(is_trace(R"({"a":{"traceEvents":[]}})"));
+  EXPECT_THROW(is_trace("nonsense"), InputError);
+  // What was read to decide is read again.
+  const std::string scenario = R"({"schema":"sluice.scenario/1"})";
+  TraceSource source(write("s.json", scenario));
+  EXPECT_FALSE(source.is_trace());
+  EXPECT_EQ(source.text(), scenario);
+}
+
+// --- compressed and large files ----------------------------------------------------------------------------------
+
+std::string gzipped(std::string_view text) {
+  std::string out;
+  const ByteSink sink = [&](std::string_view bytes) { out += bytes; };
+  GzipStream gzip(sink);
+  gzip.write(text);
+  gzip.finish();
+  return out;
+}
+
+// A member with the extra field, name and comment of RFC 1952, 2.3, which follow the 10 bytes of the header.
+std::string with_header_fields(std::string member) {
+  member[3] = static_cast<char>(4 | 8 | 16);
+  const std::string extra(
+      "\x04\x00"
+      "abcd",
+      6);
+  return member.substr(0, 10) + extra + std::string("trace.json\0a comment\0", 21) + member.substr(10);
+}
+
+TEST_F(ReadTrace, GzipHeadersMayHaveAllFieldsAndStreamsSeveralMembers) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 8});
+  const std::string text = test::trace_of(run);
+  const auto rows = facts_of(rows_of(run.graph, run.timeline));
+  const auto read_bytes = [&](const std::string& bytes) {
+    write_file_whole(folder_.path("t.json.gz"), bytes);
+    return facts_of(read_trace_run({folder_.path("t.json.gz")}).run);
+  };
+  EXPECT_EQ(read_bytes(with_header_fields(gzipped(text))), rows);
+  std::string members = gzipped("");
+  for (std::size_t at = 0; at < text.size(); at += 97) members += with_header_fields(gzipped(text.substr(at, 97)));
+  EXPECT_EQ(read_bytes(members), rows);
+  EXPECT_EQ(read_bytes(members + gzipped("") + std::string(1000, '\0')), rows);  // padded as by tar
+  EXPECT_EQ(read_bytes(members + "\x1f"), rows);
+  EXPECT_THAT(error_of([&] { read_bytes(members + gzipped("x").substr(0, 12)); }),
+              HasSubstr("the gzip stream is truncated"));
+  EXPECT_THAT(error_of([&] { read_bytes(std::string("\x1f\x8b\x07", 3) + text); }),
+              HasSubstr("the gzip stream is corrupt: unknown compression method"));
+}
+
+TEST_F(ReadTrace, EventsMayBeATopLevelArray) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 3});
+  const RunRows rows = rows_of(run.graph, run.timeline);
+  std::vector<std::string> paths;
+  for (int rank = 0; rank < 2; ++rank) {
+    const json events = json::parse(kineto_text(rows, rank, {.distributed_info = false})).at("traceEvents");
+    // The format permits a missing bracket at the end, also after a comma.
+    std::string text = events.dump();
+    if (rank == 1) text.back() = ',';
+    paths.push_back(write(fmt::format("rank{}.json.gz", rank), text));
+  }
+  const TraceRun read = read_trace_run(paths);
+  EXPECT_EQ(read.run.num_ranks, 2);
+  EXPECT_EQ(first_difference(rows, read.run), "");
+  EXPECT_THAT(error_of([&] { read_trace_run({write("cut.json", R"([{"ph":"X")")}); }), HasSubstr("not JSON"));
+  EXPECT_THAT(error_of([&] { read_trace_run({write("none.json", "[]")}); }), HasSubstr("expected pipeline op ranges"));
+}
+
+TEST_F(ReadTrace, PipesAreReadOnce) {
+  const Simulated run = simulated("1f1b", {.ranks = 2, .microbatches = 200});
+  const std::string text = gzipped(test::trace_of(run));
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(::pipe(ends), 0);
+  std::thread writer([&] {
+    for (std::size_t at = 0; at < text.size(); at += 1000) {
+      const std::string_view part = std::string_view(text).substr(at, 1000);
+      ASSERT_EQ(::write(ends[1], part.data(), part.size()), std::ssize(part));
+    }
+    ::close(ends[1]);
+  });
+  std::vector<std::unique_ptr<TraceSource>> sources;
+  sources.push_back(std::make_unique<TraceSource>("/dev/fd/" + std::to_string(ends[0])));
+  EXPECT_TRUE(sources[0]->is_trace());
+  EXPECT_EQ(facts_of(read_trace_run(std::move(sources)).run), facts_of(rows_of(run.graph, run.timeline)));
+  writer.join();
+  ::close(ends[0]);
+}
+
+TEST_F(ReadTrace, SizesAreLimited) {
+  const auto error = [&](const std::string& text) {
+    return error_of([&] { read_trace_run({write("t.json.gz", text)}); });
+  };
+  const std::string long_string(std::size_t{17} << 20, 'x');
+  EXPECT_THAT(error(R"({"traceEvents":[{"name":")" + long_string + R"("}]})"),
+              HasSubstr("t.json.gz: event 1: a string or a blank is longer than 16 MiB"));
+  EXPECT_THAT(error("[" + std::string(std::size_t{17} << 20, ' ') + "]"),
+              HasSubstr("a string or a blank is longer than 16 MiB"));
+  std::string zeros = "{\"a\":[0";
+  for (int i = 0; i < 35 << 20; ++i) zeros += ",0";
+  EXPECT_THAT(error(zeros + "]}"), HasSubstr("the gzip stream decompresses to more than 200 times its size"));
+  std::string counter = R"([{"ph":"C","args":{"a":1)";
+  for (int i = 0; i < 1000; ++i) counter += ",\"b\":1";
+  EXPECT_THAT(error(counter + "}}]"), HasSubstr("event 0: args: expected at most 1000 values"));
 }
 
 // --- corrupt files
