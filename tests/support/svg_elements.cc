@@ -72,8 +72,8 @@ std::vector<SvgElement> svg_elements(const std::string& svg) {
   return std::move(reader.elements);
 }
 
-double area_of_boxes(const std::string& data) {
-  double area = 0;
+std::vector<SvgBox> boxes_of(const std::string& data) {
+  std::vector<SvgBox> boxes;
   const char* at = data.c_str();
   const auto number = [&](char letter) {
     if (*at != letter) throw std::runtime_error(std::string("expected ") + letter + " at " + at);
@@ -83,13 +83,19 @@ double area_of_boxes(const std::string& data) {
     return value;
   };
   while (*at != '\0') {
-    number('M');
-    number(' ');
-    const double width = number('h');
-    const double height = number('v');
-    if (std::abs(number('h') + width) > 1e-9 || *at++ != 'z') throw std::runtime_error("a box that is not closed");
-    area += width * height;
+    SvgBox& box = boxes.emplace_back();
+    box.x = number('M');
+    box.y = number(' ');
+    box.width = number('h');
+    box.height = number('v');
+    if (std::abs(number('h') + box.width) > 1e-9 || *at++ != 'z') throw std::runtime_error("a box that is not closed");
   }
+  return boxes;
+}
+
+double area_of_boxes(const std::string& data) {
+  double area = 0;
+  for (const SvgBox& box : boxes_of(data)) area += box.width * box.height;
   return area;
 }
 

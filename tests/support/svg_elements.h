@@ -25,7 +25,16 @@ struct SvgElement {
 // line, path, circle and text.
 std::vector<SvgElement> svg_elements(const std::string& svg);
 
-// Returns the total area of path data that consists of boxes, M x y h w v h h -w z.
+struct SvgBox {
+  double x = 0;
+  double y = 0;
+  double width = 0;
+  double height = 0;
+};
+// Returns the boxes of path data that consists of M x y h w v h h -w z. Throws std::runtime_error if it is other data.
+std::vector<SvgBox> boxes_of(const std::string& data);
+
+// Returns the total area of such path data.
 double area_of_boxes(const std::string& data);
 
 }  // namespace sluice::test

@@ -12,6 +12,8 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
+using ::testing::Not;
+using std::string_literals::operator""s;
 
 std::vector<std::string> texts(const std::string& svg) {
   std::vector<std::string> out;
@@ -45,6 +47,7 @@ TEST(Picture, DrawsOneRunOrTwo) {
 TEST(Picture, DrawsMemoryWithAModel) {
   const std::string example = SLUICE_SOURCE_DIR "/examples/llama3-8b-zbv-h100.json";
   const auto all = texts(picture(example + " --svg-width 336 --svg-transfers"));
+  EXPECT_THAT(all, Contains("zb-v, 8 ranks x 2 chunks, 32 microbatches"));
   EXPECT_THAT(all, Contains(HasSubstr("memory (GiB): peak on rank")));
   EXPECT_THAT(all, Contains("communication"));
   EXPECT_EQ(svg_elements(picture(example + " --svg-width 336"))[0].get("width"), "336");
@@ -57,13 +60,39 @@ TEST(Picture, DrawsACurveOfASweep) {
   }
 }
 
+TEST(Picture, TitleAndMemoryFollowTheFlags) {
+  const auto with = [](const std::string& flags, const std::string& title) {
+    const TemporaryFolder folder;
+    std::vector<std::string> arguments = words("simulate " + std::string(kSmallPicture) + flags);
+    for (const std::string& each : {"--svg-title"s, title, "--svg"s, folder.path("p.svg")}) arguments.push_back(each);
+    const CommandResult result = run_sluice(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return texts(read_file(folder.path("p.svg")));
+  };
+  EXPECT_EQ(with("--schedule 1f1b", "a schedule")[1], "a schedule");
+  EXPECT_EQ(with("--schedule 1f1b", "")[0], "rank 0");
+  EXPECT_EQ(with("--schedule 1f1b --compare-with zb-h1", "")[0], "rank 0");
+  EXPECT_EQ(with("--sweep schedule=gpipe,1f1b", "two schedules")[0], "two schedules");
+  EXPECT_THAT(with("--schedule 1f1b --svg-no-memory", "x"), Not(Contains(HasSubstr("in flight"))));
+  EXPECT_THAT(with("--schedule 1f1b", "x"), Contains(HasSubstr("in flight")));
+}
+
+TEST(Picture, WidthAppliesToCurves) {
+  const std::string sweep = std::string(kSmallPicture) + "--sweep schedule=gpipe,1f1b";
+  EXPECT_EQ(svg_elements(picture(sweep))[0].get("width"), "560");
+  EXPECT_EQ(svg_elements(picture(sweep + " --svg-width 336"))[0].get("width"), "336");
+}
+
 TEST(Picture, InvalidFlagsAreRejected) {
   const auto error = [](const std::string& flags) {
     const CommandResult result = run_sluice(words("simulate " + (kSmallPicture + flags)));
     EXPECT_EQ(result.exit_code, 2) << flags;
     return result.err;
   };
-  EXPECT_THAT(error("--svg-transfers"), HasSubstr("--svg-transfers needs --svg"));
+  for (const char* flag : {"--svg-transfers", "--svg-no-memory", "--svg-title x", "--svg-width 400"}) {
+    EXPECT_EQ(error(flag), "sluice: simulate: " + words(flag)[0] + " needs --svg\n");
+  }
+  EXPECT_THAT(error("--sweep schedule=gpipe,1f1b --svg x.svg --svg-no-memory"), HasSubstr("--sweep excludes"));
   EXPECT_THAT(error("--svg x.svg --svg-width 100"), HasSubstr("--svg-width"));
   const TemporaryFolder folder;
   EXPECT_THAT(error("--svg " + folder.path("missing/x.svg")), HasSubstr("missing"));

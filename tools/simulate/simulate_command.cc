@@ -47,7 +47,9 @@ struct SimulateOptions {
   std::vector<std::string> sweep;
   std::string colour = "auto";
   std::string svg;
-  FigureOptions figure;
+  std::optional<double> svg_width;  // px; by default that of the kind of figure
+  bool svg_no_memory = false;
+  FigureOptions figure;  // without these two
   std::string report;
   std::string compare_with;
   std::vector<std::string> arguments;
@@ -75,7 +77,10 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
     if (second) runs.push_back(drawn_run(*second->setup, second->prediction));
-    write_file_whole(options.svg, svg_figure(runs, options.figure));
+    FigureOptions figure = options.figure;
+    figure.width = options.svg_width.value_or(figure.width);
+    figure.memory = !options.svg_no_memory;
+    write_file_whole(options.svg, svg_figure(runs, figure));
   }
   if (!options.report.empty()) {
     const std::string text = options.file.empty() ? "" : options.flags->file_text(options.file);
@@ -146,7 +151,11 @@ int simulate_sweep(const SimulateOptions& options) {
                                    [](const SweepPoint& point) { return !point.warning.empty(); });
   if (warned != sweep.points.end()) print_message(warned->warning);
   if (!options.csv.empty()) write_file_whole(options.csv, sweep_csv(sweep));
-  if (!options.svg.empty()) write_file_whole(options.svg, svg_curve(sweep_chart(sweep)));
+  if (!options.svg.empty()) {
+    CurveChart chart = sweep_chart(sweep);
+    if (options.figure.title) chart.title = *options.figure.title;
+    write_file_whole(options.svg, options.svg_width ? svg_curve(chart, *options.svg_width) : svg_curve(chart));
+  }
   fmt::print("{}", options.json ? sweep_json(sweep) : sweep_table(sweep));
   return any_fits ? kDone : kNotFeasible;
 }
@@ -159,15 +168,38 @@ int simulate_command(const SimulateOptions& options) {
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
          "--compare-with needs --report or --svg");
-  refuse(options.figure.transfers && options.svg.empty(), "--svg-transfers needs --svg");
+  for (const auto& [given, rule] : {std::pair(options.figure.transfers, "--svg-transfers needs --svg"),
+                                    {options.svg_no_memory, "--svg-no-memory needs --svg"},
+                                    {options.figure.title.has_value(), "--svg-title needs --svg"},
+                                    {options.svg_width.has_value(), "--svg-width needs --svg"}}) {
+    refuse(given && options.svg.empty(), rule);
+  }
   if (options.sweep.empty()) {
     refuse(!options.csv.empty(), "--csv needs --sweep; --ops writes a table of the ops");
     return simulate_one(options);
   }
+  refuse(options.figure.transfers || options.svg_no_memory,
+         "--sweep excludes --svg-transfers and --svg-no-memory, which are for the figure of one run");
   refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
              !options.compare_with.empty() || !options.explain.empty(),
          "--sweep excludes --gantt, --trace, --ops, --explain, --report and --compare-with, which show one run");
   return simulate_sweep(options);
+}
+
+void add_figure_flags(CLI::App& command, SimulateOptions& options) {
+  command
+      .add_option("--svg-width", options.svg_width,
+                  fmt::format("Width of the figure in px (1/96 inch), 240 to 20000 (default {}; with --sweep {})",
+                              FigureOptions{}.width, kCurveWidth))
+      ->check(number_from(240, 20000));
+  command.add_option_function<std::string>(
+      "--svg-title", [&options](const std::string& text) { options.figure.title = text; },
+      "Title of the figure in place of the run's; with --compare-with above those of the runs; \"\": "
+      "no titles and results (default: the schedule and its size)");
+  command.add_flag("--svg-no-memory", options.svg_no_memory,
+                   "Leave the memory over time out of the figure (default: drawn)");
+  command.add_flag("--svg-transfers", options.figure.transfers,
+                   "Draw point-to-point transfers in the figure (default: off)");
 }
 
 }  // namespace
@@ -223,13 +255,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
   add_output(*command, "--csv", options->csv, "Write the table of the sweep to this CSV file");
   add_output(*command, "--svg", options->svg,
              "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
-  command
-      ->add_option(
-          "--svg-width", options->figure.width,
-          fmt::format("Width of the figure in px (1/96 inch), 240 to 20000 (default {})", FigureOptions{}.width))
-      ->check(number_from(240, 20000));
-  command->add_flag("--svg-transfers", options->figure.transfers,
-                    "Draw point-to-point transfers in the figure (default: off)");
+  add_figure_flags(*command, *options);
   add_output(*command, "--report", options->report, "Write a self-contained HTML report to this file");
   command->add_option("--compare-with", options->compare_with,
                       "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "

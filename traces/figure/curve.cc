@@ -14,7 +14,8 @@ namespace sluice::traces {
 namespace {
 
 constexpr double kChartRight = 16;  // px to the right of the plot
-constexpr double kChartTop = 32;    // px above the plot
+constexpr double kChartTop = 17;    // px above the plot, without the title
+constexpr double kChartTitleLine = 15;
 constexpr double kChartTextSize = 10;
 constexpr double kChartTitleSize = 10.5;
 constexpr double kMaxNameLength = 130;  // px, of a rotated name of x
@@ -85,6 +86,10 @@ class Chart {
       : chart_(chart), width_(width), height_(height), places_(places_of(chart.x)) {
     check();
     choose_axis();
+    // Bold text is up to a tenth wider than text_width returns.
+    title_ = wrapped(chart.title, 12, (width_ - left_ - kChartRight) / 1.1);
+    top_ = kChartTop + kChartTitleLine * static_cast<double>(title_.size());
+    height_ += top_ - kChartTop - kChartTitleLine;
     const double available = (width_ - left_ - kChartRight) * 0.94 / static_cast<double>(chart_.x.size());
     for (const std::string& x : chart_.x) longest_name_ = std::max(longest_name_, text_width(x, kChartTextSize));
     rotated_ = !places_.by_value && longest_name_ + 6 > available;
@@ -144,12 +149,14 @@ class Chart {
 
   double bottom() const { return height_ - 46; }
   double x_of(std::size_t i) const { return left_ + (width_ - left_ - kChartRight) * (0.03 + 0.94 * places_.at[i]); }
-  double y_of(double value) const { return bottom() - (bottom() - kChartTop) * (value - low_) / (high_ - low_); }
+  double y_of(double value) const { return bottom() - (bottom() - top_) * (value - low_) / (high_ - low_); }
 
   // Returns the y position at which the legend may start.
   double draw_axes(Svg& svg) const {
-    svg.text(left_, 18, shortened(chart_.title, 12, (width_ - left_ - kChartRight) / 1.1), 12, Svg::Anchor::start,
-             "font-weight=\"bold\"");
+    for (std::size_t i = 0; i < title_.size(); ++i) {
+      svg.text(left_, 18 + kChartTitleLine * static_cast<double>(i), title_[i], 12, Svg::Anchor::start,
+               "font-weight=\"bold\"");
+    }
     for_ticks([&](double value) {
       const double y = y_of(value);
       svg.line(left_, y, width_ - kChartRight, y, "stroke=\"#dddddd\" stroke-width=\"0.6\"");
@@ -174,7 +181,7 @@ class Chart {
     const double names = rotated_ ? 0.643 * std::min(longest_name_, kMaxNameLength) + 10 : 12;
     const double title = bottom() + names + 19;
     svg.text((left_ + width_ - kChartRight) / 2, title, chart_.x_label, kChartTitleSize, Svg::Anchor::middle);
-    svg.rotated_text(14, (kChartTop + bottom()) / 2, -90, chart_.y_label, kChartTitleSize, Svg::Anchor::middle);
+    svg.rotated_text(14, (top_ + bottom()) / 2, -90, chart_.y_label, kChartTitleSize, Svg::Anchor::middle);
     return title + 10;
   }
 
@@ -244,7 +251,9 @@ class Chart {
   double width_ = 0;
   double height_ = 0;
   Places places_;
+  std::vector<std::string> title_;  // lines
   double left_ = 0;
+  double top_ = 0;
   double least_ = 0;
   double most_ = 0;
   double low_ = 0;  // of the y axis

@@ -31,9 +31,11 @@ struct CurveChart {
   std::vector<CurveSeries> series;
 };
 
-// Returns the chart as SVG, `width` px wide and `height` px high, excluding the legend and long names of x. Series
+// Returns the chart as SVG, `width` px wide and `height` px high, excluding further lines of the title, the legend and
+// long names of x. Series
 // differ in marker shape and colour. Throws InputError if there are no points, a y is negative or not finite, or a
 // series and x differ in length.
-std::string svg_curve(const CurveChart& chart, double width = 560, double height = 340);
+inline constexpr double kCurveWidth = 560;
+std::string svg_curve(const CurveChart& chart, double width = kCurveWidth, double height = 340);
 
 }  // namespace sluice::traces

@@ -15,20 +15,26 @@
 namespace sluice::traces {
 namespace {
 
-constexpr double kLeft = 54;   // px to the left of the plot
-constexpr double kRight = 14;  // px to the right of the plot
-constexpr double kTitleHeight = 22;
-constexpr double kCaptionHeight = 20;  // between the rows and the memory plot
+constexpr double kLeft = 54;          // px to the left of the plot
+constexpr double kRight = 14;         // px to the right of the plot
+constexpr double kCaptionHeight = 9;  // between the rows and the memory plot, without the lines of the caption
+constexpr double kCaptionLine = 11;
 constexpr double kHeldHeight = 64;
 constexpr double kRunGap = 14;  // between two runs
 constexpr double kLegendLine = 17;
 constexpr double kTitleSize = 12;
 constexpr double kTextSize = 10;
 constexpr double kSmallSize = 9;
+constexpr const char* kBold = "font-weight=\"bold\"";
+constexpr double kBoldWidth = 1.1;  // of bold text, at most, relative to text_width
 
 class Figure {
  public:
   Figure(std::span<const DrawnRun> runs, const FigureOptions& options) : options_(options) {
+    if (options_.title) {  // on one line
+      const std::vector<std::string> line = wrapped(*options_.title, kTitleSize, HUGE_VAL);
+      options_.title = line.empty() ? "" : line.front();
+    }
     for (const DrawnRun& run : runs) scale_.longest = std::max(scale_.longest, run.metrics->makespan);
     scale_.left = kLeft;
     scale_.width = options.width - kLeft - kRight;
@@ -44,7 +50,7 @@ class Figure {
       std::vector<int> ranks;
       std::copy_if(panel.rows.rows().begin(), panel.rows.rows().end(), std::back_inserter(ranks),
                    [](int rank) { return rank >= 0; });
-      panel.held = held_over_time(run, ranks);
+      if (options.memory) panel.held = held_over_time(run, ranks);
       panel.rows.add_rooms(scale_, rooms);
       rows += panel.rows.rows().size();
       joint |= panel.rows.has_joint_blocks();
@@ -57,14 +63,14 @@ class Figure {
     // The legend, and so the height of the page, depends on what was drawn: the body is drawn first.
     Svg body;
     double y = 4;
+    if (options_.title && !options_.title->empty() && panels_.size() > 1) y = draw_bold(body, *options_.title, y) + 4;
     for (Panel& panel : panels_) {
-      draw_title(body, panel, y);
-      y += kTitleHeight;
+      y = draw_title(body, panel, y);
       panel.rows.draw(body, y, pitch_, scale_, labels_, shown_);
       if (options_.transfers) panel.rows.draw_communication(body, y, pitch_, scale_, shown_);
       y += pitch_ * static_cast<double>(panel.rows.rows().size());
       if (panel.held.most > 0) {
-        y += kCaptionHeight;
+        y += kCaptionHeight + kCaptionLine * static_cast<double>(caption(panel).size());
         draw_held(body, panel, y);
         y += kHeldHeight;
       }
@@ -101,6 +107,7 @@ class Figure {
   }
 
   std::string page_title() const {
+    if (options_.title && !options_.title->empty()) return *options_.title;
     std::string title = panels_.front().run->title;
     if (panels_.size() > 1) title += " above " + panels_.back().run->title;
     return title;
@@ -111,13 +118,37 @@ class Figure {
     return text;
   }
 
-  void draw_title(Svg& svg, const Panel& panel, double y) const {
+  // The functions below draw text from `y` downwards and return the y position below it.
+
+  static double draw_lines(Svg& svg, const std::vector<std::string>& lines, double y, double size,
+                           const std::string& style = "") {
+    for (const std::string& line : lines) {
+      svg.text(kLeft, y + size + 2, line, size, Svg::Anchor::start, style);
+      y += size + 3;
+    }
+    return y;
+  }
+
+  // Draws a title in the largest size in which it is one line, or in the smallest in several lines.
+  double draw_bold(Svg& svg, const std::string& title, double y) const {
+    const double room = (right() - kLeft) / kBoldWidth;
+    double size = kTitleSize;
+    while (size > kTextSize && text_width(title, size) > room) --size;
+    return draw_lines(svg, wrapped(title, size, room), y, size, kBold);
+  }
+
+  // Draws the title and the result of a run, on one line if they fit.
+  double draw_title(Svg& svg, const Panel& panel, double y) const {
+    if (options_.title && options_.title->empty()) return y;
+    const std::string& title = options_.title && panels_.size() == 1 ? *options_.title : panel.run->title;
     const std::string words = result(panel);
-    svg.text(right(), y + 14, words, kTextSize, Svg::Anchor::end);
-    // Bold text is up to a tenth wider than text_width returns.
-    const double room = (right() - kLeft - text_width(words, kTextSize) - 12) / 1.1;
-    svg.text(kLeft, y + 14, shortened(panel.run->title, kTitleSize, room), kTitleSize, Svg::Anchor::start,
-             "font-weight=\"bold\"");
+    constexpr double kBelow = 7;  // px between the title and the rows
+    if (kBoldWidth * text_width(title, kTitleSize) + 12 + text_width(words, kTextSize) <= right() - kLeft) {
+      svg.text(right(), y + kTitleSize + 2, words, kTextSize, Svg::Anchor::end);
+      return draw_lines(svg, {title}, y, kTitleSize, kBold) + kBelow;
+    }
+    y = draw_bold(svg, title, y);
+    return draw_lines(svg, wrapped(words, kTextSize, right() - kLeft), y, kTextSize) + kBelow;
   }
 
   template <typename Draw>
@@ -146,7 +177,7 @@ class Figure {
     return capacity(panel) <= 3 * panel.held.most ? capacity(panel) : 0;
   }
 
-  static std::string caption(const Panel& panel) {
+  std::vector<std::string> caption(const Panel& panel) const {
     const Held& held = panel.held;
     std::string text = held.bytes ? "memory (GiB)" : "microbatches in flight";
     text += fmt::format(": peak on rank {}{}, {:.4g}", held.ranks[held.most_at], held.ranks.size() > 1 ? " (bold)" : "",
@@ -154,13 +185,18 @@ class Figure {
     if (capacity(panel) > 0) {
       text += fmt::format(" of {:.4g}{}", capacity(panel), capacity_line(panel) > 0 ? " (dashed)" : "");
     }
-    return text;
+    return wrapped(text, kSmallSize, right() - kLeft);
   }
 
   void draw_held(Svg& svg, const Panel& panel, double top) const {
     const Held& held = panel.held;
     const double bottom = top + kHeldHeight;
-    svg.text(kLeft, top - 6, shortened(caption(panel), kSmallSize, right() - kLeft), kSmallSize);
+    const std::vector<std::string> lines = caption(panel);
+    double baseline = top - 6 - kCaptionLine * static_cast<double>(std::ssize(lines) - 1);
+    for (const std::string& line : lines) {
+      svg.text(kLeft, baseline, line, kSmallSize);
+      baseline += kCaptionLine;
+    }
     const double highest = most_held(held.bytes) * 1.05;
     const double step = tick_step(highest, 4);
     const HeldScale scale{
@@ -263,11 +299,9 @@ class Figure {
     }
     y = flow.y + kLegendLine;
     const auto note = [&](std::string_view text) {
-      svg.text(kLeft, y + 9, shortened(text, kSmallSize, right() - kLeft), kSmallSize, Svg::Anchor::start,
-               "fill=\"#555555\"");
-      y += 13;
+      y = draw_lines(svg, wrapped(text, kSmallSize, right() - kLeft), y - 2, kSmallSize, "fill=\"#555555\"") + 3;
     };
-    if (shown_.stacked) note("Where ops are too narrow to draw, the height of a colour is its fraction of time.");
+    if (shown_.stacked) note("Where ops are too narrow to draw, the height of a color is its fraction of time.");
     if (shown_.too_many_transfers) note("Too many transfers to draw.");
     return y + 4;
   }

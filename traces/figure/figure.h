@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -11,9 +12,12 @@ struct FigureOptions {
   double width = 720;      // px, at least 240; 1 px is 1/96 inch on paper
   int max_ranks = 32;      // rows per run; of more ranks the first and the last are shown; at least 2
   bool transfers = false;  // draw transfers and collectives
+  bool memory = true;      // draw the memory of each rank over time
+  // Replaces the title of a run, or stands above those of two runs. Empty: no titles and results are drawn.
+  std::optional<std::string> title;
 };
 
-// Returns a figure for a paper, as SVG. Each run has one row per rank with its ops, and below them the memory of each
+// Returns a figure for a paper, as SVG. Each run has a title with its results, one row per rank, and the memory of each
 // rank over time in GiB or, without bytes, its number of microbatches in flight; the rank with the highest peak is
 // bold, the capacity is dashed. Two runs are drawn one above the other with a common time axis, and a common memory
 // scale if they have the same unit.
@@ -21,9 +25,10 @@ struct FigureOptions {
 // Ops are labelled with kind, microbatch and slice (B3, B3b) if that fits nearly everywhere, else with microbatch and
 // slice, else with the microbatch; without the kind in the label, kinds are hatched so that they differ in more than
 // colour. Chunks, or slices if ranks have one chunk, are shades from dark to light. The two ops of a joint block are
-// drawn one above the other. Sequences of many ops narrower than half a px are drawn as columns of one px in which the
-// height of each colour is its fraction of time; a note in the figure explains them. Throws InputError unless there are
-// one or two runs and the width is from 240 to 20000 px.
+// drawn one above the other. Adjacent ops of one colour narrower than 5 px are drawn as one. Sequences of many ops
+// narrower than half a px are drawn as columns of one px in which the height of each colour is its fraction of time; a
+// note in the figure explains them. Throws InputError unless there are one or two runs and the width is from 240 to
+// 20000 px.
 std::string svg_figure(std::span<const DrawnRun> runs, const FigureOptions& options = {});
 
 }  // namespace sluice::traces

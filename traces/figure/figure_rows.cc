@@ -14,6 +14,9 @@ namespace {
 constexpr double kNarrow = 0.5;           // px; narrower ops are drawn as columns where there are many
 constexpr std::ptrdiff_t kFewNarrow = 8;  // up to this many in sequence are drawn one by one
 constexpr double kColumn = 1;             // px, width of a stacked column
+constexpr double kOutlined = 5;           // px; narrower ops have no outline, which would hide their colour
+constexpr double kHatched = 4;            // px, period of the hatches; narrower shapes have none
+constexpr double kTouching = 0.005;       // px; ops with a smaller gap are drawn without one
 constexpr double kLabelMargin = 1.5;      // px, total space between a label and the edges of its op
 constexpr double kSmallestLabel = 6;
 constexpr int kMaxTransfers = 4000;
@@ -91,6 +94,11 @@ class FigureRows::Painter {
         draw_op(*op++);
       }
     }
+    for (Strip& strip : strips_) end_strip(strip);
+    for (auto* paths : {&under_, &over_}) {
+      for (const auto& [fill, data] : *paths) svg_.path(data, fmt::format("fill=\"{}\"", fill));
+      paths->clear();
+    }
     for (const auto& [hatch, data] : hatched_) svg_.path(data, fmt::format("fill=\"url(#{})\"", hatch));
     draw_texts(white_, "#ffffff");
     draw_texts(black_, "#000000");
@@ -106,6 +114,19 @@ class FigureRows::Painter {
     double y = 0;
     std::string text;
     double size = 0;
+  };
+
+  // A sequence of narrow ops without gaps between them. Adjacent ops of one colour are one part.
+  struct Part {
+    const SwatchLook* look = nullptr;
+    std::string fill;
+    double from = 0;
+    double to = 0;
+  };
+  struct Strip {
+    double y = 0;
+    double height = 0;
+    std::vector<Part> parts;
   };
 
   double start(VertexId v) const { return scale_.x(rows_.run_.timeline->start[v]); }
@@ -146,8 +167,9 @@ class FigureRows::Painter {
     const SwatchLook& look = look_of(swatch);
     shown_.swatches[static_cast<int>(swatch)] = true;
     const Rgb fill = lighter(look.colour, shade(op));
+    if (to - from < kOutlined) return add_to_strip({&look, hex(fill), from, to}, y, height);
     svg_.rect(from, y, to - from, height,
-              fmt::format("fill=\"{}\"{}", hex(fill), to - from > 3 ? " stroke=\"#ffffff\" stroke-width=\"0.5\"" : ""));
+              fmt::format("fill=\"{}\" stroke=\"#ffffff\" stroke-width=\"0.5\"", hex(fill)));
     hatch(look, from, y, to - from, height);
     if (!labels_.shown[static_cast<int>(swatch)]) return;
     const double size = std::min(labels_.size, 0.85 * height);
@@ -157,9 +179,45 @@ class FigureRows::Painter {
     (is_dark(fill) ? white_ : black_).push_back({(from + to) / 2, y + height / 2 + 0.36 * size, std::move(text), size});
   }
 
+  void add_to_strip(Part part, double y, double height) {
+    Strip& strip = strips_[y == y_ ? 0 : 1];
+    if (!strip.parts.empty() && (strip.height != height || part.from - strip.parts.back().to > kTouching)) {
+      end_strip(strip);
+    }
+    strip.y = y;
+    strip.height = height;
+    if (!strip.parts.empty() && strip.parts.back().fill == part.fill) {
+      strip.parts.back().to = part.to;
+    } else {
+      strip.parts.push_back(std::move(part));
+    }
+  }
+
+  // Draws a strip: a box in its most frequent colour, and on it the parts of other colours. Boxes side by side would
+  // let the background through where they meet within a pixel.
+  void end_strip(Strip& strip) {
+    if (strip.parts.empty()) return;
+    std::map<std::string, double> widths;
+    for (const Part& part : strip.parts) widths[part.fill] += part.to - part.from;
+    const auto narrower = [](const auto& a, const auto& b) { return a.second < b.second; };
+    const std::string base = std::max_element(widths.begin(), widths.end(), narrower)->first;
+    under_[base] += box(strip.parts.front().from, strip.y, strip.parts.back().to, strip.height);
+    for (const Part& part : strip.parts) {
+      if (part.fill != base) over_[part.fill] += box(part.from, strip.y, part.to, strip.height);
+      if (part.to - part.from >= kHatched) hatch(*part.look, part.from, strip.y, part.to - part.from, strip.height);
+    }
+    strip.parts.clear();
+  }
+
+  // Path data of a box. Edges are rounded, not sizes, so that adjacent boxes touch.
+  static std::string box(double from, double y, double to, double height) {
+    const std::string width = px(std::round(to * 100) / 100 - std::round(from * 100) / 100);
+    return fmt::format("M{} {}h{}v{}h-{}z", px(from), px(y), width, px(height), width);
+  }
+
   void hatch(const SwatchLook& look, double x, double y, double width, double height) {
     if (labels_.with_kind() || look.hatch.empty()) return;
-    hatched_[look.hatch] += fmt::format("M{} {}h{}v{}h-{}z", px(x), px(y), px(width), px(height), px(width));
+    hatched_[look.hatch] += box(x, y, x + width, height);
   }
 
   void draw_texts(const std::vector<Text>& texts, std::string_view colour) {
@@ -245,6 +303,9 @@ class FigureRows::Painter {
   Shown& shown_;
   double y_ = 0;
   double height_ = 0;
+  std::array<Strip, 2> strips_;               // of whole ops or the first ops of joint blocks, and of their second ops
+  std::map<std::string, std::string> under_;  // path data by colour
+  std::map<std::string, std::string> over_;
   std::map<std::string_view, std::string> hatched_;
   std::vector<Text> white_;
   std::vector<Text> black_;

@@ -139,6 +139,40 @@ double text_width(std::string_view text, double size) {
   return ems * size;
 }
 
+std::vector<std::string> wrapped(std::string_view text, double size, double width) {
+  std::vector<std::string> lines;
+  std::string line;
+  double used = 0;       // width of `line`
+  std::size_t word = 0;  // start of the current word in `line`
+  const auto end_line = [&](std::size_t length) {
+    lines.push_back(line.substr(0, length));
+    line.erase(0, length);
+    line.erase(0, line.find_first_not_of(' '));
+    used = text_width(line, size);
+    word = 0;
+  };
+  for (std::size_t i = 0; i < text.size();) {
+    const std::size_t length = std::max<std::size_t>(character_length(text.substr(i)), 1);
+    const std::string_view character = text.substr(i, length);
+    i += length;
+    if (character == " " || character == "\n") {
+      if (!line.empty() && line.back() != ' ') {
+        line += ' ';
+        used += text_width(" ", size);
+      }
+      word = line.size();
+      continue;
+    }
+    const double next = text_width(character, size);
+    if (!line.empty() && used + next > width) end_line(word > 0 ? word - 1 : line.size());
+    line += character;
+    used += next;
+  }
+  while (line.ends_with(' ')) line.pop_back();
+  if (!line.empty()) lines.push_back(line);
+  return lines;
+}
+
 std::string shortened(std::string_view text, double size, double width) {
   if (text_width(text, size) <= width) return std::string(text);
   constexpr std::string_view kEllipsis = "\u2026";

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "model/units.h"
 #include "traces/text/palette.h"
@@ -47,6 +48,9 @@ std::string px(double length);
 double text_width(std::string_view text, double size);
 // Truncates `text` to `width`, with an ellipsis.
 std::string shortened(std::string_view text, double size, double width);
+// Splits `text` into lines of at most `width`: at spaces, and within words that are wider. Each line has at least one
+// character.
+std::vector<std::string> wrapped(std::string_view text, double size, double width);
 
 // Returns a step for axis ticks (1, 2 or 5 times a power of ten) with at most `max_steps` steps in `range`.
 double tick_step(double range, int max_steps);

@@ -159,6 +159,40 @@ TEST(Curve, InvalidChartsAreRejected) {
   }
 }
 
+TEST(Curve, TitleIsWrapped) {
+  CurveChart of = chart();
+  of.title = "Throughput over the size of a microbatch for each number of pipeline ranks";
+  for (const double width : {240.0, 336.0, 560.0}) {
+    const auto elements = svg_elements(svg_curve(of, width));
+    std::string title;
+    double below = 0;
+    for (const SvgElement& element : elements) {
+      if (!element.has("font-weight")) continue;
+      title += (title.empty() ? "" : " ") + element.text;
+      below = element.number("y");
+      EXPECT_LE(element.number("x") + 1.1 * text_width(element.text, 12), width);
+    }
+    EXPECT_EQ(title, of.title) << width;
+    for (const SvgElement& circle : circles(elements)) EXPECT_GT(circle.number("cy"), below + 4) << width;
+  }
+  const auto height = [](const CurveChart& drawn) { return svg_elements(svg_curve(drawn))[0].number("height"); };
+  const double one_line = height(chart());
+  of.title = "";
+  EXPECT_EQ(height(of), one_line - 15);
+}
+
+TEST(Svg, TextIsWrappedToWidth) {
+  EXPECT_THAT(wrapped("one two  three", 10, 200), ElementsAre("one two three"));
+  // "one two" has 7 characters of up to 0.82 em.
+  EXPECT_THAT(wrapped("one two\nthree", 10, 45), ElementsAre("one two", "three"));
+  EXPECT_THAT(wrapped("\u4e00\u4e01\u4e02", 10, 25), ElementsAre("\u4e00\u4e01", "\u4e02"));
+  EXPECT_THAT(wrapped("a \u4e00\u4e01\u4e02", 10, 25), ElementsAre("a", "\u4e00\u4e01", "\u4e02"));
+  EXPECT_THAT(wrapped("abc", 10, 1), ElementsAre("a", "b", "c"));
+  EXPECT_THAT(wrapped("\xFF\xFF", 10, 100), ElementsAre("\xFF\xFF"));
+  EXPECT_THAT(wrapped("", 10, 100), ElementsAre());
+  EXPECT_THAT(wrapped("  ", 10, 100), ElementsAre());
+}
+
 TEST(Svg, TicksAreRoundWithEnoughDecimals) {
   EXPECT_DOUBLE_EQ(tick_step(33, 12), 5);
   EXPECT_DOUBLE_EQ(tick_step(1, 10), 0.1);

@@ -277,7 +277,7 @@ TEST(Figure, ManyNarrowOpsKeepTheirFractionsOfTime) {
     const auto one = drawn(simulated(family, params, "f=1,b=1.1,w=0.9,comm=0.4,fb=2.7"));
     const std::string svg = figure(*one);
     EXPECT_LT(svg.size(), 1U << 20) << family;
-    EXPECT_THAT(svg, HasSubstr("the height of a colour is its fraction of time"));
+    EXPECT_THAT(svg, HasSubstr("the height of a color is its fraction of time"));
     const auto elements = svg_elements(svg);
     for (int rank = 0; rank < 4; ++rank) {
       std::map<std::string, double> time;  // by colour, in px of plot
@@ -317,10 +317,145 @@ TEST(Figure, NarrowOpsAmongWideOnesAreDrawn) {
   const auto one = drawn(simulated("zb-h1", {.ranks = 2, .microbatches = 8}, "f=1,b=1,w=0.005"));
   const std::string svg = figure(*one);
   EXPECT_THAT(svg, Not(HasSubstr("fraction of time")));
+  std::string boxes;
+  for (const SvgElement& element : svg_elements(svg)) {
+    if (element.group == row_name(0) && element.get("fill") == "#00735c") boxes += element.get("d");
+  }
+  EXPECT_EQ(std::count(boxes.begin(), boxes.end(), 'M'), 8);
+}
+
+// The colour at a position of a row: that of the last shape drawn there.
+std::string colour_at(const std::vector<SvgElement>& elements, const std::string& row, double x, double y) {
+  std::string colour;
+  for (const SvgElement& element : elements) {
+    if (element.group != row || element.get("fill").starts_with("url")) continue;
+    const auto covers = [&](double left, double top, double width, double height) {
+      return left <= x && x < left + width && top <= y && y < top + height;
+    };
+    if (element.name == "rect" &&
+        covers(element.number("x"), element.number("y"), element.number("width"), element.number("height"))) {
+      colour = element.get("fill");
+    }
+    for (const SvgBox& box : boxes_of(element.name == "path" ? element.get("d") : "")) {
+      if (covers(box.x, box.y, box.width, box.height)) colour = element.get("fill");
+    }
+  }
+  return colour;
+}
+
+TEST(Figure, NarrowOpsHaveTheirColoursWithoutOutlines) {
+  // Ops of 1 to 5 px, with chunks, joint blocks and gaps.
+  struct Case {
+    const char* family;
+    FamilyParams params;
+    std::size_t most_bytes_per_op;
+  };
+  const Case cases[] = {{"1f1b", {.ranks = 16, .microbatches = 128}, 30},
+                        {"zb-v", {.ranks = 4, .microbatches = 60}, 45},
+                        {"interleaved-1f1b", {.ranks = 4, .microbatches = 80}, 45},
+                        {"dualpipe", {.ranks = 4, .microbatches = 160}, 45}};
+  for (const auto& [family, params, most_bytes_per_op] : cases) {
+    const auto one = drawn(simulated(family, params, "f=1,b=1,w=1,comm=0.1,fb=2.5"));
+    const test::Simulated& run = one->run;
+    const std::string svg = figure(*one, {.memory = false});
+    const auto elements = svg_elements(svg);
+    std::size_t ops = 0;
+    for (int rank = 0; rank < params.ranks; ++rank) {
+      const SvgElement background = row_rects(elements, row_name(rank))[0];
+      for (const SvgElement& element : elements) {
+        EXPECT_FALSE(element.group == row_name(rank) && element.has("stroke")) << family;
+      }
+      const double per_ns = kPlot / static_cast<double>(one->metrics.makespan.count());
+      bool second = false;
+      for (const Expected& e : expected_of(run, rank)) {
+        const double middle =
+            kPlotLeft + per_ns / 2 * static_cast<double>((run.timeline.start[e.at] + run.timeline.end[e.at]).count());
+        const auto chunks = static_cast<int>(run.schedule->stages_of(rank).size());
+        const double shade = chunks > 1 ? 0.5 * run.schedule->chunk_of(rank, e.op.stage) / (chunks - 1) : 0;
+        const double height = e.half ? (second ? 0.75 : 0.25) : 0.5;
+        second = e.half && !second;
+        if (e.op.kind == VertexKind::optimizer) continue;
+        ++ops;
+        EXPECT_EQ(
+            colour_at(elements, row_name(rank), middle, background.number("y") + height * background.number("height")),
+            hex(lighter(colour_of(e.op.op), shade)))
+            << family << " rank " << rank << " " << run.graph.name(e.at);
+      }
+    }
+    EXPECT_LT(svg.size(), 4000 + most_bytes_per_op * ops) << family;
+  }
+}
+
+TEST(Figure, NothingShowsBetweenOpsThatTouch) {
+  // The last rank of 1F1B is busy from its first F to its last B. A box of one colour lies under all of them.
+  const auto one = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 100}));
+  const double second = kPlot / to_seconds(one->metrics.makespan);
   int found = 0;
-  for (const SvgElement& rect : row_rects(svg_elements(svg), row_name(0)))
-    found += rect.get("fill") == "#00735c" ? 1 : 0;
-  EXPECT_EQ(found, 8);
+  for (const SvgElement& element : svg_elements(figure(*one))) {
+    if (element.name != "path" || element.group != row_name(3)) continue;
+    for (const SvgBox& box : boxes_of(element.get("d"))) found += std::abs(box.width - 300 * second) < 0.02 ? 1 : 0;
+  }
+  EXPECT_EQ(found, 1);
+}
+
+// The lines in bold, with blanks between them.
+std::string bold_text(const std::string& svg) {
+  std::string out;
+  for (const SvgElement& element : svg_elements(svg)) {
+    if (element.has("font-weight")) out += (out.empty() ? "" : " ") + element.text;
+  }
+  return out;
+}
+
+TEST(Figure, NoTextIsTruncated) {
+  const std::string title = "interleaved-1f1b, 8 ranks x 2 chunks, 32 microbatches of a model with a long name";
+  auto one = drawn(simulated("interleaved-1f1b", {.ranks = 4, .microbatches = 4000}), title);
+  const GiBFootprint footprint;
+  auto two = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1", {.footprint = &footprint}),
+                   std::string(200, 'x'));
+  two->drawn.capacity_bytes = std::int64_t{8} << 30;
+  for (const double width : {240.0, 336.0, 500.0, 720.0}) {
+    const std::string svg = figure(*one, {.width = width});
+    EXPECT_EQ(bold_text(svg), title) << width;
+    std::string all;
+    for (const std::string& part : {svg, figure(*two, {.width = width})}) {
+      EXPECT_THAT(part, Not(HasSubstr("\u2026"))) << width;
+      for (const SvgElement& element : svg_elements(part)) {
+        if (element.name == "text") all += element.text + " ";
+      }
+    }
+    // Captions, results and notes are wrapped.
+    EXPECT_THAT(all, HasSubstr("memory (GiB): peak on rank 0 (bold), 5 of 8 (dashed)")) << width;
+    EXPECT_THAT(all, HasSubstr("makespan 33 s, bubble 27.3 %")) << width;
+    EXPECT_THAT(all, HasSubstr("the height of a color is its fraction of time.")) << width;
+  }
+  // A word that is wider than the picture is split.
+  const std::string split = bold_text(figure(*two, {.width = 336}));
+  EXPECT_EQ(std::count(split.begin(), split.end(), 'x'), 200);
+}
+
+TEST(Figure, TitlesAndMemoryAreOptional) {
+  const auto slow = drawn(simulated("1f1b", {.ranks = 4, .microbatches = 8}), "slow");
+  const auto fast = drawn(simulated("zb-h1", {.ranks = 4, .microbatches = 8}), "fast");
+  const std::string named = figure(*slow, {.title = "Figure <1>"});
+  EXPECT_EQ(bold_text(named), "Figure <1>");
+  EXPECT_EQ(bold_text(figure(*slow, {.title = " two\nlines "})), "two lines");
+  EXPECT_THAT(named, HasSubstr("<title>Figure &lt;1&gt;</title>"));
+  EXPECT_THAT(named, HasSubstr(">makespan 33 s, bubble 27.3 %<"));
+  const DrawnRun both[] = {slow->drawn, fast->drawn};
+  EXPECT_EQ(bold_text(svg_figure(both, {.title = "Two schedules"})), "Two schedules slow fast");
+  for (const std::string& bare :
+       {figure(*slow, {.title = ""}), figure(*slow, {.title = " "}), svg_figure(both, {.title = ""})}) {
+    EXPECT_EQ(bold_text(bare), "");
+    EXPECT_THAT(bare, Not(HasSubstr(">makespan")));
+    EXPECT_THAT(bare, HasSubstr("<title>slow"));  // for screen readers
+  }
+  // Without the title's line of 22 px. The caption and the plot of the memory have 84 px, 2 of which the axis keeps.
+  const auto height = [](const std::string& svg) { return svg_elements(svg)[0].number("height"); };
+  EXPECT_EQ(height(figure(*slow, {.title = ""})), height(figure(*slow)) - 22);
+  EXPECT_EQ(height(figure(*slow, {.memory = false})), height(figure(*slow)) - 82);
+  EXPECT_THAT(figure(*slow, {.memory = false}), Not(HasSubstr("in flight")));
+  EXPECT_TRUE(held_ticks(svg_elements(figure(*slow, {.memory = false}))).empty());
 }
 
 TEST(Figure, FirstAndLastOfManyRanksAreShown) {
