@@ -77,6 +77,30 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 12'000'000'000);
 }
 
+TEST(ReportCommand, SchedulesAreNamedByTheirFilesOrAuto) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("r.html");
+  const auto title_and_output = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = words("simulate --pp 2 --microbatches 3 --uniform f=1,b=1,w=1 --report");
+    arguments.push_back(path);
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    const CommandResult result = run_sluice(arguments);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return std::pair(between(read_file(path), "<title>", "</title>"), result.out);
+  };
+  // The family that the file specifies, or that it was made from, is not its name.
+  ASSERT_EQ(run_sluice({"schedule", "--schedule", "zb-h1", "--pp", "2", "--microbatches", "3", "--output",
+                        folder.path("mine.v2.json")})
+                .exit_code,
+            0);
+  auto [title, output] = title_and_output({"--schedule", folder.path("mine.v2.json"), "--compare-with", "zb-h1"});
+  EXPECT_EQ(title, "mine.v2, 2 ranks, 3 microbatches against zb-h1, 2 ranks, 3 microbatches");
+  EXPECT_TRUE(output.starts_with("mine.v2: 2 ranks")) << output;
+  std::tie(title, output) = title_and_output({"--schedule", "auto", "--time-budget", "0.1"});
+  EXPECT_TRUE(title.starts_with("auto, 2 ranks")) << title;
+  EXPECT_TRUE(output.starts_with("auto: 2 ranks")) << output;
+}
+
 TEST(ReportCommand, InvalidFlagsAreRejected) {
   const TemporaryFolder folder;
   const auto refused = [&](const std::vector<std::string>& more) {

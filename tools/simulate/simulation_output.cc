@@ -12,6 +12,7 @@
 
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/explain_output.h"
+#include "tools/simulate/simulation_report.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -214,7 +215,7 @@ std::string setting_line(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
   std::string out;
   const auto to = std::back_inserter(out);
-  fmt::format_to(to, "{}: {} ranks x {} chunks, {} microbatches", schedule.family(), schedule.num_ranks(),
+  fmt::format_to(to, "{}: {} ranks x {} chunks, {} microbatches", schedule_name(setup), schedule.num_ranks(),
                  schedule.num_chunks(), schedule.num_microbatches());
   if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());

@@ -173,11 +173,18 @@ std::string scenario_text(const nlohmann::json& document, const std::string& tex
   return document.dump(2) + "\n";
 }
 
-std::string run_title(const Schedule& schedule) {
+std::string schedule_name(const Setup& setup) {
+  const std::string& name = setup.scenario().schedule;
+  if (names_file(name)) return std::filesystem::path(name).stem().string();
+  return name == kAutomatic ? std::string(kAutomatic) : setup.schedule().family();
+}
+
+std::string run_title(const Setup& setup) {
+  const Schedule& schedule = setup.schedule();
   const auto count = [](int n, const char* what, const char* plural) {
     return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
   };
-  std::string out = schedule.family() + ", " + count(schedule.num_ranks(), "rank", "s");
+  std::string out = schedule_name(setup) + ", " + count(schedule.num_ranks(), "rank", "s");
   if (schedule.num_chunks() > 1) out += fmt::format(" x {} chunks", schedule.num_chunks());
   out += ", " + count(schedule.num_microbatches(), "microbatch", "es");
   if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
@@ -196,13 +203,13 @@ DrawnRun drawn_run(const Setup& setup, const Prediction& prediction) {
           .timeline = &prediction.timeline,
           .metrics = &prediction.metrics,
           .memory = prediction.memory,
-          .title = run_title(setup.schedule()),
+          .title = run_title(setup),
           .capacity_bytes = tensor_capacity(setup, prediction)};
 }
 
 ReportRun report_run(const Setup& setup, const Prediction& prediction, std::string scenario) {
   ReportRun run;
-  run.name = run_title(setup.schedule());
+  run.name = run_title(setup);
   run.drawn = drawn_run(setup, prediction);
   run.headline = headline(setup, prediction);
   run.scenario = std::move(scenario);

@@ -31,8 +31,11 @@ std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction
 // flags. An empty text: no file.
 std::string scenario_text(const nlohmann::json& document, const std::string& text);
 
+// Returns the name of a setup's schedule: its family, "auto", or the name of its file without folder and extension.
+std::string schedule_name(const Setup& setup);
+
 // Returns for example "zb-v, 4 ranks, 8 microbatches".
-std::string run_title(const Schedule& schedule);
+std::string run_title(const Setup& setup);
 
 // Returns a shell command line with `sluice` as the program: "sluice simulate 'a b.json'".
 std::string shell_line(const std::vector<std::string>& arguments);
