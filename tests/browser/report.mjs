@@ -128,12 +128,151 @@ test('a search finds ops and dims the others', () => opened(small, {}, async (pa
   assert.match(await page.textContent('#live'), /^F3, forward\. rank 0/);
   await page.fill('#search', 'mb 3 stage 2');  // F and B, and both transfers that leave the stage
   assert.equal(await page.textContent('#found'), '4 ops');
-  await page.fill('#search', 'nonsense');
-  assert.match(await page.textContent('#found'), /unknown term/);
+  const found = async (text) => {
+    await page.fill('#search', text);
+    return page.textContent('#found');
+  };
+  // The example that the page shows, which names one op, and other separators.
+  const example = await page.getAttribute('#search', 'placeholder');
+  assert.ok(example.includes(','), example);
+  assert.equal(await found(example), '1 op', example);
+  for (const text of ['F3,mb 3,stage 1,rank 1', 'F3; rank 1', ' F3 , rank: 1, ', 'f3 rank=1', 'F3 mb3 rank1'])
+    assert.equal(await found(text), '1 op', text);
+  assert.equal(await found('F3, mb 3, stage 2, rank 1'), '0 ops');
+  assert.equal(await found(','), '');
+  // The names in the legend: 8 microbatches on 4 ranks, with 3 pairs of ranks that exchange them in both directions.
+  for (const [text, count] of [['forward', 32], ['F', 32], ['Backward, rank 0', 8], ['optimizer', 4], ['transfers', 48],
+                               ['send F', 24], ['communication', 48], ['C', 48], ['weight  gradient', 0]])
+    assert.equal(await found(text), `${count} ops`, text);
+  assert.equal(await found('nonsense'), 'unknown term: nonsense');
+  assert.equal(await found('F3, nonsense, rank 1'), 'unknown term: nonsense');
+  assert.equal(await found('rank 1x'), 'unknown term: rank');
   await page.fill('#search', '');
   await settled(page);
   assert.equal(await colourAt(page, 0, 0, forwardAt(0, 4) + 0.12), kForward);
 }));
+
+test('chunks are shades, also in averages, and can be searched', async () => {
+  // V schedule: rank 0 has the stages 0 and 7 of 8. Its B of chunk 0 ends the run.
+  const flags = ['--schedule', 'zb-v', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1'];
+  const mixed = (hex, white) => '#' + [1, 3, 5].map((at) => {
+    const value = parseInt(hex.slice(at, at + 2), 16);
+    return Math.round(value + (255 - value) * white).toString(16).padStart(2, '0');
+  }).join('');
+  for (const [colorScheme, forward] of [['light', kForward], ['dark', '#6152e6']]) {
+    await opened(report(...flags), {colorScheme}, async (page) => {
+      const times = await page.evaluate(() => {
+        const {run} = timelines[0];
+        const first = (stage) => run.stage.findIndex((each, i) => each === stage && run.kind[i] === 0);
+        return [0, 7].map((stage) => run.start[first(stage)] / 1e9 + 0.12);
+      });
+      assert.equal(await colourAt(page, 0, 0, times[0]), forward);
+      assert.equal(await colourAt(page, 0, 0, times[1]), mixed(forward, 0.5));
+      assert.ok((await page.textContent('#legend')).includes('chunk 0 to 1'));
+      // Half of the F, B, W of each rank.
+      await page.fill('#search', 'F chunk 1 rank 0');
+      assert.equal(await page.textContent('#found'), '8 ops');
+      await page.fill('#search', 'F chunk 2');
+      assert.equal(await page.textContent('#found'), '0 ops');
+      // Labels have the contrast of WCAG 2.2, level AA, on every shade.
+      assert.ok(await page.evaluate(() => {
+        const linear = (v) => v <= 10 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4;
+        const luminance = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
+        return colours.css.every((css, ink) => {
+          const [a, b] = [luminance(css.match(/\d+/g).map(Number)), luminance(rgbOf(colours.label[ink]))].sort((p, q) => q - p);
+          return (a + 0.05) / (b + 0.05) >= 4.5;
+        });
+      }));
+    });
+  }
+  // Ops of 0.1 px: columns have all shades, each as high as its fraction of time.
+  const many = report('--schedule', 'interleaved-1f1b', '--pp', '2', '--vpp', '2', '--microbatches', '2000', '--uniform', 'f=1,b=1,w=1');
+  await opened(many, {}, async (page) => {
+    const heights = await page.evaluate(() => {
+      const timeline = timelines[0];
+      const row = timeline.rows[0];
+      const count = {};
+      const {data} = timeline.surface.context.getImageData(Math.floor(view.x(view.end / 2)), row.y, 1, row.height);
+      for (let i = 0; i < data.length; i += 4) {
+        const name = '#' + [...data.slice(i, i + 3)].map((value) => value.toString(16).padStart(2, '0')).join('');
+        count[name] = (count[name] ?? 0) + 1;
+      }
+      return count;
+    });
+    // Of 30 pixels, F of either chunk has a sixth and B a third.
+    for (const [colour, pixels] of [[kForward, 5], [mixed(kForward, 0.5), 5], [kBackward, 10], [mixed(kBackward, 0.5), 10]])
+      assert.ok(Math.abs(heights[colour] - pixels) <= 2, JSON.stringify(heights));
+  });
+  // Without chunks, slices are shades.
+  const slices = report('--schedule', 'seq1f1b', '--pp', '2', '--microbatches', '3', '--slices', '2', '--uniform', 'f=1,b=1,w=1');
+  await opened(slices, {}, async (page) => {
+    const legend = await page.textContent('#legend');
+    assert.ok(legend.includes('slice 0 to 1') && !legend.includes('chunk'), legend);
+    assert.equal(await colourAt(page, 0, 0, 0.06), kForward);
+    assert.equal(await colourAt(page, 0, 0, 0.56), mixed(kForward, 0.5));
+  });
+  await opened(small, {}, async (page) => assert.ok(!/chunk|slice/.test(await page.textContent('#legend'))));
+});
+
+test('joint blocks are found by their labels', async () => {
+  const path = report('--schedule', 'dualpipe', '--pp', '4', '--microbatches', '10', '--uniform', 'f=1,b=1,w=1,fb=2.5');
+  await opened(path, {}, async (page) => {
+    const label = await page.evaluate(() => {
+      const {run} = timelines[0];
+      return labelOf(run, run.partnerOf.findIndex((partner) => partner >= 0));
+    });
+    assert.match(label, /^F\d+\+B\d+$/);
+    await page.fill('#search', label);
+    assert.match(await page.textContent('#found'), /^[1-9]\d* ops?$/);
+  });
+});
+
+test('the summary and the timeline fit one screen', async () => {
+  const llama = source + 'examples/llama3-8b-zbv-h100.json';
+  const uniform = ['--microbatches', '64', '--uniform', 'f=1,b=1,w=1'];
+  const cases = [  // paths, and whether all lanes are visible without scrolling
+    [report(llama), true],
+    [report(llama, '--compare-with', 'interleaved-1f1b'), true],
+    [report(source + 'examples/gpt3-175b-a100.json'), false],
+    [report('--schedule', '1f1b', '--pp', '8', ...uniform, '--compare-with', 'zb-h1'), true],
+    [report('--schedule', '1f1b', '--pp', '64', ...uniform), false],
+    [report('--schedule', '1f1b', '--pp', '64', ...uniform, '--compare-with', 'zb-h1'), false],
+  ];
+  for (const [path, all] of cases) {
+    await opened(path, {}, async (page) => {
+      const title = await page.title();
+      const size = page.viewportSize();
+      assert.equal(await page.evaluate(() => scrollY), 0);
+      const boxes = await page.$$eval('.cards, .lanes', (every) => every.map((each) => {
+        const {top, right, bottom, left, height} = each.getBoundingClientRect();
+        return {top, right, bottom, left, height, scrolls: each.scrollHeight > each.clientHeight};
+      }));
+      for (const box of boxes) {
+        assert.ok(box.top >= 0 && box.bottom <= size.height && box.left >= 0 && box.right <= size.width, `${title}: ${JSON.stringify(box)}`);
+        assert.ok(box.height >= 80, `${title}: ${JSON.stringify(box)}`);
+        if (all) assert.ok(!box.scrolls, `${title}: ${JSON.stringify(box)}`);
+      }
+      const [command, lanes] = await page.$$eval('pre.command, .lanes', (every) => [every.find((each) => each.matches('pre')), every.find((each) => each.matches('.lanes'))]
+        .map((each) => each.getBoundingClientRect().top));
+      assert.ok(command > lanes, 'the command is below the timeline');
+    });
+  }
+});
+
+test('the explanations of a comparison open with the keyboard, and are printed', async () => {
+  const two = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1', '--compare-with', 'zb-h1');
+  for (const javaScriptEnabled of [true, false]) {
+    await opened(two, {javaScriptEnabled}, async (page) => {
+      const text = page.getByText('idle fraction of all rank time').first();
+      assert.ok(await text.isHidden());
+      await page.emulateMedia({media: 'print'});
+      assert.ok(await text.isVisible());
+      await page.emulateMedia({media: 'screen'});
+      await page.locator('.about summary').press('Enter');
+      await text.waitFor();
+    });
+  }
+});
 
 test('the critical path is outlined on request', () => opened(small, {}, async (page) => {
   // B7 of rank 0 ends the run.
@@ -179,11 +318,33 @@ test('text has enough contrast in both themes', () => opened(small, {}, async (p
 
 test('the page never scrolls sideways', async () => {
   const llama = report(source + 'examples/llama3-8b-zbv-h100.json', '--compare-with', 'interleaved-1f1b');
+  const named = write('x'.repeat(150) + '.json', JSON.stringify({
+    schema: 'sluice.schedule/1', ranks: 2, stages: 2, microbatches: 1, placement: [[0, 1]],
+    shapes: [{sequences: 1, slice_lengths: [1]}], order: [['0F0', '0B0'], ['1F0', '1B0']],
+  }));
+  const long = report('--schedule', named, '--pp', '2', '--microbatches', '1', '--uniform', 'f=1,b=1,w=1', '--compare-with', 'gpipe');
   for (const width of [360, 390, 800, 3840]) {
-    for (const path of [small, llama]) {
+    for (const path of [small, llama, long]) {
       await opened(path, {viewport: {width, height: 844}}, async (page) => {
         const [content, room] = await page.evaluate(() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]);
         assert.ok(content <= room, `${width}: ${content} > ${room}`);
+        // The summary is not cut, and of tables that scroll the first column stays visible.
+        const summary = await page.$$eval('section:first-of-type, section:first-of-type *', (all) => all.filter(
+          (each) => each.clientWidth > 0 && each.scrollWidth > each.clientWidth + 1).map((each) => each.outerHTML));
+        assert.deepEqual(summary, []);
+        const moved = await page.$$eval('.scroll', (all) => all.flatMap((box) => {
+          box.scrollLeft = box.scrollWidth;
+          const {left, right} = box.getBoundingClientRect();
+          const cells = [...box.querySelectorAll('tr > :first-child')].map((cell) => cell.getBoundingClientRect());
+          return cells.filter((cell) => cell.left < left || cell.right > right);
+        }));
+        assert.deepEqual(moved, []);
+        const first = page.locator('table.ranks tbody th').first();
+        await first.scrollIntoViewIfNeeded();
+        assert.ok(await first.evaluate((cell) => {
+          const {left, top, width, height} = cell.getBoundingClientRect();
+          return document.elementFromPoint(left + width / 2, top + height / 2) === cell;
+        }), 'no other column covers the first');
         const [x, y] = await placeOf(page, 0, 1, (await page.evaluate(() => view.end)) / 2e9);
         await page.mouse.move(x, y);
         await page.locator('#card').waitFor();
@@ -233,8 +394,8 @@ test('a second run has the same time axis', async () => {
   const two = report('--schedule', '1f1b', '--pp', '4', '--microbatches', '8', '--uniform', 'f=1,b=1,w=1',
                      '--compare-with', 'zb-h1');
   await opened(two, {}, async (page) => {
-    const row = await page.$eval('table.headline tbody tr', (each) => [...each.cells].map((c) => c.firstChild.textContent));
-    assert.deepEqual(row, ['Iteration', '33 s', '27 s', '-18.2 %']);
+    const card = await page.$eval('.compared > div', (each) => each.innerText.split(/\s*\n\s*/));
+    assert.deepEqual(card.join(' '), 'Iteration A 33 s B 27 s -18.2 %');
     const ends = await page.evaluate(() => timelines.map((timeline) => [timeline.run.makespan, timeline.canvas.width]));
     assert.deepEqual(ends.map(([makespan]) => makespan), [33e9, 27e9]);
     assert.equal(ends[0][1], ends[1][1]);

@@ -64,7 +64,8 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   // ZB-H1: m (f + b + w) + (p - 1) max(f + b - w, b, f) = 27 s.
   ASSERT_EQ(run(kRun, {"--report", path, "--compare-with", "zb-h1"}).exit_code, 0);
   std::string text = read_file(path);
-  EXPECT_THAT(text, HasSubstr("<td>33 s</td><td>27 s</td><td>-18.2 %</td>"));
+  EXPECT_THAT(text, HasSubstr("<strong>33 s</strong></dd>"));
+  EXPECT_THAT(text, HasSubstr("<strong>27 s</strong> <span class=\"change\">-18.2 %</span></dd>"));
   EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 27'000'000'000);
 
   // Flags do not apply to the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
@@ -126,7 +127,7 @@ TEST(ReportCommand, ReportsWhenItDoesNotFit) {
                   "1f1b", "--slices", "1", "--report", path});
   EXPECT_EQ(result.exit_code, 3);
   const std::string text = read_file(path);
-  EXPECT_THAT(text, HasSubstr("DOES NOT FIT in 80.0 GiB"));
+  EXPECT_THAT(text, HasSubstr(" GiB, does not fit</strong><small>of 80.0 GiB; peak on rank "));
   EXPECT_GT(columns_of(text, 0).header.at("capacity").get<double>(), 70e9);
 }
 

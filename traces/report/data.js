@@ -4,6 +4,7 @@
 const kLetters = ['F', 'B', 'I', 'W'];
 const kCollective = 16;
 const kOptimizer = 17;
+const kCommunication = 5;  // index in kClasses
 
 // The classes in which ops are drawn. A joint block is drawn half in the class of each of its ops.
 const kClasses = [
@@ -19,7 +20,17 @@ const kClasses = [
 function classOf(kind) {
   if (kind < 8) return kind & 3;
   if (kind < 12) return 4;
-  return kind === kOptimizer ? 6 : 5;
+  return kind === kOptimizer ? 6 : kCommunication;
+}
+
+// Chunks or, on ranks with one chunk, slices are shades: 0 is the color of the class, kShades is half white. An ink, a
+// class and a shade, is stored as class << 8 | shade.
+const kShades = 240;
+const kMaxInks = 48;  // inks of a run up to which averages of columns distinguish shades
+const kMaxSums = 16e6;  // the same for the numbers in its prefix sums
+
+function shadeOf(i, n) {
+  return n > 1 ? Math.round(kShades * i / (n - 1)) : 0;
 }
 
 function bytesOfBase64(text) {
@@ -68,30 +79,41 @@ function unrollTimes(gap, duration, end, first, last) {
   }
 }
 
-// Returns prefix sums, by class, of the time over all ops, to sum any interval of a lane in constant time; null for classes
-// that do not occur.
-function sumsByClass(kind, duration, partnerKind, partnerOf) {
-  const n = kind.length;
-  const sums = kClasses.map(() => null);
-  const sumOf = (c) => sums[c] ??= new Float64Array(n + 1);
-  for (let k = 0; k < 18; ++k) if (kind.includes(k)) sumOf(classOf(k));
-  for (const k of new Set(partnerKind)) sumOf(k);
-  for (const c of sums.keys()) {
-    const sum = sums[c];
-    if (!sum) continue;
+// Returns prefix sums of the time over all ops by ink, in ascending order of inks, to sum any interval of a lane in constant
+// time. In runs with very many ops or shades, inks are the plain classes.
+function sumsByInk(run) {
+  const {kind, start, end, n} = run;
+  const found = new Set();
+  for (let i = 0; i < n; ++i) {
+    if (end[i] <= start[i]) continue;
+    found.add(inkOf(run, i));
+    if (kind[i] >= 4 && kind[i] < 8) found.add(partnerInkOf(run, i));
+  }
+  const mask = found.size <= kMaxInks && found.size * n <= kMaxSums ? ~0 : ~255;
+  return [...new Set([...found].map((ink) => ink & mask))].sort((a, b) => a - b).map((ink) => {
+    const upTo = new Float64Array(n + 1);
     let total = 0;
     for (let i = 0; i < n; ++i) {
-      const k = kind[i];
-      if (k >= 4 && k < 8) {
-        const both = ((k & 3) === c ? 1 : 0) + (partnerKind[partnerOf[i]] === c ? 1 : 0);
-        total += duration[i] * both / 2;
-      } else if (classOf(k) === c) {
-        total += duration[i];
-      }
-      sum[i + 1] = total;
+      total += (end[i] - start[i]) * fractionOfInk(run, i, ink, mask);
+      upTo[i + 1] = total;
     }
-  }
-  return sums;
+    return {ink, mask, upTo};
+  });
+}
+
+// Return the ink of an op, and of the second op of a joint block.
+function inkOf(run, i) { return classOf(run.kind[i]) << 8 | run.shade[i]; }
+function partnerInkOf(run, i) {
+  const p = run.partnerOf[i];
+  return run.partner.kind[p] << 8 | run.partner.shade[p];
+}
+
+// Returns the fraction of op `i` that is drawn with an ink.
+function fractionOfInk(run, i, ink, mask) {
+  const kind = run.kind[i];
+  const first = (inkOf(run, i) & mask) === ink ? 1 : 0;
+  if (kind < 4 || kind >= 8) return first;
+  return (first + ((partnerInkOf(run, i) & mask) === ink ? 1 : 0)) / 2;
 }
 
 async function loadRun(index, name) {
@@ -127,7 +149,6 @@ async function loadRun(index, name) {
     partnerOf = new Int32Array(n).fill(-1);
     for (let i = 0, joint = 0; i < n; ++i) if (kind[i] >= 4 && kind[i] < 8) partnerOf[i] = joint++;
   }
-  const sums = sumsByClass(kind, duration, columns.partner_kind, partnerOf);
   // Instantaneous ops, which are drawn where a column of pixels is free.
   const instants = [];
   const criticalOps = [];
@@ -136,8 +157,6 @@ async function loadRun(index, name) {
     if (critical[i]) criticalOps.push(i);
   }
 
-  const classes = [...sums.keys()].filter((c) => sums[c] && sums[c][n] > 0);
-
   const idle = {first: [0], start: columns.idle_gap, end: new Float64Array(columns.idle_gap.length),
                 cause: columns.idle_cause, from: columns.idle_from, next: columns.idle_next, need: columns.idle_need};
   for (const count of header.idle) {
@@ -145,12 +164,40 @@ async function loadRun(index, name) {
     unrollTimes(idle.start, columns.idle_duration, idle.end, begin, begin + count);
     idle.first.push(begin + count);
   }
-  return {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, sums, classes, idle, partnerOf, instants, criticalOps,
-          partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
-                    microbatch: columns.partner_microbatch},
-          memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,
-          ranks: header.ranks, sliced: header.sliced, stagesOf: header.stages_of, collectives: header.collectives,
-          causes: header.causes, capacity: header.capacity};
+  const run = {name, n, lanes, start, end, kind, stage, slice, microbatch, need, slack, critical, idle, partnerOf, instants, criticalOps,
+               partner: {kind: columns.partner_kind, stage: columns.partner_stage, slice: columns.partner_slice,
+                         microbatch: columns.partner_microbatch},
+               memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,
+               ranks: header.ranks, sliced: header.sliced, stagesOf: header.stages_of, collectives: header.collectives,
+               causes: header.causes, capacity: header.capacity};
+  addShades(run);
+  run.sums = sumsByInk(run);
+  run.classes = [...new Set(run.sums.map(({ink}) => ink >> 8))];
+  return run;
+}
+
+// Adds the shade of each op and partner, the chunks of each rank by stage, and the numbers of chunks and slices that are
+// drawn as shades.
+function addShades(run) {
+  const {kind, stage, slice, partner, partnerOf} = run;
+  run.chunkOf = run.stagesOf.map((stages) => new Map(stages.map((each, chunk) => [each, chunk])));
+  run.shade = new Uint8Array(run.n);
+  partner.shade = new Uint8Array(partner.kind.length);
+  let slices = 1;
+  for (let i = 0; i < run.n; ++i) if (kind[i] < 12 && slice[i] >= slices) slices = slice[i] + 1;
+  for (const lane of run.lanes) {
+    if (lane.kind !== 'compute') continue;
+    const chunks = run.chunkOf[lane.rank];
+    const shade = (s, part) => chunks.size > 1 ? shadeOf(chunks.get(s), chunks.size) : shadeOf(part, slices);
+    for (let i = lane.first; i < lane.last; ++i) {
+      if (kind[i] >= 12) continue;
+      run.shade[i] = shade(stage[i], slice[i]);
+      const p = partnerOf ? partnerOf[i] : -1;
+      if (p >= 0) partner.shade[p] = shade(partner.stage[p], partner.slice[p]);
+    }
+  }
+  run.chunks = Math.max(...run.chunkOf.map((chunks) => chunks.size));
+  run.slices = run.chunkOf.some((chunks) => chunks.size === 1) ? slices : 1;
 }
 
 function loadMemory(header, columns) {

@@ -150,15 +150,19 @@ const card = {
   hide() { document.getElementById('card').hidden = true; },
 };
 
-// Parses a search: terms such as "F3", "mb 3", "stage 2", "slice 1", "rank 0", "send F3", "optimizer", all of which must
-// match.
+// Parses a search: terms such as "F3", "mb 3", "stage 2", "chunk 1", "slice 1", "rank 0", "send F3", "optimizer", all of
+// which must match. Terms are separated by blanks, commas, semicolons or plus signs, as in the labels of joint blocks.
 function parseSearch(text) {
   const terms = [];
-  const pattern = /(mb|microbatch|stage|slice|rank|step)\s*(\d+)|(send|optimizer|collective|joint|recompute)|([fbiwro])(\d+)?(?:\.(\d+))?(?![a-z0-9])|(\S+)/gi;
-  for (const [, key, number, word, letter, microbatch, slice, unknown] of text.matchAll(pattern)) {
+  const names = kClasses.map(({name}) => name.replace(' ', '\\s+')).join('|');
+  const pattern = new RegExp('(mb|microbatch|stage|chunk|slice|rank|step)\\s*[:=]?\\s*(\\d+)(?![a-z0-9])|' +
+    `(?:(send|transfer|collective|joint|recompute)s?|(${names}))(?![a-z])|` +
+    '([fbiwrco])(\\d+)?(?:\\.(\\d+))?(?![a-z0-9])|([^\\s,;+]+)', 'gi');
+  for (const [, key, number, word, name, letter, microbatch, slice, unknown] of text.matchAll(pattern)) {
     if (unknown) return {error: `unknown term: ${unknown}`};
     if (key) terms.push({key: key.toLowerCase(), number: Number(number)});
     if (word) terms.push({key: word.toLowerCase()});
+    if (name) terms.push({key: 'op', letter: kClasses.find((each) => each.name === name.toLowerCase().replace(/\s+/, ' ')).letter});
     if (letter) terms.push({key: 'op', letter: letter.toUpperCase(), microbatch, slice});
   }
   return {terms};
@@ -167,13 +171,14 @@ function parseSearch(text) {
 // Returns the ops that match all terms, in ascending order.
 function searched(run, terms) {
   const found = [];
-  const sends = terms.some((term) => term.key === 'send');
+  const sends = terms.some(({key}) => key === 'send' || key === 'transfer');
   const opIs = (kind, microbatch, slice, term) => {
     const letter = kind === kOptimizer ? 'O' : kind === kCollective ? 'C' : kind >= 8 && kind < 12 ? 'R' : kLetters[kind & 3];
     return letter === term.letter && (!term.microbatch || Number(term.microbatch) === microbatch) &&
       (!term.slice || Number(term.slice) === slice);
   };
   for (const lane of run.lanes) {
+    const chunks = run.chunkOf[lane.rank];
     for (let i = lane.first; i < lane.last; ++i) {
       const kind = run.kind[i];
       const transfer = kind >= 12 && kind < 16;
@@ -187,14 +192,16 @@ function searched(run, terms) {
           case 'step': return kind >= 16 && run.microbatch[i] === term.number;
           case 'stage': return kind === kCollective ? run.collectives[run.stage[i]].stage === term.number :
             either(run.stage, partner.stage, term.number);
+          case 'chunk': return kind < 12 && chunks.size > 1 && (chunks.get(run.stage[i]) === term.number || (p >= 0 && chunks.get(partner.stage[p]) === term.number));
           case 'slice': return kind < 16 && either(run.slice, partner.slice, term.number);
           case 'rank': return lane.rank === term.number;
-          case 'send': return transfer;
-          case 'optimizer': return kind === kOptimizer;
+          case 'send':
+          case 'transfer': return transfer;
           case 'collective': return kind === kCollective;
           case 'joint': return p >= 0;
           case 'recompute': return kind >= 8 && kind < 12;
           default:
+            if (term.letter === 'C') return classOf(kind) === kCommunication;
             if (transfer && !sends) return false;
             return opIs(kind, run.microbatch[i], run.slice[i], term) ||
               (p >= 0 && opIs(partner.kind[p], partner.microbatch[p], partner.slice[p], term));

@@ -61,15 +61,15 @@ function legend() {
     const canvas = element('canvas', '');
     const surface = new Surface(canvas);
     surface.resize(20, 16);
-    surface.fill(0, surface.w, 0, surface.h, colours.fill[c]);
-    if (shown.patterns && kPatterns[c]) surface.ink(0, surface.w, 0, surface.h, kPatterns[c], colours.ink[c]);
+    surface.fill(0, surface.w, 0, surface.h, colours.fill[c << 8]);
+    if (shown.patterns && kPatterns[c]) surface.ink(0, surface.w, 0, surface.h, kPatterns[c], colours.pattern[c << 8]);
     surface.put();
     canvas.setAttribute('aria-hidden', 'true');
     if (!shown.patterns) {
       surface.context.font = kFont(12);
       surface.context.textAlign = 'center';
       surface.context.textBaseline = 'middle';
-      surface.context.fillStyle = colours.label[c];
+      surface.context.fillStyle = colours.label[c << 8];
       surface.context.fillText(each.letter, 10, 8.5);
     }
     return element('li', '', canvas, `${each.letter} ${each.name}`);
@@ -80,8 +80,38 @@ function legend() {
   surface.fill(0, surface.w, 0, surface.h, colours.idle);
   surface.put();
   items.push(element('li', '', canvas, 'idle'));
+  for (const [name, key] of [['chunk', 'chunks'], ['slice', 'slices']]) {
+    const n = Math.max(...timelines.map(({run}) => run[key]));
+    if (n > 1) items.push(shadesItem(`${name} 0 to ${n - 1}`, Math.min(n, 4)));
+  }
   byId('legend').replaceChildren(...items.filter((item) => item));
 }
+
+// Returns an item of the legend with `n` boxes from dark to light.
+function shadesItem(text, n) {
+  const canvas = element('canvas', '');
+  const surface = new Surface(canvas);
+  surface.resize(20 * n, 16);
+  for (let i = 0; i < n; ++i) {
+    const gray = packed(mixed(rgbOf('#444444'), [255, 255, 255], 0.5 * i / (n - 1)));
+    surface.fill(Math.round(surface.w * i / n), Math.round(surface.w * (i + 1) / n), 0, surface.h, gray);
+  }
+  surface.put();
+  canvas.setAttribute('aria-hidden', 'true');
+  return element('li', '', canvas, text);
+}
+
+// Returns the height for each timeline with which all end within the first screen, or a fraction of the window's height
+// where that leaves too little.
+function heightForTimelines() {
+  const boxes = timelines.map(({box}) => box.getBoundingClientRect());
+  const between = boxes.length > 1 ? boxes[1].top - boxes[0].bottom : 0;
+  const border = 2;
+  const rest = (innerHeight - boxes[0].top - scrollY - between * (boxes.length - 1) - 8) / boxes.length - border;
+  return Math.min(1000, rest >= 200 ? rest : Math.max(200, innerHeight * (boxes.length > 1 ? 0.42 : 0.7)));
+}
+
+let timelineHeight = 0;
 
 function layout() {
   const box = byId('timeline');
@@ -90,11 +120,10 @@ function layout() {
   view.ratio = Math.min(3, window.devicePixelRatio || 1);
   view.gutter = wide < 520 ? 38 : 64;
   view.width = wide;
-  const room = Math.max(240, Math.min(1000, innerHeight * (timelines.length > 1 ? 0.42 : 0.7)));
   // If one plot has a scroll bar, all are narrowed to keep a common axis.
-  for (const timeline of timelines) timeline.layout(room);
+  for (const timeline of timelines) timeline.layout(timelineHeight);
   view.width = Math.min(wide, ...timelines.map((timeline) => timeline.box.clientWidth));
-  for (const timeline of timelines) timeline.layout(room);
+  for (const timeline of timelines) timeline.layout(timelineHeight);
   for (const curve of curves) curve.layout();
   view.repaint();
 }
@@ -174,9 +203,13 @@ async function start() {
   });
   legend();
   controls();
+  timelineHeight = heightForTimelines();
   layout();
   new ResizeObserver(() => layout()).observe(box);
-  window.addEventListener('resize', () => layout());
+  window.addEventListener('resize', () => {
+    timelineHeight = heightForTimelines();
+    layout();
+  });
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 

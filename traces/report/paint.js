@@ -35,12 +35,16 @@ function chooseColours() {
   const linear = (v) => v <= 10.31 ? v / 3294.6 : ((v / 255 + 0.055) / 1.055) ** 2.4;
   const luminance = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
   const white = (c) => 1.05 / (luminance(c) + 0.05) > (luminance(c) + 0.05) / 0.05;
+  // By ink, see kShades.
+  const shades = hexes.flatMap((c) => Array.from({length: 256}, (_, shade) => mixed(c, [255, 255, 255], 0.5 * shade / kShades)));
+  const inks = (colourOf) => Uint32Array.from(shades, (c) => packed(colourOf(c)));
   colours = {
     dark, page, text: css('--text'), soft: css('--soft'), line: css('--line'), accent: css('--accent'), bad: css('--bad'),
-    classes, idle: packed(rgbOf(idle)), edge: packed(rgbOf(page)), path: packed(rgbOf(dark ? '#ffffff' : '#000000')),
-    fill: hexes.map(packed), dim: hexes.map((c) => packed(mixed(c, rgbOf(idle), 0.8))),
-    ink: hexes.map((c) => packed(mixed(c, white(c) ? [255, 255, 255] : [0, 0, 0], 0.45))),
-    label: hexes.map((c) => white(c) ? '#ffffff' : '#000000'),
+    idle: packed(rgbOf(idle)), edge: packed(rgbOf(page)), path: packed(rgbOf(dark ? '#ffffff' : '#000000')),
+    fill: inks((c) => c), dim: inks((c) => mixed(c, rgbOf(idle), 0.8)),
+    pattern: inks((c) => mixed(c, white(c) ? [255, 255, 255] : [0, 0, 0], 0.45)),
+    label: shades.map((c) => white(c) ? '#ffffff' : '#000000'),
+    css: shades.map((c) => `rgb(${c})`),
   };
 }
 
@@ -158,9 +162,9 @@ function paintOps(band) {
       if (lastIsWide && pixel(start[last]) === x) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
       } else if (lastIsWide && last === i) {  // the last column of an op, partly idle
-        surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[classOf(run.kind[i])]);
+        surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[inkOf(run, i)]);
       } else if (last === i && lane.kind !== 'compute') {  // a short op without neighbours is drawn one column wide
-        surface.fill(left + x, left + x + 1, y0, y1, base[classOf(run.kind[i])]);
+        surface.fill(left + x, left + x + 1, y0, y1, base[inkOf(run, i)]);
       } else {
         // Ops are about one pixel wide: single columns would flicker, so a block of columns shows their average.
         let until = Math.min(width, (Math.floor(x / block) + 1) * block);
@@ -186,35 +190,33 @@ function paintOp({surface, run, y0, y1, base, patterns}, i, x0, x1) {
   if (x1 <= x0) return;
   const kind = run.kind[i];
   const joint = kind >= 4 && kind < 8;
-  const parts = joint ? [kind & 3, run.partner.kind[run.partnerOf[i]]] : [classOf(kind)];
+  const parts = joint ? [inkOf(run, i), partnerInkOf(run, i)] : [inkOf(run, i)];
   let from = y0;
-  parts.forEach((c, part) => {
+  parts.forEach((ink, part) => {
     const to = part + 1 === parts.length ? y1 : (y0 + y1) >> 1;
-    surface.fill(x0, x1, from, to, base[c]);
-    if (patterns && kPatterns[c] && base === colours.fill) surface.ink(x0, x1, from, to, kPatterns[c], colours.ink[c]);
+    const pattern = kPatterns[ink >> 8];
+    surface.fill(x0, x1, from, to, base[ink]);
+    if (patterns && pattern && base === colours.fill) surface.ink(x0, x1, from, to, pattern, colours.pattern[ink]);
     from = to;
   });
 }
 
-// Paints columns that contain several ops: the height of each class is its fraction of time; the remainder at the top is
+// Paints columns that contain several ops: the height of each ink is its fraction of time; the remainder at the top is
 // idle time.
 function paintFractions({surface, run, y0, y1, base}, first, last, ta, tb, x0, x1) {
-  const {classes, sums} = run;
   const before = ta - run.start[first];
   const after = run.end[last] - tb;
   const perTime = (y1 - y0) / (tb - ta);
   let y = y1;
   let sum = 0;
-  for (let k = 0; k < classes.length; ++k) {
-    const c = classes[k];
-    const upTo = sums[c];
+  for (const {ink, mask, upTo} of run.sums) {
     let time = upTo[last + 1] - upTo[first];
     if (time <= 0) continue;
-    if (before > 0) time -= before * fractionOfClass(run, first, c);
-    if (after > 0) time -= after * fractionOfClass(run, last, c);
+    if (before > 0) time -= before * fractionOfInk(run, first, ink, mask);
+    if (after > 0) time -= after * fractionOfInk(run, last, ink, mask);
     sum += time;
     const top = Math.max(y0, y1 - Math.round(sum * perTime));
-    if (top < y) surface.fill(x0, x1, top, y, base[c]);
+    if (top < y) surface.fill(x0, x1, top, y, base[ink]);
     y = Math.min(y, top);
   }
   if (y > y0) surface.fill(x0, x1, y0, y, colours.idle);
@@ -225,13 +227,6 @@ function nextAbove(values, x, first, last) {
   const near = Math.min(last, first + 4);
   for (let i = first; i < near; ++i) if (values[i] > x) return i;
   return near === last ? last : firstAbove(values, x, near, last);
-}
-
-function fractionOfClass(run, i, c) {
-  const kind = run.kind[i];
-  if (kind < 4) return kind === c ? 1 : 0;
-  if (kind >= 8) return classOf(kind) === c ? 1 : 0;
-  return ((kind & 3) === c ? 0.5 : 0) + (run.partner.kind[run.partnerOf[i]] === c ? 0.5 : 0);
 }
 
 // Visits the visible ops of a lane that are in the ascending list `marked`, each pixel at most once.

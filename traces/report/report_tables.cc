@@ -35,8 +35,8 @@ class Table {
   Table(std::string_view css_class, std::string_view caption, bool caption_shown) {
     fmt::format_to(to_, R"(<div class="scroll" tabindex="0" role="region" aria-label="{}"><table class="{}">)",
                    html_escaped(caption), css_class);
-    fmt::format_to(to_, "<caption{}>{}</caption>\n<thead><tr>", caption_shown ? "" : R"( class="visually-hidden")",
-                   html_escaped(caption));
+    fmt::format_to(to_, "<caption{}><span>{}</span></caption>\n<thead><tr>",
+                   caption_shown ? "" : R"( class="visually-hidden")", html_escaped(caption));
   }
   // A column of numbers, sortable by the script.
   void column(std::string_view name, std::string_view swatch = {}) {
@@ -81,42 +81,63 @@ std::string headline_cards(const ReportRun& run) {
   return out + "\n</dl>\n";
 }
 
-std::string headline_comparison(const Report& report) {
-  const ReportRun& a = report.runs[0];
-  const ReportRun& b = report.runs[1];
-  std::string out =
-      R"(<div class="scroll flat" tabindex="0" role="region" aria-label="Summary"><table class="headline">)"
-      R"(<caption class="visually-hidden">Summary</caption><thead><tr><th scope="col">metric</th>)";
-  const auto to = std::back_inserter(out);
-  fmt::format_to(to,
-                 R"(<th scope="col"><span class="run">A</span> {}</th><th scope="col"><span class="run">B</span> {})",
-                 html_escaped(a.name), html_escaped(b.name));
-  out += R"(</th><th scope="col">B relative to A</th></tr></thead><tbody>)";
-  const auto same_label = [](const ReportMetric& metric) {
-    return [&metric](const ReportMetric& other) { return other.label == metric.label; };
-  };
-  const auto small = [](const std::string& text) {
-    return text.empty() ? "" : "<small>" + html_escaped(text) + "</small>";
-  };
-  // An explanation that both runs have is shown once.
-  const auto row = [&](const ReportMetric& label, const ReportMetric* left, const ReportMetric* right) {
-    const bool both = left != nullptr && right != nullptr && left->explanation == right->explanation;
-    const auto value = [&](const ReportMetric* metric) {
-      if (metric == nullptr) return std::string("–");
-      return html_escaped(metric->value) + (both ? "" : small(metric->explanation));
+// A metric of either run or of both.
+struct ComparedMetric {
+  const ReportMetric* a = nullptr;
+  const ReportMetric* b = nullptr;
+};
+
+// The metrics of two runs, matched by their labels: first those of A, then those that only B has.
+std::vector<ComparedMetric> compared_metrics(const Report& report) {
+  std::vector<ComparedMetric> out;
+  for (const ReportMetric& metric : report.runs[0].headline) out.push_back({.a = &metric});
+  for (const ReportMetric& metric : report.runs[1].headline) {
+    const auto found = std::find_if(out.begin(), out.end(), [&](const ComparedMetric& other) {
+      return other.a != nullptr && other.a->label == metric.label;
+    });
+    (found == out.end() ? out.emplace_back() : *found).b = &metric;
+  }
+  return out;
+}
+
+constexpr std::array<std::string_view, 2> kRunBadges = {R"(<span class="run">A</span> )",
+                                                        R"(<span class="run">B</span> )"};
+
+// The explanations of all metrics; one that both runs have is shown once.
+std::string explanations(const std::vector<ComparedMetric>& metrics) {
+  std::string out;
+  for (const auto& [a, b] : metrics) {
+    const auto entry = [&](std::string_view badge, const ReportMetric* metric) {
+      if (metric == nullptr || metric->explanation.empty()) return std::string();
+      return fmt::format("<dd>{}{}</dd>", badge, html_escaped(metric->explanation));
     };
-    fmt::format_to(to, "\n<tr><th scope=\"row\">{}{}</th><td>{}</td><td>{}</td><td>{}</td></tr>",
-                   html_escaped(label.label), both ? small(label.explanation) : "", value(left), value(right),
-                   left != nullptr && right != nullptr ? difference(*left, *right) : "");
-  };
-  for (const ReportMetric& metric : a.headline) {
-    const auto other = std::find_if(b.headline.begin(), b.headline.end(), same_label(metric));
-    row(metric, &metric, other == b.headline.end() ? nullptr : &*other);
+    const bool same = a != nullptr && b != nullptr && a->explanation == b->explanation;
+    const std::string texts = same ? entry("", a) : entry(kRunBadges[0], a) + entry(kRunBadges[1], b);
+    if (texts.empty()) continue;
+    out += "\n<div><dt>" + html_escaped((a != nullptr ? a : b)->label) + "</dt>" + texts + "</div>";
   }
-  for (const ReportMetric& metric : b.headline) {
-    if (std::none_of(a.headline.begin(), a.headline.end(), same_label(metric))) row(metric, nullptr, &metric);
+  if (out.empty()) return "";
+  return "<details class=\"about\"><summary>About these metrics</summary><dl>" + out + "\n</dl></details>\n";
+}
+
+std::string headline_comparison(const Report& report) {
+  std::string out = "<p class=\"runs\">";
+  const auto to = std::back_inserter(out);
+  for (std::size_t run = 0; run < 2; ++run) {
+    fmt::format_to(to, "<span>{}{}</span> ", kRunBadges[run], html_escaped(report.runs[run].name));
   }
-  return out + "</tbody></table></div>\n";
+  out += "<span>Differences: B relative to A</span></p>\n<dl class=\"cards compared\">";
+  const std::vector<ComparedMetric> metrics = compared_metrics(report);
+  for (const auto& [a, b] : metrics) {
+    const auto value = [](const ReportMetric* metric) {
+      return metric == nullptr ? std::string("–") : html_escaped(metric->value);
+    };
+    const std::string change = a != nullptr && b != nullptr ? difference(*a, *b) : "";
+    fmt::format_to(to, "\n<div><dt>{}</dt><dd>{}<strong>{}</strong></dd><dd>{}<strong>{}</strong>{}</dd></div>",
+                   html_escaped((a != nullptr ? a : b)->label), kRunBadges[0], value(a), kRunBadges[1], value(b),
+                   change.empty() ? "" : " <span class=\"change\">" + change + "</span>");
+  }
+  return out + "\n</dl>\n" + explanations(metrics);
 }
 
 std::string caption(const Report& report, std::size_t run, std::string_view what) {

@@ -38,7 +38,10 @@ class Timeline {
   // Computes the rows, top to bottom, and their positions. `room` is the available height.
   layout(room) {
     const {run} = this;
-    const height = run.ranks <= 8 ? 30 : run.ranks <= 16 ? 24 : run.ranks <= 32 ? 18 : run.ranks <= 64 ? 12 : 9;
+    const most = run.ranks <= 8 ? 30 : run.ranks <= 16 ? 24 : run.ranks <= 32 ? 18 : run.ranks <= 64 ? 12 : 9;
+    // Rows are flatter, but at least 18 px high, to show all ranks.
+    const fitting = Math.floor((room - kAxis - 4) / run.ranks) - 3;
+    const height = Math.min(most, Math.max(fitting, 18));
     this.gap = height >= 18 ? 3 : 1;
     this.rows = [];
     const side = run.ranks > 64 ? 5 : height >= 24 ? 11 : 7;
@@ -59,7 +62,7 @@ class Timeline {
       if (shown.collectives && byRank[rank].collective) add(byRank[rank].collective, side);
     }
     this.total = y + 2;
-    this.height = Math.min(this.total, Math.max(200, room));
+    this.height = Math.min(this.total, room);
     this.box.style.height = this.height + 2 + 'px';
     this.inner.style.height = this.total + 'px';
     this.surface.resize(view.width, this.height);
@@ -119,9 +122,10 @@ class Timeline {
         if (!text) continue;
         const kind = run.kind[i];
         const dimmed = this.found && !this.isFound(i);
-        context.fillStyle = dimmed ? colours.soft : colours.label[kind >= 4 && kind < 8 ? 3 : classOf(kind)];
+        const ink = inkOf(run, i);
+        context.fillStyle = dimmed ? colours.soft : colours.label[ink];
         if (kind >= 4 && kind < 8 && !dimmed) this.joint(i, (x0 + x1) / 2, row, top, room, size);
-        else this.label(text, (x0 + x1) / 2, middle, classOf(kind));
+        else this.label(text, (x0 + x1) / 2, middle, ink);
       }
     }
     context.restore();
@@ -135,19 +139,19 @@ class Timeline {
     if (row.height < 24) return;
     context.font = kFont(10);
     labelOf(run, i).split('+').forEach((text, half) => {
-      const c = half === 0 ? run.kind[i] & 3 : run.partner.kind[run.partnerOf[i]];
-      context.fillStyle = colours.label[c];
+      const ink = half === 0 ? inkOf(run, i) : partnerInkOf(run, i);
+      context.fillStyle = colours.label[ink];
       const shortest = this.fitting(text, room, 10);
-      if (shortest) this.label(shortest, x, row.y - top + row.height * (half === 0 ? 0.27 : 0.77), c);
+      if (shortest) this.label(shortest, x, row.y - top + row.height * (half === 0 ? 0.27 : 0.77), ink);
     });
     context.font = kFont(size);
   }
 
   // Draws text on an op, outlined to be readable on a pattern.
-  label(text, x, y, c) {
+  label(text, x, y, ink) {
     const {context} = this.surface;
-    if (shown.patterns && kPatterns[c]) {
-      context.strokeStyle = colours.classes[c];
+    if (shown.patterns && kPatterns[ink >> 8]) {
+      context.strokeStyle = colours.css[ink];
       context.lineWidth = 4;
       context.lineJoin = 'round';
       context.strokeText(text, x, y);

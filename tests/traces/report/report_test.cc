@@ -283,16 +283,31 @@ TEST(Report, TwoRunsAreCompared) {
   const ReportInput drawn = one_f_one_b();
   ReportRun a = drawn.report_run("a");
   ReportRun b = drawn.report_run("b");
-  a.headline = {
-      {"Time", "4 s", "", 4.0}, {"Share", "20 %", "", 0.2, true}, {"Words", "yes", ""}, {"Gone", "1", "", 1.0}};
-  b.headline = {
-      {"Time", "5 s", "", 5.0}, {"Share", "15 %", "", 0.15, true}, {"Words", "no", ""}, {"New", "2", "", 2.0}};
+  a.headline = {{"Time", "4 s", "of A", 4.0},
+                {"Share", "20 %", "", 0.2, true},
+                {"Words", "yes", "of both"},
+                {"Gone", "1", "", 1.0}};
+  b.headline = {{"Time", "5 s", "of B", 5.0},
+                {"Share", "15 %", "", 0.15, true},
+                {"Words", "no", "of both"},
+                {"New", "2", "", 2.0}};
   const std::string text = text_of({.title = "t", .command_line = "c", .version = "v", .runs = {a, b}});
-  EXPECT_THAT(text, HasSubstr("Time</th><td>4 s</td><td>5 s</td><td>+25.0 %</td>"));
-  EXPECT_THAT(text, HasSubstr("Share</th><td>20 %</td><td>15 %</td><td>-5.0 points</td>"));
-  EXPECT_THAT(text, HasSubstr("Words</th><td>yes</td><td>no</td><td></td>"));
-  EXPECT_THAT(text, HasSubstr("Gone</th><td>1</td><td>–</td><td></td>"));
-  EXPECT_THAT(text, HasSubstr("New</th><td>–</td><td>2</td><td></td>"));
+  const std::string badge_a = R"(<span class="run">A</span> )";
+  const std::string badge_b = R"(<span class="run">B</span> )";
+  const auto card = [&](const std::string& name, const std::string& of_a, const std::string& of_b,
+                        const std::string& change) {
+    return "<dt>" + name + "</dt><dd>" + badge_a + "<strong>" + of_a + "</strong></dd><dd>" + badge_b + "<strong>" +
+           of_b + "</strong>" + (change.empty() ? "" : " <span class=\"change\">" + change + "</span>") + "</dd></div>";
+  };
+  EXPECT_THAT(text, HasSubstr(card("Time", "4 s", "5 s", "+25.0 %")));
+  EXPECT_THAT(text, HasSubstr(card("Share", "20 %", "15 %", "-5.0 points")));
+  EXPECT_THAT(text, HasSubstr(card("Words", "yes", "no", "")));
+  EXPECT_THAT(text, HasSubstr(card("Gone", "1", "–", "")));
+  EXPECT_THAT(text, HasSubstr(card("New", "–", "2", "")));
+  const std::string about = between(text, "<details class=\"about\">", "</details>");
+  EXPECT_THAT(about, HasSubstr("<dt>Time</dt><dd>" + badge_a + "of A</dd><dd>" + badge_b + "of B</dd></div>"));
+  EXPECT_THAT(about, HasSubstr("<dt>Words</dt><dd>of both</dd></div>"));
+  EXPECT_THAT(about, Not(HasSubstr("<dt>Gone</dt>")));
   EXPECT_EQ(columns_of(text, 1)["kind"], columns_of(text, 0)["kind"]);
 }
 
