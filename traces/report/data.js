@@ -82,38 +82,28 @@ function unrollTimes(gap, duration, end, first, last) {
 // Returns prefix sums of the time over all ops by ink, in ascending order of inks, to sum any interval of a lane in constant
 // time. In runs with very many ops or shades, inks are the plain classes.
 function sumsByInk(run) {
-  const {kind, start, end, n} = run;
+  const {ink, partner, partnerOf, start, end, n} = run;
   const found = new Set();
-  for (let i = 0; i < n; ++i) {
-    if (end[i] <= start[i]) continue;
-    found.add(inkOf(run, i));
-    if (kind[i] >= 4 && kind[i] < 8) found.add(partnerInkOf(run, i));
-  }
+  for (let i = 0; i < n; ++i) if (end[i] > start[i]) found.add(ink[i]);
+  for (const each of partner.ink) found.add(each);
   const mask = found.size <= kMaxInks && found.size * n <= kMaxSums ? ~0 : ~255;
-  return [...new Set([...found].map((ink) => ink & mask))].sort((a, b) => a - b).map((ink) => {
+  const inks = new Set([...found].map((each) => each & mask));
+  return [...inks].sort((x, y) => x - y).map((wanted) => {
     const upTo = new Float64Array(n + 1);
     let total = 0;
     for (let i = 0; i < n; ++i) {
-      total += (end[i] - start[i]) * fractionOfInk(run, i, ink, mask);
-      upTo[i + 1] = total;
+      const fraction = partnerOf ? fractionOfInk(run, i, wanted, mask) : (ink[i] & mask) === wanted ? 1 : 0;
+      upTo[i + 1] = total += (end[i] - start[i]) * fraction;
     }
-    return {ink, mask, upTo};
+    return {ink: wanted, mask, upTo};
   });
 }
 
-// Return the ink of an op, and of the second op of a joint block.
-function inkOf(run, i) { return classOf(run.kind[i]) << 8 | run.shade[i]; }
-function partnerInkOf(run, i) {
-  const p = run.partnerOf[i];
-  return run.partner.kind[p] << 8 | run.partner.shade[p];
-}
-
 // Returns the fraction of op `i` that is drawn with an ink.
-function fractionOfInk(run, i, ink, mask) {
-  const kind = run.kind[i];
-  const first = (inkOf(run, i) & mask) === ink ? 1 : 0;
-  if (kind < 4 || kind >= 8) return first;
-  return (first + ((partnerInkOf(run, i) & mask) === ink ? 1 : 0)) / 2;
+function fractionOfInk(run, i, wanted, mask) {
+  const first = (run.ink[i] & mask) === wanted ? 1 : 0;
+  if (run.kind[i] < 4 || run.kind[i] >= 8) return first;
+  return (first + ((run.partner.ink[run.partnerOf[i]] & mask) === wanted ? 1 : 0)) / 2;
 }
 
 async function loadRun(index, name) {
@@ -170,34 +160,34 @@ async function loadRun(index, name) {
                memory: header.memory ? loadMemory(header.memory, columns) : null, makespan: header.makespan,
                ranks: header.ranks, sliced: header.sliced, stagesOf: header.stages_of, collectives: header.collectives,
                causes: header.causes, capacity: header.capacity};
-  addShades(run);
+  addInks(run);
   run.sums = sumsByInk(run);
   run.classes = [...new Set(run.sums.map(({ink}) => ink >> 8))];
   return run;
 }
 
-// Adds the shade of each op and partner, the chunks of each rank by stage, and the numbers of chunks and slices that are
-// drawn as shades.
-function addShades(run) {
+// Adds the ink of each op and partner, the chunks of each rank by stage, and the numbers of chunks and slices that are drawn
+// as shades.
+function addInks(run) {
   const {kind, stage, slice, partner, partnerOf} = run;
   run.chunkOf = run.stagesOf.map((stages) => new Map(stages.map((each, chunk) => [each, chunk])));
-  run.shade = new Uint8Array(run.n);
-  partner.shade = new Uint8Array(partner.kind.length);
+  run.ink = Uint16Array.from(kind, (each) => classOf(each) << 8);
+  partner.ink = Uint16Array.from(partner.kind, (each) => each << 8);
   let slices = 1;
   for (let i = 0; i < run.n; ++i) if (kind[i] < 12 && slice[i] >= slices) slices = slice[i] + 1;
+  run.chunks = Math.max(...run.chunkOf.map((chunks) => chunks.size));
+  run.slices = run.chunkOf.some((chunks) => chunks.size === 1) ? slices : 1;
   for (const lane of run.lanes) {
-    if (lane.kind !== 'compute') continue;
     const chunks = run.chunkOf[lane.rank];
+    if (lane.kind !== 'compute' || (chunks.size < 2 && slices < 2)) continue;
     const shade = (s, part) => chunks.size > 1 ? shadeOf(chunks.get(s), chunks.size) : shadeOf(part, slices);
     for (let i = lane.first; i < lane.last; ++i) {
       if (kind[i] >= 12) continue;
-      run.shade[i] = shade(stage[i], slice[i]);
+      run.ink[i] |= shade(stage[i], slice[i]);
       const p = partnerOf ? partnerOf[i] : -1;
-      if (p >= 0) partner.shade[p] = shade(partner.stage[p], partner.slice[p]);
+      if (p >= 0) partner.ink[p] |= shade(partner.stage[p], partner.slice[p]);
     }
   }
-  run.chunks = Math.max(...run.chunkOf.map((chunks) => chunks.size));
-  run.slices = run.chunkOf.some((chunks) => chunks.size === 1) ? slices : 1;
 }
 
 function loadMemory(header, columns) {

@@ -162,9 +162,9 @@ function paintOps(band) {
       if (lastIsWide && pixel(start[last]) === x) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
       } else if (lastIsWide && last === i) {  // the last column of an op, partly idle
-        surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[inkOf(run, i)]);
+        surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[run.ink[i]]);
       } else if (last === i && lane.kind !== 'compute') {  // a short op without neighbours is drawn one column wide
-        surface.fill(left + x, left + x + 1, y0, y1, base[inkOf(run, i)]);
+        surface.fill(left + x, left + x + 1, y0, y1, base[run.ink[i]]);
       } else {
         // Ops are about one pixel wide: single columns would flicker, so a block of columns shows their average.
         let until = Math.min(width, (Math.floor(x / block) + 1) * block);
@@ -190,7 +190,7 @@ function paintOp({surface, run, y0, y1, base, patterns}, i, x0, x1) {
   if (x1 <= x0) return;
   const kind = run.kind[i];
   const joint = kind >= 4 && kind < 8;
-  const parts = joint ? [inkOf(run, i), partnerInkOf(run, i)] : [inkOf(run, i)];
+  const parts = joint ? [run.ink[i], run.partner.ink[run.partnerOf[i]]] : [run.ink[i]];
   let from = y0;
   parts.forEach((ink, part) => {
     const to = part + 1 === parts.length ? y1 : (y0 + y1) >> 1;

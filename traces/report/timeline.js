@@ -122,7 +122,7 @@ class Timeline {
         if (!text) continue;
         const kind = run.kind[i];
         const dimmed = this.found && !this.isFound(i);
-        const ink = inkOf(run, i);
+        const ink = run.ink[i];
         context.fillStyle = dimmed ? colours.soft : colours.label[ink];
         if (kind >= 4 && kind < 8 && !dimmed) this.joint(i, (x0 + x1) / 2, row, top, room, size);
         else this.label(text, (x0 + x1) / 2, middle, ink);
@@ -139,7 +139,7 @@ class Timeline {
     if (row.height < 24) return;
     context.font = kFont(10);
     labelOf(run, i).split('+').forEach((text, half) => {
-      const ink = half === 0 ? inkOf(run, i) : partnerInkOf(run, i);
+      const ink = half === 0 ? run.ink[i] : run.partner.ink[run.partnerOf[i]];
       context.fillStyle = colours.label[ink];
       const shortest = this.fitting(text, room, 10);
       if (shortest) this.label(shortest, x, row.y - top + row.height * (half === 0 ? 0.27 : 0.77), ink);
