@@ -1,21 +1,53 @@
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "tests/fuzz/targets.h"
 #include "tests/support/trace_check.h"
+#include "traces/chrome/gzip.h"
 #include "traces/chrome/side_by_side.h"
 #include "traces/compare/comparison.h"
 #include "traces/read/trace_read.h"
 
 namespace sluice::test::fuzz {
+namespace {
+
+void require_equal_to_itself(const RunRows& run) {
+  require(!run.rows.empty(), "a run without rows");
+  const Comparison same = compare(run, run, {.falls_behind_at = 0});
+  require(same.pairs == std::ssize(run.rows), "a row is not paired with itself");
+  require(same.differing.empty() && !same.falls_behind, "a run differs from itself");
+  require(first_difference(run, run).empty(), "a run has another schedule than itself");
+}
+
+std::string decompressed(std::string_view bytes) {
+  GzipReader reader("input", [&bytes](std::span<char> out) {
+    const std::size_t count = bytes.copy(out.data(), out.size());
+    bytes.remove_prefix(count);
+    return count;
+  });
+  std::string out;
+  for (auto block = reader.next(); !block.empty(); block = reader.next()) out.append(block.data(), block.size());
+  return out;
+}
+
+std::string compressed(std::string_view text) {
+  std::string out;
+  const ByteSink sink = [&out](std::string_view bytes) { out += bytes; };
+  GzipStream gzip(sink);
+  gzip.write(text);
+  gzip.finish();
+  return out;
+}
+
+}  // namespace
 
 void try_trace(std::string_view text) {
   accepts([&] {
     std::vector<std::unique_ptr<TraceSource>> sources;
     sources.push_back(std::make_unique<TraceSource>(text, "input"));
     const RunRows run = read_trace_run(std::move(sources)).run;
-    require(!run.rows.empty(), "a run without rows");
-    const Comparison same = compare(run, run, {.falls_behind_at = 0});
-    require(same.pairs == std::ssize(run.rows), "a row is not paired with itself");
-    require(same.differing.empty() && !same.falls_behind, "a run differs from itself");
-    require(first_difference(run, run).empty(), "a run has another schedule than itself");
+    require_equal_to_itself(run);
     constexpr std::size_t kMaxRows = 4096;
     if (run.rows.size() > kMaxRows) return;
     std::string both;
@@ -23,6 +55,31 @@ void try_trace(std::string_view text) {
     const std::vector<std::string> violations = test::check_trace(both);
     require(violations.empty(), violations.empty() ? "" : violations.front());
   });
+}
+
+void try_kineto(std::string_view text) {
+  constexpr std::string_view kCut = "\n---\n";
+  accepts([&] {
+    std::vector<std::unique_ptr<TraceSource>> sources;
+    for (std::size_t begin = 0; begin <= text.size();) {
+      const std::size_t end = std::min(text.find(kCut, begin), text.size());
+      const std::string name = "rank" + std::to_string(sources.size());
+      sources.push_back(std::make_unique<TraceSource>(text.substr(begin, end - begin), name));
+      begin = end + kCut.size();
+    }
+    require_equal_to_itself(read_trace_run(std::move(sources)).run);
+  });
+}
+
+void try_gzip(std::string_view text) {
+  accepts([&] { decompressed(text); });
+  require(decompressed(compressed(text)) == text, "the text changed");
+  require(decompressed(compressed(text) + compressed(text)) == std::string(text) + std::string(text),
+          "the text of two members changed");
+  // The start of a member is either truncated or complete.
+  const std::string whole = compressed(text);
+  require(!accepts([&] { decompressed(std::string_view(whole).substr(0, whole.size() - 1)); }),
+          "a truncated member is accepted");
 }
 
 }  // namespace sluice::test::fuzz
