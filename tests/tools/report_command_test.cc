@@ -127,7 +127,8 @@ TEST(ReportCommand, ReportsWhenItDoesNotFit) {
                   "1f1b", "--slices", "1", "--report", path});
   EXPECT_EQ(result.exit_code, 3);
   const std::string text = read_file(path);
-  EXPECT_THAT(text, HasSubstr(" GiB, does not fit</strong><small>of 80.0 GiB; peak on rank "));
+  EXPECT_THAT(text,
+              HasSubstr(" GiB</strong> <span class=\"bad\">does not fit</span><small>of 80.0 GiB; peak on rank "));
   EXPECT_GT(columns_of(text, 0).header.at("capacity").get<double>(), 70e9);
 }
 

@@ -86,12 +86,10 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
   }
   if (prediction.fit) {
     const Fit& fit = *prediction.fit;
-    out.push_back(
-        {"Memory",
-         fmt::format("{:.1f} GiB{}", static_cast<double>(fit.needed_bytes) / kGiB, fit.fits ? "" : ", does not fit"),
-         fmt::format("of {:.1f} GiB; peak on rank {}, including the allocator's overhead",
-                     static_cast<double>(fit.capacity_bytes) / kGiB, fit.rank),
-         static_cast<double>(fit.needed_bytes)});
+    out.push_back({"Memory", fmt::format("{:.1f} GiB", static_cast<double>(fit.needed_bytes) / kGiB),
+                   fmt::format("of {:.1f} GiB; peak on rank {}, including the allocator's overhead",
+                               static_cast<double>(fit.capacity_bytes) / kGiB, fit.rank),
+                   static_cast<double>(fit.needed_bytes), false, fit.fits ? "" : "does not fit"});
   }
   out.push_back({"Bubble", fmt::format("{:.1f} %", 100 * metrics.bubble_fraction),
                  causes.empty() ? "idle fraction of all rank time" : "idle fraction of all rank time: " + causes,

@@ -16,6 +16,7 @@ struct ReportMetric {
   std::string explanation;       // may be empty
   std::optional<double> number;  // `value` as a number; two runs differ by percent
   bool is_fraction = false;      // `number` is a fraction of 1; two runs differ by percentage points
+  std::string warning;           // shown beside the value: "does not fit"; may be empty
 };
 
 struct ReportRun {

@@ -71,10 +71,18 @@ std::string difference(const ReportMetric& a, const ReportMetric& b) {
   return fmt::format("{:+.1f} %", 100 * (*b.number / *a.number - 1));
 }
 
+// The value of a metric, with its warning.
+std::string value_html(const ReportMetric* metric) {
+  if (metric == nullptr) return "<strong>–</strong>";
+  std::string out = "<strong>" + html_escaped(metric->value) + "</strong>";
+  if (!metric->warning.empty()) out += " <span class=\"bad\">" + html_escaped(metric->warning) + "</span>";
+  return out;
+}
+
 std::string headline_cards(const ReportRun& run) {
   std::string out = R"(<dl class="cards">)";
   for (const ReportMetric& metric : run.headline) {
-    out += "\n<div><dt>" + html_escaped(metric.label) + "</dt><dd><strong>" + html_escaped(metric.value) + "</strong>";
+    out += "\n<div><dt>" + html_escaped(metric.label) + "</dt><dd>" + value_html(&metric);
     if (!metric.explanation.empty()) out += "<small>" + html_escaped(metric.explanation) + "</small>";
     out += "</dd></div>";
   }
@@ -129,13 +137,10 @@ std::string headline_comparison(const Report& report) {
   out += "<span>Differences: B relative to A</span></p>\n<dl class=\"cards compared\">";
   const std::vector<ComparedMetric> metrics = compared_metrics(report);
   for (const auto& [a, b] : metrics) {
-    const auto value = [](const ReportMetric* metric) {
-      return metric == nullptr ? std::string("–") : html_escaped(metric->value);
-    };
     const std::string change = a != nullptr && b != nullptr ? difference(*a, *b) : "";
-    fmt::format_to(to, "\n<div><dt>{}</dt><dd>{}<strong>{}</strong></dd><dd>{}<strong>{}</strong>{}</dd></div>",
-                   html_escaped((a != nullptr ? a : b)->label), kRunBadges[0], value(a), kRunBadges[1], value(b),
-                   change.empty() ? "" : " <span class=\"change\">" + change + "</span>");
+    fmt::format_to(to, "\n<div><dt>{}</dt><dd>{}{}</dd><dd>{}{}{}</dd></div>",
+                   html_escaped((a != nullptr ? a : b)->label), kRunBadges[0], value_html(a), kRunBadges[1],
+                   value_html(b), change.empty() ? "" : " <span class=\"change\">" + change + "</span>");
   }
   return out + "\n</dl>\n" + explanations(metrics);
 }

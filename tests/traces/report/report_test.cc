@@ -288,7 +288,7 @@ TEST(Report, TwoRunsAreCompared) {
                 {"Words", "yes", "of both"},
                 {"Gone", "1", "", 1.0}};
   b.headline = {{"Time", "5 s", "of B", 5.0},
-                {"Share", "15 %", "", 0.15, true},
+                {"Share", "15 %", "", 0.15, true, "too < small"},
                 {"Words", "no", "of both"},
                 {"New", "2", "", 2.0}};
   const std::string text = text_of({.title = "t", .command_line = "c", .version = "v", .runs = {a, b}});
@@ -300,7 +300,8 @@ TEST(Report, TwoRunsAreCompared) {
            of_b + "</strong>" + (change.empty() ? "" : " <span class=\"change\">" + change + "</span>") + "</dd></div>";
   };
   EXPECT_THAT(text, HasSubstr(card("Time", "4 s", "5 s", "+25.0 %")));
-  EXPECT_THAT(text, HasSubstr(card("Share", "20 %", "15 %", "-5.0 points")));
+  EXPECT_THAT(text, HasSubstr("<strong>15 %</strong> <span class=\"bad\">too &lt; small</span> <span "
+                              "class=\"change\">-5.0 points</span>"));
   EXPECT_THAT(text, HasSubstr(card("Words", "yes", "no", "")));
   EXPECT_THAT(text, HasSubstr(card("Gone", "1", "–", "")));
   EXPECT_THAT(text, HasSubstr(card("New", "–", "2", "")));
