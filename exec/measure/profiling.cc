@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "exec/measure/core_wait.h"
 #include "exec/measure/link_bench.h"
 #include "exec/plan/host_memory.h"
 #include "exec/plan/run_plan.h"
@@ -34,8 +35,11 @@ struct Point {
   ProfilePass pass;
   ProfileTransfer transfer;
   ProfileSum all_reduce;
-  std::vector<double> seconds;  // by round and repetition
+  std::vector<double> seconds;    // by round and repetition
+  std::vector<double> disturbed;  // times of calls in which this worker waited for a core
 };
+
+constexpr std::size_t kFewestCalm = 3;  // times of a point, over all workers
 
 double quantile(std::vector<double>& values, double q) {
   const auto at = static_cast<std::size_t>(q * static_cast<double>(values.size() - 1));
@@ -77,8 +81,16 @@ struct Profiler::Impl {
     points.push_back(std::move(point));
     return points.size() - 1;
   }
-  void note(std::size_t point, double seconds) {
-    if (rounds > 0) points[point].seconds.push_back(std::max(seconds, 1e-9));
+  void note(std::size_t point, double seconds, bool calm = true) {
+    if (rounds > 0) (calm ? points[point].seconds : points[point].disturbed).push_back(std::max(seconds, 1e-9));
+  }
+  // Calls `measure` and returns whether it had a core all the time.
+  template <typename Measure>
+  bool calmly(const Measure& measure) const {
+    const CoreWait before = meter.read();
+    const std::int64_t began = now_ns();
+    measure();
+    return spec.kernels != nullptr || is_calm(meter.read() - before, now_ns() - began, spec.most_wait);
   }
   std::size_t op_point(PartKind part, OpKind kind, const ProfileCell& cell) const;
   void measure_ops();
@@ -87,6 +99,8 @@ struct Profiler::Impl {
   void measure_links();
 
   ProfilingSpec spec;
+  CoreWaitMeter meter;
+  bool disturbed = false;
   Transport& transport;
   WorkerDevice device;
   std::vector<int> group_sizes;
@@ -243,32 +257,36 @@ void Profiler::Impl::measure_ops() {
       measure_pass(call.part, *call.pass);
       continue;
     }
-    for (const PartBench::OpTime& time : bench->run(call.part, call.cell, links->tensor(), links->stream_tensor())) {
+    std::array<PartBench::OpTime, 5> times;
+    const bool calm =
+        calmly([&] { times = bench->run(call.part, call.cell, links->tensor(), links->stream_tensor()); });
+    for (const PartBench::OpTime& time : times) {
       const int layers = call.part == PartKind::layer ? spec.layers : 1;
-      note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers);
+      note(op_point(call.part, time.kind, call.cell), in_seconds(time.nanoseconds) / layers, calm);
       if (time.recompute_ns > 0) {
-        note(op_point(PartKind::recompute, OpKind::F, call.cell), in_seconds(time.recompute_ns) / layers);
+        note(op_point(PartKind::recompute, OpKind::F, call.cell), in_seconds(time.recompute_ns) / layers, calm);
       }
     }
   }
 }
 
 void Profiler::Impl::measure_pass(PartKind part, PassKind pass) {
-  const double seconds = in_seconds(bench->run_pass(part, pass));
+  double seconds = 0;
+  const bool calm = calmly([&] { seconds = in_seconds(bench->run_pass(part, pass)); });
   const auto found = std::find_if(points.begin(), points.end(), [&](const Point& point) {
     return point.what == Point::What::pass && point.pass.pass == pass &&
            point.pass.parameters == bench->parameters(part);
   });
-  note(static_cast<std::size_t>(found - points.begin()), seconds);
+  note(static_cast<std::size_t>(found - points.begin()), seconds, calm);
 }
 
 void Profiler::Impl::measure_overhead() {
   for (OverheadRun& run : overhead_runs) {
     transport.barrier();
     const double rate = 1e-9;
-    run.worker->run(run.runs++, {&rate, 1});
+    const bool calm = calmly([&] { run.worker->run(run.runs++, {&rate, 1}); });
     const double seconds = in_seconds(run.worker->times().overhead()) / static_cast<double>(run.ops);
-    for (const std::size_t point : run.points) note(point, seconds);
+    for (const std::size_t point : run.points) note(point, seconds, calm);
   }
 }
 
@@ -276,7 +294,9 @@ void Profiler::Impl::measure_links() {
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (points[i].what == Point::What::transfer) {
       transport.barrier();
-      for (const double seconds : links->time_messages(points[i].transfer.bytes)) note(i, seconds);
+      std::vector<double> times;
+      const bool calm = calmly([&] { times = links->time_messages(points[i].transfer.bytes); });
+      for (const double seconds : times) note(i, seconds, calm);
     } else if (points[i].what == Point::What::all_reduce) {
       note(i, links->time_sum(points[i].all_reduce.ranks, points[i].all_reduce.bytes));
     }
@@ -291,15 +311,19 @@ void Profiler::Impl::round() {
   ++rounds;
 }
 
-// Returns the times of all workers by point, on rank 0; elsewhere nothing.
+// Returns the times of all workers by point, on rank 0; elsewhere nothing. Disturbed ones only where others are
+// missing.
 std::vector<std::vector<double>> Profiler::Impl::gather_times() {
   std::vector<double> mine;
   for (const Point& point : points) {
-    mine.push_back(static_cast<double>(point.seconds.size()));
-    mine.insert(mine.end(), point.seconds.begin(), point.seconds.end());
+    for (const std::vector<double>* const of : {&point.seconds, &point.disturbed}) {
+      mine.push_back(static_cast<double>(of->size()));
+      mine.insert(mine.end(), of->begin(), of->end());
+    }
   }
   const auto all = transport.gather(std::as_bytes(std::span(mine)));
   std::vector<std::vector<double>> times(all.empty() ? 0 : points.size());
+  std::vector<std::vector<double>> disturbed_times(times.size());
   for (std::size_t worker = 0; worker < all.size(); ++worker) {
     std::vector<double> values(all[worker].size() / sizeof(double));
     std::memcpy(values.data(), all[worker].data(), all[worker].size());
@@ -315,7 +339,15 @@ std::vector<std::vector<double>> Profiler::Impl::gather_times() {
           times[i].push_back(value);
         }
       }
+      const auto others = static_cast<std::ptrdiff_t>(*at++);
+      disturbed_times[i].insert(disturbed_times[i].end(), at, at + others);
+      at += others;
     }
+  }
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    if (times[i].size() >= kFewestCalm || disturbed_times[i].empty()) continue;
+    times[i].insert(times[i].end(), disturbed_times[i].begin(), disturbed_times[i].end());
+    disturbed = true;
   }
   return times;
 }
@@ -342,7 +374,9 @@ Profile Profiler::Impl::gather() {
     switch (point.what) {
       case Point::What::op: {
         ProfileSample sample = point.sample;
-        sample.seconds = sample.part == PartKind::stage ? middle : typical(seconds);
+        // A worker that loses its core where it wakes another one spends milliseconds there: the overhead is that of
+        // the best runs.
+        sample.seconds = sample.part == PartKind::stage ? quantile(seconds, 0.1) : typical(seconds);
         sample.spread_s = (quantile(seconds, 0.75) - quantile(seconds, 0.25)) / 2;
         profile.samples.push_back(sample);
         break;
@@ -364,6 +398,7 @@ Profiler::Profiler(const ProfilingSpec& spec, Transport& transport, const Worker
 Profiler::~Profiler() = default;
 void Profiler::round() { impl_->round(); }
 Profile Profiler::gather() { return impl_->gather(); }
+bool Profiler::disturbed() const { return impl_->disturbed; }
 
 std::vector<ProfileCell> profile_grid(std::int64_t sequence_length) {
   std::vector<ProfileCell> cells;

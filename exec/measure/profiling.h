@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,6 +32,8 @@ struct ProfilingSpec {
   std::string link = "threads";  // name of the transport
   double budget_s = 10;
   int least_rounds = 3;  // even if they exceed the budget
+  // Calls in which a worker waited for a core for more than this fraction of them are used only if others are missing.
+  double most_wait = std::numeric_limits<double>::infinity();
   std::uint64_t seed = 1;
 };
 
@@ -58,6 +61,9 @@ class Profiler {
   // Returns the profile of all rounds of all workers so far on rank 0, and an empty one elsewhere. Called by all
   // workers together.
   Profile gather();
+  // After `gather`, on rank 0: whether some times are of calls in which a worker waited for a core, because too few
+  // were without.
+  bool disturbed() const;
 
  private:
   struct Impl;

@@ -37,6 +37,7 @@ class InterleavedProfiler {
     }
   }
   Profile gather() { return profiler_.gather(); }
+  bool disturbed() const { return profiler_.disturbed(); }
 
  private:
   const ProfilingSpec& spec_;
@@ -51,11 +52,13 @@ class InterleavedProfiler {
 struct TrialNote {
   std::int64_t held = 0;
   std::int64_t arena = 0;
+  CoreWait wait;
+  bool calm = true;
 };
 
-// Adds the results of a run on all workers of the first replica to `trials`, on rank 0.
-void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport, bool counts, PlanTrials& trials) {
-  const TrialNote note{worker.held_bytes(), worker.arena_bytes()};
+// Adds the results of a run, unless it is a warm-up, on all workers of the first replica to `trials`, on rank 0.
+void gather_run(const RunPlan& plan, const TrialNote& note, const Worker& worker, Transport& transport, bool warm_up,
+                PlanTrials& trials) {
   const std::size_t times = plan.graph().size() * sizeof(std::int64_t);
   std::vector<std::byte> bytes(sizeof note + 2 * times);
   std::memcpy(bytes.data(), &note, sizeof note);
@@ -67,6 +70,13 @@ void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport,
   trials.held_bytes.resize(ranks);
   trials.arena_bytes.resize(ranks);
   std::vector<WorkerClock> clocks(ranks);
+  bool calm = true;
+  for (const auto& from : all) {
+    TrialNote of;
+    std::memcpy(&of, from.data(), sizeof of);
+    calm = calm && of.calm;
+    if (!warm_up && of.wait.nanoseconds > trials.longest_wait.nanoseconds) trials.longest_wait = of.wait;
+  }
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const auto& from = all[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];
     TrialNote of;
@@ -78,7 +88,23 @@ void gather_run(const RunPlan& plan, const Worker& worker, Transport& transport,
     std::memcpy(clocks[rank].starts.data(), from.data() + sizeof of, times);
     std::memcpy(clocks[rank].ends.data(), from.data() + sizeof of + times, times);
   }
-  if (counts) trials.clocks.push_back(std::move(clocks));
+  if (!warm_up) (calm ? trials.clocks : trials.disturbed).push_back(std::move(clocks));
+}
+
+// Runs the graph once. Throws what the worker throws.
+TrialNote run_once(const TrialSpec& spec, const RunPlan& plan, Worker& worker, const CoreWaitMeter& meter, int run) {
+  const std::vector<double> rates(to_size(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
+  const CoreWait before = meter.read();
+  const std::int64_t began = now_ns();
+  try {
+    worker.run(std::int64_t{run} * plan.batches(), rates);
+  } catch (const Stopped&) {
+    worker.rethrow_own_error();
+    throw;
+  }
+  TrialNote note{.held = worker.held_bytes(), .arena = worker.arena_bytes(), .wait = meter.read() - before};
+  note.calm = plan.on_devices() || is_calm(note.wait, now_ns() - began, spec.most_wait);
+  return note;
 }
 
 }  // namespace
@@ -91,34 +117,38 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
   std::unique_ptr<InterleavedProfiler> profile;
   if (spec.profiling != nullptr)
     profile = std::make_unique<InterleavedProfiler>(*spec.profiling, transport, device, total);
+  const CoreWaitMeter meter;
   const int visits = std::min(spec.runs, kVisits);
+  const auto runs_until = [&](int visit) { return spec.runs * visit / visits; };  // of a plan
   int done = 0;
   for (int visit = 0; visit < visits; ++visit) {
     for (std::size_t i = 0; i < spec.plans.size(); ++i) {
       const RunPlan& plan = *spec.plans[i];
-      const std::vector<double> rates(to_size(plan.steps_per_run()), plan.spec().optimizer.learning_rate);
+      PlanTrials& trials = report.plans[i];
       const std::unique_ptr<Worker> worker =
           make_worker(plan, transport.rank(), transport,
                       {.tokens = spec.tokens[i], .device = device.device, .device_transport = device.transport});
       worker->initialise();
-      const int runs = spec.runs * (visit + 1) / visits - spec.runs * visit / visits;
-      for (int run = 0; run <= runs; ++run) {
+      const int wanted = runs_until(visit + 1) - runs_until(visit);
+      std::byte more{1};
+      for (int run = 0; more != std::byte{0}; ++run) {
         transport.barrier();
-        try {
-          worker->run(std::int64_t{run} * plan.batches(), rates);
-        } catch (const Stopped&) {
-          worker->rethrow_own_error();
-          throw;
-        }
-        gather_run(plan, *worker, transport, run > 0, report.plans[i]);
+        const TrialNote note = run_once(spec, plan, *worker, meter, run);
+        gather_run(plan, note, *worker, transport, run == 0, trials);
         if (run == 0) continue;
-        ++done;
-        if (transport.rank() == 0 && observer) observer(done);
-        if (profile) profile->after_run(done);
+        more = std::byte{std::ssize(trials.clocks) < runs_until(visit + 1) && run < TrialSpec::kMostRuns * wanted};
+        transport.broadcast({&more, 1});
+        const int so_far = done + (more == std::byte{0} ? wanted : std::min(run, wanted - 1));
+        if (transport.rank() == 0 && observer) observer(so_far);
+        if (profile) profile->after_run(so_far);
       }
+      done += wanted;
     }
   }
-  if (profile) report.profile = profile->gather();
+  if (profile) {
+    report.profile = profile->gather();
+    report.profile_disturbed = profile->disturbed();
+  }
   return report;
 }
 

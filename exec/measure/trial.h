@@ -2,9 +2,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <span>
 #include <vector>
 
+#include "exec/measure/core_wait.h"
 #include "exec/measure/measured_timeline.h"
 #include "exec/measure/profiling.h"
 #include "exec/plan/run_plan.h"
@@ -19,21 +21,28 @@ namespace sluice::exec {
 struct TrialSpec {
   std::vector<const RunPlan*> plans;  // with equal layouts
   std::vector<const TokenSource*> tokens;
-  int runs = 10;                             // per plan, without warm-up
+  int runs = 10;  // per plan that count, without warm-up
+  // A run counts if no rank waited for a core for more than this fraction of it; others are repeated, up to kMostRuns
+  // times `runs` in all. On devices all runs count.
+  double most_wait = std::numeric_limits<double>::infinity();
+  static constexpr int kMostRuns = 4;
   const ProfilingSpec* profiling = nullptr;  // null: no profile
   const RunDevices* devices = nullptr;       // for plans for devices
 };
 
 // The runs of one plan, of the first replica.
 struct PlanTrials {
-  std::vector<std::vector<WorkerClock>> clocks;  // by run and pipeline rank
-  std::vector<std::int64_t> held_bytes;          // by pipeline rank: maximum over all runs, including warm-up
+  std::vector<std::vector<WorkerClock>> clocks;     // by run that counts and pipeline rank
+  std::vector<std::vector<WorkerClock>> disturbed;  // of the other runs
+  CoreWait longest_wait;                            // of a rank in a run
+  std::vector<std::int64_t> held_bytes;             // by pipeline rank: maximum over all runs, including warm-up
   std::vector<std::int64_t> arena_bytes;
 };
 
 struct TrialReport {
   std::vector<PlanTrials> plans;
-  Profile profile;  // empty if not measured
+  Profile profile;                 // empty if not measured
+  bool profile_disturbed = false;  // some times are of calls in which a rank waited for a core
 };
 
 // Called on rank 0 after each run that counts, with the number of runs of all plans so far.

@@ -1,10 +1,15 @@
 #include "kernels/cpu/gemm.h"
 
+#include <algorithm>
+#include <array>
+#include <cctype>
+
 #if SLUICE_OPENBLAS
 #include <cblas.h>
 // Not declared if cblas.h belongs to another BLAS.
 extern "C" void openblas_set_num_threads(int count);
 extern "C" char* openblas_get_config();
+extern "C" char* openblas_get_corename();
 #else
 #include <Eigen/Core>
 #endif
@@ -92,6 +97,28 @@ std::string blas_name() {
 #else
   return "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + "." + std::to_string(EIGEN_MAJOR_VERSION) + "." +
          std::to_string(EIGEN_MINOR_VERSION);
+#endif
+}
+
+std::string faster_blas_kernels(std::string_view chosen, std::string_view config, bool has_avx512) {
+  constexpr std::array kWithoutAvx512 = {"Prescott", "Core2",     "Nehalem",    "Sandybridge", "Haswell",   "Barcelona",
+                                         "Bobcat",   "Bulldozer", "Piledriver", "Steamroller", "Excavator", "Zen"};
+  // A library without DYNAMIC_ARCH has kernels for one CPU only.
+  if (!has_avx512 || config.find("DYNAMIC_ARCH") == std::string_view::npos) return "";
+  const auto is_chosen = [&](std::string_view name) {
+    return std::equal(name.begin(), name.end(), chosen.begin(), chosen.end(),
+                      [](unsigned char a, unsigned char b) { return std::tolower(a) == std::tolower(b); });
+  };
+  return std::any_of(kWithoutAvx512.begin(), kWithoutAvx512.end(), is_chosen) ? "SkylakeX" : "";
+}
+
+std::string faster_blas_kernels() {
+#if SLUICE_OPENBLAS && (defined(__x86_64__) || defined(__i386__))
+  const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                          __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+  return faster_blas_kernels(openblas_get_corename(), openblas_get_config(), has_avx512);
+#else
+  return "";
 #endif
 }
 

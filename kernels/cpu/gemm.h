@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "model/namespaces.h"
 
@@ -27,6 +28,13 @@ void gemm_tn(std::int64_t m, std::int64_t n, std::int64_t k, const T* a, std::in
 
 // Returns the library's name and version: "OpenBLAS 0.3.21 DYNAMIC_ARCH ...", "Eigen 3.4.0".
 std::string blas_name();
+
+// Returns the value of OPENBLAS_CORETYPE that selects faster kernels than those that OpenBLAS has chosen for this CPU,
+// or
+// "". OpenBLAS knows CPUs by model: it takes kernels for AVX2 on newer ones with AVX-512.
+std::string faster_blas_kernels();
+// The rule: `chosen` is OpenBLAS's name of its kernels, `config` lists what the library was built with.
+std::string faster_blas_kernels(std::string_view chosen, std::string_view config, bool has_avx512);
 
 // Disables the BLAS's own threads, because ranks are threads already.
 void use_one_thread();

@@ -85,9 +85,10 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
   const std::string cost = folder.path("cost.json");
   const CommandResult fitted = test::run_sluice(words("fit " + profile + " -o " + cost));
   ASSERT_EQ(fitted.exit_code, 0) << fitted.err;
-  const CommandResult result = emulated(
-      "validate" + kTiny + kDevices +
-      "--schedule 1f1b,seq1f1b --slices 2 --steps 2 --tolerance 1000000% --memory-tolerance 5% --json --cost " + cost);
+  const CommandResult result = emulated("validate" + kTiny + kDevices +
+                                        "--schedule 1f1b,seq1f1b --slices 2 --steps 2 --tolerance 1000000% --max-wait "
+                                        "100% --memory-tolerance 5% --json --cost " +
+                                        cost);
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json document = json::parse(result.out);
   EXPECT_EQ(document.at("transport"), "inprocess");

@@ -4,9 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 
+#include "kernels/cpu/gemm.h"
 #include "tests/support/command.h"
 
 namespace sluice::test {
@@ -38,6 +41,31 @@ TEST(Doctor, PrintsOneJsonDocument) {
   const json& link = document.at("links").back();
   EXPECT_EQ(link.at("from"), "thread");
   EXPECT_GT(link.at("bytes_per_s").get<double>(), 1e6);
+}
+
+// Kernels for AVX2 on a CPU with AVX-512; the rest depends on the machine.
+TEST(Doctor, AdvisesFasterKernels) {
+  if (!std::ifstream("/proc/cpuinfo")) GTEST_SKIP() << "SKIPPED: there is no /proc/cpuinfo";
+  const json slow = json::parse(run_sluice({"doctor", "--json"}, {"OPENBLAS_CORETYPE=Haswell"}).out).at("cpu");
+  const json fast = json::parse(run_sluice({"doctor", "--json"}, {"OPENBLAS_CORETYPE=SkylakeX"}).out).at("cpu");
+  EXPECT_TRUE(fast.at("faster_coretype").is_null()) << fast;
+  std::stringstream cpuinfo;
+  cpuinfo << std::ifstream("/proc/cpuinfo").rdbuf();
+  const bool dynamic = slow.at("blas").get<std::string>().find("DYNAMIC_ARCH") != std::string::npos;
+  const bool advised = dynamic && cpuinfo.str().find(" avx512vl") != std::string::npos;
+  EXPECT_EQ(slow.at("faster_coretype"), advised ? json("SkylakeX") : json()) << slow;
+  const CommandResult run = run_sluice({"run", "--steps", "1"}, {"OPENBLAS_CORETYPE=Haswell"});
+  EXPECT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(run.out.find("OPENBLAS_CORETYPE=SkylakeX is faster") != std::string::npos, advised) << run.out;
+}
+
+TEST(Doctor, AdviceDependsOnTheKernelsAndTheCpu) {
+  const std::string config = "OpenBLAS 0.3.21 DYNAMIC_ARCH NO_AFFINITY Haswell MAX_THREADS=64";
+  EXPECT_EQ(cpu::faster_blas_kernels("Haswell", config, true), "SkylakeX");
+  EXPECT_EQ(cpu::faster_blas_kernels("zen", config, true), "SkylakeX");
+  EXPECT_EQ(cpu::faster_blas_kernels("Haswell", config, false), "");
+  EXPECT_EQ(cpu::faster_blas_kernels("Cooperlake", config, true), "");
+  EXPECT_EQ(cpu::faster_blas_kernels("Haswell", "OpenBLAS 0.3.21 Haswell", true), "");  // built for one CPU
 }
 
 TEST(Doctor, ReportsWhyThereIsNoGpuInOneLine) {

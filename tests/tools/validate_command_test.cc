@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -24,7 +26,7 @@ class Validate : public testing::Test {
  protected:
   CommandResult run(const std::string& arguments) const { return run_sluice(words(arguments)); }
   json validated(const std::string& arguments, int exit_code) const {
-    const CommandResult result = run("validate --json" + kTiny + " " + arguments);
+    const CommandResult result = run("validate --max-wait 100% --json" + kTiny + " " + arguments);
     EXPECT_EQ(result.exit_code, exit_code) << result.err;
     return json::parse(result.out);
   }
@@ -103,6 +105,41 @@ TEST_F(Validate, ExitsWith5OutsideTheTolerance) {
   EXPECT_EQ(validated(costs + " --tolerance 1", 0).at("tolerance"), 1.0);
 }
 
+// Two processes on one core: each waits for the core while the other computes.
+TEST_F(Validate, BusyMachineGivesNoVerdict) {
+  if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  if (::access("/proc/thread-self/schedstat", R_OK) != 0) GTEST_SKIP() << "SKIPPED: this kernel has no schedstat";
+  cpu_set_t all, first;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+  int core = 0;
+  while (!CPU_ISSET(core, &all)) ++core;
+  CPU_ZERO(&first);
+  CPU_SET(core, &first);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof first, &first), 0);
+  const auto on_one_core = [](const std::string& flags) {
+    return test::run_program(
+        SLUICE_MPIEXEC,
+        words("-n 2 --bind-to none " SLUICE_COMMAND
+              " validate --json --num-layers 2 --hidden-size 128 --num-attention-heads 2 --vocab-size 64 "
+              "--max-position-embeddings 64 --seq-length 64 --mbs 2 --microbatches 8 --steps 4 --time-budget 0 "
+              "--tolerance 1000000% " +
+              flags),
+        {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_rmaps_base_oversubscribe=1",
+         "OMPI_MCA_btl_base_warn_component_unused=0", "ASAN_OPTIONS=detect_leaks=0"});
+  };
+  const CommandResult busy = on_one_core("");
+  const CommandResult accepted = on_one_core("--max-wait 100%");
+  ::sched_setaffinity(0, sizeof all, &all);
+  EXPECT_EQ(busy.exit_code, 10) << busy.err;
+  EXPECT_THAT(busy.err, HasSubstr("sluice: machine busy: no verdict: ranks waited for cores for more than 2 %"));
+  const json validation = json::parse(busy.out).at("validations").at(0);
+  EXPECT_TRUE(validation.at("within_tolerance").is_null());
+  EXPECT_GT(validation.at("disturbed_runs"), 8);  // of 16
+  EXPECT_GT(validation.at("longest_wait_s"), 0.0);
+  EXPECT_EQ(accepted.exit_code, 0) << accepted.err;
+  EXPECT_EQ(json::parse(accepted.out).at("validations").at(0).at("disturbed_runs"), 0);
+}
+
 TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
   const json document =
       validated("--schedule gpipe,1f1b,seq1f1b,zb-h1 --slices 2 --steps 2 --time-budget 0 --tolerance 100000%", 0);
@@ -126,7 +163,8 @@ TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
 TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   const std::string trace = folder_.path("both.json");
   const CommandResult result =
-      run("validate" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " + "100000% --trace " + trace);
+      run("validate --max-wait 100" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " +
+          "100000% --trace " + trace);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));
   EXPECT_THAT(result.out, HasSubstr("\nzb-h1  "));

@@ -21,6 +21,7 @@ enum ExitCode : int {
   kRunStuck = 7,          // an op exceeded its deadline, or ranks wait for each other in a cycle
   kNotFinite = 8,         // an op produced a number that is not finite
   kStoppedByAnother = 9,  // another process failed, and reports why
+  kMachineBusy = 10,      // ranks waited for cores: measurements allow no verdict
   kInterrupted = 130,     // by SIGINT; by SIGTERM: kTerminated
   kTerminated = 143,
 };

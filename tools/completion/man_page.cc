@@ -124,6 +124,7 @@ std::string man_page(const CommandEntry& command) {
       {kRunStuck, "An op exceeded its deadline, or ranks wait for each other."},
       {kNotFinite, "An op produced a number that is not finite."},
       {kStoppedByAnother, "Another process failed, and reports why."},
+      {kMachineBusy, "The machine is too busy for a verdict."},
       {kInterrupted, "Interrupted."}};
   out += ".SH EXIT STATUS\n";
   for (const auto& [code, meaning] : codes) out += fmt::format(".TP\n.B {}\n{}\n", code, escaped(meaning));

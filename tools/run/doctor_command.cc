@@ -26,6 +26,7 @@
 #include "kernels/cpu/gemm.h"
 #include "tools/command/command.h"
 #include "tools/command/version.h"
+#include "tools/run/run_flags.h"
 #ifdef SLUICE_HAVE_MPI
 #include <mpi.h>
 #endif
@@ -44,6 +45,7 @@ struct Cpu {
   std::int64_t memory_bytes = 0;
   std::int64_t available_bytes = 0;
   std::string blas;
+  std::string faster_kernels;  // for OPENBLAS_CORETYPE; empty: those in use
 };
 
 // What is available, and the reasons why something is not.
@@ -77,6 +79,7 @@ Cpu this_cpu() {
   cpu.memory_bytes = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE);
   cpu.available_bytes = std::min(available_memory_bytes(), cpu.memory_bytes);
   cpu.blas = cpu::blas_name();
+  cpu.faster_kernels = cpu::faster_blas_kernels();
   return cpu;
 }
 
@@ -181,7 +184,8 @@ OrderedJson findings_json(const Findings& found) {
             {"machine_cores", found.cpu.all_cores},
             {"memory_bytes", found.cpu.memory_bytes},
             {"available_bytes", found.cpu.available_bytes},
-            {"blas", found.cpu.blas}}},
+            {"blas", found.cpu.blas},
+            {"faster_coretype", or_null(found.cpu.faster_kernels)}}},
           {"mpi", {{"version", or_null(found.mpi)}, {"why_not", or_null(found.why_no_mpi)}}},
           {"cuda",
            {{"architectures", or_null(found.architectures)},
@@ -202,6 +206,7 @@ void print_findings(const Findings& found) {
                                cpu.all_cores, static_cast<double>(cpu.available_bytes) / kGib,
                                static_cast<double>(cpu.memory_bytes) / kGib));
   print_row("BLAS", cpu.blas);
+  if (!cpu.faster_kernels.empty()) print_row("", blas_advice(cpu.faster_kernels));
   print_row("MPI", found.mpi.empty() ? "no: " + found.why_no_mpi : found.mpi);
   if (!found.architectures.empty()) print_row("kernels", "for " + found.architectures);
   for (const SoftwareFacts& each : found.software) {

@@ -19,6 +19,7 @@
 #include "exec/run/training_run.h"
 #include "exec/watch/recorder_file.h"
 #include "exec/watch/watchdog.h"
+#include "kernels/cpu/gemm.h"
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/timeline/memory.h"
@@ -333,6 +334,8 @@ int run_command(const RunOptions& options) {
       fmt::print("{}\n", report_json(plan, report, place.transport_name()).dump(2));
     } else {
       print_run_summary(plan, report);
+      const std::string faster = place.kernels() == nullptr ? cpu::faster_blas_kernels() : "";
+      if (!faster.empty()) fmt::print("{}\n", blas_advice(faster));
     }
     if (report.signal == SIGTERM) return kTerminated;
     return report.interrupted ? kInterrupted : kDone;

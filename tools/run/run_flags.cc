@@ -232,4 +232,9 @@ std::string RunFlags::data_name() const {
   return values_->data.empty() ? "synthetic" : std::filesystem::path(values_->data).filename().string();
 }
 
+std::string blas_advice(const std::string& coretype) {
+  return fmt::format("OpenBLAS uses kernels without AVX-512, which this CPU has: OPENBLAS_CORETYPE={} is faster",
+                     coretype);
+}
+
 }  // namespace sluice::tools

@@ -43,4 +43,7 @@ class RunFlags {
 // The default model: 4 layers, hidden size 128, 4 heads, bytes as tokens; 0.86 million parameters.
 inline constexpr const char* kBuiltInModel = "built-in GPT";
 
+// Returns a sentence that advises a value of OPENBLAS_CORETYPE (kernels/cpu/gemm.h).
+std::string blas_advice(const std::string& coretype);
+
 }  // namespace sluice::tools

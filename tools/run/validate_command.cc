@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,7 @@ struct ValidateOptions {
   std::string cost;
   int steps = 10;
   Tolerances tolerances{.makespan = 0.1, .memory = 0.05};
+  double max_wait = 0.02;
   RunPlaceFlags place;
   std::string trace;
   bool json = false;
@@ -76,9 +78,17 @@ std::optional<CostTable> table_from_files(const ValidateOptions& options, const 
   return std::nullopt;
 }
 
+// Returns whether workers are threads that share cores: they always wait for each other.
+bool share_cores(const RunPlace& place, int workers) {
+  const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+  return place.transport() == nullptr && place.kernels() == nullptr && cores != 0 && workers > cores;
+}
+
 TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& options, const RunPlace& place,
                       bool measures) {
   TrialSpec spec{.runs = options.steps, .devices = &place.devices()};
+  const bool all_count = options.max_wait >= 1 || share_cores(place, cases.front().plan.layout().size());
+  spec.most_wait = all_count ? std::numeric_limits<double>::infinity() : options.max_wait;
   for (const Case& each : cases) {
     spec.plans.push_back(&each.plan);
     spec.tokens.push_back(&each.tokens);
@@ -86,6 +96,7 @@ TrialReport run_cases(const std::deque<Case>& cases, const ValidateOptions& opti
   ProfilingSpec profiling;
   if (measures) {
     profiling = profiling_spec(spec.plans, options.profiling, place);
+    profiling.most_wait = spec.most_wait;
     spec.profiling = &profiling;
   }
   Progress progress("runs", options.steps * std::ssize(cases));
@@ -133,8 +144,8 @@ std::deque<Case> cases_of(const ValidateOptions& options, const RunPlace& place)
 }
 
 void warn_of_shared_cores(const RunPlace& place, int workers) {
+  if (!share_cores(place, workers)) return;
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  if (place.transport() != nullptr || place.kernels() != nullptr || cores == 0 || workers <= cores) return;
   print_message(
       fmt::format("warning: {} workers share {} core{}: ops are faster while other ranks wait, which is not predicted",
                   workers, cores, cores == 1 ? "" : "s"));
@@ -145,10 +156,13 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   const RunPlan& plan = cases.front().plan;
   const Tolerances& tolerances = options.tolerances;
   std::vector<Validation> validations;
-  bool holds = true;
+  int exit_code = kDone;
   for (std::size_t i = 0; i < cases.size(); ++i) {
-    validations.push_back(validate(cases[i].plan, table, trials.plans[i]));
-    holds = holds && tolerances.holds(validations.back());
+    validations.push_back(validate(cases[i].plan, table, trials.plans[i], (options.steps + 1) / 2));
+    validations.back().calm = validations.back().calm && !trials.profile_disturbed;
+    const Verdict verdict = tolerances.verdict(validations.back());
+    if (verdict == Verdict::outside) exit_code = kOutsideTolerance;
+    if (verdict == Verdict::none && exit_code == kDone) exit_code = kMachineBusy;
   }
   if (!options.trace.empty()) write_timelines(options.trace, cases.front(), validations.front());
   const ValidationHeading heading{.machine = place.machine(plan.layout().size()),
@@ -163,7 +177,14 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   } else {
     print_validations(validations, heading, tolerances);
   }
-  return holds ? kDone : kOutsideTolerance;
+  if (exit_code == kMachineBusy) {
+    print_message(
+        fmt::format("machine busy: no verdict: ranks waited for cores for more than {:g} % of {}; repeat on an idle "
+                    "machine, or accept "
+                    "it with --max-wait",
+                    100 * options.max_wait, trials.profile_disturbed ? "the profile" : "most runs"));
+  }
+  return exit_code;
 }
 
 int validate_command(const ValidateOptions& options) {
@@ -211,7 +232,7 @@ Subcommand add_validate_command(CLI::App& app) {
   command->group("Run and measure");
   command->footer(
       "Exit codes: 0 within the tolerances, 2 wrong input, 3 not enough memory, 4 invalid schedule, 5 outside the "
-      "tolerances.");
+      "tolerances, 10 machine busy: no verdict.");
   const auto options = std::make_shared<ValidateOptions>();
   options->flags = std::make_unique<RunFlags>(*command, true);
   const auto validation = [](CLI::Option* option) { return option->group("Validation"); };
@@ -226,8 +247,13 @@ Subcommand add_validate_command(CLI::App& app) {
                                  "Maximum error of the median makespan, such as 10% or 0.1 (default 10%)"))
       ->transform(fraction());
   validation(command->add_option("--memory-tolerance", options->tolerances.memory,
-                                 "Maximum error of a rank's peak memory, such as 5% or 0.05 (default 5%)"))
+                                 "Maximum error of the peak memory of a rank, such as 5% or 0.05 (default 5%)"))
       ->transform(fraction());
+  validation(command->add_option("--max-wait", options->max_wait,
+                                 "Maximum time that a rank may wait for a core, relative to a run, such as 2% or 0.02; "
+                                 "other runs are repeated, up to four times --steps in all (default 2%; 100%: all runs "
+                                 "count)"))
+      ->transform(fraction(1));
   validation(command->add_option("--profile", options->profile,
                                  "Use this profile (sluice.profile/1) instead of measuring one"));
   validation(command->add_option("--cost", options->cost, "Use this cost file (sluice.cost/1) instead of a profile"));

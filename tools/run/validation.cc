@@ -121,13 +121,18 @@ Timeline predicted_timeline(const RunPlan& plan, const CostTable& table) {
   return simulate(plan.graph(), price(plan.graph(), cost));
 }
 
-Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials) {
+Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials, int fewest) {
   Validation out{.schedule = plan.schedule().family(), .predicted = predicted_timeline(plan, table)};
+  out.disturbed_runs = static_cast<int>(trials.disturbed.size());
+  out.longest_wait_s = static_cast<double>(trials.longest_wait.nanoseconds) / 1e9;
+  out.calm = std::ssize(trials.clocks) >= fewest;
+  std::vector<std::vector<WorkerClock>> runs = trials.clocks;
+  if (!out.calm) runs.insert(runs.end(), trials.disturbed.begin(), trials.disturbed.end());
   const Metrics expected = measure(plan.graph(), out.predicted);
   std::vector<Timeline> timelines;
   std::vector<Metrics> metrics;
   std::vector<double> bubbles;
-  for (const std::vector<WorkerClock>& clocks : trials.clocks) {
+  for (const std::vector<WorkerClock>& clocks : runs) {
     timelines.push_back(measured_timeline(plan.graph(), clocks));
     metrics.push_back(measure(plan.graph(), timelines.back()));
     out.measured_s.push_back(in_seconds(metrics.back().makespan));

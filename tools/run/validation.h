@@ -41,6 +41,9 @@ struct Validation {
   std::string schedule;
   double predicted_s = 0;
   std::vector<double> measured_s;  // makespan per run
+  int disturbed_runs = 0;          // left out, because a rank waited for a core; in measured_s unless `calm`
+  double longest_wait_s = 0;       // of a rank for a core, in a run
+  bool calm = true;                // enough runs, and the costs, are undisturbed
   Both<double> bubble_fraction;
   std::vector<KindValidation> kinds;  // kinds that occur
   std::vector<RankValidation> ranks;
@@ -56,7 +59,8 @@ struct Validation {
 // Simulates `plan` with the costs of `table`, which must be for its tensor-parallel size and microbatches.
 Timeline predicted_timeline(const RunPlan& plan, const CostTable& table);
 
-// Compares the prediction with the runs, of which there must be at least one.
-Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials);
+// Compares the prediction with the runs, of which there must be at least one. If fewer than `fewest` count, it compares
+// with all, and is not calm.
+Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials, int fewest);
 
 }  // namespace sluice::tools

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -18,6 +19,8 @@ std::string signed_percent(double fraction) { return fmt::format("{:+.1f} %", 10
 
 double difference(double predicted, double measured) { return predicted > 0 ? measured / predicted - 1 : 0; }
 
+constexpr std::array kMarks = {"", "  outside tolerance", "  machine busy: no verdict"};  // by Verdict
+
 void print_validation_summary(std::span<const Validation> validations, const Tolerances& tolerances) {
   fmt::print("{:<18} {:>10} {:>10} {:>21} {:>9}  {:>16}  {:>17}\n", "schedule", "predicted", "measured", "min to max",
              "error", "bubble", "peak memory error");
@@ -26,7 +29,7 @@ void print_validation_summary(std::span<const Validation> validations, const Tol
     fmt::print("{:<18} {:>7} ms {:>7} ms {:>21} {:>9}  {:>7}, {:>7}  {:>17}{}\n", of.schedule, ms(of.predicted_s),
                ms(of.median_s()), ms(*least) + " to " + ms(*most), signed_percent(of.makespan_difference()),
                percent(of.bubble_fraction.first), percent(of.bubble_fraction.second),
-               signed_percent(of.memory_difference()), tolerances.holds(of) ? "" : "  outside tolerance");
+               signed_percent(of.memory_difference()), kMarks[static_cast<std::size_t>(tolerances.verdict(of))]);
   }
 }
 
@@ -69,8 +72,13 @@ OrderedJson validation_json(const Validation& of, const Tolerances& tolerances) 
                      {"held_bytes", rank.held_bytes},
                      {"arena_bytes", rank.arena_bytes}});
   }
+  const Verdict verdict = tolerances.verdict(of);
+  OrderedJson within;  // null without a verdict
+  if (verdict != Verdict::none) within = verdict == Verdict::within;
   return {{"schedule", of.schedule},
-          {"within_tolerance", tolerances.holds(of)},
+          {"within_tolerance", within},
+          {"disturbed_runs", of.disturbed_runs},
+          {"longest_wait_s", of.longest_wait_s},
           {"makespan",
            {{"predicted_s", of.predicted_s},
             {"measured_s", of.median_s()},
@@ -84,8 +92,11 @@ OrderedJson validation_json(const Validation& of, const Tolerances& tolerances) 
 
 }  // namespace
 
-bool Tolerances::holds(const Validation& validation) const {
-  return std::abs(validation.makespan_difference()) <= makespan && std::abs(validation.memory_difference()) <= memory;
+Verdict Tolerances::verdict(const Validation& validation) const {
+  if (!validation.calm) return Verdict::none;
+  const bool holds =
+      std::abs(validation.makespan_difference()) <= makespan && std::abs(validation.memory_difference()) <= memory;
+  return holds ? Verdict::within : Verdict::outside;
 }
 
 void print_validations(std::span<const Validation> validations, const ValidationHeading& heading,
@@ -93,6 +104,9 @@ void print_validations(std::span<const Validation> validations, const Validation
   fmt::print("{}, {}, {}, {}; costs {}; medians of {} runs\n\n", heading.machine, heading.model, heading.precision,
              heading.transport, heading.costs, validations.front().measured_s.size());
   print_validation_summary(validations, tolerances);
+  int disturbed = 0;
+  for (const Validation& of : validations) disturbed += of.disturbed_runs;
+  if (disturbed > 0) fmt::print("\n{} runs in which a rank waited for a core are left out or marked\n", disturbed);
   for (const Validation& of : validations) print_validation_details(of);
 }
 

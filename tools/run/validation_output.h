@@ -8,12 +8,15 @@
 
 namespace sluice::tools {
 
+enum class Verdict { within, outside, none };
+
 // Maximum relative errors. Schedules outside are marked and set the exit code.
 struct Tolerances {
   double makespan = 0.1;
   double memory = 0.05;
 
-  bool holds(const Validation& validation) const;
+  // Returns `none` for a validation that is not calm.
+  Verdict verdict(const Validation& validation) const;
 };
 
 // The setting of a validation, for the heading and the JSON document.

@@ -5,11 +5,16 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <thread>
 #include <tuple>
 
+#include "exec/measure/core_wait.h"
 #include "exec/measure/trial.h"
 #include "exec/plan/run_plan.h"
 #include "exec/transport/on_threads.h"
@@ -205,6 +210,56 @@ TEST(Trials, RunEveryPlanTheRequestedNumberOfTimes) {
       }
     }
   }
+}
+
+// No run is calm enough: each plan has its runs four times over, and the profile falls back to all times.
+TEST(Trials, DisturbedRunsAreRepeatedAndKeptApart) {
+  const RunSpec run{.model = test::small_gpt(2)};
+  FamilyParams params{.ranks = 2, .microbatches = 2};
+  params.shape.slice_lengths = {kTokens};
+  const RunPlan plan(run, make_schedule(find_family("1f1b"), params));
+  const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
+  ProfilingSpec profiling = small_spec();
+  TrialSpec spec{.plans = {&plan}, .tokens = {&tokens}, .runs = 7, .profiling = &profiling};
+  EXPECT_FALSE(run_trials_with_threads(spec).profile_disturbed);
+  spec.most_wait = profiling.most_wait = -1;
+  int observed = 0;
+  const TrialReport report = run_trials_with_threads(spec, [&](int runs) { observed = runs; });
+  EXPECT_EQ(observed, 7);
+  EXPECT_TRUE(report.plans.at(0).clocks.empty());
+  EXPECT_EQ(report.plans.at(0).disturbed.size(), 4U * 7U);
+  EXPECT_TRUE(report.profile_disturbed);
+  EXPECT_FALSE(report.profile.samples.empty());
+}
+
+TEST(CoreWait, IsCalmUpToAFraction) {
+  EXPECT_TRUE(is_calm({.nanoseconds = 50'000}, 0, 0.02));
+  EXPECT_FALSE(is_calm({.nanoseconds = 51'000}, 0, 0.02));
+  EXPECT_TRUE(is_calm({.nanoseconds = 2'049'000}, 100'000'000, 0.02));
+  EXPECT_FALSE(is_calm({.nanoseconds = 2'051'000}, 100'000'000, 0.02));
+}
+
+// Two threads that always have work, on one core: each waits while the other runs.
+TEST(CoreWait, CountsTimeWithoutACore) {
+  if (::access("/proc/thread-self/schedstat", R_OK) != 0) GTEST_SKIP() << "SKIPPED: this kernel has no schedstat";
+  std::atomic<bool> waited{false};
+  const auto work = [&] {
+    cpu_set_t all, first;
+    ASSERT_EQ(::sched_getaffinity(0, sizeof all, &all), 0);
+    int core = 0;
+    while (!CPU_ISSET(core, &all)) ++core;
+    CPU_ZERO(&first);
+    CPU_SET(core, &first);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof first, &first), 0);
+    const CoreWaitMeter meter;
+    const CoreWait before = meter.read();
+    while (!waited.load()) {
+      const CoreWait wait = meter.read() - before;
+      if (wait.nanoseconds > 5'000'000 && wait.switches > 0) waited.store(true);
+    }
+  };
+  std::jthread one(work);
+  std::jthread two(work);
 }
 
 TEST(Trials, HaveNoProfileUnlessRequested) {
