@@ -248,13 +248,13 @@ test('the summary and the timeline fit one screen', async () => {
         return {top, right, bottom, left, height, scrolls: each.scrollHeight > each.clientHeight};
       }));
       for (const box of boxes) {
-        assert.ok(box.top >= 0 && box.bottom <= size.height && box.left >= 0 && box.right <= size.width, `${title}: ${JSON.stringify(box)}`);
-        assert.ok(box.height >= 80, `${title}: ${JSON.stringify(box)}`);
-        if (all) assert.ok(!box.scrolls, `${title}: ${JSON.stringify(box)}`);
+        const text = `${title}: ${JSON.stringify(box)}`;
+        assert.ok(box.top >= 0 && box.bottom <= size.height && box.left >= 0 && box.right <= size.width, text);
+        assert.ok(box.height >= 80, text);
+        if (all) assert.ok(!box.scrolls, text);
       }
-      const [command, lanes] = await page.$$eval('pre.command, .lanes', (every) => [every.find((each) => each.matches('pre')), every.find((each) => each.matches('.lanes'))]
-        .map((each) => each.getBoundingClientRect().top));
-      assert.ok(command > lanes, 'the command is below the timeline');
+      const top = (selector) => page.locator(selector).first().evaluate((each) => each.getBoundingClientRect().top);
+      assert.ok(await top('pre.command') > await top('.lanes'), 'the command is below the timeline');
     });
   }
 });

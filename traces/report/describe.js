@@ -162,7 +162,8 @@ function parseSearch(text) {
     if (unknown) return {error: `unknown term: ${unknown}`};
     if (key) terms.push({key: key.toLowerCase(), number: Number(number)});
     if (word) terms.push({key: word.toLowerCase()});
-    if (name) terms.push({key: 'op', letter: kClasses.find((each) => each.name === name.toLowerCase().replace(/\s+/, ' ')).letter});
+    const plain = name && name.toLowerCase().replace(/\s+/, ' ');
+    if (name) terms.push({key: 'op', letter: kClasses.find((each) => each.name === plain).letter});
     if (letter) terms.push({key: 'op', letter: letter.toUpperCase(), microbatch, slice});
   }
   return {terms};
@@ -192,7 +193,8 @@ function searched(run, terms) {
           case 'step': return kind >= 16 && run.microbatch[i] === term.number;
           case 'stage': return kind === kCollective ? run.collectives[run.stage[i]].stage === term.number :
             either(run.stage, partner.stage, term.number);
-          case 'chunk': return kind < 12 && chunks.size > 1 && (chunks.get(run.stage[i]) === term.number || (p >= 0 && chunks.get(partner.stage[p]) === term.number));
+          case 'chunk': return kind < 12 && chunks.size > 1 &&
+            (chunks.get(run.stage[i]) === term.number || (p >= 0 && chunks.get(partner.stage[p]) === term.number));
           case 'slice': return kind < 16 && either(run.slice, partner.slice, term.number);
           case 'rank': return lane.rank === term.number;
           case 'send':

@@ -36,7 +36,8 @@ function chooseColours() {
   const luminance = (c) => 0.2126 * linear(c[0]) + 0.7152 * linear(c[1]) + 0.0722 * linear(c[2]);
   const white = (c) => 1.05 / (luminance(c) + 0.05) > (luminance(c) + 0.05) / 0.05;
   // By ink, see kShades.
-  const shades = hexes.flatMap((c) => Array.from({length: 256}, (_, shade) => mixed(c, [255, 255, 255], 0.5 * shade / kShades)));
+  const lighter = (c, shade) => mixed(c, [255, 255, 255], 0.5 * shade / kShades);
+  const shades = hexes.flatMap((c) => Array.from({length: 256}, (_, shade) => lighter(c, shade)));
   const inks = (colourOf) => Uint32Array.from(shades, (c) => packed(colourOf(c)));
   colours = {
     dark, page, text: css('--text'), soft: css('--soft'), line: css('--line'), accent: css('--accent'), bad: css('--bad'),
