@@ -240,7 +240,13 @@ bool has_measured_times(const CsvTable& table) { return time_column(table) != nu
 MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
                                           const std::string& folder) {
   if (!has_measured_times(table)) {
-    throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms");
+    std::vector<std::string> times = {kThroughput};
+    for (const TimeColumn& column : kTimes) times.emplace_back(column.name);
+    std::string hint;
+    for (const std::string& column : table.columns()) {
+      if (hint.empty()) hint = did_you_mean(column, times);
+    }
+    throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms" + hint);
   }
   return IterationRow(table, row, base, folder).read();
 }

@@ -178,7 +178,7 @@ TEST_F(Calibrate, UnknownAndContradictoryColumnsAreErrors) {
   EXPECT_THAT(error_of(write("both.csv", "gbs,microbatches,iteration_s\n8,4,1\n") + " " + kScenario),
               HasSubstr("both.csv: row 1: /batch/global_batch: expected micro_batch x dp x microbatches = 1 x 1 x 4"));
   EXPECT_THAT(error_of(write("units.csv", "gbs,iteration_s\n8,90000\n") + " " + kScenario),
-              HasSubstr("the fitted calibration: /scale: expected a number from 0.001 to 1000"));
+              HasSubstr("times the predicted ones, expected 0.001 to 1000 times: check the unit"));
   EXPECT_THAT(error_of(write("kernels.csv", "gpu,m_tokens,k,n,median_ms\na100,1,1,1,1\n")),
               HasSubstr("kernels.csv: nothing to fit: expected at least 6 rows of a GPU or link of the catalogue"));
 }

@@ -110,6 +110,12 @@ void print_correction(const std::vector<Measurement>& rows, const Correction& co
 // Fits the correction. Throws InputError if it is so far from 1 that a file with it is invalid.
 Correction fitted(const std::vector<Measurement>& rows, std::span<const PredictedAndMeasured> times) {
   Correction correction = fit_correction(times);
+  if (!(correction.scale >= 1e-3 && correction.scale <= 1e3)) {
+    throw InputError(
+        fmt::format("calibrate: the measured times are {:.3g} times the predicted ones, expected 0.001 to 1000 times: "
+                    "check the unit of the measurements and the scenario",
+                    correction.scale));
+  }
   for (const Measurement& row : rows) {
     if (row.origin == CorrectionOrigin{}) continue;
     if (std::find(correction.origins.begin(), correction.origins.end(), row.origin) == correction.origins.end()) {

@@ -78,6 +78,8 @@ TEST(MeasuredIterations, DropSlicesOfTheBaseForFamiliesWithoutSlices) {
 TEST(MeasuredIterations, ErrorsNameRowAndColumn) {
   EXPECT_EQ(table_error_of([] { only("pp,tp\n1,1\n"); }),
             "t.csv: header: expected a column of measured times, such as iter_ms");
+  EXPECT_EQ(table_error_of([] { only("pp,Iteration_s\n1,1\n"); }),
+            "t.csv: header: expected a column of measured times, such as iter_ms; did you mean 'iteration_s'?");
   EXPECT_EQ(table_error_of([] { only("pp,iter_s\nx,1\n"); }),
             "t.csv: row 1, column pp: expected a whole number, got 'x'");
   EXPECT_EQ(table_error_of([] { only("pp,iter_s\n1,fast\n"); }),
