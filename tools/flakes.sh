@@ -16,7 +16,7 @@ repeat=200
 busy=$(nproc)
 jobs=$(nproc)
 # Suites with threads, processes, signals, sockets or deadlines.
-filter='^(AllReduceGroup|AutoCommand|Bootstrap.*|BrokenRun|CheckpointTest|DeviceCommands|DeviceWorker|Doctor|EmulatedDevices|Faults|Launcher|Nccl.*|PlanCommand|Profil.*|RecorderTest|RunCommand|Trials|Validate|WaitChainRuns|WatchdogTest)\.'
+filter='^(AllReduceGroup|AutoCommand|Bootstrap.*|BrokenRun|CheckpointTest|CoreWait|DeviceCommands|DeviceWorker|Doctor|EmulatedDevices|Fault.*|Launcher|Nccl.*|PlanCommand|Profil.*|RecorderTest|RunCommand|Trials|Validate|WaitChainRuns|WatchdogTest)\.'
 usage() { sed -n '2,/^set /p' "$0" | sed '$d; s/^# \{0,1\}//'; }
 while [ $# -gt 0 ]; do
   case $1 in

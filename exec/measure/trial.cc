@@ -75,7 +75,9 @@ void gather_run(const RunPlan& plan, const TrialNote& note, const Worker& worker
     TrialNote of;
     std::memcpy(&of, from.data(), sizeof of);
     calm = calm && of.calm;
-    if (!warm_up && of.wait.nanoseconds > trials.longest_wait.nanoseconds) trials.longest_wait = of.wait;
+    if (warm_up) continue;
+    trials.longest_wait_ns = std::max(trials.longest_wait_ns, of.wait.nanoseconds);
+    trials.switches += of.wait.switches;
   }
   for (std::size_t rank = 0; rank < ranks; ++rank) {
     const auto& from = all[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];

@@ -34,7 +34,8 @@ struct TrialSpec {
 struct PlanTrials {
   std::vector<std::vector<WorkerClock>> clocks;     // by run that counts and pipeline rank
   std::vector<std::vector<WorkerClock>> disturbed;  // of the other runs
-  CoreWait longest_wait;                            // of a rank in a run
+  std::int64_t longest_wait_ns = 0;                 // of a rank for a core, in a run
+  std::int64_t switches = 0;                        // involuntary, of all ranks in all runs
   std::vector<std::int64_t> held_bytes;             // by pipeline rank: maximum over all runs, including warm-up
   std::vector<std::int64_t> arena_bytes;
 };

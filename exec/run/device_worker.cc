@@ -452,7 +452,7 @@ void DeviceWorker::issue_optimizer(const PlannedStep& step, std::size_t item) {
   update.stream = compute_.get();
   update.scale_on_device = has_norm() ? on_device_.scales + step.step : nullptr;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
-  if (optimizer_reads_first()) check_gradients(step.chunk, read, item, *compute_);
+  if (optimizer_reads_first() || fault_at(step.vertex).poison) check_gradients(step.chunk, read, item, *compute_);
   const std::int64_t version = version_base_ + step.step;
   stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   device_.zero(read, stage.memory().gradients, *compute_);

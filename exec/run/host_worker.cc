@@ -308,9 +308,9 @@ void HostWorker::check_finite(const Stage& stage, const OpPlan& op, VertexId ver
   const std::byte* const made = op.op.op == OpKind::F ? call.output : call.input_gradient;
   const std::int64_t elements = call.shape.rows() * stage.spec().model.hidden;
   const Precision precision = plan_.spec().precision;
-  const bool weights = op.op.op == OpKind::W || op.op.op == OpKind::B;
   const bool fine = (made == nullptr || op.op.op == OpKind::W || all_finite(made, elements, precision)) &&
-                    std::isfinite(call.loss) && (!weights || edges_finite(stage, call.gradients, precision));
+                    std::isfinite(call.loss) &&
+                    (call.gradients == nullptr || edges_finite(stage, call.gradients, precision));
   if (!fine) fail_not_finite(vertex, op.op.microbatch);
 }
 
@@ -356,7 +356,7 @@ void HostWorker::run_optimizer(const PlannedStep& step) {
   OptimizerStep update = update_of(step, learning_rates_);
   update.gradient_scale = gradient_scale_;
   std::byte* const read = gradients(step.chunk, step.gradient_buffer);
-  if (optimizer_reads_first_) check_gradients(step.chunk, read, step.vertex);
+  if (optimizer_reads_first_ || fault_at(step.vertex).poison) check_gradients(step.chunk, read, step.vertex);
   const std::int64_t version = version_base_ + step.step;
   stage.step(weights(step.chunk, version), weights(step.chunk, version + 1), optimizer_state(step.chunk), read, update);
   std::memset(read, 0, to_size(stage.memory().gradients));

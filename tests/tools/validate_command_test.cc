@@ -136,6 +136,7 @@ TEST_F(Validate, BusyMachineGivesNoVerdict) {
   EXPECT_TRUE(validation.at("within_tolerance").is_null());
   EXPECT_GT(validation.at("disturbed_runs"), 8);  // of 16
   EXPECT_GT(validation.at("longest_wait_s"), 0.0);
+  EXPECT_GT(validation.at("involuntary_switches"), 0);
   EXPECT_EQ(accepted.exit_code, 0) << accepted.err;
   EXPECT_EQ(json::parse(accepted.out).at("validations").at(0).at("disturbed_runs"), 0);
 }

@@ -71,6 +71,7 @@ ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const Profil
   spec.data_parallel = first.layout().data;
   spec.seed = first.spec().seed;
   spec.budget_s = flags.time_budget_s;
+  spec.most_wait = 0.02;
   spec.link = place.transport_name();
   spec.cells = requested_cells(flags, spec.sequence_length);
   for (const RunPlan* plan : plans) {

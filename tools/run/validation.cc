@@ -124,7 +124,8 @@ Timeline predicted_timeline(const RunPlan& plan, const CostTable& table) {
 Validation validate(const RunPlan& plan, const CostTable& table, const PlanTrials& trials, int fewest) {
   Validation out{.schedule = plan.schedule().family(), .predicted = predicted_timeline(plan, table)};
   out.disturbed_runs = static_cast<int>(trials.disturbed.size());
-  out.longest_wait_s = static_cast<double>(trials.longest_wait.nanoseconds) / 1e9;
+  out.longest_wait_s = static_cast<double>(trials.longest_wait_ns) / 1e9;
+  out.switches = trials.switches;
   out.calm = std::ssize(trials.clocks) >= fewest;
   std::vector<std::vector<WorkerClock>> runs = trials.clocks;
   if (!out.calm) runs.insert(runs.end(), trials.disturbed.begin(), trials.disturbed.end());

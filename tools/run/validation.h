@@ -43,6 +43,7 @@ struct Validation {
   std::vector<double> measured_s;  // makespan per run
   int disturbed_runs = 0;          // left out, because a rank waited for a core; in measured_s unless `calm`
   double longest_wait_s = 0;       // of a rank for a core, in a run
+  std::int64_t switches = 0;       // involuntary, of all ranks in all runs
   bool calm = true;                // enough runs, and the costs, are undisturbed
   Both<double> bubble_fraction;
   std::vector<KindValidation> kinds;  // kinds that occur

@@ -79,6 +79,7 @@ OrderedJson validation_json(const Validation& of, const Tolerances& tolerances) 
           {"within_tolerance", within},
           {"disturbed_runs", of.disturbed_runs},
           {"longest_wait_s", of.longest_wait_s},
+          {"involuntary_switches", of.switches},
           {"makespan",
            {{"predicted_s", of.predicted_s},
             {"measured_s", of.median_s()},

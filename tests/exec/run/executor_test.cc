@@ -312,6 +312,8 @@ TEST(BrokenRun, FailureNamesRankAndOp) {
   broken = run_with_fault("nan:rank=0,op=W,mb=2,step=1", 1, 1, "zb-h1");
   EXPECT_EQ(broken.kind, FailureKind::non_finite);
   EXPECT_THAT(broken.what, HasSubstr("W(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"));
+  broken = run_with_fault("nan:rank=0,op=I,mb=2,step=1", 1, 1, "zb-h1");  // the first stage has no input gradient
+  EXPECT_THAT(broken.what, HasSubstr("I(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"));
 }
 
 // Before they are reduced: afterwards every rank has them.
@@ -320,10 +322,12 @@ TEST(BrokenRun, GradientsThatAreNotFiniteNameTheirRank) {
                                          {"gradient-reduce", 2, "gradient reduce(stage 0, step 0)"},
                                          {"optimizer", 1, "optimizer(stage 1, step 0)"}}) {
     SCOPED_TRACE(op);
-    const bool norm = std::string(op) != "optimizer";
-    const Broken broken = run_with_fault(std::string("nan:rank=1,step=1,op=") + op, data, 1, "1f1b", norm ? 1 : 0);
-    EXPECT_EQ(broken.kind, FailureKind::non_finite);
-    EXPECT_EQ(broken.what, std::string("the gradients of rank 1 are not finite in step 1, before ") + before);
+    for (const double clip : {0.0, 1.0}) {
+      if (clip == 0 && std::string(op) == "global-norm") continue;
+      const Broken broken = run_with_fault(std::string("nan:rank=1,step=1,op=") + op, data, 1, "1f1b", clip);
+      EXPECT_EQ(broken.kind, FailureKind::non_finite);
+      EXPECT_EQ(broken.what, std::string("the gradients of rank 1 are not finite in step 1, before ") + before);
+    }
   }
 }
 
