@@ -60,7 +60,7 @@ function(sluice_batch target batch)
   endif()
 endfunction()
 
-# The same for code whose speed does not matter (the command line, tests): hardly optimised in Release.
+# The same for code whose speed does not matter (the command line, tests): hardly optimized in Release.
 function(sluice_compile_fast target batch)
   if(SLUICE_SANITIZE)
     set(batch 16)  # sanitizers make each translation unit expensive

@@ -1,5 +1,7 @@
 #include "tools/commands.h"
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <utility>
 
@@ -8,6 +10,31 @@
 #include "tools/completion/completion.h"
 
 namespace sluice::tools {
+
+namespace {
+
+// Prints the help of a command, or of all.
+Subcommand add_help_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("help",
+                                         "Print the help of a command, or the list of commands.\n\n"
+                                         "Examples:\n"
+                                         "  sluice help simulate");
+  command->group("Shell");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
+  const auto name = std::make_shared<std::string>();
+  std::vector<std::string> names;
+  for (const CLI::App* each : app.get_subcommands([](const CLI::App*) { return true; })) {
+    if (each != command) names.push_back(each->get_name());
+  }
+  command->add_option("command", *name, "Command to describe (default: all)")->check(CLI::IsMember(names));
+  return {command, [&app, name] {
+            const CLI::App& described = name->empty() ? app : *app.get_subcommand(*name);
+            fmt::print("{}", help_text(command_tree(described)));
+            return kDone;
+          }};
+}
+
+}  // namespace
 
 std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string> arguments) {
   app.name("sluice");
@@ -34,8 +61,9 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
                                       add_calibrate_command(app),
                                       add_doctor_command(app),
                                       add_completion_command(app)};
+  commands.push_back(add_help_command(app));
   app.footer(  // last, because subcommands inherit it
-      "'sluice <command> --help' prints the options and examples of a command, 'sluice --help-man' the manual page. "
+      "'sluice help <command>' prints the options and examples of a command, 'sluice --help-man' the manual page. "
       "The "
       "documentation is in docs/ of the repository, and in share/doc/sluice/ of an installation.");
   add_man_flag(app);

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <new>
+#include <regex>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -38,9 +42,85 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
+// Returns what an option takes: "a whole number", "numbers, separated by commas", "true or false" (a flag).
+std::string expected_value(const CLI::Option& option, bool one = false) {
+  const std::string type = option.get_type_name();
+  const bool list = option.get_items_expected_max() > 1 && !one;
+  if (option.get_items_expected_max() == 0) return "true or false";
+  if (type.starts_with("INT") || type.starts_with("UINT")) {
+    return list ? "whole numbers, separated by commas" : "a whole number";
+  }
+  return !type.starts_with("FLOAT") ? "a value" : list ? "numbers, separated by commas" : "a number";
+}
+
+// Returns for example "a whole number from 10 to 100000".
+std::string expected_range(const CLI::Option& option, const std::string& low, const std::string& high) {
+  if (option.get_type_name().find("POSITIVE") != std::string::npos) return expected_value(option, true) + " above 0";
+  const double most = std::strtod(high.c_str(), nullptr);
+  const std::string from = fmt::format("{:g}", std::strtod(low.c_str(), nullptr));
+  if (most > 1e15) return fmt::format("{} of at least {}", expected_value(option, true), from);
+  return fmt::format("{} from {} to {}", expected_value(option, true), from,
+                     most == std::floor(most) ? fmt::format("{:.0f}", most) : fmt::format("{:g}", most));
+}
+
+// Returns the message of a parser error about an option or argument in the words of the other errors.
+std::string option_error(const CLI::App& command, const std::string& what) {
+  for (const CLI::Option* option : command.get_options()) {
+    for (std::string name : {option->get_name(), option->get_name(false, true)}) {
+      name = name.substr(0, name.find(','));
+      std::smatch found;
+      const auto is = [&](const std::string& pattern) {
+        return std::regex_match(what, found, std::regex(fmt::format(fmt::runtime(pattern), name)));
+      };
+      if (name.empty()) continue;
+      if (is("Could not convert: {} = (.*)")) {
+        return fmt::format("{}: expected {}, got '{}'", name, expected_value(*option), found.str(1));
+      }
+      if (is("{}: Value (.*) not in range (.*) to (.*)")) {
+        return fmt::format("{}: expected {}, got '{}'", name, expected_range(*option, found.str(2), found.str(3)),
+                           found.str(1));
+      }
+      if (is("{}: (.*) not in \\{{(.*)\\}}")) {
+        std::vector<std::string> words;
+        std::istringstream list(found.str(2));
+        for (std::string word; std::getline(list, word, ',');) words.push_back(word);
+        return fmt::format("{}: expected one of {}, got '{}'{}", name, fmt::join(words, ", "), found.str(1),
+                           did_you_mean(found.str(1), words));
+      }
+      if (is("{}: .* required .* missing")) return fmt::format("{}: expected {}", name, expected_value(*option));
+      if (is("{}: At Most 1 required but received (.*)")) {
+        return fmt::format("{}: given {} times, expected once", name, found.str(1));
+      }
+    }
+  }
+  return what;
+}
+
+// Returns the error of an option with an empty value: a file name, for example, that a script left unset. Only a title
+// may be empty.
+std::string empty_value(const CLI::App& command) {
+  for (const CLI::Option* option : command.get_options()) {
+    if (option->get_name() == "--svg-title") continue;
+    for (const std::string& value : option->results()) {
+      if (value.empty()) return fmt::format("{}: {}: expected a value, got ''", command.get_name(), option->get_name());
+    }
+  }
+  return "";
+}
+
 int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
   const CLI::App& command = active(app);
   const std::string where = &command == &app ? "" : command.get_name() + ": ";
+  if (const CLI::Option* explain = command.get_option_no_throw("--explain");
+      explain != nullptr && explain->count() > 0 && !command.remaining().empty()) {
+    std::vector<std::string> words = command.remaining();
+    for (const std::string& word : command.get_option("scenario")->results()) words.push_back(word);
+    for (const std::string& word : words) {
+      if (word.find_first_not_of("0123456789") != std::string::npos) continue;
+      return report_error(fmt::format("{}--explain: write the stage after '=', as in --explain={}", where, word),
+                          kWrongInput);
+    }
+  }
   for (const std::string& word : command.remaining()) {
     const std::string flag = word.substr(0, word.find('='));
     if (flag.starts_with("-")) {
@@ -57,10 +137,7 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
     }
     return report_error(fmt::format("{}unexpected argument '{}'", where, word), kWrongInput);
   }
-  if (&command == &app && app.get_subcommands().empty()) {
-    return report_error("a command is required ('sluice --help' lists the commands)", kWrongInput);
-  }
-  return report_error(where + error.what(), kWrongInput);
+  return report_error(where + option_error(command, error.what()), kWrongInput);
 }
 
 int run(int argc, char** argv) {
@@ -75,8 +152,11 @@ int run(int argc, char** argv) {
     fmt::print("{}", app.help());
     return kDone;
   } catch (const CLI::ParseError& error) {
-    return wrong_usage(app, error);
+    if (argc > 1) return wrong_usage(app, error);
+    fmt::print("{}", app.help());  // no command
+    return kDone;
   }
+  if (const std::string error = empty_value(active(app)); !error.empty()) return report_error(error, kWrongInput);
   const auto chosen =
       std::find_if(commands.begin(), commands.end(), [](const Subcommand& each) { return each.parser->parsed(); });
   check_outputs(*chosen->parser);

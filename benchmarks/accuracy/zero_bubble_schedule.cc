@@ -107,7 +107,7 @@ class Builder {
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
   const RankBudget& budget(int rank) const { return problem_.ranks[rank]; }
 
-  // When the input of the next F or I of `rank` arrives from its neighbour.
+  // When the input of the next F or I of `rank` arrives from its neighbor.
   Duration forward_ready(int rank) const {
     return rank == 0 ? Duration::zero() : ranks_[rank - 1].forward_end[ranks_[rank].forwards()] + problem_.hop;
   }

@@ -14,5 +14,7 @@ struct CatalogueFile {
 };
 
 std::span<const CatalogueFile> catalogue_files();  // sorted by name
+// The files of examples/models/, also embedded, by the model's name, such as "llama3-8b".
+std::span<const CatalogueFile> model_files();
 
 }  // namespace sluice::model

@@ -33,6 +33,13 @@ const CatalogueFile* find_file(const std::string& name) {
   return nullptr;
 }
 
+// Whether a name that is not in the catalogue is a file, which may be missing or unreadable.
+bool is_path(const std::string& name) {
+  std::error_code error;
+  return name.find('/') != std::string::npos || name.ends_with(".json") || std::filesystem::exists(name, error) ||
+         error;
+}
+
 // Reads a number, or {"value": number, "source": its origin}.
 double constant(JsonReader& reader, const std::string& key, double low, double high) {
   JsonReader member = reader.at(key);
@@ -193,6 +200,12 @@ std::vector<std::string> catalogue_nodes() { return names_under("nodes/"); }
 std::vector<std::string> catalogue_gpus() { return names_under("gpus/"); }
 std::vector<std::string> catalogue_software() { return names_under("software/"); }
 
+std::vector<std::string> catalogue_models() {
+  std::vector<std::string> names;
+  for (const CatalogueFile& file : model_files()) names.emplace_back(file.name);
+  return names;
+}
+
 Software software_from_json(JsonReader reader) {
   check_schema(reader, "sluice.software/1");
   Software software;
@@ -207,13 +220,12 @@ Software software_from_json(JsonReader reader) {
 }
 
 Software load_software(const std::string& name_or_path) {
-  std::error_code error;
   if (const CatalogueFile* file = find_file("software/" + name_or_path)) {
     const std::string source = fmt::format("catalogue/{}.json", file->name);
     const Json json = parse_json(file->text, source);
     return software_from_json(JsonReader(json, source));
   }
-  if (std::filesystem::exists(name_or_path, error) || name_or_path.ends_with(".json")) {
+  if (is_path(name_or_path)) {
     const Json json = parse_json(read_file(name_or_path, 1 << 24), name_or_path);
     return software_from_json(JsonReader(json, name_or_path));
   }
@@ -235,6 +247,7 @@ Link catalogue_link(const std::string& name) {
 Cluster cluster_from_json(JsonReader reader) {
   check_schema(reader, "sluice.cluster/1");
   Cluster cluster = named_or_inline(reader.at("node"), "nodes/", "node", node_from_json);
+  cluster.nodes_specified = reader.has("nodes");
   cluster.nodes = static_cast<int>(reader.integer_or("nodes", 1, kMaxNodes, 1));
   cluster.name = reader.string_or("name", cluster.name);
   reader.finish();
@@ -246,12 +259,11 @@ Cluster load_cluster(const std::string& name_or_path, int nodes) {
     throw InputError(fmt::format("nodes: expected a whole number from 1 to {}, got {}", kMaxNodes, nodes));
   }
   Cluster cluster;
-  std::error_code error;
   if (const CatalogueFile* file = find_file("nodes/" + name_or_path)) {
     const std::string source = fmt::format("catalogue/{}.json", file->name);
     const Json json = parse_json(file->text, source);
     cluster = node_from_json(JsonReader(json, source));
-  } else if (std::filesystem::exists(name_or_path, error) || name_or_path.ends_with(".json")) {
+  } else if (is_path(name_or_path)) {
     const Json json = parse_json(read_file(name_or_path, 1 << 24), name_or_path);
     JsonReader reader(json, name_or_path);
     cluster = reader.has("node") ? cluster_from_json(reader) : node_from_json(reader);
@@ -260,7 +272,10 @@ Cluster load_cluster(const std::string& name_or_path, int nodes) {
     throw InputError(fmt::format("cluster: expected a file or one of {}, got \"{}\"{}", fmt::join(names, ", "),
                                  name_or_path, did_you_mean(name_or_path, names)));
   }
-  if (nodes > 0) cluster.nodes = nodes;
+  if (nodes > 0) {
+    cluster.nodes = nodes;
+    cluster.nodes_specified = true;
+  }
   return cluster;
 }
 

@@ -86,6 +86,7 @@ struct Cluster {
   Gpu gpu;
   int gpus_per_node = 1;
   int nodes = 1;
+  bool nodes_specified = false;  // otherwise a scenario has as many as it needs
   Link intra_node;
   Link inter_node;
   bool nic_per_gpu = true;  // inter_node is per GPU; otherwise the node's GPUs share it
@@ -94,8 +95,9 @@ struct Cluster {
   std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
 };
 
-// Returns the names of the catalogue's nodes, sorted.
+// Returns the names of the catalogue's nodes, or of its models (examples/models/), sorted.
 std::vector<std::string> catalogue_nodes();
+std::vector<std::string> catalogue_models();
 
 // Returns a GPU of the catalogue by the name of its file ("a100-80gb"). Throws InputError that lists the names.
 std::vector<std::string> catalogue_gpus();

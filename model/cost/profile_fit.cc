@@ -184,7 +184,7 @@ std::optional<RelativeError> held_out_error(const std::vector<Cell>& cells, int 
   return sum.error();
 }
 
-// Interpolates each length but the outer ones between its neighbours.
+// Interpolates each length but the outer ones between its neighbors.
 std::optional<RelativeError> error_between(const TimeCurve& curve) {
   if (curve.tokens.size() < 3) return std::nullopt;
   ErrorSum sum;

@@ -66,12 +66,12 @@ UniformTimes parse_uniform(std::string_view text) {
 UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
     : times_(std::move(times)), num_chunks_(schedule.num_chunks()) {
   const auto check_list = [&](const std::vector<double>& list, std::string_view key) {
-    if (list.empty()) throw InputError(fmt::format("uniform cost: {} needs a value", key));
+    if (list.empty()) throw InputError(fmt::format("/cost/{}: expected a value", key));
     if (list.size() == 1) return;
     for (const MicrobatchShape& shape : schedule.shapes()) {
       if (std::ssize(list) != shape.num_slices()) {
-        throw InputError(fmt::format("uniform cost: {} has {} values, one per slice, but a microbatch has {} slices",
-                                     key, list.size(), shape.num_slices()));
+        throw InputError(fmt::format("/cost/{}: expected one value of {}, or {}, one per slice, got {}", key, key,
+                                     shape.num_slices(), list.size()));
       }
     }
   };
@@ -79,11 +79,11 @@ UniformCost::UniformCost(UniformTimes times, const Schedule& schedule)
   check_list(times_.input_gradient, "b");
   check_list(times_.weight_gradient, "w");
   if (!times_.stage_weights.empty() && std::ssize(times_.stage_weights) != schedule.num_stages()) {
-    throw InputError(fmt::format("stage weights: expected {}, one per stage, got {}", schedule.num_stages(),
+    throw InputError(fmt::format("/cost/stage_weights: expected {}, one per stage, got {}", schedule.num_stages(),
                                  times_.stage_weights.size()));
   }
   for (const double w : times_.stage_weights) {
-    if (!(w >= 0 && w <= 1e6)) throw InputError(fmt::format("stage weights: expected 0 to 1e6, got {}", w));
+    if (!(w >= 0 && w <= 1e6)) throw InputError(fmt::format("/cost/stage_weights: expected 0 to 1e6, got {}", w));
   }
 }
 

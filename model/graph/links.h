@@ -6,7 +6,7 @@
 
 namespace sluice::model {
 
-// The lanes between ranks: one for each ordered pair of ranks with neighbouring stages.
+// The lanes between ranks: one for each ordered pair of ranks with neighboring stages.
 struct Links {
   static constexpr LaneId kSameRank = -1;
 

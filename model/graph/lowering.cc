@@ -185,7 +185,7 @@ class Lowering {
 
   // --- needs ------------------------------------------------------------------------------------------------
 
-  // The vertex that passes the result of `op_vertex` (its forward or its gradient) to a neighbouring stage.
+  // The vertex that passes the result of `op_vertex` (its forward or its gradient) to a neighboring stage.
   VertexId message(VertexId op_vertex, bool forward, LaneId link) const {
     if (link == kSameRank) return op_vertex;
     const VertexId first = op_vertex + 1;
@@ -300,8 +300,8 @@ class Lowering {
     const bool forward = op.kind == OpKind::F;
     (forward ? forward_ : gradient_)[cell(op)] = id;
     const int stages = schedule_.num_stages();
-    const int neighbour = op.stage + (forward ? 1 : -1);
-    if (neighbour >= 0 && neighbour < stages) {
+    const int neighbor = op.stage + (forward ? 1 : -1);
+    if (neighbor >= 0 && neighbor < stages) {
       const std::size_t link_index = to_size(schedule_.route(op.microbatch) * stages + op.stage);
       const LaneId link = (forward ? forward_link_ : backward_link_)[link_index];
       if (link != kSameRank && !communicates_) send(op, id, link);

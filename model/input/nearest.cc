@@ -8,8 +8,9 @@
 namespace sluice::model {
 namespace {
 
+int lower_case(char c) { return std::tolower(static_cast<unsigned char>(c)); }
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-  const auto lower = [](char c) { return std::tolower(static_cast<unsigned char>(c)); };
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
@@ -17,7 +18,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
     row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
       const std::size_t above = row[j];
-      const std::size_t substitute = diagonal + (lower(a[i - 1]) == lower(b[j - 1]) ? 0 : 1);
+      const std::size_t substitute = diagonal + (lower_case(a[i - 1]) == lower_case(b[j - 1]) ? 0 : 1);
       row[j] = std::min({above + 1, row[j - 1] + 1, substitute});
       diagonal = above;
     }
@@ -28,11 +29,17 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string nearest(std::string_view word, std::span<const std::string> candidates) {
+  // Flags share their dashes with every other flag.
+  const auto letters = [](std::string_view text) { return text.substr(text.starts_with("--") ? 2 : 0); };
   std::string best;
   std::size_t best_distance = 0;
   for (const std::string& candidate : candidates) {
-    const std::size_t distance = edit_distance(word, candidate);
-    const std::size_t allowed = std::max<std::size_t>(2, std::max(word.size(), candidate.size()) / 3);
+    const std::string_view a = letters(word);
+    const std::string_view b = letters(candidate);
+    const std::size_t longest = std::max(a.size(), b.size());
+    const std::size_t least = !a.empty() && !b.empty() && longest > 3 && lower_case(a[0]) == lower_case(b[0]) ? 2 : 1;
+    const std::size_t distance = edit_distance(a, b);
+    const std::size_t allowed = std::max(least, longest / 3);
     if (distance <= allowed && (best.empty() || distance < best_distance)) {
       best = candidate;
       best_distance = distance;

@@ -9,7 +9,8 @@
 namespace sluice::model {
 
 // Returns the candidate with the least edit distance to `word` (case-insensitive), or "" if none is near enough to be a
-// likely typo (distance above a third of the longer word, at least 2).
+// likely typo: with a distance of at most a third of the longer word without "--", but at least 1, or 2 for words of
+// more than 3 letters with the same first one.
 std::string nearest(std::string_view word, std::span<const std::string> candidates);
 
 // Returns "; did you mean 'x'?", or "" if nothing is near.

@@ -28,7 +28,7 @@ struct CorrectionOrigin {
 // fixed_s, with its uncertainty.
 struct Correction {
   double scale = 1;
-  // Per iteration, for every schedule. Above 0: what is not modelled, such as data loading and logging. Below 0: the
+  // Per iteration, for every schedule. Above 0: what is not modeled, such as data loading and logging. Below 0: the
   // prediction has too much time that does not grow with the number of microbatches.
   double fixed_s = 0;
   // The shortest prediction that it was fitted to. Below it, a negative fixed time decreases in proportion to the

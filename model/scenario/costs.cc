@@ -11,6 +11,19 @@
 #include "model/workload/transformer_footprint.h"
 
 namespace sluice::model {
+namespace {
+
+// Calls `work`. Its errors start with the scenario and `place`, such as "/cluster: ".
+template <typename Work>
+auto with_place(const Scenario& scenario, const char* place, const Work& work) {
+  try {
+    return work();
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("{}: {}{}", scenario.source, place, error.what()));
+  }
+}
+
+}  // namespace
 
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
                                         std::span<const int> explicit_layers, int first_layers, int last_layers) {
@@ -40,34 +53,43 @@ void ScenarioCosts::split_model(const Schedule& schedule) {
   }
   if (training.cp > 1 && schedule.sliced()) {
     throw InputError(
-        fmt::format("{}: /parallelism/cp: slices of a sequence are not modelled with context parallelism, "
+        fmt::format("{}: /parallelism/cp: slices of a sequence are not modeled with context parallelism, "
                     "got {}",
                     scenario_.source, training.cp));
   }
-  stages_ = split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
-                         scenario_.last_stage_layers);
-  footprint_ = std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_);
+  const char* const place = scenario_.stage_layers.empty() ? "/parallelism: " : "/parallelism/stage_layers: ";
+  stages_ = with_place(scenario_, place, [&] {
+    return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
+                        scenario_.last_stage_layers);
+  });
+  footprint_ = with_place(scenario_, "/parallelism: ", [&] {
+    return std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_);
+  });
 }
 
 void ScenarioCosts::make_cost(const Schedule& schedule) {
   const auto require = [&](bool there, const char* what) {
     if (!there) throw InputError(fmt::format("{}: {}", scenario_.source, what));
   };
+  const auto analytic = [&] {
+    return with_place(scenario_, "/cluster: ", [&] {
+      return std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
+                                            scenario_.software);
+    });
+  };
   switch (scenario_.cost) {
-    case CostKind::uniform: cost_ = std::make_unique<UniformCost>(scenario_.uniform, schedule); return;
+    case CostKind::uniform:
+      cost_ = with_place(scenario_, "", [&] { return std::make_unique<UniformCost>(scenario_.uniform, schedule); });
+      return;
     case CostKind::analytic:
       require(scenario_.model.has_value(), "/model: required by the analytic cost (--model)");
       require(scenario_.cluster.has_value(), "/cluster: required by the analytic cost (--cluster)");
-      cost_ = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
-                                             scenario_.software);
+      cost_ = analytic();
       return;
     case CostKind::fitted: {
       require(scenario_.model.has_value(), "/model: required by the fitted cost for the layers of a stage (--model)");
       std::unique_ptr<const CostModel> rest;
-      if (scenario_.cluster) {
-        rest = std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
-                                              scenario_.software);
-      }
+      if (scenario_.cluster) rest = analytic();
       cost_ = std::make_unique<FittedCost>(read_cost_table(scenario_.cost_file), scenario_.training, stages_,
                                            std::move(rest), count_parameters(schedule));
       return;

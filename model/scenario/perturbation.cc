@@ -49,7 +49,7 @@ std::string to_string(const Jitter& jitter) {
 }
 
 Perturbation perturbation_from_json(JsonReader& reader) {
-  Perturbation out;
+  Perturbation out{.source = reader.source()};
   if (reader.has("slow_ranks")) {
     for (JsonReader& slow : reader.at("slow_ranks").elements()) {
       out.slow_ranks.push_back({.rank = static_cast<int>(slow.integer("rank", 0, kMaxRanks - 1)),

@@ -11,7 +11,8 @@ namespace sluice::model {
 
 class JsonReader;
 
-// Independent random factors, with mean 1, on the time of every op, transfer, collective and step.
+// Independent random factors, with mean 1, on the time of every op, transfer, collective and step, and on the latency
+// of every link.
 struct Jitter {
   enum class Kind : std::uint8_t {
     none,
@@ -34,6 +35,7 @@ struct Perturbation {
     int b = 0;
     double factor = 1;  // on the time of every transfer between the two, on the wire and latency, in both directions
   };
+  std::string source;  // of the scenario, in errors
   std::vector<SlowRank> slow_ranks;
   std::vector<SlowLink> slow_links;
   Jitter jitter;

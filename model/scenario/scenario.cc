@@ -4,8 +4,10 @@
 
 #include <filesystem>
 
+#include "model/cluster/catalogue.h"
 #include "model/errors.h"
 #include "model/input/json_reader.h"
+#include "model/input/nearest.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::model {
@@ -13,6 +15,8 @@ namespace {
 
 constexpr std::int64_t kMost = 1'000'000'000;
 constexpr std::int64_t kMostNodes = 65536;
+constexpr std::int64_t kMostGpus = 1 << 24;
+constexpr std::int64_t kMostReplicas = 1 << 20;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
@@ -85,22 +89,32 @@ class Reading {
     }
   }
 
+  // Reads a file, a folder with a config.json, or a model of the catalogue. A file precedes a model of the same name.
   Transformer read_model_file(const JsonReader& model) const {
-    const std::string path = resolved(model.string());
+    namespace fs = std::filesystem;
+    const std::string name = model.string();
+    std::string path = resolved(name);
     std::error_code error;
-    if (!std::filesystem::exists(path, error)) model.fail(fmt::format("expected a model file (there is no {})", path));
-    return model::read_model(path);
+    if (!fs::is_directory(path, error) && (fs::exists(path, error) || error)) return model::read_model(path);
+    for (const CatalogueFile& file : model_files()) {
+      if (file.name == name) return parse_model(file.text, fmt::format("catalogue/{}.json", name));
+    }
+    if (fs::exists(path + "/config.json", error)) return model::read_model(path + "/config.json");
+    const std::vector<std::string> names = catalogue_models();
+    if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
+    model.fail(fmt::format("expected a model file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));
   }
 
   void read_parallelism(JsonReader& object) {
     Training& training = scenario_.training;
     training.pp = whole(object, "pp", 1, kMaxRanks, 0);
     training.tp = whole(object, "tp", 1, 4096, 1);
-    training.dp = whole(object, "dp", 1, 1 << 20, 1);
+    training.dp = whole(object, "dp", 1, kMostReplicas, 1);
     training.cp = whole(object, "cp", 1, 4096, 1);
+    read_gpus(object);
     training.ep = whole(object, "ep", 1, 1 << 16, 1);
     if (object.has("etp") && object.integer("etp", 1, 4096) != 1) {
-      object.at("etp").fail("expected 1: experts that are split over tensor-parallel ranks are not modelled");
+      object.at("etp").fail("expected 1: experts that are split over tensor-parallel ranks are not modeled");
     }
     object.allow("etp");
     if (object.has("cp_comm_type") && object.at("cp_comm_type").one_of(kContextExchanges) == "a2a") {
@@ -152,6 +166,23 @@ class Reading {
     object.allow("layers_per_virtual_stage");
   }
 
+  // The number of GPUs instead of dp.
+  void read_gpus(JsonReader& object) {
+    object.allow("gpus");
+    if (!object.has("gpus")) return;
+    Training& training = scenario_.training;
+    const JsonReader gpus = object.at("gpus");
+    const std::int64_t number = gpus.integer(1, kMostGpus);
+    if (object.has("dp")) gpus.fail("specify dp or gpus, not both");
+    if (training.pp == 0) gpus.fail("requires pp");
+    const std::int64_t replica = std::int64_t{training.tp} * training.cp * training.pp;
+    if (number % replica != 0 || number / replica > kMostReplicas) {
+      gpus.fail(fmt::format("expected a multiple of tp x cp x pp = {} x {} x {}, at most {} times", training.tp,
+                            training.cp, training.pp, kMostReplicas));
+    }
+    training.dp = static_cast<int>(number / replica);
+  }
+
   void read_batch(JsonReader& object) {
     scenario_.training.micro_batch = whole(object, "micro_batch", 1, 1 << 20, 1);
     scenario_.microbatches = whole(object, "microbatches", 1, kMost, 0);
@@ -179,34 +210,40 @@ class Reading {
       return;
     }
     JsonReader cluster = root_.at("cluster");
+    Cluster loaded;
     if (!cluster.json().is_string() && !cluster.has("name")) {
-      scenario_.cluster = cluster_from_json(cluster);
-      return;
-    }
-    std::string name;
-    int nodes = 0;
-    if (cluster.json().is_string()) {
-      name = cluster.string();
+      loaded = cluster_from_json(cluster);
+    } else if (cluster.json().is_string()) {
+      loaded = load_cluster(catalogue_or_path(cluster, catalogue_nodes()), 0);
     } else {
-      name = cluster.string("name");
-      nodes = whole(cluster, "nodes", 1, kMostNodes, 0);
+      const std::string name = catalogue_or_path(cluster.at("name"), catalogue_nodes());
+      const int nodes = whole(cluster, "nodes", 1, kMostNodes, 0);
       cluster.finish();
+      loaded = load_cluster(name, nodes);
     }
+    if (!loaded.nodes_specified) loaded.nodes = needed_nodes(cluster, loaded.gpus_per_node);
+    scenario_.cluster = std::move(loaded);
+  }
+
+  // Returns the number of nodes that the run needs.
+  int needed_nodes(const JsonReader& cluster, int gpus_per_node) const {
+    Training training = scenario_.training;
+    training.pp = std::max(1, training.pp);
+    const std::int64_t needed = (training.world_size() + gpus_per_node - 1) / gpus_per_node;
+    if (needed > kMostNodes) {
+      cluster.fail(fmt::format("{} GPUs need {} nodes: more than {}", training.world_size(), needed, kMostNodes));
+    }
+    return static_cast<int>(needed);
+  }
+
+  // Returns a name of the catalogue, or the resolved path of a file. Other names are errors.
+  std::string catalogue_or_path(const JsonReader& value, const std::vector<std::string>& names) const {
+    const std::string name = value.string();
+    if (std::find(names.begin(), names.end(), name) != names.end()) return name;
     const std::string path = resolved(name);
     std::error_code error;
-    const bool file = std::filesystem::exists(path, error);
-    Cluster loaded = load_cluster(file ? path : name, nodes);
-    if (nodes == 0 && !file) {
-      // A node of the catalogue without a number of nodes: as many as the run needs.
-      const std::int64_t pp = std::max(1, scenario_.training.pp);
-      const Training& training = scenario_.training;
-      const std::int64_t world = pp * training.tp * training.cp * training.dp;
-      const std::int64_t needed = (world + loaded.gpus_per_node - 1) / loaded.gpus_per_node;
-      if (needed > kMostNodes)
-        cluster.fail(fmt::format("{} GPUs need {} nodes: more than {}", world, needed, kMostNodes));
-      loaded.nodes = static_cast<int>(needed);
-    }
-    scenario_.cluster = std::move(loaded);
+    if (names_file(name) || std::filesystem::exists(path, error) || error) return path;
+    value.fail(fmt::format("expected a file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));
   }
 
   void read_correction() {
@@ -228,9 +265,7 @@ class Reading {
       scenario_.software = software_from_json(software);
       return;
     }
-    const std::string path = resolved(software.string());
-    std::error_code error;
-    scenario_.software = load_software(std::filesystem::exists(path, error) ? path : software.string());
+    scenario_.software = load_software(catalogue_or_path(software, catalogue_software()));
   }
 
   void read_schedule() {

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
+#include <vector>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/schedule/family.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
+#include "model/slicing/balanced.h"
 
 namespace sluice::model {
 namespace {
@@ -18,6 +21,32 @@ void agree(const Scenario& scenario, const char* field, std::int64_t asked, std:
   if (asked == 0 || asked == has) return;
   throw InputError(fmt::format("{}: {}: expected {}, as the schedule {} has it, got {}", scenario.source, field, has,
                                scenario.schedule, asked));
+}
+
+// Whether the schedule was written without a sequence length, so that its lengths are relative.
+bool without_sizes(const Schedule& schedule) {
+  const auto units = [](const MicrobatchShape& shape) {
+    return shape.sequences == 1 && shape.tokens() == shape.num_slices();
+  };
+  return std::all_of(schedule.shapes().begin(), schedule.shapes().end(), units);
+}
+
+// Gives a schedule without sizes those of the scenario; otherwise both must agree.
+void set_sizes(const Scenario& scenario, Schedule& schedule) {
+  const std::int64_t sequence = scenario.training.sequence_length;
+  if (sequence >= schedule.max_slices() && without_sizes(schedule)) {
+    std::vector<MicrobatchShape> shapes(schedule.shapes().begin(), schedule.shapes().end());
+    for (MicrobatchShape& shape : shapes) {
+      const bool alike = shape.num_slices() == scenario.shape.num_slices();
+      shape = {.sequences = scenario.shape.sequences,
+               .slice_lengths = alike ? scenario.shape.slice_lengths : even_slices(sequence, shape.num_slices())};
+    }
+    schedule.resize(std::move(shapes));
+  }
+  for (const MicrobatchShape& shape : schedule.shapes()) {
+    agree(scenario, "/batch/sequence_length", sequence, shape.tokens());
+    if (scenario.shape.sequences > 1) agree(scenario, "/batch/micro_batch", scenario.shape.sequences, shape.sequences);
+  }
 }
 
 Schedule read_schedule(const Scenario& scenario) {
@@ -30,11 +59,7 @@ Schedule read_schedule(const Scenario& scenario) {
   agree(scenario, "/schedule/batches", scenario.batches, schedule.num_batches());
   if (scenario.shape.num_slices() > 1)
     agree(scenario, "/schedule/slices", scenario.shape.num_slices(), schedule.max_slices());
-  if (scenario.training.sequence_length > 0) {
-    for (const MicrobatchShape& shape : schedule.shapes()) {
-      agree(scenario, "/batch/sequence_length", scenario.training.sequence_length, shape.tokens());
-    }
-  }
+  set_sizes(scenario, schedule);
   return schedule;
 }
 
@@ -51,7 +76,7 @@ OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, co
 
 Schedule make_schedule(const Scenario& scenario) {
   if (names_file(scenario.schedule)) return read_schedule(scenario);
-  const Family& family = find_family(scenario.schedule);
+  const Family& family = find_family(scenario.schedule, scenario.source + ": /schedule/name");
   return make_schedule(family, family_params(scenario));
 }
 

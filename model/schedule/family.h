@@ -49,8 +49,9 @@ struct Family {
 // Returns all families, in the order of `sluice schedules`.
 std::span<const Family> all_families();
 
-// Finds a family by name or alias, in any case. Throws InputError that suggests the nearest name.
-const Family& find_family(std::string_view name);
+// Finds a family by name or alias, in any case. Throws InputError that starts with `place`, if there is one, and
+// suggests the nearest name.
+const Family& find_family(std::string_view name, std::string_view place = "");
 
 // Fills in defaults, checks ranges and the number of ops (before it allocates anything), generates the schedule and
 // checks it. Throws InputError naming the parameter, the family and the reason.

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -47,6 +49,30 @@ std::vector<IdleInterval> idle_intervals(const OpGraph& graph, const Timeline& t
 
 // Returns the sums by rank; each is exactly makespan - busy of Metrics. Does not build a list.
 std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& timeline);
+
+// The origin of idle time: the work of a rank, or transfers between two ranks.
+struct IdleRoot {
+  std::int32_t rank = -1;
+  std::int32_t peer = -1;  // of a link, the higher rank; otherwise -1
+  auto operator<=>(const IdleRoot&) const = default;
+};
+std::string to_string(const IdleRoot& root);  // "rank 2", "link 0-1"
+
+// The part of an idle interval before `next` (none: after the last op of the rank) that has one root.
+struct RootedIdle {
+  IdleRoot root;
+  Duration idle{};
+  VertexId next = kNoVertex;
+};
+
+// Returns the parts of all idle intervals with their roots. While the rank that is waited for computes, it is the root;
+// while it is idle, the root is that of its own idle time; a transfer is a root itself. After its last op, a rank waits
+// for the rank that ends last. Waits for reductions, norms and optimizer steps, and idle time without a wait, have no
+// root and are left out.
+std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline);
+
+// Returns their sums by root, the longest first; `next` is not set.
+std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timeline);
 
 // Returns the need of `v` that was satisfied last, and when: the first of several (data before order); kNoVertex
 // without needs. A transfer satisfies its reader when it arrives, and the next transfer of its lane when it leaves the

@@ -103,7 +103,7 @@ void check_context(const Transformer& model, const Training& training) {
   }
   if (training.context_exchange == Training::ContextExchange::ring) return;
   if (model.has_latent_attention()) {
-    throw InputError(fmt::format("{}: latent attention with context parallelism is modelled only for p2p", model.name));
+    throw InputError(fmt::format("{}: latent attention with context parallelism is modeled only for p2p", model.name));
   }
   const int heads = model.heads / training.tp;
   const int kv_heads = std::max(1, model.kv_heads / training.tp);

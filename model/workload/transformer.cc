@@ -135,7 +135,7 @@ void check_transformer(const Transformer& model) {
       throw InputError(fmt::format("{}: {} dense layers leave none of the {} layers for experts", model.name,
                                    experts.leading_dense, model.layers));
     }
-    if (model.mlp_bias) throw InputError(fmt::format("{}: experts with biases are not modelled", model.name));
+    if (model.mlp_bias) throw InputError(fmt::format("{}: experts with biases are not modeled", model.name));
   }
   const LatentAttention& latent = model.latent;
   if (model.has_latent_attention()) {
@@ -143,7 +143,7 @@ void check_transformer(const Transformer& model) {
     positive(latent.rope_head_dim, "head size with position");
     positive(latent.value_head_dim, "head size of values");
     if (model.qkv_bias || model.projection_bias) {
-      throw InputError(fmt::format("{}: latent attention with biases is not modelled", model.name));
+      throw InputError(fmt::format("{}: latent attention with biases is not modeled", model.name));
     }
   }
   // In floating point: sizes below this limit do not overflow in this file or in the computation of bytes.

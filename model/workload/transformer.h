@@ -148,5 +148,7 @@ Transformer transformer_from_json(JsonReader reader);
 
 // Reads a model file of either kind: Hugging Face's if it has a model_type, otherwise Megatron-LM's.
 Transformer read_model(const std::string& path);
+// Parses the text of such a file.
+Transformer parse_model(std::string_view text, const std::string& source);
 
 }  // namespace sluice::model

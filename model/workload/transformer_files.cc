@@ -70,7 +70,7 @@ int experts_of(JsonReader& reader, const std::string& key, std::int64_t low = 1)
   return static_cast<int>(reader.integer(key, low, kMaxExperts));
 }
 
-// Rejects any value but `value` of an optional key, since others are not modelled.
+// Rejects any value but `value` of an optional key, since others are not modeled.
 void expect_only(JsonReader& reader, const std::string& key, std::int64_t value, const char* what) {
   if (!reader.has(key) || reader.integer(key, -kMaxSize, kMaxSize) == value) return;
   reader.at(key).fail(fmt::format("expected {}: {}", value, what));
@@ -112,8 +112,7 @@ void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
   expect_only(reader, "decoder_sparse_step", 1, "experts in every layer");
   if (!reader.has("mlp_only_layers")) return;
   for (const JsonReader& layer : reader.at("mlp_only_layers").elements()) {
-    if (layer.integer(0, kMaxLayers) != experts.leading_dense)
-      layer.fail("dense layers are modelled at the front only");
+    if (layer.integer(0, kMaxLayers) != experts.leading_dense) layer.fail("dense layers are modeled at the front only");
     ++experts.leading_dense;
   }
 }
@@ -145,8 +144,7 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
 // Megatron-LM's moe_layer_freq: 1, or a list with 0 (dense) or 1 (experts) per layer.
 int leading_dense_layers(const JsonReader& layers, int num_layers) {
   if (layers.json().is_number()) {
-    if (layers.integer(1, kMaxLayers) != 1)
-      layers.fail("expected 1, or a list: dense layers are modelled at the front");
+    if (layers.integer(1, kMaxLayers) != 1) layers.fail("expected 1, or a list: dense layers are modeled at the front");
     return 0;
   }
   const std::vector<JsonReader> list = layers.elements();
@@ -157,7 +155,7 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
   for (int i = 0; i < num_layers; ++i) {
     const JsonReader& layer = list[i];
     if (layer.integer(0, 1) == 1) continue;
-    if (dense != i) layer.fail("expected 1: dense layers are modelled at the front only");
+    if (dense != i) layer.fail("expected 1: dense layers are modeled at the front only");
     ++dense;
   }
   return dense;
@@ -270,9 +268,11 @@ Transformer read_hf_config(const std::string& path) {
   return transformer_from_hf(JsonReader(json, path));
 }
 
-Transformer read_model(const std::string& path) {
-  const Json json = parse_json(read_file(path, kMaxFileBytes), path);
-  JsonReader reader(json, path);
+Transformer read_model(const std::string& path) { return parse_model(read_file(path, kMaxFileBytes), path); }
+
+Transformer parse_model(std::string_view text, const std::string& source) {
+  const Json json = parse_json(text, source);
+  JsonReader reader(json, source);
   return reader.has("model_type") ? transformer_from_hf(reader) : transformer_from_json(reader);
 }
 

@@ -53,18 +53,23 @@ class Factors {
   std::uniform_real_distribution<double> uniform_;
 };
 
-void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow) {
+// Returns the place of element `index` of a list of the perturbation, in errors.
+std::string slow_place(const Perturbation& perturbation, const char* key, std::size_t index) {
+  return fmt::format("{}{}/perturbation/{}/{}", perturbation.source, perturbation.source.empty() ? "" : ": ", key,
+                     index);
+}
+
+void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow, const std::string& place) {
   std::vector<std::string> links;
   for (const Lane& lane : graph.lanes()) {
     if (lane.kind != LaneKind::link) continue;
     if ((lane.rank == slow.a && lane.peer == slow.b) || (lane.rank == slow.b && lane.peer == slow.a)) return;
     if (lane.rank < lane.peer && links.size() < 8) links.push_back(fmt::format("{}-{}", lane.rank, lane.peer));
   }
-  throw InputError(fmt::format("slow link {}-{}: {}", slow.a, slow.b,
-                               links.empty()
-                                   ? "the schedule has no transfers"
-                                   : fmt::format("there are no transfers between these ranks, expected one of {}{}",
-                                                 fmt::join(links, ", "), links.size() == 8 ? ", ..." : "")));
+  throw InputError(fmt::format("{}: expected {}{}, got {}-{}", place,
+                               links.empty() ? "none, as the schedule has no transfers"
+                                             : fmt::format("a link with transfers: {}", fmt::join(links, ", ")),
+                               links.size() == 8 ? ", ..." : "", slow.a, slow.b));
 }
 
 }  // namespace
@@ -72,15 +77,18 @@ void check_link(const OpGraph& graph, const Perturbation::SlowLink& slow) {
 void slow_down(const OpGraph& graph, const Perturbation& perturbation, Prices& prices) {
   std::vector<double> factors(graph.lanes().size(), 1.0);
   const auto first_link = 2 * static_cast<std::size_t>(graph.schedule().num_ranks());
-  for (const Perturbation::SlowRank& slow : perturbation.slow_ranks) {
+  for (std::size_t i = 0; i < perturbation.slow_ranks.size(); ++i) {
+    const Perturbation::SlowRank& slow = perturbation.slow_ranks[i];
     if (slow.rank < 0 || slow.rank >= graph.schedule().num_ranks()) {
-      throw InputError(
-          fmt::format("slow rank {}: expected ranks 0 to {}", slow.rank, graph.schedule().num_ranks() - 1));
+      throw InputError(fmt::format("{}: expected a rank from 0 to {}, got {}",
+                                   slow_place(perturbation, "slow_ranks", i), graph.schedule().num_ranks() - 1,
+                                   slow.rank));
     }
     factors[graph.compute_lane(slow.rank)] *= slow.factor;
   }
-  for (const Perturbation::SlowLink& slow : perturbation.slow_links) {
-    check_link(graph, slow);
+  for (std::size_t i = 0; i < perturbation.slow_links.size(); ++i) {
+    const Perturbation::SlowLink& slow = perturbation.slow_links[i];
+    check_link(graph, slow, slow_place(perturbation, "slow_links", i));
     for (std::size_t lane = 0; lane < factors.size(); ++lane) {
       const Lane& link = graph.lanes()[lane];
       if (link.kind != LaneKind::link) continue;
@@ -124,6 +132,7 @@ Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation
     Factors factors(perturbation.jitter, perturbation.seed, static_cast<std::uint64_t>(trial));
     Prices drawn = prices;
     for (Duration& duration : drawn.duration) duration = scaled(duration, factors.next());
+    for (Duration& latency : drawn.lane_latency) latency = scaled(latency, factors.next());
     check_total(graph, drawn);
     const Timeline timeline = simulate(graph, drawn);
     trials.makespans[trial] = *std::max_element(timeline.end.begin(), timeline.end.end());

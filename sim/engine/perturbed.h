@@ -21,11 +21,12 @@ struct Trials {
   double mean_s = 0;
   double deviation_s = 0;  // sample standard deviation; 0 for one trial
 
-  // The quantile `q` in [0, 1], interpolated linearly between neighbours.
+  // The quantile `q` in [0, 1], interpolated linearly between neighbors.
   Duration quantile(double q) const;
 };
 
-// Simulates `perturbation.trials` trials, each with an independent draw of the jitter on every duration. Trial i
+// Simulates `perturbation.trials` trials, each with an independent draw of the jitter on every duration and on the
+// latency of every link. Trial i
 // depends only on the seed and i, so the result is the same on any number of threads. `progress` is called with the
 // number of finished trials, from any thread. Precondition: at least one trial.
 Trials run_trials(const OpGraph& graph, const Prices& prices, const Perturbation& perturbation,

@@ -37,7 +37,7 @@ Training::Recompute recompute_of(const std::string& word) {
 class Enumeration {
  public:
   Enumeration(const Scenario& base, const PlanSpace& space) : base_(base), space_(space), model_(*base.model) {
-    for (const std::string& name : space.families) families_.push_back(&find_family(name));
+    for (const std::string& name : space.families) families_.push_back(&find_family(name, "--schedule"));
     if (families_.empty()) {
       for (const Family& family : all_families()) {
         if (!family.asynchronous) families_.push_back(&family);

@@ -59,7 +59,7 @@ void check_request(const SlicesRequest& request) {
   if (request.max_slices < 1) fail(fmt::format("slices: expected a limit of at least 1, got {}", request.max_slices));
 }
 
-// Powers of two and their neighbours.
+// Powers of two and their neighbors.
 std::set<int> first_counts(const SlicesRequest& request, std::int64_t granules) {
   if (request.slices > 0) return {request.slices};
   const auto most = static_cast<int>(std::min<std::int64_t>(request.max_slices, granules));
@@ -143,7 +143,7 @@ class SliceSearch {
     return true;
   }
 
-  // Tries all moves of `step` granules between two slices, neighbours first. Returns whether any helped.
+  // Tries all moves of `step` granules between two slices, neighbors first. Returns whether any helped.
   bool one_pass(std::int64_t step, Clock::time_point deadline) {
     bool helped = false;
     const auto slices = std::ssize(counts_);
@@ -191,7 +191,7 @@ class SlicesPlanner {
     std::set<int> counts = first_counts(request_, granules);
     while (!counts.empty()) {
       evaluate(counts);
-      counts = neighbours_of_best(granules);
+      counts = neighbors_of_best(granules);
     }
     return result();
   }
@@ -244,7 +244,7 @@ class SlicesPlanner {
     return best;
   }
 
-  std::set<int> neighbours_of_best(std::int64_t granules) const {
+  std::set<int> neighbors_of_best(std::int64_t granules) const {
     const SliceSearch* best = best_search();
     if (best == nullptr || request_.slices > 0 || Clock::now() >= deadline_) return {};
     std::set<int> out;

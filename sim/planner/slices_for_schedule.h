@@ -42,7 +42,7 @@ struct ScheduleSlices {
 };
 
 // Minimizes the simulated makespan of a schedule over the cuts of its sequences, under the scenario's costs and the
-// device's memory. For each number of slices (powers of two and their neighbours, then the neighbours of the best),
+// device's memory. For each number of slices (powers of two and their neighbors, then the neighbors of the best),
 // starts from even slices, slices of equal FLOPs, TeraPipe's optimum and the cut with the shortest longest slice, and
 // moves granules between slices, many at first, until no move of one granule helps. This local search is proven optimal
 // only if the makespan equals the lower bound. Deterministic unless it runs out of time.

@@ -91,10 +91,10 @@ TEST(SlowDown, ASlowLinkTakesLessOfASharedResource) {
 TEST(SlowDown, RejectsUnknownRanksAndLinks) {
   Priced run = priced("1f1b", {.ranks = 4, .microbatches = 8}, "f=1,b=1,w=1");
   EXPECT_THAT([&] { slow_down(run.graph, {.slow_ranks = {{.rank = 4, .factor = 2}}}, run.prices); },
-              ThrowsMessage<InputError>(HasSubstr("slow rank 4: expected ranks 0 to 3")));
+              ThrowsMessage<InputError>(HasSubstr("/perturbation/slow_ranks/0: expected a rank from 0 to 3, got 4")));
   EXPECT_THAT([&] { slow_down(run.graph, {.slow_links = {{.a = 0, .b = 2, .factor = 2}}}, run.prices); },
               ThrowsMessage<InputError>(
-                  HasSubstr("slow link 0-2: there are no transfers between these ranks, expected one of 0-1")));
+                  HasSubstr("/perturbation/slow_links/0: expected a link with transfers: 0-1, 1-2, 2-3, got 0-2")));
   EXPECT_THAT(
       [&] {
         slow_down(run.graph, {.slow_ranks = {{.rank = 0, .factor = 1e6}, {.rank = 0, .factor = 1e6}}}, run.prices);
@@ -134,6 +134,17 @@ TEST(Trials, FactorsHaveMeanOneAndTheRequestedSpread) {
   }
 }
 
+// Two transfers of 1 s each, one per direction, are all of the makespan: the sum of two independent latencies.
+TEST(Trials, LatenciesVary) {
+  const Priced run = priced("gpipe", {.ranks = 2, .microbatches = 1}, "f=0,b=0,w=0,comm=1");
+  const double s = 0.1;
+  const Trials trials =
+      run_trials(run.graph, run.prices, {.jitter = {Jitter::Kind::normal, s}, .trials = 4000, .seed = 3});
+  const double deviation = std::sqrt(2.0) * s;
+  EXPECT_NEAR(trials.mean_s, 2, 5 * deviation / std::sqrt(4000.0));
+  EXPECT_NEAR(trials.deviation_s, deviation, 0.06 * deviation);
+}
+
 TEST(Trials, JitterIncreasesTheMeanMakespan) {
   const Priced run = priced("1f1b", {.ranks = 4, .microbatches = 16}, "f=1,b=1,w=1");
   const Perturbation noise{.jitter = {Jitter::Kind::normal, 0.1}, .trials = 200};
@@ -148,7 +159,7 @@ TEST(Trials, ZeroSpreadHasNoEffect) {
   EXPECT_EQ(trials.deviation_s, 0);
 }
 
-TEST(Trials, QuantilesAreLinearBetweenNeighbours) {
+TEST(Trials, QuantilesAreLinearBetweenNeighbors) {
   const Trials trials{.makespans = {Duration{10}, Duration{20}, Duration{40}}};
   EXPECT_EQ(trials.quantile(0), Duration{10});
   EXPECT_EQ(trials.quantile(0.25), Duration{15});

@@ -62,7 +62,7 @@ TEST(PlanSpace, ReportsWhyItIsEmpty) {
   EXPECT_EQ(error({.tp = {1}, .pp = {1}, .micro_batch = {7}}),
             "plan: the global batch 192 is not a multiple of micro_batch x dp for any requested sizes");
   EXPECT_EQ(error({.families = {"1f1c"}}),
-            "there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
+            "--schedule: there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
   EXPECT_EQ(error({.recompute = {"ful"}}),
             "--recompute: expected none, selective or full; did you mean 'full'?, got 'ful'");
   EXPECT_EQ(error({}, {{"batch", {{"global_batch", nullptr}}}}), "test: /batch/global_batch: required (--gbs)");

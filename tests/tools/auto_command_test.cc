@@ -15,6 +15,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 
 json answer(const std::string& flags) {
   const CommandResult result = run_sluice(words("simulate --json " + flags));
@@ -39,6 +40,7 @@ TEST(AutoCommand, ReportsLowerBoundAndGap) {
   EXPECT_GE(found.at("seconds").get<double>(), found.at("first_seconds").get<double>());
   const CommandResult table = run_sluice(words("simulate --schedule auto " + kSmall));
   EXPECT_THAT(table.out, HasSubstr("  auto: "));
+  EXPECT_THAT(table.out, StartsWith("auto: 4 ranks"));
   EXPECT_THAT(table.out, HasSubstr("lower bound"));
   EXPECT_EQ(table.err, "");
 }
@@ -141,7 +143,7 @@ TEST(AutoCommand, RejectsUnsupportedFlags) {
   refused("--schedule 1f1b --memory-cap 5mb " + kSmall, 2, "only valid for the automatic schedule");
   refused("--schedule auto --placement ring " + kSmall, 2, "--placement: expected");
   refused("--schedule auto --group 4 " + kSmall, 2, "not supported by an automatic schedule");
-  refused("--schedule auto --stage-weights 1,2,3 " + kSmall, 2, "stage weights: expected 4");
+  refused("--schedule auto --stage-weights 1,2,3 " + kSmall, 2, "/cost/stage_weights: expected 4");
 }
 
 }  // namespace

@@ -26,12 +26,32 @@ std::string write(const TemporaryFolder& folder, const std::string& name, const 
 
 TEST(CommandErrors, WrongUsage) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "a command is required ('sluice --help' lists the commands)"},
       {"simulat", "unknown command 'simulat'; did you mean 'simulate'? ('sluice --help' lists the commands)"},
       {"simulate --shedule 1f1b", "simulate: unknown flag '--shedule'; did you mean '--schedule'?"},
       {"simulate --hiden-size 8", "simulate: unknown flag '--hiden-size'; did you mean '--hidden-size'?"},
-      {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: 1 required INT missing"},
-      {"simulate --pp four", "simulate: Could not convert: --pp = four"},
+      {"simulate --gpu4s 8", "simulate: unknown flag '--gpu4s'; did you mean '--gpus'?"},
+      {"simulate --fp8", "simulate: unknown flag '--fp8'"},  // no flag is similar
+      {"simulate --pp 4 --microbatches 4 --tp", "simulate: --tp: expected a whole number"},
+      {"simulate --pp four", "simulate: --pp: expected a whole number, got 'four'"},
+      {"simulate --time-budget soon", "simulate: --time-budget: expected a number, got 'soon'"},
+      {"simulate --slice-lengths 1,x",
+       "simulate: --slice-lengths: expected whole numbers, separated by commas, got '1,x'"},
+      {"simulate --width 5", "simulate: --width: expected a whole number from 10 to 100000, got '5'"},
+      {"simulate --svg-width wide", "simulate: --svg-width: expected a number from 240 to 20000, got 'wide'"},
+      {"simulate --color blu", "simulate: --color: expected one of auto, always, never, got 'blu'"},
+      {"simulate --swiglu=maybe", "simulate: --swiglu: expected true or false, got 'maybe'"},
+      {"simulate --pp 2 --pp 3", "simulate: --pp: given 2 times, expected once"},
+      {"slice --granularity 0", "slice: --granularity: expected a whole number above 0, got '0'"},
+      {"plan --tp 1,5000", "plan: --tp: expected a whole number from 1 to 4096, got '5000'"},
+      {"run --seed -1", "run: --seed: expected a whole number of at least 0, got '-1'"},
+      {"compare a", "compare: second is required"},
+      {"simulate --explain 0", "simulate: --explain: write the stage after '=', as in --explain=0"},
+      {"simulate a.json --explain 3", "simulate: --explain: write the stage after '=', as in --explain=3"},
+      {"simulate --explain 0 a.json", "simulate: --explain: write the stage after '=', as in --explain=0"},
+      {"schedule 1f1b --schedule zb-v", "schedule: specify a name or --schedule, not both, got '1f1b' and 'zb-v'"},
+      {"schedule 1f1 --pp 2",
+       "there is no schedule family '1f1'; did you mean '1f1b'? ('sluice schedules' lists them)"},
+      {"simulate seq1f1b --pp 2", "seq1f1b: expected a scenario file; --schedule seq1f1b selects the schedule family"},
       {"simulate a.json b.json", "simulate: unexpected argument 'b.json'"},
       {"simulate --pp 2 --microbatches 2 --json --gantt", "simulate: --json and --gantt exclude each other"},
       {"simulate --pp 2 --microbatches 2 --trace-ranks 2", "--trace-ranks: expected ranks 0 to 1, got 2"},
@@ -108,6 +128,16 @@ TEST(CommandErrors, ExhaustedMemoryIsAttributedToOpsOnlyIfThereAreMany) {
 }
 #endif
 
+TEST(CommandErrors, EmptyValuesAreRejected) {
+  for (const char* flag : {"--trace", "--svg", "--report", "--ops", "--model", "--schedule"}) {
+    expect_refused({"simulate", "--pp", "2", "--microbatches", "2", flag, ""}, 2,
+                   std::string("simulate: ") + flag + ": expected a value, got ''");
+  }
+  expect_refused({"schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", ""}, 2,
+                 "schedule: --output: expected a value, got ''");
+  expect_refused({"run", ""}, 2, "run: scenario: expected a value, got ''");
+}
+
 TEST(CommandErrors, WrongNumbers) {
   const std::pair<const char*, const char*> cases[] = {
       {"simulate --microbatches 4", "command line: /parallelism/pp: required: the number of pipeline ranks (--pp)"},
@@ -115,12 +145,12 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 0 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got 0"},
       {"simulate --pp -4 --microbatches 4", "--pp: expected a whole number from 1 to 8192, got -4"},
       {"simulate --pp 4 --microbatches 4 --etp 2",
-       "--etp: expected 1: experts that are split over tensor-parallel ranks are not modelled, got 2"},
+       "--etp: expected 1: experts that are split over tensor-parallel ranks are not modeled, got 2"},
       {"simulate --pp 4 --microbatches 4 --cp-comm-type ring",
        "--cp-comm-type: expected one of p2p, a2a, got \"ring\""},
       {"simulate --schedule seq1f1b --slices 4 --pp 2 --microbatches 2 --cp 2 --seq-length 4096 --num-layers 4 "
        "--hidden-size 64 --num-attention-heads 4 --vocab-size 128 --max-position-embeddings 4096",
-       "command line: /parallelism/cp: slices of a sequence are not modelled with context parallelism, got 2"},
+       "--cp: slices of a sequence are not modeled with context parallelism, got 2"},
       {"simulate --pp 4 --microbatches 0", "--microbatches: expected a whole number from 1 to 1000000000, got 0"},
       {"simulate --pp 4 --microbatches 1000000000000",
        "--microbatches: expected a whole number from 1 to 1000000000, got 1000000000000"},
@@ -141,8 +171,8 @@ TEST(CommandErrors, WrongNumbers) {
       {"simulate --pp 2 --microbatches 2 --uniform f=1x", "--uniform: f: expected seconds between 0 and 1e8, got '1x'"},
       {"simulate --pp 2 --microbatches 2 --uniform f=1,f=2", "--uniform: f is given twice"},
       {"simulate --pp 2 --microbatches 2 --uniform f=1:2",
-       "uniform cost: f has 2 values, one per slice, but a microbatch has 1 slices"},
-      {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "stage weights: expected 2, one per stage, got 3"},
+       "--uniform: expected one value of f, or 1, one per slice, got 2"},
+      {"simulate --pp 2 --microbatches 2 --stage-weights 1,2,3", "--stage-weights: expected 2, one per stage, got 3"},
       {"simulate --pp 4 --microbatches 1000 --uniform f=1e8",
        "the ops take up to 12684 years in all: more nanoseconds than fit in 64 bits"},
       // 1e-6 s / 10000 slices: 0.1 ns per F, 0.2 ns per B; both become 0.
@@ -169,7 +199,7 @@ TEST(CommandErrors, WrongNumbers) {
 TEST(CommandErrors, UnsupportedFamilyParameters) {
   const std::pair<const char*, const char*> cases[] = {
       {"--schedule 1f1x --pp 4 --microbatches 8",
-       "there is no schedule family '1f1x'; did you mean '1f1b'? ('sluice schedules' lists them)"},
+       "--schedule: there is no schedule family '1f1x'; did you mean '1f1b'? ('sluice schedules' lists them)"},
       {"--schedule 1f1b --pp 4 --microbatches 8 --slices 2", "1f1b: does not slice sequences: expected 1 slice, got 2"},
       {"--schedule 1f1b --pp 4 --microbatches 8 --batches 2",
        "1f1b: flushes after every batch: expected 1 batch, got 2 (period_s is the time per batch)"},
@@ -238,6 +268,93 @@ TEST(CommandErrors, ScenarioFiles) {
   }
   write(folder, "deep.json", std::string(100000, '[') + std::string(100000, ']'));
   expect_refused({"simulate", folder.path("deep.json")}, 2, folder.path("deep.json") + ": nested deeper than 100");
+}
+
+// Flags are added to sections of the file: one of a wrong type is an error, whatever the flags replace.
+TEST(CommandErrors, FlagsDoNotHideWrongTypes) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"schedule": 5})", "/schedule: expected a name or an object, got 5"},
+      {R"({"parallelism": 5})", "/parallelism: expected an object, got 5"},
+      {R"({"batch": "x"})", "/batch: expected an object, got \"x\""},
+      {R"({"cost": [1]})", "/cost: expected a name or an object, got [1]"},
+      {R"({"model": true})", "/model: expected a name or an object, got true"},
+      {R"({"perturbation": 1})", "/perturbation: expected an object, got 1"},
+      {R"({"parallelism": {"pp": "x"}})", "/parallelism/pp: expected a whole number"},
+      {R"({"schedule": {"name": 5}})", "/schedule/name: expected a string, got 5"},
+  };
+  for (const auto& [text, message] : cases) {
+    SCOPED_TRACE(text);
+    write(folder, "s.json", text);
+    for (const char* command : {"simulate", "plan", "slice", "run", "validate", "profile"}) {
+      const CommandResult result = run_sluice({command, file, "--pp", "2", "--schedule", "1f1b"});
+      EXPECT_EQ(result.exit_code, 2) << command;
+      EXPECT_EQ(result.err.find("sluice: " + file + ": " + message), 0U) << command << ": " << result.err;
+    }
+  }
+  write(folder, "s.json", R"({"perturbation": {"slow_ranks": 5}})");
+  expect_refused({"simulate", file, "--pp", "2", "--microbatches", "2", "--slow-rank", "0=2"}, 2,
+                 file + ": /perturbation/slow_ranks: expected an array, got 5");
+  expect_refused({"simulate", "--pp", "2", "--microbatches", "2", "--sweep", "/parallelism=5", "--sweep", "pp=2"}, 2,
+                 "--sweep: no combination can be simulated; the first error: /parallelism: expected an object, got 5");
+}
+
+TEST(CommandErrors, IgnoredKeysAreCheckedAndReportedOnce) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  const std::pair<const char*, const char*> cases[] = {
+      {R"({"perturbation": {"jitter": "often"}})", "/perturbation/jitter: expected lognormal:S"},
+      {R"({"calibration": {}})", "/schema: required key is missing"},
+      {R"({"cost": {"kind": "uniform", "f": -1}})", "/cost/f: expected a number from 0"},
+      {R"({"schedule": {"slices": 0}})", "/schedule/slices: expected a whole number from 1"},
+  };
+  for (const auto& [text, message] : cases) {
+    SCOPED_TRACE(text);
+    write(folder, "s.json", text);
+    for (const char* command : {"plan", "slice", "run", "validate"}) {
+      const CommandResult result = run_sluice({command, file});
+      EXPECT_EQ(result.exit_code, 2) << command;
+      EXPECT_NE(result.err.find(message), std::string::npos) << command << ": " << result.err;
+    }
+  }
+  write(folder, "s.json", R"({"perturbation": {"slow_ranks": [{"rank": 0, "factor": 2}]}, "cost": {"kind": "uniform"},
+                              "parallelism": {"pp": 1}, "batch": {"microbatches": 1}})");
+  const CommandResult run = run_sluice({"run", file, "--steps", "1"});
+  EXPECT_EQ(run.exit_code, 0);
+  EXPECT_EQ(run.err, "sluice: " + file + ": run ignores /cost, /perturbation\n");
+  const CommandResult plan =
+      run_sluice(words("plan " + file + " --gbs 8 --seq-length 512 --cluster dgx-a100-80gb " +
+                       "--tp 1 --pp 1 --mbs 1 --model " SLUICE_SOURCE_DIR "/examples/models/gpt3-1b.json"));
+  EXPECT_EQ(plan.exit_code, 0);
+  EXPECT_EQ(plan.err, "sluice: " + file + ": plan ignores /parallelism/pp, /batch/microbatches, /perturbation\n");
+}
+
+// An error names the flag that set the value, also where the file has the same key.
+TEST(CommandErrors, ValuesOfFlagsAreNotBlamedOnTheFile) {
+  const TemporaryFolder folder;
+  const std::string file =
+      write(folder, "s.json", R"({"parallelism": {"pp": 2, "tp": 1, "cp": 0}, "batch": {"microbatches": 2}})");
+  const auto refused = [&](const std::string& flags, const std::string& message) {
+    SCOPED_TRACE(flags);
+    expect_refused(words("simulate " + file + " " + flags), 2, message);
+  };
+  refused("--tp -1", "--tp: expected a whole number from 1 to 4096, got -1");
+  refused("--pp 3", file + ": /parallelism/cp: expected a whole number from 1 to 4096, got 0");  // the file's
+  refused("--cp 1 --stage-weights 1,-1", "--stage-weights: expected a number from 0 to 100000000, got -1.0");
+  refused("--cp 1 --slow-rank 9999=2", "--slow-rank: expected a whole number from 0 to 8191, got 9999");
+  refused("--cp 1 --slow-link 0-9999=2", "--slow-link: expected a whole number from 0 to 8191, got 9999");
+  refused("--cp 1 --seq-length 4 --slice-lengths 2,0",
+          "--slice-lengths: expected a whole number from 1 to 1073741824, got 0");
+  refused("--cp 1 --gbs 7 --dp 2", "--gbs: expected a multiple of micro_batch x dp = 1 x 2, got 7");
+  const std::string schedule = folder.path("schedule.json");
+  ASSERT_EQ(run_sluice({"schedule", "1f1b", "--pp", "4", "--microbatches", "2", "-o", schedule}).exit_code, 0);
+  refused("--cp 1 --schedule " + schedule,
+          file + ": /parallelism/pp: expected 4, as the schedule " + schedule + " has it, got 2");
+  refused("--cp 1 --pp 3 --schedule " + schedule, "--pp: expected 4, as the schedule " + schedule + " has it, got 3");
+  refused("--cp 1 --sweep tp=-1",
+          "--sweep: no combination can be simulated; the first error: --tp: expected a whole number from 1 to 4096, "
+          "got -1");
 }
 
 std::string schedule_text(const std::string& order, int ranks = 2, int microbatches = 2, const char* lengths = "[1]") {
@@ -367,7 +484,6 @@ TEST(CommandErrors, AnOutputIsNotAnInputOrAnotherOutput) {
                  "--trace: '" + figure + "' is also --svg '" + folder.path("./x.svg") + "'");
   expect_refused({"calibrate", "rows.csv=" + scenario, "-o", scenario}, 2,
                  "--output: '" + scenario + "' is also the input '" + scenario + "'");
-  expect_refused({"simulate", scenario, "--trace", ""}, 2, "--trace: expected the name of a file, got ''");
   EXPECT_EQ(folder.num_files(), 2);
   EXPECT_EQ(run_sluice({"simulate", scenario, "--trace", "/dev/null", "--svg", "/dev/null"}).exit_code, 0);
 }

@@ -212,7 +212,8 @@ TEST_F(Compare, ErrorsAreOneLine) {
     EXPECT_EQ(result.out, "");
     return plain(result.err);
   };
-  EXPECT_EQ(error({"compare", a, folder_.path("none.json")}), "sluice: none.json: cannot be read\n");
+  EXPECT_EQ(error({"compare", a, folder_.path("none.json")}),
+            "sluice: none.json: cannot open: No such file or directory\n");
   write_file_whole(folder_.path("cut.json"), read_file(a).substr(0, 3000));
   EXPECT_THAT(error({"compare", a, folder_.path("cut.json")}), HasSubstr("sluice: cut.json: line "));
   write_file_whole(folder_.path("other.json"), R"({"traceEvents":[{"ph":"X","name":"aten::mm","cat":"cpu_op"}]})");

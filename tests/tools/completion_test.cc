@@ -11,6 +11,7 @@
 
 #include "tests/support/command.h"
 #include "tools/command/command_tree.h"
+#include "tools/commands.h"
 
 namespace sluice::tools {
 namespace {
@@ -56,10 +57,39 @@ TEST(Completion, ManPageAndScriptsContainEveryFlag) {
   EXPECT_GT(count, 60U);
 }
 
+// Only options that take a file complete file names; words with known values complete these.
+TEST(Completion, CompletesFileNamesOnlyForFiles) {
+  const auto option = [](const std::string& command, const std::string& name) {
+    CLI::App app;
+    const std::vector<Subcommand> commands = add_all_commands(app, {"sluice"});
+    const CommandEntry tree = command_tree(*app.get_subcommand(command));
+    const auto named = [&](const OptionEntry& each) {
+      return std::find(each.names.begin(), each.names.end(), name) != each.names.end();
+    };
+    const auto found = std::find_if(tree.options.begin(), tree.options.end(), named);
+    EXPECT_NE(found, tree.options.end()) << name;
+    return found == tree.options.end() ? OptionEntry{} : *found;
+  };
+  EXPECT_THAT(option("simulate", "--recompute").words, ElementsAre("none", "selective", "full"));
+  EXPECT_TRUE(option("simulate", "--recompute").closed);
+  EXPECT_THAT(option("simulate", "--model").words, ::testing::Contains("llama3-8b"));
+  EXPECT_THAT(option("simulate", "--software").words, ::testing::Contains("megatron-lm"));
+  for (const char* name : {"--recompute", "--slicing", "--uniform", "--jitter", "--memory-cap", "--slow-rank"}) {
+    EXPECT_FALSE(option("simulate", name).files) << name;
+  }
+  for (const char* name : {"--model", "--cluster", "--schedule", "--trace", "--ops", "--svg", "--report", "--cost",
+                           "--software", "--calibration", "--compare-with", "--csv"}) {
+    EXPECT_TRUE(option("simulate", name).files) << name;
+  }
+  for (const char* name : {"--data", "--trace", "--checkpoint", "--resume"}) {
+    EXPECT_TRUE(option("run", name).files) << name;
+  }
+}
+
 TEST(Completion, RejectsUnknownShells) {
   const test::CommandResult result = test::run_sluice({"completion", "csh"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_EQ(result.err, "sluice: completion: shell: csh not in {bash,zsh,fish}\n");
+  EXPECT_EQ(result.err, "sluice: completion: shell: expected one of bash, zsh, fish, got 'csh'; did you mean 'zsh'?\n");
 }
 
 struct Example {

@@ -206,6 +206,23 @@ TEST(Help, TheListOfCommandsFitsOnOneScreen) {
   }
 }
 
+TEST(Help, WithoutACommandIsTheListOfCommands) {
+  const std::string list = test::run_sluice({"--help"}).out;
+  for (const std::vector<std::string>& arguments : {std::vector<std::string>{}, {"help"}}) {
+    const test::CommandResult result = test::run_sluice(arguments);
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_EQ(result.out, list);
+  }
+  EXPECT_EQ(test::run_sluice({"help", "simulate"}).out, test::run_sluice({"simulate", "--help"}).out);
+  EXPECT_EQ(test::run_sluice({"help", "simulat"}).exit_code, 2);
+}
+
+TEST(Help, EveryCommandListsItsExitCodes) {
+  for (const CommandEntry& command : sluice_tree().subcommands) {
+    EXPECT_THAT(command.footer, HasSubstr("Exit codes: 0 ")) << command.path;
+  }
+}
+
 TEST(Help, LinesAreWrappedExceptExamplesAndLongWords) {
   CLI::App app{"Do this. " + std::string(120, 'x') + " and that.\n\nExamples:\n  " + std::string(110, 'y')};
   app.name("ex");

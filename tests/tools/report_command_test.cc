@@ -68,6 +68,14 @@ TEST(ReportCommand, ComparesWithAFamilyOrAScenario) {
   EXPECT_THAT(text, HasSubstr("<strong>27 s</strong> <span class=\"change\">-18.2 %</span></dd>"));
   EXPECT_EQ(columns_of(text, 1).header.at("makespan"), 27'000'000'000);
 
+  // The number of chunks is adapted to the family.
+  const std::string interleaved =
+      "simulate --schedule interleaved-1f1b --vpp 2 --pp 4 --microbatches 8 --uniform f=1,b=1,w=1";
+  const CommandResult adapted = run(interleaved, {"--report", path, "--compare-with", "1f1b"});
+  ASSERT_EQ(adapted.exit_code, 0);
+  EXPECT_EQ(adapted.err, "sluice: --compare-with 1f1b: vpp 2 -> 1\n");
+  EXPECT_EQ(columns_of(read_file(path), 1).header.at("makespan"), 33'000'000'000);
+
   // Flags do not apply to the second scenario: GPipe with p = 2, m = 3 takes (3 + 2 - 1) 3 = 12 s.
   write_file_whole(folder.path("s.json"),
                    R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 3}, "schedule": "gpipe"})");

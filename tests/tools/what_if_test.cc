@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -62,7 +63,7 @@ TEST(Causes, AppearInTheTraceAndTheOpTable) {
   // 2 ranks x 2 microbatches x (F, B), a transfer for each but the ends (4), 2 optimizer steps; and the head.
   EXPECT_EQ(std::count(ops.begin(), ops.end(), '\n'), 8 + 4 + 2 + 1);
   // The first F of rank 1 waits 0.5 s for the output of rank 0, which took 1 s; no op on this path has slack.
-  EXPECT_NE(ops.find("1,,F,1,0,0,0,1.500000000,2.500000000,0.000000000,1,,\"send F(stage 0, mb 0) 0->1\"\n"),
+  EXPECT_NE(ops.find("1,,F,1,0,0,0,1.500000000,2.500000000,0.000000000,1,,\"send F(stage 0, mb 0) 0->1\",rank 0\n"),
             std::string::npos)
       << ops;
 }
@@ -85,8 +86,173 @@ TEST(Stragglers, SlowTheWholePipeline) {
       std::string::npos);
   EXPECT_NE(error_of("--pp 2 --microbatches 4 --slow-rank 1=0").find("--slow-rank: expected a factor from"),
             std::string::npos);
-  EXPECT_NE(error_of("--pp 2 --microbatches 4 --slow-rank 2=2").find("slow rank 2: expected ranks 0 to 1"),
+  EXPECT_NE(error_of("--pp 2 --microbatches 4 --slow-rank 2=2").find("--slow-rank: expected a rank from 0 to 1, got 2"),
             std::string::npos);
+}
+
+// 1f1b, p = 2, m = 2, rank 1 at half speed. Rank 1: F0 1-3, B0 3-7, F1 7-9, B1 9-13; rank 0: F0 0-1, F1 1-2, B0 7-9,
+// B1 13-15. Rank 0 waits 5 + 4 s while rank 1 computes, and rank 1 waits 1 + 2 s while rank 0 computes.
+TEST(Stragglers, AreNamedAsTheRootOfIdleTime) {
+  const std::string flags = "--pp 2 --microbatches 2 --uniform f=1,b=1,w=1 --slow-rank 1=2";
+  EXPECT_EQ(answer(flags).at("idle_roots"), json::parse(R"([{"rank": 1, "idle_s": 9.0}, {"rank": 0, "idle_s": 3.0}])"));
+  const std::string text = run_sluice(words("simulate " + flags)).out;
+  EXPECT_NE(text.find("\n  waits for  rank 1 75.0 %   rank 0 25.0 %\n"), std::string::npos) << text;
+  // The path is F0@0, the four ops of rank 1, B1@0. Without the straggler: (2 + 1) (1 + 2) s.
+  EXPECT_NE(
+      text.find("\n  rank 1 carries 4 of 6 ops of the critical path; without its slowdown the iteration takes 9 s\n"),
+      std::string::npos)
+      << text;
+}
+
+// The root of the wait of rank 0 is two ranks away: rank 1 only passes on what rank 2 delays.
+TEST(Stragglers, AreFoundBehindTheNearestNeighbor) {
+  const json result = answer("--pp 3 --microbatches 6 --uniform f=1,b=1,w=1 --slow-rank 2=3");
+  EXPECT_EQ(result.at("idle_roots").front().at("rank"), 2);
+  const TemporaryFolder folder;
+  ASSERT_EQ(
+      run_sluice(words("simulate --pp 3 --microbatches 6 --slow-rank 2=3 --ops " + folder.path("ops.csv"))).exit_code,
+      0);
+  EXPECT_NE(read_file(folder.path("ops.csv")).find(",\"send B(stage 1, mb 2) 1->0\",rank 2\n"), std::string::npos);
+}
+
+// gpipe, p = 2, m = 1: F 1 s, B 2 s, hop 0.5 s, or 5 s: 6 s of ops and two hops.
+TEST(Stragglers, LinksAreNamedToo) {
+  const std::string flags =
+      "--schedule gpipe --pp 2 --microbatches 1 --uniform f=1,b=1,w=1,comm=0.5 --slow-link 0-1=10";
+  // Rank 0 waits from 1 to 14 s: 5 s while rank 1 waits for the link, 3 s while rank 1 computes, 5 s for the link. Rank
+  // 1 waits 1 s for the F of rank 0 and 5 s for the link, and from 9 s on 5 s for the link and 2 s for the B of rank 0.
+  EXPECT_EQ(
+      answer(flags).at("idle_roots"),
+      json::parse(R"([{"link": [0, 1], "idle_s": 20.0}, {"rank": 0, "idle_s": 3.0}, {"rank": 1, "idle_s": 3.0}])"));
+  const std::string text = run_sluice(words("simulate " + flags)).out;
+  EXPECT_NE(
+      text.find("\n  link 0-1 takes 62.5 % of the critical path, in 2 transfers; without its slowdown the iteration "
+                "takes 7 s\n"),
+      std::string::npos)
+      << text;
+  // Without a straggler and without a bottleneck, nothing is named.
+  EXPECT_EQ(run_sluice(words("simulate --pp 4 --microbatches 8")).out.find(" carries "), std::string::npos);
+}
+
+const std::string kLlama = "--model llama3-8b --cluster dgx-h100 --gbs 64 --seq-length 4096 ";
+
+TEST(Gpus, TheFirstLineSaysHowManyAreUsed) {
+  const auto first_line = [](const std::string& flags) {
+    const std::string out = run_sluice(words("simulate " + kLlama + flags)).out;
+    return out.substr(0, out.find('\n'));
+  };
+  EXPECT_NE(first_line("--pp 4 --tp 2 --nodes 64").find("; 8 of 512 GPUs, 64 x "), std::string::npos);
+  EXPECT_NE(first_line("--pp 4 --tp 2").find("; 8 GPUs, 1 x "), std::string::npos);
+  const json result = answer(kLlama + "--pp 4 --tp 2 --nodes 64");
+  EXPECT_EQ(result.at("gpus"), (json{{"used", 8}, {"cluster", 512}}));
+  EXPECT_DOUBLE_EQ(result.at("throughput").at("tokens_per_s_per_device").get<double>(),
+                   result.at("throughput").at("tokens_per_s").get<double>() / 8);
+}
+
+TEST(Gpus, SetTheNumberOfReplicas) {
+  const json by_dp = answer(kLlama + "--pp 2 --tp 2 --dp 4");
+  EXPECT_EQ(answer(kLlama + "--pp 2 --tp 2 --gpus 16"), by_dp);
+  const TemporaryFolder folder;
+  write_file_whole(folder.path("s.json"), R"({"model": "llama3-8b", "cluster": "dgx-h100",
+      "parallelism": {"pp": 2, "tp": 2, "dp": 2}, "batch": {"global_batch": 64, "sequence_length": 4096}})");
+  EXPECT_EQ(answer(folder.path("s.json") + " --gpus 16"), by_dp);  // replaces dp
+  EXPECT_EQ(error_of(kLlama + "--pp 2 --tp 2 --gpus 18"),
+            "sluice: --gpus: expected a multiple of tp x cp x pp = 2 x 1 x 2, at most 1048576 times, got 18\n");
+  EXPECT_EQ(error_of(kLlama + "--pp 2 --gpus 8 --dp 4"), "sluice: --gpus: specify dp or gpus, not both, got 8\n");
+  EXPECT_EQ(error_of(kLlama + "--gpus 8"), "sluice: --gpus: requires pp, got 8\n");
+}
+
+TEST(Gpus, AppearInSweepsWhereTheirNumberVaries) {
+  const std::string sweep = "simulate " + kLlama + "--pp 2 --sweep tp=1,2";
+  const std::string varies = run_sluice(words(sweep)).out;
+  EXPECT_NE(varies.find("GPUs"), std::string::npos);
+  EXPECT_NE(varies.find("tokens/s/GPU"), std::string::npos);
+  const std::string same = run_sluice(words(sweep + " --gpus 8")).out;
+  EXPECT_EQ(same.find("GPU"), std::string::npos) << same;
+  const json points = json::parse(run_sluice(words(sweep + " --gpus 8 --json")).out).at("points");
+  EXPECT_EQ(points.at(0).at("gpus"), 8);
+  EXPECT_EQ(points.at(1).at("gpus"), 8);
+}
+
+// A node file has as many nodes as the run needs, like a node of the catalogue; a cluster file has its own.
+TEST(Gpus, NodeFilesGrow) {
+  const TemporaryFolder folder;
+  write_file_whole(folder.path("node.json"), R"({"schema": "sluice.node/1", "name": "ours", "gpu": "a100-80gb",
+      "gpus": 4, "intra_node": "nvlink3", "inter_node": "infiniband-hdr"})");
+  write_file_whole(folder.path("cluster.json"),
+                   R"({"schema": "sluice.cluster/1", "node": "dgx-a100-80gb", "nodes": 1})");
+  const std::string flags = "--model gpt3-1b --gbs 32 --seq-length 2048 --pp 4 --tp 4 --cluster ";
+  EXPECT_EQ(answer(flags + folder.path("node.json")).at("gpus").at("cluster"), 16);
+  EXPECT_EQ(answer(flags + folder.path("node.json") + " --nodes 8").at("gpus").at("cluster"), 32);
+  EXPECT_NE(error_of(flags + folder.path("cluster.json")).find("/cluster: tp 4 x dp 1 x pp 4 needs 16 GPUs"),
+            std::string::npos);
+}
+
+TEST(Models, AreFoundByName) {
+  const std::string rest = " --cluster dgx-h100 --gbs 64 --seq-length 4096 --pp 4";
+  const std::string folder = SLUICE_SOURCE_DIR "/examples/models/llama3-8b";
+  const json by_name = answer("--model llama3-8b" + rest);
+  EXPECT_EQ(answer("--model " + folder + "/config.json" + rest), by_name);
+  EXPECT_EQ(answer("--model " + folder + rest), by_name);  // a Hugging Face folder
+  const std::string error = error_of("--model llama3-9b" + rest);
+  EXPECT_EQ(error.find("sluice: --model: expected a model file or one of deepseek-v2, "), 0U) << error;
+  EXPECT_NE(error.find("did you mean 'llama3-8b'?"), std::string::npos);
+  EXPECT_EQ(error_of("--model no/such.json" + rest),
+            "sluice: --model: expected a model file (there is no no/such.json), got \"no/such.json\"\n");
+}
+
+// A file in a folder that cannot be read is not a misspelled name. (A loop of links, because root may read any folder.)
+TEST(Models, UnreadableFilesAreReportedAsSuch) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink(folder.path("loop"), folder.path("loop"));
+  const std::string rest = " --gbs 64 --seq-length 4096 --pp 4";
+  for (const std::string flags : {"--cluster dgx-h100 --model ", "--model llama3-8b --cluster ",
+                                  "--model llama3-8b --cluster dgx-h100 --software "}) {
+    EXPECT_EQ(error_of(flags + folder.path("loop") + rest),
+              "sluice: " + folder.path("loop") + ": cannot open: Too many levels of symbolic links\n");
+  }
+}
+
+// A schedule that was written without a sequence length has the sizes of the scenario.
+TEST(ScheduleFiles, WithoutSizesHaveThoseOfTheScenario) {
+  const TemporaryFolder folder;
+  for (const std::string shape : {"1f1b --pp 4", "seq1f1b --pp 4 --slices 4"}) {
+    for (const char* file : {"s.json", "s.csv"}) {
+      if (shape.starts_with("seq") && std::string(file) == "s.csv") continue;  // PyTorch has no slices
+      ASSERT_EQ(run_sluice(words("schedule " + shape + " --microbatches 8 -o " + folder.path(file))).exit_code, 0);
+      const std::string rest = " --model llama3-8b --cluster dgx-h100 --mbs 2 --seq-length 4096";
+      const json direct = answer("--schedule " + shape + " --microbatches 8" + rest);
+      const json read = answer("--schedule " + folder.path(file) + rest);
+      EXPECT_EQ(read.at("makespan_s"), direct.at("makespan_s")) << shape;
+      EXPECT_EQ(read.at("ranks"), direct.at("ranks")) << shape;
+    }
+  }
+  // One with sizes must agree.
+  ASSERT_EQ(
+      run_sluice(words("schedule 1f1b --pp 2 --microbatches 2 --seq-length 512 --mbs 2 -o " + folder.path("s.json")))
+          .exit_code,
+      0);
+  EXPECT_EQ(error_of("--seq-length 1024 --schedule " + folder.path("s.json")),
+            "sluice: --seq-length: expected 512, as the schedule " + folder.path("s.json") + " has it, got 1024\n");
+  EXPECT_EQ(error_of("--seq-length 512 --mbs 4 --schedule " + folder.path("s.json")),
+            "sluice: --mbs: expected 2, as the schedule " + folder.path("s.json") + " has it, got 4\n");
+}
+
+TEST(Output, ValuesThatAreNotKnownAreNull) {
+  const json result = answer("--pp 2 --microbatches 2 --uniform f=1,b=1,w=1");
+  for (const char* key : {"peak_memory_bytes", "peak_memory_at_s", "memory_at_peak_bytes"}) {
+    EXPECT_TRUE(result.at("ranks").at(0).at(key).is_null()) << key;
+  }
+  for (const auto& [key, value] : result.at("throughput").items()) EXPECT_TRUE(value.is_null()) << key;
+  const json point =
+      json::parse(run_sluice(words("simulate --microbatches 2 --sweep pp=2 --json")).out).at("points").at(0);
+  for (const char* key : {"peak_memory_bytes", "tokens_per_s", "mfu"}) EXPECT_TRUE(point.at(key).is_null()) << key;
+  EXPECT_GT(answer(kLlama + "--pp 4").at("ranks").at(0).at("peak_memory_bytes"), 0);
+}
+
+TEST(Output, TheCriticalPathNamesChunks) {
+  const std::string text = run_sluice({"simulate", SLUICE_SOURCE_DIR "/examples/gpt3-175b-a100.json"}).out;
+  EXPECT_NE(text.find("optimizer@0:0 → optimizer@0:1 → optimizer@0:2   (op@rank:chunk; "), std::string::npos) << text;
 }
 
 TEST(Noise, GivesADistribution) {
@@ -119,6 +285,27 @@ TEST(Sweep, MatchesSeparateRuns) {
     EXPECT_EQ(point.at("makespan_s"), alone.at("makespan_s"));
     EXPECT_EQ(point.at("bubble_fraction"), alone.at("bubble_fraction"));
   }
+}
+
+// Keys that a family does not support are adapted to it in a sweep over schedules, and the changes are printed; keys
+// that are swept themselves are not.
+TEST(Sweep, OverSchedulesAdaptsOtherKeys) {
+  const std::string flags =
+      "simulate --pp 4 --vpp 3 --group 4 --microbatches 8 --sweep schedule=interleaved-1f1b,1f1b,zb-v,seq1f1b ";
+  const json points = json::parse(run_sluice(words(flags + "--json")).out).at("points");
+  EXPECT_FALSE(points.at(0).contains("adapted"));
+  EXPECT_EQ(points.at(1).at("adapted"), (json{"vpp 3 -> 1", "group 4 -> none"}));
+  EXPECT_EQ(points.at(2).at("adapted"), (json{"vpp 3 -> 2", "group 4 -> none"}));
+  EXPECT_EQ(points.at(1).at("makespan_s"), 33.0);  // (m + p - 1) (f + x)
+  const std::string text = run_sluice(words(flags)).out;
+  EXPECT_NE(text.find("\n  adapted to zb-v: vpp 3 -> 2, group 4 -> none\n"), std::string::npos) << text;
+  const json swept = json::parse(
+      run_sluice(words("simulate --pp 4 --microbatches 8 --sweep schedule=1f1b --sweep vpp=1,3 --json")).out);
+  EXPECT_TRUE(swept.at("points").at(0).contains("makespan_s"));
+  EXPECT_EQ(swept.at("points").at(1).at("error"), "1f1b: chunks (--vpp): its placement fixes 1, got 3");
+  const json slices = json::parse(
+      run_sluice(words("simulate --pp 4 --microbatches 8 --slices 4 --sweep schedule=seq1f1b,1f1b --json")).out);
+  EXPECT_EQ(slices.at("points").at(1).at("adapted"), json{"slices 4 -> not sliced"});
 }
 
 TEST(Sweep, ReportsInvalidCombinations) {

@@ -18,9 +18,17 @@ std::vector<std::string> family_names() {
 // Values that CLI11 does not know, by the option's long name or by "command operand".
 std::vector<std::string> known_words(const std::string& name) {
   static const std::map<std::string, std::vector<std::string> (*)()> kKnown = {
-      {"--schedule", family_names}, {"schedule name", family_names}, {"--cluster", catalogue_nodes}};
+      {"--schedule", family_names},   {"schedule name", family_names},    {"--for", family_names},
+      {"--cluster", catalogue_nodes}, {"--software", catalogue_software}, {"--model", catalogue_models}};
   const auto known = kKnown.find(name);
   return known == kKnown.end() ? std::vector<std::string>{} : known->second();
+}
+
+// Whether the value of an option is a file or folder: its help text has one of these words.
+bool takes_file(const std::string& description) {
+  constexpr std::string_view kWords[] = {"file", "folder", "trace", "checkpoint", "Table of"};
+  return std::any_of(std::begin(kWords), std::end(kWords),
+                     [&](std::string_view word) { return description.find(word) != std::string::npos; });
 }
 
 // Returns the words of "TEXT:{auto,always,never}".
@@ -54,7 +62,7 @@ OptionEntry entry_of(const CLI::Option& option, const std::string& command) {
   entry.repeated = option.get_items_expected_max() > 1;
   const bool number = entry.type == "INT" || entry.type == "UINT" || entry.type == "FLOAT";
   const std::vector<std::string> members = member_words(type);
-  entry.files = !number && members.empty();
+  entry.files = !number && members.empty() && (option.get_positional() || takes_file(entry.description));
   entry.closed = !members.empty();
   if (entry.closed) entry.words = members;
   return entry;

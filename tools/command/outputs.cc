@@ -40,7 +40,6 @@ std::vector<std::string> named_files(const std::string& value) {
 void check_output(const CLI::App& command, const CLI::Option& output) {
   const std::string& name = output.results().front();
   const std::string flag = output.get_name();
-  if (name.empty()) throw InputError(flag + ": expected the name of a file, got ''");
   for (const CLI::Option* other : command.get_options()) {
     if (other == &output || other->get_items_expected_max() == 0 || may_share(output, *other)) continue;
     for (const std::string& value : other->results()) {

@@ -11,8 +11,8 @@ namespace sluice::tools {
 CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string& value,
                         const std::string& description);
 
-// Refuses an output that is named "", or that is the same file as another output or as a file that the command reads;
-// a checkpoint may replace the one that it continues. Throws InputError naming the flags.
+// Refuses an output that is the same file as another output or as a file that the command reads; a checkpoint may
+// replace the one that it continues. Throws InputError naming the flags.
 void check_outputs(const CLI::App& command);
 
 }  // namespace sluice::tools

@@ -5,12 +5,14 @@
 #include <charconv>
 #include <filesystem>
 #include <list>
+#include <map>
 #include <optional>
 
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/schedule/family.h"
 
 namespace sluice::tools {
 
@@ -23,10 +25,12 @@ struct ScenarioFlagRow {
   ScenarioValueKind kind;
   const char* group;
   const char* help;
+  const char* words = "";  // all values of a text, as a,b,c
 };
 
 namespace {
 
+const std::string kFlagsOnly = "command line";  // the source of a scenario without a file, in errors
 constexpr const char* kSchedule = "Schedule";
 constexpr const char* kAutomaticSchedule = "Automatic schedule (--schedule auto)";
 constexpr const char* kParallelism = "Parallelism";
@@ -42,7 +46,7 @@ const ScenarioFlagRow kRows[] = {
     {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ScenarioValueKind::whole, kSchedule,
      "Number of pipeline ranks, 1 to 8192 (required without a schedule file)"},
     {"--vpp,--num-virtual-stages-per-pipeline-rank", "/parallelism/vpp", ScenarioValueKind::whole, kSchedule,
-     "Number of model chunks (virtual stages) per rank, at least 1; hanayo: twice the number of waves (default: the "
+     "Number of model chunks (virtual stages) per rank, 1 to 32767; hanayo: twice the number of waves (default: the "
      "family's)"},
     {"--num-layers-per-virtual-pipeline-stage", "/parallelism/layers_per_virtual_stage", ScenarioValueKind::whole,
      kSchedule, "Number of layers per model chunk, instead of --vpp; must divide layers / pp (default: not set)"},
@@ -53,39 +57,45 @@ const ScenarioFlagRow kRows[] = {
     {"--slices", "/schedule/slices", ScenarioValueKind::whole, kSchedule,
      "Number of slices per sequence, 1 to 32767 (default 1); --slicing sets how they are cut"},
     {"--slicing", "/schedule/slicing", ScenarioValueKind::text, kSchedule,
-     "How sequences are cut: even, or balanced for equal FLOPs under causal attention (default: even)"},
+     "How sequences are cut: even, or balanced for equal FLOPs under causal attention (default: even)",
+     "even,balanced"},
     {"--slice-lengths", "/schedule/slice_lengths", ScenarioValueKind::whole_list, kSchedule,
      "Number of tokens of each slice, as a,b,c; they add up to the sequence length (default: by --slicing)"},
     {"--batches", "/schedule/batches", ScenarioValueKind::whole, kSchedule,
      "Number of batches to simulate, for families without a flush, at least 1 (default: the family's)"},
 
     {"--memory-cap", "/schedule/memory_cap", ScenarioValueKind::text, kAutomaticSchedule,
-     "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb) (default: the device's "
+     "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb), each held from its F "
+     "until its B or W ends (default: the device's "
      "memory)"},
     {"--time-budget", "/schedule/time_budget_s", ScenarioValueKind::real, kAutomaticSchedule,
      "Search time in seconds, 0 to 1000000 (default 10)"},
     {"--placement", "/schedule/placement", ScenarioValueKind::text, kAutomaticSchedule,
      "Placement of stages: linear, looped, v or any; without --vpp, any tries one and two chunks per rank (default: "
-     "any)"},
+     "any)",
+     "linear,looped,v,any"},
 
     {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ScenarioValueKind::whole, kParallelism,
      "Number of tensor-parallel ranks, 1 to 4096 (default 1)"},
     {"--dp,--data-parallel-size", "/parallelism/dp", ScenarioValueKind::whole, kParallelism,
      "Number of data-parallel replicas, 1 to 1048576 (default 1)"},
+    {"--gpus", "/parallelism/gpus", ScenarioValueKind::whole, kParallelism,
+     "Number of GPUs, a multiple of tp x cp x pp, 1 to 16777216; sets the number of data-parallel replicas (default: "
+     "tp x cp x pp x dp)"},
     {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ScenarioValueKind::yes, kParallelism,
      "Place the stages of a replica on neighboring GPUs: rank order tp-pp-dp (default: tp-dp-pp)"},
     {"--cp,--context-parallel-size", "/parallelism/cp", ScenarioValueKind::whole, kParallelism,
      "Number of context-parallel ranks, which split each sequence, 1 to 4096 (default 1)"},
     {"--cp-comm-type", "/parallelism/cp_comm_type", ScenarioValueKind::text, kParallelism,
-     "Exchange of keys and values between context-parallel ranks: p2p or a2a (default: p2p)"},
+     "Exchange of keys and values between context-parallel ranks: p2p or a2a (default: p2p)", "p2p,a2a"},
     {"--ep,--expert-model-parallel-size", "/parallelism/ep", ScenarioValueKind::whole, kParallelism,
      "Number of expert-parallel ranks, 1 to 65536; must divide tp x cp x dp (default 1)"},
     {"--etp,--expert-tensor-parallel-size", "/parallelism/etp", ScenarioValueKind::whole, kParallelism,
-     "Number of tensor-parallel ranks per expert; only 1 is modelled (default 1)"},
+     "Number of tensor-parallel ranks per expert; only 1 is modeled (default 1)"},
     {"--sequence-parallel", "/parallelism/sequence_parallel", ScenarioValueKind::yes, kParallelism,
      "Split norms and dropout over the tensor-parallel ranks (default: off)"},
     {"--recompute,--recompute-granularity", "/parallelism/recompute", ScenarioValueKind::text, kParallelism,
-     "Activation recomputation: none, selective or full (default: none)"},
+     "Activation recomputation: none, selective or full (default: none)", "none,selective,full"},
     {"--recompute-num-layers", "/parallelism/recompute_layers", ScenarioValueKind::whole, kParallelism,
      "With full recomputation: number of leading layers recomputed per stage, 1 to 100000 (default: all)"},
     {"--use-distributed-optimizer", "/parallelism/distributed_optimizer", ScenarioValueKind::yes, kParallelism,
@@ -111,9 +121,9 @@ const ScenarioFlagRow kRows[] = {
     {"--seq-length", "/batch/sequence_length", ScenarioValueKind::whole, kBatch,
      "Number of tokens per sequence, 1 to 1073741824 (required with a model)"},
 
-    {"--model", "/model", ScenarioValueKind::path, kModel,
-     "Model file: Hugging Face config.json or Megatron-style JSON; the flags below describe a model instead "
-     "(default: none)"},
+    {"--model", "/model", ScenarioValueKind::text, kModel,
+     "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or Megatron-style "
+     "JSON; the flags below describe a model instead (default: none)"},
     {"--num-layers", "/model/num_layers", ScenarioValueKind::whole, kModel,
      "Number of transformer layers, 1 to 32768 (required)"},
     {"--hidden-size", "/model/hidden_size", ScenarioValueKind::whole, kModel, "Hidden size, 1 to 16777216 (required)"},
@@ -130,9 +140,9 @@ const ScenarioFlagRow kRows[] = {
     {"--swiglu", "/model/swiglu", ScenarioValueKind::yes, kModel,
      "Use gated feed-forward layers, SwiGLU (default: off)"},
     {"--normalization", "/model/normalization", ScenarioValueKind::text, kModel,
-     "LayerNorm or RMSNorm (default: LayerNorm)"},
+     "LayerNorm or RMSNorm (default: LayerNorm)", "LayerNorm,RMSNorm"},
     {"--position-embedding-type", "/model/position_embedding_type", ScenarioValueKind::text, kModel,
-     "learned, learned_absolute (the same), rope or none (default: learned)"},
+     "learned, learned_absolute (the same), rope or none (default: learned)", "learned,learned_absolute,rope,none"},
     {"--max-position-embeddings", "/model/max_position_embeddings", ScenarioValueKind::whole, kModel,
      "Number of positions, 1 to 16777216 (required with learned position embeddings)"},
     {"--untie-embeddings-and-output-weights", "/model/untie_embeddings_and_output_weights", ScenarioValueKind::yes,
@@ -167,9 +177,9 @@ const ScenarioFlagRow kRows[] = {
      "MLA: size of a value head, 1 to 16777216 (required with MLA)"},
 
     {"--cluster", "/cluster/name", ScenarioValueKind::text, kCluster,
-     "Node of the catalogue, or a node or cluster file (required with the analytic cost)"},
+     "Node of the catalogue (dgx-h100, ...), or a node or cluster file (required with the analytic cost)"},
     {"--nodes", "/cluster/nodes", ScenarioValueKind::whole, kCluster,
-     "Number of nodes, 1 to 65536 (default: as many as the configuration needs)"},
+     "Number of nodes, 1 to 65536 (default: the file's, or as many as the configuration needs)"},
     {"--software", "/software", ScenarioValueKind::text, kCluster,
      "Training framework: megatron-lm, megatron-deepspeed, nemo-fp8, or a file (default: megatron-lm)"},
 
@@ -177,7 +187,8 @@ const ScenarioFlagRow kRows[] = {
      "Calibration file from 'sluice calibrate': corrects the iteration time and adds an interval (default: none)"},
 
     {"--jitter", "/perturbation/jitter", ScenarioValueKind::text, kPerturbation,
-     "Noise with mean 1 on every duration: lognormal:S (S up to 3), normal:S or uniform:S (S up to 1) (default: none)"},
+     "Noise with mean 1 on every duration and on the latency of links: lognormal:S (S up to 3), normal:S or uniform:S "
+     "(S up to 1) (default: none)"},
     {"--trials", "/perturbation/trials", ScenarioValueKind::whole, kPerturbation,
      "Number of simulations with --jitter, 1 to 1000000 (default 1000)"},
     {"--seed", "/perturbation/seed", ScenarioValueKind::whole, kPerturbation,
@@ -191,9 +202,9 @@ std::string path_of_flag(const std::string& path, const std::string& file) {
 
 std::string text_value(const ScenarioFlagRow& row, const std::string& text, const std::string& file) {
   std::error_code error;
-  const bool path = row.kind == ScenarioValueKind::path ||
-                    (row.kind == ScenarioValueKind::text &&
-                     (text.find('/') != std::string::npos || std::filesystem::is_regular_file(text, error)));
+  const bool path =
+      row.kind == ScenarioValueKind::path ||
+      (row.kind == ScenarioValueKind::text && (names_file(text) || std::filesystem::is_regular_file(text, error)));
   return path ? path_of_flag(text, file) : text;
 }
 
@@ -204,13 +215,80 @@ void expand_short_forms(Json& document) {
   }
 }
 
+// Throws InputError unless every section has a type to which flags can add keys.
+void check_sections(const Json& document, const std::string& source) {
+  JsonReader root(document, source);
+  for (const char* key : {"parallelism", "batch", "perturbation"}) {
+    if (root.has(key) && !document[key].is_object()) root.at(key).fail("expected an object");
+  }
+  for (const char* key : {"model", "cluster", "software", "schedule", "cost", "calibration"}) {
+    if (root.has(key) && !document[key].is_object() && !document[key].is_string()) {
+      root.at(key).fail("expected a name or an object");
+    }
+  }
+}
+
+// Throws InputError unless a value of the file, which a flag replaces, has a type that the flag's key may have.
+void check_replaced(const ScenarioFlagRow& row, const Json& value, const std::string& source) {
+  const auto require = [&](bool good, const char* expected) {
+    if (!good && !value.is_null()) JsonReader(value, source, row.pointer).fail(std::string("expected ") + expected);
+  };
+  switch (row.kind) {
+    case ScenarioValueKind::whole: return require(value.is_number_integer(), "a whole number");
+    case ScenarioValueKind::real: return require(value.is_number(), "a number");
+    case ScenarioValueKind::text: return require(value.is_string() || value.is_object(), "a string");
+    case ScenarioValueKind::path: return require(value.is_string() || value.is_object(), "a file or an object");
+    case ScenarioValueKind::whole_list: return require(value.is_array(), "an array");
+    case ScenarioValueKind::yes: return require(value.is_boolean(), "true or false");
+  }
+}
+
 Json& place_of(Json& document, const std::string& pointer) {
   const Json::json_pointer place(pointer);
-  Json* parent = place.parent_pointer().empty() ? &document : &document[place.parent_pointer()];
+  const Json::json_pointer above = place.parent_pointer();
+  Json* parent = above.empty() ? &document : &document[above];
   const bool element = parent->is_array() && place.back().find_first_not_of("0123456789") == std::string::npos;
   if (element) return parent->at(place);
-  if (!parent->is_object() && !parent->is_null()) *parent = Json::object();  // flags replace a model file
+  if (parent->is_string() && above.to_string() == "/model") *parent = Json::object();  // flags replace a model file
+  if (!parent->is_object() && !parent->is_null()) {
+    throw InputError(fmt::format("{}: expected an object, got {}", above.to_string(), parent->dump()));
+  }
   return (*parent)[place.back()];
+}
+
+// Returns the list at `key` of the section "perturbation", to which flags add elements.
+Json& slow_list(Json& document, const char* key, const std::string& source) {
+  Json& list = document["perturbation"][key];
+  if (!list.is_null() && !list.is_array()) {
+    JsonReader(list, source, std::string("/perturbation/") + key).fail("expected an array");
+  }
+  return list;
+}
+
+// Returns the flag that sets the scenario key at `pointer`, or a key that it is an element of; "" if there is none.
+std::string flag_of(const std::string& pointer) {
+  constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{"/cost/stage_weights", "--stage-weights"},
+                                                                       {"/cost/file", "--cost"},
+                                                                       {"/cost/kind", "--cost"},
+                                                                       {"/cost", "--uniform"},
+                                                                       {"/perturbation/slow_ranks", "--slow-rank"},
+                                                                       {"/perturbation/slow_links", "--slow-link"}};
+  const auto within = [&](std::string_view place) {
+    return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
+  };
+  std::string_view flag;
+  std::size_t longest = 0;
+  for (const ScenarioFlagRow& row : kRows) {
+    const std::string_view place = row.pointer;
+    if (!within(place) || place.size() <= longest) continue;
+    longest = place.size();
+    flag = row.names;
+  }
+  if (longest > 0) return std::string(flag.substr(0, flag.find(',')));
+  for (const auto& [place, name] : kOthers) {
+    if (within(place)) return std::string(name);
+  }
+  return "";
 }
 
 // Keys that exclude each other: setting one removes the other.
@@ -222,6 +300,7 @@ constexpr Alternative kAlternatives[] = {
     {"/schedule/slices", "/schedule/slice_lengths"},  {"/schedule/slice_lengths", "/schedule/slices"},
     {"/schedule/slicing", "/schedule/slice_lengths"}, {"/batch/microbatches", "/batch/global_batch"},
     {"/batch/global_batch", "/batch/microbatches"},   {"/cluster/name", "/cluster/node"},
+    {"/parallelism/dp", "/parallelism/gpus"},         {"/parallelism/gpus", "/parallelism/dp"},
 };
 
 void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
@@ -280,7 +359,6 @@ struct ScenarioFlags::Values {
   std::string cost;
   std::vector<std::string> slow_ranks;
   std::vector<std::string> slow_links;
-  std::optional<std::string> text;  // of the scenario file
   CLI::Option* uniform_option = nullptr;
   CLI::Option* weights_option = nullptr;
   CLI::Option* cost_option = nullptr;
@@ -306,6 +384,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
       case ScenarioValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
     }
     flag.option->group(row.group);
+    if (*row.words != '\0') flag.option->type_name(fmt::format("TEXT:{{{}}}", row.words));
   }
   if (!left_out("--uniform")) add_uniform(command);
   if (!left_out("--cost")) {
@@ -352,18 +431,29 @@ void ScenarioFlags::add_slow(CLI::App& command) {
 
 ScenarioFlags::~ScenarioFlags() = default;
 
-const std::string& ScenarioFlags::file_text(const std::string& file) const {
-  if (!values_->text) values_->text = read_file(file);
-  return *values_->text;
+const std::string& ScenarioFlags::file_text(const std::string& file) {
+  static std::map<std::string, std::string> texts;
+  const auto found = texts.find(file);
+  return found != texts.end() ? found->second : texts.emplace(file, read_file(file)).first->second;
+}
+
+nlohmann::json ScenarioFlags::file_document(const std::string& file) {
+  if (file.empty()) return Json::object();
+  std::error_code error;
+  const auto families = all_families();
+  const auto is_family = [&](const Family& family) { return family.name == file; };
+  if (std::any_of(families.begin(), families.end(), is_family) && !std::filesystem::exists(file, error)) {
+    throw InputError(fmt::format("{0}: expected a scenario file; --schedule {0} selects the schedule family", file));
+  }
+  Json document = parse_json(file_text(file), file);
+  if (!document.is_object()) throw InputError(file + ": /: expected a scenario object");
+  check_sections(document, file);
+  expand_short_forms(document);
+  return document;
 }
 
 nlohmann::json ScenarioFlags::document(const std::string& file) const {
-  Json document = Json::object();
-  if (!file.empty()) {
-    document = parse_json(file_text(file), file);
-    if (!document.is_object()) throw InputError(file + ": /: expected a scenario object");
-  }
-  expand_short_forms(document);
+  Json document = file_document(file);
   const auto given = [&](const std::string_view pointer) {
     return std::any_of(values_->flags.begin(), values_->flags.end(),
                        [&](const auto& flag) { return flag.option->count() > 0 && pointer == flag.row->pointer; });
@@ -371,6 +461,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
   for (const Values::Flag& flag : values_->flags) {
     if (flag.option->count() == 0) continue;
     Json& value = place_of(document, flag.row->pointer);
+    if (!file.empty()) check_replaced(*flag.row, value, file);
     switch (flag.row->kind) {
       case ScenarioValueKind::whole: value = flag.whole; break;
       case ScenarioValueKind::real: value = flag.real; break;
@@ -402,20 +493,38 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
   }
   for (const std::string& text : values_->slow_ranks) {
     const Slow slow = parse_slow("--slow-rank", text, 1);
-    document["perturbation"]["slow_ranks"].push_back({{"rank", slow.ranks[0]}, {"factor", slow.factor}});
+    slow_list(document, "slow_ranks", file).push_back({{"rank", slow.ranks[0]}, {"factor", slow.factor}});
   }
   for (const std::string& text : values_->slow_links) {
     const Slow slow = parse_slow("--slow-link", text, 2);
-    document["perturbation"]["slow_links"].push_back({{"between", slow.ranks}, {"factor", slow.factor}});
+    slow_list(document, "slow_links", file).push_back({{"between", slow.ranks}, {"factor", slow.factor}});
   }
   return document;
 }
 
-void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
-                        const std::string& file) {
-  expand_short_forms(document);
+void ScenarioFlags::check_file(const std::string& file, const nlohmann::json& document) {
+  if (file.empty()) return;
+  Json own = file_document(file);
+  if (!own.contains("model") && document.contains("model")) own["model"] = document["model"];
+  static_cast<void>(read(own, file));
+}
+
+std::string ScenarioFlags::ignored(const std::string& file, std::string_view command,
+                                   std::span<const std::string_view> pointers) {
+  const Json document = file_document(file);
+  std::vector<std::string_view> found;
+  for (const std::string_view pointer : pointers) {
+    const Json::json_pointer place{std::string(pointer)};
+    if (document.contains(place) && !document.at(place).is_null()) found.push_back(pointer);
+  }
+  return found.empty() ? "" : fmt::format("{}: {} ignores {}", file, command, fmt::join(found, ", "));
+}
+
+namespace {
+
+// Returns the row of a flag by one of its names, with or without "--"; null if there is none. Appends all names.
+const ScenarioFlagRow* row_of(const std::string& key, std::vector<std::string>& names) {
   const ScenarioFlagRow* row = nullptr;
-  std::vector<std::string> names;
   for (const ScenarioFlagRow& each : kRows) {
     std::string_view rest = each.names;
     while (!rest.empty()) {
@@ -425,11 +534,26 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
       rest.remove_prefix(std::min(rest.size(), name.size() + 3));
     }
   }
-  if (row == nullptr && key.find('/') == std::string::npos) {
-    throw InputError(fmt::format("--sweep: expected a flag or a scenario key such as parallelism/pp, got '{}'{}", key,
-                                 did_you_mean(key, names)));
-  }
-  const std::string pointer = row != nullptr ? row->pointer : (key.starts_with('/') ? "" : "/") + key;
+  return row;
+}
+
+}  // namespace
+
+std::string ScenarioFlags::pointer_of(const std::string& key) {
+  std::vector<std::string> names;
+  const ScenarioFlagRow* const row = row_of(key, names);
+  if (row != nullptr) return row->pointer;
+  if (key.find('/') != std::string::npos) return (key.starts_with('/') ? "" : "/") + key;
+  throw InputError(fmt::format("--sweep: expected a flag or a scenario key such as parallelism/pp, got '{}'{}", key,
+                               did_you_mean(key, names)));
+}
+
+void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
+                        const std::string& file) {
+  expand_short_forms(document);
+  const std::string pointer = pointer_of(key);
+  std::vector<std::string> names;
+  const ScenarioFlagRow* const row = row_of(key, names);
   Json value = Json::parse(text, nullptr, false);
   if (value.is_discarded()) value = row != nullptr ? text_value(*row, text, file) : text;
   try {
@@ -440,23 +564,89 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
   drop_alternatives(document, pointer, [](const char*) { return false; });
 }
 
+std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
+                                                        const std::vector<std::string>& fixed) {
+  const Json::json_pointer name("/schedule/name");
+  if (!document.contains(name) || !document[name].is_string()) return {};
+  const auto schedule = document[name].get<std::string>();
+  if (names_file(schedule) || schedule == kAutomatic) return {};
+  const Family* family = nullptr;
+  try {
+    family = &find_family(schedule);
+  } catch (const InputError&) {
+    return {};  // reading the document reports it
+  }
+  std::vector<std::string> changes;
+  const auto drop = [&](const char* pointer, bool suits, const std::string& now) {
+    const Json::json_pointer place(pointer);
+    if (suits || !document.contains(place) || document[place].is_null()) return;
+    if (std::find(fixed.begin(), fixed.end(), pointer) != fixed.end()) return;
+    changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
+    document[place.parent_pointer()].erase(place.back());
+  };
+  const auto is = [&](const char* pointer, int value) {
+    const Json::json_pointer place(pointer);
+    return document.contains(place) && document[place] == value;
+  };
+  const int chunks = family->fixed_chunks != 0 ? family->fixed_chunks : family->default_chunks;
+  const std::string now = fmt::format("vpp {}", chunks);
+  const bool suits =
+      family->fixed_chunks == 0 ? chunks == 1 || !is("/parallelism/vpp", 1) : is("/parallelism/vpp", chunks);
+  drop("/parallelism/vpp", suits, std::to_string(chunks));
+  drop("/parallelism/layers_per_virtual_stage", family->fixed_chunks == 0, now);
+  const Json::json_pointer pp("/parallelism/pp"), vpp("/parallelism/vpp"), layers("/parallelism/stage_layers");
+  if (document.contains(layers) && document.contains(pp) && document[pp].is_number_integer()) {
+    const bool chosen = document.contains(vpp) && document[vpp].is_number_integer();
+    const std::int64_t stages =
+        document[pp].get<std::int64_t>() * (chosen ? document[vpp].get<std::int64_t>() : chunks);
+    drop("/parallelism/stage_layers", std::ssize(document[layers]) == stages, "even");
+  }
+  drop("/schedule/group", family->grouped, "none");
+  for (const char* key : {"/schedule/slices", "/schedule/slice_lengths", "/schedule/slicing"}) {
+    drop(key, family->sliced || is(key, 1), "not sliced");
+  }
+  drop("/schedule/batches", family->asynchronous || is("/schedule/batches", 1), "1");
+  for (const char* key : {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"}) {
+    drop(key, false, "none");
+  }
+  return changes;
+}
+
 Scenario ScenarioFlags::scenario(const std::string& file) const { return read(document(file), file); }
 
 Scenario ScenarioFlags::read(const nlohmann::json& document, const std::string& file) {
-  static const std::string kFlagsOnly = "command line";
-  if (!file.empty()) return scenario_from_json(document, file, std::filesystem::path(file).parent_path().string());
   try {
-    return scenario_from_json(document, kFlagsOnly, "");
+    const std::string folder = file.empty() ? "" : std::filesystem::path(file).parent_path().string();
+    return scenario_from_json(document, file.empty() ? kFlagsOnly : file, folder);
   } catch (const InputError& error) {
-    // Without a file, errors name the flag instead of the scenario key.
-    const std::string what = error.what();
-    for (const ScenarioFlagRow& row : kRows) {
-      const std::string place = kFlagsOnly + ": " + row.pointer + ": ";
-      const std::string_view names = row.names;
-      if (what.starts_with(place))
-        throw InputError(std::string(names.substr(0, names.find(','))) + ": " + what.substr(place.size()));
-    }
+    throw InputError(naming_flags(error.what(), document, file));
+  }
+}
+
+std::string ScenarioFlags::naming_flags(const std::string& what, const nlohmann::json& document,
+                                        const std::string& file) {
+  const std::string source = (file.empty() ? kFlagsOnly : file) + ": ";
+  const std::size_t end = what.find(": ", source.size());
+  if (!what.starts_with(source + "/") || end == std::string::npos) return what;
+  const std::string pointer = what.substr(source.size(), end - source.size());
+  const std::string flag = pointer.find('~') == std::string::npos ? flag_of(pointer) : "";  // no flag's key has a ~
+  if (flag.empty()) return what;
+  const Json::json_pointer place(pointer);
+  if (!document.contains(place)) return what;
+  const Json own = file_document(file);
+  if (own.contains(place) && own.at(place) == document.at(place)) return what;
+  return flag + what.substr(end);
+}
+
+int ScenarioFlags::naming_flags(const std::string& file, const std::function<int()>& work) const {
+  try {
+    return work();
+  } catch (const DoesNotFit&) {
     throw;
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    if (!what.starts_with((file.empty() ? kFlagsOnly : file) + ": /")) throw;
+    throw InputError(naming_flags(what, document(file), file));
   }
 }
 

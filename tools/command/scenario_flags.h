@@ -1,10 +1,12 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "model/scenario/scenario.h"
 
@@ -19,16 +21,37 @@ class ScenarioFlags {
   ~ScenarioFlags();
 
   // Returns the contents of a scenario file, which is read once, so that it may be a pipe. Throws InputError.
-  const std::string& file_text(const std::string& file) const;
+  static const std::string& file_text(const std::string& file);
+  // Returns the document of a scenario file, with sections of the right types and short forms expanded; an empty object
+  // without a file. Throws InputError.
+  static nlohmann::json file_document(const std::string& file);
   // Returns the scenario document: the file, if `file` is not empty, overridden by the flags. Throws InputError.
   nlohmann::json document(const std::string& file) const;
-  // Reads such a document. Without a file, errors name flags instead of keys. Throws InputError.
+  // Reads such a document. Throws InputError that names the flag where a flag set the value, otherwise the file's key.
   static Scenario read(const nlohmann::json& document, const std::string& file);
   Scenario scenario(const std::string& file) const;
+
+  // Returns an error message "SOURCE: /key: ..." about a document with the flag instead of source and key, if the value
+  // is not the file's.
+  static std::string naming_flags(const std::string& what, const nlohmann::json& document, const std::string& file);
+  // Calls `work` and changes the message of its InputError in this way.
+  int naming_flags(const std::string& file, const std::function<int()>& work) const;
+
+  // Throws InputError if a key of the file is invalid, also one that a command ignores or replaces. Because flags may
+  // contradict such keys, the file is read alone, with the model of `document` if it has none.
+  static void check_file(const std::string& file, const nlohmann::json& document);
+  // Returns "FILE: COMMAND ignores KEY, KEY" for those of `pointers` that the file has; "" if it has none of them.
+  static std::string ignored(const std::string& file, std::string_view command,
+                             std::span<const std::string_view> pointers);
 
   // Sets a key of a document, named by a flag ("pp", "--pp") or by its path in the scenario ("parallelism/pp"), and
   // removes the keys that it excludes. The value is JSON, or else text. Throws InputError for an unknown name.
   static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);
+  // Returns the path in the scenario of a key of `set`: "/parallelism/pp".
+  static std::string pointer_of(const std::string& key);
+  // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
+  // placement has, except those `fixed`. Returns the changes: "vpp 3 -> 1".
+  static std::vector<std::string> adapt_to_family(nlohmann::json& document, const std::vector<std::string>& fixed = {});
 
  private:
   void add_uniform(CLI::App& command);

@@ -75,6 +75,9 @@ std::string notes_of(const std::string& name, const std::string& word, const Sid
 int compare_command(const CompareOptions& options) {
   const Side first = side_of(options.first, options);
   const Side second = side_of(options.second, options);
+  if (options.step && first.what == "simulated" && second.what == first.what) {
+    throw InputError("compare: --step selects an iteration of a trace; scenarios have one");
+  }
   const RunRows& a = first.read.run;
   const RunRows& b = second.read.run;
   ComparisonOptions how{.top = options.top, .by_kind = options.by_kind};

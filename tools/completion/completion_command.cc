@@ -16,6 +16,7 @@ Subcommand add_completion_command(CLI::App& app) {
                                          "  sluice completion zsh > ~/.zfunc/_sluice\n"
                                          "  sluice completion fish > ~/.config/fish/completions/sluice.fish");
   command->group("Shell");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "Shell to complete in")
       ->required()

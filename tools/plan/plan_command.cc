@@ -46,6 +46,7 @@ constexpr std::string_view kSearchedFlags[] = {"--schedule",
                                                "--batches",
                                                "--tp",
                                                "--dp",
+                                               "--gpus",
                                                "--sequence-parallel",
                                                "--recompute",
                                                "--recompute-num-layers",
@@ -79,28 +80,38 @@ struct PlanOptions {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
-// Returns the scenario without the keys that the plan chooses.
+// Keys of a scenario that the plan chooses or does not use.
+constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
+                                             "/parallelism/tp",
+                                             "/parallelism/dp",
+                                             "/parallelism/gpus",
+                                             "/parallelism/vpp",
+                                             "/parallelism/layers_per_virtual_stage",
+                                             "/parallelism/stage_layers",
+                                             "/parallelism/sequence_parallel",
+                                             "/parallelism/distributed_optimizer",
+                                             "/parallelism/recompute",
+                                             "/parallelism/recompute_layers",
+                                             "/parallelism/pipeline_before_data",
+                                             "/batch/micro_batch",
+                                             "/batch/microbatches",
+                                             "/schedule",
+                                             "/perturbation"};
+
+// Returns the scenario without the keys that the plan ignores.
 Scenario base_scenario(const PlanOptions& options) {
   nlohmann::json document = options.flags->document(options.file);
-  document.erase("schedule");
-  if (document.contains("parallelism")) {
-    for (const char* key : {"pp", "tp", "dp", "vpp", "layers_per_virtual_stage", "stage_layers", "sequence_parallel",
-                            "distributed_optimizer", "recompute", "pipeline_before_data"}) {
-      document["parallelism"].erase(key);
-    }
-    if (document["parallelism"].contains("recompute_layers")) document["parallelism"].erase("recompute_layers");
+  ScenarioFlags::check_file(options.file, document);
+  const auto batch = document.find("batch");
+  if (batch != document.end() && !batch->contains("global_batch") && batch->contains("microbatches")) {
+    throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
   }
-  if (document.contains("batch")) {
-    if (!document["batch"].contains("global_batch") && document["batch"].contains("microbatches")) {
-      throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
-    }
-    for (const char* key : {"micro_batch", "microbatches"}) document["batch"].erase(key);
+  for (const std::string_view key : kIgnoredKeys) {
+    const nlohmann::json::json_pointer place{std::string(key)};
+    if (document.contains(place)) document.at(place.parent_pointer()).erase(place.back());
   }
-  document.erase("perturbation");
-  const bool counted = document.contains("cluster") && document["cluster"].is_object() &&
-                       (document["cluster"].contains("nodes") || !document["cluster"].contains("name"));
   Scenario scenario = ScenarioFlags::read(document, options.file);
-  if (scenario.cluster && options.space.gpus > 0 && !counted && scenario.cluster->nodes == 1) {
+  if (scenario.cluster && options.space.gpus > 0 && !scenario.cluster->nodes_specified) {
     const std::int64_t node = scenario.cluster->gpus_per_node;
     scenario.cluster->nodes = static_cast<int>((options.space.gpus + node - 1) / node);
   }
@@ -264,6 +275,8 @@ int plan_command(const PlanOptions& options) {
   try {
     const auto begin = std::chrono::steady_clock::now();
     Plan plan(base_scenario(options), space_of(options), options.top, options.everything);
+    const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
+    if (ranks.first()) print_message(ignored);
     const SearchEnd end = search(plan, ranks, peers, interrupt);
     const bool finished = end == SearchEnd::complete;
     if (end == SearchEnd::alone) {
@@ -296,7 +309,7 @@ Subcommand add_plan_command(CLI::App& app) {
       "plan",
       "Search for the fastest parallel sizes, schedules, recomputation and placement.\n\n"
       "Examples:\n"
-      "  sluice plan --model examples/models/llama3-8b/config.json --cluster dgx-h100 --gpus 64 \\\n"
+      "  sluice plan --model llama3-8b --cluster dgx-h100 --gpus 64 \\\n"
       "      --gbs 256 --seq-length 8192\n"
       "  sluice plan examples/gpt3-175b-a100.json --schedule megatron --top 5\n"
       "  sluice plan examples/gpt3-175b-a100.json --tp 8 --recompute full --csv all.csv\n"
@@ -317,34 +330,38 @@ Subcommand add_plan_command(CLI::App& app) {
   const auto list = [&](const char* names, auto& into, const char* help) {
     return search(command->add_option(names, into, help)->delimiter(',')->allow_extra_args(false));
   };
-  const auto sizes = [&](const char* names, std::vector<int>& into, const char* help) {
-    list(names, into, help)->check(CLI::Range(1, 1 << 20));
+  const auto sizes = [&](const char* names, std::vector<int>& into, int most, const char* help) {
+    list(names, into, help)->check(CLI::Range(1, most));
   };
   PlanSpace& space = options->space;
   search(command->add_option("--gpus", space.gpus, "Number of GPUs, 1 to 16777216 (default: all of the cluster)")
              ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
   list("--schedule", options->schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
-  sizes("--tp,--tensor-model-parallel-size", space.tp,
-        "Tensor-parallel sizes, 1 to 1048576 (default: divisors of the GPUs per node)");
-  sizes("--pp,--pipeline-model-parallel-size", space.pp,
-        "Pipeline-parallel sizes, 1 to 1048576 (default: all divisors up to the number of layers)");
-  sizes("--dp,--data-parallel-size", space.dp, "Data-parallel sizes, 1 to 1048576 (default: GPUs / (tp x cp x pp))");
-  sizes("--vpp", space.chunks,
-        "Numbers of chunks per rank, for interleaved families, 1 to 1048576 (default: divisors up to 8)");
-  sizes("--mbs,--micro-batch-size", space.micro_batch,
+  sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,
+        "Tensor-parallel sizes, 1 to 4096 (default: divisors of the GPUs per node)");
+  sizes("--pp,--pipeline-model-parallel-size", space.pp, kMaxRanks,
+        "Pipeline-parallel sizes, 1 to 8192 (default: all divisors up to the number of layers)");
+  sizes("--dp,--data-parallel-size", space.dp, 1 << 20,
+        "Data-parallel sizes, 1 to 1048576 (default: GPUs / (tp x cp x pp))");
+  sizes("--vpp", space.chunks, kMaxStages,
+        "Numbers of chunks per rank, for interleaved families, 1 to 32767 (default: divisors up to 8)");
+  sizes("--mbs,--micro-batch-size", space.micro_batch, 1 << 20,
         "Sequences per microbatch, 1 to 1048576 (default: powers of two up to 16)");
-  sizes("--slices", space.slices,
-        "Numbers of slices per sequence, for families that cut sequences, 1 to 1048576 (default: 2,4,8)");
+  sizes("--slices", space.slices, kMaxSlices,
+        "Numbers of slices per sequence, for families that cut sequences, 1 to 32767 (default: 2,4,8)");
   search(command
              ->add_option("--slicing", options->slicing,
                           "How sequences are cut: into slices of equal FLOPs or of equal length (default: balanced)")
              ->check(CLI::IsMember({"balanced", "even"})));
-  list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)");
+  list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)")
+      ->type_name("TEXT:{none,selective,full}");
   list("--use-distributed-optimizer", options->distributed_optimizer,
-       "Shard optimizer states over the replicas: yes, no (default: both)");
+       "Shard optimizer states over the replicas: yes, no (default: both)")
+      ->type_name("TEXT:{yes,no}");
   list("--use-tp-pp-dp-mapping", options->mapping,
-       "Place the stages of a replica on neighboring GPUs: yes, no (default: both)");
+       "Place the stages of a replica on neighboring GPUs: yes, no (default: both)")
+      ->type_name("TEXT:{yes,no}");
   search(command->add_flag("--no-sequence-parallel", options->no_sequence_parallel,
                            "Disable sequence parallelism (default: enabled where tp > 1)"));
   search(command->add_flag("--even-stages", options->even_stages,
@@ -362,7 +379,8 @@ Subcommand add_plan_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
-  return {command, [options] { return plan_command(*options); }};
+  return {command,
+          [options] { return options->flags->naming_flags(options->file, [&] { return plan_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

@@ -77,6 +77,7 @@ int profile_command(const ProfileOptions& options) {
     const RunPlan plan(options.flags->spec(scenario, place.kernels()), options.flags->schedule(scenario, 1));
     const RunPlan* const plans[] = {&plan};
     const ProfilingSpec spec = profiling_spec(plans, options.profiling, place);
+    if (place.first()) options.flags->print_ignored("profile");
     place.open(plan.layout());
     const Profile profile = measured_profile(spec, plan.layout(), place);
     if (!place.first()) return kDone;

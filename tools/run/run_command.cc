@@ -294,6 +294,7 @@ int run_command(const RunOptions& options) {
     const RunPlan plan(options.flags->spec(scenario, place.kernels()),
                        options.flags->schedule(scenario, batches_per_run(options)));
     const TokenSource tokens = options.flags->tokens(plan);
+    if (place.first()) options.flags->print_ignored("run");
     place.open(plan.layout());
     RecorderFolder recorders(options.recorders, place);
     TrainingOptions training = training_options(options, plan, recorders.path(), true);

@@ -10,6 +10,7 @@
 #include "model/errors.h"
 #include "model/scenario/setup.h"
 #include "model/schedule/family.h"
+#include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 
 namespace sluice::tools {
@@ -22,6 +23,7 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--time-budget",
                                              "--placement",
                                              "--use-tp-pp-dp-mapping",
+                                             "--gpus",
                                              "--cp",
                                              "--cp-comm-type",
                                              "--ep",
@@ -98,8 +100,9 @@ void describe_run_defaults(CLI::App& command) {
       {"--seq-length",
        "Number of tokens per sequence, 1 to 1073741824 (built-in model: default 128; required with other models)"},
       {"--model",
-       "Model file: Hugging Face config.json or Megatron-style JSON; the flags below describe a model instead "
-       "(default: a built-in GPT with 4 layers of hidden size 128)"},
+       "Model of the catalogue (gpt2, ...), or a model file: Hugging Face config.json or Megatron-style JSON; the "
+       "flags "
+       "below describe a model instead (default: a built-in GPT with 4 layers of hidden size 128)"},
       {"--batches",
        "Number of batches per run of the graph, for families without a flush, at least 1 (default: all "
        "steps)"},
@@ -136,7 +139,8 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
   training(command.add_option("--data", values.data,
                               "Text file to train on, with bytes as tokens (default: synthetic tokens)"));
   training(command.add_option("--seed", values.seed,
-                              "Random seed of weights, samples and synthetic tokens, at least 0 (default 1)"));
+                              "Random seed of weights, samples and synthetic tokens, at least 0 (default 1)"))
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   training(
       command.add_option("--optimizer", values.optimizer, "adam (with decoupled weight decay) or sgd (default: adam)"))
       ->check(CLI::IsMember({"adam", "sgd"}));
@@ -155,7 +159,10 @@ RunFlags::~RunFlags() = default;
 
 Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   Json document = values_->scenario->document(values_->file);
-  if (!schedule.empty()) document[Json::json_pointer("/schedule/name")] = schedule;
+  if (!schedule.empty()) {
+    Json& name = document[Json::json_pointer("/schedule/name")];
+    if (name.is_null() || name.is_string()) name = schedule;  // reading rejects any other type
+  }
   if (unsliced && document.contains("schedule") && document.at("schedule").is_object()) {
     for (const char* key : {"slices", "slice_lengths", "slicing"}) document["schedule"].erase(key);
   }
@@ -173,11 +180,12 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
     set_default(document, "/parallelism/pp", 2);
     if (!has(document, "/batch/global_batch")) set_default(document, "/batch/microbatches", 8);
   }
-  // A run needs no costs.
-  document["cost"] = {{"kind", "uniform"}, {"f", 1}, {"b", 1}, {"w", 1}};
-  document.erase("calibration");
-  document.erase("perturbation");
   Scenario scenario = ScenarioFlags::read(document, values_->file);
+  // A run needs no costs; those of the file have been checked.
+  scenario.cost = CostKind::uniform;
+  scenario.uniform = {};
+  scenario.correction.reset();
+  scenario.perturbation = {};
   const Training& training = scenario.training;
   const auto refuse = [&](bool given, const char* feature) {
     if (given) throw InputError(fmt::format("{}: runs do not support {}", scenario.source, feature));
@@ -194,6 +202,12 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   return scenario;
 }
 
+void RunFlags::print_ignored(std::string_view command) const {
+  constexpr std::string_view kIgnored[] = {"/cluster", "/software", "/cost", "/calibration", "/perturbation"};
+  const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
+  print_message(note);
+}
+
 RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) const {
   RunSpec spec{.model = *scenario.model, .kernels = kernels};
   spec.precision = precision_of(values_->precision, kernels != nullptr);
@@ -205,7 +219,8 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
   spec.recompute = scenario.training.recompute == Training::Recompute::full;
   spec.overlap_grad_reduce = scenario.training.overlap_grad_reduce;
   spec.scatter_gather = scenario.training.scatter_gather;
-  const bool flush = names_file(scenario.schedule) || !find_family(scenario.schedule).asynchronous;
+  const bool flush = names_file(scenario.schedule) ||
+                     !find_family(scenario.schedule, scenario.source + ": /schedule/name").asynchronous;
   spec.clip_gradients = flush ? values_->clip : 0;
   spec.optimizer.kind = values_->optimizer == "sgd" ? OptimizerStep::Kind::sgd : OptimizerStep::Kind::adam;
   spec.optimizer.learning_rate = values_->learning_rate;

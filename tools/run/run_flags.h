@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "exec/plan/run_plan.h"
 #include "exec/run/token_source.h"
@@ -25,6 +26,8 @@ class RunFlags {
   // Returns the file overridden by the flags, with defaults for what is missing. A non-empty `schedule` replaces
   // --schedule; `unsliced` removes the keys about slices. Throws InputError for features that a run does not support.
   Scenario scenario(const std::string& schedule = "", bool unsliced = false) const;
+  // Prints one line on standard error with the sections of the file that `command` does not use, if it has any.
+  void print_ignored(std::string_view command) const;
   // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.
   RunSpec spec(const Scenario& scenario, const DeviceKernels* kernels = nullptr) const;
   // `batches` is the number of batches for families without a flush, unless the scenario specifies it.

@@ -61,7 +61,9 @@ struct Case {
   TokenSource tokens;
 };
 
-bool is_sliced(const std::string& schedule) { return names_file(schedule) || find_family(schedule).sliced; }
+bool is_sliced(const std::string& schedule) {
+  return names_file(schedule) || find_family(schedule, "--schedule").sliced;
+}
 
 CostTable table_of(const Profile& profile, const RunPlan& plan) {
   ProfileChoice choice;
@@ -194,6 +196,7 @@ int validate_command(const ValidateOptions& options) {
     RunPlace place(options.place, ranks);
     const std::deque<Case> cases = cases_of(options, place);
     const RunPlan& plan = cases.front().plan;
+    if (place.first()) options.flags->print_ignored("validate");
     place.open(plan.layout());
     std::optional<CostTable> table = table_from_files(options, plan);
     // Reports errors in files before anything runs.

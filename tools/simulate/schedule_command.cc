@@ -14,6 +14,7 @@
 #include "model/graph/rendezvous.h"
 #include "model/input/files.h"
 #include "model/scenario/setup.h"
+#include "model/schedule/family.h"
 #include "model/schedule/pytorch_csv.h"
 #include "model/schedule/schedule_file.h"
 #include "model/schedule/with_communication.h"
@@ -27,6 +28,8 @@
 
 namespace sluice::tools {
 namespace {
+
+using namespace nlohmann::literals;
 
 struct ScheduleOptions {
   std::string name;
@@ -96,7 +99,7 @@ void check_further(const Schedule& schedule, const std::string& source, std::vec
   }
   const Schedule communicating = own ? schedule : with_communication(schedule);
   const std::string order = own ? "order of the file" : "receives posted with the matching sends, as in PyTorch";
-  for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbours together"),
+  for (const auto& [exchange, name] : {std::pair(Exchange::grouped, "rendezvous, neighbors together"),
                                        std::pair(Exchange::rendezvous, "rendezvous, one by one")}) {
     const std::string cycle = hanging_cycle(communicating, exchange);
     // One at a time is stricter than practice: PyTorch and Megatron-LM batch adjacent sends and receives.
@@ -192,6 +195,13 @@ int schedule_command(const ScheduleOptions& options) {
     throw InputError(fmt::format("-o: expected a name ending in .json, .csv or .dot, got '{}'", options.output));
   }
   nlohmann::json document = options.flags->document("");
+  if (!options.name.empty() && document.contains("/schedule/name"_json_pointer)) {
+    throw InputError(fmt::format("schedule: specify a name or --schedule, not both, got '{}' and '{}'", options.name,
+                                 document["schedule"]["name"].get<std::string>()));
+  }
+  if (!options.name.empty() && options.name != kAutomatic && !names_file(options.name)) {
+    static_cast<void>(find_family(options.name));  // whose error needs no place
+  }
   if (options.name == kAutomatic) document["schedule"]["name"] = options.name;  // which enables its keys
   Scenario scenario = ScenarioFlags::read(document, "");
   if (!options.name.empty()) scenario.schedule = options.name;
@@ -230,7 +240,7 @@ Subcommand add_schedule_command(CLI::App& app) {
                     "Merge each I with a W that directly follows it into one B, as PyTorch does (default: off)");
   command->add_flag("--json", options->json, "Print the schedule as JSON");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  return {command, [options] { return schedule_command(*options); }};
+  return {command, [options] { return options->flags->naming_flags("", [&] { return schedule_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

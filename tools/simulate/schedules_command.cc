@@ -55,6 +55,7 @@ Subcommand add_schedules_command(CLI::App& app) {
                                          "  sluice schedules\n"
                                          "  sluice schedules --json");
   command->group("Schedules");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print one JSON document (sluice.families/1)");
   return {command, [json] {

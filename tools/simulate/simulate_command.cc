@@ -73,6 +73,9 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
   if (!options.compare_with.empty()) {
     second = second_run(options.compare_with, document, options.file);
     print_message(calibration_warning(second->setup->scenario()));
+    if (!second->adapted.empty()) {
+      print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(second->adapted, ", ")));
+    }
   }
   if (!options.svg.empty()) {
     std::vector<DrawnRun> runs = {drawn_run(setup, prediction)};
@@ -160,10 +163,16 @@ int simulate_sweep(const SimulateOptions& options) {
   return any_fits ? kDone : kNotFeasible;
 }
 
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
 int simulate_command(const SimulateOptions& options) {
   const auto refuse = [](bool given, const char* rule) {
     if (given) throw InputError(fmt::format("simulate: {}", rule));
   };
+  refuse(options.explain == "true" && is_number(options.file),
+         "--explain: write the stage after '=', as in --explain=0");
   refuse(options.json && options.gantt, "--json and --gantt exclude each other");
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
@@ -212,7 +221,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
       "  sluice simulate examples/llama3-8b-zbv-h100.json --gantt\n"
       "  sluice simulate examples/gpt3-175b-a100.json --schedule 1f1b --vpp 1 --trace timeline.json.gz\n"
       "  sluice simulate --schedule 1f1b --pp 4 --microbatches 8 --uniform f=1,b=1,w=1,comm=0.1 --json\n"
-      "  sluice simulate --model examples/models/llama3-8b/config.json --cluster dgx-h100 \\\n"
+      "  sluice simulate --model llama3-8b --cluster dgx-h100 \\\n"
       "      --pp 4 --tp 2 --gbs 64 --seq-length 8192\n"
       "  sluice simulate --schedule auto --pp 8 --microbatches 32 --uniform f=10,b=12,w=8,comm=1 \\\n"
       "      --memory-cap 4mb --time-budget 5\n"
@@ -261,7 +270,9 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
                       "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
                       "scenario");
   options->flags = std::make_unique<ScenarioFlags>(*command);
-  return {command, [options] { return simulate_command(*options); }};
+  return {command, [options] {
+            return options->flags->naming_flags(options->file, [&] { return simulate_command(*options); });
+          }};
 }
 
 }  // namespace sluice::tools

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <array>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tools/command/scenario_flags.h"
@@ -45,6 +47,18 @@ IdleByCause total_idle(const Prediction& prediction) {
   return sum;
 }
 
+OrderedJson idle_roots_json(const Setup& setup, const Prediction& prediction) {
+  OrderedJson out = OrderedJson::array();
+  for (const RootedIdle& each : idle_by_root(setup.graph(), prediction.timeline)) {
+    OrderedJson row;
+    if (each.root.peer < 0) row["rank"] = each.root.rank;
+    if (each.root.peer >= 0) row["link"] = {each.root.rank, each.root.peer};
+    row["idle_s"] = to_seconds(each.idle);
+    out.push_back(std::move(row));
+  }
+  return out;
+}
+
 OrderedJson critical_path_json(const OpGraph& graph, const Prediction& prediction) {
   const CriticalPath& path = prediction.critical_path;
   OrderedJson out = {{"compute_s", to_seconds(path.compute)},     {"transfer_s", to_seconds(path.transfer)},
@@ -70,6 +84,7 @@ OrderedJson trials_json(const Perturbation& perturbation, const Trials& trials) 
                      {"mean_s", trials.mean_s},
                      {"standard_deviation_s", trials.deviation_s}};
   OrderedJson quantiles = OrderedJson::array();
+  // "share" is the fraction of trials that are faster.
   for (const double q : kQuantiles) quantiles.push_back({{"share", q}, {"makespan_s", to_seconds(trials.quantile(q))}});
   out["quantiles"] = std::move(quantiles);
   return out;
@@ -91,6 +106,37 @@ std::string idle_line(const Prediction& prediction) {
   return out;
 }
 
+// Returns the ranks and links for which most idle time is, in percent of all idle time that has such a root.
+std::string idle_roots_line(const Setup& setup, const Prediction& prediction) {
+  constexpr std::size_t kMost = 4;
+  const std::vector<RootedIdle> roots = idle_by_root(setup.graph(), prediction.timeline);
+  double all = 0;
+  for (const RootedIdle& each : roots) all += to_seconds(each.idle);
+  if (all <= 0) return "none";
+  std::string out;
+  for (std::size_t i = 0; i < std::min(roots.size(), kMost); ++i) {
+    fmt::format_to(std::back_inserter(out), "{}{} {:.1f} %", i == 0 ? "" : "   ", to_string(roots[i].root),
+                   100 * to_seconds(roots[i].idle) / all);
+  }
+  return roots.size() > kMost ? out + "   ..." : out;
+}
+
+// Returns for example "F0@0", or with chunks "F0@0:1" for chunk 1 of rank 0, and with slices "F0.2@0".
+std::string path_op(const OpGraph& graph, VertexId v) {
+  const Vertex& vertex = graph[v];
+  const Schedule& schedule = graph.schedule();
+  if (vertex.kind == VertexKind::collective) return std::string(name_of(graph.collective(vertex).kind));
+  std::string out = "optimizer";
+  if (vertex.kind != VertexKind::optimizer) {
+    out = fmt::format("{}{}", letter(vertex.op), vertex.microbatch);
+    if (schedule.sliced()) out += fmt::format(".{}", vertex.slice);
+  }
+  const int rank = graph.rank_of(v);
+  out += fmt::format("@{}", rank);
+  if (schedule.stages_of(rank).size() > 1) out += fmt::format(":{}", schedule.chunk_of(rank, vertex.stage));
+  return out;
+}
+
 // Returns for example "F0@0 → F0@1 → … → B7@0   (97 % compute, 3 % transfers)".
 std::string path_line(const OpGraph& graph, const Prediction& prediction) {
   constexpr std::size_t kEnds = 5;  // ops shown at either end
@@ -106,20 +152,11 @@ std::string path_line(const OpGraph& graph, const Prediction& prediction) {
       out += " → …";
       i = ops.size() - kEnds;
     }
-    const Vertex& vertex = graph[ops[i]];
-    if (!out.empty()) out += " → ";
-    const auto to = std::back_inserter(out);
-    if (vertex.kind == VertexKind::collective) {
-      fmt::format_to(to, "{}", name_of(graph.collective(vertex).kind));
-    } else if (vertex.kind == VertexKind::optimizer) {
-      fmt::format_to(to, "optimizer@{}", graph.rank_of(ops[i]));
-    } else {
-      fmt::format_to(to, "{}{}@{}", letter(vertex.op), vertex.microbatch, graph.rank_of(ops[i]));
-    }
+    out += (out.empty() ? "" : " → ") + path_op(graph, ops[i]);
   }
   const double all = to_seconds(prediction.metrics.makespan);
   if (all <= 0) return out;
-  out += "   (";
+  out += graph.schedule().stages_of(0).size() > 1 ? "   (op@rank:chunk; " : "   (";
   bool first = true;
   const auto add = [&](Duration part, std::string_view name) {
     if (part <= Duration::zero()) return;
@@ -166,7 +203,13 @@ OrderedJson automatic_json(const AutoResult& automatic) {
   return out;
 }
 
-OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
+// Returns null for a value that is not known, which predictions have as 0.
+OrderedJson known(double value) { return value > 0 ? OrderedJson(value) : OrderedJson(nullptr); }
+
+OrderedJson ranks_json(const Setup& setup, const Prediction& prediction) {
+  const Schedule& schedule = setup.schedule();
+  const bool bytes = setup.graph().has_bytes();
+  const auto if_bytes = [&](OrderedJson value) { return bytes ? std::move(value) : OrderedJson(nullptr); };
   OrderedJson ranks = OrderedJson::array();
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     const RankMetrics& of = prediction.metrics.ranks[rank];
@@ -174,9 +217,9 @@ OrderedJson ranks_json(const Schedule& schedule, const Prediction& prediction) {
     ranks.push_back({{"rank", rank},
                      {"busy_s", to_seconds(of.busy)},
                      {"peak_in_flight", of.peak_in_flight},
-                     {"peak_memory_bytes", memory.peak_bytes},
-                     {"peak_memory_at_s", to_seconds(memory.peak_time)},
-                     {"memory_at_peak_bytes", by_class(memory.at_peak)},
+                     {"peak_memory_bytes", if_bytes(memory.peak_bytes)},
+                     {"peak_memory_at_s", if_bytes(to_seconds(memory.peak_time))},
+                     {"memory_at_peak_bytes", if_bytes(by_class(memory.at_peak))},
                      {"weight_versions", num_weight_versions(schedule, rank)},
                      {"first_start_s", to_seconds(of.first_start)},
                      {"last_end_s", to_seconds(of.last_end)},
@@ -227,9 +270,88 @@ std::string setting_line(const Setup& setup) {
     if (training.ep > 1) fmt::format_to(to, ", ep {}", training.ep);
   }
   if (setup.scenario().cluster) {
-    fmt::format_to(to, "; {} x {}", setup.scenario().cluster->nodes, setup.scenario().cluster->name);
+    const Cluster& cluster = *setup.scenario().cluster;
+    const std::int64_t used = setup.scenario().training.world_size();
+    fmt::format_to(to, "; {}", used);
+    if (used != cluster.num_gpus()) fmt::format_to(to, " of {}", cluster.num_gpus());
+    fmt::format_to(to, " GPUs, {} x {}", cluster.nodes, cluster.name);
   }
   return out;
+}
+
+// The fraction of ops or of time on the critical path from which on a rank or a link is named.
+constexpr double kMostOfThePath = 0.5;
+constexpr double kMuchOfThePath = 0.1;  // of its time, for a link
+
+// Returns "; without its slowdown the iteration takes 29.1 s", predicted with the perturbation that `change` leaves;
+// empty if it changes nothing.
+template <typename Change>
+std::string without_slowdown(const Setup& setup, const Change& change) {
+  Scenario scenario = setup.scenario();
+  scenario.perturbation.jitter = {};
+  scenario.perturbation.trials = 0;
+  if (!change(scenario.perturbation)) return "";
+  const Setup other(scenario, setup.schedule());
+  const double seconds = predict(other).iteration_s();
+  return fmt::format("; without its slowdown the iteration takes {}", time_text(from_seconds(seconds, "iteration")));
+}
+
+// Returns one line if more than half of the ops on the critical path are on one rank that has more work than the
+// others; otherwise "".
+std::string culprit_rank_line(const Setup& setup, const Prediction& prediction) {
+  const OpGraph& graph = setup.graph();
+  std::vector<int> count(prediction.metrics.ranks.size(), 0);
+  int ops = 0;
+  for (const VertexId v : prediction.critical_path.vertices) {
+    if (graph[v].kind != VertexKind::compute && graph[v].kind != VertexKind::joint) continue;
+    ++count[static_cast<std::size_t>(graph.rank_of(v))];
+    ++ops;
+  }
+  const auto most = std::max_element(count.begin(), count.end());
+  const auto rank = most - count.begin();
+  if (count.size() < 2 || *most <= kMostOfThePath * ops) return "";
+  const Duration busy = prediction.metrics.ranks[static_cast<std::size_t>(rank)].busy;
+  Duration others{};
+  for (std::size_t r = 0; r < count.size(); ++r) {
+    if (static_cast<std::ptrdiff_t>(r) != rank) others = std::max(others, prediction.metrics.ranks[r].busy);
+  }
+  constexpr double kMoreWork = 1.01;
+  if (to_seconds(busy) <= kMoreWork * to_seconds(others)) return "";
+  return fmt::format("  rank {} carries {} of {} ops of the critical path{}\n", rank, *most, ops,
+                     without_slowdown(setup, [&](Perturbation& perturbation) {
+                       return std::erase_if(perturbation.slow_ranks,
+                                            [&](const auto& slow) { return slow.rank == rank && slow.factor > 1; }) > 0;
+                     }));
+}
+
+// The same for a link with more than half of the time of all transfers on the path, and a tenth of its time.
+std::string culprit_link_line(const Setup& setup, const Prediction& prediction) {
+  const OpGraph& graph = setup.graph();
+  const Timeline& timeline = prediction.timeline;
+  std::map<std::pair<int, int>, std::pair<Duration, int>> links;  // by ranks: time and number of transfers
+  const auto& path = prediction.critical_path;
+  for (const VertexId v : path.vertices) {
+    if (graph[v].kind != VertexKind::transfer) continue;
+    const Lane& lane = graph.lanes()[graph[v].lane];
+    auto& [time, count] = links[std::minmax(lane.rank, lane.peer)];
+    time += timeline.arrival(graph, v) - timeline.start[v];
+    ++count;
+  }
+  const auto most = std::max_element(links.begin(), links.end(),
+                                     [](const auto& a, const auto& b) { return a.second.first < b.second.first; });
+  if (most == links.end()) return "";
+  const auto& [time, count] = most->second;
+  const double fraction = to_seconds(time) / to_seconds(prediction.metrics.makespan);
+  if (to_seconds(time) <= kMostOfThePath * to_seconds(path.transfer + path.latency) || !(fraction >= kMuchOfThePath)) {
+    return "";
+  }
+  const auto [a, b] = most->first;
+  return fmt::format("  link {}-{} takes {:.1f} % of the critical path, in {} transfers{}\n", a, b, 100 * fraction,
+                     count, without_slowdown(setup, [&, a = a, b = b](Perturbation& perturbation) {
+                       return std::erase_if(perturbation.slow_links, [&](const auto& slow) {
+                                return std::minmax(slow.a, slow.b) == std::minmax(a, b) && slow.factor > 1;
+                              }) > 0;
+                     }));
 }
 
 // The iteration time, throughput and memory.
@@ -327,13 +449,20 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
   out["bubble_over_ideal"] = metrics.bubble_over_ideal;
   out["span_s"] = to_seconds(metrics.span);
   out["period_s"] = to_seconds(prediction.period);
-  out["ranks"] = ranks_json(schedule, prediction);
+  out["ranks"] = ranks_json(setup, prediction);
   out["idle"] = idle_json(total_idle(prediction));
+  out["idle_roots"] = idle_roots_json(setup, prediction);
   out["critical_path"] = critical_path_json(setup.graph(), prediction);
-  out["throughput"] = {{"tokens_per_s", prediction.throughput.tokens_per_s},
-                       {"model_tflops_per_device", prediction.throughput.model_tflops_per_device},
-                       {"hardware_tflops_per_device", prediction.throughput.hardware_tflops_per_device},
-                       {"mfu", prediction.throughput.mfu}};
+  const Training& training = setup.scenario().training;
+  out["gpus"] = {{"used", training.world_size()}, {"cluster", nullptr}};
+  if (setup.scenario().cluster) out["gpus"]["cluster"] = setup.scenario().cluster->num_gpus();
+  const Throughput& throughput = prediction.throughput;
+  out["throughput"] = {
+      {"tokens_per_s", known(throughput.tokens_per_s)},
+      {"tokens_per_s_per_device", known(throughput.tokens_per_s / static_cast<double>(training.world_size()))},
+      {"model_tflops_per_device", known(throughput.model_tflops_per_device)},
+      {"hardware_tflops_per_device", known(throughput.hardware_tflops_per_device)},
+      {"mfu", known(throughput.mfu)}};
   if (prediction.corrected) {
     out["calibration"] = calibration_json(setup.scenario(), *prediction.corrected);
   }
@@ -369,8 +498,9 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction, s
                  time_text(metrics.span), time_text(prediction.period));
   if (automatic != nullptr) fmt::format_to(to, "  {}\n", automatic_line(*automatic));
   out += rank_table(setup, prediction);
-  fmt::format_to(to, "\n  idle   {}\n  critical path  {}\n", idle_line(prediction),
-                 path_line(setup.graph(), prediction));
+  fmt::format_to(to, "\n  idle   {}\n  waits for  {}\n  critical path  {}\n", idle_line(prediction),
+                 idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
+  out += culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
   if (prediction.trials) out += trials_line(setup.scenario().perturbation, *prediction.trials);
   return out;
 }

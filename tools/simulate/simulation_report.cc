@@ -10,9 +10,11 @@
 #include "model/errors.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
+#include "model/schedule/family.h"
 #include "model/timeline/causes.h"
 #include "model/timeline/critical_path.h"
 #include "sim/planner/auto_setup.h"
+#include "tools/command/scenario_flags.h"
 #include "tools/command/version.h"
 #include "traces/text/quantity_text.h"
 
@@ -75,7 +77,8 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
        to_seconds(iteration)});
   const Throughput& throughput = prediction.throughput;
   if (throughput.tokens_per_s > 0) {
-    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s), "over the whole cluster", throughput.tokens_per_s});
+    out.push_back({"Tokens/s", grouped(throughput.tokens_per_s),
+                   fmt::format("over all {} GPUs", setup.scenario().training.world_size()), throughput.tokens_per_s});
   }
   if (throughput.mfu > 0) {
     out.push_back({"MFU", fmt::format("{:.1f} %", 100 * throughput.mfu),
@@ -133,15 +136,14 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     const Json other = parse_json(run.scenario, word);
     run.setup = planned_setup(scenario_from_json(other, word, fs::path(word).parent_path().string())).setup;
   } else {
+    const std::string source = "--compare-with " + word;
+    if (word != kAutomatic) static_cast<void>(find_family(word, source));
     Json other = document;
     Json& schedule = other["schedule"];
     if (!schedule.is_object()) schedule = Json::object();
     schedule["name"] = word;
-    if (word != kAutomatic) {
-      for (const char* key : {"memory_cap", "placement", "time_budget_s"}) schedule.erase(key);
-    }
+    run.adapted = ScenarioFlags::adapt_to_family(other);
     run.scenario = other.dump(2) + "\n";
-    const std::string source = "--compare-with " + word;
     try {
       run.setup = planned_setup(scenario_from_json(other, source, fs::path(file).parent_path().string())).setup;
     } catch (const InputError& wrong) {

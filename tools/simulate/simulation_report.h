@@ -15,12 +15,13 @@ namespace sluice::tools {
 struct SimulatedRun {
   std::unique_ptr<Setup> setup;
   Prediction prediction;
-  std::string scenario;  // JSON
+  std::string scenario;              // JSON
+  std::vector<std::string> adapted;  // what was changed to suit the schedule family
 };
 
 // Simulates the second run of `--compare-with WORD`. A word with a `/`, ending in .json or .csv, or naming an existing
 // file is a scenario file, to which flags do not apply. Any other word is a family: the run is `document`, the first
-// run's scenario document for `file`, with that schedule. Throws InputError, ScheduleError.
+// run's scenario document for `file`, with that schedule, adapted to it. Throws InputError, ScheduleError.
 SimulatedRun second_run(const std::string& word, const nlohmann::json& document, const std::string& file);
 
 // Returns the bytes per rank that are available to the tensors of its memory curve: the device's memory minus the
@@ -30,6 +31,9 @@ std::optional<std::int64_t> tensor_capacity(const Setup& setup, const Prediction
 // Returns `text`, the contents of the scenario file, if no flag changed it, otherwise `document`, which includes the
 // flags. An empty text: no file.
 std::string scenario_text(const nlohmann::json& document, const std::string& text);
+
+// Returns the name of a setup's schedule: its family, "auto", or the name of its file without folder and extension.
+std::string schedule_name(const Setup& setup);
 
 // Returns the name of a setup's schedule: its family, "auto", or the name of its file without folder and extension.
 std::string schedule_name(const Setup& setup);

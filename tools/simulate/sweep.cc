@@ -6,6 +6,7 @@
 #include <atomic>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "model/errors.h"
 #include "sim/engine/parallel.h"
@@ -22,20 +23,22 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::int64_t kMostPoints = 100'000;
 
-SweepPoint::Result summary_of(const Prediction& prediction) {
+SweepPoint::Result summary_of(const Setup& setup, const Prediction& prediction) {
   SweepPoint::Result out;
   out.iteration =
       prediction.corrected ? from_seconds(prediction.corrected->seconds, "calibration") : prediction.iteration;
   out.makespan = prediction.metrics.makespan;
   out.bubble_fraction = prediction.metrics.bubble_fraction;
   out.tokens_per_s = prediction.throughput.tokens_per_s;
+  out.gpus = setup.scenario().training.world_size();
   out.model_tflops_per_device = prediction.throughput.model_tflops_per_device;
   out.mfu = prediction.throughput.mfu;
   for (const RankMetrics& rank : prediction.metrics.ranks) {
     out.peak_in_flight = std::max(out.peak_in_flight, rank.peak_in_flight);
   }
+  if (setup.graph().has_bytes()) out.peak_memory_bytes = 0;
   for (const RankMemory& rank : prediction.memory) {
-    out.peak_memory_bytes = std::max(out.peak_memory_bytes, rank.peak_bytes);
+    if (out.peak_memory_bytes) out.peak_memory_bytes = std::max(*out.peak_memory_bytes, rank.peak_bytes);
   }
   if (prediction.fit) {
     out.peak_memory_bytes = prediction.fit->needed_bytes;
@@ -46,6 +49,15 @@ SweepPoint::Result summary_of(const Prediction& prediction) {
     out.slow_tail = prediction.trials->quantile(0.95);
   }
   return out;
+}
+
+// Whether the number of GPUs varies.
+bool gpus_vary(const Sweep& sweep) {
+  std::set<std::int64_t> numbers;
+  for (const SweepPoint& point : sweep.points) {
+    if (point.result) numbers.insert(point.result->gpus);
+  }
+  return numbers.size() > 1;
 }
 
 bool any(const Sweep& sweep, auto&& has) {
@@ -100,12 +112,17 @@ SweepAxis parse_sweep_axis(const std::string& text) {
 Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes) {
   Sweep sweep{.axes = std::move(axes)};
   std::int64_t count = 1;
+  std::vector<std::string> fixed;
   for (const SweepAxis& axis : sweep.axes) {
+    fixed.push_back(ScenarioFlags::pointer_of(axis.key));
     nlohmann::json trial = base;
     ScenarioFlags::set(trial, axis.key, axis.values.front(), file);  // an unknown key fails the whole sweep
     count *= std::ssize(axis.values);
     if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
   }
+  const bool schedules = std::any_of(fixed.begin(), fixed.end(), [](const std::string& pointer) {
+    return pointer == "/schedule/name" || pointer == "/schedule";
+  });
   sweep.points.resize(count);
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
@@ -118,16 +135,17 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
       point.values[a] = values[rest % std::ssize(values)];
       rest /= std::ssize(values);
     }
+    nlohmann::json document = base;
     try {
-      nlohmann::json document = base;
       for (std::size_t a = 0; a < sweep.axes.size(); ++a) {
         ScenarioFlags::set(document, sweep.axes[a].key, point.values[a], file);
       }
+      if (schedules) point.adapted = ScenarioFlags::adapt_to_family(document, fixed);
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
-      point.result = summary_of(predict(*planned.setup));
+      point.result = summary_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
     } catch (const InputError& error) {
-      point.error = error.what();
+      point.error = ScenarioFlags::naming_flags(error.what(), document, file);
     } catch (const ScheduleError& error) {
       point.error = error.what();
     }
@@ -139,12 +157,15 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
 std::string sweep_table(const Sweep& sweep) {
   const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
   const bool mfu = any(sweep, [](const auto& r) { return r.mfu > 0; });
-  const bool bytes = any(sweep, [](const auto& r) { return r.peak_memory_bytes > 0; });
+  const bool bytes = any(sweep, [](const auto& r) { return r.peak_memory_bytes.has_value(); });
+  const bool gpus = gpus_vary(sweep);
   const bool trials = any(sweep, [](const auto& r) { return r.median.has_value(); });
   std::vector<std::string> head;
   for (const SweepAxis& axis : sweep.axes) head.push_back(axis.key);
+  if (gpus) head.emplace_back("GPUs");
   head.insert(head.end(), {"iteration", "bubble", "in flight"});
   if (tokens) head.emplace_back("tokens/s");
+  if (tokens && gpus) head.emplace_back("tokens/s/GPU");
   if (mfu) head.emplace_back("MFU");
   if (bytes) head.emplace_back("peak GiB");
   if (trials) head.insert(head.end(), {"median", "95 %"});
@@ -153,13 +174,15 @@ std::string sweep_table(const Sweep& sweep) {
     std::vector<std::string>& row = rows.emplace_back(point.values);
     if (!point.result) continue;
     const SweepPoint::Result& of = *point.result;
+    if (gpus) row.push_back(std::to_string(of.gpus));
     row.push_back(time_text(of.iteration));
     row.push_back(fmt::format("{:.1f} %", 100 * of.bubble_fraction));
     row.push_back(fmt::format("{:.4g}", of.peak_in_flight));
     if (tokens) row.push_back(grouped(of.tokens_per_s));
+    if (tokens && gpus) row.push_back(grouped(of.tokens_per_s_per_gpu()));
     if (mfu) row.push_back(fmt::format("{:.1f} %", 100 * of.mfu));
     if (bytes) {
-      row.push_back(fmt::format("{:.2f}{}", static_cast<double>(of.peak_memory_bytes) / kGiB,
+      row.push_back(fmt::format("{:.2f}{}", static_cast<double>(of.peak_memory_bytes.value_or(0)) / kGiB,
                                 of.fits.value_or(true) ? "" : " does not fit"));
     }
     if (trials) {
@@ -178,6 +201,16 @@ std::string sweep_table(const Sweep& sweep) {
     if (r > 0 && !sweep.points[r - 1].result) out += "  " + sweep.points[r - 1].error;
     out += '\n';
   }
+  std::set<std::string> notes;
+  for (const SweepPoint& point : sweep.points) {
+    std::string values;
+    if (point.adapted.empty()) continue;
+    for (std::size_t a = 0; a < point.values.size(); ++a) {
+      if (ScenarioFlags::pointer_of(sweep.axes[a].key).starts_with("/schedule")) values += point.values[a];
+    }
+    notes.insert(fmt::format("  adapted to {}: {}\n", values, fmt::join(point.adapted, ", ")));
+  }
+  for (const std::string& note : notes) out += note;
   return out;
 }
 
@@ -186,21 +219,23 @@ std::string sweep_csv(const Sweep& sweep) {
   for (const SweepAxis& axis : sweep.axes) out += csv_cell(axis.key) + ",";
   out +=
       "iteration_s,makespan_s,bubble_fraction,peak_in_flight,tokens_per_s,model_tflops_per_device,mfu,peak_memory_"
-      "bytes,"
-      "fits,median_s,p95_s,error\n";
+      "bytes,fits,median_s,p95_s,gpus,tokens_per_s_per_device,error\n";
   const auto to = std::back_inserter(out);
+  const auto known = [](double value) { return value > 0 ? fmt::format("{}", value) : std::string(); };
   for (const SweepPoint& point : sweep.points) {
     for (const std::string& value : point.values) out += csv_cell(value) + ",";
     if (point.result) {
       const SweepPoint::Result& of = *point.result;
       const auto optional = [](const auto& value, auto&& text) { return value ? text(*value) : std::string(); };
       const auto seconds = [](Duration d) { return fmt::format("{}", to_seconds(d)); };
-      fmt::format_to(to, "{},{},{},{},{},{},{},{},{},{},{},\n", to_seconds(of.iteration), to_seconds(of.makespan),
-                     of.bubble_fraction, of.peak_in_flight, of.tokens_per_s, of.model_tflops_per_device, of.mfu,
-                     of.peak_memory_bytes, optional(of.fits, [](bool fits) { return std::string(fits ? "1" : "0"); }),
-                     optional(of.median, seconds), optional(of.slow_tail, seconds));
+      fmt::format_to(to, "{},{},{},{},{},{},{},{},{},{},{},{},{},\n", to_seconds(of.iteration), to_seconds(of.makespan),
+                     of.bubble_fraction, of.peak_in_flight, known(of.tokens_per_s), known(of.model_tflops_per_device),
+                     known(of.mfu), optional(of.peak_memory_bytes, [](auto bytes) { return std::to_string(bytes); }),
+                     optional(of.fits, [](bool fits) { return std::string(fits ? "1" : "0"); }),
+                     optional(of.median, seconds), optional(of.slow_tail, seconds), of.gpus,
+                     known(of.tokens_per_s_per_gpu()));
     } else {
-      fmt::format_to(to, ",,,,,,,,,,,{}\n", csv_cell(point.error));
+      fmt::format_to(to, ",,,,,,,,,,,,,{}\n", csv_cell(point.error));
     }
   }
   return out;
@@ -221,16 +256,20 @@ std::string sweep_json(const Sweep& sweep) {
       values.push_back(parsed.is_discarded() ? OrderedJson(value) : std::move(parsed));
     }
     row["values"] = std::move(values);
+    if (!point.adapted.empty()) row["adapted"] = point.adapted;
     if (point.result) {
       const SweepPoint::Result& of = *point.result;
       row["iteration_s"] = to_seconds(of.iteration);
       row["makespan_s"] = to_seconds(of.makespan);
       row["bubble_fraction"] = of.bubble_fraction;
       row["peak_in_flight"] = of.peak_in_flight;
-      row["tokens_per_s"] = of.tokens_per_s;
-      row["model_tflops_per_device"] = of.model_tflops_per_device;
-      row["mfu"] = of.mfu;
-      row["peak_memory_bytes"] = of.peak_memory_bytes;
+      const auto known = [](double value) { return value > 0 ? OrderedJson(value) : OrderedJson(nullptr); };
+      row["gpus"] = of.gpus;
+      row["tokens_per_s"] = known(of.tokens_per_s);
+      row["tokens_per_s_per_device"] = known(of.tokens_per_s_per_gpu());
+      row["model_tflops_per_device"] = known(of.model_tflops_per_device);
+      row["mfu"] = known(of.mfu);
+      row["peak_memory_bytes"] = of.peak_memory_bytes ? OrderedJson(*of.peak_memory_bytes) : OrderedJson(nullptr);
       if (of.fits) row["fits"] = *of.fits;
       if (of.median) row["median_s"] = to_seconds(*of.median);
       if (of.slow_tail) row["p95_s"] = to_seconds(*of.slow_tail);
@@ -245,9 +284,12 @@ std::string sweep_json(const Sweep& sweep) {
 
 CurveChart sweep_chart(const Sweep& sweep) {
   const bool tokens = any(sweep, [](const auto& r) { return r.tokens_per_s > 0; });
+  const bool per_gpu = gpus_vary(sweep);
   CurveChart chart{.title = tokens ? "Throughput" : "Iteration time",
                    .x_label = sweep.axes.front().key,
-                   .y_label = tokens ? "tokens/s" : "iteration (s)",
+                   .y_label = !tokens   ? "iteration (s)"
+                              : per_gpu ? "tokens/s/GPU"
+                                        : "tokens/s",
                    .hollow_note = "does not fit in memory",
                    .gap_note = "invalid",
                    .x = sweep.axes.front().values};
@@ -262,7 +304,8 @@ CurveChart sweep_chart(const Sweep& sweep) {
       const auto& result = sweep.points[i * others + s].result;
       CurvePoint point;
       if (result) {
-        point.y = tokens ? result->tokens_per_s : to_seconds(result->iteration);
+        const double throughput = per_gpu ? result->tokens_per_s_per_gpu() : result->tokens_per_s;
+        point.y = tokens ? throughput : to_seconds(result->iteration);
         point.hollow = !result->fits.value_or(true);
       }
       series.points.push_back(point);

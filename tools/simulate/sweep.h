@@ -28,14 +28,17 @@ struct SweepPoint {
     Duration makespan{};
     double bubble_fraction = 0;
     double tokens_per_s = 0;  // 0 without a sequence length
+    std::int64_t gpus = 1;
     double model_tflops_per_device = 0;
     double mfu = 0;
-    double peak_in_flight = 0;                  // microbatches, maximum over the ranks
-    std::int64_t peak_memory_bytes = 0;         // maximum over the ranks
-    std::optional<bool> fits;                   // with a model and a cluster
-    std::optional<Duration> median, slow_tail;  // 50 and 95 % of the trials, with jitter
+    double tokens_per_s_per_gpu() const { return tokens_per_s / static_cast<double>(gpus); }
+    double peak_in_flight = 0;                      // microbatches, maximum over the ranks
+    std::optional<std::int64_t> peak_memory_bytes;  // maximum over the ranks; with a model
+    std::optional<bool> fits;                       // with a model and a cluster
+    std::optional<Duration> median, slow_tail;      // 50 and 95 % of the trials, with jitter
   };
-  std::vector<std::string> values;  // one per axis
+  std::vector<std::string> values;   // one per axis
+  std::vector<std::string> adapted;  // what was changed to suit the schedule family, such as "vpp 3 -> 1"
   std::optional<Result> result;
   std::string error;
   std::string warning;  // calibration_warning
@@ -46,16 +49,17 @@ struct Sweep {
   std::vector<SweepPoint> points;  // the last axis varies fastest
 };
 
-// Predicts every combination of the axes' values, which override the keys of `base`, in parallel. An invalid
-// combination gets an error. Throws InputError for an unknown key, or more than 100,000 combinations.
+// Predicts every combination of the axes' values, which override the keys of `base`, in parallel. In a sweep over
+// schedules, other keys are adapted to the family. An invalid combination gets an error. Throws InputError for an
+// unknown key, or more than 100,000 combinations.
 Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes);
 
 std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
 std::string sweep_json(const Sweep& sweep);  // schema sluice.sweep/1
 
-// Returns tokens per second (or the iteration time, without a sequence length) over the first axis, with one series per
-// combination of the other axes. Points that do not fit in memory are hollow.
+// Returns tokens per second (per GPU if the number of GPUs varies; or the iteration time, without a sequence length)
+// over the first axis, with one series per combination of the other axes. Points that do not fit in memory are hollow.
 CurveChart sweep_chart(const Sweep& sweep);
 
 }  // namespace sluice::tools

@@ -14,6 +14,7 @@
 #include "model/slicing/balanced.h"
 #include "sim/planner/slices_for_schedule.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
@@ -184,7 +185,7 @@ int for_schedule(const SliceOptions& options, nlohmann::json document) {
   if (options.max_slices > 0) request.max_slices = options.max_slices;
   request.time_budget_s = options.time_budget_s;
   if (!names_file(request.scenario.schedule)) {
-    request.scenario.schedule = find_family(request.scenario.schedule).name;
+    request.scenario.schedule = find_family(request.scenario.schedule, "--for").name;
   }
   const ScheduleSlices found = slices_for_schedule(request);
   if (found.best) write_lengths(options, found.candidates[*found.best].lengths, request.scenario.schedule);
@@ -206,7 +207,11 @@ int slice_command(const SliceOptions& options) {
   refuse(!options.times.empty() && options.granularity > 0, "--times excludes --granularity: the table has its own");
   refuse(!options.times.empty() && !options.file.empty(), "--times excludes a scenario file");
   const nlohmann::json document = options.flags->document(options.file);
+  ScenarioFlags::check_file(options.file, document);
   if (!options.schedule.empty()) return for_schedule(options, document);
+  constexpr std::string_view kIgnored[] = {"/calibration", "/perturbation"};
+  const std::string ignored = ScenarioFlags::ignored(options.file, "slice", kIgnored);
+  print_message(ignored);
   if (options.balanced) return balanced(options, document);
   if (options.joint > 0) return joint(options, document);
   return terapipe(options, document);
@@ -272,7 +277,8 @@ Subcommand add_slice_command(CLI::App& app) {
              "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
              "a,b,c for simulate --slice-lengths");
   options->flags = std::make_unique<ScenarioFlags>(*command, kUnusedFlags);
-  return {command, [options] { return slice_command(*options); }};
+  return {command,
+          [options] { return options->flags->naming_flags(options->file, [&] { return slice_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

@@ -28,13 +28,24 @@ std::string seconds(Duration time) {
   return fmt::format("{}.{:09}", time.count() / 1'000'000'000, time.count() % 1'000'000'000);
 }
 
+// Returns by op the root of the largest part of the idle time before it.
+std::vector<RootedIdle> main_roots(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<RootedIdle> out(graph.size());
+  for (const RootedIdle& part : idle_roots(graph, timeline)) {
+    if (part.next != kNoVertex && part.idle > out[part.next].idle) out[part.next] = part;
+  }
+  return out;
+}
+
 }  // namespace
 
 void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& timeline) {
   constexpr std::size_t kFlushAt = std::size_t{1} << 20;
-  std::string out = "rank,peer,what,stage,chunk,microbatch,slice,start_s,end_s,slack_s,critical,bytes,waited_for\n";
+  std::string out =
+      "rank,peer,what,stage,chunk,microbatch,slice,start_s,end_s,slack_s,critical,bytes,waited_for,root\n";
   const auto to = std::back_inserter(out);
   const std::vector<Duration> free = slack(graph, timeline);
+  const std::vector<RootedIdle> roots = main_roots(graph, timeline);
   std::vector<char> critical(graph.size(), 0);
   for (const VertexId v : critical_path(graph, timeline).vertices) critical[v] = 1;
   for (VertexId v = 0; v < graph.size(); ++v) {
@@ -54,8 +65,9 @@ void write_op_table(const ByteSink& sink, const OpGraph& graph, const Timeline& 
     if (collective) fmt::format_to(to, "{}", graph.collective(vertex).bytes);
     const VertexId need = last_need(graph, timeline, v).vertex;
     // Names contain commas.
-    if (need != kNoVertex) fmt::format_to(to, ",\"{}\"\n", graph.name(need));
-    if (need == kNoVertex) out += ",\n";
+    if (need != kNoVertex) fmt::format_to(to, ",\"{}\"", graph.name(need));
+    if (need == kNoVertex) out += ',';
+    fmt::format_to(to, ",{}\n", roots[v].root.rank >= 0 ? to_string(roots[v].root) : "");
     if (out.size() < kFlushAt) continue;
     sink(out);
     out.clear();

@@ -51,7 +51,7 @@ std::string lower(std::string_view text) {
 
 std::span<const Family> all_families() { return registry(); }
 
-const Family& find_family(std::string_view name) {
+const Family& find_family(std::string_view name, std::string_view place) {
   // PyTorch's classes are called Schedule1F1B and so on.
   std::string wanted = lower(name);
   if (constexpr std::string_view kPrefix = "schedule"; wanted.starts_with(kPrefix)) wanted.erase(0, kPrefix.size());
@@ -64,8 +64,8 @@ const Family& find_family(std::string_view name) {
       known.emplace_back(alias);
     }
   }
-  throw InputError(fmt::format("there is no schedule family '{}'{} ('sluice schedules' lists them)", name,
-                               did_you_mean(name, known)));
+  throw InputError(fmt::format("{}{}there is no schedule family '{}'{} ('sluice schedules' lists them)", place,
+                               place.empty() ? "" : ": ", name, did_you_mean(name, known)));
 }
 
 ScheduleParts make_parts(const Family& family, FamilyParams params) {

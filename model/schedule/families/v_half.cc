@@ -4,7 +4,7 @@
 namespace sluice::model::families {
 namespace {
 
-// One slot between the forwards of neighbours on the way to the last rank and between the gradients on the way back,
+// One slot between the forwards of neighbors on the way to the last rank and between the gradients on the way back,
 // otherwise none.
 orders::BlockSlots v_half_block(int ranks, int rank) {
   const int shift = ranks % 2 == 0 ? 3 : 0;  // keeps the four slots of a rank apart

@@ -77,7 +77,7 @@ TEST(FitProfile, RecoversTheParametersWithoutNoise) {
   EXPECT_LT(fit.curves[0].held_out->max, 1e-9);
   // With a length held out, the error of t(i, 0) is not zero only around the end of the floor at 200 tokens: at 256,
   // between 128 and 384, the prediction is the mean of 2e-4 and 3.84e-4, 2.92e-4 instead of 2.56e-4; at 128, a third of
-  // the way from 64 to 256, it is 2e-4 + 0.56e-4 / 3 instead of 2e-4. Six lengths have neighbours.
+  // the way from 64 to 256, it is 2e-4 + 0.56e-4 / 3 instead of 2e-4. Six lengths have neighbors.
   ASSERT_TRUE(fit.curves[0].between);
   EXPECT_NEAR(fit.curves[0].between->max, 2.92 / 2.56 - 1, 1e-12);
   EXPECT_NEAR(fit.curves[0].between->mean, (2.92 / 2.56 - 1 + 0.56 / 3 / 2) / 6, 1e-12);

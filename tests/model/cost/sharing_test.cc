@@ -18,7 +18,7 @@ Training sharing_sizes(int tp, int dp, int pp) {
   return training;
 }
 
-// The links between neighbours in a pipeline of `ranks`, in both directions: 0->1, 1->0, 1->2, 2->1, ...
+// The links between neighbors in a pipeline of `ranks`, in both directions: 0->1, 1->0, 1->2, 2->1, ...
 std::vector<LinkEnds> chain(int ranks) {
   std::vector<LinkEnds> links;
   for (int r = 0; r + 1 < ranks; ++r) {
@@ -55,9 +55,9 @@ TEST(LinkSharingTest, OfANodesCardIsAmongItsPipelineRanks) {
   }
 }
 
-TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
+TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbors) {
   // One rank per node. Its eight cards are equivalent, so they are one resource per direction; the outer ranks have one
-  // neighbour and share nothing. Links: 0->1, 1->0, 1->2, 2->1, 2->3, 3->2.
+  // neighbor and share nothing. Links: 0->1, 1->0, 1->2, 2->1, 2->3, 3->2.
   const LinkSharing sharing = sharing_of(sharing_sizes(8, 1, 4), load_cluster("dgx-a100-80gb", 4));
   EXPECT_EQ(sharing.num_resources, 4);
   // Into rank 1: links 0 and 3. Out of rank 1: 1 and 2. Into rank 2: 2 and 5. Out of rank 2: 3 and 4.
@@ -69,9 +69,9 @@ TEST(LinkSharingTest, OfCardsPerGpuIsAmongItsNeighbours) {
 
 TEST(LinkSharingTest, IsThatOfTheLinkOfTheSlowestReplica) {
   // Four ranks of four GPUs over two nodes of eight: 0<->1 and 2<->3 through NVSwitch, 1<->2 through InfiniBand. No two
-  // share a card, and no port of an NVSwitch has two neighbours in its node.
+  // share a card, and no port of an NVSwitch has two neighbors in its node.
   EXPECT_TRUE(sharing_of(sharing_sizes(4, 1, 4), load_cluster("dgx-a100-80gb", 2)).empty());
-  // Ranks of two GPUs: 1 and 2 have both neighbours in the node, and so have 5 and 6.
+  // Ranks of two GPUs: 1 and 2 have both neighbors in the node, and so have 5 and 6.
   EXPECT_EQ(sharing_of(sharing_sizes(2, 1, 8), load_cluster("dgx-a100-80gb", 2)).num_resources, 8);
   // The mesh of the V100 nodes has no shared links.
   EXPECT_TRUE(sharing_of(sharing_sizes(1, 1, 8), load_cluster("p3.16xlarge", 1)).empty());

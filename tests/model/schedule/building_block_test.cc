@@ -105,7 +105,7 @@ TEST(BuildingBlock, RepeatsWithoutIdleTime) {
   }
 }
 
-// v-half's block has free slots between the ops of neighbours, so with f = 10, b = 12, w = 8 another microbatch still
+// v-half's block has free slots between the ops of neighbors, so with f = 10, b = 12, w = 8 another microbatch still
 // adds only its work of 2·30 per rank. v-min's has none, and its ranks wait for each other.
 TEST(BuildingBlock, VHalfToleratesUnevenCosts) {
   const auto growth = [](const char* family, int p) {

@@ -115,7 +115,7 @@ TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {
       "size (16) with a2a");
   heads.cp = 2;
   EXPECT_EQ(error("deepseek-v2/config.json", heads),
-            "deepseek-v2: latent attention with context parallelism is modelled only for p2p");
+            "deepseek-v2: latent attention with context parallelism is modeled only for p2p");
   unfused.cp = 1;
   EXPECT_EQ(error("deepseek-v2/config.json", unfused), "deepseek-v2: latent attention needs flash attention");
 }

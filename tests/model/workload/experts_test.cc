@@ -114,9 +114,9 @@ TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
   EXPECT_EQ(error(R"("moe_router_topk": 2)"), "model.json: /moe_router_topk: requires num_experts, got 2");
   EXPECT_EQ(error(R"("kv_lora_rank": 2)"), "model.json: /kv_lora_rank: requires multi_latent_attention, got 2");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": [0, 1, 0, 1])"),
-            "model.json: /moe_layer_freq/2: expected 1: dense layers are modelled at the front only, got 0");
+            "model.json: /moe_layer_freq/2: expected 1: dense layers are modeled at the front only, got 0");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": 2)"),
-            "model.json: /moe_layer_freq: expected 1, or a list: dense layers are modelled at the front, got 2");
+            "model.json: /moe_layer_freq: expected 1, or a list: dense layers are modeled at the front, got 2");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_router_topk": 9)"), "model: a token cannot go to 9 of 8 experts");
   EXPECT_EQ(error(R"("num_experts": 8, "moe_layer_freq": [0, 0, 0, 0])"),
             "model: 4 dense layers leave none of the 4 layers for experts");
@@ -126,7 +126,7 @@ TEST(MegatronExperts, UnsupportedFeaturesAreRejected) {
               from_text(R"({"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 1000,
                   "max_position_embeddings": 8, "num_experts": 8})");
             }),
-            "model: experts with biases are not modelled");
+            "model: experts with biases are not modeled");
 }
 
 TEST(HuggingFaceExperts, MissingKeysAreNamed) {

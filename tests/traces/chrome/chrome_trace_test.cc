@@ -110,7 +110,7 @@ TEST(ChromeTrace, WithTwoRanksDirectionSelectsNextOrPrevious) {
 }
 
 TEST(ChromeTrace, OtherPeersHaveTracksFromEight) {
-  // Stages on ranks 0, 2, 1, 4, 3, 5 of 6. To rank 0, 1 and 5 are neighbours and 2 is far; rank 1 sends to 4 and
+  // Stages on ranks 0, 2, 1, 4, 3, 5 of 6. To rank 0, 1 and 5 are neighbors and 2 is far; rank 1 sends to 4 and
   // receives from 2, its next; rank 4 exchanges with 1, far, and 3, its previous; rank 3 with 4 and 5, far.
   ScheduleParts parts;
   parts.family = "custom";

@@ -258,7 +258,7 @@ TEST_F(ReadTrace, UnreadableFilesAreRejected) {
             folder_.path("number.json") + ": event 0: not JSON: a number is out of range");
   EXPECT_EQ(error_of([&] { read_trace_run({folder_.path()}); }), folder_.path() + ": is a folder, expected a file");
   EXPECT_EQ(error_of([&] { read_trace_run({folder_.path("none.json")}); }),
-            folder_.path("none.json") + ": cannot be read");
+            folder_.path("none.json") + ": cannot open: No such file or directory");
   EXPECT_EQ(error_of([&] {
               read_trace_run({zipped, zipped});
             }),
