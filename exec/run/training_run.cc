@@ -163,7 +163,7 @@ class StartDeadline {
   StartDeadline(Transport& transport, const Supervision& supervision) : transport_(transport) {
     if (supervision.folder.empty()) return;
     transport_.on_control_wait([this](int peer) { awaited_.store(peer); });
-    limit_ = std::chrono::nanoseconds(std::max(supervision.limits.floor_ns, supervision.limits.setup_ns));
+    limit_ = std::chrono::nanoseconds(std::max(supervision.limits.floor_ns, supervision.limits.control_ns));
     timer_ = std::thread([this] {
       std::unique_lock lock(mutex_);
       if (!changed_.wait_for(lock, limit_, [this] { return ended_; })) transport_.stop();

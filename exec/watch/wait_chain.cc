@@ -347,10 +347,9 @@ std::int64_t WaitLimits::deadline_ns(VertexId v) const {
 }
 
 std::int64_t WaitLimits::outside_ns(const Doing& doing) const {
-  const bool setup = doing.activity == Activity::starting ||
-                     static_cast<ControlPhase>(doing.vertex) == ControlPhase::start ||
-                     static_cast<ControlPhase>(doing.vertex) == ControlPhase::checkpoint;
-  return std::max(floor_ns, setup ? setup_ns : idle_ns);
+  const bool between =
+      doing.activity == Activity::between && static_cast<ControlPhase>(doing.vertex) == ControlPhase::none;
+  return std::max(floor_ns, between ? idle_ns : control_ns);
 }
 
 std::string WaitReport::text() const {

@@ -26,9 +26,10 @@ struct WaitLimits {
   std::int64_t floor_ns = 5'000'000'000;
   double multiple = 20;
   std::function<std::int64_t(VertexId)> expected_ns;
-  // While others wait: between two steps, and starting or in a checkpoint. At least floor_ns.
+  // While others wait: a thread without work in a step, and one that starts, reports a step, writes a checkpoint or
+  // prints (a user may stop the terminal). At least floor_ns.
   std::int64_t idle_ns = 60'000'000'000;
-  std::int64_t setup_ns = 600'000'000'000;
+  std::int64_t control_ns = 600'000'000'000;
   std::int64_t grace_ns = 500'000'000;  // after a process died or a worker failed
 
   std::int64_t deadline_ns(VertexId v) const;

@@ -361,7 +361,7 @@ TEST(BrokenRun, RankThatIsMissingAtTheCheckpointIsFound) {
   const test::TemporaryFolder folder;
   TrainingOptions options{.runs = 2};
   options.supervision.folder = folder.path();
-  options.supervision.limits.floor_ns = options.supervision.limits.setup_ns = 2'000'000'000;
+  options.supervision.limits.floor_ns = options.supervision.limits.control_ns = 2'000'000'000;
   WorkerHooks hooks;
   hooks.after_run = [](Worker&, Transport& transport, std::int64_t) {
     if (transport.rank() == 1) transport.wait_until(Channel::control, [] { return false; });
@@ -387,7 +387,7 @@ TEST(BrokenRun, ProcessThatIsMissingAtTheStartIsFound) {
   const test::TemporaryFolder folder;
   TrainingOptions options{.runs = 2};
   options.supervision.folder = folder.path();
-  options.supervision.limits.floor_ns = options.supervision.limits.setup_ns = 100'000'000;
+  options.supervision.limits.floor_ns = options.supervision.limits.control_ns = 100'000'000;
   for (const bool arrives : {false, true}) {
     ThreadFabric fabric(2);
     std::jthread other([&] {

@@ -535,28 +535,29 @@ TEST(WaitChain, ControlWaitsHaveTheirOwnLimits) {
   EXPECT_EQ(report.chain,
             "rank 2 waits at the report of the step, after step 3, for rank 0, which waits at the report of the step, "
             "after step 3, for rank 1, which has been inside B(stage 1, mb 3) for 6.0 s");
-  scene.worker(1).compute = outside(ControlPhase::report, 59);
+  scene.worker(1).compute = outside(ControlPhase::report, 599);
   EXPECT_FALSE(scene.examine().broken);
-  scene.worker(1).compute = outside(ControlPhase::report, 61);
+  scene.worker(1).compute = outside(ControlPhase::report, 601);
   report = scene.examine();
   EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.root, "rank 1 has been at the report of the step, after step 3, for 61.0 s");
+  EXPECT_EQ(report.root, "rank 1 has been at the report of the step, after step 3, for 601.0 s");
   EXPECT_THAT(report.waiting, ElementsAre(0, 2));
-  scene.worker(0).compute = outside(ControlPhase::checkpoint, 599);
+  scene.limits().floor_ns = 1000 * kSecond;  // by --deadline
+  scene.worker(0).compute = outside(ControlPhase::checkpoint, 601);
   scene.worker(1).compute = waits_for(ControlPhase::checkpoint, 0, 700);
   EXPECT_FALSE(scene.examine().broken);
-  scene.worker(0).compute.since_ns = Scene::ago(601);
+  scene.limits().floor_ns = 5 * kSecond;
   EXPECT_EQ(scene.examine().root, "rank 0 has been at the checkpoint, after step 3, for 601.0 s");
   // Both ends of a message wait for each other: it is under way, or lost.
-  scene.worker(0).compute = waits_for(ControlPhase::next_step, 1, 59);
-  scene.worker(1).compute = waits_for(ControlPhase::next_step, 0, 70);
+  scene.worker(0).compute = waits_for(ControlPhase::next_step, 1, 599);
+  scene.worker(1).compute = waits_for(ControlPhase::next_step, 0, 700);
   EXPECT_FALSE(scene.examine().broken);
-  scene.worker(0).compute.since_ns = Scene::ago(62);
+  scene.worker(0).compute.since_ns = Scene::ago(602);
   report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::lost);
   EXPECT_EQ(report.root,
-            "rank 0 has waited at the start of the next step, after step 3, for rank 1 for 62.0 s: a message between "
+            "rank 0 has waited at the start of the next step, after step 3, for rank 1 for 602.0 s: a message between "
             "the two is lost");
   scene.worker(1).process = ProcessState::dead;
   EXPECT_EQ(scene.examine().cause, RootCause::dead);
