@@ -183,8 +183,17 @@ int num_runs(int steps, const RunPlan& plan) {
       fmt::format("--steps: expected a multiple of the {} batches of the schedule, got {}", plan.batches(), steps));
 }
 
-TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, const std::string& recorders,
-                                 bool print_failure) {
+// Prints why a run failed, and keeps its flight recorders.
+void print_failure(const std::exception& failure, RecorderFolder& recorders) {
+  recorders.keep();
+  print_message(failure.what());
+  print_message(
+      fmt::format("the last events of each rank are in {0} (sluice run --post-mortem {0})", recorders.path()));
+  std::fflush(nullptr);
+}
+
+// `recorders` outlives the result.
+TrainingOptions training_options(const RunOptions& options, const RunPlan& plan, RecorderFolder& recorders) {
   TrainingOptions training;
   training.runs = num_runs(options.steps, plan);
   training.warmup_steps = options.warmup;
@@ -194,18 +203,17 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
     print_message(text);
     std::fflush(nullptr);
   };
-  training.supervision.folder = recorders;
+  training.supervision.folder = recorders.path();
   training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
   training.supervision.signals = true;
   training.supervision.grace = std::chrono::milliseconds(static_cast<std::int64_t>(options.grace * 1e3));
-  training.supervision.end_now = [print_failure](int signal) {
-    if (print_failure) print_message("a second signal: ended in the middle of a step");
+  training.supervision.end_now = [](int signal) {
+    print_message("a second signal: ended in the middle of a step");
     std::fflush(nullptr);
     std::_Exit(128 + signal);
   };
-  training.supervision.give_up = [print_failure](const RunFailure& failure) {
-    if (print_failure) print_message(failure.what());
-    std::fflush(nullptr);
+  training.supervision.give_up = [&recorders](const RunFailure& failure) {
+    print_failure(failure, recorders);
     std::_Exit(exit_code_of(failure.kind()));
   };
   return training;
@@ -273,11 +281,7 @@ int post_mortem(const std::string& folder) {
 // Reports a failed run and keeps its flight recorders. Returns `code`; with several processes, ends this one, because
 // the state of the others is unknown.
 int report_failure(const std::exception& failure, int code, const RunPlace& place, RecorderFolder& recorders) {
-  recorders.keep();
-  print_message(failure.what());
-  print_message(
-      fmt::format("the last events of each rank are in {0} (sluice run --post-mortem {0})", recorders.path()));
-  std::fflush(nullptr);
+  print_failure(failure, recorders);
   if (place.processes()) std::_Exit(code);
   return code;
 }
@@ -297,7 +301,7 @@ int run_command(const RunOptions& options) {
     if (place.first()) options.flags->print_ignored("run");
     place.open(plan.layout());
     RecorderFolder recorders(options.recorders, place);
-    TrainingOptions training = training_options(options, plan, recorders.path(), true);
+    TrainingOptions training = training_options(options, plan, recorders);
     training.devices = &place.devices();
     const WorkerHooks hooks = checkpoint_hooks(options, plan, training);
     TrainingReport report;
