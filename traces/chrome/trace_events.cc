@@ -128,7 +128,7 @@ class EventSax : public nlohmann::json_sax<json> {
   bool start_array(std::size_t) override {
     const bool events = places_.empty() || (place() == Place::root && key_ == "traceEvents");
     if (events) head.is_trace = true;
-    if (places_.empty()) is_array_ = true;
+    if (places_.empty()) head.is_array = true;
     if (!places_.empty() && place() == Place::sluice) {
       head.two_runs |= key_ == "sides";
       head.some_ranks_omitted |= key_ == "world_ranks";
@@ -154,7 +154,7 @@ class EventSax : public nlohmann::json_sax<json> {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: why"; an out-of-range number has no
     // position.
     std::string what = error.what();
-    const bool open_array = is_array_ && places_.size() == 1 && place() == Place::events;
+    const bool open_array = head.is_array && places_.size() == 1 && place() == Place::events;
     if (open_array && what.find("unexpected end of input") != std::string::npos) return false;
     const std::string_view kAt = "parse error at ";
     const std::size_t at = what.find(kAt);
@@ -201,7 +201,7 @@ class EventSax : public nlohmann::json_sax<json> {
         break;
       case Place::event: event_whole(value); break;
       case Place::args:
-        if (event_.phase == "C") add_counter_value(value);
+        if (event_.phase == "C" || event_.phase.empty()) add_counter_value(value);
         if (key_ == "step") event_.step = value;
         if (key_ == "bytes") event_.bytes = value;
         op_whole(event_.op, value);
@@ -211,8 +211,10 @@ class EventSax : public nlohmann::json_sax<json> {
     }
   }
 
+  // Also before the phase is known: the keys of an event may be in any order.
   void add_counter_value(std::int64_t value) {
     if (event_.values.size() == kMaxCounterValues) {
+      if (event_.phase.empty()) return;
       throw InputError(
           fmt::format("{}: event {}: args: expected at most {} values", source_, event_.number, kMaxCounterValues));
     }
@@ -240,7 +242,6 @@ class EventSax : public nlohmann::json_sax<json> {
   TraceEvent event_;
   std::int64_t num_events_ = 0;
   std::int64_t num_values_ = 0;
-  bool is_array_ = false;  // the document is an array of events
 };
 
 // Blocks of an input, with a limit on the bytes between two values.

@@ -44,6 +44,7 @@ struct TraceEvent {
 // The contents of the file besides its events.
 struct TraceHead {
   bool is_trace = false;            // has an array `traceEvents`, or is an array
+  bool is_array = false;            // is an array of events, without anything else
   bool is_sluice = false;           // has an object `sluice`
   std::string schema;               // of `sluice`, or at the top level
   bool two_runs = false;            // `sluice` has `sides`

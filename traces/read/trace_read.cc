@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <iterator>
 #include <memory>
 #include <string_view>
 
@@ -81,6 +82,50 @@ TraceRun with_causes(TraceRun run, const std::string& source) {
   return run;
 }
 
+// The events of an array, which has no head: the first slice shows whether Sluice wrote it.
+class HeadlessEvents {
+ public:
+  HeadlessEvents(KinetoRank& kineto, SluiceTraceReader& sluice) : kineto_(kineto), sluice_(sluice) {}
+
+  void add(const TraceEvent& event) {
+    if (!known_ && event.phase != "X") {
+      if (early_.size() < kMaxEarly) early_.push_back(event);
+      return;
+    }
+    if (!known_) {
+      known_ = true;
+      constexpr std::string_view kCategories[] = {"compute", "p2p", "coll", "opt", "idle"};
+      is_sluice_ = std::find(std::begin(kCategories), std::end(kCategories), event.category) != std::end(kCategories);
+      // Kineto's readers use slices only.
+      for (const TraceEvent& early : early_) {
+        if (is_sluice_) add_early(early);
+      }
+      early_ = {};
+    }
+    is_sluice_ ? sluice_.add(event) : kineto_.add(event);
+  }
+
+  bool is_sluice() const { return is_sluice_; }
+
+ private:
+  static constexpr std::size_t kMaxEarly = 100'000;
+
+  void add_early(const TraceEvent& event) {
+    if (event.name == "process_name" && !event.args_name.starts_with("rank ")) {
+      throw InputError(
+          fmt::format("{}: event {}: expected a trace of one run with processes \"rank 0\", ..., got \"{}\"",
+                      kineto_.source(), event.number, event.args_name));
+    }
+    sluice_.add(event);
+  }
+
+  KinetoRank& kineto_;
+  SluiceTraceReader& sluice_;
+  std::vector<TraceEvent> early_;
+  bool known_ = false;
+  bool is_sluice_ = false;
+};
+
 // Builds a run from the events of one or several sources, of which `next` returns the next one, or null.
 template <typename Next>
 TraceRun run_of(std::size_t num_files, const TraceReadOptions& options, Next&& next) {
@@ -91,8 +136,15 @@ TraceRun run_of(std::size_t num_files, const TraceReadOptions& options, Next&& n
     const std::string& path = source.name();
     KinetoRank kineto(path);
     SluiceTraceReader sluice(path);
-    const TraceHead head = source.read(
-        [&](TraceEvent& event, const TraceHead& so_far) { so_far.is_sluice ? sluice.add(event) : kineto.add(event); });
+    HeadlessEvents headless(kineto, sluice);
+    TraceHead head = source.read([&](TraceEvent& event, const TraceHead& so_far) {
+      if (so_far.is_array) return headless.add(event);
+      so_far.is_sluice ? sluice.add(event) : kineto.add(event);
+    });
+    if (headless.is_sluice()) {
+      head.is_sluice = true;
+      head.schema = "sluice.trace/1";
+    }
     if (!head.is_trace) throw InputError(path + ": expected a trace: an object with an array traceEvents, or an array");
     if (head.is_sluice) {
       if (num_files != 1) {

@@ -378,6 +378,20 @@ TEST_F(ReadTrace, EventsMayBeATopLevelArray) {
   const TraceRun read = read_trace_run(paths);
   EXPECT_EQ(read.run.num_ranks, 2);
   EXPECT_EQ(first_difference(rows, read.run), "");
+  // The events of a Sluice trace, with memory and idle time.
+  const SmallFootprint footprint;
+  const Simulated own = simulated("1f1b", {.ranks = 2, .microbatches = 3}, "f=1,b=1,w=1", {.footprint = &footprint});
+  const auto memory = memory_over_time(own.graph, own.timeline, true);
+  const json trace = json::parse(test::trace_of(own, {.idle = true}, memory));
+  const std::string whole = write("whole.json", trace.dump());
+  const std::string array = write("array.json", trace.at("traceEvents").dump());
+  EXPECT_EQ(facts_of(read_trace_run({array}).run), facts_of(read_trace_run({whole}).run));
+  EXPECT_EQ(read_trace_run({array}).run.idle, read_trace_run({whole}).run.idle);
+  EXPECT_EQ(read_trace_run({array}).run.memory.size(), 2U);
+  std::string both;
+  write_side_by_side([&](std::string_view bytes) { both += bytes; }, {TraceSide{"a", &rows}, TraceSide{"b", &rows}});
+  EXPECT_THAT(error_of([&] { read_trace_run({write("both.json", json::parse(both).at("traceEvents").dump())}); }),
+              HasSubstr("both.json: event 0: expected a trace of one run"));
   EXPECT_THAT(error_of([&] { read_trace_run({write("cut.json", R"([{"ph":"X")")}); }), HasSubstr("not JSON"));
   EXPECT_THAT(error_of([&] { read_trace_run({write("none.json", "[]")}); }), HasSubstr("expected pipeline op ranges"));
 }
