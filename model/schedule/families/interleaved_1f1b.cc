@@ -6,6 +6,8 @@ namespace {
 
 ScheduleParts make_interleaved_1f1b(const FamilyParams& params) {
   const Family family = interleaved_1f1b();
+  if (params.chunks == 1)
+    return orders::alternating(family, params, 1, params.microbatches);  // 1f1b, as in Megatron-LM
   return orders::alternating(family, params, 2, orders::group_of_microbatches(family, params));
 }
 

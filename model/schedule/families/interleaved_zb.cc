@@ -6,6 +6,7 @@ namespace {
 
 ScheduleParts make_interleaved_zb(const FamilyParams& params) {
   const Family family = interleaved_zb();
+  if (params.chunks == 1) return orders::alternating(family, params, 1, params.microbatches);  // zb-h1
   return orders::alternating(family, params, 1, orders::group_of_microbatches(family, params));
 }
 

@@ -33,6 +33,7 @@ int group_of_units(const FamilyParams& params) {
 }
 
 ScheduleParts make_seq1f1b_interleaved(const FamilyParams& params) {
+  if (params.chunks == 1) return orders::alternating(seq1f1b_interleaved(), params, 1, params.microbatches);  // seq1f1b
   return orders::alternating(seq1f1b_interleaved(), params, 2, group_of_units(params) / params.slices());
 }
 

@@ -145,6 +145,27 @@ TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
   }
 }
 
+// Megatron-LM runs 1F1B where the virtual size is 1: no more microbatches in flight than that.
+TEST(Registry, InterleavedFamiliesWithOneChunkEqualTheirBase) {
+  const std::pair<const char*, const char*> pairs[] = {
+      {"interleaved-1f1b", "1f1b"}, {"seq1f1b-interleaved", "seq1f1b"}, {"interleaved-zb", "zb-h1"}};
+  for (const auto& [interleaved, base] : pairs) {
+    for (int ranks = 1; ranks <= 4; ++ranks) {
+      for (int microbatches = 1; microbatches <= 9; ++microbatches) {
+        SCOPED_TRACE(testing::Message() << interleaved << " p=" << ranks << " m=" << microbatches);
+        FamilyParams params{.ranks = ranks, .chunks = 1, .microbatches = microbatches};
+        if (find_family(base).sliced) params.shape.slice_lengths = {1, 1, 1};
+        const Schedule one = make_schedule(find_family(interleaved), params);
+        const Schedule other = make_schedule(find_family(base), params);
+        for (int rank = 0; rank < ranks; ++rank) {
+          EXPECT_TRUE(
+              std::equal(one.ops(rank).begin(), one.ops(rank).end(), other.ops(rank).begin(), other.ops(rank).end()));
+        }
+      }
+    }
+  }
+}
+
 TEST(Registry, SuggestsTheNearestFamily) {
   const auto error = [](const char* name) -> std::string {
     try {

@@ -64,7 +64,7 @@ TEST(Latency, EagerVariantsHideIt) {
 }
 
 TEST(Latency, InterleavedIncludesTheLatencyOfEveryStage) {
-  const auto in_range = [](const Shape& s) { return s.p > 1 && s.m % s.p == 0 && s.group == 0; };
+  const auto in_range = [](const Shape& s) { return s.p > 1 && s.v > 1 && s.m % s.p == 0 && s.group == 0; };
   const auto added = [](const Shape& s) { return 2 * (s.v * s.p - 1); };
   const auto limit = [](const LatencyCosts& t) { return std::min(t.f, t.b + t.w); };
   expect_added("interleaved-1f1b", in_range, added, limit);
