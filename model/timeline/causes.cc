@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
-#include <utility>
 
 #include "model/to_size.h"
 
@@ -127,86 +125,33 @@ class Idle {
   Duration drained_{};  // when the last op of any rank ended
 };
 
-// Follows idle time to its roots. The parts of an interval are found once, so that chains of waits are not followed
-// again for each rank that waits.
-class RootSearch {
- public:
-  RootSearch(const OpGraph& graph, const Timeline& timeline)
-      : graph_(graph), intervals_(idle_intervals(graph, timeline)), parts_(intervals_.size()) {
-    begin_of_rank_.assign(to_size(graph.schedule().num_ranks()) + 1, 0);
-    for (const IdleInterval& interval : intervals_) ++begin_of_rank_[to_size(interval.rank) + 1];
-    std::partial_sum(begin_of_rank_.begin(), begin_of_rank_.end(), begin_of_rank_.begin());
-    Duration last{-1};
-    for (VertexId v = 0; v < graph.size(); ++v) {
-      const VertexKind kind = graph[v].kind;
-      if ((kind != VertexKind::compute && kind != VertexKind::joint) || timeline.end[v] <= last) continue;
-      last = timeline.end[v];
-      last_rank_ = graph.rank_of(v);
+IdleRoot root_of_link(const OpGraph& graph, VertexId transfer) {
+  const Lane& link = graph.lanes()[graph[transfer].lane];
+  return {std::min(link.rank, link.peer), std::max(link.rank, link.peer)};
+}
+
+// Returns by vertex what its start comes down to.
+std::vector<IdleRoot> roots_of_starts(const OpGraph& graph, const Timeline& timeline) {
+  std::vector<IdleRoot> roots(graph.size());
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    roots[v] = {.rank = graph.rank_of(v)};
+    if (graph[v].kind == VertexKind::transfer) {
+      roots[v] = roots[graph.needs(v).front()];
+      continue;
     }
-  }
-
-  std::vector<RootedIdle> run() {
-    std::vector<RootedIdle> out;
-    for (std::size_t i = 0; i < intervals_.size(); ++i) {
-      Duration begin = intervals_[i].start;
-      for (const Part& part : parts_of(i)) {
-        if (part.root.rank >= 0) out.push_back({part.root, part.end - begin, intervals_[i].next});
-        begin = part.end;
-      }
+    Duration free{};  // when its lane was
+    for (const VertexId need : graph.needs(v)) {
+      if (graph[need].lane == graph[v].lane) free = std::max(free, timeline.end[need]);
     }
-    return out;
+    const LastNeed need = last_need(graph, timeline, v);
+    if (need.vertex == kNoVertex || need.met <= free) continue;
+    roots[v] = roots[need.vertex];
+    if (graph[need.vertex].kind != VertexKind::transfer) continue;
+    const Duration sent = std::max(timeline.end[graph.needs(need.vertex).front()], free);
+    if (need.met - sent > sent - free) roots[v] = root_of_link(graph, need.vertex);
   }
-
- private:
-  // From the end of the previous part, or the start of the interval.
-  struct Part {
-    Duration end{};
-    IdleRoot root;  // rank -1: none
-  };
-
-  const std::vector<Part>& parts_of(std::size_t index) {
-    const IdleInterval& interval = intervals_[index];
-    std::vector<Part>& parts = parts_[index];
-    if (!parts.empty()) return parts;
-    parts.push_back({interval.end, {.rank = interval.rank}});  // where a chain of intervals returns here
-    std::vector<Part> found;
-    if (interval.cause == IdleCause::link) {
-      const Lane& link = graph_.lanes()[graph_[interval.waits_for].lane];
-      found.push_back({interval.end, {std::min(link.rank, link.peer), std::max(link.rank, link.peer)}});
-    } else if (interval.cause == IdleCause::optimizer || interval.cause == IdleCause::other) {
-      found.push_back({interval.end, {}});
-    } else {
-      follow(interval.from_rank >= 0 ? interval.from_rank : last_rank_, interval, found);
-    }
-    return parts_[index] = std::move(found);
-  }
-
-  // Adds the roots of a wait for `rank` during `wait`.
-  void follow(int rank, const IdleInterval& wait, std::vector<Part>& found) {
-    const auto first = intervals_.begin() + static_cast<std::ptrdiff_t>(begin_of_rank_[to_size(rank)]);
-    const auto end = intervals_.begin() + static_cast<std::ptrdiff_t>(begin_of_rank_[to_size(rank) + 1]);
-    auto at = std::upper_bound(first, end, wait.start,
-                               [](Duration time, const IdleInterval& interval) { return time < interval.end; });
-    Duration time = wait.start;
-    for (; at != end && at->start < wait.end; ++at) {
-      if (at->start > time) found.push_back({at->start, {.rank = rank}});
-      time = std::max(time, at->start);
-      for (const Part& part : std::vector<Part>(parts_of(to_size(at - intervals_.begin())))) {
-        if (part.end <= time) continue;
-        time = std::min(part.end, wait.end);
-        found.push_back({time, part.root});
-        if (time == wait.end) return;
-      }
-    }
-    if (time < wait.end) found.push_back({wait.end, {.rank = rank}});
-  }
-
-  const OpGraph& graph_;
-  std::vector<IdleInterval> intervals_;  // by rank and time
-  std::vector<std::vector<Part>> parts_;
-  std::vector<std::size_t> begin_of_rank_;
-  int last_rank_ = 0;
-};
+  return roots;
+}
 
 }  // namespace
 
@@ -215,7 +160,22 @@ std::string to_string(const IdleRoot& root) {
 }
 
 std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline) {
-  return RootSearch(graph, timeline).run();
+  const std::vector<IdleRoot> roots = roots_of_starts(graph, timeline);
+  VertexId last = kNoVertex;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const VertexKind kind = graph[v].kind;
+    if (kind != VertexKind::compute && kind != VertexKind::joint) continue;
+    if (last == kNoVertex || timeline.end[v] > timeline.end[last]) last = v;
+  }
+  std::vector<RootedIdle> out;
+  const auto add = [&](const IdleInterval& interval) {
+    if (interval.cause == IdleCause::optimizer || interval.cause == IdleCause::other) return;
+    const VertexId for_op = interval.waits_for == kNoVertex ? last : interval.waits_for;
+    const IdleRoot root = interval.cause == IdleCause::link ? root_of_link(graph, for_op) : roots[for_op];
+    out.push_back({root, interval.end - interval.start, interval.next});
+  };
+  Idle(graph, timeline, add).run();
+  return out;
 }
 
 std::vector<RootedIdle> idle_by_root(const OpGraph& graph, const Timeline& timeline) {

@@ -65,10 +65,10 @@ struct RootedIdle {
   VertexId next = kNoVertex;
 };
 
-// Returns the parts of all idle intervals with their roots. While the rank that is waited for computes, it is the root;
-// while it is idle, the root is that of its own idle time; a transfer is a root itself. After its last op, a rank waits
-// for the rank that ends last. Waits for reductions, norms and optimizer steps, and idle time without a wait, have no
-// root and are left out.
+// Returns the parts of all idle intervals with their roots. A wait for a transfer has its link as the root. A wait for
+// an op has the root of that op: its rank, if that was busy until the op started; otherwise the root of the larger part
+// of the wait before it. After its last op, a rank waits for the op that ends last. Waits for reductions, norms and
+// optimizer steps, and idle time without a wait, have no root and are left out.
 std::vector<RootedIdle> idle_roots(const OpGraph& graph, const Timeline& timeline);
 
 // Returns their sums by root, the longest first; `next` is not set.
