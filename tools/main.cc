@@ -148,8 +148,10 @@ int run(int argc, char** argv) {
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", app.version());
     return kDone;
-  } catch (const CLI::Success&) {  // --help
+  } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
+    return kDone;
+  } catch (const CLI::Success&) {  // the flag has printed what it is for
     return kDone;
   } catch (const CLI::ParseError& error) {
     if (argc > 1) return wrong_usage(app, error);

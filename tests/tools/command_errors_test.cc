@@ -41,7 +41,7 @@ TEST(CommandErrors, WrongUsage) {
       {"simulate --color blu", "simulate: --color: expected one of auto, always, never, got 'blu'"},
       {"simulate --swiglu=maybe", "simulate: --swiglu: expected true or false, got 'maybe'"},
       {"simulate --pp 2 --pp 3", "simulate: --pp: given 2 times, expected once"},
-      {"slice --granularity 0", "slice: --granularity: expected a whole number above 0, got '0'"},
+      {"slice --granularity 0", "slice: --granularity: expected a whole number from 1 to 1073741824, got '0'"},
       {"plan --tp 1,5000", "plan: --tp: expected a whole number from 1 to 4096, got '5000'"},
       {"run --seed -1", "run: --seed: expected a whole number of at least 0, got '-1'"},
       {"compare a", "compare: second is required"},
@@ -94,9 +94,10 @@ TEST(CommandErrors, NumbersOfFlagsAreFinite) {
   expect_refused(words("simulate --pp 2 --microbatches 2 --schedule auto --time-budget nan"), 2,
                  "--time-budget: expected a number from 0 to 1000000, got nan");
   expect_refused(words("simulate --pp 2 --microbatches 2 --stage-weights 1,nan"), 2,
-                 "command line: /cost/stage_weights/1: expected a number from 0 to 100000000, got nan");
+                 "--stage-weights: expected a number from 0 to 100000000, got nan");
 }
 
+// Runs a shell command in which $0 is the program.
 CommandResult run_shell(const std::string& line) { return run_program("/bin/sh", {"-c", line, SLUICE_COMMAND}); }
 
 TEST(CommandErrors, ScenariosMayBePipesOfLimitedSize) {
@@ -418,21 +419,15 @@ TEST(CommandErrors, DeadlocksPrintTheShortestCycle) {
           "F(stage 0, mb 0)+B(stage 0, mb 0) -> F(stage 0, mb 0)+B(stage 0, mb 0)");
 }
 
-// Runs a shell command in which $SLUICE is the program. Returns its exit code.
-CommandResult run_shell(const std::string& line) {
-  return run_program("/bin/sh", {"-c", line}, {std::string("SLUICE=") + SLUICE_COMMAND});
-}
-
 // A standard error that is full or closed loses messages, not results.
 TEST(CommandErrors, ABrokenStandardErrorLosesOnlyMessages) {
   for (const char* where : {"2>/dev/full", "2>&-"}) {
     SCOPED_TRACE(where);
     const TemporaryFolder folder;
-    EXPECT_EQ(run_shell(std::string("$SLUICE simulat ") + where).exit_code, 2);
+    EXPECT_EQ(run_shell(std::string("$0 simulat ") + where).exit_code, 2);
     // The line about the search goes to standard error.
     const std::string file = folder.path("schedule.json");
-    EXPECT_EQ(run_shell("$SLUICE schedule auto --pp 2 --microbatches 4 --json " + (where + (" >" + file))).exit_code,
-              0);
+    EXPECT_EQ(run_shell("$0 schedule auto --pp 2 --microbatches 4 --json " + (where + (" >" + file))).exit_code, 0);
     EXPECT_GT(std::filesystem::file_size(file), 100U);
   }
 }
@@ -446,7 +441,7 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
         std::string("schedule 1f1b --pp 2 --microbatches 4")}) {
     for (const char* where : {" >/dev/full", " >&-"}) {
       SCOPED_TRACE(line + where);
-      const CommandResult result = run_shell("$SLUICE " + line + where);
+      const CommandResult result = run_shell("$0 " + line + where);
       EXPECT_EQ(result.exit_code, 2);
       EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
     }
@@ -457,14 +452,14 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
 TEST(CommandErrors, ClosedStandardDescriptorsStayUnused) {
   const TemporaryFolder folder;
   const std::string trace = folder.path("trace.json");
-  EXPECT_EQ(run_shell("$SLUICE simulate --pp 2 --microbatches 4 --trace " + trace + " 0<&- 1>&- 2>&-").exit_code, 2);
+  EXPECT_EQ(run_shell("$0 simulate --pp 2 --microbatches 4 --trace " + trace + " 0<&- 1>&- 2>&-").exit_code, 2);
   std::string text;
   std::getline(std::ifstream(trace), text, '\0');
   EXPECT_EQ(text.substr(0, 1), "{");
   EXPECT_EQ(text.find("makespan:"), std::string::npos);
   EXPECT_EQ(
       run_shell(
-          "$SLUICE run --pp 2 --microbatches 2 --steps 1 --num-layers 2 --hidden-size 16 "
+          "$0 run --pp 2 --microbatches 2 --steps 1 --num-layers 2 --hidden-size 16 "
           "--num-attention-heads 2 --seq-length 8 --max-position-embeddings 8 --vocab-size 32 >/dev/null 0<&- 2>&-")
           .exit_code,
       0);

@@ -164,7 +164,7 @@ TEST_F(Validate, MeasuresFitsPredictsAndRuns) {
 TEST_F(Validate, PrintsATableAndATraceOfBothTimelines) {
   const std::string trace = folder_.path("both.json");
   const CommandResult result =
-      run("validate --max-wait 100" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " +
+      run("validate --max-wait 100%" + kTiny + " --schedule zb-h1 --steps 2 --time-budget 0 --tolerance " +
           "100000% --trace " + trace);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("medians of 2 runs"));

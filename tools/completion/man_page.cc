@@ -125,7 +125,8 @@ std::string man_page(const CommandEntry& command) {
       {kNotFinite, "An op produced a number that is not finite."},
       {kStoppedByAnother, "Another process failed, and reports why."},
       {kMachineBusy, "The machine is too busy for a verdict."},
-      {kInterrupted, "Interrupted."}};
+      {kInterrupted, "Interrupted."},
+      {kTerminated, "Ended by SIGTERM."}};
   out += ".SH EXIT STATUS\n";
   for (const auto& [code, meaning] : codes) out += fmt::format(".TP\n.B {}\n{}\n", code, escaped(meaning));
   out += fmt::format(

@@ -315,7 +315,7 @@ TraceSource::TraceSource(const std::string& path) : name_(path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) throw InputError(path + ": is a folder, expected a file");
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd_ < 0) throw InputError(path + ": cannot be read");
+  if (fd_ < 0) throw InputError(fmt::format("{}: cannot open: {}", path, std::strerror(errno)));
 }
 
 TraceSource::TraceSource(std::string_view text, const std::string& name) : name_(name), rest_(text) {}
@@ -338,7 +338,7 @@ std::size_t TraceSource::fill(std::span<char> out) {
     do {
       got = ::read(fd_, out.data(), out.size());
     } while (got < 0 && errno == EINTR);
-    if (got < 0) throw InputError(name_ + ": cannot be read");
+    if (got < 0) throw InputError(fmt::format("{}: cannot read: {}", name_, std::strerror(errno)));
     count = static_cast<std::size_t>(got);
   }
   if (!keeps_) return count;
