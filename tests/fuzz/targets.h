@@ -11,20 +11,22 @@ namespace sluice::test::fuzz {
 
 // Each target parses arbitrary text with one parser and processes the result. Rejection by InputError or ScheduleError
 // is correct; any other exception, crash or sanitizer report is a bug.
-void try_scenario(std::string_view text);        // small scenarios are also simulated
-void try_schedule_json(std::string_view text);   // also lowered, and written back
-void try_schedule_csv(std::string_view text);    // also lowered, and written back
-void try_model(std::string_view text);           // config.json or Megatron-LM's names; parameters, FLOPs, stages
-void try_cost_table(std::string_view text);      // also evaluated, and written back
-void try_profile(std::string_view text);         // also fitted, and the fit written and read
-void try_slice_times(std::string_view text);     // also sliced, if small
-void try_cluster(std::string_view text);         // a cluster or node file
-void try_catalogue(std::string_view text);       // a catalogue file: node, GPU or link
-void try_checkpoint(std::string_view text);      // also reads its tensors
-void try_fault(std::string_view text);           // the value of --fault
-void try_trace(std::string_view text);           // a trace of Sluice or Kineto; also compared with itself
-void try_kineto(std::string_view text);          // a folder of Kineto traces, separated by lines of "---"
-void try_gzip(std::string_view text);            // decompressed; also compressed and decompressed
+void try_scenario(std::string_view text);       // small scenarios are also simulated
+void try_schedule_json(std::string_view text);  // also lowered, and written back
+void try_schedule_csv(std::string_view text);   // also lowered, and written back
+void try_model(std::string_view text);          // config.json or Megatron-LM's names; parameters, FLOPs, stages
+void try_cost_table(std::string_view text);     // also evaluated, and written back
+void try_profile(std::string_view text);        // also fitted, and the fit written and read
+void try_slice_times(std::string_view text);    // also sliced, if small
+void try_cluster(std::string_view text);        // a cluster or node file
+void try_catalogue(std::string_view text);      // a catalogue file: node, GPU or link
+void try_checkpoint(std::string_view text);     // also reads its tensors
+void try_fault(std::string_view text);          // the value of --fault
+void try_recorder(std::string_view text);       // a flight recorder, damaged as the text says
+void try_flags(std::string_view text);          // a line of flags of a scenario, and the scenario file that they change
+void try_trace(std::string_view text);          // a trace of Sluice or Kineto; also compared with itself
+void try_kineto(std::string_view text);         // a folder of Kineto traces, separated by lines of "---"
+void try_gzip(std::string_view text);           // decompressed; also compressed and decompressed
 void try_measured_table(std::string_view text);  // measured iterations, kernels or collectives (CSV)
 void try_megatron_log(std::string_view text);    // also compared with a scenario
 void try_calibration(std::string_view text);     // a calibration file; also applied, and written back
@@ -47,6 +49,8 @@ inline constexpr std::array kTargets = {
     Target{"slice_times", try_slice_times},
     Target{"checkpoint", try_checkpoint},
     Target{"fault", try_fault},
+    Target{"recorder", try_recorder},
+    Target{"flags", try_flags},
     Target{"trace", try_trace},
     Target{"kineto", try_kineto},
     Target{"gzip", try_gzip},

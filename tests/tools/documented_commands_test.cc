@@ -123,7 +123,7 @@ std::string parse_error(const DocumentedCommand& command) {
 // Whether the command ends within seconds on a machine without GPUs. The others are only parsed.
 bool can_run(const DocumentedCommand& command) {
   const bool gpu = command.has("cuda");
-  const bool long_search = command.has("auto") || command.has("--all");
+  const bool long_search = command.has("auto") || (command.has("plan") && !command.has("--schedule"));
   return !gpu && !long_search && !command.has("validate");
 }
 

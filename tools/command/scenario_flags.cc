@@ -431,8 +431,10 @@ void ScenarioFlags::add_slow(CLI::App& command) {
 
 ScenarioFlags::~ScenarioFlags() = default;
 
-const std::string& ScenarioFlags::file_text(const std::string& file) {
-  static std::map<std::string, std::string> texts;
+std::string ScenarioFlags::file_text(const std::string& file) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(file, error)) return read_file(file);
+  static std::map<std::string, std::string> texts;  // of pipes
   const auto found = texts.find(file);
   return found != texts.end() ? found->second : texts.emplace(file, read_file(file)).first->second;
 }

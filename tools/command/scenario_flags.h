@@ -20,8 +20,8 @@ class ScenarioFlags {
   explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
-  // Returns the contents of a scenario file, which is read once, so that it may be a pipe. Throws InputError.
-  static const std::string& file_text(const std::string& file);
+  // Returns the contents of a scenario file. A pipe is read once and its contents are kept. Throws InputError.
+  static std::string file_text(const std::string& file);
   // Returns the document of a scenario file, with sections of the right types and short forms expanded; an empty object
   // without a file. Throws InputError.
   static nlohmann::json file_document(const std::string& file);

@@ -199,7 +199,7 @@ class Pipeline {
     for (const auto& [key, row] : others) rows.push_back(row);
   }
 
-  // Matches the sends on the GPU with the receives of the neighbouring stage.
+  // Matches the sends on the GPU with the receives of the neighboring stage.
   void add_transfers() {
     if (!files_[0].on_gpu()) return;
     using Key = std::tuple<OpKind, int, int, int>;  // F or B, the sending stage, microbatch, slice

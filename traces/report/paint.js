@@ -164,7 +164,7 @@ function paintOps(band) {
         surface.fill(left + x, left + x + 1, y0, y1, colours.edge);
       } else if (lastIsWide && last === i) {  // the last column of an op, partly idle
         surface.fill(left + x, left + x + 1, y0, y1, end[i] - ta < (tb - ta) / 2 ? colours.idle : base[run.ink[i]]);
-      } else if (last === i && lane.kind !== 'compute') {  // a short op without neighbours is drawn one column wide
+      } else if (last === i && lane.kind !== 'compute') {  // a short op without neighbors is drawn one column wide
         surface.fill(left + x, left + x + 1, y0, y1, base[run.ink[i]]);
       } else {
         // Ops are about one pixel wide: single columns would flicker, so a block of columns shows their average.
