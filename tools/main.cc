@@ -65,6 +65,8 @@ std::string expected_range(const CLI::Option& option, const std::string& low, co
 
 // Returns the message of a parser error about an option or argument in the words of the other errors.
 std::string option_error(const CLI::App& command, const std::string& what) {
+  constexpr std::size_t kMostCharacters = 1000;  // std::regex recurses for each
+  if (what.size() > kMostCharacters) return what.substr(0, kMostCharacters) + "...";
   for (const CLI::Option* option : command.get_options()) {
     for (std::string name : {option->get_name(), option->get_name(false, true)}) {
       name = name.substr(0, name.find(','));

@@ -129,6 +129,12 @@ TEST(CommandErrors, ExhaustedMemoryIsAttributedToOpsOnlyIfThereAreMany) {
 }
 #endif
 
+TEST(CommandErrors, LongValuesAreRejected) {
+  const CommandResult result = run_sluice({"simulate", "--pp", std::string(100'000, 'x')});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_LT(result.err.size(), 2000U);
+}
+
 TEST(CommandErrors, EmptyValuesAreRejected) {
   for (const char* flag : {"--trace", "--svg", "--report", "--ops", "--model", "--schedule"}) {
     expect_refused({"simulate", "--pp", "2", "--microbatches", "2", flag, ""}, 2,
@@ -477,6 +483,12 @@ TEST(CommandErrors, AnOutputIsNotAnInputOrAnotherOutput) {
                  "--trace: '" + link + "' is also the input '" + scenario + "'");
   expect_refused({"simulate", scenario, "--trace", figure, "--svg", folder.path("./x.svg")}, 2,
                  "--trace: '" + figure + "' is also --svg '" + folder.path("./x.svg") + "'");
+  std::filesystem::current_path(folder.path());
+  expect_refused({"simulate", scenario, "--trace", "x.json", "--svg", "./x.json"}, 2,
+                 "--trace: 'x.json' is also --svg './x.json'");
+  EXPECT_EQ(run_sluice({"simulate", scenario, "--svg", "2", "--svg-title", "2", "--microbatches", "2"}).exit_code, 0);
+  std::filesystem::remove("2");
+  std::filesystem::current_path("/");
   expect_refused({"calibrate", "rows.csv=" + scenario, "-o", scenario}, 2,
                  "--output: '" + scenario + "' is also the input '" + scenario + "'");
   EXPECT_EQ(folder.num_files(), 2);

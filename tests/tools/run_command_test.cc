@@ -375,6 +375,18 @@ TEST(BrokenRun, TemporaryRecordersOfAKilledRunAreRemovedByTheNext) {
   EXPECT_EQ(num_recorder_folders(folder), 2);
 }
 
+// A folder that cannot be opened ends the run; it does not try again for ever.
+TEST(RunCommand, RecorderFolderThatCannotBeOpenedIsAnError) {
+  const TemporaryFolder folder;
+  for (const char* descriptors : {"6", "8", "12"}) {
+    const CommandResult result = test::run_program(
+        "/bin/bash", {"-c", std::string("ulimit -n ") + descriptors + "; export TMPDIR=" + folder.path() +
+                                "; exec timeout -s KILL 20 " SLUICE_COMMAND " run --steps 1"});
+    EXPECT_NE(result.exit_code, 137) << descriptors;
+    EXPECT_LE(folder.num_files(), 3) << descriptors;
+  }
+}
+
 TEST(RunCommand, RecorderFolderBelongsToOneRun) {
   const test::TemporaryFolder folder;
   const std::string recorders = folder.path("rec");

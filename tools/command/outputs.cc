@@ -23,7 +23,15 @@ bool same_file(const std::string& first, const std::string& second) {
   if (fs::exists(first, error)) {
     return fs::is_regular_file(first, error) && fs::equivalent(first, second, error);
   }
-  return fs::weakly_canonical(first, error) == fs::weakly_canonical(second, error) && !error;
+  const fs::path one = fs::weakly_canonical(fs::absolute(first, error), error);
+  return !error && one == fs::weakly_canonical(fs::absolute(second, error), error) && !error;
+}
+
+// Whether the value of an option may name a file. Numbers and titles do not.
+bool may_name_file(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  const bool number = type.starts_with("INT") || type.starts_with("UINT") || type.starts_with("FLOAT");
+  return option.get_items_expected_max() > 0 && !number && option.get_name() != "--svg-title";
 }
 
 bool may_share(const CLI::Option& output, const CLI::Option& other) {
@@ -41,7 +49,7 @@ void check_output(const CLI::App& command, const CLI::Option& output) {
   const std::string& name = output.results().front();
   const std::string flag = output.get_name();
   for (const CLI::Option* other : command.get_options()) {
-    if (other == &output || other->get_items_expected_max() == 0 || may_share(output, *other)) continue;
+    if (other == &output || !may_name_file(*other) || may_share(output, *other)) continue;
     for (const std::string& value : other->results()) {
       for (const std::string& file : named_files(value)) {
         if (file.empty() || !same_file(name, file)) continue;

@@ -77,18 +77,30 @@ void remove_stale_folders(const std::string& parent) {
 
 // Creates and locks a temporary folder.
 std::string make_temporary(int& lock) {
+  constexpr int kMostTries = 10;
   const std::string parent = temporary_folder();
   remove_stale_folders(parent);
-  while (true) {
+  for (int i = 0; i < kMostTries; ++i) {
     std::string name = fmt::format("{}/{}XXXXXX", parent, kPrefix);
     if (::mkdtemp(name.data()) == nullptr) {
       throw InputError(
           fmt::format("{}: cannot create a folder for the flight recorders: {}", name, std::strerror(errno)));
     }
+    const FolderLock result = lock_folder(name, lock);
+    if (lock < 0) {
+      const int error = errno;
+      ::rmdir(name.c_str());
+      if (error == ENOENT) continue;  // another run has removed it
+      throw InputError(
+          fmt::format("{}: cannot open the folder of the flight recorders: {}", name, std::strerror(error)));
+    }
     // Another run may have found it before it was locked, and removes it.
-    if (lock_folder(name, lock) != FolderLock::busy && lock >= 0 && is_folder_of(lock, name)) return name;
-    if (lock >= 0) ::close(lock);
+    if (result != FolderLock::busy && is_folder_of(lock, name)) return name;
+    ::close(lock);
+    lock = -1;
   }
+  throw InputError(
+      fmt::format("{}: other runs removed the folder of the flight recorders {} times", parent, kMostTries));
 }
 
 // Creates and locks the folder of --recorder, and removes the recorders of earlier runs, which may have had more ranks.
