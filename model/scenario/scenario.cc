@@ -238,9 +238,9 @@ class Reading {
 
   // Returns a name of the catalogue, or the resolved path of a file. Other names are errors.
   std::string catalogue_or_path(const JsonReader& value, const std::vector<std::string>& names) const {
-    const std::string name = value.string();
+    std::string name = value.string();
     if (std::find(names.begin(), names.end(), name) != names.end()) return name;
-    const std::string path = resolved(name);
+    std::string path = resolved(name);
     std::error_code error;
     if (names_file(name) || std::filesystem::exists(path, error) || error) return path;
     value.fail(fmt::format("expected a file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));

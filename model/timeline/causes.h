@@ -2,10 +2,10 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/graph/op_graph.h"
@@ -54,7 +54,8 @@ std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& tim
 struct IdleRoot {
   std::int32_t rank = -1;
   std::int32_t peer = -1;  // of a link, the higher rank; otherwise -1
-  auto operator<=>(const IdleRoot&) const = default;
+  bool operator==(const IdleRoot&) const = default;
+  bool operator<(const IdleRoot& other) const { return std::pair(rank, peer) < std::pair(other.rank, other.peer); }
 };
 std::string to_string(const IdleRoot& root);  // "rank 2", "link 0-1"
 
