@@ -16,12 +16,12 @@ budget=$((minutes * 60))
 jobs=${SLUICE_JOBS:-$(nproc)}
 wanted=${SLUICE_STEPS:-.}
 
-if ! command -v nvidia-smi >/dev/null || ! nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
+if ! command -v nvidia-smi >/dev/null || [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]]; then
   echo "gpu_check.sh: nvidia-smi finds no GPU" >&2
   exit 2
 fi
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
-capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d '.')
+gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | sed -n 1p)
+capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n 1p | tr -d '.')
 slug=$(echo "$gpu" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]-')
 results=${1:-benchmarks/results/$(date -u +%Y-%m-%d)-$slug}
 mkdir -p -- "$results" && results=$(cd -- "$results" && pwd) || {
