@@ -104,23 +104,27 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
                              int backward_slice) const {
   const double apart = compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
                        compute_s(backward, backward_stage, backward_shape, backward_slice);
-  if (training_.tp == 1 && training_.ep == 1 && training_.cp == 1) return apart;
-  // The collectives of tensor, expert and context parallelism of each half overlap with the other half's kernels, which
-  // they slow down.
+  using Overlap = Training::JointOverlap;
+  const bool all = training_.joint_overlap == Overlap::all;
+  if (training_.joint_overlap == Overlap::none) return apart;
+  if (training_.ep == 1 && !(all && (training_.tp > 1 || training_.cp > 1))) return apart;
+  // Collectives of each half overlap with the other half's kernels, which they slow down.
   double device = 0;
-  double collective = 0;
+  double exposed = 0;  // collectives that do not overlap
+  double hidden = 0;
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
       for (const KernelCall& call : part.calls) {
-        (is_collective(call.kind) ? collective : device) += part.repeats * kernel_s(call);
+        const bool overlaps = all || call.kind == KernelClass::expert_all_to_all;
+        (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
       }
     }
   };
   add(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice));
   add(backward, backward_stage, slice_shape(backward_shape, backward_slice));
-  const bool host_bound = apart > 1.0001 * (device + collective);
+  const bool host_bound = apart > 1.0001 * (device + exposed + hidden);
   if (host_bound) return apart;
-  return apart - std::min(collective, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
+  return apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

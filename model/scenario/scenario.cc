@@ -19,6 +19,7 @@ constexpr std::int64_t kMostGpus = 1 << 24;
 constexpr std::int64_t kMostReplicas = 1 << 20;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
+const std::vector<std::string> kJointOverlaps = {"none", "experts", "all"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
 const std::vector<std::string> kPlacements = {"any", "linear", "looped", "v"};
 const std::vector<std::string> kCosts = {"uniform", "analytic", "fitted"};
@@ -121,6 +122,12 @@ class Reading {
       training.context_exchange = Training::ContextExchange::all_to_all;
     }
     object.allow("cp_comm_type");
+    if (object.has("joint_overlap")) {
+      const std::string word = object.at("joint_overlap").one_of(kJointOverlaps);
+      const auto found = std::find(kJointOverlaps.begin(), kJointOverlaps.end(), word);
+      training.joint_overlap = static_cast<Training::JointOverlap>(found - kJointOverlaps.begin());
+    }
+    object.allow("joint_overlap");
     scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
     training.sequence_parallel = object.boolean_or("sequence_parallel", false);
     training.distributed_optimizer = object.boolean_or("distributed_optimizer", false);

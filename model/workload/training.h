@@ -27,6 +27,13 @@ struct Training {
     all_to_all,  // for attention the heads are split instead of the sequence (Jacobs et al. 2023)
   };
 
+  // The communication of each half of a joint block that overlaps with the other half's kernels.
+  enum class JointOverlap : std::uint8_t {
+    none,
+    experts,  // dispatch and combine, as DualPipe and Megatron-LM's combined 1F1B do
+    all,      // also the collectives of tensor and context parallelism, which no framework does
+  };
+
   int tp = 1;
   int cp = 1;  // number of ranks over which the tokens of a sequence are split, each with two of 2 cp chunks, so that
                // all have the same causal work
@@ -48,6 +55,7 @@ struct Training {
   // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
   ContextExchange context_exchange = ContextExchange::ring;
+  JointOverlap joint_overlap = JointOverlap::experts;
   // World ranks in the order tensor, context, pipeline, data instead of tensor, context, data, pipeline, so that the
   // stages of a replica are close to each other (Megatron-LM's use-tp-pp-dp-mapping).
   bool pipeline_before_data = false;

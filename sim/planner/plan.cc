@@ -17,7 +17,7 @@ constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is k
 
 }  // namespace
 
-Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything)
+Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Predicate& subset)
     : base_(std::move(base)), space_(std::move(space)), keep_(std::max(1, keep)), everything_(everything) {
   points_ = enumerate(base_, space_);
   results_.resize(points_.size());
@@ -26,6 +26,7 @@ Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything)
     const auto [found, added] = known.try_emplace(
         {point.family->name, point.pp, point.chunks, point.microbatches, point.slices}, static_cast<int>(known.size()));
     structure_of_.push_back(found->second);
+    in_subset_.push_back(subset && subset(point) ? 1 : 0);
   }
   structures_.resize(known.size());
 }
@@ -43,9 +44,8 @@ std::vector<Plan::Work> Plan::next() {
   while (work.empty() && taken_ < queue_.size()) {
     const std::size_t end = std::min(queue_.size(), taken_ + round_size_);
     for (; taken_ < end; ++taken_) {
-      PlanResult& result = results_[queue_[taken_]];
-      if (!everything_ && dominated(result)) {
-        result.status = PlanStatus::bounded;
+      if (!everything_ && dominated(queue_[taken_])) {
+        results_[queue_[taken_]].status = PlanStatus::bounded;
       } else {
         add(queue_[taken_], true);
       }
@@ -121,6 +121,7 @@ void Plan::end_round() {
 void Plan::record(int point) {
   const PlanResult& result = results_[point];
   if (result.status != PlanStatus::simulated || !result.fits) return;
+  if (in_subset_[point] != 0) fastest_of_subset_ = std::min(fastest_of_subset_, result.iteration);
   fastest_.insert(std::upper_bound(fastest_.begin(), fastest_.end(), result.iteration), result.iteration);
   if (std::ssize(fastest_) > keep_) fastest_.pop_back();
   const std::pair here(result.iteration, result.needed_bytes);
@@ -130,7 +131,9 @@ void Plan::record(int point) {
   front_.push_back(here);
 }
 
-bool Plan::dominated(const PlanResult& result) const {
+bool Plan::dominated(int point) const {
+  const PlanResult& result = results_[point];
+  if (in_subset_[point] != 0 && fastest_of_subset_ >= result.bound) return false;
   if (std::ssize(fastest_) < keep_ || fastest_.back() >= result.bound) return false;
   return std::any_of(front_.begin(), front_.end(), [&](const auto& other) {
     return other.first <= result.bound && other.second <= result.needed_bytes;
@@ -148,6 +151,12 @@ std::vector<int> Plan::ranking() const {
     return std::tie(x.iteration, x.needed_bytes) < std::tie(y.iteration, y.needed_bytes);
   });
   return out;
+}
+
+int Plan::best_of_subset() const {
+  const std::vector<int> fitting = ranking();
+  const auto found = std::find_if(fitting.begin(), fitting.end(), [&](int point) { return in_subset_[point] != 0; });
+  return found == fitting.end() ? -1 : *found;
 }
 
 std::vector<int> Plan::pareto_front() const {

@@ -21,10 +21,11 @@ namespace sluice::sim {
 //   }
 class Plan {
  public:
-  // The `keep` fastest configurations and the Pareto front of time and memory are exact. With `everything`, all
-  // configurations that fit are simulated, also those that others are known to dominate. Throws InputError as
-  // `enumerate`.
-  Plan(Scenario base, PlanSpace space, int keep, bool everything = false);
+  using Predicate = std::function<bool(const PlanPoint&)>;
+  // The `keep` fastest configurations, the Pareto front of time and memory, and the fastest configuration of a `subset`
+  // (such as those that a framework runs) are exact. With `everything`, all configurations that fit are simulated, also
+  // those that others are known to dominate. Throws InputError as `enumerate`.
+  Plan(Scenario base, PlanSpace space, int keep, bool everything = false, const Predicate& subset = {});
   ~Plan();
 
   const Scenario& base() const { return base_; }
@@ -54,11 +55,13 @@ class Plan {
 
   // Points that fit, fastest first.
   std::vector<int> ranking() const;
+  // The fastest of the subset in the ranking, or -1.
+  int best_of_subset() const;
   // The Pareto front of time and memory among them, fastest first.
   std::vector<int> pareto_front() const;
 
  private:
-  bool dominated(const PlanResult& result) const;
+  bool dominated(int point) const;
   void record(int point);
 
   Scenario base_;
@@ -67,13 +70,15 @@ class Plan {
   bool everything_;
   std::vector<PlanPoint> points_;
   std::vector<PlanResult> results_;
+  std::vector<char> in_subset_;  // by point
   std::vector<int> structure_of_;
   std::vector<std::unique_ptr<StructureRuns>> structures_;  // built on demand
   std::vector<int> queue_;                                  // points to simulate, by bound
   std::size_t taken_ = 0;                                   // number taken from the queue
   std::size_t round_size_ = 0;                              // 0: before the assessment
   std::vector<Duration> fastest_;                           // at most `keep_`, ascending
-  std::vector<std::pair<Duration, std::int64_t>> front_;    // time and memory, both strictly monotone
+  Duration fastest_of_subset_ = Duration::max();
+  std::vector<std::pair<Duration, std::int64_t>> front_;  // time and memory, both strictly monotone
 };
 
 }  // namespace sluice::sim

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <tuple>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
@@ -14,6 +16,7 @@ namespace {
 
 constexpr int kMostChunks = 8;
 constexpr int kMostMicroBatch = 16;
+constexpr int kComparedMicrobatches = 64;  // of orders on one rank, which repeat after a few
 constexpr std::array kRecompute = {"none", "selective", "full"};
 
 std::vector<int> divisors(std::int64_t number, std::int64_t most) {
@@ -52,20 +55,9 @@ class Enumeration {
   }
 
   std::vector<PlanPoint> run() {
-    const std::int64_t gpus = space_.gpus;
-    const int cp = base_.training.cp;
     for (const int tp : space_.tp.empty() ? divisors(base_.cluster->gpus_per_node, model_.heads) : space_.tp) {
       if (space_.tp.empty() && model_.heads % tp != 0) continue;
-      if (gpus % (std::int64_t{tp} * cp) != 0) continue;
-      const std::int64_t rest = gpus / tp / cp;
-      for (const int pp : space_.pp.empty() ? divisors(rest, model_.layers) : space_.pp) {
-        if (rest % pp != 0) continue;
-        const std::int64_t dp = rest / pp;
-        if (!space_.dp.empty() && std::find(space_.dp.begin(), space_.dp.end(), dp) == space_.dp.end()) continue;
-        divides_ = true;
-        point_ = {.tp = tp, .pp = pp, .dp = static_cast<int>(dp)};
-        with_batch();
-      }
+      for (const int cp : context_sizes()) with_context(tp, cp);
     }
     if (points_.empty()) throw InputError(why_none());
     return std::move(points_);
@@ -74,14 +66,55 @@ class Enumeration {
  private:
   std::string why_none() const {
     if (!divides_) {
-      return fmt::format("plan: no requested combination of tp x pp x dp equals {} GPUs{}", space_.gpus,
-                         base_.training.cp > 1 ? fmt::format(" with cp {}", base_.training.cp) : "");
+      return fmt::format("plan: no requested combination of tp x{} pp x dp equals {} GPUs",
+                         space_.cp.empty() ? "" : " cp x", space_.gpus);
+    }
+    if (!experts_divide_) {
+      return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp and the {} experts",
+                         model_.experts.count);
     }
     if (!batch_divides_) {
       return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes",
                          base_.global_batch);
     }
     return "plan: no requested family supports any of the requested chunks and slices";
+  }
+
+  std::vector<int> context_sizes() const {
+    if (!space_.cp.empty()) return space_.cp;
+    std::vector<int> sizes = {1};
+    const std::int64_t tokens = base_.training.sequence_length;
+    if (!base_.training.flash_attention) return sizes;
+    for (int cp = 2; cp <= base_.cluster->gpus_per_node && tokens / cp >= kLeastContextTokens; cp *= 2) {
+      if (tokens % (2 * cp) == 0) sizes.push_back(cp);
+    }
+    return sizes;
+  }
+
+  void with_context(int tp, int cp) {
+    const std::int64_t group = std::int64_t{tp} * cp;
+    if (space_.gpus % group != 0) return;
+    const std::int64_t rest = space_.gpus / group;
+    for (const int pp : space_.pp.empty() ? divisors(rest, model_.layers) : space_.pp) {
+      if (rest % pp != 0) continue;
+      const std::int64_t dp = rest / pp;
+      if (!space_.dp.empty() && std::find(space_.dp.begin(), space_.dp.end(), dp) == space_.dp.end()) continue;
+      divides_ = true;
+      point_ = {.tp = tp, .cp = cp, .pp = pp, .dp = static_cast<int>(dp)};
+      for (const int ep : expert_sizes(group * dp)) {
+        experts_divide_ = true;
+        point_.ep = ep;
+        with_batch();
+      }
+    }
+  }
+
+  // The expert-parallel sizes for a stage of `ranks` ranks.
+  std::vector<int> expert_sizes(std::int64_t ranks) const {
+    if (!model_.has_experts()) return space_.ep.empty() ? std::vector{1} : space_.ep;
+    std::vector<int> sizes = space_.ep.empty() ? divisors(model_.experts.count, ranks) : space_.ep;
+    std::erase_if(sizes, [&](int ep) { return ranks % ep != 0 || model_.experts.count % ep != 0; });
+    return sizes;
   }
 
   void with_batch() {
@@ -97,12 +130,33 @@ class Enumeration {
       batch_divides_ = true;
       point_.micro_batch = size;
       point_.microbatches = static_cast<int>(of_replica / size);
-      for (const Family* family : families_) {
-        // On one rank, schedules differ only in their slices.
-        if (point_.pp == 1 && family != families_.front()) continue;
-        with_family(*family);
-      }
+      for (const Family* family : families_) with_family(*family);
     }
+  }
+
+  // Returns whether the schedule of the current point is that of an earlier family: many are equal on one rank.
+  bool repeats() {
+    if (point_.pp > 1) return false;
+    const FamilyParams params = {.chunks = point_.chunks,
+                                 .microbatches = std::min(point_.microbatches, kComparedMicrobatches),
+                                 .shape = {.sequences = 1, .slice_lengths = even_slices(point_.slices, point_.slices)}};
+    std::vector<OneRank>& known = on_one_rank_[{params.microbatches, point_.chunks, point_.slices}];
+    const Family* const family = point_.family;
+    auto found = std::find_if(known.begin(), known.end(), [&](const OneRank& each) { return each.family == family; });
+    if (found == known.end()) {
+      ScheduleParts parts;
+      try {
+        parts = make_parts(*family, params);
+      } catch (const InputError&) {
+        return false;  // the assessment reports it
+      }
+      const auto first = std::find_if(known.begin(), known.end(), [&](const OneRank& each) {
+        return each.policy == parts.weight_policy && each.ops == parts.orders[0];
+      });
+      const Family* const equal = first == known.end() ? family : first->first;
+      found = known.insert(known.end(), {family, equal, parts.weight_policy, std::move(parts.orders[0])});
+    }
+    return found->first != family;
   }
 
   void with_family(const Family& family) {
@@ -110,10 +164,10 @@ class Enumeration {
     std::vector<int> chunks = {family.fixed_chunks};
     if (family.fixed_chunks == 0) {
       chunks = space_.chunks;
+      if (chunks.empty() && point_.pp == 1) chunks = {1};
       if (chunks.empty()) {
         // With one chunk the family is the same as its base family.
-        const std::int64_t most = point_.pp == 1 ? 1 : kMostChunks;
-        for (const int v : divisors(std::max(1, model_.layers / point_.pp), most)) {
+        for (const int v : divisors(std::max(1, model_.layers / point_.pp), kMostChunks)) {
           if (v >= std::min(2, family.default_chunks)) chunks.push_back(v);
         }
       }
@@ -123,9 +177,10 @@ class Enumeration {
     for (const int v : chunks) {
       if (std::int64_t{v} * point_.pp > model_.layers) continue;
       for (const int k : slices) {
+        if (k > 1 && point_.cp > 1 && space_.cp.empty()) continue;  // not modeled
         point_.chunks = v;
         point_.slices = k;
-        with_outer_stages();
+        if (!repeats()) with_outer_stages();
       }
     }
   }
@@ -151,8 +206,7 @@ class Enumeration {
                   : (space_.distributed_optimizer.empty() ? std::vector{false, true} : space_.distributed_optimizer);
     // Both orders are equal with one replica, one rank, one node, or nodes that are filled by one tp x cp group.
     const int node = base_.cluster->gpus_per_node;
-    const bool one_order =
-        !replicas || point_.pp == 1 || space_.gpus <= node || point_.tp * base_.training.cp % node == 0;
+    const bool one_order = !replicas || point_.pp == 1 || space_.gpus <= node || point_.tp * point_.cp % node == 0;
     const std::vector<bool> orders =
         one_order ? std::vector{false}
                   : (space_.pipeline_before_data.empty() ? std::vector{false, true} : space_.pipeline_before_data);
@@ -169,6 +223,14 @@ class Enumeration {
     }
   }
 
+  // The order of a family on one rank, and the first family with this order.
+  struct OneRank {
+    const Family* family;
+    const Family* first;
+    WeightPolicy policy;
+    std::vector<Op> ops;
+  };
+
   const Scenario& base_;
   const PlanSpace& space_;
   const Transformer& model_;
@@ -177,7 +239,9 @@ class Enumeration {
   PlanPoint point_;
   std::vector<PlanPoint> points_;
   bool divides_ = false;
+  bool experts_divide_ = false;
   bool batch_divides_ = false;
+  std::map<std::tuple<int, int, int>, std::vector<OneRank>> on_one_rank_;  // by microbatches, chunks and slices
 };
 
 std::vector<std::int64_t> cut(const Scenario& base, const PlanSpace& space, int slices) {
@@ -217,8 +281,10 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   out.first_stage_layers = point.first_layers;
   out.last_stage_layers = point.last_layers;
   out.training.tp = point.tp;
+  out.training.cp = point.cp;
   out.training.pp = point.pp;
   out.training.dp = point.dp;
+  out.training.ep = point.ep;
   out.training.micro_batch = point.micro_batch;
   out.training.recompute = point.recompute;
   if (point.recompute != Training::Recompute::full) out.training.recompute_layers = 0;
@@ -232,6 +298,8 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   std::string out =
       fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}", point.family->name, point.pp,
                   point.tp, point.dp, point.micro_batch, point.chunks, point.slices);
+  if (point.cp != base.training.cp) out += fmt::format(" --cp {}", point.cp);
+  if (point.ep != base.training.ep) out += fmt::format(" --ep {}", point.ep);
   if (point.slices > 1) out += fmt::format(" --slicing {}", space.balanced_slices ? "balanced" : "even");
   if (point.first_layers > 0) out += fmt::format(" --decoder-first-pipeline-num-layers {}", point.first_layers);
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);

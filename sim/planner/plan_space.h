@@ -14,8 +14,10 @@ namespace sluice::sim {
 struct PlanPoint {
   const Family* family = nullptr;
   int tp = 1;
+  int cp = 1;
   int pp = 1;
   int dp = 1;
+  int ep = 1;
   int chunks = 1;
   int micro_batch = 1;
   int microbatches = 1;
@@ -29,12 +31,17 @@ struct PlanPoint {
   friend bool operator==(const PlanPoint&, const PlanPoint&) = default;
 };
 
+// Fewest tokens of a sequence per context-parallel rank that a plan tries by default.
+inline constexpr std::int64_t kLeastContextTokens = 4096;
+
 // The search space of a plan. An empty list stands for the default in its comment.
 struct PlanSpace {
   std::int64_t gpus = 0;                    // all are used; 0: those of the cluster
   std::vector<int> tp;                      // default: divisors of a node's GPUs that divide the number of heads
+  std::vector<int> cp;                      // default: powers of two in a node, at least kLeastContextTokens a rank
   std::vector<int> pp;                      // default: divisors of the remaining GPUs, at most one rank per layer
   std::vector<int> dp;                      // default: the remaining GPUs
+  std::vector<int> ep;                      // default: divisors of the number of experts that divide tp x cp x dp
   std::vector<int> chunks;                  // for families with a free number of chunks; default: divisors up to 8
   std::vector<int> micro_batch;             // default: powers of two up to 16
   std::vector<int> slices;                  // for families with slices; default: 2, 4, 8
@@ -48,8 +55,8 @@ struct PlanSpace {
 };
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides
-// the global batch. A pipeline of one rank is tried with the first family only. Throws InputError for a base without
-// model, cluster, sequence length or global batch, for unknown names, and, with the reason, if there is no
+// the global batch. Of families with the same order on one rank (pp = 1), the first is tried. Throws InputError for a
+// base without model, cluster, sequence length or global batch, for unknown names, and, with the reason, if there is no
 // configuration.
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 

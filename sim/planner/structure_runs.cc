@@ -109,12 +109,11 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     const OpGraph& graph = run.graph;
     if (!run.steady) run.steady = std::make_unique<SteadyState>(graph, of.brief);
     const Training& training = scenario.training;
-    const auto known = sharing_.find({training.tp, training.dp, training.pipeline_before_data});
+    const std::tuple mapping(training.tp, training.cp, training.dp, training.pipeline_before_data);
+    const auto known = sharing_.find(mapping);
     const Prices prices =
         known == sharing_.end() ? price(graph, costs.cost()) : price(graph, costs.cost(), known->second);
-    if (known == sharing_.end()) {
-      sharing_.emplace(std::tuple(training.tp, training.dp, training.pipeline_before_data), prices.sharing);
-    }
+    if (known == sharing_.end()) sharing_.emplace(mapping, prices.sharing);
     const Timeline timeline = simulate(graph, prices);
     const auto more = run.steady->extension(prices, timeline);
     if (!more) continue;

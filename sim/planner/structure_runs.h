@@ -70,7 +70,7 @@ class StructureRuns {
   const Family& family_;
   FamilyParams params_;
   std::vector<std::unique_ptr<Level>> levels_;  // with increasing numbers of microbatches, the last one whole
-  std::map<std::tuple<int, int, bool>, LinkSharing> sharing_;  // by tp, dp and the order of world ranks
+  std::map<std::tuple<int, int, int, bool>, LinkSharing> sharing_;  // by tp, cp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
 };
 

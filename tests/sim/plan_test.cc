@@ -9,6 +9,8 @@
 #include <tuple>
 
 #include "model/errors.h"
+#include "model/schedule/family.h"
+#include "model/slicing/balanced.h"
 #include "sim/engine/predict.h"
 
 namespace sluice::test {
@@ -46,6 +48,60 @@ TEST(PlanSpace, UsesAllGpusAndTheWholeBatch) {
     EXPECT_TRUE(flags.insert(flags_of(base, {}, point)).second) << flags_of(base, {}, point);
   }
   EXPECT_EQ(families.size(), 21U);  // of 23, two do not flush
+}
+
+TEST(PlanSpace, TriesEveryOrderOnOneRank) {
+  PlanSpace space;
+  space.tp = {8};
+  space.pp = {1};
+  space.micro_batch = {2};
+  space.slices = {1, 2};
+  std::set<std::tuple<int, int, std::string_view>> tried;  // by slices and chunks
+  for (const PlanPoint& point : enumerate(base_of(), space))
+    tried.insert({point.slices, point.chunks, point.family->name});
+  for (const char* name : {"gpipe", "1f1b", "zb-h1"}) EXPECT_TRUE(tried.contains({1, 1, name})) << name;
+  EXPECT_TRUE(tried.contains({2, 1, "seq1f1b"}));
+  const auto order = [](std::string_view name, int slices, int chunks) -> std::vector<Op> {
+    const FamilyParams params = {
+        .chunks = chunks, .microbatches = 6, .shape = {.sequences = 1, .slice_lengths = even_slices(slices, slices)}};
+    try {
+      return make_parts(find_family(name), params).orders[0];
+    } catch (const InputError&) {
+      return {};  // not on one rank
+    }
+  };
+  for (const auto& [slices, chunks, name] : tried) {
+    for (const auto& [other_slices, other_chunks, other] : tried) {
+      if (other_slices != slices || other_chunks != chunks || other == name) continue;
+      const std::vector<Op> ops = order(name, slices, chunks);
+      EXPECT_TRUE(ops.empty() || ops != order(other, slices, chunks)) << name << " and " << other;
+    }
+  }
+  // A family is left out only for one that was listed.
+  space.families = {"interleaved-1f1b"};
+  EXPECT_FALSE(enumerate(base_of(), space).empty());
+}
+
+TEST(PlanSpace, TriesContextAndExpertSizes) {
+  const auto sizes_of = [](const Scenario& base, const PlanSpace& space, int PlanPoint::*size) {
+    std::set<int> out;
+    for (const PlanPoint& point : enumerate(base, space)) {
+      EXPECT_EQ(point.tp * point.cp * point.pp * point.dp, 16);
+      EXPECT_EQ(point.tp * point.cp * point.dp % point.ep, 0);
+      EXPECT_TRUE(!space.cp.empty() || point.cp == 1 || point.slices == 1);
+      out.insert(point.*size);
+    }
+    return out;
+  };
+  const Scenario lengthy = base_of({{"batch", {{"sequence_length", 16384}}}});
+  EXPECT_EQ(sizes_of(lengthy, {}, &PlanPoint::cp), (std::set{1, 2, 4}));
+  EXPECT_EQ(sizes_of(lengthy, {.cp = {1, 8}}, &PlanPoint::cp), (std::set{1, 8}));
+  const Scenario experts = base_of(
+      {{"model",
+        {{"disable_bias_linear", true}, {"num_experts", 6}, {"moe_router_topk", 2}, {"moe_ffn_hidden_size", 1024}}}});
+  EXPECT_EQ(sizes_of(experts, {}, &PlanPoint::ep), (std::set{1, 2}));
+  EXPECT_EQ(sizes_of(experts, {.ep = {2}}, &PlanPoint::ep), (std::set{2}));
+  EXPECT_THROW(enumerate(experts, {.ep = {3}}), InputError);
 }
 
 TEST(PlanSpace, ReportsWhyItIsEmpty) {
@@ -200,6 +256,25 @@ TEST(Plan, SkipsOnlyWorseConfigurations) {
       }
     }
   }
+}
+
+// The best of a subset is that of a search without bounds, also where the ranking has none of the subset.
+TEST(Plan, BestOfSubsetIsExact) {
+  const Scenario base = base_of();
+  PlanSpace space;
+  space.families = {"1f1b", "interleaved-1f1b", "zb-v", "seq1f1b"};
+  const auto subset = [](const PlanPoint& point) { return point.family->name == "1f1b" && point.pp > 2; };
+  Plan all(base, space, 1, true, subset);
+  Plan some(base, space, 1, false, subset);
+  Plan without(base, space, 1);
+  for (Plan* const plan : {&all, &some, &without}) finish(*plan);
+  ASSERT_GE(some.best_of_subset(), 0);
+  EXPECT_TRUE(subset(some.points()[some.best_of_subset()]));
+  const auto time = [](const Plan& plan, int point) { return plan.results()[point].iteration; };
+  EXPECT_EQ(time(some, some.best_of_subset()), time(all, all.best_of_subset()));
+  EXPECT_GT(some.ranking().size(), without.ranking().size());
+  EXPECT_LT(some.ranking().size(), all.ranking().size());
+  EXPECT_EQ(without.best_of_subset(), -1);
 }
 
 TEST(Plan, DoesNotDependOnTheDistributionOfWork) {

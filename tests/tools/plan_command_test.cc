@@ -35,7 +35,9 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
   ASSERT_GT(ranking.size(), 10U);
   for (std::size_t i = 0; i < ranking.size(); ++i) {
     const json& row = ranking[i];
-    EXPECT_EQ(row.at("tp").get<int>() * row.at("pp").get<int>() * row.at("dp").get<int>(), 8);
+    int gpus = 1;
+    for (const char* size : {"tp", "cp", "pp", "dp"}) gpus *= row.at(size).get<int>();
+    EXPECT_EQ(gpus, 8);
     EXPECT_LE(row.at("needed_memory_bytes"), document.at("capacity_bytes"));
     EXPECT_GE(row.at("iteration_s"), ranking[i > 0 ? i - 1 : 0].at("iteration_s"));
   }
@@ -57,6 +59,43 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
   int rows = -1;
   while (std::getline(table, line)) ++rows;
   EXPECT_EQ(rows, counts.at("evaluated").get<int>());
+}
+
+// Gradient accumulation without a pipeline, which holds one microbatch at a time.
+TEST(PlanCommand, OneRankTriesAllFamilies) {
+  const CommandResult result = run_sluice(
+      words("plan --model " + kExamples +
+            "models/llama3-8b/config.json --cluster dgx-h100 --gpus 8 --gbs 256 --seq-length 8192 --pp 1 --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  const json& ranking = document.at("ranking");
+  EXPECT_NEAR(ranking.at(0).at("iteration_s").get<double>(), 25.36, 0.01);
+  EXPECT_EQ(ranking.at(document.at("megatron").at("place").get<std::size_t>()).at("schedule"), "1f1b");
+}
+
+// The best for Megatron-LM is that of a search that allows nothing else, which finds it first.
+TEST(PlanCommand, BestForMegatronIsTheBestOfAll) {
+  const std::string base = "plan --model " + kExamples +
+                           "models/llama3-8b/config.json --cluster dgx-h100 --gpus 8 --gbs 64 --seq-length 32768 "
+                           "--top 1 --json ";
+  const json any = json::parse(run_sluice(words(base)).out);
+  const json megatron = json::parse(run_sluice(words(base + "--schedule megatron --all")).out);
+  const auto time_of = [](const json& document) {
+    return document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>()).at("iteration_s");
+  };
+  EXPECT_EQ(time_of(any), time_of(megatron));
+  EXPECT_GT(any.at("megatron").at("place"), 0);
+}
+
+TEST(PlanCommand, SearchesExpertsAndContext) {
+  const CommandResult experts = run_sluice(
+      words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 8,16 "
+            "--mbs 1 --recompute none --json"));
+  ASSERT_EQ(experts.exit_code, 0) << experts.err;
+  EXPECT_GT(json::parse(experts.out).at("ranking").at(0).at("ep"), 1);
+  const CommandResult context = run_sluice(words(kLlama + "--cp 1,2 --schedule 1f1b --csv /dev/stdout"));
+  ASSERT_EQ(context.exit_code, 0) << context.err;
+  for (const char* cell : {",1f1b,2,1,", ",1f1b,2,2,"}) EXPECT_NE(context.out.find(cell), std::string::npos) << cell;
 }
 
 std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {

@@ -92,6 +92,10 @@ const ScenarioFlagRow kRows[] = {
      "Number of expert-parallel ranks, 1 to 65536; must divide tp x cp x dp (default 1)"},
     {"--etp,--expert-tensor-parallel-size", "/parallelism/etp", ScenarioValueKind::whole, kParallelism,
      "Number of tensor-parallel ranks per expert; only 1 is modeled (default 1)"},
+    {"--joint-overlap", "/parallelism/joint_overlap", ScenarioValueKind::text, kParallelism,
+     "Communication that overlaps with compute in joint blocks of F and B: none, experts (dispatch and combine) or all "
+     "(also of tensor and context parallelism, which no framework does) (default: experts)",
+     "none,experts,all"},
     {"--sequence-parallel", "/parallelism/sequence_parallel", ScenarioValueKind::yes, kParallelism,
      "Split norms and dropout over the tensor-parallel ranks (default: off)"},
     {"--recompute,--recompute-granularity", "/parallelism/recompute", ScenarioValueKind::text, kParallelism,

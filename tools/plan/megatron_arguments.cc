@@ -78,7 +78,7 @@ bool interleaved(const PlanPoint& point) { return point.chunks > 1; }
 }  // namespace
 
 bool megatron_runs(const Scenario& base, const PlanPoint& point) {
-  if ((point.pp > 1 && !point.family->in_megatron_lm) || point.slices > 1 || !base.stage_layers.empty()) return false;
+  if (!point.family->in_megatron_lm || point.slices > 1 || !base.stage_layers.empty()) return false;
   const int layers = base.model->layers;
   if (point.first_layers == 0 && point.last_layers == 0) return layers % (point.pp * point.chunks) == 0;
   // The layers of the first and last stage are set; the remainder is distributed evenly.

@@ -23,6 +23,7 @@
 #include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
+#include "tools/plan/megatron_arguments.h"
 #include "tools/plan/plan_exchange.h"
 #include "tools/plan/plan_output.h"
 
@@ -45,7 +46,9 @@ constexpr std::string_view kSearchedFlags[] = {"--schedule",
                                                "--slice-lengths",
                                                "--batches",
                                                "--tp",
+                                               "--cp",
                                                "--dp",
+                                               "--ep",
                                                "--gpus",
                                                "--sequence-parallel",
                                                "--recompute",
@@ -83,7 +86,9 @@ struct PlanOptions {
 // Keys of a scenario that the plan chooses or does not use.
 constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/parallelism/tp",
+                                             "/parallelism/cp",
                                              "/parallelism/dp",
+                                             "/parallelism/ep",
                                              "/parallelism/gpus",
                                              "/parallelism/vpp",
                                              "/parallelism/layers_per_virtual_stage",
@@ -274,7 +279,9 @@ int plan_command(const PlanOptions& options) {
   const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
-    Plan plan(base_scenario(options), space_of(options), options.top, options.everything);
+    const Scenario base = base_scenario(options);
+    Plan plan(base, space_of(options), options.top, options.everything,
+              [&](const PlanPoint& point) { return megatron_runs(base, point); });
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
     if (ranks.first()) print_message(ignored);
     const SearchEnd end = search(plan, ranks, peers, interrupt);
@@ -340,10 +347,15 @@ Subcommand add_plan_command(CLI::App& app) {
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
   sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,
         "Tensor-parallel sizes, 1 to 4096 (default: divisors of the GPUs per node)");
+  sizes("--cp,--context-parallel-size", space.cp, 4096,
+        "Context-parallel sizes, 1 to 4096 (default: powers of two up to the GPUs per node that leave a rank at least "
+        "4096 tokens of a sequence)");
   sizes("--pp,--pipeline-model-parallel-size", space.pp, kMaxRanks,
         "Pipeline-parallel sizes, 1 to 8192 (default: all divisors up to the number of layers)");
   sizes("--dp,--data-parallel-size", space.dp, 1 << 20,
         "Data-parallel sizes, 1 to 1048576 (default: GPUs / (tp x cp x pp))");
+  sizes("--ep,--expert-model-parallel-size", space.ep, 1 << 16,
+        "Expert-parallel sizes, 1 to 65536 (default: divisors of the number of experts that divide tp x cp x dp)");
   sizes("--vpp", space.chunks, kMaxStages,
         "Numbers of chunks per rank, for interleaved families, 1 to 32767 (default: divisors up to 8)");
   sizes("--mbs,--micro-batch-size", space.micro_batch, 1 << 20,

@@ -22,8 +22,8 @@ const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast
 
 double gib(std::int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
-double tokens_per_device(const Plan& plan, const PlanPoint& point, const PlanResult& result) {
-  const double devices = static_cast<double>(point.tp) * point.pp * point.dp * plan.base().training.cp;
+double tokens_per_device(const PlanPoint& point, const PlanResult& result) {
+  const double devices = static_cast<double>(point.tp) * point.cp * point.pp * point.dp;
   return result.throughput.tokens_per_s / devices;
 }
 
@@ -89,8 +89,18 @@ std::string rows_text(const std::vector<std::vector<std::string>>& rows) {
 
 std::string ranking_text(const PlanReport& report, const std::vector<int>& ranking) {
   const Plan& plan = *report.plan;
+  const auto any = [&](int PlanPoint::*size) {
+    return std::any_of(plan.points().begin(), plan.points().end(), [&](const PlanPoint& p) { return p.*size > 1; });
+  };
+  const bool with_context = any(&PlanPoint::cp);
+  const bool with_experts = any(&PlanPoint::ep);
   std::vector<std::vector<std::string>> rows = {{"#", "tp", "pp", "dp", "vpp", "mbs", "slices", "schedule", "recompute",
                                                  "iteration", "tok/s/GPU", "MFU", "bubble", "peak GiB", "vs #1", ""}};
+  const auto add_sizes = [&](const std::string& context, const std::string& experts) {
+    if (with_experts) rows.back().insert(rows.back().begin() + 4, experts);
+    if (with_context) rows.back().insert(rows.back().begin() + 2, context);
+  };
+  add_sizes("cp", "ep");
   const double best = to_seconds(plan.results()[ranking.front()].iteration);
   for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
     const PlanPoint& point = plan.points()[ranking[i]];
@@ -99,9 +109,10 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
         {std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
          std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
          std::string(point.family->name), recompute_of(point), time_text(result.iteration),
-         grouped(tokens_per_device(plan, point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
+         grouped(tokens_per_device(point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
          fmt::format("{:.1f} %", 100 * result.bubble_fraction), fmt::format("{:.1f}", gib(result.needed_bytes)),
          i == 0 ? "-" : fmt::format("+{:.1f} %", 100 * (to_seconds(result.iteration) / best - 1)), notes(point)});
+    add_sizes(std::to_string(point.cp), std::to_string(point.ep));
   }
   return rows_text(rows);
 }
@@ -121,25 +132,25 @@ std::string front_text(const Plan& plan, const std::vector<int>& ranking) {
   return out;
 }
 
-std::string megatron_text(const PlanReport& report, const std::vector<int>& ranking) {
-  const Plan& plan = *report.plan;
-  const auto runs = std::find_if(ranking.begin(), ranking.end(),
-                                 [&](int point) { return megatron_runs(plan.base(), plan.points()[point]); });
-  if (runs == ranking.end()) return "Megatron-LM supports none of these configurations.\n";
-  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[*runs]);
-  if (runs == ranking.begin()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
+std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
+  const int best = plan.best_of_subset();
+  if (best < 0) return "Megatron-LM supports none of these configurations.\n";
+  const std::string arguments = megatron_arguments(plan.base(), plan.space(), plan.points()[best]);
+  if (best == ranking.front()) return fmt::format("run #1 with Megatron-LM:  {}\n", arguments);
   const double slower =
-      to_seconds(plan.results()[*runs].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
-  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} (+{:.1f} %):  {}\n",
-                     runs - ranking.begin() + 1, 100 * slower, arguments);
+      to_seconds(plan.results()[best].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
+  const auto place = std::find(ranking.begin(), ranking.end(), best) - ranking.begin() + 1;
+  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} (+{:.1f} %):  {}\n", place,
+                     100 * slower, arguments);
 }
 
-OrderedJson sizes_json(const Plan& plan, const PlanPoint& point) {
+OrderedJson sizes_json(const PlanPoint& point) {
   return {{"schedule", point.family->name},
           {"tp", point.tp},
-          {"cp", plan.base().training.cp},
+          {"cp", point.cp},
           {"pp", point.pp},
           {"dp", point.dp},
+          {"ep", point.ep},
           {"vpp", point.chunks},
           {"micro_batch", point.micro_batch},
           {"microbatches", point.microbatches},
@@ -154,11 +165,11 @@ OrderedJson sizes_json(const Plan& plan, const PlanPoint& point) {
 OrderedJson ranked_json(const Plan& plan, int index) {
   const PlanPoint& point = plan.points()[index];
   const PlanResult& result = plan.results()[index];
-  OrderedJson out = sizes_json(plan, point);
+  OrderedJson out = sizes_json(point);
   out["iteration_s"] = to_seconds(result.iteration);
   out["makespan_s"] = to_seconds(result.makespan);
   out["bubble_fraction"] = result.bubble_fraction;
-  out["tokens_per_s_per_device"] = tokens_per_device(plan, point, result);
+  out["tokens_per_s_per_device"] = tokens_per_device(point, result);
   out["model_tflops_per_device"] = result.throughput.model_tflops_per_device;
   out["mfu"] = result.throughput.mfu;
   out["needed_memory_bytes"] = result.needed_bytes;
@@ -175,7 +186,7 @@ std::string_view status_of(const PlanResult& result) {
 // Returns a configuration that is not in the ranking, with the reason.
 OrderedJson unranked_json(const Plan& plan, int index) {
   const PlanResult& result = plan.results()[index];
-  OrderedJson out = sizes_json(plan, plan.points()[index]);
+  OrderedJson out = sizes_json(plan.points()[index]);
   out["status"] = status_of(result);
   if (result.bound > Duration{0}) out["least_iteration_s"] = to_seconds(result.bound);
   if (result.status == PlanStatus::simulated) out["iteration_s"] = to_seconds(result.iteration);
@@ -204,7 +215,7 @@ std::string plan_table(const PlanReport& report) {
                        close, 100 * report.model_error);
   }
   out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
-  return out + megatron_text(report, ranking);
+  return out + megatron_text(plan, ranking);
 }
 
 std::string plan_json(const PlanReport& report) {
@@ -234,11 +245,9 @@ std::string plan_json(const PlanReport& report) {
   for (std::size_t i = 0; i < ranking.size(); ++i) place[ranking[i]] = i;
   for (const int point : plan.pareto_front()) out["pareto"].push_back(place.at(point));
   out["megatron"] = nullptr;
-  for (std::size_t i = 0; i < ranking.size(); ++i) {
-    const PlanPoint& point = plan.points()[ranking[i]];
-    if (!megatron_runs(plan.base(), point)) continue;
-    out["megatron"] = {{"place", i}, {"arguments", megatron_arguments(plan.base(), plan.space(), point)}};
-    break;
+  if (const int best = plan.best_of_subset(); best >= 0) {
+    out["megatron"] = {{"place", place.at(best)},
+                       {"arguments", megatron_arguments(plan.base(), plan.space(), plan.points()[best])}};
   }
   out["others"] = OrderedJson::array();
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
@@ -249,7 +258,7 @@ std::string plan_json(const PlanReport& report) {
 
 std::string plan_csv(const Plan& plan) {
   std::string out =
-      "place,status,schedule,tp,cp,pp,dp,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
+      "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
       "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
       "tokens_per_s_per_device,mfu,needed_memory_bytes,reason\n";
   std::vector<int> order = plan.ranking();
@@ -269,14 +278,14 @@ std::string plan_csv(const Plan& plan) {
     }
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
-        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-        i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp,
-        plan.base().training.cp, point.pp, point.dp, point.chunks, point.micro_batch, point.microbatches, point.slices,
-        recompute_of(point), point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0,
-        point.first_layers, point.last_layers, figure(simulated, to_seconds(result.iteration)),
-        figure(result.bound > Duration{0}, to_seconds(result.bound)), figure(simulated, result.bubble_fraction),
-        figure(simulated, tokens_per_device(plan, point, result)), figure(simulated, result.throughput.mfu),
-        result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "", reason.empty() ? "" : '"' + reason + '"');
+        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
+        point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
+        point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
+        figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
+        figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
+        figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
+        reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
 }
