@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <regex>
 #include <sstream>
@@ -16,6 +18,7 @@
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
+#include "model/input/printable.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
@@ -24,9 +27,14 @@
 namespace sluice::tools {
 namespace {
 
+// Values in the message may have line breaks.
 int report_error(const std::string& message, int code) {
-  print_message(message);
+  print_message(model::printable(message, true));
   return code;
+}
+
+int report_full_output(const std::string& reason) {
+  return report_error("cannot write to standard output" + (reason.empty() ? "" : ": " + reason), kWrongInput);
 }
 
 const CLI::App& active(const CLI::App& app) {
@@ -139,7 +147,7 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
     }
     return report_error(fmt::format("{}unexpected argument '{}'", where, word), kWrongInput);
   }
-  return report_error(where + option_error(command, error.what()), kWrongInput);
+  return report_error(where + option_error(command, model::printable(error.what(), true)), kWrongInput);
 }
 
 int run(int argc, char** argv) {
@@ -176,19 +184,22 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file that grows too large is an error of the write
   try {
     const int code = run(argc, argv);
-    if (std::fflush(stdout) != 0) return report_error("cannot write to standard output", kWrongInput);
-    return code;
+    if (std::fflush(stdout) != 0) return report_full_output(std::strerror(errno));
+    return std::ferror(stdout) == 0 ? code : report_full_output("");
   } catch (const DoesNotFit& error) {
     return report_error(error.what(), kNotFeasible);
   } catch (const InputError& error) {
     return report_error(error.what(), kWrongInput);
   } catch (const ScheduleError& error) {
     return report_error(error.what(), kInvalidSchedule);
-  } catch (const std::system_error& error) {  // of {fmt}, writing to standard output
+  } catch (const std::system_error& error) {
+    // {fmt} throws it when it cannot print.
+    if (std::ferror(stdout) != 0) return report_full_output(error.code().message());
     return report_error(error.what(), kWrongInput);
   } catch (const std::bad_alloc&) {
     return report_error("out of memory", kWrongInput);
   } catch (const std::exception& error) {
-    return report_error(fmt::format("internal error: {}", error.what()), kInternalError);
+    print_message(fmt::format("internal error: {}", error.what()));
+    return kInternalError;
   }
 }

@@ -5,10 +5,11 @@
 namespace sluice::model {
 namespace {
 
-// Returns the bytes of the control character at the begin of `text`; 0 if it is another character.
-std::size_t control_character(std::string_view text) {
+// Returns the bytes of the control character at the begin of `text`; 0 if it is another character. Tabs and newlines
+// are control characters only with `one_line`.
+std::size_t control_character(std::string_view text, bool one_line = false) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
-  if (byte(0) == '\t' || byte(0) == '\n') return 0;
+  if (!one_line && (byte(0) == '\t' || byte(0) == '\n')) return 0;
   if (byte(0) < 0x20 || byte(0) == 0x7F) return 1;
   const bool above_ascii = byte(0) == 0xC2 && text.size() > 1 && byte(1) >= 0x80 && byte(1) < 0xA0;
   return above_ascii ? 2 : 0;
@@ -23,10 +24,10 @@ bool has_control_characters(std::string_view text) {
   return false;
 }
 
-std::string printable(std::string_view text) {
+std::string printable(std::string_view text, bool one_line) {
   std::string out;
   while (!text.empty()) {
-    const std::size_t bytes = control_character(text);
+    const std::size_t bytes = control_character(text, one_line);
     if (bytes == 0) {
       out += text[0];
       text.remove_prefix(1);

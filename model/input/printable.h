@@ -11,7 +11,7 @@ namespace sluice::model {
 // Names in input files must not have any: they are printed.
 bool has_control_characters(std::string_view text);
 
-// Returns `text` with its control characters as \xNN.
-std::string printable(std::string_view text);
+// Returns `text` with its control characters as \xNN; with `one_line` tabs and newlines, too.
+std::string printable(std::string_view text, bool one_line = false);
 
 }  // namespace sluice::model

@@ -138,8 +138,8 @@ ConstantsFit fit_constants(std::span<const MeasuredTable> tables, std::span<cons
     }
   }
   if (std::ssize(rows) < folds) {
-    throw InputError(
-        fmt::format("expected at least as many measured iterations as folds ({1}), got {0}", rows.size(), folds));
+    throw InputError(fmt::format("--folds: expected at least as many measured iterations as folds ({1}), got {0}",
+                                 rows.size(), folds));
   }
   // The rank of each setting among all, so that folds have about the same size.
   std::vector<std::uint64_t> settings = hashes;

@@ -176,7 +176,8 @@ class IterationRow {
     if (!schedule["name"].is_string()) return;  // reported with the scenario
     const std::string name = schedule["name"].get<std::string>();
     if (names_file(name) || name == kAutomatic) return;
-    const Family& family = find_family(name);
+    const bool named = table_.has("schedule");
+    const Family& family = find_family(name, table_.place(row_) + (named ? ", column schedule" : ": /schedule/name"));
     if (!family.sliced && !table_.has("slices")) {
       for (const char* key : {"slices", "slicing", "slice_lengths"}) schedule.erase(key);
     }

@@ -226,14 +226,21 @@ TEST_F(Calibrate, ErrorsAreOneLineWithTheLocation) {
   EXPECT_THAT(error_of(folder_.path("none.csv")), HasSubstr("none.csv"));
   EXPECT_THAT(error_of(write("empty.csv", "")), HasSubstr("empty.csv: expected a header"));
   EXPECT_THAT(error_of(write("rows.csv", "gbs,iteration_s\n") + " " + kScenario),
-              HasSubstr("expected at least one measured iteration"));
+              HasSubstr("rows.csv: expected at least one measured iteration"));
+  for (const char* constants : {"", " --constants gpu/memory_efficiency"}) {
+    EXPECT_THAT(error_of(write("oom.csv", "gbs,iteration_s\n8,OOM\n") + " " + kScenario + constants),
+                HasSubstr("oom.csv: expected at least one measured iteration (rows with OOM have no time)"));
+  }
+  EXPECT_THAT(error_of(write("family.csv", "gbs,iteration_s,schedule\n8,1,1f1b\n8,1,foo\n") + " " + kScenario),
+              HasSubstr("family.csv: row 2, column schedule: there is no schedule family 'foo'"));
+  EXPECT_THAT(error_of(csv + " --folds 1 " + kScenario), HasSubstr("--folds: expected a whole number from 2 to 1000"));
   EXPECT_THAT(error_of(csv + " --constants gpu/memory_eficiency " + kScenario),
-              HasSubstr("did you mean 'gpu/memory_efficiency'?"));
+              HasSubstr("--constants: unknown constant 'gpu/memory_eficiency'; did you mean 'gpu/memory_efficiency'?"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s@2 " + kScenario),
               HasSubstr("expected a table number from 1 to 1"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s=7 " + kScenario), HasSubstr("expected a prior value from"));
   EXPECT_THAT(error_of(csv + " --constants software/issue_s " + kScenario),
-              HasSubstr("expected at least as many measured iterations as folds (10)"));
+              HasSubstr("--folds: expected at least as many measured iterations as folds (10), got 2"));
   EXPECT_THAT(error_of(write("bad.csv", "gbs,iteration_s\n8,nan\n") + " " + kScenario),
               HasSubstr("bad.csv: row 1, column iteration_s: expected a number, got 'nan'"));
   EXPECT_THAT(error_of(csv + "=" + folder_.path("none.json")), HasSubstr("none.json"));

@@ -45,6 +45,8 @@ TEST(CommandErrors, WrongUsage) {
       {"plan --tp 1,5000", "plan: --tp: expected a whole number from 1 to 4096, got '5000'"},
       {"run --seed -1", "run: --seed: expected a whole number of at least 0, got '-1'"},
       {"compare a", "compare: second is required"},
+      {"plan --model-error 1",
+       "plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1, got '1': write 1% or 100%"},
       {"simulate --explain 0", "simulate: --explain: write the stage after '=', as in --explain=0"},
       {"simulate a.json --explain 3", "simulate: --explain: write the stage after '=', as in --explain=3"},
       {"simulate --explain 0 a.json", "simulate: --explain: write the stage after '=', as in --explain=0"},
@@ -135,6 +137,27 @@ TEST(CommandErrors, LongValuesAreRejected) {
   EXPECT_LT(result.err.size(), 2000U);
 }
 
+// A terminal would obey them, and a message is one line.
+TEST(CommandErrors, ControlCharactersOfValuesAreEscaped) {
+  expect_refused({"simulate", "--pp", "4\n4"}, 2, R"(simulate: --pp: expected a whole number, got '4\x0a4')");
+  expect_refused({"simulate", "--pp", "4\t\x1b[1m"}, 2,
+                 R"(simulate: --pp: expected a whole number, got '4\x09\x1b[1m')");
+  expect_refused({"simulate", "--width", "5\n"}, 2,
+                 R"(simulate: --width: expected a whole number from 10 to 100000, got '5\x0a')");
+  expect_refused({"simulate", "--color", "re\nd"}, 2,
+                 R"(simulate: --color: expected one of auto, always, never, got 're\x0ad')");
+  expect_refused({"plan", "--model-error", "4\n"}, 2,
+                 R"(plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1, got '4\x0a')");
+  expect_refused({"simu\nlate"}, 2,
+                 R"(unknown command 'simu\x0alate'; did you mean 'simulate'? ('sluice --help' lists the commands))");
+  expect_refused({"simulate", "--p\np=3"}, 2, R"(simulate: unknown flag '--p\x0ap'; did you mean '--pp'?)");
+  expect_refused({"simulate", "a", "b\nc"}, 2, R"(simulate: unexpected argument 'b\x0ac')");
+  expect_refused({"simulate", "--schedule", "1f\n1b", "--pp", "2", "--microbatches", "2"}, 2,
+                 R"(--schedule: there is no schedule family '1f\x0a1b'; did you mean '1f1b'? ('sluice schedules' )"
+                 "lists them)");
+  expect_refused({"simulate", "a\nb.json"}, 2, R"(a\x0ab.json: cannot open: No such file or directory)");
+}
+
 TEST(CommandErrors, EmptyValuesAreRejected) {
   for (const char* flag : {"--trace", "--svg", "--report", "--ops", "--model", "--schedule"}) {
     expect_refused({"simulate", "--pp", "2", "--microbatches", "2", flag, ""}, 2,
@@ -223,6 +246,16 @@ TEST(CommandErrors, UnsupportedFamilyParameters) {
     std::vector<std::string> arguments = words(line);
     arguments.insert(arguments.begin(), "simulate");
     expect_refused(arguments, 2, message);
+  }
+  for (const char* command : {"run", "profile", "validate", "simulate"}) {
+    expect_refused({command, "--schedule", "foo", "--pp", "2", "--microbatches", "2"}, 2,
+                   "--schedule: there is no schedule family 'foo' ('sluice schedules' lists them)");
+  }
+  const TemporaryFolder folder;
+  const std::string scenario = write(folder, "s.json", R"({"schedule": "foo"})");
+  for (const char* command : {"run", "profile", "validate"}) {
+    expect_refused({command, scenario}, 2,
+                   scenario + ": /schedule/name: there is no schedule family 'foo' ('sluice schedules' lists them)");
   }
 }
 
@@ -438,18 +471,58 @@ TEST(CommandErrors, ABrokenStandardErrorLosesOnlyMessages) {
   }
 }
 
-// What cannot be printed is an error, also the shortest text.
+// What cannot be printed is an error of every command, also the shortest text.
 TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
-  const std::string simulate = "simulate --pp 2 --microbatches 4";
-  for (const std::string& line :
-       {std::string("--help"), std::string("--version"), std::string("schedules"), std::string("simulate --help"),
-        std::string("completion bash"), simulate, simulate + " --json", simulate + " --gantt",
-        std::string("schedule 1f1b --pp 2 --microbatches 4")}) {
-    for (const char* where : {" >/dev/full", " >&-"}) {
-      SCOPED_TRACE(line + where);
+  const TemporaryFolder folder;
+  const std::string trace = folder.path("t.json");
+  const std::string profile = folder.path("p.json");
+  const std::string table = write(folder, "t.csv", "microbatches,iteration_s\n4,1\n");
+  const std::string simulate = "simulate --pp 2 --microbatches 4 ";
+  const std::string small =
+      "--pp 2 --microbatches 2 --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 "
+      "--max-position-embeddings 8 --vocab-size 32 ";
+  ASSERT_EQ(run_sluice(words(simulate + "--trace " + trace)).exit_code, 0);
+  ASSERT_EQ(run_sluice(words("profile --time-budget 0 " + small + "-o " + profile)).exit_code, 0);
+  const std::vector<std::string> lines = {
+      "",
+      "--help",
+      "--version",
+      "--help-man",
+      "help",
+      "help run",
+      "schedules",
+      "completion bash",
+      "doctor",
+      simulate,
+      simulate + "--json",
+      simulate + "--gantt",
+      simulate + "--help",
+      simulate + "--sweep pp=2,4",
+      simulate + "--sweep pp=2,4 --json",
+      "schedule 1f1b --pp 2 --microbatches 4",
+      "schedule 1f1b --pp 2 --microbatches 4 --json",
+      "schedule 1f1b --pp 2 --microbatches 4 --check",
+      "plan --pp 2 --gpus 2 --gbs 4 --model gpt2 --cluster dgx-h100 --seq-length 128",
+      "slice --pp 2 --seq-length 1024 --uniform f=1,b=1,w=1",
+      "compare " + trace + " " + trace,
+      "compare --json " + trace + " " + trace,
+      "run --steps 1 " + small,
+      "run --steps 1 --json " + small,
+      "profile --time-budget 0 --json " + small,
+      "fit " + profile,
+      "calibrate " + table + " --pp 2",
+      "validate --steps 1 --profile " + profile + " " + small};
+  for (const std::string& line : lines) {
+    SCOPED_TRACE(line);
+    EXPECT_NE(run_shell("$0 " + line + " >" + folder.path("out")).exit_code, 2);
+    EXPECT_GT(std::filesystem::file_size(folder.path("out")), 0U);
+    for (const auto& [where, reason] :
+         {std::pair(" >/dev/full", "No space left on device"), {" >&-", "Bad file descriptor"}}) {
       const CommandResult result = run_shell("$0 " + line + where);
       EXPECT_EQ(result.exit_code, 2);
-      EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+      const std::string expected = std::string("sluice: cannot write to standard output: ") + reason + "\n";
+      EXPECT_EQ(result.err.substr(result.err.size() - std::min(result.err.size(), expected.size())), expected)
+          << result.err;
     }
   }
 }
@@ -488,6 +561,13 @@ TEST(CommandErrors, AnOutputIsNotAnInputOrAnotherOutput) {
                  "--trace: 'x.json' is also --svg './x.json'");
   EXPECT_EQ(run_sluice({"simulate", scenario, "--svg", "2", "--svg-title", "2", "--microbatches", "2"}).exit_code, 0);
   std::filesystem::remove("2");
+  // The name of a schedule family is no input, whether a file has this name or not.
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(run_sluice(words("simulate --schedule 1f1b --pp 2 --microbatches 2 --trace 1f1b")).exit_code, 0);
+    expect_refused(words("schedule 1f1b --pp 2 --microbatches 2 -o 1f1b"), 2,
+                   "-o: expected a name ending in .json, .csv or .dot, got '1f1b'");
+  }
+  std::filesystem::remove("1f1b");
   std::filesystem::current_path("/");
   expect_refused({"calibrate", "rows.csv=" + scenario, "-o", scenario}, 2,
                  "--output: '" + scenario + "' is also the input '" + scenario + "'");

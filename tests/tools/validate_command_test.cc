@@ -102,7 +102,7 @@ TEST_F(Validate, ExitsWith5OutsideTheTolerance) {
   validated(costs + " --tolerance 99%", 5);
   validated(costs + " --tolerance 100%", 0);
   EXPECT_EQ(validated(costs + " --tolerance 0.99", 5).at("tolerance"), 0.99);
-  EXPECT_EQ(validated(costs + " --tolerance 1", 0).at("tolerance"), 1.0);
+  EXPECT_EQ(validated(costs + " --tolerance 100%", 0).at("tolerance"), 1.0);
 }
 
 // Two processes on one core: each waits for the core while the other computes.

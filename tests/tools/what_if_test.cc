@@ -1,5 +1,6 @@
 // Causes of idle time, stragglers, noise, sweeps and schedule checks on the command line.
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -313,6 +314,17 @@ TEST(Sweep, OverSchedulesAdaptsOtherKeys) {
   EXPECT_EQ(points.at(1).at("makespan_s"), 33.0);  // (m + p - 1) (f + x)
   const std::string text = run_sluice(words(flags)).out;
   EXPECT_NE(text.find("\n  adapted to zb-v: vpp 3 -> 2, group 4 -> none\n"), std::string::npos) << text;
+  // Only what was adapted in points that succeeded; seq1f1b needs slices, and their number is not part of the note.
+  const CommandResult failed =
+      run_sluice(words("simulate --pp 4 --microbatches 8 --vpp 3 --sweep schedule=1f1b,zb-v --sweep slices=1,2"));
+  EXPECT_EQ(failed.out.substr(failed.out.find("  adapted")),
+            "  adapted to 1f1b: vpp 3 -> 1\n  adapted to zb-v: vpp 3 -> 2\n");
+  const json whole = json::parse(run_sluice({"simulate", "--pp", "4", "--microbatches", "8", "--vpp", "3", "--sweep",
+                                             R"(/schedule="1f1b",{"name":"1f1b","slices":4})", "--json"})
+                                     .out);
+  EXPECT_EQ(whole.at("points").at(0).at("adapted"), json{"vpp 3 -> 1"});
+  EXPECT_EQ(whole.at("points").at(1).at("error"), "1f1b: does not slice sequences: expected 1 slice, got 4");
+  EXPECT_FALSE(whole.at("points").at(1).contains("adapted"));
   const json swept = json::parse(
       run_sluice(words("simulate --pp 4 --microbatches 8 --sweep schedule=1f1b --sweep vpp=1,3 --json")).out);
   EXPECT_TRUE(swept.at("points").at(0).contains("makespan_s"));
@@ -342,6 +354,29 @@ TEST(Sweep, AcceptsListsAndTheirElements) {
   EXPECT_EQ(sweep.at("points").at(2).at("values"), (json{{3, 1}, 1}));
   EXPECT_LT(sweep.at("points").at(0).at("makespan_s").get<double>(),
             sweep.at("points").at(1).at("makespan_s").get<double>());
+}
+
+// Otherwise rows would show values that the prediction does not have.
+TEST(Sweep, KeysThatExcludeEachOtherAreRejected) {
+  const std::string base = "--pp 2 --microbatches 4 ";
+  for (const auto& [first, second] : {std::pair("gpus", "dp"),
+                                      {"slices", "slice-lengths"},
+                                      {"slicing", "slice-lengths"},
+                                      {"microbatches", "gbs"},
+                                      {"batch/microbatches", "--global-batch-size"},
+                                      {"pp", "parallelism/pp"}}) {
+    for (const auto& [one, other] : {std::pair(first, second), {second, first}}) {
+      EXPECT_EQ(error_of(fmt::format("{}--sweep {}=1,2 --sweep {}=1,2", base, one, other)),
+                fmt::format("sluice: --sweep: {} and {} exclude each other: sweep one of them\n", one, other));
+    }
+  }
+  // Values that are objects.
+  const json points =
+      answer(R"(--pp 2 --sweep /batch={"microbatches":4},{"micro_batch":2} --sweep gbs=8 --sweep pp=2)").at("points");
+  EXPECT_EQ(points.at(0).at("error"), "--sweep: /batch and gbs exclude each other: sweep one of them");
+  EXPECT_EQ(points.at(1).at("makespan_s"), 15.0);  // 4 microbatches of 2 sequences: (4 + 2 - 1) x 3
+  EXPECT_NE(error_of(base + R"(--sweep pp=2 --sweep /parallelism={"pp":4})").find("pp and /parallelism exclude each"),
+            std::string::npos);
 }
 
 TEST(Sweep, InvalidFlagsAreRejected) {

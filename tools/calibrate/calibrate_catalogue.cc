@@ -89,7 +89,12 @@ Constant constant_of(const std::string& text, std::int64_t num_tables) {
   const std::size_t equals = text.find('=');
   const std::string place = text.substr(0, equals);
   const std::size_t at = place.find('@');
-  Constant constant = find_constant(place.substr(0, at));
+  Constant constant;
+  try {
+    constant = find_constant(place.substr(0, at));
+  } catch (const InputError& error) {
+    throw InputError(fmt::format("--constants: {}", error.what()));
+  }
   if (at != std::string::npos) {
     const char* end = place.data() + place.size();
     int table = 0;
@@ -180,6 +185,12 @@ MeasuredFile measured_file(const std::string& text) {
   return {text.substr(0, cut), text.substr(cut + 1)};
 }
 
+void check_any_measured(const std::vector<std::string>& files, std::size_t rows) {
+  if (rows > 0) return;
+  throw InputError(
+      fmt::format("{}: expected at least one measured iteration (rows with OOM have no time)", fmt::join(files, ", ")));
+}
+
 CsvTable read_iteration_table(const std::string& path, const std::vector<std::string>& ignored) {
   CsvTable table = read_csv(path);
   for (const std::string& column : ignored) table.drop(column);
@@ -256,10 +267,13 @@ std::vector<std::string> constant_names() {
 }
 
 int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder) {
+  std::vector<Constant> constants;
+  for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(request.tables)));
   const MeasuredTables measured = read_tables(request, base, folder);
   const std::vector<MeasuredTable>& tables = measured.tables;
-  std::vector<Constant> constants;
-  for (const std::string& text : request.constants) constants.push_back(constant_of(text, std::ssize(tables)));
+  std::size_t rows = 0;
+  for (const MeasuredTable& table : tables) rows += table.rows.size();
+  check_any_measured(request.tables, rows);
   const ConstantsFit found = fit_constants(tables, constants, request.folds);
 
   std::string source = "sluice calibrate,";

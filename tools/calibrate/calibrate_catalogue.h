@@ -18,6 +18,9 @@ MeasuredFile measured_file(const std::string& text);
 // Reads a table of measured iterations without the columns `ignored`. Throws InputError for other unknown columns.
 CsvTable read_iteration_table(const std::string& path, const std::vector<std::string>& ignored);
 
+// Throws InputError naming the files if they have no measured iteration.
+void check_any_measured(const std::vector<std::string>& files, std::size_t rows);
+
 // The constants of the catalogue to fit, and the tables to fit them to.
 struct CatalogueRequest {
   std::vector<std::string> tables;     // "measured.csv", or "measured.csv=scenario.json"

@@ -145,6 +145,7 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
       read_log(file, scenario, scenario_folder, request.skip, rows);
     }
   }
+  check_any_measured(request.measured, rows.size());
   std::vector<PredictedAndMeasured> times;
   for (const Measurement& row : rows) times.push_back(row.times);
   const Correction correction = fitted(rows, times);

@@ -46,9 +46,12 @@ CLI::Validator fraction(double most) {
         if (!std::isfinite(value) || value < 0 || !(rest.empty() || percent)) {
           return fmt::format("expected a percentage such as 10% or a fraction such as 0.1, got '{}'", text);
         }
-        if (!percent && value > 1) {
+        if (!percent && value >= 1) {  // 1 may mean 1% or all
           return fmt::format("expected a percentage such as 10% or a fraction such as 0.1, got '{}': write {}%{}", text,
-                             value, value > 100 ? "" : fmt::format(" or {}", value / 100));
+                             value,
+                             value > 100  ? ""
+                             : value == 1 ? " or 100%"
+                                          : fmt::format(" or {}", value / 100));
         }
         const double as_fraction = percent ? value / 100 : value;
         if (as_fraction > most) return fmt::format("expected at most {}%, got '{}'", 100 * most, text);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "model/errors.h"
+#include "model/scenario/scenario.h"
 
 namespace sluice::tools {
 namespace {
@@ -34,6 +35,14 @@ bool may_name_file(const CLI::Option& option) {
   return option.get_items_expected_max() > 0 && !number && option.get_name() != "--svg-title";
 }
 
+// Whether the value of an option that is not an output is a file that the command reads.
+bool is_input(const CLI::Option& option, const std::string& value) {
+  const std::string name = option.get_name();
+  const bool schedule = name == "--schedule" || name == "--for" || name == "name";
+  std::error_code error;
+  return (!schedule || names_file(value)) && fs::exists(value, error);
+}
+
 bool may_share(const CLI::Option& output, const CLI::Option& other) {
   return output.get_name() == "--checkpoint" && other.get_name() == "--resume";
 }
@@ -52,7 +61,7 @@ void check_output(const CLI::App& command, const CLI::Option& output) {
     if (other == &output || !may_name_file(*other) || may_share(output, *other)) continue;
     for (const std::string& value : other->results()) {
       for (const std::string& file : named_files(value)) {
-        if (file.empty() || !same_file(name, file)) continue;
+        if (file.empty() || !(is_output(*other) || is_input(*other, file)) || !same_file(name, file)) continue;
         throw InputError(fmt::format("{}: '{}' is also {} '{}'", flag, name,
                                      is_output(*other) ? other->get_name() : "the input", file));
       }

@@ -269,6 +269,11 @@ Json& slow_list(Json& document, const char* key, const std::string& source) {
   return list;
 }
 
+// Whether `pointer` is the key at `place` or a part of it.
+bool is_within(std::string_view pointer, std::string_view place) {
+  return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
+}
+
 // Returns the flag that sets the scenario key at `pointer`, or a key that it is an element of; "" if there is none.
 std::string flag_of(const std::string& pointer) {
   constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{"/cost/stage_weights", "--stage-weights"},
@@ -277,28 +282,25 @@ std::string flag_of(const std::string& pointer) {
                                                                        {"/cost", "--uniform"},
                                                                        {"/perturbation/slow_ranks", "--slow-rank"},
                                                                        {"/perturbation/slow_links", "--slow-link"}};
-  const auto within = [&](std::string_view place) {
-    return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
-  };
   std::string_view flag;
   std::size_t longest = 0;
   for (const ScenarioFlagRow& row : kRows) {
     const std::string_view place = row.pointer;
-    if (!within(place) || place.size() <= longest) continue;
+    if (!is_within(pointer, place) || place.size() <= longest) continue;
     longest = place.size();
     flag = row.names;
   }
   if (longest > 0) return std::string(flag.substr(0, flag.find(',')));
   for (const auto& [place, name] : kOthers) {
-    if (within(place)) return std::string(name);
+    if (is_within(pointer, place)) return std::string(name);
   }
   return "";
 }
 
 // Keys that exclude each other: setting one removes the other.
 struct Alternative {
-  const char* one;
-  const char* other;
+  std::string_view one;
+  std::string_view other;
 };
 constexpr Alternative kAlternatives[] = {
     {"/schedule/slices", "/schedule/slice_lengths"},  {"/schedule/slice_lengths", "/schedule/slices"},
@@ -310,7 +312,7 @@ constexpr Alternative kAlternatives[] = {
 void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
   for (const auto& [one, other] : kAlternatives) {
     if (set != one || also_set(other)) continue;
-    const Json::json_pointer place(other);
+    const Json::json_pointer place{std::string(other)};
     if (document.contains(place)) document[place.parent_pointer()].erase(place.back());
   }
 }
@@ -556,7 +558,6 @@ std::string ScenarioFlags::pointer_of(const std::string& key) {
 
 void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const std::string& text,
                         const std::string& file) {
-  expand_short_forms(document);
   const std::string pointer = pointer_of(key);
   std::vector<std::string> names;
   const ScenarioFlagRow* const row = row_of(key, names);
@@ -567,7 +568,15 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
   } catch (const Json::exception&) {
     throw InputError(fmt::format("--sweep: the scenario has no key '{}'", key));
   }
-  drop_alternatives(document, pointer, [](const char*) { return false; });
+  expand_short_forms(document);
+  drop_alternatives(document, pointer, [](std::string_view) { return false; });
+}
+
+bool ScenarioFlags::exclude_each_other(const std::string& pointer, const std::string& other) {
+  if (pointer == other) return true;
+  return std::any_of(std::begin(kAlternatives), std::end(kAlternatives), [&](const Alternative& pair) {
+    return (pair.one == pointer && pair.other == other) || (pair.one == other && pair.other == pointer);
+  });
 }
 
 std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
@@ -586,7 +595,7 @@ std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document
   const auto drop = [&](const char* pointer, bool suits, const std::string& now) {
     const Json::json_pointer place(pointer);
     if (suits || !document.contains(place) || document[place].is_null()) return;
-    if (std::find(fixed.begin(), fixed.end(), pointer) != fixed.end()) return;
+    if (std::any_of(fixed.begin(), fixed.end(), [&](const auto& key) { return is_within(pointer, key); })) return;
     changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
     document[place.parent_pointer()].erase(place.back());
   };

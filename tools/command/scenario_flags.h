@@ -49,8 +49,10 @@ class ScenarioFlags {
   static void set(nlohmann::json& document, const std::string& key, const std::string& value, const std::string& file);
   // Returns the path in the scenario of a key of `set`: "/parallelism/pp".
   static std::string pointer_of(const std::string& key);
+  // Whether setting the key at one path with `set` removes or replaces the other, whichever is set first.
+  static bool exclude_each_other(const std::string& pointer, const std::string& other);
   // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
-  // placement has, except those `fixed`. Returns the changes: "vpp 3 -> 1".
+  // placement has, except those `fixed` and keys within them. Returns the changes: "vpp 3 -> 1".
   static std::vector<std::string> adapt_to_family(nlohmann::json& document, const std::vector<std::string>& fixed = {});
 
  private:

@@ -126,7 +126,7 @@ Subcommand add_profile_command(CLI::App& app) {
       ->group(kProfile);
   command->add_flag("--json", options->json, "Print the profile as JSON")->group(kProfile);
   options->place.add_to(*command, kProfile);
-  return {command, [options] { return profile_command(*options); }};
+  return {command, [options] { return options->flags->naming_flags([&] { return profile_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

@@ -417,7 +417,7 @@ Subcommand add_run_command(CLI::App& app) {
                              "delay:rank=1,op=F,mb=2,step=3,seconds=2; repeatable (default: none)"))
       ->expected(1)
       ->take_all();
-  return {command, [options] { return run_command(*options); }};
+  return {command, [options] { return options->flags->naming_flags([&] { return run_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

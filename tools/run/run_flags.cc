@@ -110,6 +110,12 @@ void describe_run_defaults(CLI::App& command) {
   for (const auto& [name, text] : texts) command.get_option(name)->description(text);
 }
 
+// Whether the schedule has no flush. Throws InputError for an unknown family.
+bool is_asynchronous(const Scenario& scenario) {
+  return !names_file(scenario.schedule) &&
+         find_family(scenario.schedule, scenario.source + ": /schedule/name").asynchronous;
+}
+
 }  // namespace
 
 struct RunFlags::Values {
@@ -202,6 +208,10 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   return scenario;
 }
 
+int RunFlags::naming_flags(const std::function<int()>& work) const {
+  return values_->scenario->naming_flags(values_->file, work);
+}
+
 void RunFlags::print_ignored(std::string_view command) const {
   constexpr std::string_view kIgnored[] = {"/cluster", "/software", "/cost", "/calibration", "/perturbation"};
   const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
@@ -219,9 +229,7 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
   spec.recompute = scenario.training.recompute == Training::Recompute::full;
   spec.overlap_grad_reduce = scenario.training.overlap_grad_reduce;
   spec.scatter_gather = scenario.training.scatter_gather;
-  const bool flush = names_file(scenario.schedule) ||
-                     !find_family(scenario.schedule, scenario.source + ": /schedule/name").asynchronous;
-  spec.clip_gradients = flush ? values_->clip : 0;
+  spec.clip_gradients = is_asynchronous(scenario) ? 0 : values_->clip;
   spec.optimizer.kind = values_->optimizer == "sgd" ? OptimizerStep::Kind::sgd : OptimizerStep::Kind::adam;
   spec.optimizer.learning_rate = values_->learning_rate;
   spec.optimizer.weight_decay = values_->weight_decay;
@@ -231,9 +239,7 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
 
 Schedule RunFlags::schedule(const Scenario& scenario, int batches) const {
   Scenario complete = scenario;
-  if (!names_file(complete.schedule) && find_family(complete.schedule).asynchronous && complete.batches == 0) {
-    complete.batches = batches;
-  }
+  if (is_asynchronous(complete) && complete.batches == 0) complete.batches = batches;
   return make_schedule(complete);
 }
 

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,6 +27,8 @@ class RunFlags {
   // Returns the file overridden by the flags, with defaults for what is missing. A non-empty `schedule` replaces
   // --schedule; `unsliced` removes the keys about slices. Throws InputError for features that a run does not support.
   Scenario scenario(const std::string& schedule = "", bool unsliced = false) const;
+  // Calls `work` and changes the message of its InputError to name the flag that set the value (ScenarioFlags).
+  int naming_flags(const std::function<int()>& work) const;
   // Prints one line on standard error with the sections of the file that `command` does not use, if it has any.
   void print_ignored(std::string_view command) const;
   // `kernels` of devices, or null for the CPU. Throws InputError for a precision that the backend does not support.

@@ -266,7 +266,7 @@ Subcommand add_validate_command(CLI::App& app) {
                         "(.json or .gz)"));
   validation(command->add_flag("--json", options->json, "Print one JSON document (sluice.validation/1)"));
   options->profiling.add_to(*command);
-  return {command, [options] { return validate_command(*options); }};
+  return {command, [options] { return options->flags->naming_flags([&] { return validate_command(*options); }); }};
 }
 
 }  // namespace sluice::tools

@@ -79,6 +79,42 @@ std::string csv_cell(const std::string& text) {
   return out + '"';
 }
 
+// Whether the value at this path determines the schedule family.
+bool names_schedule(const std::string& pointer) { return pointer == "/schedule/name" || pointer == "/schedule"; }
+
+[[noreturn]] void fail_exclusion(const SweepAxis& axis, const SweepAxis& other) {
+  throw InputError(fmt::format("--sweep: {} and {} exclude each other: sweep one of them", axis.key, other.key));
+}
+
+// Throws InputError for keys that exclude each other, of which a document would have only the last.
+void check_exclusions(const std::vector<SweepAxis>& axes, const std::vector<std::string>& pointers) {
+  for (std::size_t b = 1; b < axes.size(); ++b) {
+    for (std::size_t a = 0; a < b; ++a) {
+      if (ScenarioFlags::exclude_each_other(pointers[a], pointers[b])) fail_exclusion(axes[a], axes[b]);
+    }
+  }
+}
+
+// Returns `base` with one value per axis. Throws InputError if a later axis replaces a part of an earlier one's value,
+// which may be an object.
+nlohmann::json document_with(const nlohmann::json& base, const std::vector<SweepAxis>& axes,
+                             const std::vector<std::string>& pointers, const std::vector<std::string>& values,
+                             const std::string& file) {
+  nlohmann::json document = base;
+  std::vector<nlohmann::json> set;
+  for (std::size_t b = 0; b < axes.size(); ++b) {
+    ScenarioFlags::set(document, axes[b].key, values[b], file);
+    set.push_back(document.at(nlohmann::json::json_pointer(pointers[b])));
+    for (std::size_t a = 0; a < b; ++a) {
+      const nlohmann::json::json_pointer place(pointers[a]);
+      nlohmann::json both = document.contains(place) ? document.at(place) : nlohmann::json();
+      both.merge_patch(set[a]);
+      if (!document.contains(place) || both != document.at(place)) fail_exclusion(axes[a], axes[b]);
+    }
+  }
+  return document;
+}
+
 }  // namespace
 
 SweepAxis parse_sweep_axis(const std::string& text) {
@@ -120,9 +156,8 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
     count *= std::ssize(axis.values);
     if (count > kMostPoints) throw InputError(fmt::format("--sweep: more than {} combinations", kMostPoints));
   }
-  const bool schedules = std::any_of(fixed.begin(), fixed.end(), [](const std::string& pointer) {
-    return pointer == "/schedule/name" || pointer == "/schedule";
-  });
+  check_exclusions(sweep.axes, fixed);
+  const bool schedules = std::any_of(fixed.begin(), fixed.end(), names_schedule);
   sweep.points.resize(count);
   Progress progress("predicted", count);
   std::atomic<std::int64_t> done = 0;
@@ -137,13 +172,13 @@ Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector
     }
     nlohmann::json document = base;
     try {
-      for (std::size_t a = 0; a < sweep.axes.size(); ++a) {
-        ScenarioFlags::set(document, sweep.axes[a].key, point.values[a], file);
-      }
-      if (schedules) point.adapted = ScenarioFlags::adapt_to_family(document, fixed);
+      document = document_with(base, sweep.axes, fixed, point.values, file);
+      std::vector<std::string> adapted;
+      if (schedules) adapted = ScenarioFlags::adapt_to_family(document, fixed);
       const PlannedSetup planned = planned_setup(ScenarioFlags::read(document, file));
       point.result = summary_of(*planned.setup, predict(*planned.setup));
       point.warning = calibration_warning(planned.setup->scenario());
+      point.adapted = std::move(adapted);
     } catch (const InputError& error) {
       point.error = ScenarioFlags::naming_flags(error.what(), document, file);
     } catch (const ScheduleError& error) {
@@ -203,12 +238,11 @@ std::string sweep_table(const Sweep& sweep) {
   }
   std::set<std::string> notes;
   for (const SweepPoint& point : sweep.points) {
-    std::string values;
     if (point.adapted.empty()) continue;
     for (std::size_t a = 0; a < point.values.size(); ++a) {
-      if (ScenarioFlags::pointer_of(sweep.axes[a].key).starts_with("/schedule")) values += point.values[a];
+      if (!names_schedule(ScenarioFlags::pointer_of(sweep.axes[a].key))) continue;
+      notes.insert(fmt::format("  adapted to {}: {}\n", point.values[a], fmt::join(point.adapted, ", ")));
     }
-    notes.insert(fmt::format("  adapted to {}: {}\n", values, fmt::join(point.adapted, ", ")));
   }
   for (const std::string& note : notes) out += note;
   return out;

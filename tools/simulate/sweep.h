@@ -38,7 +38,7 @@ struct SweepPoint {
     std::optional<Duration> median, slow_tail;      // 50 and 95 % of the trials, with jitter
   };
   std::vector<std::string> values;   // one per axis
-  std::vector<std::string> adapted;  // what was changed to suit the schedule family, such as "vpp 3 -> 1"
+  std::vector<std::string> adapted;  // with a result: changes to suit the schedule family, such as "vpp 3 -> 1"
   std::optional<Result> result;
   std::string error;
   std::string warning;  // calibration_warning
@@ -51,7 +51,7 @@ struct Sweep {
 
 // Predicts every combination of the axes' values, which override the keys of `base`, in parallel. In a sweep over
 // schedules, other keys are adapted to the family. An invalid combination gets an error. Throws InputError for an
-// unknown key, or more than 100,000 combinations.
+// unknown key, keys that exclude each other, or more than 100,000 combinations.
 Sweep run_sweep(const nlohmann::json& base, const std::string& file, std::vector<SweepAxis> axes);
 
 std::string sweep_table(const Sweep& sweep);
