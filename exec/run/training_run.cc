@@ -157,6 +157,44 @@ void exchange_owners(Transport& transport, std::vector<RecorderOwner>& owners) {
   }
 }
 
+template <typename Work>
+std::exception_ptr failure_of(const Work& work) {
+  try {
+    work();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// All processes begin, or none does, because one of them has failed: its memory or its folder may be another one.
+// Throws the own `failure`; otherwise, on the root, the failure of the first process that has one, with its rank.
+void begin_together(Transport& transport, const std::exception_ptr& failure) {
+  std::string note;  // its kind and text
+  try {
+    if (failure) std::rethrow_exception(failure);
+  } catch (const DoesNotFit& error) {
+    note = std::string("m") + error.what();
+  } catch (const InputError& error) {
+    note = std::string("i") + error.what();
+  } catch (const std::exception& error) {
+    note = std::string("x") + error.what();
+  }
+  const auto notes = transport.gather(std::as_bytes(std::span(note)));
+  const auto first = std::find_if(notes.begin(), notes.end(), [](const auto& each) { return !each.empty(); });
+  bool good = first == notes.end();
+  transport.broadcast(std::as_writable_bytes(std::span(&good, 1)));
+  if (failure) std::rethrow_exception(failure);
+  if (good) return;
+  if (first == notes.end()) throw InputError("another process has failed");  // only the root has the notes
+  const std::string text =
+      fmt::format("rank {}: {}", first - notes.begin(),
+                  std::string_view(reinterpret_cast<const char*>(first->data()), first->size()).substr(1));
+  if (first->front() == std::byte{'m'}) throw DoesNotFit(text);
+  if (first->front() == std::byte{'i'}) throw InputError(text);
+  throw std::runtime_error(text);
+}
+
 // Waits of a process for the others before the run is watched: stops the transport when they take too long.
 class StartDeadline {
  public:
@@ -278,6 +316,7 @@ struct TrainingJob {
         if (hooks.at_stop) hooks.at_stop(worker, transport, step);
         return;
       }
+      supervisor.begin_steps();
       last = step;
       worker.run(last, rates);
       step += plan.batches();
@@ -417,23 +456,28 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
     if (owner.host == host_name()) ++workers_here[owner.pipeline_rank];
   }
   WorkerDevice device;
-  if (plan.on_devices()) {
-    check_device_memory(plan, *options.devices);
-    device = {options.devices->devices[transport.rank()], options.devices->transport};
-  } else {
-    check_memory(plan, workers_here, available_memory_bytes());
-  }
-  const FaultPlan faults = faults_of(plan, owners, options);
+  std::optional<FaultPlan> faults;
   std::unique_ptr<Worker> worker;
-  Supervisor supervisor(plan.graph(), options.supervision, owners, {transport.rank()}, [&] { transport.stop(); });
-  start->within([&] { transport.barrier(); });
+  std::optional<Supervisor> supervisor;
+  const std::exception_ptr failure = failure_of([&] {
+    if (plan.on_devices()) {
+      check_device_memory(plan, *options.devices);
+      device = {options.devices->devices[transport.rank()], options.devices->transport};
+    } else {
+      check_memory(plan, workers_here, available_memory_bytes());
+    }
+    faults.emplace(faults_of(plan, owners, options));
+    supervisor.emplace(plan.graph(), options.supervision, owners, std::vector{transport.rank()},
+                       [&] { transport.stop(); });
+  });
+  start->within([&] { begin_together(transport, failure); });
   start.reset();
   report.began = true;
-  supervisor.watch();
-  const TrainingJob job{plan, tokens, faults, options, supervisor, report, hooks, observer};
+  supervisor->watch();
+  const TrainingJob job{plan, tokens, *faults, options, *supervisor, report, hooks, observer};
   job.run_worker(worker, transport, device);
   worker.reset();
-  supervisor.end();
+  supervisor->end();
 }
 
 }  // namespace sluice::exec

@@ -94,11 +94,10 @@ void Supervisor::alarm(const Alarm& what) {
 }
 
 void Supervisor::asked_to_stop(const Alarm& what) {
+  const bool in_step = in_steps_.load();
   const int before = stop_signal_.exchange(what.signal);
-  if (before != 0) {
-    if (supervision_.end_now) supervision_.end_now(what.signal);
-    return;
-  }
+  if ((before != 0 || !in_step) && supervision_.end_now) supervision_.end_now(what.signal, in_step);
+  if (before != 0) return;
   grace_ = std::thread([this, what] {
     std::unique_lock lock(mutex_);
     if (changed_.wait_for(lock, supervision_.grace, [&] { return ended_; })) return;

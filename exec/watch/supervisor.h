@@ -27,17 +27,17 @@ struct Supervision {
   std::string folder;
   // expected_ns is set by the supervisor: the duration of each op in the previous run of the graph.
   WaitLimits limits;
-  // Handle SIGTERM and SIGINT, which HeldSignals must hold. The first one ends the run after the current run of the
-  // graph
-  // (`stop_signal`), but no later than `grace` afterwards; a second one ends the process immediately. A SIGTERM that a
-  // launcher sends because another process has died ends the run with a report of the wait-for chain.
+  // Handle SIGTERM and SIGINT, for which HeldSignals must exist. The first one ends the run after the current run of
+  // the graph (`stop_signal`), but no later than `grace` afterwards; a second one, or one before the first step, ends
+  // the process immediately. A SIGTERM that a launcher sends because another process has died ends the run with a
+  // report of the wait-for chain.
   bool signals = false;
   std::chrono::milliseconds grace{25000};
   std::chrono::milliseconds patience{4000};  // for workers to end once the run has been stopped
   // Called when some workers do not end in that time: ends the process.
   std::function<void(const RunFailure&)> give_up;
-  // Called for a second signal: ends the process.
-  std::function<void(int signal)> end_now;
+  // Called for a second signal, or one before the first step (`in_step` is false): ends the process.
+  std::function<void(int signal, bool in_step)> end_now;
 };
 
 // What the workers of one process share besides messages: their recorders, the watchdog and the first failure.
@@ -55,6 +55,8 @@ class Supervisor {
   Recorder* recorder(int world_rank);
   // Starts the watchdog. Precondition: the recorders of all processes exist.
   void watch();
+  // Called when the first step begins: from then on, a signal ends the run after the current step.
+  void begin_steps() { in_steps_.store(true); }
   // Takes a worker's times of the last run of the graph (by vertex, ns; 0 if unknown) as expectation for the next.
   void expect(std::span<const std::int64_t> starts, std::span<const std::int64_t> ends);
   // The signal that has asked this process to end the run, or 0.
@@ -76,6 +78,7 @@ class Supervisor {
   std::function<void()> stop_;
   std::vector<std::unique_ptr<Recorder>> recorders_;  // by world rank; null for other processes
   std::vector<std::atomic<std::int64_t>> expected_;   // by vertex, ns
+  std::atomic<bool> in_steps_{false};
   std::atomic<int> stop_signal_{0};
 
   std::mutex mutex_;

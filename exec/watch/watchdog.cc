@@ -25,9 +25,11 @@ namespace {
 // The pipe of HeldSignals: the handler writes a byte per signal, the watchdog reads it. -1: none.
 std::atomic<int> held_in{-1};
 std::atomic<int> held_out{-1};
-static_assert(std::atomic<int>::is_always_lock_free);
+std::atomic<bool> holds{false};  // a watchdog takes signals, or has taken them
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
 extern "C" void hold_signal(int signal) {
+  if (!holds.load()) ::_exit(128 + signal);
   const int before = errno;
   const auto byte = static_cast<unsigned char>(signal);
   // Fails only if thousands of signals are pending.
@@ -125,6 +127,7 @@ HeldSignals::HeldSignals() {
   if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
     throw std::system_error(errno, std::generic_category(), "the pipe for signals");
   }
+  holds.store(false);
   held_out.store(ends[0]);
   held_in.store(ends[1]);
   struct sigaction hold {};
@@ -152,6 +155,7 @@ struct Watchdog::Impl {
         recorders(options.folder, owners),
         ended(::eventfd(0, EFD_CLOEXEC)) {
     last_look_ns = now_ns();
+    if (options.take_signals) holds.store(true);
     thread = std::thread([this] { run(); });
   }
 

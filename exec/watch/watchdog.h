@@ -14,9 +14,9 @@
 
 namespace sluice::exec {
 
-// Holds SIGTERM and SIGINT during its lifetime, whichever thread receives them, so that a Watchdog can handle them
-// instead of ending the process (the BLAS has threads of its own before main begins). Signals that no watchdog has
-// taken are raised again when it ends. At most one may exist.
+// Handles SIGTERM and SIGINT during its lifetime, whichever thread receives them (the BLAS has threads of its own
+// before main begins). Until a Watchdog takes signals, they end the process with exit code 128 + signal. From then on,
+// they are held for watchdogs, and those that none has taken are raised again when it ends. At most one may exist.
 class HeldSignals {
  public:
   // Throws std::system_error if there is no file descriptor left.

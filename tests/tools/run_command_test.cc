@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -25,6 +26,7 @@ namespace sluice::test {
 namespace {
 
 using nlohmann::json;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
@@ -327,6 +329,45 @@ TEST(RunCommand, SignalEndsTheRunWithACheckpoint) {
   }
 }
 
+// Weights, gradients and optimizer states of 0.8 GB.
+const std::string kLargeRun =
+    "run --num-layers 4 --hidden-size 1024 --num-attention-heads 16 --seq-length 16 --vocab-size 256 "
+    "--position-embedding-type rope --microbatches 2 --pp 2 --steps 100000 ";
+
+// Nothing of the setup is worth waiting for, such as a pipe of text that nobody writes, or many weights.
+TEST(RunCommand, SignalBeforeTheFirstStepEndsTheRunImmediately) {
+  const test::TemporaryFolder folder;
+  const std::string pipe = folder.path("text");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const auto& [signal, code] : {std::pair(SIGTERM, 143), std::pair(SIGINT, 130)}) {
+    SCOPED_TRACE(signal);
+    CommandResult result = test::run_program_and_signal(SLUICE_COMMAND, words(kLargeRun + "--data " + pipe), signal);
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_EQ(result.err, "");
+    // The recorders exist when the workers initialize their weights.
+    const std::string recorders = folder.path("rec" + std::to_string(signal));
+    const std::string script = "\"$0\" " + kLargeRun + "--recorder " + recorders + " & until [ -s " + recorders +
+                               "/rank-0001.rec ]; do sleep 0.01; done; kill -" + std::to_string(signal) +
+                               " $!; wait $!";
+    result = test::run_program("/bin/bash", {"-mc", script, SLUICE_COMMAND});
+    EXPECT_EQ(result.exit_code, code) << result.err;
+    EXPECT_THAT(result.err, Not(HasSubstr("sluice: ")));
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+// Each process gets the signal, as from srun.
+TEST(RunCommand, SignalBeforeTheFirstStepEndsProcesses) {
+  if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
+  const test::TemporaryFolder folder;
+  const std::string pipe = folder.path("text");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const std::string catches = "(( 0x$(awk '/SigCgt/ {print $2}' /proc/$p/status) & 0x4000 ))";  // bit 14: SIGTERM
+  const std::string signal_each = "p=$$; (until " + catches + "; do sleep 0.01; done; kill $p) & exec \"$0\" \"$@\"";
+  const CommandResult result = run_processes(2, kLargeRun + "--data " + pipe, {"/bin/bash", "-c", signal_each});
+  EXPECT_EQ(result.exit_code, 143) << result.err;
+}
+
 TEST(BrokenRun, StepLongerThanTheGracePeriodIsEnded) {
   CommandResult result;
   do {
@@ -369,10 +410,37 @@ TEST(BrokenRun, TemporaryRecordersOfAKilledRunAreRemovedByTheNext) {
   EXPECT_EQ(run_there("").exit_code, 0);
   EXPECT_EQ(num_recorder_folders(folder), 2);
   ::close(lock);
+  // Two signals end a run without a message about its recorders.
+  const std::string script = "\"$0\" " + kTinyRun +
+                             "--pp 2 --steps 2 --fault delay:step=1,seconds=900 >\"$TMPDIR/out\" & " +
+                             "until grep -q step \"$TMPDIR/out\"; do sleep 0.01; done; kill $!; kill -INT $!; wait $!";
+  const CommandResult ended =
+      test::run_program("/bin/bash", {"-mc", script, SLUICE_COMMAND}, {"TMPDIR=" + folder.path()});
+  EXPECT_THAT(ended.exit_code, AnyOf(130, 143)) << ended.err;
+  EXPECT_THAT(ended.err, Not(HasSubstr("sluice-run-")));
+  EXPECT_EQ(num_recorder_folders(folder), 2);
   // Another file of that name is not a folder of recorders.
   std::ofstream(folder.path("sluice-run-file")) << "a";
   EXPECT_EQ(run_there("").exit_code, 0);
   EXPECT_EQ(num_recorder_folders(folder), 2);
+}
+
+// The search for folders of killed runs has a limit, and later runs continue it.
+TEST(RunCommand, ManyStaleRecorderFoldersDoNotDelayARun) {
+  const test::TemporaryFolder folder;
+  constexpr int kFolders = 1100;
+  for (int i = 0; i < kFolders; ++i) {
+    std::filesystem::create_directory(folder.path("sluice-run-" + std::to_string(i)));
+  }
+  for (int before = kFolders; before > 0;) {
+    const CommandResult result =
+        test::run_program(SLUICE_COMMAND, words(kTinyRun + "--pp 2 --steps 1"), {"TMPDIR=" + folder.path()});
+    ASSERT_EQ(result.exit_code, 0) << result.err;
+    const int after = num_recorder_folders(folder);
+    EXPECT_LT(after, before);
+    EXPECT_GE(after, before - 1000);
+    before = after;
+  }
 }
 
 // A folder that cannot be opened ends the run; it does not try again for ever.
@@ -384,6 +452,23 @@ TEST(RunCommand, RecorderFolderThatCannotBeOpenedIsAnError) {
                                 "; exec timeout -s KILL 20 " SLUICE_COMMAND " run --steps 1"});
     EXPECT_NE(result.exit_code, 137) << descriptors;
     EXPECT_LE(folder.num_files(), 3) << descriptors;
+  }
+  // The current folder was removed.
+  const std::string enter = "mkdir " + folder.path("$$") + "; cd " + folder.path("$$") + "; ";
+  const std::string script = enter + "rmdir " + folder.path("$$") + "; exec ";
+  const std::string arguments = kTinyRun + "--pp 2 --steps 1 --recorder .";
+  const CommandResult threads = test::run_program("/bin/bash", {"-c", script + SLUICE_COMMAND + " " + arguments});
+  EXPECT_EQ(threads.exit_code, 2);
+  EXPECT_EQ(threads.err, "sluice: --recorder: .: No such file or directory\n");
+  if (has_mpi()) {
+    const CommandResult processes = run_processes(2, arguments, {"/bin/bash", "-c", script + "\"$0\" \"$@\""});
+    EXPECT_EQ(processes.exit_code, 2);
+    EXPECT_THAT(processes.err, HasSubstr("sluice: --recorder: .: No such file or directory\n"));
+    // Only rank 1 cannot write there: the others do not wait for it.
+    const std::string one = enter + "[ $OMPI_COMM_WORLD_RANK = 0 ] || rmdir " + folder.path("$$") + "; exec ";
+    const CommandResult failed = run_processes(2, arguments, {"/bin/bash", "-c", one + "\"$0\" \"$@\""});
+    EXPECT_EQ(failed.exit_code, 2);
+    EXPECT_THAT(failed.err, HasSubstr("sluice: rank 1: ./rank-0001.rec"));
   }
 }
 

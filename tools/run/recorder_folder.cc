@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -68,10 +69,17 @@ void remove_if_stale(const std::string& folder) {
   if (fd >= 0) ::close(fd);
 }
 
+// Removes folders that killed runs have left. A run does not wait long for it: the next one continues.
 void remove_stale_folders(const std::string& parent) {
+  constexpr int kMostFolders = 1000;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(500);
+  int folders = 0;
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename().string().starts_with(kPrefix)) remove_if_stale(entry->path().string());
+    if (folders == kMostFolders || std::chrono::steady_clock::now() > deadline) return;
+    if (!entry->path().filename().string().starts_with(kPrefix)) continue;
+    ++folders;
+    remove_if_stale(entry->path().string());
   }
 }
 
@@ -108,7 +116,9 @@ void open_requested(const std::string& path, int& lock) {
   std::error_code error;
   fs::create_directories(path, error);
   if (error) throw InputError(fmt::format("--recorder: {}: {}", path, error.message()));
-  const FolderLock result = lock_folder(fs::canonical(path).string(), lock);
+  const fs::path folder = fs::canonical(path, error);  // of a link, the folder
+  if (error) throw InputError(fmt::format("--recorder: {}: {}", path, error.message()));
+  const FolderLock result = lock_folder(folder.string(), lock);
   if (result == FolderLock::busy) {
     ::close(lock);
     throw InputError(fmt::format("--recorder: {}: is in use by another run: expected a folder of its own", path));
@@ -123,12 +133,12 @@ void open_requested(const std::string& path, int& lock) {
 }  // namespace
 
 RecorderFolder::RecorderFolder(const std::string& requested, const RunPlace& place)
-    : path_(requested), temporary_(requested.empty()), first_(place.first()) {
+    : path_(requested), temporary_(requested.empty()), first_(place.first()), shared_(place.processes()) {
   std::string error;
   if (first_) {
     try {
       temporary_ ? void(path_ = make_temporary(lock_)) : open_requested(path_, lock_);
-    } catch (const InputError& failure) {
+    } catch (const std::exception& failure) {  // any, because the others wait
       error = failure.what();
     }
   }
@@ -145,6 +155,11 @@ RecorderFolder::~RecorderFolder() {
 
 void RecorderFolder::keep() {
   if (temporary_) std::ofstream(path_ + kKept).close();
+}
+
+void RecorderFolder::leave() const {
+  std::error_code ignored;
+  if (temporary_ && !shared_ && !fs::exists(path_ + kKept, ignored)) fs::remove_all(path_, ignored);
 }
 
 }  // namespace sluice::tools

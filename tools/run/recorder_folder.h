@@ -8,7 +8,7 @@ namespace sluice::tools {
 
 // The folder of the flight recorders of a run, shared by its processes. The first process holds a lock on it, by which
 // other runs know that it is in use. A temporary folder is removed at the end, unless the run failed; one that a killed
-// run has left is removed by the next run of the user.
+// run has left is removed by one of the next runs of the user, which search for such folders for a limited time.
 class RecorderFolder {
  public:
   // Called by all processes. `requested`: the value of --recorder; if empty, the folder is a temporary one. Throws
@@ -19,14 +19,18 @@ class RecorderFolder {
   RecorderFolder& operator=(const RecorderFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  // Keeps a temporary folder, also beyond later runs. Called by any process.
+  // Keeps a temporary folder, also beyond later runs, because a message names it. Called by any process.
   void keep();
+  // Called before the process ends without the destructor: removes a temporary folder, unless it was kept or other
+  // processes may still name it in a message.
+  void leave() const;
 
  private:
   std::string path_;
   bool temporary_ = false;
   bool first_ = true;
-  int lock_ = -1;  // descriptor of the folder
+  bool shared_ = false;  // between processes
+  int lock_ = -1;        // descriptor of the folder
 };
 
 }  // namespace sluice::tools

@@ -207,8 +207,9 @@ TrainingOptions training_options(const RunOptions& options, const RunPlan& plan,
   training.supervision.limits.floor_ns = static_cast<std::int64_t>(options.deadline * 1e9);
   training.supervision.signals = true;
   training.supervision.grace = std::chrono::milliseconds(static_cast<std::int64_t>(options.grace * 1e3));
-  training.supervision.end_now = [](int signal) {
-    print_message("a second signal: ended in the middle of a step");
+  training.supervision.end_now = [&recorders](int signal, bool in_step) {
+    recorders.leave();
+    if (in_step) print_message("a second signal: ended in the middle of a step");
     std::fflush(nullptr);
     std::_Exit(128 + signal);
   };
@@ -374,7 +375,7 @@ Subcommand add_run_command(CLI::App& app) {
       "Exit codes: 0 success, 2 wrong input, 3 not enough memory, 4 invalid schedule, 6 a worker process died, 7 an op "
       "exceeded its deadline or ranks wait for each other, 8 a number is not finite, 9 another process failed, "
       "130 or 143 ended by SIGINT or SIGTERM, after the current step and with a checkpoint if --checkpoint is given; a "
-      "second signal ends it immediately.");
+      "second signal, or one before the first step, ends it immediately.");
   const auto options = std::make_shared<RunOptions>();
   options->flags = std::make_unique<RunFlags>(*command);
   const auto run = [](CLI::Option* option) { return option->group("Run"); };
