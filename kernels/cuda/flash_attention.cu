@@ -3,7 +3,7 @@
 #include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/flash_tiles.h"
 #include "kernels/cuda/launch.h"
-#include "kernels/cuda/over_elements.h"
+#include "kernels/cuda/rows.h"
 
 namespace sluice::kernels::cuda {
 namespace {
@@ -16,7 +16,7 @@ struct FlashForward {
   static constexpr int kBlocks = kHeadDim == 64 ? 3 : 2;
   static constexpr int kQueries = 128;
   static constexpr int kKeys = 64;
-  static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * kHeadDim * static_cast<int>(sizeof(T));
+  static constexpr int kSharedBytes = (kQueries + 2 * kKeys) * Tile<kHeadDim>::kRowBytes;
   static constexpr int kM = 2;  // tiles of 16 queries per warp
   static constexpr int kN = kHeadDim / 8;
 
@@ -149,11 +149,13 @@ struct FlashForward {
       }
     }
     sync_warp();
-    constexpr int kPieces = Tile<kHeadDim>::kPieces;
-    for (int row = first + lane() / kPieces; row < first + 16 * kM; row += kWarp / kPieces) {
+    constexpr int kLanes = Tile<kHeadDim>::kPiecesPerRow;
+    const int piece = lane() % kLanes;
+    if (piece >= Tile<kHeadDim>::kPieces) return;
+    for (int row = first + lane() / kLanes; row < first + 16 * kM; row += kWarp / kLanes) {
       if (of.token + row >= shape.tokens) break;
-      T* const to = out + (first_row + row) * shape.query_width + of.head * kHeadDim + lane() % kPieces * 8;
-      store_vector(to, load_vector<T, 8>(reinterpret_cast<const T*>(tile.piece(row, lane() % kPieces))));
+      T* const to = out + (first_row + row) * shape.query_width + of.head * kHeadDim + piece * 8;
+      store_vector(to, load_vector<T, 8>(reinterpret_cast<const T*>(tile.piece(row, piece))));
     }
   }
 
@@ -240,12 +242,15 @@ void forward(const AttentionForward& call, Stream& stream) {
 
 void flash_attention_forward(const AttentionForward& call, Device&, Stream& stream) {
   if (call.shape.tokens == 0) return;
-  const bool narrow = call.shape.head_dim == 64;
-  switch (call.element) {
-    case Element::float16: narrow ? forward<float16, 64>(call, stream) : forward<float16, 128>(call, stream); break;
-    case Element::bfloat16: narrow ? forward<bfloat16, 64>(call, stream) : forward<bfloat16, 128>(call, stream); break;
-    case Element::float32: break;
-  }
+  with_half(call.element, [&]<class T>(HalfType<T>) {
+    switch (call.shape.head_dim) {
+      case 64: return forward<T, 64>(call, stream);
+      case 80: return forward<T, 80>(call, stream);
+      case 96: return forward<T, 96>(call, stream);
+      case 128: return forward<T, 128>(call, stream);
+      default: throw std::logic_error("flash attention does not support this head size");
+    }
+  });
 }
 
 }  // namespace sluice::kernels::cuda

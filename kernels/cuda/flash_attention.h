@@ -7,8 +7,8 @@
 namespace sluice::kernels::cuda {
 
 // Fused attention that does not store scores (FlashAttention-2, Dao 2023): an online softmax over tiles of keys; the
-// backward pass recomputes the probabilities from the log sums. Needs the tensor cores of sm_80 or later, heads of 64
-// or 128 elements, and at most 80 KiB of shared memory.
+// backward pass recomputes the probabilities from the log sums. Needs the tensor cores of sm_80 or later, heads of 64,
+// 80, 96 or 128 elements, and at most 80 KiB of shared memory.
 //
 // The output and the gradients of keys and values are deterministic. The gradient of queries is accumulated with atomic
 // additions in float32, so that its last bits, before rounding to 16 bits, may differ between runs.

@@ -1,8 +1,11 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/cuda/flash_attention.h"
 #include "kernels/cuda/flash_tiles.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/rows.h"
 
 namespace sluice::kernels::cuda {
 namespace {
@@ -13,18 +16,19 @@ int query_tiles(const AttentionSizes& shape) { return (shape.tokens + kQueries -
 
 // Layout of the float32 gradient of a tile's queries in scratch: in the order in which the threads of a block hold it,
 // for coalesced atomic additions. Warps are arranged 2 by 2 over queries and columns, each with 32 queries and half of
-// the columns.
+// the columns, which are padded with zeros to a multiple of 32.
 template <int kHeadDim>
 struct QueryGradient {
   static constexpr int kThreads = 128;
   static constexpr int kM = 2;
-  static constexpr int kN = kHeadDim / 16;
-  static constexpr int kElements = kQueries * kHeadDim;
+  static constexpr int kColumns = Tile<kHeadDim>::kLoadedPieces * 8;
+  static constexpr int kN = kColumns / 16;
+  static constexpr int kElements = kQueries * kColumns;
   // Returns the number of consecutive elements of a thread.
   SLUICE_DEVICE static int piece() { return has_wide_atomics() ? 4 : 1; }
 
   SLUICE_DEVICE static int first_query() { return warp() % 2 * 32; }
-  SLUICE_DEVICE static int first_column() { return warp() / 2 * (kHeadDim / 2); }
+  SLUICE_DEVICE static int first_column() { return warp() / 2 * (kColumns / 2); }
   // Returns the offset of element e of tile [m][n] from element 0 of the first tile, which is at thread() * piece().
   SLUICE_DEVICE static int at(int m, int n, int e) {
     return ((m * kN + n) * 4 + e) / piece() * kThreads * piece() + e % piece();
@@ -44,7 +48,7 @@ struct FlashBackward {
   static constexpr int kKeys = 64 * kM;
   static constexpr int kPart = kQueries / kM;  // queries whose scores are in registers at the same time
   static constexpr int kSharedBytes =
-      (2 * kKeys + 2 * kQueries) * kHeadDim * 2 + kKeys * kQueries * 2 + 2 * kQueries * 4;
+      (2 * kKeys + 2 * kQueries) * Tile<kHeadDim>::kRowBytes + kKeys * Tile<kQueries>::kRowBytes + 2 * kQueries * 4;
 
   FlashShape shape;
   const T* queries;
@@ -322,7 +326,7 @@ struct RoundQueryGradient {
         if (query >= shape.tokens) continue;
         T* const row = to + (std::int64_t{sequence} * shape.tokens + query) * stride + head * kHeadDim +
                        Part::first_column() + lane() % 4 * 2;
-        for (int n = 0; n < Part::kN; ++n) {
+        for (int n = 0; n < Part::kN && Part::first_column() + n * 8 < kHeadDim; ++n) {
           store_vector(row + n * 8, Vector<T, 2>{from_float<T>(tile[Part::at(m, n, 2 * half)] * scale),
                                                  from_float<T>(tile[Part::at(m, n, 2 * half + 1)] * scale)});
         }
@@ -369,27 +373,30 @@ void backward(const AttentionBackward& call, Stream& stream) {
 }  // namespace
 
 bool flash_fits(const AttentionSizes& shape, int compute_capability) {
-  return compute_capability >= 80 && (shape.head_dim == 64 || shape.head_dim == 128) && shape.kv_heads > 0 &&
-         shape.heads % shape.kv_heads == 0;
+  constexpr std::array kHeadDims = {64, 80, 96, 128};
+  return compute_capability >= 80 && std::find(kHeadDims.begin(), kHeadDims.end(), shape.head_dim) != kHeadDims.end() &&
+         shape.kv_heads > 0 && shape.heads % shape.kv_heads == 0;
 }
 
 std::int64_t flash_scratch_bytes(const AttentionSizes& shape) {
   if (!flash_fits(shape, 80)) return 0;
-  return std::int64_t{query_tiles(shape)} * kQueries * shape.sequences * shape.query_width() *
+  const std::int64_t columns = (shape.head_dim + 31) / 32 * 32;  // QueryGradient::kColumns
+  return std::int64_t{query_tiles(shape)} * kQueries * shape.sequences * shape.heads * columns *
          static_cast<std::int64_t>(sizeof(float));
 }
 
 void flash_attention_backward(const AttentionBackward& call, Device& device, Stream& stream) {
   if (call.shape.tokens == 0) return;
   device.zero(call.scratch, flash_scratch_bytes(call.shape), stream);
-  const bool narrow = call.shape.head_dim == 64;
-  switch (call.element) {
-    case Element::float16: narrow ? backward<float16, 64>(call, stream) : backward<float16, 128>(call, stream); break;
-    case Element::bfloat16:
-      narrow ? backward<bfloat16, 64>(call, stream) : backward<bfloat16, 128>(call, stream);
-      break;
-    case Element::float32: break;
-  }
+  with_half(call.element, [&]<class T>(HalfType<T>) {
+    switch (call.shape.head_dim) {
+      case 64: return backward<T, 64>(call, stream);
+      case 80: return backward<T, 80>(call, stream);
+      case 96: return backward<T, 96>(call, stream);
+      case 128: return backward<T, 128>(call, stream);
+      default: throw std::logic_error("flash attention does not support this head size");
+    }
+  });
 }
 
 }  // namespace sluice::kernels::cuda

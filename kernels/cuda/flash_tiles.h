@@ -37,20 +37,23 @@ struct FlashShape {
 };
 
 // Returns the offset of a token's key (or value, if `values`) in a segment's keys and values, or in their gradients, in
-// elements. Agrees with values_after of attention.h because heads of 64 or 128 elements need no padding.
+// elements. Agrees with values_after of attention.h because heads of multiples of 16 elements need no padding.
 SLUICE_DEVICE std::int64_t key_offset(const FlashShape& shape, std::int64_t tokens, int sequence, int token,
                                       int key_column, bool values) {
   const std::int64_t row = sequence * tokens + token + (values ? shape.sequences * tokens : std::int64_t{0});
   return row * shape.key_width + key_column;
 }
 
-// Rows of kColumns numbers (a multiple of 64) in pieces of 16 bytes. Within each 128 bytes, piece i of row r is stored
-// at i ^ (r % 8), so that the eight rows that ldmatrix reads together are in different banks.
+// Rows of kColumns numbers (a multiple of 16) in pieces of 16 bytes. Rows are padded to a multiple of 128 bytes; within
+// each 128 bytes, piece i of row r is stored at i ^ (r % 8), so that the eight rows that ldmatrix reads together are in
+// different banks.
 template <int kColumns>
 struct Tile {
-  static_assert(kColumns % 64 == 0);
+  static_assert(kColumns % 16 == 0);
   static constexpr int kPieces = kColumns / 8;
-  static constexpr int kRowBytes = kColumns * 2;
+  static constexpr int kRowBytes = (kColumns + 63) / 64 * 128;
+  static constexpr int kPiecesPerRow = kRowBytes / 16;  // with padding
+  static constexpr int kLoadedPieces = (kPieces + 3) / 4 * 4;
 
   unsigned char* data;  // 128-byte aligned
 
@@ -70,19 +73,22 @@ struct Tile {
   }
 };
 
-// Starts an asynchronous copy of kRows rows, `stride` numbers apart. Rows from `valid` on are set to zero.
+// Starts an asynchronous copy of kRows rows, `stride` numbers apart. Rows from `valid` on are set to zero, and so are
+// pieces from kPieces to kLoadedPieces, so that the columns can be split into two halves of a multiple of 16.
 template <int kRows, int kThreads, int kColumns, class T>
 SLUICE_DEVICE void load_tile(const Tile<kColumns>& tile, const T* rows, std::int64_t stride, int valid) {
-  constexpr int kPieces = Tile<kColumns>::kPieces;
-  constexpr int kRowsPerPass = kThreads / kPieces;
-  static_assert(kThreads % kPieces == 0 && kRowsPerPass % 8 == 0 && kRows % kRowsPerPass == 0);
-  const int first = thread() / kPieces;
-  const int i = thread() % kPieces;
+  using Of = Tile<kColumns>;
+  constexpr int kRowsPerPass = kThreads / Of::kPiecesPerRow;
+  static_assert(kThreads % Of::kPiecesPerRow == 0 && kRowsPerPass % 8 == 0 && kRows % kRowsPerPass == 0);
+  const int first = thread() / Of::kPiecesPerRow;
+  const int i = thread() % Of::kPiecesPerRow;
+  if (i >= Of::kLoadedPieces) return;
+  if (i >= Of::kPieces) valid = 0;
   const T* const from = rows + first * stride + i * 8;
   unsigned char* const to = tile.piece(first, i);
   SLUICE_UNROLL
   for (int at = 0; at < kRows; at += kRowsPerPass) {
-    copy_async_16(to + at * Tile<kColumns>::kRowBytes, from + at * stride, first + at < valid);
+    copy_async_16(to + at * Of::kRowBytes, from + at * stride, first + at < valid);
   }
 }
 
@@ -134,7 +140,7 @@ SLUICE_DEVICE void multiply_rows(float (&sums)[kM][kN][4], const Tile<kColumns>&
 template <class T, int kM, int kN, int kInner, int kColumns>
 SLUICE_DEVICE void multiply_accumulators(float (&sums)[kM][kN][4], const float (&a)[kM][kInner][4],
                                          const Tile<kColumns>& b, int row) {
-  static_assert(kN == Tile<kColumns>::kPieces);
+  static_assert(kN == Tile<kColumns>::kPieces && kN % 2 == 0);
   SLUICE_UNROLL
   for (int k = 0; k < kInner; k += 2) {
     std::uint32_t of_a[kM][4];

@@ -35,21 +35,25 @@ class FlashAttention : public ::testing::Test {
   std::unique_ptr<Device> device_ = make_test_device();
 };
 
-TEST(FlashAttentionShapes, SupportsHeadsOf64And128FromSm80) {
+TEST(FlashAttentionShapes, SupportsHeadsOf64To128FromSm80) {
   const AttentionSizes shape{.sequences = 2, .tokens = 65, .heads = 4, .kv_heads = 2, .head_dim = 128};
   EXPECT_TRUE(cuda::flash_fits(shape, 80));
   EXPECT_FALSE(cuda::flash_fits(shape, 75));
-  AttentionSizes wide = shape;
-  wide.head_dim = 96;
-  EXPECT_FALSE(cuda::flash_fits(wide, 90));
-  EXPECT_EQ(cuda::flash_scratch_bytes(wide), 0);
-  // Two tiles of 64 queries, in float32.
+  AttentionSizes other = shape;
+  other.head_dim = 112;
+  EXPECT_FALSE(cuda::flash_fits(other, 90));
+  EXPECT_EQ(cuda::flash_scratch_bytes(other), 0);
+  // Two sequences, two tiles of 64 queries, 4 heads, in float32.
   EXPECT_EQ(cuda::flash_scratch_bytes(shape), 2 * 128 * 4 * 128 * 4);
+  // Columns are padded to a multiple of 32.
+  other.head_dim = 80;
+  EXPECT_TRUE(cuda::flash_fits(other, 80));
+  EXPECT_EQ(cuda::flash_scratch_bytes(other), 2 * 128 * 4 * 96 * 4);
 }
 
 TEST_F(FlashAttention, OneSlice) {
   for (const Element element : {Element::float16, Element::bfloat16}) {
-    for (const int head_dim : {64, 128}) {
+    for (const int head_dim : {64, 80, 96, 128}) {
       expect({.element = element, .head_dim = head_dim, .slices = {130}});
     }
   }
@@ -58,7 +62,7 @@ TEST_F(FlashAttention, OneSlice) {
 TEST_F(FlashAttention, LengthsAroundTiles) {
   for (const int tokens : {1, 63, 64, 65, 129}) {
     expect({.slices = {tokens}});
-    expect({.head_dim = 128, .slices = {tokens}});
+    for (const int head_dim : {80, 96, 128}) expect({.head_dim = head_dim, .slices = {tokens}});
   }
 }
 
@@ -80,7 +84,9 @@ TEST_F(FlashAttention, EmptyAndManySlices) {
 TEST_F(FlashAttention, SequencesAndGroups) {
   expect({.heads = 2, .kv_heads = 2, .sequences = 3, .slices = {20, 67}});
   expect({.heads = 4, .kv_heads = 2, .sequences = 2, .slices = {65, 30}});
-  expect({.head_dim = 128, .heads = 4, .kv_heads = 1, .slices = {40, 70}});
+  for (const int head_dim : {80, 96, 128}) {
+    expect({.head_dim = head_dim, .heads = 4, .kv_heads = 1, .sequences = 2, .slices = {40, 70}});
+  }
   expect({.heads = 8, .kv_heads = 1, .slices = {66}});
 }
 

@@ -26,7 +26,9 @@ TEST_P(FlashAttentionOrders, ResultsDoNotDependOnTheOrder) {
   for (const int capability : {80, 90}) {
     const auto device = emulation::make_device({.compute_capability = capability, .order = GetParam()});
     expect_flash_equals_naive({.heads = 2, .slices = {129, 70}, .first_run = 1}, *device);
-    expect_flash_equals_naive({.head_dim = 128, .slices = {129, 70}, .first_run = 1}, *device);
+    for (const int head_dim : {80, 96, 128}) {
+      expect_flash_equals_naive({.head_dim = head_dim, .slices = {129, 70}, .first_run = 1}, *device);
+    }
   }
 }
 
@@ -67,11 +69,11 @@ template <int kColumns>
 void expect_all_banks() {
   const auto device = emulation::make_device({});
   const auto stream = device->make_stream(StreamPriority::normal);
-  constexpr int kBytes = 80 * kColumns * 2;
+  constexpr int kBytes = 80 * cuda::Tile<kColumns>::kRowBytes;
   std::vector<unsigned char> room(kBytes);
   const cuda::Tile<kColumns> tile{room.data()};
   for (int row = 0; row < 64; row += 8) {
-    for (int piece = 0; piece < kColumns / 8; piece += 2) {
+    for (int piece = 0; piece < cuda::Tile<kColumns>::kLoadedPieces; piece += 2) {
       std::vector<std::int64_t> by_piece(32);
       std::vector<std::int64_t> by_row(32);
       cuda::launch(*stream, {.threads = 32, .shared_bytes = kBytes},
@@ -100,6 +102,8 @@ void expect_all_banks() {
 
 TEST(FlashAttentionTiles, AreReadWithoutBankConflicts) {
   expect_all_banks<64>();
+  expect_all_banks<80>();
+  expect_all_banks<96>();
   expect_all_banks<128>();
 }
 
