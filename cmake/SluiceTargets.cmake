@@ -40,8 +40,12 @@ if(SLUICE_STATIC)
   add_library(sluice_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt.cc)
   target_link_libraries(sluice_fmt PUBLIC fmt::fmt)
   target_link_libraries(sluice_options INTERFACE $<BUILD_INTERFACE:sluice_fmt>)
-  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:-static-libstdc++> $<BUILD_INTERFACE:-static-libgcc>
-    $<BUILD_INTERFACE:LINKER:--as-needed>)
+  # A program that links a shared C++ library must share the C++ library with it (SLUICE_SHARED_CXX).
+  foreach(option -static-libstdc++ -static-libgcc)
+    target_link_options(sluice_options INTERFACE
+      $<BUILD_INTERFACE:$<$<NOT:$<BOOL:$<TARGET_PROPERTY:SLUICE_SHARED_CXX>>>:${option}>>)
+  endforeach()
+  target_link_options(sluice_options INTERFACE $<BUILD_INTERFACE:LINKER:--as-needed>)
 endif()
 
 if(SLUICE_FUZZ)

@@ -1,160 +1,260 @@
 #!/usr/bin/env bash
-# tools/gpu_check.sh [RESULTS]: runs every check that needs a GPU, on a machine with one and CUDA 12 or 13: the build and its
-# tests, compute-sanitizer, benchmarks, predictions and runs on partitions of the GPU, NCCL between processes that share
-# the GPU, and comparisons with PyTorch if it is installed. Writes to the folder RESULTS (default:
-# benchmarks/results/DATE-GPU). A step that fails does not stop the later ones.
-# Exit code: 0 if all steps passed, 1 if one failed, was missing a program or was left out, 2 without a GPU.
-#
-# SLUICE_MINUTES sets the time limit in minutes (default 25). SLUICE_BUILD=DIR uses an existing build and builds nothing.
-# SLUICE_STEPS='nccl|doctor' runs only the steps whose names match. SLUICE_INSTALL=no installs no packages;
-# CMAKE_PREFIX_PATH then names their folders.
+# Runs every check that needs a GPU, in three groups that each take at most nine minutes. See usage below and
+# docs/cluster.md.
 set -uo pipefail
+started_in=$PWD
 cd "$(dirname "$0")/.." || exit 2
 
-minutes=${SLUICE_MINUTES:-25}
-budget=$((minutes * 60))
-jobs=${SLUICE_JOBS:-$(nproc)}
-wanted=${SLUICE_STEPS:-.}
+usage() {
+  cat <<END
+usage: tools/gpu_check.sh [OPTION...]
 
-if ! command -v nvidia-smi >/dev/null || [[ $(nvidia-smi -L 2>/dev/null) != GPU* ]]; then
-  echo "gpu_check.sh: nvidia-smi finds no GPU" >&2
+Tests and measures on a machine with one GPU. Each group writes its logs and a summary to a folder, and packs them into
+OUTPUT/GROUP.tar.gz. A step that fails does not stop the later ones.
+
+  --group GROUP    correctness: doctor, tests of devices, kernels and cuDNN, training on partitions and streams, NCCL
+                   between two processes on one GPU, compute-sanitizer.
+                   speed: layers, weight gradients and attention beside PyTorch; ncu on the five slowest kernels.
+                   circle: executor overhead, predictions and runs on 2, 4 and 8 partitions, a loss curve beside PyTorch.
+                   all (default): one after the other
+  --from-bundle    use the programs of the bundle that this script is in (tools/gpu_bundle.sh); build and install nothing
+  --build DIR      use the build in DIR. Without this and --from-bundle, build in build/gpu, which needs CUDA 12 or 13
+  --output DIR     folder of the results (default: benchmarks/results/DATE-GPU, or DATE-GPU in the current folder with
+                   --from-bundle)
+  --minutes N      time limit per group, in minutes (default: 9)
+  --steps REGEX    run only the steps whose names match
+  --dry-run        run the same steps with emulated devices and tiny sizes, which shows that the programs start; nothing
+                   that needs a GPU is run
+  --help           print this text
+
+Exit code: 0 if all steps passed; 1 if one failed, timed out, measured nothing, was missing a program or was left out; 2
+for invalid options or without a GPU.
+END
+}
+invalid() {
+  echo "gpu_check.sh: $*" >&2
   exit 2
+}
+from_start() { case $1 in /*) echo "$1" ;; *) echo "$started_in/$1" ;; esac; }
+
+groups=all minutes=9 wanted=. build='' output='' bundle=no dry=no
+while [ $# -gt 0 ]; do
+  flag=${1%%=*}
+  case $flag in
+    --help | -h) usage && exit 0 ;;
+    --from-bundle) bundle=yes ;;
+    --dry-run) dry=yes ;;
+    --group | --build | --output | --minutes | --steps)
+      if [ "$flag" != "$1" ]; then value=${1#*=}; else value=${2-} && shift; fi
+      [ -n "$value" ] || invalid "$flag: expected a value"
+      case $flag in
+        --group) groups=$value ;;
+        --build) build=$(from_start "$value") ;;
+        --output) output=$(from_start "$value") ;;
+        --minutes) minutes=$value ;;
+        --steps) wanted=$value ;;
+      esac
+      ;;
+    *) usage >&2 && exit 2 ;;
+  esac
+  shift
+done
+case $groups in
+  all) groups='correctness speed circle' ;;
+  correctness | speed | circle) ;;
+  *) invalid "--group: expected correctness, speed, circle or all, got '$groups'" ;;
+esac
+[[ $minutes =~ ^[0-9]{1,4}(\.[0-9]{1,3})?$ && $minutes =~ [1-9] ]] || invalid "--minutes: expected a positive number below 10000, got '$minutes'"
+echo | grep -qE -e "$wanted"
+[ $? -ne 2 ] || invalid "--steps: expected a regular expression, got '$wanted'"
+
+gpu=none capability=''
+if command -v nvidia-smi >/dev/null && [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]; then
+  gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | sed -n 1p)
+  capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n 1p | tr -d '.')
+elif [ "$dry" = no ]; then
+  invalid "nvidia-smi finds no GPU"
 fi
-gpu=$(nvidia-smi --query-gpu=name --format=csv,noheader | sed -n 1p)
-capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | sed -n 1p | tr -d '.')
 slug=$(echo "$gpu" | tr '[:upper:] ' '[:lower:]-' | tr -cd '[:alnum:]-')
-results=${1:-benchmarks/results/$(date -u +%Y-%m-%d)-$slug}
-mkdir -p -- "$results" && results=$(cd -- "$results" && pwd) || {
-  echo "gpu_check.sh: cannot write to $results" >&2
-  exit 2
-}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-summary=$results/summary.txt
-: >"$summary"
+if [ -z "$output" ]; then
+  output=$(date -u +%Y-%m-%d)-$slug
+  if [ "$bundle" = yes ]; then output=$started_in/$output; else output=benchmarks/results/$output; fi
+fi
+{ mkdir -p -- "$output" && output=$(cd -- "$output" && pwd); } || invalid "cannot write to $output"
+work=$(mktemp -d) || exit 2
 
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+failed=0 running='' group='' results='' summary='' limit_s=0 group_began=0
 report() { echo "$*" | tee -a "$summary"; }
-failed=0
-missing() {  # missing NAME PURPOSE: reports that NAME is missing and what it is needed for
-  report "$(printf '%-34s MISSING  %s' "$1" "$2")"
-  failed=1
+row() { report "$(printf '%-34s %-8s %s' "$1" "$2" "$3")"; }  # row NAME RESULT TEXT
+missing() {  # missing NAME PURPOSE: reports that a program is missing and what it is needed for
+  row "$1" MISSING "$2"
+  [ "$dry" = yes ] || failed=1
+}
+nothing() {  # nothing NAME TEXT: reports a step that succeeded without a result. Not an error in a dry run.
+  row "$1" NOTHING "$2"
+  [ "$dry" = yes ] || failed=1
+}
+counted() { grep -cE "$1" "$2" 2>/dev/null; }
+
+# judge KIND NAME SECONDS OUT: reports a step whose command returned 0. Fails if it has no result.
+judge() {
+  local text ok skipped
+  text=$(printf '%4d s' "$3")
+  if grep -qE '^nothing (timed|compared)' "$4"; then
+    nothing "$2" "$(grep -m 1 -E '^nothing (timed|compared)' "$4")"
+    return 1
+  fi
+  case $1 in
+    tests)
+      ok=$(counted '^\[       OK \]' "$4") skipped=$(counted '^\[  SKIPPED \].*ms\)$' "$4")
+      if [ "$ok" -eq 0 ] && [ "$skipped" -eq 0 ]; then nothing "$2" "no test ran"; return 1; fi
+      # Some tests need no GPU: without one, a few pass and most are skipped.
+      if [ "$skipped" -gt "$ok" ]; then nothing "$2" "$skipped of $((ok + skipped)) tests were skipped"; return 1; fi
+      text+=", $ok tests passed"
+      if [ "$skipped" -gt 0 ]; then text+=", $skipped skipped"; fi
+      ;;
+    times)
+      ok=$(counted '^[A-Za-z_0-9]+/[^ ]+ .*[0-9] (ns|us|ms|s)( |$)' "$4") skipped=$(counted 'ERROR OCCURRED' "$4")
+      if [ "$ok" -eq 0 ]; then nothing "$2" "nothing was timed$(grep -m 1 -o 'ERROR OCCURRED.*' "$4" | sed 's/^/: /')"; return 1; fi
+      text+=", $ok rows timed"
+      if [ "$skipped" -gt 0 ]; then text+=", $skipped not"; fi
+      ;;
+    json)
+      if [ "$(head -c 1 "$4")" != '{' ]; then nothing "$2" "no JSON document was printed"; return 1; fi
+      ;;
+  esac
+  row "$2" ok "$text"
 }
 
-# step NAME SECONDS COMMAND...: runs COMMAND for at most SECONDS, and within the remaining time. Writes its output to
-# NAME.log; if NAME ends in .json, writes standard output to NAME.
+# step KIND NAME SECONDS COMMAND...: runs COMMAND for at most SECONDS, within the group's time, and judges the output by KIND:
+# tests (at least one ran and passed), times (at least one was measured), json (the output is a document, NAME.json), or any.
+# Writes the output to NAME.log, or NAME.json and NAME.err.
 step() {
-  local name=$1 limit=$2 code began out
-  shift 2
-  [[ $name =~ $wanted ]] || return 0
-  local left=$((budget - SECONDS))
-  if [ "$left" -lt 20 ]; then
-    report "$(printf '%-34s NOT RUN  the limit of %d minutes is reached' "$name" "$minutes")"
+  local kind=$1 name=$2 limit=$3 code began out errors left
+  shift 3
+  [[ $name =~ $wanted ]] || return 1
+  left=$((limit_s - (SECONDS - group_began)))
+  if [ "$left" -lt 1 ]; then
+    row "$name" 'NOT RUN' "the limit of $minutes min per group is reached"
     failed=1
     return 1
   fi
-  [ "$limit" -gt "$left" ] && limit=$left
+  [ "$limit" -le "$left" ] || limit=$left
+  out=$results/$name.log errors=$results/$name.log
+  if [ "$kind" = json ]; then out=$results/$name.json errors=$results/$name.err; fi
   began=$SECONDS
-  case $name in *.json) out=$results/$name ;; *) out=$results/$name.log ;; esac
-  timeout --kill-after=10 "$limit" "$@" >"$out" 2>"$work/err"
+  : >"$out"
+  # In the background, so that a signal to this script ends the step.
+  timeout --kill-after=10 "$limit" "$@" >>"$out" 2>>"$errors" &
+  running=$!
+  wait "$running"
   code=$?
-  if [ "$out" != "$results/$name" ]; then cat "$work/err" >>"$out"; elif [ -s "$work/err" ]; then cp "$work/err" "$out.err"; fi
+  running=''
+  [ -s "$errors" ] || rm -f "$errors"
   case $code in
-    0) report "$(printf '%-34s ok       %4d s' "$name" $((SECONDS - began)))" ;;
-    124 | 137) report "$(printf '%-34s TIMEOUT  after %d s' "$name" "$limit")" ;;
-    *) report "$(printf '%-34s FAILED   %4d s, exit %d: %s' "$name" $((SECONDS - began)) "$code" "$(tail -n 1 "$work/err" | cut -c 1-140)")" ;;
+    0)
+      judge "$kind" "$name" $((SECONDS - began)) "$out"
+      return
+      ;;
+    124 | 137) row "$name" TIMEOUT "after $limit s" ;;
+    *) row "$name" FAILED "$(printf '%4d s, exit %d: %s' $((SECONDS - began)) "$code" "$(tail -n 1 "$errors" 2>/dev/null | cut -c 1-140)")" ;;
   esac
-  [ "$code" -eq 0 ] || failed=1
-  return "$code"
+  failed=1
+  return 1
 }
 
-report "$gpu, sm_$capability, $(date -u '+%Y-%m-%d %H:%M') UTC, commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
-nvidia-smi >"$results/nvidia-smi.log" 2>&1
+# gpu_step: a step that is not possible with emulated devices.
+gpu_step() {
+  if [ "$dry" = no ]; then
+    step "$@"
+    return
+  fi
+  if [[ $2 =~ $wanted ]]; then row "$2" 'NO GPU' "not part of a dry run"; fi
+  return 1
+}
 
-# --- build ------------------------------------------------------------------------------------------------------------
+begin_group() {
+  group=$1 results=$output/$1 summary=$output/$1/summary.txt group_began=$SECONDS
+  limit_s=$(awk -v minutes="$minutes" 'BEGIN {print int(minutes * 60 + 0.5)}')
+  rm -rf "$results"
+  mkdir -p "$results" || exit 2
+  : >"$summary"
+  report "$group: $gpu${capability:+, sm_$capability}, $(date -u '+%Y-%m-%d %H:%M') UTC, $version"
+  if [ "$gpu" != none ]; then nvidia-smi >"$results/nvidia-smi.log" 2>&1; fi
+}
+end_group() {
+  [ -n "$group" ] || return 0
+  if [ "$gpu" != none ]; then nvidia-smi -q -d CLOCK,TEMPERATURE,POWER >"$results/nvidia-smi-after.log" 2>&1; fi
+  report "$group took $((SECONDS - group_began)) s"
+  tar -C "$output" -czf "$output/$group.tar.gz.part" "$group" && mv "$output/$group.tar.gz.part" "$output/$group.tar.gz"
+  echo "results: $output/$group.tar.gz"
+  group=''
+}
+interrupted() {
+  trap '' INT TERM
+  [ -z "$running" ] || kill "$running" 2>/dev/null
+  [ -z "$group" ] || row "$group" 'NOT RUN' "the rest: interrupted"
+  exit 1
+}
+trap 'end_group; rm -rf "$work"' EXIT
+trap interrupted INT TERM
 
-build=${SLUICE_BUILD:-}
-if [ -z "$build" ]; then
-  build=build/gpu
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+version="commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown)"
+build_here() {
+  build=$PWD/build/gpu
+  results=$output/build summary=$output/build/summary.txt limit_s=1800 group_began=$SECONDS
+  mkdir -p "$results"
+  : >"$summary"
   for toolkit in /usr/local/cuda "${CUDA_HOME:-/nowhere}"; do
-    [ -x "$toolkit/bin/nvcc" ] && PATH=$toolkit/bin:$PATH
+    if [ -x "$toolkit/bin/nvcc" ]; then PATH=$toolkit/bin:$PATH; fi
   done
   command -v nvcc >/dev/null || missing nvcc "the build (it is part of the CUDA toolkit)"
   command -v cmake >/dev/null || missing cmake "the build"
-  if [ "${SLUICE_INSTALL:-yes}" != no ]; then step packages 180 tools/install-packages.sh || true; fi
-  generator=()
-  command -v ninja >/dev/null && generator=(-G Ninja)
-  step configure 120 cmake -S . -B "$build" ${generator[@]+"${generator[@]}"} -DCMAKE_BUILD_TYPE=Release \
-    -DCMAKE_CUDA_ARCHITECTURES="$capability" || grep -m 3 -h 'Could NOT\|Could not find\|CMake Error' "$results/configure.log" | tee -a "$summary"
-  targets=(sluice gpu_test exec_test flash_benchmark
-    device_layer_benchmark device_executor_benchmark)
-  step build 600 cmake --build "$build" -j "$jobs" --target "${targets[@]}" || true
+  local configure=(cmake -S . -B "$build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_CUDA_ARCHITECTURES="${capability:-90}")
+  if command -v ninja >/dev/null; then configure+=(-G Ninja); fi
+  # Packages are installed only if the build cannot be configured without.
+  if ! "${configure[@]}" >"$results/first-configure.log" 2>&1; then
+    step any packages 300 tools/install-packages.sh
+    step any configure 120 "${configure[@]}" || grep -m 3 -h 'Could NOT\|Could not find\|CMake Error' "$results/configure.log"
+  fi
+  local targets=(sluice gpu_test exec_test flash_benchmark device_layer_benchmark device_executor_benchmark)
+  if [ "$dry" = yes ]; then targets+=(sluice_emulated); fi
+  step any build 1500 cmake --build "$build" -j "${SLUICE_JOBS:-$(nproc)}" --target "${targets[@]}"
+}
+if [ "$bundle" = yes ]; then
+  version=$(cat VERSION 2>/dev/null) || invalid "--from-bundle: $PWD is not a bundle of tools/gpu_bundle.sh: it has no file VERSION"
+elif [ -z "$build" ]; then
+  wanted_steps=$wanted wanted=.
+  build_here
+  wanted=$wanted_steps
 fi
-sluice=$build/tools/sluice
-if [ ! -x "$sluice" ]; then
-  missing "$sluice" "all further steps"
-  exit 1
-fi
-sluice=$(cd "$(dirname "$sluice")" && pwd)/sluice
-step doctor.json 60 "$sluice" doctor --json
-step doctor 60 "$sluice" doctor
+# program NAME: the path of a program of the bundle or the build, which may not exist.
+program() {
+  local folder
+  if [ "$bundle" = yes ]; then
+    echo "$PWD/bin/$1"
+    return
+  fi
+  case $1 in sluice*) folder=tools ;; *_test) folder=tests ;; *) folder=benchmarks ;; esac
+  echo "$build/$folder/$1"
+}
+# has NAME PURPOSE: whether the program is there. Reports if it is not.
+has() { [ -x "$(program "$1")" ] || { missing "$1" "$2" && false; }; }
 
-# --- kernels and devices ----------------------------------------------------------------------------------------------
-
-if [ -x "$build/tests/gpu_test" ]; then
-  for part in devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*' flash='*Flash*' kernels='-*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*:*Flash*'; do
-    name=gpu-tests-${part%%=*}
-    step "$name" 240 "$build/tests/gpu_test" --gtest_filter="${part#*=}" || continue
-    if ! grep -q '\[       OK \]' "$results/$name.log" 2>/dev/null && [[ $name =~ $wanted ]]; then
-      missing "$name" "all of its tests were skipped"
-    fi
-  done
-else
-  missing gpu_test "the tests of kernels and devices"
-fi
-[ -x "$build/tests/exec_test" ] && step nccl-tests 60 "$build/tests/exec_test" --gtest_filter='Nccl*'
-
-sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
-tiny=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
-  --position-embedding-type learned_absolute --seq-length 256 --mbs 1 --microbatches 4 --backend cuda)
-if [ -n "$sanitizer" ]; then
-  for tool in memcheck racecheck; do
-    step "sanitizer-$tool-run" 150 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      "$sluice" run "${tiny[@]}" --pp 2 --devices green:2 --schedule seq1f1b --slices 2 --steps 1
-  done
-  [ -x "$build/tests/gpu_test" ] && step sanitizer-memcheck-devices 120 "$sanitizer" --tool memcheck \
-    --error-exitcode 9 "$build/tests/gpu_test" --gtest_filter='*GemmMatchesDoublePrecision*gpu_1:*EventsOrder*green_2'
-else
-  missing compute-sanitizer "memory checks of the kernels"
-fi
-
-# --- speed ------------------------------------------------------------------------------------------------------------
-
-if [ -x "$build/benchmarks/flash_benchmark" ]; then
-  step flash_benchmark 120 "$build/benchmarks/flash_benchmark" --benchmark_min_time=0.2
-fi
-if [ -x "$build/benchmarks/device_layer_benchmark" ]; then
-  step device_layer_benchmark 240 "$build/benchmarks/device_layer_benchmark" --benchmark_out_format=json \
-    --benchmark_out="$results/layers.json"
-  step device_executor_benchmark 120 "$build/benchmarks/device_executor_benchmark" --benchmark_out_format=json \
-    --benchmark_out="$results/executor.json"
-fi
+sluice=$(program sluice)
+if [ "$dry" = yes ]; then sluice=$(program sluice_emulated); fi
+[ -x "$sluice" ] || invalid "$sluice is missing"
 python=$(command -v python3)
-if [ -n "$python" ] && "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
-  step layer-beside-pytorch 240 "$python" benchmarks/kernels/pytorch_layer.py --json "$results/layers-pytorch.json" \
-    --against "$results/layers.json"
-  text=/usr/share/common-licenses/GPL-3
-  [ -r "$text" ] || text=docs/formats.md
-  curve=(--data "$text" --backend cuda --precision bf16 --devices green:2)
-  step losses-first-step 60 "$sluice" run "${curve[@]}" --steps 1 --checkpoint "$work/first.safetensors"
-  step losses-sluice.json 120 "$sluice" run "${curve[@]}" --steps 200 --resume "$work/first.safetensors" --json
-  # bfloat16 changes these losses by at most 0.075, on average 0.01 (PyTorch in bfloat16 against sluice in float32).
-  step losses-beside-pytorch 240 "$python" benchmarks/kernels/pytorch_loss.py --checkpoint "$work/first.safetensors" \
-    --run "$results/losses-sluice.json" --data "$text" --json "$results/losses-pytorch.json" --tolerance 0.15
-else
-  missing PyTorch "comparisons of layer speed and loss"
-fi
-
-# --- NCCL on one GPU --------------------------------------------------------------------------------------------------
+has_pytorch() {
+  local device=cuda
+  if [ "$dry" = yes ]; then device=cpu; fi
+  [ -n "$python" ] && "$python" -c "import sys, torch; torch.zeros(1, device='$device'); sys.exit(0)" 2>"$results/pytorch.err"
+}
+export sluice work
 
 # nccl_ranks SIZE ARGUMENTS...: starts one process per rank with the environment variables of torchrun, and prints the output
 # of rank 0. Fails if any process fails. Checks results only: messages use the loopback interface.
@@ -174,45 +274,183 @@ nccl_ranks() {
   cat "$work/rank-0.out"
   return "$code"
 }
-export -f nccl_ranks
-export sluice work
 
-# same_losses A B: compares the losses of two runs, which must agree within 2e-3 in each step (GEMMs of different shapes round
-# differently).
+# same_losses A B TOLERANCE: compares the losses of two runs in each step.
 same_losses() {
-  awk '
+  awk -v tolerance="$3" '
     FNR == 1 { ++file }
     /"loss":/ { gsub(/[^0-9.e+-]/, "", $2); if (file == 1) a[++n] = $2; else b[++m] = $2 }
     END {
       worst = 0
       for (i = 1; i <= n; ++i) { d = a[i] - b[i]; if (d < 0) d = -d; if (d > worst) worst = d }
       printf "%d and %d steps, losses differ by at most %g\n", n, m, worst
-      exit !(n > 0 && n == m && worst <= 2e-3)
+      exit !(n > 0 && n == m && worst <= tolerance)
     }' "$1" "$2"
 }
-export -f same_losses
+export -f nccl_ranks same_losses
+# same_losses_step NAME A B TOLERANCE: of the steps A and B, if both were run.
+same_losses_step() {
+  [ -s "$results/$2.json" ] && [ -s "$results/$3.json" ] || return 0
+  step any "$1" 20 bash -c 'same_losses "$@"' same "$results/$2.json" "$results/$3.json" "$4"
+}
 
-for size in 2 4; do
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+tiny=(--num-layers 4 --hidden-size 256 --num-attention-heads 4 --vocab-size 512 --max-position-embeddings 256
+  --position-embedding-type learned_absolute --seq-length 256 --mbs 1 --microbatches 4)
+if [ "$dry" = yes ]; then
+  tiny=(--num-layers 4 --hidden-size 32 --num-attention-heads 2 --vocab-size 64 --max-position-embeddings 32
+    --position-embedding-type learned_absolute --seq-length 32 --mbs 1 --microbatches 4)
+fi
+
+correctness() {
+  step json doctor 60 "$sluice" doctor --json
+  step any doctor-text 60 "$sluice" doctor
+  if has gpu_test "the tests of kernels and devices"; then
+    local part devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*'
+    for part in devices="$devices" cudnn='*Cudnn*' flash='*Flash*' kernels="-$devices:*Flash*:*Cudnn*"; do
+      step tests "gpu-tests-${part%%=*}" 120 "$(program gpu_test)" --gtest_filter="${part#*=}"
+    done
+  fi
+
+  # Losses of the same model on the CPU in float32, on partitions and streams in bfloat16, and over NCCL. GEMMs of different
+  # shapes round differently: 2e-3 between devices, and 0.05 to float32.
+  local size schedule run devices
+  step json train-cpu 60 "$sluice" run "${tiny[@]}" --pp 2 --steps 5 --json
   for schedule in 1f1b seq1f1b; do
-    run=(run "${tiny[@]}" --pp "$size" --schedule "$schedule" --steps 5 --json)
-    [ "$schedule" = seq1f1b ] && run+=(--slices 4)
-    step "nccl-$size-$schedule-alone.json" 60 "$sluice" "${run[@]}" --devices "stream:$size"
-    step "nccl-$size-$schedule.json" 120 bash -c 'nccl_ranks "$@"' nccl "$size" "${run[@]}" --transport nccl
-    step "nccl-$size-$schedule-losses" 10 bash -c 'same_losses "$@"' same \
-      "$results/nccl-$size-$schedule-alone.json" "$results/nccl-$size-$schedule.json"
+    for size in 2 4; do
+      [ "$size-$schedule" = 4-1f1b ] && continue
+      run=(run "${tiny[@]}" --backend cuda --pp "$size" --schedule "$schedule" --steps 5 --json)
+      if [ "$schedule" = seq1f1b ]; then run+=(--slices 4); fi
+      for devices in stream green; do
+        [ "$size-$devices" = 4-green ] && continue
+        step json "train-$devices-$size-$schedule" 60 "$sluice" "${run[@]}" --devices "$devices:$size"
+        same_losses_step "train-$devices-$size-$schedule-losses" train-cpu "train-$devices-$size-$schedule" 0.05
+      done
+      gpu_step json "nccl-$size-$schedule" 90 bash -c 'nccl_ranks "$@"' nccl "$size" "${run[@]}" --transport nccl
+      same_losses_step "nccl-$size-$schedule-losses" "train-stream-$size-$schedule" "nccl-$size-$schedule" 2e-3
+    done
   done
+  if has exec_test "the tests of NCCL's communicators"; then
+    step tests nccl-tests 60 "$(program exec_test)" --gtest_filter='Nccl*'
+  fi
+
+  local sanitizer tool
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  if [ -z "$sanitizer" ]; then
+    missing compute-sanitizer "memory checks of the kernels"
+    return
+  fi
+  for tool in memcheck racecheck; do
+    gpu_step any "sanitizer-$tool-run" 100 "$sanitizer" --tool "$tool" --error-exitcode 9 \
+      "$sluice" run "${tiny[@]}" --backend cuda --pp 2 --devices green:2 --schedule seq1f1b --slices 2 --steps 1
+  done
+  if [ -x "$(program gpu_test)" ]; then
+    gpu_step tests sanitizer-memcheck-devices 90 "$sanitizer" --tool memcheck \
+      --error-exitcode 9 "$(program gpu_test)" --gtest_filter='*GemmMatchesDoublePrecision*gpu_1:*EventsOrder*green_2'
+  fi
+}
+
+# slowest_kernels TABLE: prints the launch numbers of the slowest launch of each of the five kernels with the largest total time,
+# from `ncu --csv --metrics gpu__time_duration.sum`.
+slowest_kernels() {
+  "$python" - "$1" <<'END'
+import csv, sys
+
+lines = [line for line in open(sys.argv[1], encoding="utf-8", errors="replace") if line.startswith('"')]
+kernels = {}
+for row in csv.DictReader(lines):
+    try:
+        time = float(row["Metric Value"].replace(",", ""))
+    except ValueError:
+        continue
+    kernels.setdefault(row["Kernel Name"], []).append((time, int(row["ID"])))
+for name in sorted(kernels, key=lambda name: -sum(time for time, _ in kernels[name]))[:5]:
+    print(max(kernels[name])[1])
+END
+}
+
+speed() {
+  local layers=(--sluice-layers "$(program device_layer_benchmark)") attention=(--sluice-attention "$(program flash_benchmark)") small=()
+  if [ "$dry" = yes ]; then small=(--try); fi
+  has device_layer_benchmark "the times of layers" || layers=()
+  has flash_benchmark "the times of attention" || attention=()
+  if has_pytorch; then
+    step times layers-beside-pytorch 330 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} \
+      ${layers[@]+"${layers[@]}"} --json "$results/layers.json" --seconds 300
+    step times attention-beside-pytorch 80 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} --only-attention \
+      ${attention[@]+"${attention[@]}"} --json "$results/attention.json" --seconds 70
+  else
+    missing PyTorch "the comparison with PyTorch"
+    if [ ${#layers[@]} -gt 0 ]; then
+      step times layers 200 "${layers[1]}" --benchmark_out_format=json --benchmark_out="$results/layers.json"
+    fi
+    if [ ${#attention[@]} -gt 0 ]; then
+      step times attention 100 "${attention[1]}" --benchmark_out_format=json --benchmark_out="$results/attention.json"
+    fi
+  fi
+
+  # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.
+  local ncu skip=20 one=1 number launches
+  ncu=$(command -v ncu || ls /usr/local/cuda/bin/ncu 2>/dev/null)
+  if [ -z "$ncu" ]; then
+    missing ncu "the profiles of the slowest kernels"
+  elif [ ${#layers[@]} -gt 0 ]; then
+    launches=("${layers[1]}" --benchmark_filter='layer/gpt/tokens:4096/context:8192/op:[13]')
+    gpu_step any ncu-times 60 "$ncu" --csv --metrics gpu__time_duration.sum --launch-skip "$skip" --launch-count 400 "${launches[@]}" || return
+    slowest_kernels "$results/ncu-times.log" >"$work/slowest"
+    [ -s "$work/slowest" ] || nothing ncu-kernels "ncu timed no kernel"
+    while read -r number; do
+      step any "ncu-kernel-$((one++))" 40 "$ncu" --set full --launch-skip "$((skip + number))" --launch-count 1 "${launches[@]}"
+    done <"$work/slowest"
+  fi
+}
+
+circle() {
+  local parts model steps=200 text=/usr/share/common-licenses/GPL-3 budget=(--steps 4 --time-budget 20 --tolerance 3% --memory-tolerance 3%)
+  [ -r "$text" ] || text=docs/formats.md
+  if has device_executor_benchmark "the overhead of the executor"; then
+    step times executor 60 "$(program device_executor_benchmark)" --benchmark_out_format=json \
+      --benchmark_out="$results/executor.json"
+  fi
+  if [ "$dry" = yes ]; then
+    steps=3 budget=(--steps 1 --time-budget 0.05 --tolerance 1000000% --max-wait 100% --memory-tolerance 1000000%)
+  fi
+  # The number of layers is the same for schedules with one and with two stages per rank.
+  for parts in 2 4 8; do
+    model=(--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --vocab-size 8192 --max-position-embeddings 4096
+      --position-embedding-type learned_absolute --seq-length 4096 --mbs 1 --microbatches $((2 * parts)))
+    if [ "$dry" = yes ]; then
+      model=(--num-layers $((2 * parts)) --hidden-size 16 --num-attention-heads 2 --vocab-size 32 --max-position-embeddings 16
+        --position-embedding-type learned_absolute --seq-length 16 --mbs 1 --microbatches "$parts" --tokens "4,16" --contexts 12)
+    fi
+    step json "validate-green-$parts" 130 "$sluice" validate "${model[@]}" --backend cuda --pp "$parts" --devices "green:$parts" \
+      --schedule 1f1b,seq1f1b,zb-h1,zb-v,interleaved-1f1b --slices 4 "${budget[@]}" --json
+  done
+  local curve=(--data "$text" --backend cuda --precision bf16 --devices green:2) device=cuda
+  if [ "$dry" = yes ]; then curve+=(--seq-length 32 --mbs 1) device=cpu; fi
+  step any losses-first-step 60 "$sluice" run "${curve[@]}" --steps 1 --checkpoint "$work/first.safetensors"
+  step json losses-sluice 60 "$sluice" run "${curve[@]}" --steps "$steps" --resume "$work/first.safetensors" --json
+  # bfloat16 changes these losses by at most 0.075, on average 0.01 (PyTorch in bfloat16 against sluice in float32).
+  if has_pytorch; then
+    step any losses-beside-pytorch 90 "$python" benchmarks/kernels/pytorch_loss.py --checkpoint "$work/first.safetensors" \
+      --run "$results/losses-sluice.json" --data "$text" --json "$results/losses-pytorch.json" --tolerance 0.15 --device "$device"
+  else
+    missing PyTorch "the comparison of losses"
+  fi
+}
+
+for each in $groups; do
+  begin_group "$each"
+  "$each"
+  end_group
 done
-
-# --- prediction on partitions of the GPU ------------------------------------------------------------------------------
-
-# The number of layers is the same for schedules with one and with two stages per rank.
-for parts in 2 4 8; do
-  model=(--num-layers 16 --hidden-size 2048 --num-attention-heads 16 --vocab-size 32768 --max-position-embeddings 4096
-    --position-embedding-type learned_absolute --seq-length 4096 --mbs 1 --microbatches $((2 * parts)) --backend cuda)
-  step "validate-green-$parts.json" 300 "$sluice" validate "${model[@]}" --pp "$parts" --devices "green:$parts" \
-    --schedule gpipe,1f1b,interleaved-1f1b,seq1f1b,zb-h1,zb-v,seq1f1b-zb2p --slices 4 --steps 5 \
-    --time-budget 45 --tolerance 3% --memory-tolerance 3% --json
-done
-
-report "$([ "$failed" -eq 0 ] && echo 'all steps passed' || echo 'NOT all steps passed'), after $((SECONDS / 60)) min $((SECONDS % 60)) s; results in $results"
+if [ "$failed" -ne 0 ]; then
+  text='NOT all steps passed'
+elif [ "$dry" = yes ]; then
+  text='dry run: no step failed'
+else
+  text='all steps passed'
+fi
+echo "$text after $((SECONDS / 60)) min $((SECONDS % 60)) s"
 exit "$failed"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs what tools/bundle.sh packs in a bare Debian: chroot.sh ARCHIVE [ROOT], as root. ROOT is a folder with a bare system;
-# without it debootstrap installs one into a temporary folder. Exit code 77: skipped, because root or debootstrap is missing.
+# Runs what tools/bundle.sh or tools/gpu_bundle.sh packs in a bare Debian: chroot.sh ARCHIVE [ROOT], as root. ROOT is a folder
+# with a bare system; without it debootstrap installs one into a temporary folder. Exit code 77: skipped, because root or
+# debootstrap is missing.
 set -euo pipefail
 
 archive=${1:?usage: chroot.sh ARCHIVE [ROOT]}
@@ -10,7 +11,7 @@ if [ "$(id -u)" -ne 0 ] || { [ $# -lt 2 ] && ! command -v debootstrap >/dev/null
 fi
 work=$(mktemp -d)
 chmod go+rx "$work"
-trap 'rm -rf "$work"' EXIT
+trap 'if [ -e "$root/proc/self" ]; then umount "$root/proc"; fi; rm -rf "$work"' EXIT
 root=${2:-$work/root}
 [ -d "$root/usr" ] || debootstrap --variant=minbase bookworm "$root" >"$work/debootstrap.log" || {
   cat "$work/debootstrap.log"
@@ -39,6 +40,27 @@ done
 # in_chroot USER COMMAND: from a folder that the user may not write to.
 in_chroot() { chroot --userspec="$1:$1" "$root" /usr/bin/env -i PATH=/usr/local/bin:/usr/bin HOME=/nowhere /bin/sh -c "cd /srv && $2"; }
 holds() { grep -qF -- "$2" <<<"$1" || fail "no '$2' in: $1"; }
+passed() { echo "passed in $(. "$root/etc/os-release" && echo "$PRETTY_NAME") with $(chroot "$root" ldd --version 2>/dev/null | head -n 1)"; }
+
+if [[ $name == sluice-gpu-* ]]; then
+  # Programs find the libraries beside them by /proc/self/exe. A stub reports a GPU; the emulation computes.
+  mount -t proc proc "$root/proc"
+  mkdir -p "$root/opt/stubs"
+  cat >"$root/opt/stubs/nvidia-smi" <<'END'
+#!/bin/sh
+case "$*" in -L) echo "GPU 0: Stub" ;; *compute_cap*) echo 9.0 ;; *--query-gpu=name*) echo "NVIDIA Stub" ;; esac
+END
+  chmod +x "$root/opt/stubs/nvidia-smi"
+  holds "$(in_chroot 65534 "/opt/bundle/$name/bin/sluice doctor")" "for sm_80 sm_90"
+  in_chroot 0 "PATH=/opt/stubs:\$PATH /opt/bundle/$name/tools/gpu_check.sh --from-bundle --dry-run --output /srv/results" | tee "$work/out"
+  for row in 'doctor +ok' 'gpu-tests-kernels +NOTHING' 'nccl-tests +ok' 'train-green-2-seq1f1b-losses +ok' 'layers +NOTHING' 'executor +NOTHING' \
+    'validate-green-[248] +ok' 'losses-sluice +ok' 'dry run: no step failed'; do
+    grep -qE "^$row" "$work/out" || fail "no '$row'"
+  done
+  for group in correctness speed circle; do tar -tzf "$root/srv/results/$group.tar.gz" >/dev/null || fail "no results of $group"; done
+  passed
+  exit
+fi
 for user in 0 65534; do
   holds "$name" "sluice-$(in_chroot $user 'sluice --version' | grep -oE '[0-9]+\.[0-9]+\.[0-9]+')-linux"
   holds "$(in_chroot $user "sluice simulate $examples/gpt3-175b-a100.json")" "makespan"
@@ -47,4 +69,4 @@ for user in 0 65534; do
   holds "$(in_chroot $user 'sluice run --steps 2')" "loss"
   holds "$(in_chroot $user 'sluice doctor')" "OpenBLAS"
 done
-echo "passed in $(. "$root/etc/os-release" && echo "$PRETTY_NAME") with $(chroot "$root" ldd --version 2>/dev/null | head -n 1)"
+passed
