@@ -2,9 +2,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "model/namespaces.h"
 
@@ -27,6 +29,16 @@ class Stream {
  public:
   virtual ~Stream() = default;
   virtual void* native() const = 0;  // cudaStream_t; the emulation's own otherwise
+
+  // Sets a function that is called after each kernel, copy and GEMM is enqueued, by the thread that enqueues it.
+  void on_launch(std::function<void()> observe) { on_launch_ = std::move(observe); }
+  // Called by whatever enqueues work.
+  void launched() const {
+    if (on_launch_) on_launch_();
+  }
+
+ private:
+  std::function<void()> on_launch_;
 };
 
 // A point in a stream, as of the latest `record`. Waiting for an event that was never recorded returns immediately.
@@ -66,7 +78,7 @@ enum class StreamPriority : std::uint8_t { normal, high };
 
 // Runs kernels: a whole GPU, a partition of its multiprocessors, or streams on a GPU that is shared. Calls are
 // asynchronous unless documented otherwise. Must be used by one thread at a time, which has called make_current; `done`
-// may be called by any thread.
+// may be called by any thread. An error of the device is sticky: every later call throws it, except those that free.
 class Device {
  public:
   virtual ~Device() = default;
@@ -76,16 +88,20 @@ class Device {
   virtual int multiprocessors() const = 0;     // number that this device may use
   virtual int compute_capability() const = 0;  // 90 of sm_90
   virtual bool has_bfloat16() const = 0;       // GEMMs in hardware: sm_80 and later
+  // Returns whether kernels of this device may access the memory of another device of this process. Copies always may.
+  virtual bool can_access(const Device& other) = 0;
+  // Makes GEMMs leave this number of multiprocessors, half of them at most, to kernels that wait on the device.
+  virtual void reserve_multiprocessors(int count) = 0;
 
   // Makes this the device of the calling thread's launches and allocations.
   virtual void make_current() = 0;
 
   // Allocates zeroed memory of the device, or pinned memory of the host. Synchronous. Throws DoesNotFit, with the
-  // number of free bytes, or DeviceError.
+  // number of free bytes, or DeviceError. Releasing ignores errors, which other calls report, and null.
   virtual std::byte* allocate(std::int64_t bytes) = 0;
-  virtual void release(std::byte* memory) = 0;
+  virtual void release(std::byte* memory) noexcept = 0;
   virtual std::byte* allocate_host(std::int64_t bytes) = 0;
-  virtual void release_host(std::byte* memory) = 0;
+  virtual void release_host(std::byte* memory) noexcept = 0;
   virtual std::int64_t free_bytes() const = 0;
 
   virtual std::unique_ptr<Stream> make_stream(StreamPriority priority) = 0;
@@ -99,6 +115,14 @@ class Device {
   // Waits for all work of a stream, or for an event. Throws as `done`.
   virtual void synchronize(Stream& stream) = 0;
   virtual void synchronize(Event& event) = 0;
+  // Waits for all work of a stream and ignores errors, which other calls report. For destructors.
+  void settle(Stream& stream) noexcept {
+    try {
+      synchronize(stream);
+    } catch (const std::exception&) {
+      // After an error nothing runs any more.
+    }
+  }
   // Returns the time from the first to the second of two completed events, in nanoseconds; may be negative.
   virtual std::int64_t nanoseconds_between(Event& first, Event& second) = 0;
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "exec/device/cublas.h"
@@ -88,6 +89,20 @@ class CudaDevice final : public Device {
   int compute_capability() const override { return capability_; }
   bool has_bfloat16() const override { return capability_ >= 80; }
 
+  bool can_access(const Device& other) override {
+    if (other.ordinal() == ordinal_) return true;
+    const auto known = peers_.find(other.ordinal());
+    if (known != peers_.end()) return known->second;
+    use();
+    const cudaError_t error = cudaDeviceEnablePeerAccess(other.ordinal(), 0);
+    if (error != cudaSuccess) (void)cudaGetLastError();  // or the next launch would find it
+    return peers_[other.ordinal()] = error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled;
+  }
+  void reserve_multiprocessors(int count) override {
+    check(cublas().set_multiprocessors(blas_, multiprocessors_ - std::min(count, multiprocessors_ / 2)),
+          "cublasSetSmCountTarget");
+  }
+
   void make_current() override { use(); }
 
   std::byte* allocate(std::int64_t bytes) override {
@@ -106,9 +121,10 @@ class CudaDevice final : public Device {
     check(cudaStreamSynchronize(cudaStreamPerThread), "cudaStreamSynchronize");
     return static_cast<std::byte*>(memory);
   }
-  void release(std::byte* memory) override {
-    use();
-    check(cudaFree(memory), "cudaFree");
+  void release(std::byte* memory) noexcept override {
+    cudaSetDevice(ordinal_);
+    cudaFree(memory);
+    (void)cudaGetLastError();
   }
   std::byte* allocate_host(std::int64_t bytes) override {
     use();
@@ -123,7 +139,10 @@ class CudaDevice final : public Device {
     std::memset(memory, 0, size);
     return static_cast<std::byte*>(memory);
   }
-  void release_host(std::byte* memory) override { check(cudaFreeHost(memory), "cudaFreeHost"); }
+  void release_host(std::byte* memory) noexcept override {
+    cudaFreeHost(memory);
+    (void)cudaGetLastError();
+  }
   std::int64_t free_bytes() const override {
     use();
     std::size_t free = 0;
@@ -183,9 +202,11 @@ class CudaDevice final : public Device {
   void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) override {
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, native(stream)),
           "cudaMemcpyAsync");
+    stream.launched();
   }
   void zero(void* memory, std::int64_t bytes, Stream& stream) override {
     check(cudaMemsetAsync(memory, 0, static_cast<std::size_t>(bytes), native(stream)), "cudaMemsetAsync");
+    stream.launched();
   }
 
   void begin_range(const char* name) override { nvtxRangePushA(name); }
@@ -210,6 +231,7 @@ class CudaDevice final : public Device {
                               CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT),
             "cublasGemmStridedBatchedEx", how);
     }
+    stream.launched();
   }
 
   // Called before the stream is destroyed, while its work may still run.
@@ -276,6 +298,7 @@ class CudaDevice final : public Device {
   int multiprocessors_ = 0;
   int capability_ = 0;
   int high_priority_ = 0;
+  std::map<int, bool> peers_;  // by ordinal: its memory can be accessed
   cublasHandle_t blas_ = nullptr;
   std::byte* workspace_ = nullptr;
   cudaEvent_t workspace_free_ = nullptr;

@@ -157,12 +157,7 @@ PartBench::~PartBench() {
     ::operator delete (memory_, std::align_val_t{kBufferAlignment});
     return;
   }
-  try {
-    device_->make_current();
-    device_->synchronize(*stream_);
-  } catch (const DeviceError&) {
-    // `run` has thrown it already.
-  }
+  device_->settle(*stream_);
   device_->release(memory_);
   device_->release(small_);
 }

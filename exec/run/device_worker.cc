@@ -57,13 +57,8 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
 }
 
 void DeviceWorker::settle() {
-  try {
-    device_.make_current();
-    device_.synchronize(*compute_);
-    device_.synchronize(*collectives_);
-  } catch (const DeviceError&) {
-    // `run` has thrown it already.
-  }
+  device_.settle(*compute_);
+  device_.settle(*collectives_);
 }
 
 DeviceWorker::~DeviceWorker() {

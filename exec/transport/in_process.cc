@@ -179,14 +179,7 @@ class DeviceFabric::Connection : public DeviceConnection {
   void meet() { while_meeting_ ? while_meeting_() : progress(); }
 
   void drain() {
-    device_.make_current();
-    for (Lane& lane : lanes_) {
-      try {
-        device_.synchronize(*lane.stream);
-      } catch (const DeviceError&) {
-        // The worker has thrown it already.
-      }
-    }
+    for (Lane& lane : lanes_) device_.settle(*lane.stream);
   }
 
  private:

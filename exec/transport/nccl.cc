@@ -203,8 +203,12 @@ NcclWorld::NcclWorld(const NcclFunctions& functions, Device& device, int rank, i
 }
 
 NcclWorld::~NcclWorld() {
-  // An orderly end needs the other ranks.
-  if (std::uncaught_exceptions() > exceptions_ || control_->stopped()) communicators_->abort();
+  try {
+    // An orderly end needs the other ranks.
+    if (std::uncaught_exceptions() > exceptions_ || control_->stopped()) communicators_->abort();
+  } catch (const std::exception&) {
+    // The process ends.
+  }
   communicators_->finish();
 }
 

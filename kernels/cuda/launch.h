@@ -8,6 +8,8 @@
 
 #include "kernels/cuda/check.h"
 #else
+#include <span>
+
 #include "kernels/emulation/device.h"
 #endif
 
@@ -53,6 +55,7 @@ void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
   run_kernel<Kernel><<<blocks, static_cast<unsigned>(grid.threads), static_cast<unsigned>(grid.shared_bytes),
                        static_cast<cudaStream_t>(stream.native())>>>(kernel);
   SLUICE_CUDA_CHECK(cudaGetLastError());
+  stream.launched();
 }
 
 #else
@@ -62,10 +65,11 @@ void launch(Stream& stream, const Grid& grid, const Kernel& kernel) {
   static_assert(sizeof(Kernel) <= 4096);
   if (grid.threads > Kernel::kThreads)
     throw std::logic_error("the grid has more threads per block than the kernel allows");
-  emulation::put(stream, [grid, kernel] {
+  const auto run = [grid, kernel] {
     emulation::run_grid({grid.blocks_x, grid.blocks_y, grid.blocks_z}, grid.threads, grid.shared_bytes,
                         [&kernel] { kernel(); });
-  });
+  };
+  emulation::launch(stream, run, std::as_bytes(std::span(&kernel, 1)));
 }
 
 #endif

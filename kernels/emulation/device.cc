@@ -2,13 +2,16 @@
 
 #include <Eigen/Core>
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
+#include <stdexcept>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,11 +40,60 @@ class Failure {
     const std::lock_guard lock(mutex_);
     if (!what_.empty()) throw DeviceError(what_);
   }
+  // Called after each task; throws for the one that is to fail.
+  void count_task(std::int64_t fails_at) {
+    if (++tasks_ == fails_at) throw std::runtime_error("task " + std::to_string(fails_at) + " fails");
+  }
 
  private:
   std::mutex mutex_;
   std::string what_;
+  std::atomic<std::int64_t> tasks_{0};
 };
+
+// The memory of all emulated devices of the process.
+class Memories {
+ public:
+  void add(const std::byte* memory, std::int64_t bytes, int ordinal) {
+    const std::lock_guard lock(mutex_);
+    blocks_[memory] = {memory + bytes, ordinal};
+  }
+  void remove(const std::byte* memory) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(memory);
+  }
+  // Throws if an aligned word of `arguments` is an address in the memory of another GPU.
+  void check_access(std::span<const std::byte> arguments, int ordinal) {
+    const std::lock_guard lock(mutex_);
+    for (std::size_t at = 0; at + sizeof(void*) <= arguments.size(); at += alignof(void*)) {
+      const std::byte* address = nullptr;
+      std::memcpy(&address, arguments.data() + at, sizeof address);
+      const auto after = blocks_.upper_bound(address);
+      if (after == blocks_.begin()) continue;
+      const auto& [end, owner] = std::prev(after)->second;
+      if (address >= end || owner == ordinal) continue;
+      throw std::runtime_error("a kernel accesses memory of GPU " + std::to_string(owner) + " without peer access");
+    }
+  }
+
+ private:
+  struct Block {
+    const std::byte* end;
+    int ordinal;
+  };
+  std::mutex mutex_;
+  std::map<const std::byte*, Block> blocks_;
+};
+Memories& memories() {
+  static Memories all;
+  return all;
+}
+
+template <class T>
+void raise_to(std::atomic<T>& most, T value) {
+  for (T now = most.load(); now < value && !most.compare_exchange_weak(now, value);) {
+  }
+}
 
 class EmulatedEvent final : public Event {
  public:
@@ -84,8 +136,8 @@ class EmulatedEvent final : public Event {
 class EmulatedStream final : public Stream {
  public:
   EmulatedStream(std::shared_ptr<Failure> failure, const EmulatedDeviceSpec& spec)
-      : failure_(std::move(failure)), thread_([this, order = spec.order, capability = spec.compute_capability] {
-          set_execution_order(order, capability);
+      : failure_(std::move(failure)), spec_(spec), thread_([this] {
+          set_execution_order(spec_.order, spec_.compute_capability);
           serve();
         }) {}
   ~EmulatedStream() override {
@@ -99,9 +151,21 @@ class EmulatedStream final : public Stream {
   void* native() const override { return const_cast<Stream*>(static_cast<const Stream*>(this)); }
 
   void put(std::function<void()> task) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return tasks_.size() < spec_.queue_length; });
     tasks_.push_back(std::move(task));
+    if (spec_.counters != nullptr) raise_to(spec_.counters->most_pending, tasks_.size());
     changed_.notify_all();
+  }
+  void launch(std::function<void()> task, std::span<const std::byte> arguments) {
+    failure_->check();
+    try {
+      if (!spec_.peer_access) memories().check_access(arguments, spec_.ordinal);
+    } catch (const std::exception& error) {
+      fail(error);
+    }
+    put(std::move(task));
+    launched();
   }
   void wait_until_empty() {
     std::unique_lock lock(mutex_);
@@ -117,8 +181,9 @@ class EmulatedStream final : public Stream {
       lock.unlock();
       try {
         tasks_.front()();
+        failure_->count_task(spec_.fails_at);  // events are reached also after an error
       } catch (const std::exception& error) {
-        failure_->set(std::string("on an emulated device: ") + error.what());
+        fail(error);
       }
       lock.lock();
       tasks_.pop_front();
@@ -126,7 +191,10 @@ class EmulatedStream final : public Stream {
     }
   }
 
+  void fail(const std::exception& error) const { failure_->set("on " + spec_.name + ": " + error.what()); }
+
   std::shared_ptr<Failure> failure_;
+  const EmulatedDeviceSpec spec_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;  // the first one may be running
@@ -189,27 +257,37 @@ class EmulatedDevice final : public Device {
   ~EmulatedDevice() override {
     for (const auto& [memory, bytes] : allocated_) free_memory(memory);
   }
+  EmulatedDevice(const EmulatedDevice&) = delete;
+  EmulatedDevice& operator=(const EmulatedDevice&) = delete;
 
   std::string name() const override { return spec_.name; }
   int ordinal() const override { return spec_.ordinal; }
   int multiprocessors() const override { return spec_.multiprocessors; }
   int compute_capability() const override { return spec_.compute_capability; }
   bool has_bfloat16() const override { return spec_.compute_capability >= 80; }
-  void make_current() override {}
+  bool can_access(const Device& other) override { return spec_.peer_access || other.ordinal() == spec_.ordinal; }
+  void reserve_multiprocessors(int count) override { reserved_ = std::min(count, spec_.multiprocessors / 2); }
+  void make_current() override { failure_->check(); }
 
   std::byte* allocate(std::int64_t bytes) override {
+    failure_->check();
     if (bytes > free_bytes()) {
       throw DoesNotFit(std::to_string(bytes) + " bytes on " + spec_.name + ", of which " +
                        std::to_string(free_bytes()) + " are free");
     }
-    return keep(bytes);
+    std::byte* const memory = keep(bytes);
+    memories().add(memory, bytes, spec_.ordinal);
+    return memory;
   }
-  void release(std::byte* memory) override {
+  void release(std::byte* memory) noexcept override {
     allocated_.erase(memory);
     free_memory(memory);
   }
-  std::byte* allocate_host(std::int64_t bytes) override { return keep(bytes); }
-  void release_host(std::byte* memory) override { release(memory); }
+  std::byte* allocate_host(std::int64_t bytes) override {
+    failure_->check();
+    return keep(bytes);
+  }
+  void release_host(std::byte* memory) noexcept override { release(memory); }
   std::int64_t free_bytes() const override {
     std::int64_t held = 0;
     for (const auto& [memory, bytes] : allocated_) held += bytes;
@@ -217,21 +295,33 @@ class EmulatedDevice final : public Device {
   }
 
   std::unique_ptr<Stream> make_stream(StreamPriority) override {
+    failure_->check();
     return std::make_unique<EmulatedStream>(failure_, spec_);
   }
-  std::unique_ptr<Event> make_event() override { return std::make_unique<EmulatedEvent>(); }
+  std::unique_ptr<Event> make_event() override {
+    failure_->check();
+    return std::make_unique<EmulatedEvent>();
+  }
 
   void record(Event& event, Stream& stream) override {
+    failure_->check();
     EmulatedEvent& of = emulated(event);
     const std::int64_t number = of.expect();
     emulated(stream).put([&of, number] { of.reach(number); });
   }
   void wait(Stream& stream, Event& event) override {
+    failure_->check();
     EmulatedEvent& of = emulated(event);
     emulated(stream).put([&of, number = of.recorded()] { of.wait(number); });
   }
   bool done(Event& event) override {
     failure_->check();
+    if (Counters* const counters = spec_.counters; counters != nullptr) {
+      ++counters->queries;
+      raise_to(counters->most_querying, ++counters->querying);
+      std::this_thread::yield();  // a query takes time
+      --counters->querying;
+    }
     return emulated(event).done();
   }
   void synchronize(Stream& stream) override {
@@ -243,25 +333,28 @@ class EmulatedDevice final : public Device {
     failure_->check();
   }
   std::int64_t nanoseconds_between(Event& first, Event& second) override {
+    failure_->check();
     return emulated(second).time_ns() - emulated(first).time_ns();
   }
 
   void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) override {
-    emulated(stream).put([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
+    emulated(stream).launch([=] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }, {});
   }
   void zero(void* memory, std::int64_t bytes, Stream& stream) override {
-    emulated(stream).put([=] { std::memset(memory, 0, static_cast<std::size_t>(bytes)); });
+    emulated(stream).launch([=] { std::memset(memory, 0, static_cast<std::size_t>(bytes)); }, {});
   }
   void begin_range(const char*) override {}
   void end_range() override {}
   void multiply(const GemmCall& product, Stream& stream) override {
-    emulated(stream).put([product] {
+    if (spec_.counters != nullptr) spec_.counters->gemm_multiprocessors = spec_.multiprocessors - reserved_;
+    const auto run = [product] {
       switch (product.in) {
         case Element::float16: multiply_all<cuda::float16>(product); break;
         case Element::bfloat16: multiply_all<cuda::bfloat16>(product); break;
         case Element::float32: throw std::logic_error("GEMMs must have 16-bit inputs");
       }
-    });
+    };
+    emulated(stream).launch(run, {});
   }
 
  private:
@@ -272,9 +365,13 @@ class EmulatedDevice final : public Device {
     allocated_[memory] = bytes;
     return memory;
   }
-  static void free_memory(std::byte* memory) { ::operator delete (memory, std::align_val_t{kBufferAlignment}); }
+  static void free_memory(std::byte* memory) {
+    memories().remove(memory);
+    ::operator delete (memory, std::align_val_t{kBufferAlignment});
+  }
 
   EmulatedDeviceSpec spec_;
+  int reserved_ = 0;  // multiprocessors
   std::shared_ptr<Failure> failure_;
   std::map<std::byte*, std::int64_t> allocated_;
 };
@@ -284,6 +381,10 @@ class EmulatedDevice final : public Device {
 std::unique_ptr<Device> make_device(const EmulatedDeviceSpec& spec) { return std::make_unique<EmulatedDevice>(spec); }
 
 void put(Stream& stream, std::function<void()> task) { emulated(stream).put(std::move(task)); }
+
+void launch(Stream& stream, std::function<void()> task, std::span<const std::byte> arguments) {
+  emulated(stream).launch(std::move(task), arguments);
+}
 
 void run_grid(const std::array<int, 3>& blocks, int threads, int shared_bytes, const std::function<void()>& body) {
   BlockPlace place{.blocks = blocks, .threads = threads, .shared_bytes = shared_bytes};

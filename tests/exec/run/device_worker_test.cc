@@ -17,6 +17,7 @@
 #include "exec/run/run_devices.h"
 #include "exec/watch/failure.h"
 #include "kernels/device_kernels.h"
+#include "kernels/emulation/device.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
 #include "tests/support/all_schedules.h"
@@ -38,6 +39,12 @@ struct Devices {
       : held(device_provider()->open({.kind = DeviceRequest::green, .count = count})),
         all{.kernels = device_kernels()} {
     for (const auto& device : held) all.devices.push_back(device.get());
+  }
+  explicit Devices(const std::vector<emulation::EmulatedDeviceSpec>& specs) : all{.kernels = device_kernels()} {
+    for (const auto& spec : specs) {
+      held.push_back(emulation::make_device(spec));
+      all.devices.push_back(held.back().get());
+    }
   }
   std::vector<std::unique_ptr<Device>> held;
   RunDevices all;
@@ -272,6 +279,32 @@ TEST(DeviceWorker, StopsAtANonFiniteResult) {
     } catch (const RunFailure& failure) {
       EXPECT_EQ(failure.kind(), FailureKind::non_finite);
       EXPECT_THAT(failure.what(), HasSubstr(text));
+    }
+  }
+}
+
+// After an error of a device every call fails, also in destructors: the run must end with the first error.
+TEST(DeviceWorker, ErrorOfADeviceIsReported) {
+  RunSpec spec = device_descent(test::small_gpt(2));
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  for (const std::int64_t task : {1, 40, 150, 400}) {
+    for (std::size_t rank = 0; rank < 2; ++rank) {
+      SCOPED_TRACE(std::to_string(task) + " on rank " + std::to_string(rank));
+      std::vector<emulation::EmulatedDeviceSpec> specs(2);
+      specs[rank].name = "GPU of rank " + std::to_string(rank);
+      specs[rank].fails_at = task;
+      const Devices devices(specs);
+      TrainingOptions options;
+      options.runs = 4;
+      options.devices = &devices.all;
+      try {
+        test::train(plan, tokens, options);
+        FAIL() << "the run continued";
+      } catch (const DeviceError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("on " + specs[rank].name + ": task " + std::to_string(task) + " fails"));
+      }
     }
   }
 }
