@@ -143,6 +143,7 @@ Profiler::Impl::Impl(const ProfilingSpec& given, Transport& to, const WorkerDevi
                                .cells = spec.cells,
                                .seed = spec.seed};
   check_memory_for(of_bench);
+  if (device.device != nullptr) check_device_memory(PartBench::bytes_of(of_bench), device);
   bench = std::make_unique<PartBench>(of_bench, device.device);
   make_points();
 }

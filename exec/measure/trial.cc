@@ -127,9 +127,14 @@ TrialReport run_trials(const TrialSpec& spec, Transport& transport, const Worker
     for (std::size_t i = 0; i < spec.plans.size(); ++i) {
       const RunPlan& plan = *spec.plans[i];
       PlanTrials& trials = report.plans[i];
-      const std::unique_ptr<Worker> worker =
-          make_worker(plan, transport.rank(), transport,
-                      {.tokens = spec.tokens[i], .device = device.device, .device_transport = device.transport});
+      if (device.device != nullptr) {
+        check_device_memory(plan.arena(plan.layout().pipeline_rank(transport.rank())).total_bytes, device);
+      }
+      const std::unique_ptr<Worker> worker = make_worker(plan, transport.rank(), transport,
+                                                         {.tokens = spec.tokens[i],
+                                                          .device = device.device,
+                                                          .device_transport = device.transport,
+                                                          .queries = device.queries});
       worker->initialise();
       const int wanted = runs_until(visit + 1) - runs_until(visit);
       std::byte more{1};

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <thread>
 
 #include "exec/run/device_worker.h"
@@ -18,6 +19,13 @@ namespace {
 // Ops enqueued on the compute stream and not done: enough that the device never idles, few enough that a failure is
 // noticed soon.
 constexpr std::size_t kAhead = 8;
+
+// A stream takes about 1,024 launches before the next one blocks the host, which could then neither answer other
+// workers nor notice their failure. At most three times this number are enqueued; one GEMM may be two launches.
+constexpr std::int64_t kLaunchesPerMark = 128;
+
+// Time between two queries of events. Queries hold a lock that launches need, and the device has enough work meanwhile.
+constexpr std::int64_t kBetweenQueries_ns = 10'000;
 
 // Waits briefly, at first by yielding: work of a device ends within microseconds, or takes long.
 class Backoff {
@@ -44,14 +52,48 @@ constexpr std::int64_t kReportGrace_ns = 3'000'000'000;
 void DeviceWorker::observe() {
   if (transport_.stopped()) throw Stopped("stopped");
   links_->progress();
-  for (; compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]]); ++compute_done_) {
-    check_flag(compute_items_[compute_done_]);
+  const std::size_t computed = compute_done_;
+  const std::size_t collected = collective_done_;
+  query();
+  for (std::size_t i = computed; i < compute_done_; ++i) check_flag(compute_items_[i]);
+  for (std::size_t i = collected; i < collective_done_; ++i) check_flag(collective_items_[i]);
+}
+
+// Queries the events of the device, unless the last time was just before or another thread queries those of the GPU.
+void DeviceWorker::query() {
+  const std::int64_t now = now_ns();
+  if (now < next_query_ns_) return;
+  std::unique_lock<std::mutex> turn;
+  if (services_.queries != nullptr) {
+    turn = std::unique_lock(*services_.queries, std::try_to_lock);
+    if (!turn.owns_lock()) return;
   }
-  for (; collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]]);
-       ++collective_done_) {
-    check_flag(collective_items_[collective_done_]);
-  }
+  while (compute_done_ < compute_issued_ && done(items_[compute_items_[compute_done_]])) ++compute_done_;
+  while (collective_done_ < collective_issued_ && done(items_[collective_items_[collective_done_]])) ++collective_done_;
+  if (awaited_ != nullptr && device_.done(*awaited_)) awaited_ = nullptr;
   update_recorder();
+  next_query_ns_ = now_ns() + kBetweenQueries_ns;
+}
+
+void DeviceWorker::wait_until_done(Event& event) {
+  Backoff backoff(crowded_);
+  awaited_ = &event;
+  observe();
+  while (awaited_ != nullptr) {
+    backoff.wait();
+    observe();
+  }
+}
+
+// Called after each launch of the compute stream: observes regularly, also inside an op, and limits the launches that
+// are enqueued.
+void DeviceWorker::pace() {
+  if (pacing_ || ++launches_ % kLaunchesPerMark != 0) return;
+  pacing_ = true;
+  Event& mark = *marks_[launches_ / kLaunchesPerMark % marks_.size()];
+  wait_until_done(mark);  // recorded two marks ago
+  device_.record(mark, *compute_);
+  pacing_ = false;
 }
 
 // Records what the device is doing: the first op that is not done, running or waiting for its input.
@@ -132,12 +174,8 @@ void DeviceWorker::finish() {
   }
   device_.copy(small_host_, small_device_, small_bytes_, *compute_);
   device_.record(*last_, *compute_);
-  Backoff backoff(crowded_);
-  while (!device_.done(*last_)) {
-    observe();
-    backoff.wait();
-  }
-  observe();
+  wait_until_done(*last_);
+  while (compute_done_ < compute_issued_ || collective_done_ < collective_issued_) observe();
   take_norms();
   std::copy_n(on_host_.losses, unit_losses_.size(), unit_losses_.begin());
   add_up_losses();

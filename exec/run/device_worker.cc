@@ -47,6 +47,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   base_ = device_.make_event();
   probe_ = device_.make_event();
   last_ = device_.make_event();
+  for (auto& mark : marks_) mark = device_.make_event();
   list_items();
   make_messages();
   arena_ = device_.allocate(std::max<std::int64_t>(arena_plan_.total_bytes, kBufferAlignment));
@@ -96,12 +97,16 @@ void DeviceWorker::list_items() {
   for (std::size_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
     item_of_[item.vertex] = static_cast<int>(i);
-    if (!item.collective && rank_.steps[item.index].kind == PlannedStep::Kind::send) continue;
+    if (is_send(item)) continue;
     item.name = plan_.graph().name(item.vertex);
     item.begin = device_.make_event();
     item.end = device_.make_event();
     (item.collective ? collective_items_ : compute_items_).push_back(i);
   }
+}
+
+bool DeviceWorker::is_send(const Item& item) const {
+  return !item.collective && rank_.steps[item.index].kind == PlannedStep::Kind::send;
 }
 
 // Bytes that this worker sends or receives of a message: its shard if the tensor-parallel ranks send one each.
@@ -247,14 +252,19 @@ void DeviceWorker::run_items() {
   relate_clocks();
   last_end_ = base_.get();
   for (const int receive : rank_.first_posts) free_receive(receive, nullptr);
-  for (Item& item : items_) {
+  launches_ = 0;
+  compute_->on_launch([this] { pace(); });
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    Item& item = items_[i];
     next_vertex_ = item.vertex;
     next_waits_for_ = Doing::no_vertex;
     device_.begin_range(item.name.c_str());
     item.collective ? issue_collective(item) : issue_step(item);
     device_.end_range();
-    keep_up();
+    // What an op receives next and what it sends are issued together.
+    if (i + 1 == items_.size() || !is_send(items_[i + 1])) keep_up();
   }
+  compute_->on_launch(nullptr);
   finish();
 }
 
@@ -345,6 +355,7 @@ void DeviceWorker::issue_step(Item& item) {
       }
     }
   }
+  links_->flush();
   doing(WorkerThread::compute, Activity::working, step.vertex);
   recorded_[0] = {};
   const FaultAction action = inject(step.vertex, transport_);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -66,7 +67,11 @@ class DeviceWorker final : public Worker {
   void run_items();
   void relate_clocks();
   void keep_up();
+  void pace();
   void observe();
+  void query();
+  void wait_until_done(Event& event);
+  bool is_send(const Item& item) const;
   void update_recorder();
   void issue_step(Item& item);
   void issue_ops(const PlannedStep& step, std::size_t item);
@@ -101,6 +106,12 @@ class DeviceWorker final : public Worker {
   std::unique_ptr<Event> base_;   // at base_ns_ of the host's clock
   std::unique_ptr<Event> probe_;  // of relate_clocks
   std::unique_ptr<Event> last_;   // after everything of a run
+  // After every kLaunchesPerMark launches of the compute stream, in turn; see pace.
+  std::array<std::unique_ptr<Event>, 2> marks_;
+  std::int64_t launches_ = 0;
+  bool pacing_ = false;
+  Event* awaited_ = nullptr;  // null once it is done
+  std::int64_t next_query_ns_ = 0;
   std::int64_t base_ns_ = 0;
 
   std::vector<Item> items_;

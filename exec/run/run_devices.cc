@@ -10,11 +10,23 @@
 #include <string>
 
 #include "exec/plan/host_memory.h"
-#include "exec/transport/in_process.h"
 #include "exec/transport/on_threads.h"
 #include "model/errors.h"
 
 namespace sluice::exec {
+namespace {
+
+// Throws DoesNotFit unless `needed` bytes of `who` leave the margin of the free ones.
+void check_margin(const std::string& who, std::int64_t needed, std::int64_t free, std::int64_t margin) {
+  if (needed <= free - margin) return;
+  throw DoesNotFit(fmt::format(
+      "{} need {:.2f} GiB, but {:.2f} GiB are free, of which {:.2f} GiB are kept free "
+      "(--device-memory-margin)",
+      who, static_cast<double>(needed) / kGiB, static_cast<double>(free) / kGiB, static_cast<double>(margin) / kGiB));
+}
+
+}  // namespace
+
 void check_device_memory(const RunPlan& plan, const RunDevices& devices) {
   struct OfGpu {
     std::int64_t needed = 0;
@@ -33,10 +45,23 @@ void check_device_memory(const RunPlan& plan, const RunDevices& devices) {
     ++gpu.workers;
   }
   for (const auto& [ordinal, gpu] : gpus) {
-    if (gpu.needed <= gpu.free) continue;
-    throw DoesNotFit(fmt::format("{} worker(s) on {} need {:.2f} GiB, but {:.2f} GiB are free", gpu.workers, gpu.name,
-                                 static_cast<double>(gpu.needed) / kGiB, static_cast<double>(gpu.free) / kGiB));
+    check_margin(fmt::format("{} worker(s) on {}", gpu.workers, gpu.name), gpu.needed, gpu.free, devices.memory_margin);
   }
+}
+
+void check_device_memory(std::int64_t bytes, const WorkerDevice& device) {
+  check_margin("the buffers of a worker on " + device.device->name(), bytes, device.device->free_bytes(),
+               device.memory_margin);
+}
+
+ThreadDevices::ThreadDevices(int workers, const RunDevices& devices)
+    : devices_(devices), fabric_(workers, *devices.kernels) {
+  for (const Device* const device : devices.devices) queries_[device->ordinal()];
+}
+
+WorkerDevice ThreadDevices::of(const Transport& transport) {
+  Device* const device = devices_.devices[transport.rank()];
+  return {device, &fabric_.worker(transport), &queries_.at(device->ordinal()), devices_.memory_margin};
 }
 
 void on_device_threads(int workers, const RunDevices& devices,
@@ -45,13 +70,8 @@ void on_device_threads(int workers, const RunDevices& devices,
     on_threads(workers, [&](Transport& transport) { work(transport, {}); });
     return;
   }
-  std::unique_ptr<DeviceFabric> fabric;
-  std::once_flag made;
-  on_threads(workers, [&](Transport& transport) {
-    std::call_once(made, [&] { fabric = std::make_unique<DeviceFabric>(workers, *devices.kernels); });
-    const int rank = transport.rank();
-    work(transport, {devices.devices[rank], &fabric->worker(transport)});
-  });
+  ThreadDevices threads(workers, devices);
+  on_threads(workers, [&](Transport& transport) { work(transport, threads.of(transport)); });
 }
 
 }  // namespace sluice::exec

@@ -18,7 +18,6 @@
 #include <thread>
 
 #include "exec/plan/host_memory.h"
-#include "exec/transport/in_process.h"
 #include "exec/transport/threads.h"
 #include "exec/watch/process_state.h"
 #include "exec/watch/recorder_file.h"
@@ -361,7 +360,8 @@ struct TrainingJob {
                                     .recorder = supervisor.recorder(rank),
                                     .faults = &faults,
                                     .device = device.device,
-                                    .device_transport = device.transport};
+                                    .device_transport = device.transport,
+                                    .queries = device.queries};
       // Created by the thread that uses it, so that its memory is local to that.
       worker = make_worker(plan, rank, transport, services);
       train(*worker, transport);
@@ -393,10 +393,10 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
                         TrainingReport& report, const WorkerHooks& hooks, const RunObserver& observer) {
   const RunLayout& layout = plan.layout();
   const std::vector<int> workers_here(to_size(layout.pipeline), layout.data * layout.tensor);
-  std::unique_ptr<DeviceFabric> device_fabric;
+  std::optional<ThreadDevices> thread_devices;
   if (plan.on_devices()) {
     check_device_memory(plan, *options.devices);
-    device_fabric = std::make_unique<DeviceFabric>(layout.size(), *options.devices->kernels);
+    thread_devices.emplace(layout.size(), *options.devices);
   } else {
     check_memory(plan, workers_here, available_memory_bytes());
   }
@@ -416,9 +416,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
     for (int rank = 0; rank < layout.size(); ++rank) {
       threads.emplace_back([&, rank] {
         WorkerDevice device;
-        if (device_fabric) {
-          device = {options.devices->devices[rank], &device_fabric->worker(fabric.worker(rank))};
-        }
+        if (thread_devices) device = thread_devices->of(fabric.worker(rank));
         job.run_worker(workers[rank], fabric.worker(rank), device);
       });
     }
@@ -430,7 +428,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
         {{worker->starts().begin(), worker->starts().end()}, {worker->ends().begin(), worker->ends().end()}});
   }
   // Keep memory and events while other devices may access them.
-  if (device_fabric) device_fabric->drain();
+  if (thread_devices) thread_devices->drain();
   for (const auto& worker : workers) {
     if (worker != nullptr) worker->settle();
   }
@@ -462,7 +460,8 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
   const std::exception_ptr failure = failure_of([&] {
     if (plan.on_devices()) {
       check_device_memory(plan, *options.devices);
-      device = {options.devices->devices[transport.rank()], options.devices->transport};
+      device = {options.devices->devices[transport.rank()], options.devices->transport, nullptr,
+                options.devices->memory_margin};
     } else {
       check_memory(plan, workers_here, available_memory_bytes());
     }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct WorkerServices {
   // For a run on devices (RunSpec::kernels): the device of this worker, and its transport.
   Device* device = nullptr;
   DeviceTransport* device_transport = nullptr;
+  std::mutex* queries = nullptr;  // see WorkerDevice
 };
 
 // Where the time of a worker went in one run of the graph, in nanoseconds of its compute thread or of the compute

@@ -44,9 +44,12 @@ struct DeviceMessage {
 class DeviceConnection {
  public:
   virtual ~DeviceConnection() = default;
-  // Both return immediately; `placed` is set here or in a later `progress`.
+  // Both return immediately; `placed` is set here or in a later `progress` or `flush`.
   virtual void send(DeviceMessage& message) = 0;
   virtual void receive(DeviceMessage& message) = 0;
+  // Returns when everything that was posted is enqueued that does not wait for another worker. Called before an op is
+  // enqueued: the thread may then wait for the device in the middle of the op, and the device for the other workers.
+  virtual void flush() {}
   // Called repeatedly while the worker waits for anything. Throws Stopped once the run has been stopped, DeviceError if
   // the transport has failed.
   virtual void progress() = 0;

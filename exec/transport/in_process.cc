@@ -25,6 +25,7 @@ struct Meeting {
   struct Brought {
     std::byte* data = nullptr;
     Event* event = nullptr;
+    const Device* device = nullptr;
   };
   explicit Meeting(std::size_t size) : members(size) {
     for (auto& round : brought) round.resize(size);
@@ -62,6 +63,9 @@ class DeviceFabric::Group : public StreamGroup {
         ready_(device.make_event()),
         reduced_(device.make_event()),
         copied_(device.make_event()) {}
+  ~Group() override { device_.release(staging_); }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   int size() const override { return static_cast<int>(meeting_.members); }
   int rank() const override { return rank_; }
@@ -107,8 +111,14 @@ class DeviceFabric::Group : public StreamGroup {
     device_.record(*ready_, stream);
     const auto& all = meet(data, *ready_, stream);
     for (std::int64_t i = 1; i < members && length(rank_) > 0; ++i) {
-      const std::byte* const from = all[(rank_ + i) % members].data;
-      combine(from + first(rank_) * bytes, length(rank_), data + first(rank_) * bytes);
+      const Meeting::Brought& other = all[(rank_ + i) % members];
+      const std::byte* const from = other.data + first(rank_) * bytes;
+      std::byte* const into = data + first(rank_) * bytes;
+      if (device_.can_access(*other.device)) {
+        combine(from, length(rank_), into);
+      } else {
+        combine_copies(from, length(rank_), into, bytes, stream, combine);
+      }
     }
     device_.record(*reduced_, stream);
     const auto& shards = meet(data, *reduced_, stream);
@@ -123,11 +133,26 @@ class DeviceFabric::Group : public StreamGroup {
     meet(data, *copied_, stream);
   }
 
+  // Combines memory that kernels of this device cannot access, piece by piece: copies need no access.
+  template <typename Combine>
+  void combine_copies(const std::byte* from, std::int64_t count, std::byte* into, std::int64_t bytes, Stream& stream,
+                      const Combine& combine) {
+    constexpr std::int64_t kStagingBytes = std::int64_t{4} << 20;
+    if (staging_ == nullptr) staging_ = device_.allocate(kStagingBytes);
+    const std::int64_t most = kStagingBytes / bytes;
+    for (std::int64_t first = 0; first < count; first += most) {
+      const std::int64_t elements = std::min(most, count - first);
+      device_.copy(staging_, from + first * bytes, elements * bytes, stream);
+      combine(staging_, elements, into + first * bytes);
+    }
+  }
+
   Connection& connection_;
   const DeviceKernels& kernels_;
   Meeting& meeting_;
   int rank_;
   Device& device_;
+  std::byte* staging_ = nullptr;  // allocated when it is first needed
   std::unique_ptr<Event> ready_;
   std::unique_ptr<Event> reduced_;
   std::unique_ptr<Event> copied_;
@@ -257,7 +282,7 @@ class DeviceFabric::Worker : public DeviceTransport {
 
 const std::vector<Meeting::Brought>& DeviceFabric::Group::meet(std::byte* data, Event& event, Stream& stream) {
   auto& round = meeting_.brought[rounds_ % 2];
-  round[rank_] = {data, &event};
+  round[rank_] = {data, &event, &device_};
   meeting_.arrivals.fetch_add(1);
   const std::int64_t all = ++rounds_ * size();
   while (meeting_.arrivals.load() < all) {

@@ -11,7 +11,7 @@ namespace sluice::exec {
 
 // Connects the devices of one process: whole GPUs, or partitions of one. A message is a copy by the receiver, enqueued
 // on the stream of its edge once both ends have posted it and ordered by events; collectives read the memory of the
-// other members. No device spins while waiting for another.
+// other members, or copies of it where kernels cannot access that. No device spins while waiting for another.
 class DeviceFabric {
  public:
   DeviceFabric(int workers, const DeviceKernels& kernels);

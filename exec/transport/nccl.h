@@ -28,7 +28,8 @@ struct NcclOptions {
 // keep their order, those of two directions never wait for each other, and a waiting message occupies few blocks of the
 // device. (A device must have room for all that may wait concurrently: message_blocks per edge.) Every group has a
 // communicator too, and works on the stream that it is given. Communicators do not block the host: one thread issues
-// one operation after the other, polls its state (ncclCommGetAsyncError) and watches the clock.
+// one operation after the other, polls its state (ncclCommGetAsyncError) and watches the clock. Messages of different
+// edges that were posted together are one operation.
 //
 // A message waits on the device: see DeviceTransport::waits_on_device. The kernels of NCCL are loaded once the world is
 // made.

@@ -72,7 +72,12 @@ class NcclDevicesOfRank final : public NcclDevices {
   void post(NcclEdge& edge, bool sends, DeviceMessage& message) {
     if (edge.communicator == nullptr || edge.sends != sends) throw std::logic_error("an edge of other ranks");
     posted_.push_back({&edge, &message});
-    advance();
+  }
+  void flush() {
+    communicators_.wait_until("messages", host_, [&] {
+      advance();
+      return posted_.empty();
+    });
   }
   void progress() {
     throw_if_stopped();
@@ -83,10 +88,7 @@ class NcclDevicesOfRank final : public NcclDevices {
   // stream.
   template <typename Call>
   void issue(NcclCommunicator communicator, const char* name, const std::string& what, Call&& call) {
-    communicators_.wait_until(what, host_, [&] {
-      advance();
-      return posted_.empty();
-    });
+    flush();
     if (!communicators_.issue(communicator, name, what, call)) {
       communicators_.wait_until(what, host_, [&] { return communicators_.settled(communicator, what); });
     }
@@ -97,8 +99,6 @@ class NcclDevicesOfRank final : public NcclDevices {
   struct Posted {
     NcclEdge* edge;
     DeviceMessage* message;
-    bool issued = false;
-    bool settled = false;
   };
 
   void throw_if_stopped() {
@@ -107,39 +107,71 @@ class NcclDevicesOfRank final : public NcclDevices {
     throw Stopped("stopped");
   }
 
-  // One operation is in progress at a time, and all are issued in the order in which they were posted.
+  // Messages are issued in the order in which they were posted. One operation is in progress at a time.
   void advance() {
     while (!posted_.empty()) {
-      Posted& first = posted_.front();
-      NcclEdge& edge = *first.edge;
-      DeviceMessage& message = *first.message;
-      if (!first.issued) {
-        if (message.ready != nullptr) device_.wait(*edge.stream, *message.ready);
-        if (message.started != nullptr) device_.record(*message.started, *edge.stream);
-        first.settled = move(edge, message.data, message.bytes);
-        first.issued = true;
+      if (in_progress_ == 0) issue_first();
+      for (std::size_t i = 0; i < in_progress_; ++i) {
+        const NcclEdge& edge = *posted_[i].edge;
+        if (!communicators_.settled(edge.communicator, edge.what)) return;
       }
-      if (!first.settled && !communicators_.settled(edge.communicator, edge.what)) return;
-      device_.record(*message.done, *edge.stream);
-      message.placed.store(true, std::memory_order_release);
-      posted_.pop_front();
+      for (; in_progress_ > 0; --in_progress_) {
+        const auto [edge, message] = posted_.front();
+        device_.record(*message->done, *edge->stream);
+        message->placed.store(true, std::memory_order_release);
+        posted_.pop_front();
+      }
     }
   }
 
+  // Issues the first messages that were posted, on different edges, as one operation: NCCL starts a thread for each.
+  // Two messages of an edge in one operation would wait for each other's data.
+  void issue_first() {
+    for (; in_progress_ < posted_.size(); ++in_progress_) {
+      const auto [edge, message] = posted_[in_progress_];
+      const auto end = posted_.begin() + static_cast<std::ptrdiff_t>(in_progress_);
+      if (std::any_of(posted_.begin(), end, [&](const Posted& other) { return other.edge == edge; })) break;
+      if (message->ready != nullptr) device_.wait(*edge->stream, *message->ready);
+      if (message->started != nullptr) device_.record(*message->started, *edge->stream);
+    }
+    const NcclFunctions& nccl = communicators_.functions();
+    const Posted& first = posted_.front();
+    if (in_progress_ == 1) {
+      move(*first.edge, first.message->data, first.message->bytes);
+      return;
+    }
+    communicators_.issue(first.edge->communicator, "ncclGroupEnd", first.edge->what, [&] {
+      NcclResult result = nccl.group_start();
+      for (std::size_t i = 0; i < in_progress_ && is_good(result); ++i) {
+        result = call(*posted_[i].edge, posted_[i].message->data, posted_[i].message->bytes);
+      }
+      const NcclResult end = nccl.group_end();
+      return is_good(result) ? end : result;
+    });
+  }
+  static bool is_good(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
+
   bool move(NcclEdge& edge, std::byte* data, std::int64_t bytes) {
+    return communicators_.issue(edge.communicator, edge.sends ? "ncclSend" : "ncclRecv", edge.what,
+                                [&] { return call(edge, data, bytes); });
+  }
+
+  NcclResult call(const NcclEdge& edge, std::byte* data, std::int64_t bytes) const {
     constexpr int kSender = 0;
     constexpr int kReceiver = 1;
     const auto count = static_cast<std::size_t>(bytes);
     void* const stream = edge.stream->native();
     const NcclFunctions& nccl = communicators_.functions();
-    if (edge.sends) {
-      return communicators_.issue(edge.communicator, "ncclSend", edge.what, [&] {
-        return nccl.send(data, count, NcclType::int8, kReceiver, edge.communicator, stream);
-      });
-    }
-    return communicators_.issue(edge.communicator, "ncclRecv", edge.what, [&] {
-      return nccl.receive(data, count, NcclType::int8, kSender, edge.communicator, stream);
+    return edge.sends ? nccl.send(data, count, NcclType::int8, kReceiver, edge.communicator, stream)
+                      : nccl.receive(data, count, NcclType::int8, kSender, edge.communicator, stream);
+  }
+
+  // Messages that wait on the device hold multiprocessors.
+  void make_room(const NcclLines& lines) {
+    const auto receives = std::count_if(lines.edges.begin(), lines.edges.end(), [](const NcclEdge& edge) {
+      return edge.communicator != nullptr && !edge.sends;
     });
+    device_.reserve_multiprocessors(communicators_.options().message_blocks * static_cast<int>(receives));
   }
 
   // Errors of messages in flight are reported by this call only: one edge per call.
@@ -165,6 +197,7 @@ class NcclDevicesOfRank final : public NcclDevices {
   const Transport* host_ = nullptr;
   std::vector<std::unique_ptr<NcclLines>> lines_;
   std::deque<Posted> posted_;
+  std::size_t in_progress_ = 0;  // of posted_: the first ones, issued together
   std::size_t looked_ = 0;
 };
 
@@ -173,6 +206,7 @@ class NcclConnection final : public DeviceConnection {
   NcclConnection(NcclDevicesOfRank& devices, NcclLines& lines) : devices_(devices), lines_(lines) {}
   void send(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), true, message); }
   void receive(DeviceMessage& message) override { devices_.post(lines_.edges.at(message.edge), false, message); }
+  void flush() override { devices_.flush(); }
   void progress() override { devices_.progress(); }
   StreamGroup* group(std::size_t index) override { return lines_.groups.at(index).get(); }
 
@@ -202,12 +236,16 @@ std::unique_ptr<DeviceConnection> NcclDevicesOfRank::connect(const DeviceLinks& 
   device_.make_current();
   const auto known =
       std::find_if(lines_.begin(), lines_.end(), [&](const auto& lines) { return lines->links == links; });
-  if (known != lines_.end()) return std::make_unique<NcclConnection>(*this, **known);
+  if (known != lines_.end()) {
+    make_room(**known);
+    return std::make_unique<NcclConnection>(*this, **known);
+  }
   auto fresh = std::make_unique<NcclLines>();
   fresh->links = links;
   make_edges(*fresh);
   make_groups(*fresh);
   use_once(*fresh);
+  make_room(*fresh);
   lines_.push_back(std::move(fresh));
   return std::make_unique<NcclConnection>(*this, *lines_.back());
 }

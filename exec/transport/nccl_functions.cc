@@ -47,6 +47,8 @@ NcclFunctions load_nccl() {
   library.find(found.get_async_error, "ncclCommGetAsyncError");
   library.find(found.error_text, "ncclGetErrorString");
   library.find(found.last_error, "ncclGetLastError");
+  library.find(found.group_start, "ncclGroupStart");
+  library.find(found.group_end, "ncclGroupEnd");
   library.find(found.send, "ncclSend");
   library.find(found.receive, "ncclRecv");
   library.find(found.all_reduce, "ncclAllReduce");

@@ -53,6 +53,8 @@ struct NcclFunctions {
   NcclResult (*get_async_error)(NcclCommunicator, NcclResult*);
   const char* (*error_text)(NcclResult);
   const char* (*last_error)(NcclCommunicator);
+  NcclResult (*group_start)();
+  NcclResult (*group_end)();
   NcclResult (*send)(const void*, std::size_t count, NcclType, int peer, NcclCommunicator, void* stream);
   NcclResult (*receive)(void*, std::size_t count, NcclType, int peer, NcclCommunicator, void* stream);
   NcclResult (*all_reduce)(const void*, void*, std::size_t count, NcclType, NcclReduction, NcclCommunicator,

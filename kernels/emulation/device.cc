@@ -266,7 +266,9 @@ class EmulatedDevice final : public Device {
   int compute_capability() const override { return spec_.compute_capability; }
   bool has_bfloat16() const override { return spec_.compute_capability >= 80; }
   bool can_access(const Device& other) override { return spec_.peer_access || other.ordinal() == spec_.ordinal; }
-  void reserve_multiprocessors(int count) override { reserved_ = std::min(count, spec_.multiprocessors / 2); }
+  void reserve_multiprocessors(int count) override {
+    if (spec_.counters != nullptr) spec_.counters->reserved = std::min(count, spec_.multiprocessors / 2);
+  }
   void make_current() override { failure_->check(); }
 
   std::byte* allocate(std::int64_t bytes) override {
@@ -346,7 +348,6 @@ class EmulatedDevice final : public Device {
   void begin_range(const char*) override {}
   void end_range() override {}
   void multiply(const GemmCall& product, Stream& stream) override {
-    if (spec_.counters != nullptr) spec_.counters->gemm_multiprocessors = spec_.multiprocessors - reserved_;
     const auto run = [product] {
       switch (product.in) {
         case Element::float16: multiply_all<cuda::float16>(product); break;
@@ -371,7 +372,6 @@ class EmulatedDevice final : public Device {
   }
 
   EmulatedDeviceSpec spec_;
-  int reserved_ = 0;  // multiprocessors
   std::shared_ptr<Failure> failure_;
   std::map<std::byte*, std::int64_t> allocated_;
 };

@@ -16,11 +16,11 @@ namespace sluice::kernels::emulation {
 
 // Calls of the devices that share one of these, and what they found.
 struct Counters {
-  std::atomic<std::int64_t> queries{0};       // calls of `done`
-  std::atomic<int> querying{0};               // threads inside `done`
-  std::atomic<int> most_querying{0};          // maximum of it
-  std::atomic<std::size_t> most_pending{0};   // maximum number of tasks of a stream that had not ended
-  std::atomic<int> gemm_multiprocessors{-1};  // of the latest GEMM
+  std::atomic<std::int64_t> queries{0};      // calls of `done`
+  std::atomic<int> querying{0};              // threads inside `done`
+  std::atomic<int> most_querying{0};         // maximum of it
+  std::atomic<std::size_t> most_pending{0};  // maximum number of tasks of a stream that had not ended
+  std::atomic<int> reserved{0};              // multiprocessors that the latest call reserved
 };
 
 // A device whose kernels run on host threads, one per stream, so that streams are as independent as those of a GPU.

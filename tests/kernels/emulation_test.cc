@@ -260,6 +260,46 @@ TEST_F(Emulation, StreamsWaitOnlyForEvents) {
   EXPECT_GE(device_->nanoseconds_between(*event, *last), 0);
 }
 
+TEST_F(Emulation, KernelsFailThatAccessAnotherGpuWithoutPeerAccess) {
+  const auto other = emulation::make_device({.ordinal = 1});
+  auto* const theirs = reinterpret_cast<std::int32_t*>(other->allocate(64));
+  for (const bool access : {true, false}) {
+    const auto device = emulation::make_device({.peer_access = access});
+    EXPECT_EQ(device->can_access(*other), access);
+    const auto stream = device->make_stream(StreamPriority::normal);
+    auto* const mine = device->allocate(64);
+    device->copy(mine, theirs, 64, *stream);  // copies always work
+    flag_not_finite(*stream, Element::float32, mine, 16, reinterpret_cast<std::int32_t*>(mine));
+    EXPECT_NO_THROW(device->synchronize(*stream));
+    flag_not_finite(*stream, Element::float32, mine, 16, theirs + 8);  // within their block
+    if (access) {
+      EXPECT_NO_THROW(device->synchronize(*stream));
+    } else {
+      EXPECT_THROW(device->synchronize(*stream), DeviceError);
+      EXPECT_THROW(device->make_current(), DeviceError);  // as every later call
+    }
+  }
+}
+
+TEST_F(Emulation, StreamsBlockTheHostWhenTheirQueueIsFull) {
+  emulation::Counters counters;
+  const auto device = emulation::make_device({.queue_length = 8, .counters = &counters});
+  const auto stream = device->make_stream(StreamPriority::normal);
+  std::atomic<bool> go{false};
+  std::atomic<int> ran{0};
+  std::jthread later([&] {
+    while (counters.most_pending < 8) std::this_thread::yield();
+    go = true;
+  });
+  emulation::put(*stream, [&] {
+    while (!go) std::this_thread::yield();
+  });
+  for (int i = 0; i < 20; ++i) emulation::put(*stream, [&] { ++ran; });
+  device->synchronize(*stream);
+  EXPECT_EQ(ran, 20);
+  EXPECT_EQ(counters.most_pending, 8U);
+}
+
 TEST_F(Emulation, LimitsMemoryToItsSpecification) {
   const auto small = emulation::make_device({.memory_bytes = 1000});
   std::byte* const first = small->allocate(600);

@@ -21,7 +21,7 @@ namespace {
 
 constexpr NcclResult kInvalidUsage = 5;
 constexpr NcclResult kRemoteError = 6;
-constexpr int kLooks = 3;  // calls of ncclCommGetAsyncError until an operation completes
+constexpr int kLooks = 3;  // calls of ncclCommGetAsyncError until a connection is made
 
 struct Communicator;
 
@@ -81,8 +81,18 @@ struct State {
   int abort_waits_for = 0;
   bool abort_hangs = false;
   int fails = -1;
+  int looks = 0;  // calls of ncclCommGetAsyncError until an operation of a connected communicator is enqueued
+  int operations = 0;
 };
 State* state = nullptr;
+
+// A call inside a group, until its end.
+struct Grouped {
+  Communicator* communicator;
+  std::function<void()> place;
+};
+thread_local bool in_group = false;
+thread_local std::vector<Grouped> grouped;
 
 Communicator* of(NcclCommunicator handle) { return reinterpret_cast<Communicator*>(handle); }
 
@@ -102,13 +112,15 @@ Communicator* make(std::shared_ptr<Clique> clique, int rank, int world_rank) {
   return state->communicators.back().get();
 }
 
-// The caller holds the communicator's mutex.
-void begin(Communicator& communicator, std::function<void()> when_settled) {
-  communicator.looks_left = kLooks;
+// The caller holds the communicator's mutex. Counts the operation unless it continues that of a group.
+void begin(Communicator& communicator, int looks, std::function<void()> when_settled, bool first) {
+  communicator.looks_left = looks;
   communicator.when_settled = std::move(when_settled);
   communicator.by = std::this_thread::get_id();
   const std::lock_guard lock(state->mutex);
-  if (state->in_progress[communicator.by]++ > 0) state->misuse.push_back("two operations of a thread in progress");
+  if (state->in_progress[communicator.by]++ > 0 && first) {
+    state->misuse.push_back("two operations of a thread in progress");
+  }
 }
 
 void settle(Communicator& communicator) {
@@ -116,21 +128,58 @@ void settle(Communicator& communicator) {
   --state->in_progress[communicator.by];
 }
 
-// Enqueues an operation immediately, or later if it must connect first.
+// Enqueues an operation immediately, or later if it must connect first. The caller holds the communicator's mutex.
+NcclResult start(Communicator& communicator, std::function<void()> place, bool first) {
+  int looks = 0;
+  {
+    const std::lock_guard all(state->mutex);
+    state->operations += first ? 1 : 0;
+    looks = communicator.connected ? state->looks : kLooks;
+  }
+  communicator.connected = true;
+  if (looks == 0) {
+    place();
+    return kNcclSuccess;
+  }
+  begin(communicator, looks, std::move(place), first);
+  return kNcclInProgress;
+}
+
+// Calls `start` now, or at the end of the group.
 NcclResult put(Communicator& communicator, void* stream, std::function<void()> task) {
   const std::lock_guard lock(communicator.mutex);
   if (communicator.ended || communicator.looks_left > 0 || communicator.joining || communicator.splitting) {
     complain(communicator.ended ? "a communicator is used after its end" : "a communicator in progress is used");
     return kInvalidUsage;
   }
-  const auto place = [stream, task = std::move(task)] { emulation::put(*static_cast<Stream*>(stream), task); };
-  if (communicator.connected) {
-    place();
+  auto place = [stream, task = std::move(task)] { emulation::put(*static_cast<Stream*>(stream), task); };
+  if (in_group) {
+    for (const Grouped& other : grouped) {
+      if (other.communicator == &communicator) complain("two messages of a communicator in a group");
+    }
+    if (!communicator.connected) complain("a communicator connects in a group");
+    grouped.push_back({&communicator, std::move(place)});
     return kNcclSuccess;
   }
-  communicator.connected = true;
-  begin(communicator, place);
-  return kNcclInProgress;
+  return start(communicator, std::move(place), true);
+}
+
+NcclResult group_start() {
+  if (in_group) complain("a group in a group");
+  in_group = true;
+  return kNcclSuccess;
+}
+
+NcclResult group_end() {
+  in_group = false;
+  NcclResult result = kNcclSuccess;
+  bool first = true;
+  for (Grouped& each : std::exchange(grouped, {})) {
+    const std::lock_guard lock(each.communicator->mutex);
+    if (start(*each.communicator, std::move(each.place), first) != kNcclSuccess) result = kNcclInProgress;
+    first = false;
+  }
+  return result;
 }
 
 // Waits for the other end, as a kernel would; on return both have the data.
@@ -407,6 +456,8 @@ FakeNccl::FakeNccl()
                  .get_async_error = get_async_error,
                  .error_text = error_text,
                  .last_error = last_error,
+                 .group_start = group_start,
+                 .group_end = group_end,
                  .send = send,
                  .receive = receive,
                  .all_reduce = all_reduce,
@@ -453,6 +504,14 @@ void FakeNccl::abort_waits_for(int others) {
 void FakeNccl::abort_hangs() {
   const std::lock_guard lock(state->mutex);
   state->abort_hangs = true;
+}
+int FakeNccl::operations() const {
+  const std::lock_guard lock(state->mutex);
+  return state->operations;
+}
+void FakeNccl::take_looks(int looks) {
+  const std::lock_guard lock(state->mutex);
+  state->looks = looks;
 }
 void FakeNccl::fail(int world_rank) {
   const std::lock_guard lock(state->mutex);

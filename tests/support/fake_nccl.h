@@ -31,6 +31,13 @@ class FakeNccl {
   int alive() const;
   int most_aborts_at_once() const;
 
+  // Returns the number of operations so far, for each of which NCCL starts a thread: calls outside of groups, and
+  // groups.
+  int operations() const;
+
+  // Makes operations of connected communicators take this number of calls of ncclCommGetAsyncError until they are
+  // enqueued, as those of NCCL do; initially none.
+  void take_looks(int looks);
   // Makes later aborts wait until this number of them run concurrently (0: no wait), or forever.
   void abort_waits_for(int others);
   void abort_hangs();

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "kernels/emulation/device.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/command.h"
 #include "tests/support/one_device.h"
@@ -309,6 +311,25 @@ TEST(DeviceWorker, ErrorOfADeviceIsReported) {
   }
 }
 
+// Threads that query events of one context concurrently contend in the driver of a GPU.
+TEST(DeviceWorker, OneThreadAtATimeQueriesAGpu) {
+  const RunPlan plan(device_descent(test::small_gpt(8)), schedule_of("1f1b", 1, 8, 16));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  emulation::Counters counters;
+  const Devices devices(std::vector<emulation::EmulatedDeviceSpec>(8, {.counters = &counters}));
+  TrainingOptions options;
+  options.runs = 2;
+  options.devices = &devices.all;
+  const auto began = std::chrono::steady_clock::now();
+  test::train(plan, tokens, options);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  EXPECT_EQ(counters.most_querying, 1);
+  // Each worker may look every 10 us, at 4 events that are not done: its first op and collective, the input of the op,
+  // and what it awaits. Events that are done, four per op at most, are seen once.
+  const double looks = 8 * took.count() / 10e-6;
+  EXPECT_LE(static_cast<double>(counters.queries), 4 * looks + 4.0 * 2 * static_cast<double>(plan.graph().size()));
+}
+
 TEST(DeviceWorker, ReportsTheWaitForChain) {
   RunSpec spec = device_descent(test::small_gpt(2));
   spec.clip_gradients = 1;
@@ -352,6 +373,54 @@ TEST(DeviceWorker, TensorRankThatHangsIsAtFault) {
   } catch (const RunFailure& failure) {
     EXPECT_EQ(failure.kind(), FailureKind::stuck);
     EXPECT_THAT(failure.what(), StartsWith("rank 3 (pipeline 1, data 0, tensor 1) has been inside F(stage 1, mb 0)"));
+  }
+}
+
+// A shard of 1.1 M numbers exceeds the 4 MiB that are copied at a time.
+TEST(DeviceWorker, ReducesMemoryThatKernelsCannotAccess) {
+  constexpr std::int64_t kCount = 2'200'000;
+  for (const bool peer_access : {true, false}) {
+    std::vector<emulation::EmulatedDeviceSpec> specs(2);
+    for (int rank = 0; rank < 2; ++rank) {
+      specs[to_size(rank)].ordinal = rank;
+      specs[to_size(rank)].peer_access = peer_access;
+    }
+    const Devices devices(specs);
+    on_device_threads(2, devices.all, [&](Transport& transport, const WorkerDevice& mine) {
+      const auto connection = mine.transport->connect({.edges = {}, .groups = {{0, 1}}}, *mine.device);
+      const auto stream = mine.device->make_stream(StreamPriority::normal);
+      auto* const numbers = reinterpret_cast<float*>(mine.device->allocate(4 * kCount));
+      for (std::int64_t i = 0; i < kCount; ++i) numbers[i] = static_cast<float>(i % 1000 + transport.rank());
+      connection->group(0)->all_reduce_sum(numbers, kCount, Element::float32, *stream);
+      connection->group(0)->all_reduce_max(numbers, 2, *stream);
+      mine.device->synchronize(*stream);
+      std::int64_t wrong = 0;
+      for (std::int64_t i = 0; i < kCount; ++i) wrong += numbers[i] == static_cast<float>(2 * (i % 1000) + 1) ? 0 : 1;
+      EXPECT_EQ(wrong, 0);
+      transport.barrier();
+    });
+  }
+}
+
+TEST(DeviceWorker, LeavesAMarginOfTheMemory) {
+  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  const std::int64_t arena = std::max(plan.arena(0).total_bytes, plan.arena(1).total_bytes);
+  const auto train_with = [&](std::int64_t memory, std::int64_t margin) {
+    Devices devices(std::vector<emulation::EmulatedDeviceSpec>{{.ordinal = 0, .memory_bytes = memory},
+                                                               {.ordinal = 1, .memory_bytes = memory}});
+    devices.all.memory_margin = margin;
+    TrainingOptions options;
+    options.devices = &devices.all;
+    test::train(plan, tokens, options);
+  };
+  EXPECT_NO_THROW(train_with(arena + kDefaultMemoryMargin, kDefaultMemoryMargin));
+  EXPECT_NO_THROW(train_with(arena + (1 << 20), 0));  // for what is not in the arena
+  try {
+    train_with(arena + kDefaultMemoryMargin - 1, kDefaultMemoryMargin);
+    FAIL() << "the arena took the margin";
+  } catch (const DoesNotFit& error) {
+    EXPECT_THAT(error.what(), HasSubstr("GiB are free, of which 0.50 GiB are kept free (--device-memory-margin)"));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <exception>
 #include <latch>
 #include <memory>
@@ -18,7 +19,9 @@
 #include "exec/transport/nccl.h"
 #include "exec/watch/failure.h"
 #include "kernels/device_kernels.h"
+#include "kernels/emulation/device.h"
 #include "model/schedule/family.h"
+#include "tests/support/command.h"
 #include "tests/support/fake_nccl.h"
 #include "tests/support/one_device.h"
 
@@ -52,10 +55,12 @@ class NcclRun : public ::testing::Test {
       threads.emplace_back([&, rank] {
         const auto broadcast = said.to(rank);
         Process& process = processes[rank];
-        const auto device = device_provider()->open(parse_devices("gpu:1"));
+        emulation::EmulatedDeviceSpec device_spec;
+        device_spec.counters = &counters_;
+        const auto device = emulation::make_device(device_spec);
         std::optional<NcclWorld> world;
         try {
-          world.emplace(fake_.functions(), *device.front(), rank, size, broadcast,
+          world.emplace(fake_.functions(), *device, rank, size, broadcast,
                         NcclOptions{.patience = milliseconds(120000), .abort_budget = milliseconds(20000)});
           {
             const std::lock_guard lock(mutex);
@@ -63,11 +68,14 @@ class NcclRun : public ::testing::Test {
           }
           RunDevices devices{.kernels = device_kernels(), .transport = &world->devices(world->control())};
           devices.devices.resize(static_cast<std::size_t>(size));
-          devices.devices[rank] = device.front().get();
+          devices.devices[rank] = device.get();
           TrainingOptions options = common;
           options.devices = &devices;
           const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
-            if (steps_done < common.runs * plan.batches()) return;
+            if (steps_done < common.runs * plan.batches()) {
+              counters_.most_pending = 0;  // without what happens before the first run
+              return;
+            }
             const std::lock_guard lock(mutex);
             test::add_weights(plan, worker, weights_);
           }};
@@ -120,6 +128,7 @@ class NcclRun : public ::testing::Test {
   }
 
   test::FakeNccl fake_;
+  emulation::Counters counters_;  // of all processes
   TokenSource tokens_ = TokenSource::synthetic(32, kNcclTokens, 7);
   test::Weights weights_;
 };
@@ -139,6 +148,39 @@ TEST_F(NcclRun, DataAndTensorParallelProcessesMatchThreads) {
   spec.overlap_grad_reduce = true;
   spec.tensor_parallel = 2;
   expect_same_as_threads(spec, schedule_of("seq1f1b", 2));
+}
+
+// NCCL enqueues a message only while its state is polled, and the queue of a stream is limited: a rank that enqueues a
+// long op whose input waits for an answer to a message that is not yet enqueued would wait for ever.
+TEST_F(NcclRun, OpsLongerThanTheQueueOfAStreamDoNotHang) {
+  fake_.take_looks(40);
+  RunSpec spec = spec_of(2 * 70);
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, schedule_of("1f1b", 2, 3));
+  TrainingOptions options;
+  const test::TemporaryFolder folder;
+  options.runs = 2;
+  options.supervision.folder = folder.path();
+  options.supervision.limits.floor_ns = 20'000'000'000;
+  const std::vector<Process> processes = run_processes(plan, options);
+  for (const Process& process : processes) EXPECT_EQ(process.error, "");
+  EXPECT_LT(counters_.most_pending, 1024);
+}
+
+// The messages that an op sends and receives next are one operation of NCCL. In a run, 6 edges have 8 messages with two
+// ends each, and there are 32 operations of control messages. The ops of the two middle ranks, 8 F and 8 B each, send
+// and receive: both are one operation in at least 10 of 16, since the first and last ones fill and drain the pipeline.
+TEST_F(NcclRun, MessagesOfAnOpAreOneOperation) {
+  const RunPlan plan(spec_of(4), schedule_of("1f1b", 4, 8));
+  std::array<int, 2> operations{};
+  for (int runs = 1; runs <= 2; ++runs) {
+    const int before = fake_.operations();
+    TrainingOptions options;
+    options.runs = runs;
+    for (const Process& process : run_processes(plan, options)) EXPECT_EQ(process.error, "");
+    operations[static_cast<std::size_t>(runs - 1)] = fake_.operations() - before;
+  }
+  EXPECT_LE(operations[1] - operations[0], 32 + 6 * 8 * 2 - 2 * 10);
 }
 
 // A rank that fails ends the run of all ranks: none hangs on its device.

@@ -72,6 +72,8 @@ TEST(NcclInterface, IsThatOfItsHeader) {
   EXPECT_TRUE(same(ours.get_async_error, &ncclCommGetAsyncError));
   EXPECT_TRUE(same(ours.error_text, &ncclGetErrorString));
   EXPECT_TRUE(same(ours.last_error, &ncclGetLastError));
+  EXPECT_TRUE(same(ours.group_start, &ncclGroupStart));
+  EXPECT_TRUE(same(ours.group_end, &ncclGroupEnd));
   EXPECT_TRUE(same(ours.send, &ncclSend));
   EXPECT_TRUE(same(ours.receive, &ncclRecv));
   EXPECT_TRUE(same(ours.all_reduce, &ncclAllReduce));

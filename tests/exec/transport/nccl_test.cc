@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <barrier>
 #include <chrono>
 #include <exception>
@@ -55,7 +56,7 @@ class Nccl : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) {
       threads.emplace_back([&, rank] {
         const auto broadcast = said.to(rank);
-        const auto device = emulation::make_device({});
+        const auto device = emulation::make_device({.multiprocessors = 32, .counters = &counters_[to_size(rank)]});
         ready.arrive_and_wait();
         try {
           NcclWorld world(fake_.functions(), *device, rank, size, broadcast, options_);
@@ -72,6 +73,7 @@ class Nccl : public ::testing::Test {
   }
 
   test::FakeNccl fake_;
+  std::array<emulation::Counters, 4> counters_;  // by rank
   NcclOptions options_{.patience = milliseconds(120000), .abort_budget = milliseconds(20000)};
   std::vector<std::string> errors_;
 };
@@ -146,6 +148,56 @@ TEST_F(Nccl, EdgesDoNotWaitForEachOther) {
       connection->send(message(2));
     }
     for (const auto& each : messages) finish(*connection, mine.device, *each);
+  });
+  expect_no_errors();
+}
+
+// NCCL starts a thread for each operation: messages of different edges are one. Those of an edge are not, since none of
+// them would arrive before the data of all are complete.
+TEST_F(Nccl, MessagesPostedTogetherAreOneOperation) {
+  const DeviceLinks links{.edges = {{0, 1}, {1, 0}}, .groups = {}};
+  std::barrier together(2);
+  on_ranks(2, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    std::array<DeviceMessage, 3> messages;  // there, back, there
+    std::array<std::unique_ptr<Event>, 3> events;
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      events[i] = mine.device.make_event();
+      messages[i].data = mine.bytes(64, 10 * mine.rank + static_cast<int>(i));
+      messages[i].bytes = 64;
+      messages[i].edge = i % 2;
+      messages[i].done = events[i].get();
+    }
+    together.arrive_and_wait();
+    const int before = fake_.operations();
+    together.arrive_and_wait();
+    if (mine.rank == 0) fake_.take_looks(5);
+    together.arrive_and_wait();
+    for (DeviceMessage& message : messages) {
+      links.edges[message.edge].first == mine.rank ? connection->send(message) : connection->receive(message);
+    }
+    connection->flush();
+    for (const DeviceMessage& message : messages) EXPECT_TRUE(message.placed.load());
+    for (DeviceMessage& message : messages) finish(*connection, mine.device, message);
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      EXPECT_EQ(messages[i].data[63], static_cast<std::byte>(10 * (i % 2) + i));
+    }
+    together.arrive_and_wait();
+    EXPECT_EQ(fake_.operations() - before, 2 * 2);
+  });
+  expect_no_errors();
+}
+
+// A message that waits may hold message_blocks multiprocessors; GEMMs that were to run on all would wait for it.
+TEST_F(Nccl, GemmsLeaveMultiprocessorsToWaitingMessages) {
+  const DeviceLinks links{.edges = {{0, 1}, {1, 0}, {2, 1}}, .groups = {{0, 1, 2}}};
+  on_ranks(3, [&](const Rank& mine) {
+    const auto connection = mine.world.devices(mine.world.control()).connect(links, mine.device);
+    EXPECT_EQ(counters_[to_size(mine.rank)].reserved,
+              options_.message_blocks * (std::array{1, 2, 0}[to_size(mine.rank)]));
+    mine.world.control().barrier();
+    const auto other = mine.world.devices(mine.world.control()).connect({.edges = {{0, 2}}, .groups = {}}, mine.device);
+    EXPECT_EQ(counters_[to_size(mine.rank)].reserved, mine.rank == 2 ? options_.message_blocks : 0);
   });
   expect_no_errors();
 }
