@@ -22,6 +22,8 @@ struct MemoryCap {
 // Parses "60GiB", "80GB", "512MiB", "1000B", or "3mb", "4.5mb" for microbatches. Throws InputError with a message that
 // starts with `place`.
 MemoryCap parse_memory_cap(const std::string& text, const std::string& place);
+// The same for bytes only, from 0B on.
+std::int64_t parse_bytes(const std::string& text, const std::string& place);
 
 // The options of an automatic schedule.
 struct AutomaticChoices {

@@ -113,6 +113,10 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
       {"--backend cuda --devices green:3", "2 pipeline x 1 data x 1 tensor ranks need 2 devices"},
       {"--backend cuda --devices purple:2", "devices: expected gpu, gpu:N, green:N or stream:N"},
       {"--devices green:2", "--devices: needs --backend cuda"},
+      {"--device-memory-margin 1GiB", "--device-memory-margin: needs --backend cuda"},
+      {"--backend cuda --devices green:2 --device-memory-margin 3mb",
+       "--device-memory-margin: expected bytes with a unit, as in 512MiB, got '3mb'"},
+      {"--backend cuda --devices green:2 --device-memory-margin -1B", "--device-memory-margin: expected bytes"},
       {"--backend cuda --transport threads", "expected inprocess, nccl or auto"},
       {"--transport inprocess", "needs --backend cuda"},
       {"--backend cuda --devices green:2 --transport nccl", "needs a launcher"},
@@ -131,6 +135,15 @@ TEST(DeviceCommands, InvalidFlagsAreReported) {
 }
 
 // Skipped on a machine with a GPU, where these commands run.
+TEST(DeviceCommands, MarginOfTheMemoryIsKept) {
+  // An emulated GPU has 1 GiB.
+  for (const std::string command : {"run --steps 1", "validate"}) {
+    const CommandResult result = emulated(command + kTiny + kDevices + "--device-memory-margin 2GiB");
+    EXPECT_EQ(result.exit_code, 3) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("GiB are free, of which 2.00 GiB are kept free (--device-memory-margin)"));
+  }
+}
+
 TEST(DeviceCommands, MissingDevicesAreReported) {
   const CommandResult doctor = test::run_sluice({"doctor", "--json"});
   ASSERT_EQ(doctor.exit_code, 0) << doctor.err;

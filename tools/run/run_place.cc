@@ -12,6 +12,7 @@
 #include "exec/transport/nccl_functions.h"
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
+#include "model/scenario/automatic.h"
 #ifdef SLUICE_HAVE_MPI
 #include "exec/transport/mpi.h"
 #endif
@@ -54,6 +55,11 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
           "Devices of the ranks of one process: gpu[:N], whole GPUs; green:N, N partitions of one GPU; stream:N, "
           "N streams of one GPU (default: gpu)")
       ->group(group);
+  command
+      .add_option("--device-memory-margin", memory_margin,
+                  "Memory of each GPU that a run leaves free, for the modules that CUDA loads with the first launch of "
+                  "a kernel, as in 512MiB or 0B (default: 512MiB)")
+      ->group(group);
 }
 
 bool is_first_process(const MpiRanks& ranks) {
@@ -77,6 +83,10 @@ RunPlace::RunPlace(const RunPlaceFlags& flags, const MpiRanks& ranks) : bootstra
     request_ = parse_devices(flags.devices.empty() ? "gpu" : flags.devices);
   } else if (!flags.devices.empty()) {
     throw InputError("--devices: needs --backend cuda");
+  }
+  if (!flags.memory_margin.empty()) {
+    if (!on_devices) throw InputError("--device-memory-margin: needs --backend cuda");
+    devices_.memory_margin = parse_bytes(flags.memory_margin, "--device-memory-margin");
   }
   const bool of_cpu = flags.transport == "threads" || flags.transport == "mpi";
   const bool of_devices = flags.transport == "inprocess" || flags.transport == "nccl";
@@ -177,7 +187,7 @@ Transport* RunPlace::transport() const {
 
 WorkerDevice RunPlace::own_device() const {
   if (kernels_ == nullptr) return {};
-  return {devices_.devices[launched_.rank], devices_.transport};
+  return {devices_.devices[launched_.rank], devices_.transport, nullptr, devices_.memory_margin};
 }
 
 std::string RunPlace::broadcast(const std::string& text) const {

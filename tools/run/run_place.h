@@ -21,6 +21,7 @@ struct RunPlaceFlags {
   std::string transport = "auto";
   std::string devices;
   std::string bootstrap;
+  std::string memory_margin;
 
   void add_to(CLI::App& command, const char* group);
 };
