@@ -1,5 +1,5 @@
 # NVIDIA's libraries are loaded at run time. Configuring looks for them, and for their headers, which tests compare with our
-# declarations, in the toolkit, in the system's folders, and in the packages of a Python (nvidia-nccl-cu13, nvidia-cublas, ...).
+# declarations, in the toolkit, in the system's folders, and in the packages of a Python (nvidia-nccl-cu13, nvidia-cudnn-cu13, nvidia-cublas, ...).
 set(SLUICE_PYTHON python3 CACHE STRING
   "Python interpreter whose nvidia-* packages provide the CUDA libraries that the toolkit lacks (empty: none)")
 
@@ -36,7 +36,7 @@ function(sluice_find_cuda_library name header prefix missing)
     sluice_note(${name} "${missing}")
     return()
   endif()
-  file(STRINGS ${include}/${header} version REGEX "define ${prefix}(MAJOR|MINOR|PATCH) ")
+  file(STRINGS ${include}/${header} version REGEX "define ${prefix}(MAJOR|MINOR|PATCH|PATCHLEVEL) ")
   list(TRANSFORM version REPLACE ".* ([0-9]+) *$" "\\1")
   list(JOIN version . version)
   if(library MATCHES "/nvidia/[^/]+/lib/")
@@ -50,6 +50,7 @@ endfunction()
 set(SLUICE_CUDA_LIBRARY_FOLDERS ${CUDAToolkit_LIBRARY_DIR})
 sluice_find_cuda_library(cuBLAS cublas_api.h CUBLAS_VER_ "not found: needed at run time by --backend cuda"
   cublas libcublas.so.${CUDAToolkit_VERSION_MAJOR} libcublas.so.13 libcublas.so.12)
+sluice_find_cuda_library(cuDNN cudnn_version.h CUDNN_ "not found: optional at run time" cudnn libcudnn.so.9)
 sluice_find_cuda_library(NCCL nccl.h NCCL_ "not found: needed at run time for more than one GPU"
   nccl_static nccl libnccl.so.2)
 list(REMOVE_DUPLICATES SLUICE_CUDA_LIBRARY_FOLDERS)

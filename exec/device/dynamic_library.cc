@@ -32,17 +32,53 @@ std::filesystem::path absolute_folder(const char* variable) {
   return value != nullptr && *value == '/' ? value : "";
 }
 
-// The prefix of the first python3 on PATH: /usr of /usr/bin/python3.
-std::filesystem::path python_prefix() {
-  const char* const value = std::getenv("PATH");
-  std::string_view rest = value == nullptr ? "" : value;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find(':'), rest.size());
-    const std::filesystem::path folder = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    if (folder.is_absolute() && access((folder / "python3").c_str(), X_OK) == 0) return folder.parent_path();
+// The absolute folders of an environment variable with a list of them.
+std::vector<std::filesystem::path> absolute_folders(const char* variable) {
+  const char* const value = std::getenv(variable);
+  std::istringstream list(value == nullptr ? "" : value);
+  std::vector<std::filesystem::path> folders;
+  for (std::string folder; std::getline(list, folder, ':');) {
+    if (std::filesystem::path(folder).is_absolute()) folders.emplace_back(folder);
   }
-  return {};
+  return folders;
+}
+
+// The prefixes of the first python3 on PATH and of the files that it is a link to: /usr of /usr/bin/python3.
+std::vector<std::filesystem::path> python_prefixes() {
+  std::vector<std::filesystem::path> prefixes;
+  for (const std::filesystem::path& folder : absolute_folders("PATH")) {
+    std::filesystem::path program = folder / "python3";
+    if (access(program.c_str(), X_OK) != 0) continue;
+    std::error_code error;
+    for (int links = 0; links < 8 && !error; ++links) {
+      prefixes.push_back(program.parent_path().parent_path());
+      program = (program.parent_path() / std::filesystem::read_symlink(program, error)).lexically_normal();
+    }
+    break;
+  }
+  return prefixes;
+}
+
+// Appends the folders that match `prefix`, taken literally, followed by a pattern.
+void append_matches(const std::filesystem::path& prefix, const char* pattern, std::vector<std::string>& folders) {
+  std::string whole;
+  for (const char c : prefix.string()) {
+    if (std::string_view("*?[]\\").find(c) != std::string_view::npos) whole += '\\';
+    whole += c;
+  }
+  glob_t matches{};
+  if (glob((whole + pattern).c_str(), 0, nullptr, &matches) == 0) {
+    for (std::size_t i = 0; i < matches.gl_pathc; ++i) {
+      const char* const folder = matches.gl_pathv[i];
+      // lib64 is often a link to lib.
+      const auto same = [&](const std::string& other) {
+        std::error_code error;
+        return std::filesystem::equivalent(folder, other, error);
+      };
+      if (std::none_of(folders.begin(), folders.end(), same)) folders.emplace_back(folder);
+    }
+  }
+  globfree(&matches);
 }
 
 }  // namespace
@@ -83,10 +119,10 @@ std::span<const std::string> cuda_library_folders() {
   static const std::vector<std::string> folders = [] {
     std::vector<std::string> found;
     for (const char* const variable : {"CUDA_HOME", "CUDA_PATH"}) {
-      if (const char* const home = std::getenv(variable); home != nullptr && *home != '\0') {
-        found.push_back(std::string(home) + "/lib64");
-        found.push_back(std::string(home) + "/lib");
-      }
+      const std::filesystem::path home = absolute_folder(variable);
+      if (home.empty()) continue;
+      found.push_back((home / "lib64").string());
+      found.push_back((home / "lib").string());
     }
     for (std::string& folder : python_library_folders()) found.push_back(std::move(folder));
 #ifdef SLUICE_CUDA_LIBRARIES
@@ -101,24 +137,19 @@ std::span<const std::string> cuda_library_folders() {
 
 std::vector<std::string> python_library_folders() {
   std::vector<std::string> folders;
+  for (const std::filesystem::path& folder : absolute_folders("PYTHONPATH")) {
+    append_matches(folder, "/nvidia/*/lib", folders);
+  }
   const std::filesystem::path conda = absolute_folder("CONDA_PREFIX");
-  const std::filesystem::path python = python_prefix();
-  // Debian's pip installs for all users under /usr/local.
-  for (const std::filesystem::path& prefix :
-       {absolute_folder("VIRTUAL_ENV"), conda, python, python == "/usr" ? std::filesystem::path("/usr/local") : "",
-        absolute_folder("HOME") / ".local"}) {
-    if (!prefix.is_absolute()) continue;
-    std::string pattern;
-    for (const char c : prefix.string()) {
-      if (std::string_view("*?[]\\").find(c) != std::string_view::npos) pattern += '\\';
-      pattern += c;
-    }
-    pattern += "/lib*/python3*/*-packages/nvidia/*/lib";
-    glob_t matches{};
-    if (glob(pattern.c_str(), 0, nullptr, &matches) == 0) {
-      folders.insert(folders.end(), matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
-    }
-    globfree(&matches);
+  std::vector<std::filesystem::path> prefixes = {absolute_folder("VIRTUAL_ENV"), conda};
+  for (const std::filesystem::path& prefix : python_prefixes()) {
+    prefixes.push_back(prefix);
+    // Debian's pip installs for all users under /usr/local.
+    if (prefix == "/usr") prefixes.emplace_back("/usr/local");
+  }
+  prefixes.push_back(absolute_folder("HOME") / ".local");
+  for (const std::filesystem::path& prefix : prefixes) {
+    if (prefix.is_absolute()) append_matches(prefix, "/lib*/python3*/*-packages/nvidia/*/lib", folders);
   }
   if (!conda.empty()) folders.push_back((conda / "lib").string());  // where packages of conda itself are
   return folders;

@@ -40,9 +40,9 @@ class DynamicLibrary {
 // environments (below), of the toolkit or the Python packages found when this was configured, and /usr/local/cuda.
 std::span<const std::string> cuda_library_folders();
 
-// Folders of the libraries in the Python packages nvidia-* (cuBLAS and NCCL are there as PyTorch's dependencies): of
-// the active environment (VIRTUAL_ENV, CONDA_PREFIX), of the python3 on PATH, and of the user (~/.local). No Python is
-// run.
+// Folders of the libraries in the Python packages nvidia-* (cuBLAS, cuDNN and NCCL are there as PyTorch's
+// dependencies): of PYTHONPATH, of the active environment (VIRTUAL_ENV, CONDA_PREFIX), of the python3 on PATH and of
+// what it is a link to, and of the user (~/.local). No Python is run.
 std::vector<std::string> python_library_folders();
 
 }  // namespace sluice::exec

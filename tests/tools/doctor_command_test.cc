@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
+#include <vector>
 
 #include "kernels/cpu/gemm.h"
 #include "tests/support/command.h"
@@ -74,6 +76,30 @@ TEST(Doctor, ReportsWhyThereIsNoGpuInOneLine) {
   EXPECT_THAT(result.out, ContainsRegex("GPUs +none: [a-zA-Z].*\n"));
   EXPECT_THAT(result.out, ContainsRegex("launcher +none: one process\n"));
   EXPECT_THAT(result.err, IsEmpty());
+}
+
+// A Python environment with a cuDNN that is none.
+TEST(Doctor, ReportsLibrariesAndWhereTheyWereSearched) {
+  const TemporaryFolder folder;
+  const std::string cudnn = folder.path("python/lib/python3.12/site-packages/nvidia/cudnn/lib");
+  std::filesystem::create_directories(cudnn);
+  std::ofstream(cudnn + "/libcudnn.so.9") << "not a library";
+  const std::vector<std::string> environment = {"VIRTUAL_ENV=" + folder.path("python"), "CUDA_HOME=relative"};
+  const json cuda = json::parse(run_sluice({"doctor", "--json"}, environment).out).at("cuda");
+  if (cuda.at("architectures").is_null()) GTEST_SKIP() << "SKIPPED: this build has no CUDA kernels";
+  EXPECT_THAT(cuda.at("searched").dump(), HasSubstr('"' + cudnn + '"'));
+  EXPECT_THAT(cuda.at("searched").dump(), Not(HasSubstr("relative")));
+  const std::string why = "cuDNN not found: " + cudnn + "/libcudnn.so.9: ";
+  for (const json& each : cuda.at("software")) {
+    if (each.at("name") != "cuDNN") continue;
+    EXPECT_TRUE(each.at("version").is_null());
+    EXPECT_THAT(each.at("detail").get<std::string>(), HasSubstr(why));
+  }
+  const CommandResult text = run_sluice({"doctor"}, environment);
+  EXPECT_EQ(text.exit_code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("\ncuDNN         no: " + why));
+  EXPECT_THAT(text.out, HasSubstr("\nsearched      the loader's folders (LD_LIBRARY_PATH)\n"));
+  EXPECT_THAT(text.out, HasSubstr("\n              " + cudnn + "\n"));
 }
 
 TEST(Doctor, ReportsTheLauncherVariables) {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "exec/device/copy_rates.h"
+#include "exec/device/dynamic_library.h"
 #include "exec/device/provider.h"
 #include "exec/measure/link_bench.h"
 #include "exec/plan/host_memory.h"
@@ -55,6 +56,7 @@ struct Findings {
   std::string why_no_mpi;
   std::string architectures;  // of the compiled kernels; empty: none
   std::vector<SoftwareFacts> software;
+  std::vector<std::string> searched;  // folders of libraries, after those of the loader
   std::vector<DeviceFacts> devices;
   std::string why_no_devices;
   std::optional<LaunchedRank> rank;
@@ -93,6 +95,19 @@ std::string mpi_version() {
 }
 #endif
 
+// cuDNN's version is 10000 major + 100 minor + patch (91900 of 9.19.0).
+SoftwareFacts cudnn_facts() {
+  try {
+    const DynamicLibrary library("cuDNN", std::array{"libcudnn.so.9"}, cuda_library_folders());
+    std::size_t (*get_version)() = nullptr;
+    library.find(get_version, "cudnnGetVersion");
+    const std::size_t version = get_version();
+    return {"cuDNN", fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100), library.path()};
+  } catch (const std::exception& error) {
+    return {"cuDNN", "", error.what()};
+  }
+}
+
 // Measures messages between two threads.
 CopyRate rate_between_threads() {
   constexpr std::int64_t kBytes = 1 << 20;
@@ -126,11 +141,13 @@ Findings examine() {
   if (const DeviceProvider* const provider = device_provider(); provider != nullptr) {
     found.architectures = provider->architectures();
     found.software = provider->software();
+    found.software.push_back(cudnn_facts());
     try {
       found.software.push_back({"NCCL", nccl().version, nccl().path});
     } catch (const std::exception& error) {
       found.software.push_back({"NCCL", "", error.what()});
     }
+    found.searched.assign(cuda_library_folders().begin(), cuda_library_folders().end());
     try {
       found.devices = provider->devices();
       if (!found.devices.empty()) found.links = measured_copies(provider->open({.kind = DeviceRequest::gpu}));
@@ -190,7 +207,8 @@ OrderedJson findings_json(const Findings& found) {
           {"cuda",
            {{"architectures", or_null(found.architectures)},
             {"why_not", or_null(found.why_no_devices)},
-            {"software", software}}},
+            {"software", software},
+            {"searched", found.searched}}},
           {"devices", devices},
           {"launcher", launcher},
           {"links", links},
@@ -209,9 +227,15 @@ void print_findings(const Findings& found) {
   if (!cpu.faster_kernels.empty()) print_row("", blas_advice(cpu.faster_kernels));
   print_row("MPI", found.mpi.empty() ? "no: " + found.why_no_mpi : found.mpi);
   if (!found.architectures.empty()) print_row("kernels", "for " + found.architectures);
+  bool missing = false;
   for (const SoftwareFacts& each : found.software) {
     print_row(each.name,
               each.version.empty() ? "no: " + each.detail : fmt::format("{} ({})", each.version, each.detail));
+    missing |= each.version.empty() && each.name != "CUDA driver";
+  }
+  if (missing) {
+    print_row("searched", "the loader's folders (LD_LIBRARY_PATH)");
+    for (const std::string& folder : found.searched) print_row("", folder);
   }
   if (!found.why_no_devices.empty()) print_row("GPUs", "none: " + found.why_no_devices);
   for (const DeviceFacts& each : found.devices) {

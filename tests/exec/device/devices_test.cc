@@ -103,7 +103,7 @@ class PythonLibraries : public ::testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "sluice-python-XXXXXX").string();
     ASSERT_NE(mkdtemp(name.data()), nullptr);
     root_ = name;
-    for (const char* const variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) unsetenv(variable);
+    for (const char* const variable : {"VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH"}) unsetenv(variable);
     setenv("PATH", "/nowhere", 1);
     setenv("HOME", "/nowhere", 1);
   }
@@ -147,6 +147,24 @@ TEST_F(PythonLibraries, AreFoundBesideThePythonOnThePath) {
   EXPECT_EQ(found(), folder + "/" + kLibraries + "/libsluice-wheel.so.1");
 }
 
+TEST_F(PythonLibraries, AreFoundWhereThePythonOnThePathIsALinkTo) {
+  const std::string folder = environment("environment");
+  std::filesystem::create_symlink("/bin/sh", folder + "/bin/python3.11");
+  std::filesystem::create_symlink("python3.11", folder + "/bin/python3");
+  create_directories(root_ / "bin");
+  std::filesystem::create_symlink("../environment/bin/python3", root_ / "bin/python3");
+  setenv("PATH", (root_ / "bin").c_str(), 1);
+  EXPECT_EQ(found(), folder + "/" + kLibraries + "/libsluice-wheel.so.1");
+  EXPECT_EQ(python_library_folders().size(), 1U);  // not once per link
+}
+
+// pip install --target FOLDER
+TEST_F(PythonLibraries, AreFoundInPythonPath) {
+  const std::string folder = environment("environment") + "/lib/python3.11/site-packages";
+  setenv("PYTHONPATH", ("relative:/nowhere:" + folder).c_str(), 1);
+  EXPECT_EQ(found(), folder + "/nvidia/nothing/lib/libsluice-wheel.so.1");
+}
+
 // The current folder may belong to someone else.
 TEST_F(PythonLibraries, AreNotLookedForInRelativeFolders) {
   const std::string folder = environment("environment");
@@ -155,6 +173,7 @@ TEST_F(PythonLibraries, AreNotLookedForInRelativeFolders) {
   setenv("VIRTUAL_ENV", ".", 1);
   setenv("CONDA_PREFIX", "", 1);
   setenv("PATH", "bin:", 1);
+  setenv("PYTHONPATH", "lib/python3.11/site-packages", 1);
   std::filesystem::create_symlink("/bin/sh", "bin/python3");
   EXPECT_THROW(found(), DeviceError);
   current_path(before);
