@@ -12,4 +12,7 @@ void Stage::set_weights(const std::byte*, std::byte*, std::byte*, Stream&) const
   throw std::logic_error("set_weights is not implemented by CPU stages");
 }
 
+std::int64_t Stage::table_bytes(std::int64_t) const { return 0; }
+void Stage::fill_tables(std::byte*, std::int64_t, Stream&) const {}
+
 }  // namespace sluice::kernels

@@ -113,6 +113,10 @@ struct SliceCall {
   Device* device = nullptr;
   StreamGroup* stream_group = nullptr;  // instead of `tensor`
   float* loss_on_device = nullptr;      // [1], output, instead of `loss`
+  // Stage::fill_tables, for at least the positions of this slice; null: computed by every op.
+  const std::byte* tables = nullptr;
+  // Unless null, F, B and I set it to 1 if any number of `output`, of the loss, or of `input_gradient` is not finite.
+  std::int32_t* not_finite = nullptr;
 };
 
 inline constexpr std::size_t kBufferAlignment = 64;
@@ -173,6 +177,10 @@ class Stage {
   virtual double squared_norm(const std::byte* gradients) const = 0;
   // The same on a device: adds the sum to *squares.
   virtual void add_squared_norm(const std::byte* gradients, float* squares, Stream& stream) const;
+  // Devices only: size of the tables of the first `positions` positions, in bytes, and their contents: cosines and
+  // sines of rotary embeddings. They depend on the model alone, so that all stages of a worker share one copy.
+  virtual std::int64_t table_bytes(std::int64_t positions) const;
+  virtual void fill_tables(std::byte* tables, std::int64_t positions, Stream& stream) const;
   // Devices only: writes float32 weights, from `initialise` or a checkpoint and copied to the device, to the master
   // weights and the 16-bit weights.
   virtual void set_weights(const std::byte* float_weights, std::byte* weights, std::byte* optimizer_state,

@@ -113,6 +113,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   const auto held = schedule_.stages_of(rank.rank);
   std::int64_t scratch = 0;
   std::int64_t rows = 0;
+  std::int64_t tables = 0;
   for (std::size_t chunk = 0; chunk < held.size(); ++chunk) {
     const Stage& stage = *stages_[0][held[chunk]];
     const StageMemory memory = stage.memory();
@@ -121,6 +122,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
     auto& gradients = plan.gradients.emplace_back();
     for (int i = 0; i < rank.gradient_buffers[chunk]; ++i) gradients.push_back(places.next(memory.gradients));
     plan.optimizer_states.push_back(places.next(memory.optimizer_state));
+    tables = std::max(tables, stage.table_bytes(sequence_length_));
     for (const MicrobatchShape& shape : schedule_.shapes()) {
       for (int slice = 0; slice < shape.num_slices(); ++slice) {
         const SliceShape of_slice = slice_shape(shape, slice);
@@ -133,6 +135,7 @@ ArenaPlan RunPlan::plan_arena(const RankPlan& rank) const {
   if (on_devices()) rows = sequences_per_replica_ * sequence_length_ * batches();
   plan.tokens = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
   plan.targets = places.next(rows * static_cast<std::int64_t>(sizeof(std::int32_t)));
+  plan.tables = places.next(tables);
   plan.buffers.resize(rank.buffer_bytes.size());
   for (std::size_t i = 0; i < plan.buffers.size(); ++i) {
     if (rank.buffer_receives[i] == 0) plan.buffers[i] = places.next(rank.buffer_bytes[i]);

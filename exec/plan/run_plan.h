@@ -44,6 +44,7 @@ struct ArenaPlan {
   std::int64_t scratch = 0;
   std::int64_t tokens = 0;  // of one slice; on a device of all units, contiguous
   std::int64_t targets = 0;
+  std::int64_t tables = 0;            // of Stage::fill_tables
   std::vector<std::int64_t> buffers;  // by boundary buffer
   std::int64_t blocks = 0;            // of RankPlan::blocks
 

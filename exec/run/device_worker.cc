@@ -55,6 +55,16 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   links_ = services.device_transport->connect(run_links_.links(), device_);
   find_groups();
   if (services.device_transport->waits_on_device()) rehearse();
+  fill_tables();
+}
+
+void DeviceWorker::fill_tables() {
+  const std::int64_t positions = plan_.sequence_length();
+  for (std::size_t chunk = 0; chunk < arena_plan_.weights.size(); ++chunk) {
+    const Stage& stage = stage_of(static_cast<int>(chunk));
+    if (stage.table_bytes(positions) == 0) continue;
+    return stage.fill_tables(arena_ + arena_plan_.tables, positions, *compute_);
+  }
 }
 
 void DeviceWorker::settle() {
@@ -375,7 +385,7 @@ void DeviceWorker::issue_step(Item& item) {
       } else {
         kernels_.fill_not_a_number(*compute_, Element::float32, on_device_.losses + op.unit, 1);
       }
-      check_outcome(op, call, static_cast<std::size_t>(&item - items_.data()));
+      check_poisoned(op, call, static_cast<std::size_t>(&item - items_.data()));
     }
   } else {
     issue_optimizer(step, static_cast<std::size_t>(&item - items_.data()));
@@ -395,6 +405,8 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
     call.device = &device_;
     call.stream_group = tensor_;
     call.loss_on_device = on_device_.losses + op.unit;
+    call.tables = arena_ + arena_plan_.tables;
+    if (checks_outcome(op)) call.not_finite = flags_ + item;
     call.loss_scale *= loss_scale_.value();
     if (begins_backward(op)) {
       const MicrobatchShape& shape = plan_.schedule().shape(op.op.microbatch);
@@ -413,15 +425,20 @@ void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {
       case OpKind::W: stage.weight_gradient(call); break;
       case OpKind::B: stage.backward(call); break;
     }
-    check_outcome(op, call, item);
   }
 }
 
-// Flags non-finite results. Gradients in float16 may overflow: the norm detects that, and the step is skipped.
-void DeviceWorker::check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item) {
+// Whether an op flags results that are not finite. Gradients in float16 may overflow: the norm detects that, and the
+// step is skipped.
+bool DeviceWorker::checks_outcome(const OpPlan& op) const {
+  return op.op.op == OpKind::F || (op.op.op != OpKind::W && element() != Element::float16);
+}
+
+// Flags a result that was replaced after its op.
+void DeviceWorker::check_poisoned(const OpPlan& op, const SliceCall& call, std::size_t item) {
+  if (!checks_outcome(op)) return;
   const bool forward = op.op.op == OpKind::F;
   std::int32_t* const flag = flags_ + item;
-  if (!forward && (op.op.op == OpKind::W || element() == Element::float16)) return;
   const std::byte* const made = forward ? call.output : call.input_gradient;
   const Stage& stage = stage_of(op.chunk);
   if (made != nullptr) {
@@ -444,7 +461,7 @@ void DeviceWorker::issue_send(const PlannedStep& step) {
   links_->send(message);
 }
 
-// Flags gradients that are not finite, unless the norm decides on them (see check_outcome).
+// Flags gradients that are not finite, unless the norm decides on them (see checks_outcome).
 void DeviceWorker::check_gradients(int chunk, std::byte* gradients, std::size_t item, Stream& stream) {
   if (fault_at(items_[item].vertex).poison) kernels_.fill_not_a_number(stream, Element::float32, gradients, 1);
   if (element() == Element::float16) return;

@@ -62,6 +62,7 @@ class DeviceWorker final : public Worker {
   void make_messages();
   std::int64_t shard_bytes(std::int64_t bytes) const;
   void place_small();
+  void fill_tables();
   void load_tokens();
   void rehearse();
   void run_items();
@@ -81,7 +82,8 @@ class DeviceWorker final : public Worker {
   void issue_norm(const PlannedCollective& collective, StreamGroup* group, std::size_t item);
   void check_gradients(int chunk, std::byte* gradients, std::size_t item, Stream& stream);
   void wait_on_device(DeviceMessage& message, VertexId vertex, VertexId transfer);
-  void check_outcome(const OpPlan& op, const SliceCall& call, std::size_t item);
+  bool checks_outcome(const OpPlan& op) const;
+  void check_poisoned(const OpPlan& op, const SliceCall& call, std::size_t item);
   void free_receive(int receive, Event* freed);
   void finish();
   void check_flag(std::size_t item);

@@ -26,18 +26,26 @@ struct Maximum {
   }
 };
 
+// Reads `vectors` of 16 bytes, then the remaining elements one by one.
 template <class T>
 struct FlagNotFinite {
   static constexpr int kThreads = kElementThreads;
+  static constexpr int kWidth = 16 / static_cast<int>(sizeof(T));
   const T* data;
+  std::int64_t vectors;
   std::int64_t count;
   std::int32_t* flag;
   SLUICE_DEVICE void operator()() const {
     bool finite = true;
-    for_each_element(count, [this, &finite](std::int64_t i) {
-      const float value = to_float(data[i]);
+    const auto check = [&finite](T number) {
+      const float value = to_float(number);
       finite = finite && value - value == 0.0F;
+    };
+    for_each_element(vectors, [&](std::int64_t i) {
+      const Vector<T, kWidth> numbers = load_vector<T, kWidth>(data + i * kWidth);
+      for (const T number : numbers.at) check(number);
     });
+    for_each_element(count - vectors * kWidth, [&](std::int64_t i) { check(data[vectors * kWidth + i]); });
     // All threads that write store the same value.
     if (!finite) *flag = 1;
   }
@@ -83,7 +91,11 @@ void maximum(Stream& stream, const float* from, std::int64_t count, float* into)
 
 void flag_not_finite(Stream& stream, Element element, const void* data, std::int64_t count, std::int32_t* flag) {
   with_type(element, [&]<class T>(Type<T>) {
-    launch(stream, element_grid(count), FlagNotFinite<T>{static_cast<const T*>(data), count, flag});
+    constexpr int kWidth = FlagNotFinite<T>::kWidth;
+    const bool aligned = reinterpret_cast<std::uintptr_t>(data) % 16 == 0;
+    const std::int64_t vectors = aligned ? count / kWidth : 0;
+    launch(stream, element_grid(aligned ? vectors + count % kWidth : count),
+           FlagNotFinite<T>{static_cast<const T*>(data), vectors, count, flag});
   });
 }
 

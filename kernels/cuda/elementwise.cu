@@ -101,8 +101,7 @@ struct RotaryAngles {
   std::int64_t context;
   std::int64_t tokens;
   int half;
-  float* cosines;
-  float* sines;
+  float* angles;
 
   SLUICE_DEVICE void operator()() const {
     const std::int64_t first = static_cast<std::int64_t>(block_x()) * kTokens;
@@ -110,8 +109,8 @@ struct RotaryAngles {
       const double frequency = ::pow(10000.0, -static_cast<double>(i) / half);
       for (std::int64_t token = first; token < first + kTokens && token < tokens; ++token) {
         const double angle = static_cast<double>(context + token) * frequency;
-        cosines[token * half + i] = static_cast<float>(::cos(angle));
-        sines[token * half + i] = static_cast<float>(::sin(angle));
+        angles[2 * token * half + i] = static_cast<float>(::cos(angle));
+        angles[(2 * token + 1) * half + i] = static_cast<float>(::sin(angle));
       }
     }
   }
@@ -162,16 +161,16 @@ struct SplitQkv {
     const int d = shape.head_dim;
     const int rotated = shape.heads + shape.kv_heads;
     const T* const from = qkv + row * (rotated + shape.kv_heads) * d;
-    const std::int64_t angles = row % shape.tokens * halves.first;
+    const std::int64_t angles = row % shape.tokens * 2 * halves.first;
     for_each_head_chunk(rotated + shape.kv_heads, halves.chunks, [&](int head, int column) {
       float a[kChunk];
       float b[kChunk];
       part(from, head, column, a, b);
-      if (shape.cosines != nullptr && head < rotated) {
+      if (shape.angles != nullptr && head < rotated) {
         float cosines[kChunk];
         float sines[kChunk];
-        load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
-        load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
+        load_chunk(shape.angles + angles, column, halves.first, halves.whole, cosines);
+        load_chunk(shape.angles + angles + halves.first, column, halves.first, halves.whole, sines);
         rotate(cosines, sines, false, a, b);
       }
       T* to = queries + (row * shape.heads + head) * d;
@@ -210,8 +209,8 @@ struct MergeQkvGradients {
     const std::int64_t row = block_x();
     const int d = shape.head_dim;
     const int rotated = shape.heads + shape.kv_heads;
-    const bool rotates = shape.cosines != nullptr;
-    const std::int64_t angles = row % shape.tokens * halves.first;
+    const bool rotates = shape.angles != nullptr;
+    const std::int64_t angles = row % shape.tokens * 2 * halves.first;
     // Without rotary embedding, the gradient of the queries is already in place.
     const int skipped = rotates ? 0 : shape.heads;
     for_each_head_chunk(rotated + shape.kv_heads - skipped, halves.chunks, [&](int index, int column) {
@@ -231,8 +230,8 @@ struct MergeQkvGradients {
       if (rotates && head < rotated) {
         float cosines[kChunk];
         float sines[kChunk];
-        load_chunk(shape.cosines + angles, column, halves.first, halves.whole, cosines);
-        load_chunk(shape.sines + angles, column, halves.first, halves.whole, sines);
+        load_chunk(shape.angles + angles, column, halves.first, halves.whole, cosines);
+        load_chunk(shape.angles + angles + halves.first, column, halves.first, halves.whole, sines);
         rotate(cosines, sines, true, a, b);
       }
       store_chunk(to, column, halves.first, halves.whole, a);
@@ -351,13 +350,12 @@ void activate_gradient(Stream& stream, Element element, bool gated, const Half* 
   });
 }
 
-void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* cosines,
-                   float* sines) {
+void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* angles) {
   const std::int64_t half = head_dim / 2;
   launch(stream,
          Grid{.blocks_x = static_cast<int>((tokens + RotaryAngles::kTokens - 1) / RotaryAngles::kTokens),
               .threads = row_grid(tokens, half * kChunk).threads},
-         RotaryAngles{context, tokens, static_cast<int>(half), cosines, sines});
+         RotaryAngles{context, tokens, static_cast<int>(half), angles});
 }
 
 void split_qkv(Stream& stream, Element element, const QkvShape& shape, const Half* qkv, const Half* bias, Half* queries,

@@ -21,15 +21,17 @@ struct NormWeights {
   const Half* bias = nullptr;  // null: none
   bool rms = false;            // RMSNorm: the mean is taken as 0
 };
-// Adds residual_bias + residual to x, unless residual is null; then writes out = (x - mean) / deviation * gain + bias
-// and statistics [rows, 2], mean and 1 / deviation, unless out is null.
-void residual_norm(Stream& stream, Element element, Half* x, const Half* residual, const Half* residual_bias,
-                   std::int64_t rows, std::int64_t width, const NormWeights& weights, float* statistics, Half* out);
+// Writes x = from, plus residual_bias + residual unless residual is null (`from` may equal x); then writes out = (x -
+// mean) / deviation * gain + bias and statistics [rows, 2], mean and 1 / deviation, unless out is null. Sets
+// *not_finite, if it is not null, to 1 if any number of x is not finite.
+void residual_norm(Stream& stream, Element element, const Half* from, Half* x, const Half* residual,
+                   const Half* residual_bias, std::int64_t rows, std::int64_t width, const NormWeights& weights,
+                   float* statistics, Half* out, std::int32_t* not_finite = nullptr);
 // From the gradient of `out`: writes dx = residual + the gradient of x (residual may be null) and accumulates the
-// gradients of gain and bias.
+// gradients of gain and bias. Sets *not_finite, if it is not null, to 1 if any number of dx is not finite.
 void norm_gradient(Stream& stream, Element element, const Half* gradient, const Half* x, const Half* residual,
                    const NormWeights& weights, const float* statistics, std::int64_t rows, std::int64_t width, Half* dx,
-                   float* gain_gradient, float* bias_gradient);
+                   float* gain_gradient, float* bias_gradient, std::int32_t* not_finite = nullptr);
 // sums[c] += sum over rows of matrix[r, c].
 void add_column_sums(Stream& stream, Element element, const Half* matrix, std::int64_t rows, std::int64_t width,
                      float* sums);
@@ -43,10 +45,9 @@ void activate(Stream& stream, Element element, bool gated, const Half* inputs, c
 void activate_gradient(Stream& stream, Element element, bool gated, const Half* inputs, const Half* bias,
                        std::int64_t rows, std::int64_t width, Half* gradient);
 
-// Writes cosines and sines [tokens, head_dim / 2] of the angles of rotary embeddings after a prefix of `context`
-// tokens, computed in double precision.
-void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* cosines,
-                   float* sines);
+// Writes the cosines and sines of the angles of rotary embeddings after a prefix of `context` tokens, [tokens, 2,
+// head_dim / 2], computed in double precision.
+void rotary_angles(Stream& stream, std::int64_t context, std::int64_t tokens, std::int64_t head_dim, float* angles);
 
 struct QkvShape {
   std::int64_t rows = 0;
@@ -54,8 +55,7 @@ struct QkvShape {
   int heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  const float* cosines = nullptr;  // null: no rotary embedding
-  const float* sines = nullptr;
+  const float* angles = nullptr;  // of rotary_angles; null: no rotary embedding
 
   std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }
   std::int64_t key_width() const { return std::int64_t{kv_heads} * head_dim; }

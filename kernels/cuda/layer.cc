@@ -95,8 +95,7 @@ QkvShape Layer::qkv_shape() const {
           .heads = static_cast<int>(sizes.heads),
           .kv_heads = static_cast<int>(sizes.kv_heads),
           .head_dim = static_cast<int>(sizes.head_dim),
-          .cosines = cosines,
-          .sines = sines};
+          .angles = angles};
 }
 
 NormWeights Layer::norm_weights(std::int64_t gain, std::int64_t bias) const {
@@ -131,19 +130,20 @@ void Layer::forward(const LayerKeys& keys, const LayerActivations& kept, const L
                     linear.device, stream);
   linear.forward(inputs.output, weight(at.output), n, h, sizes.query_width, kept.middle);
   sum_over_group(kept.middle, n * h);
-  residual_norm(stream, element, kept.middle, kept.input, weight(at.output_bias), n, h,
+  residual_norm(stream, element, kept.middle, kept.middle, kept.input, weight(at.output_bias), n, h,
                 norm_weights(at.norm2_gain, at.norm2_bias), kept.statistics2, inputs.up);
   linear.forward(inputs.up, weight(at.up), n, sizes.up_width, h, kept.pre);
   activate(stream, element, spec.model.gated, kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
   if (out == nullptr) return;
   linear.forward(inputs.down, weight(at.down), n, h, sizes.ffn, out);
   sum_over_group(out, n * h);
-  residual_norm(stream, element, out, kept.middle, weight(at.down_bias), n, h, next.weights, next.statistics, next.out);
+  residual_norm(stream, element, out, out, kept.middle, weight(at.down_bias), n, h, next.weights, next.statistics,
+                next.out, next.not_finite);
 }
 
 void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, const LayerInputs& inputs,
                            const LayerGradients& gradients, const LayerScratch& scratch, float* weight_gradients,
-                           Half* input_gradient) const {
+                           Half* input_gradient, std::int32_t* not_finite) const {
   const std::int64_t n = shape.rows();
   const std::int64_t h = sizes.hidden;
   const std::int64_t q = sizes.query_width;
@@ -187,7 +187,7 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
   sum_over_group(scratch.hidden, n * h);
   norm_gradient(stream, element, scratch.hidden, kept.input, gradients.output,
                 norm_weights(at.norm1_gain, at.norm1_bias), kept.statistics1, n, h, input_gradient, of(at.norm1_gain),
-                of(at.norm1_bias));
+                of(at.norm1_bias), not_finite);
 }
 
 void Layer::weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const {

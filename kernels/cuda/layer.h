@@ -70,7 +70,8 @@ struct LayerKeys {
 struct NextNorm {
   NormWeights weights;
   float* statistics = nullptr;
-  Half* out = nullptr;  // null: none
+  Half* out = nullptr;                 // null: none
+  std::int32_t* not_finite = nullptr;  // of the layer's output: see residual_norm
 };
 
 // The matrix multiplications of a linear layer without bias, enqueued on a stream. Weights are [outputs, inputs].
@@ -99,8 +100,7 @@ struct Layer {
   const Half* weights;
   Linear linear;
   StreamGroup* group;
-  const float* cosines;  // [tokens, d / 2]; null with learned positions
-  const float* sines;
+  const float* angles;  // of rotary_angles, from the slice's first token; null with learned positions
 
   // Returns the first norm, which `forward` does not include.
   NextNorm first_norm(const LayerActivations& kept, const LayerInputs& inputs) const;
@@ -109,7 +109,7 @@ struct Layer {
                const LayerScratch& scratch, Half* out, const NextNorm& next) const;
   void input_gradient(const LayerKeys& keys, const LayerActivations& kept, const LayerInputs& inputs,
                       const LayerGradients& gradients, const LayerScratch& scratch, float* weight_gradients,
-                      Half* input_gradient) const;
+                      Half* input_gradient, std::int32_t* not_finite) const;
   void weight_gradient(const LayerInputs& inputs, const LayerGradients& gradients, float* weight_gradients) const;
 
  private:

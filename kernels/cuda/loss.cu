@@ -94,11 +94,14 @@ struct SumLosses {
   const float* losses;
   std::int64_t rows;
   float* loss;
+  std::int32_t* not_finite;
   SLUICE_DEVICE void operator()() const {
     float sum = 0;
     for (std::int64_t i = thread(); i < rows; i += threads()) sum += losses[i];
     sum = block_sum(sum);
-    if (thread() == 0) *loss = sum;
+    if (thread() != 0) return;
+    *loss = sum;
+    if (not_finite != nullptr && sum - sum != 0.0F) *not_finite = 1;
   }
 };
 
@@ -117,13 +120,14 @@ void rescale_sums(Stream& stream, std::int64_t rows, const RowSums& sums) {
 }
 
 void logits_gradient(Stream& stream, Element element, const LogitsShape& shape, Half* logits,
-                     const std::int32_t* targets, const RowSums& sums, float scale, float* loss) {
+                     const std::int32_t* targets, const RowSums& sums, float scale, float* loss,
+                     std::int32_t* not_finite) {
   const bool whole = in_whole_chunks({shape.stride});
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, row_grid(shape.rows, shape.stride),
            LogitsGradient<T>{shape, whole, as<T>(logits), targets, sums, scale});
   });
-  launch(stream, row_grid(1, shape.rows * kChunk), SumLosses{sums.losses, shape.rows, loss});
+  launch(stream, row_grid(1, shape.rows * kChunk), SumLosses{sums.losses, shape.rows, loss, not_finite});
 }
 
 }  // namespace sluice::kernels::cuda

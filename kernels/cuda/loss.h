@@ -30,8 +30,9 @@ void sum_logits(Stream& stream, Element element, const LogitsShape& shape, const
 // Rescales the sums to the all-reduced maxima.
 void rescale_sums(Stream& stream, std::int64_t rows, const RowSums& sums);
 // After the all-reduce of the sums: replaces logits by `scale` (softmax - one_hot(target)), 0 in padding, and writes
-// the sum over rows of -ln p(target) to *loss.
+// the sum over rows of -ln p(target) to *loss. Sets *not_finite, if it is not null, to 1 if that is not finite.
 void logits_gradient(Stream& stream, Element element, const LogitsShape& shape, Half* logits,
-                     const std::int32_t* targets, const RowSums& sums, float scale, float* loss);
+                     const std::int32_t* targets, const RowSums& sums, float scale, float* loss,
+                     std::int32_t* not_finite = nullptr);
 
 }  // namespace sluice::kernels::cuda

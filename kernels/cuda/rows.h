@@ -61,6 +61,12 @@ SLUICE_DEVICE void store_chunk(T* row, int column, int width, bool whole, const 
   }
 }
 
+SLUICE_DEVICE bool all_finite(const float (&numbers)[kChunk]) {
+  bool finite = true;
+  for (const float number : numbers) finite = finite && number - number == 0.0F;
+  return finite;
+}
+
 template <class Visit>
 SLUICE_DEVICE void for_each_chunk(int width, const Visit& visit) {
   for (int column = thread() * kChunk; column < width; column += threads() * kChunk) visit(column);

@@ -52,6 +52,12 @@ class CudaStage final : public Stage {
   void initialise(std::byte* weights, std::uint64_t seed) const override {
     initialise_weights(spec_, offsets_, seed, floats(weights));
   }
+  std::int64_t table_bytes(std::int64_t positions) const override {
+    return has_rotary() ? positions * sizes_.head_dim * kFloatBytes : 0;
+  }
+  void fill_tables(std::byte* tables, std::int64_t positions, Stream& stream) const override {
+    if (has_rotary()) rotary_angles(stream, 0, positions, sizes_.head_dim, floats(tables));
+  }
   void forward(SliceCall& call) const override;
   void input_gradient(SliceCall& call) const override { gradient(call, false); }
   void weight_gradient(SliceCall& call) const override;
@@ -102,8 +108,7 @@ class CudaStage final : public Stage {
       const std::int64_t n = shape.rows();
       const RankSizes& sizes = stage.sizes_;
       if (stage.has_rotary()) {
-        cosines = carver.take<float>(shape.tokens * sizes.head_dim / 2);
-        sines = carver.take<float>(shape.tokens * sizes.head_dim / 2);
+        angles = carver.take<float>(shape.tokens * sizes.head_dim);
       }
       if (stage.spec_.contents.head) {
         auto* const all = carver.take<float>(kRowSums * n);
@@ -119,8 +124,7 @@ class CudaStage final : public Stage {
     }
 
     LayerScratch layer;
-    float* cosines = nullptr;
-    float* sines = nullptr;
+    float* angles = nullptr;  // without SliceCall::tables
     RowSums sums;
     Half* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
     LayerGradients gradients;             // of one layer, in B
@@ -148,8 +152,7 @@ class CudaStage final : public Stage {
             .weights = halves(call.weights),
             .linear = linear_of(call),
             .group = call.stream_group,
-            .cosines = scratch.cosines,
-            .sines = scratch.sines};
+            .angles = angles_of(call, scratch)};
   }
   LayerKeys keys_of(const SliceCall& call, int layer, const OpScratch& scratch, bool with_gradients) const;
   const Half* head_weights(const SliceCall& call) const {
@@ -179,19 +182,20 @@ class CudaStage final : public Stage {
   void begin_embedding(const SliceCall& call, Half* out) const;
   void embedding_gradient(const SliceCall& call, const Half* gradient) const;
   void head_forward(const SliceCall& call, const Head& head, const OpScratch& scratch) const;
-  void head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out) const;
+  void head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out, std::int32_t* not_finite) const;
   void head_weight_gradient(const SliceCall& call) const;
   void gradient(const SliceCall& call, bool weights_too) const;
 
   void compute_rotary_angles(const SliceCall& call, const OpScratch& scratch) const {
-    if (!has_rotary()) return;
-    rotary_angles(*call.stream, call.shape.context, call.shape.tokens, sizes_.head_dim, scratch.cosines, scratch.sines);
+    if (!has_rotary() || call.tables != nullptr) return;
+    rotary_angles(*call.stream, call.shape.context, call.shape.tokens, sizes_.head_dim, scratch.angles);
+  }
+  const float* angles_of(const SliceCall& call, const OpScratch& scratch) const {
+    if (!has_rotary() || call.tables == nullptr) return scratch.angles;
+    return floats(call.tables) + call.shape.context * sizes_.head_dim;
   }
   void sum_over_group(const SliceCall& call, void* data, std::int64_t count, Element element) const {
     if (spec_.tensor_parallel > 1) call.stream_group->all_reduce_sum(data, count, element, *call.stream);
-  }
-  void copy(const SliceCall& call, const std::byte* from, Half* to) const {
-    call.device->copy(to, from, call.shape.rows() * sizes_.hidden * kHalfBytes, *call.stream);
   }
 
   StageSpec spec_;
@@ -328,10 +332,11 @@ void CudaStage::head_forward(const SliceCall& call, const Head& head, const OpSc
     call.stream_group->all_reduce_sum(scratch.sums.sums, 2 * n, Element::float32, stream);
   }
   logits_gradient(stream, element_, shape, head.logits, call.targets, scratch.sums, static_cast<float>(call.loss_scale),
-                  call.loss_on_device);
+                  call.loss_on_device, call.not_finite);
 }
 
-void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out) const {
+void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scratch, Half* out,
+                                    std::int32_t* not_finite) const {
   const std::int64_t n = call.shape.rows();
   const std::int64_t h = sizes_.hidden;
   const Head head = head_of(call);
@@ -340,7 +345,7 @@ void CudaStage::head_input_gradient(const SliceCall& call, const OpScratch& scra
   float* const gradients = floats(call.gradients);
   norm_gradient(*call.stream, element_, scratch.layer.hidden, head.input, nullptr, final_norm(call), head.statistics, n,
                 h, out, gradients + offsets_.final_gain,
-                offsets_.final_bias < 0 ? nullptr : gradients + offsets_.final_bias);
+                offsets_.final_bias < 0 ? nullptr : gradients + offsets_.final_bias, not_finite);
 }
 
 void CudaStage::head_weight_gradient(const SliceCall& call) const {
@@ -375,20 +380,16 @@ void CudaStage::forward(SliceCall& call) const {
       const Kept of_layer = kept_of(layer);
       return layer_of(call, layer, scratch).first_norm(of_layer.activations, of_layer.inputs);
     }
-    if (!spec_.contents.head) return {};
+    if (!spec_.contents.head) return {.not_finite = call.not_finite};
     return {.weights = final_norm(call), .statistics = head.statistics, .out = head.normed};
   };
 
-  if (spec_.contents.embedding) {
-    begin_embedding(call, input_of(0));
-  } else {
-    copy(call, call.input, input_of(0));
-  }
+  if (spec_.contents.embedding) begin_embedding(call, input_of(0));
+  // The first norm also moves the input to where it is kept.
   const NextNorm first = norm_of(0);
-  if (first.out != nullptr) {
-    residual_norm(*call.stream, element_, input_of(0), nullptr, nullptr, call.shape.rows(), sizes_.hidden,
-                  first.weights, first.statistics, first.out);
-  }
+  residual_norm(*call.stream, element_, spec_.contents.embedding ? input_of(0) : halves(call.input), input_of(0),
+                nullptr, nullptr, call.shape.rows(), sizes_.hidden, first.weights, first.statistics, first.out,
+                first.not_finite);
   for (int i = 0; i < layers; ++i) {
     const Kept of_layer = kept_of(i);
     layer_of(call, i, scratch)
@@ -411,13 +412,17 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
     return gradients_of(call, layer).down;
   };
 
+  // The input gradient is an output of the stage unless there is an embedding.
+  std::int32_t* const not_finite = spec_.contents.embedding ? nullptr : call.not_finite;
   const Half* gradient = output_of(layers - 1);
   if (spec_.contents.head) {
-    head_input_gradient(call, scratch, output_of(layers - 1));
+    head_input_gradient(call, scratch, output_of(layers - 1), layers == 0 ? not_finite : nullptr);
   } else if (weights_too && layers > 0) {
     gradient = halves(call.output_gradient);
   } else {
-    copy(call, call.output_gradient, output_of(layers - 1));
+    // Kept until W.
+    residual_norm(*call.stream, element_, halves(call.output_gradient), output_of(layers - 1), nullptr, nullptr, n,
+                  sizes_.hidden, {}, nullptr, nullptr, layers == 0 ? not_finite : nullptr);
   }
   for (int i = layers - 1; i >= 0; --i) {
     const Layer layer = layer_of(call, i, scratch);
@@ -431,15 +436,15 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
       saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
       const NextNorm first = layer.first_norm(saved.activations, saved.inputs);
-      residual_norm(*call.stream, element_, input, nullptr, nullptr, n, sizes_.hidden, first.weights, first.statistics,
-                    first.out);
+      residual_norm(*call.stream, element_, input, input, nullptr, nullptr, n, sizes_.hidden, first.weights,
+                    first.statistics, first.out);
       layer.forward(keys, saved.activations, saved.inputs, scratch.layer, nullptr, {});
     }
     if (!spec_.sliced) {
       call.device->zero(keys.own_gradient, 2 * values_after(n, sizes_.key_width) * kFloatBytes, *call.stream);
     }
     layer.input_gradient(keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
-                         output_of(i - 1));
+                         output_of(i - 1), i == 0 ? not_finite : nullptr);
     if (weights_too) layer.weight_gradient(saved.inputs, gradients, floats(call.gradients));
     gradient = output_of(i - 1);
   }

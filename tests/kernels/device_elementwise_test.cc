@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cuda/elementwise.h"
@@ -41,9 +42,9 @@ TEST_P(DeviceElementwise, ResidualNormEqualsCpu) {
         cuda::Half* const sum = halves(x);
         float* const statistics = floats(kTokenRows * cuda::kNormStatistics);
         cuda::Half* const out = halves(kTokenRows * n);
-        cuda::residual_norm(*stream_, element(), sum, with_residual ? halves(residual) : nullptr, halves(residual_bias),
-                            kTokenRows, n, {.gain = halves(gain), .bias = rms ? nullptr : halves(bias), .rms = rms},
-                            statistics, out);
+        cuda::residual_norm(*stream_, element(), sum, sum, with_residual ? halves(residual) : nullptr,
+                            halves(residual_bias), kTokenRows, n,
+                            {.gain = halves(gain), .bias = rms ? nullptr : halves(bias), .rms = rms}, statistics, out);
 
         Numbers expected_sum = x;
         if (with_residual) {
@@ -65,10 +66,58 @@ TEST_P(DeviceElementwise, ResidualWithoutNormEqualsCpu) {
   const Numbers x = random(kTokenRows * 48);
   const Numbers residual = random(kTokenRows * 48);
   cuda::Half* const sum = halves(x);
-  cuda::residual_norm(*stream_, element(), sum, halves(residual), nullptr, kTokenRows, 48, {}, nullptr, nullptr);
+  cuda::residual_norm(*stream_, element(), sum, sum, halves(residual), nullptr, kTokenRows, 48, {}, nullptr, nullptr);
   Numbers expected = x;
   cpu::add<double>(residual.data(), kTokenRows * 48, expected.data());
   expect_near(read(sum), expected, "sum");
+}
+
+TEST_P(DeviceElementwise, FirstNormKeepsItsInput) {
+  for (const std::int64_t n : kWidths) {
+    const Numbers x = random(kTokenRows * n);
+    cuda::Half* const from = halves(x);
+    cuda::Half* const kept = halves(kTokenRows * n);
+    float* const statistics = floats(kTokenRows * cuda::kNormStatistics);
+    cuda::Half* const out = halves(kTokenRows * n);
+    cuda::Half* const in_place = halves(kTokenRows * n);
+    const cuda::NormWeights weights{.gain = halves(random(n)), .rms = true};
+    cuda::residual_norm(*stream_, element(), from, kept, nullptr, nullptr, kTokenRows, n, weights, statistics, out);
+    cuda::residual_norm(*stream_, element(), from, from, nullptr, nullptr, kTokenRows, n, weights, statistics,
+                        in_place);
+    EXPECT_EQ(read(kept), x);
+    EXPECT_EQ(read(out), read(in_place));
+    // Without a norm it is a copy.
+    cuda::Half* const copied = halves(kTokenRows * n);
+    cuda::residual_norm(*stream_, element(), from, copied, nullptr, nullptr, kTokenRows, n, {}, nullptr, nullptr);
+    EXPECT_EQ(read(copied), x);
+  }
+}
+
+TEST_P(DeviceElementwise, NormsFlagWhatIsNotFinite) {
+  for (const std::int64_t n : kWidths) {
+    const cuda::NormWeights weights{.gain = halves(Numbers(static_cast<std::size_t>(n), 1.0)), .rms = true};
+    float* const statistics = floats(Numbers(kTokenRows * 2, 1.0));
+    float* const sums = floats(Numbers(static_cast<std::size_t>(n)));
+    const auto flag_of = [&](double last, bool gradient) {
+      Numbers x = random(kTokenRows * n);
+      x.back() = last;
+      cuda::Half* const numbers = halves(x);
+      std::int32_t* const flag = integers({0});
+      if (gradient) {
+        cuda::norm_gradient(*stream_, element(), halves(random(kTokenRows * n)), halves(random(kTokenRows * n)),
+                            numbers, weights, statistics, kTokenRows, n, halves(kTokenRows * n), sums, nullptr, flag);
+      } else {
+        cuda::residual_norm(*stream_, element(), numbers, numbers, halves(random(kTokenRows * n)), nullptr, kTokenRows,
+                            n, {}, nullptr, nullptr, flag);
+      }
+      return flag_at(flag);
+    };
+    for (const bool gradient : {false, true}) {
+      EXPECT_EQ(flag_of(1.5, gradient), 0);
+      EXPECT_EQ(flag_of(std::numeric_limits<double>::infinity(), gradient), 1);
+      EXPECT_EQ(flag_of(std::numeric_limits<double>::quiet_NaN(), gradient), 1);
+    }
+  }
 }
 
 TEST_P(DeviceElementwise, NormGradientEqualsCpu) {
@@ -103,16 +152,18 @@ TEST_P(DeviceElementwise, NormGradientEqualsCpu) {
   }
 }
 
-// 70 rows: several per warp, and a remainder.
+// Fewer rows than a warp reads, several per thread with a remainder, and more than a block of all warps has in flight.
 TEST_P(DeviceElementwise, ColumnSumsEqualCpu) {
-  for (const std::int64_t n : kWidths) {
-    const Numbers matrix = random(70 * n);
-    const Numbers before = random_of(Element::float32, n);
-    float* const sums = floats(before);
-    cuda::add_column_sums(*stream_, element(), halves(matrix), 70, n, sums);
-    Numbers expected = before;
-    cpu::add_column_sums<double>(matrix.data(), 70, n, expected.data());
-    EXPECT_LT(relative_error(read(sums), expected), 1e-6);
+  for (const std::int64_t rows : {1, 70, 1100}) {
+    for (const std::int64_t n : kWidths) {
+      const Numbers matrix = random(rows * n);
+      const Numbers before = random_of(Element::float32, n);
+      float* const sums = floats(before);
+      cuda::add_column_sums(*stream_, element(), halves(matrix), rows, n, sums);
+      Numbers expected = before;
+      cpu::add_column_sums<double>(matrix.data(), rows, n, expected.data());
+      EXPECT_LT(relative_error(read(sums), expected), 1e-6) << rows << " rows of " << n;
+    }
   }
 }
 
@@ -200,14 +251,16 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
     cuda::QkvShape shape{
         .rows = n, .tokens = kTokens, .heads = of.heads, .kv_heads = of.kv_heads, .head_dim = of.head_dim};
     if (of.rotary) {
-      float* const cosines_there = floats(kTokens * half);
-      float* const sines_there = floats(kTokens * half);
-      cuda::rotary_angles(*stream_, of.context, kTokens, of.head_dim, cosines_there, sines_there);
+      float* const angles = floats(2 * kTokens * half);
+      cuda::rotary_angles(*stream_, of.context, kTokens, of.head_dim, angles);
       cpu::rotary_angles<double>(of.context, kTokens, of.head_dim, cosines.data(), sines.data());
-      EXPECT_LT(relative_error(read(cosines_there), cosines), 1e-6) << "angles are accurate at any position";
-      EXPECT_LT(relative_error(read(sines_there), sines), 1e-6);
-      shape.cosines = cosines_there;
-      shape.sines = sines_there;
+      Numbers expected;
+      for (std::int64_t token = 0; token < kTokens; ++token) {
+        expected.insert(expected.end(), cosines.begin() + token * half, cosines.begin() + (token + 1) * half);
+        expected.insert(expected.end(), sines.begin() + token * half, sines.begin() + (token + 1) * half);
+      }
+      EXPECT_LT(relative_error(read(angles), expected), 1e-6) << "angles are accurate at any position";
+      shape.angles = angles;
     }
     const auto rotate = [&](int heads, const double* from, std::int64_t stride, const double* added, bool rotary,
                             bool back, double* to, std::int64_t to_stride) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <vector>
@@ -58,6 +59,18 @@ class DeviceKernels : public ::testing::TestWithParam<Element> {
     DeviceMemory& to = memory(static_cast<std::int64_t>(4 * numbers.size()));
     to.write(std::as_bytes(std::span(numbers)));
     return reinterpret_cast<std::int32_t*>(to.data());
+  }
+
+  // Returns a number of `integers` after all work of the stream.
+  std::int32_t flag_at(const std::int32_t* place) {
+    device_->synchronize(*stream_);
+    for (const auto& memory : memories_) {
+      if (static_cast<const void*>(memory->data()) != place) continue;
+      std::int32_t flag = 0;
+      std::memcpy(&flag, memory->read().data(), sizeof flag);
+      return flag;
+    }
+    throw std::logic_error("not a buffer of this test");
   }
 
   // Returns the contents of a buffer from `halves` or `floats` after all work of the stream.

@@ -37,8 +37,8 @@ class DeviceOrders : public DeviceKernels {
     const cuda::NormWeights weights{.gain = halves(random(kWidth)), .bias = halves(random(kWidth))};
     float* const statistics = floats(kNormRows * cuda::kNormStatistics);
     cuda::Half* const normed = halves(kNormRows * kWidth);
-    cuda::residual_norm(*stream_, element(), x, halves(random(kNormRows * kWidth)), halves(random(kWidth)), kNormRows,
-                        kWidth, weights, statistics, normed);
+    cuda::residual_norm(*stream_, element(), x, x, halves(random(kNormRows * kWidth)), halves(random(kWidth)),
+                        kNormRows, kWidth, weights, statistics, normed);
     cuda::Half* const dx = halves(kNormRows * kWidth);
     float* const gain_gradient = floats(Numbers(kWidth));
     float* const bias_gradient = floats(Numbers(kWidth));

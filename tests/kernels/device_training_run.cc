@@ -101,6 +101,7 @@ struct DeviceStageState {
   std::unique_ptr<DeviceMemory> weights;
   std::unique_ptr<DeviceMemory> gradients;
   std::unique_ptr<DeviceMemory> scratch;
+  std::unique_ptr<DeviceMemory> tables;
   std::vector<std::vector<std::unique_ptr<DeviceSliceBuffers>>> slices;  // [microbatch][slice]
 };
 
@@ -132,7 +133,8 @@ class DeviceRank {
       collect_gradients(state, result.gradients);
       state.stage->add_squared_norm(state.gradients->data(), reinterpret_cast<float*>(squares_.data()), *stream_);
       device_.synchronize(*stream_);
-      result.intact = result.intact && state.weights->intact() && state.gradients->intact() && state.scratch->intact();
+      result.intact = result.intact && state.weights->intact() && state.gradients->intact() &&
+                      state.scratch->intact() && state.tables->intact();
       for (const auto& microbatch : state.slices) {
         for (const auto& slice : microbatch) result.intact = result.intact && slice->intact();
       }
@@ -181,6 +183,9 @@ class DeviceRank {
       }
     }
     state.scratch = std::make_unique<DeviceMemory>(device_, *stream_, scratch);
+    const std::int64_t positions = std::accumulate(training_.slices.begin(), training_.slices.end(), std::int64_t{0});
+    state.tables = std::make_unique<DeviceMemory>(device_, *stream_, state.stage->table_bytes(positions));
+    state.stage->fill_tables(state.tables->data(), positions, *stream_);
     states_.push_back(std::move(state));
   }
 
@@ -231,6 +236,7 @@ class DeviceRank {
     call.device = &device_;
     call.stream_group = group_;
     call.loss_on_device = reinterpret_cast<float*>(loss_.data());
+    if (m % 2 == 0) call.tables = state.tables->data();  // odd microbatches compute what is in the tables
     op(*state.stage, call);
     device_.synchronize(*stream_);
   }

@@ -333,10 +333,19 @@ TEST_F(Emulation, FlagsNumbersThatAreNotFinite) {
   flag_not_finite(*stream_, Element::bfloat16, data.data(), 5000, &flag);
   device_->synchronize(*stream_);
   EXPECT_EQ(flag, 0);
-  fill_not_a_number(*stream_, Element::bfloat16, data.data() + 4999, 1);
-  flag_not_finite(*stream_, Element::bfloat16, data.data(), 5000, &flag);
-  device_->synchronize(*stream_);
-  EXPECT_EQ(flag, 1);
+  // In a vector, in the remainder, and in a range that is not aligned; numbers beyond the range do not count.
+  for (const auto& [begin, count, at] : {std::array{0, 5000, 4096}, {0, 4999, 4998}, {3, 4000, 3}, {3, 4000, 4002}}) {
+    flag = 0;
+    std::fill(data.begin(), data.end(), from_float<bfloat16>(1.5F));
+    fill_not_a_number(*stream_, Element::bfloat16, data.data() + begin + count, 5000 - begin - count);
+    flag_not_finite(*stream_, Element::bfloat16, data.data() + begin, count, &flag);
+    device_->synchronize(*stream_);
+    EXPECT_EQ(flag, 0) << begin << " " << count;
+    fill_not_a_number(*stream_, Element::bfloat16, data.data() + at, 1);
+    flag_not_finite(*stream_, Element::bfloat16, data.data() + begin, count, &flag);
+    device_->synchronize(*stream_);
+    EXPECT_EQ(flag, 1) << at;
+  }
 }
 
 }  // namespace
