@@ -8,6 +8,7 @@
 #include "model/errors.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
+#include "model/scenario/pipeline_layout.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::model {
@@ -106,6 +107,29 @@ class Reading {
     model.fail(fmt::format("expected a model file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));
   }
 
+  void read_layout(JsonReader& object) {
+    object.allow("pipeline_layout");
+    if (!object.has("pipeline_layout")) return;
+    const JsonReader layout = object.at("pipeline_layout");
+    for (const char* key : {"stage_layers", "first_stage_layers", "last_stage_layers"}) {
+      if (object.has(key)) layout.fail(fmt::format("specify pipeline_layout or {}, not both", key));
+    }
+    try {
+      scenario_.stage_layers = layers_of_layout(layout.string());
+    } catch (const InputError& error) {
+      layout.fail(error.what());
+    }
+    const int stages = static_cast<int>(scenario_.stage_layers.size());
+    const int ranks = scenario_.training.pp;
+    if (ranks == 0) layout.fail("requires pp");
+    if (stages % ranks != 0) layout.fail(fmt::format("{} stages are not a multiple of pp {}", stages, ranks));
+    const int chunks = stages / ranks;
+    if (scenario_.chunks > 0 && scenario_.chunks != chunks) {
+      layout.fail(fmt::format("{} stages of pp {} are vpp {}, got vpp {}", stages, ranks, chunks, scenario_.chunks));
+    }
+    scenario_.chunks = chunks;
+  }
+
   void read_parallelism(JsonReader& object) {
     Training& training = scenario_.training;
     training.pp = whole(object, "pp", 1, kMaxRanks, 0);
@@ -157,6 +181,7 @@ class Reading {
       }
     }
     object.allow("stage_layers");
+    read_layout(object);
     scenario_.first_stage_layers = whole(object, "first_stage_layers", 1, 100000, 0);
     scenario_.last_stage_layers = whole(object, "last_stage_layers", 1, 100000, 0);
     if (object.has("layers_per_virtual_stage")) {

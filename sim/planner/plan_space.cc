@@ -167,9 +167,8 @@ class Enumeration {
       if (chunks.empty() && point_.pp == 1) chunks = {1};
       if (chunks.empty()) {
         // With one chunk the family is the same as its base family.
-        for (const int v : divisors(std::max(1, model_.layers / point_.pp), kMostChunks)) {
-          if (v >= std::min(2, family.default_chunks)) chunks.push_back(v);
-        }
+        const int most = std::min(kMostChunks, model_.layers / point_.pp);
+        for (int v = std::min(2, family.default_chunks); v <= most; ++v) chunks.push_back(v);
       }
     }
     std::vector<int> slices = {1};
@@ -192,11 +191,13 @@ class Enumeration {
     point_.last_layers = base_.last_stage_layers;
     with_training();
     const bool requested = point_.first_layers > 0 || point_.last_layers > 0 || !base_.stage_layers.empty();
-    if (requested || !space_.uneven_outer_stages || stages < 3 || layers < 2) return;
-    point_.last_layers = layers - 1;
-    with_training();
-    point_.first_layers = layers - 1;
-    with_training();
+    if (requested || !space_.uneven_outer_stages || stages < 2) return;
+    for (const auto& [first, last] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 1), std::pair(1, 2)}) {
+      if (layers <= std::max(first, last) || (first > 0 && stages == 2)) continue;
+      point_.first_layers = first > 0 ? layers - first : 0;
+      point_.last_layers = layers - last;
+      with_training();
+    }
   }
 
   void with_training() {

@@ -42,7 +42,7 @@ struct PlanSpace {
   std::vector<int> pp;                      // default: divisors of the remaining GPUs, at most one rank per layer
   std::vector<int> dp;                      // default: the remaining GPUs
   std::vector<int> ep;                      // default: divisors of the number of experts that divide tp x cp x dp
-  std::vector<int> chunks;                  // for families with a free number of chunks; default: divisors up to 8
+  std::vector<int> chunks;                  // for families with a free number of chunks; default: all up to 8
   std::vector<int> micro_batch;             // default: powers of two up to 16
   std::vector<int> slices;                  // for families with slices; default: 2, 4, 8
   std::vector<std::string> families;        // default: all with a flush
@@ -51,7 +51,7 @@ struct PlanSpace {
   std::vector<bool> pipeline_before_data;   // default: both, where they differ
   bool sequence_parallel = true;            // where tp > 1
   bool balanced_slices = true;              // equal FLOPs instead of equal lengths
-  bool uneven_outer_stages = true;          // also one layer fewer in the last stage, and in the first and last stage
+  bool uneven_outer_stages = true;          // also up to two layers fewer in the last stage, and one in the first
 };
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides

@@ -77,7 +77,7 @@ TEST(PlanCommand, OneRankTriesAllFamilies) {
 TEST(PlanCommand, BestForMegatronIsTheBestOfAll) {
   const std::string base = "plan --model " + kExamples +
                            "models/llama3-8b/config.json --cluster dgx-h100 --gpus 8 --gbs 64 --seq-length 32768 "
-                           "--top 1 --json ";
+                           "--tp 2 --top 1 --json ";
   const json any = json::parse(run_sluice(words(base)).out);
   const json megatron = json::parse(run_sluice(words(base + "--schedule megatron --all")).out);
   const auto time_of = [](const json& document) {
@@ -89,13 +89,33 @@ TEST(PlanCommand, BestForMegatronIsTheBestOfAll) {
 
 TEST(PlanCommand, SearchesExpertsAndContext) {
   const CommandResult experts = run_sluice(
-      words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 8,16 "
-            "--mbs 1 --recompute none --json"));
+      words("plan --model deepseek-v3 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 --tp 4 --pp 16 "
+            "--mbs 1 --schedule zb-v --recompute none --json"));
   ASSERT_EQ(experts.exit_code, 0) << experts.err;
   EXPECT_GT(json::parse(experts.out).at("ranking").at(0).at("ep"), 1);
   const CommandResult context = run_sluice(words(kLlama + "--cp 1,2 --schedule 1f1b --csv /dev/stdout"));
   ASSERT_EQ(context.exit_code, 0) << context.err;
   for (const char* cell : {",1f1b,2,1,", ",1f1b,2,2,"}) EXPECT_NE(context.out.find(cell), std::string::npos) << cell;
+}
+
+// Stages that Megatron-LM cannot describe by numbers are printed as its layout, which `simulate` reads.
+TEST(PlanCommand, PrintsLayoutsForMegatron) {
+  const std::string base =
+      "--num-layers 30 --hidden-size 2048 --num-attention-heads 16 --vocab-size 51200 --max-position-embeddings 2048 "
+      "--cluster dgx-h100 --gbs 64 --seq-length 2048 ";
+  const CommandResult result =
+      run_sluice(words("plan " + base + "--tp 2 --pp 4 --vpp 4 --mbs 1 --schedule megatron --even-stages --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  const std::string arguments = document.at("megatron").at("arguments");
+  const std::string layout = "--pipeline-model-parallel-layout 'Et|(t*2|)*14tL'";
+  EXPECT_NE(arguments.find(layout), std::string::npos) << arguments;
+  const json& best = document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>());
+  std::vector<std::string> flags = words("simulate --json " + base + best.at("flags").get<std::string>());
+  flags.insert(flags.end(), {"--pipeline-model-parallel-layout", "Et|(t*2|)*14tL"});
+  const CommandResult simulated = run_sluice(flags);
+  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), best.at("makespan_s"));
 }
 
 std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {

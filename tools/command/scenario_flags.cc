@@ -112,6 +112,8 @@ const ScenarioFlagRow kRows[] = {
      "Overlap point-to-point transfers with compute (default: as the training framework does)"},
     {"--stage-layers", "/parallelism/stage_layers", ScenarioValueKind::whole_list, kParallelism,
      "Number of layers of each stage, as a,b,c (default: distributed evenly)"},
+    {"--pipeline-model-parallel-layout", "/parallelism/pipeline_layout", ScenarioValueKind::text, kParallelism,
+     "Layers of each stage in Megatron-LM's form, such as 'Et*3|(t*4|)*6t*3L' (default: distributed evenly)"},
     {"--decoder-first-pipeline-num-layers", "/parallelism/first_stage_layers", ScenarioValueKind::whole, kParallelism,
      "Number of layers in the first stage, 1 to 100000 (default: distributed evenly)"},
     {"--decoder-last-pipeline-num-layers", "/parallelism/last_stage_layers", ScenarioValueKind::whole, kParallelism,
@@ -616,6 +618,7 @@ std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document
         document[pp].get<std::int64_t>() * (chosen ? document[vpp].get<std::int64_t>() : chunks);
     drop("/parallelism/stage_layers", std::ssize(document[layers]) == stages, "even");
   }
+  drop("/parallelism/pipeline_layout", family->fixed_chunks == 0, "even");
   drop("/schedule/group", family->grouped, "none");
   for (const char* key : {"/schedule/slices", "/schedule/slice_lengths", "/schedule/slicing"}) {
     drop(key, family->sliced || is(key, 1), "not sliced");

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <iterator>
 #include <utility>
+#include <vector>
+
+#include "model/scenario/pipeline_layout.h"
 
 namespace sluice::tools {
 namespace {
@@ -73,20 +76,31 @@ void add_model(const Transformer& model, const Training& training, Arguments& ou
   if (model.has_experts()) add_experts(model, training, out);
 }
 
-bool interleaved(const PlanPoint& point) { return point.chunks > 1; }
+// The layers of each virtual stage: evenly, in the first and last stage of a pipeline without chunks, or as a layout.
+void add_layers(const Scenario& scenario, const PlanPoint& point, Arguments& out) {
+  const int layers = scenario.model->layers;
+  const int stages = point.pp * point.chunks;
+  const int outer = (point.first_layers > 0 ? 1 : 0) + (point.last_layers > 0 ? 1 : 0);
+  const int middle = layers - point.first_layers - point.last_layers;
+  const bool even = scenario.stage_layers.empty() && stages > outer && middle % (stages - outer) == 0;
+  if (even && outer == 0) {
+    if (point.chunks > 1) out.add("--num-layers-per-virtual-pipeline-stage", layers / stages);
+  } else if (even && point.chunks == 1) {
+    if (point.first_layers > 0) out.add("--decoder-first-pipeline-num-layers", point.first_layers);
+    if (point.last_layers > 0) out.add("--decoder-last-pipeline-num-layers", point.last_layers);
+  } else {
+    std::vector<int> counts;
+    for (const StageContents& stage :
+         split_layers(*scenario.model, stages, scenario.stage_layers, point.first_layers, point.last_layers)) {
+      counts.push_back(stage.layers);
+    }
+    out.add("--pipeline-model-parallel-layout", fmt::format("'{}'", layout_of(counts)));
+  }
+}
 
 }  // namespace
 
-bool megatron_runs(const Scenario& base, const PlanPoint& point) {
-  if (!point.family->in_megatron_lm || point.slices > 1 || !base.stage_layers.empty()) return false;
-  const int layers = base.model->layers;
-  if (point.first_layers == 0 && point.last_layers == 0) return layers % (point.pp * point.chunks) == 0;
-  // The layers of the first and last stage are set; the remainder is distributed evenly.
-  if (interleaved(point)) return false;
-  const int outer = (point.first_layers > 0 ? 1 : 0) + (point.last_layers > 0 ? 1 : 0);
-  const int middle = point.pp - outer;
-  return middle > 0 && (layers - point.first_layers - point.last_layers) % middle == 0;
-}
+bool megatron_runs(const PlanPoint& point) { return point.family->in_megatron_lm && point.slices == 1; }
 
 std::string megatron_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
   const Scenario scenario = scenario_of(base, space, point);
@@ -94,16 +108,12 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   Arguments out;
   out.add("--tensor-model-parallel-size", point.tp);
   out.add("--pipeline-model-parallel-size", point.pp);
-  if (interleaved(point)) {
-    out.add("--num-layers-per-virtual-pipeline-stage", base.model->layers / (point.pp * point.chunks));
-    out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
-  }
+  add_layers(scenario, point, out);
+  if (point.chunks > 1) out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
   if (training.cp > 1) {
     out.add("--context-parallel-size", training.cp);
     out.add("--cp-comm-type", training.context_exchange == Training::ContextExchange::ring ? "p2p" : "a2a");
   }
-  if (point.first_layers > 0) out.add("--decoder-first-pipeline-num-layers", point.first_layers);
-  if (point.last_layers > 0) out.add("--decoder-last-pipeline-num-layers", point.last_layers);
   out.add("--use-tp-pp-dp-mapping", point.pipeline_before_data);
   out.add("--sequence-parallel", training.sequence_parallel);
   out.add("--use-distributed-optimizer", point.distributed_optimizer);

@@ -57,6 +57,7 @@ constexpr std::string_view kSearchedFlags[] = {"--schedule",
                                                "--use-tp-pp-dp-mapping",
                                                "--mbs",
                                                "--stage-layers",
+                                               "--pipeline-model-parallel-layout",
                                                "--jitter",
                                                "--trials",
                                                "--seed",
@@ -93,6 +94,7 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/parallelism/vpp",
                                              "/parallelism/layers_per_virtual_stage",
                                              "/parallelism/stage_layers",
+                                             "/parallelism/pipeline_layout",
                                              "/parallelism/sequence_parallel",
                                              "/parallelism/distributed_optimizer",
                                              "/parallelism/recompute",
@@ -279,9 +281,7 @@ int plan_command(const PlanOptions& options) {
   const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
-    const Scenario base = base_scenario(options);
-    Plan plan(base, space_of(options), options.top, options.everything,
-              [&](const PlanPoint& point) { return megatron_runs(base, point); });
+    Plan plan(base_scenario(options), space_of(options), options.top, options.everything, megatron_runs);
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
     if (ranks.first()) print_message(ignored);
     const SearchEnd end = search(plan, ranks, peers, interrupt);
@@ -357,7 +357,7 @@ Subcommand add_plan_command(CLI::App& app) {
   sizes("--ep,--expert-model-parallel-size", space.ep, 1 << 16,
         "Expert-parallel sizes, 1 to 65536 (default: divisors of the number of experts that divide tp x cp x dp)");
   sizes("--vpp", space.chunks, kMaxStages,
-        "Numbers of chunks per rank, for interleaved families, 1 to 32767 (default: divisors up to 8)");
+        "Numbers of chunks per rank, for interleaved families, 1 to 32767 (default: all up to 8)");
   sizes("--mbs,--micro-batch-size", space.micro_batch, 1 << 20,
         "Sequences per microbatch, 1 to 1048576 (default: powers of two up to 16)");
   sizes("--slices", space.slices, kMaxSlices,
