@@ -113,6 +113,7 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.overlap_slowdown = constant_or(reader, "overlap_slowdown", 1, 10, 1);
   gpu.reserved_bytes = static_cast<std::int64_t>(constant_or(reader, "reserved_bytes", 0, 1e12, 0));
   gpu.fragmentation = constant_or(reader, "fragmentation", 0, 1, 0);
+  gpu.memory_margin = constant_or(reader, "memory_margin", 0, 1, 0);
   reader.finish();
   return gpu;
 }

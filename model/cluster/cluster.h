@@ -44,6 +44,7 @@ struct Gpu {
   double overlap_slowdown = 1;      // of compute while communication runs concurrently
   std::int64_t reserved_bytes = 0;  // context and communication buffers, not for tensors
   double fragmentation = 0;  // memory that the allocator reserves beyond the allocated bytes, as a fraction of these
+  double memory_margin = 0;  // by which the needed memory may be predicted too low, as a fraction of the device's
 };
 
 // The speed of concurrent transfers through one port or card.

@@ -121,9 +121,12 @@ void Plan::end_round() {
 void Plan::record(int point) {
   const PlanResult& result = results_[point];
   if (result.status != PlanStatus::simulated || !result.fits) return;
-  if (in_subset_[point] != 0) fastest_of_subset_ = std::min(fastest_of_subset_, result.iteration);
-  fastest_.insert(std::upper_bound(fastest_.begin(), fastest_.end(), result.iteration), result.iteration);
-  if (std::ssize(fastest_) > keep_) fastest_.pop_back();
+  if (in_subset_[point] != 0 && !result.tight) {
+    fastest_of_subset_ = std::min(fastest_of_subset_, result.iteration);
+  }
+  std::vector<Duration>& times = result.tight ? fastest_tight_ : fastest_;
+  times.insert(std::upper_bound(times.begin(), times.end(), result.iteration), result.iteration);
+  if (std::ssize(times) > keep_) times.pop_back();
   const std::pair here(result.iteration, result.needed_bytes);
   const auto better = [&](const auto& other) { return other.first <= here.first && other.second <= here.second; };
   if (std::any_of(front_.begin(), front_.end(), better)) return;
@@ -134,7 +137,11 @@ void Plan::record(int point) {
 bool Plan::dominated(int point) const {
   const PlanResult& result = results_[point];
   if (in_subset_[point] != 0 && fastest_of_subset_ >= result.bound) return false;
-  if (std::ssize(fastest_) < keep_ || fastest_.back() >= result.bound) return false;
+  const auto faster = [&](const std::vector<Duration>& times) {
+    return std::lower_bound(times.begin(), times.end(), result.bound) - times.begin();
+  };
+  const auto ahead = result.tight ? std::ssize(fastest_) + faster(fastest_tight_) : faster(fastest_);
+  if (ahead < keep_) return false;
   return std::any_of(front_.begin(), front_.end(), [&](const auto& other) {
     return other.first <= result.bound && other.second <= result.needed_bytes;
   });
@@ -148,7 +155,7 @@ std::vector<int> Plan::ranking() const {
   std::stable_sort(out.begin(), out.end(), [&](int a, int b) {
     const PlanResult& x = results_[a];
     const PlanResult& y = results_[b];
-    return std::tie(x.iteration, x.needed_bytes) < std::tie(y.iteration, y.needed_bytes);
+    return std::tie(x.tight, x.iteration, x.needed_bytes) < std::tie(y.tight, y.iteration, y.needed_bytes);
   });
   return out;
 }
@@ -161,7 +168,13 @@ int Plan::best_of_subset() const {
 
 std::vector<int> Plan::pareto_front() const {
   std::vector<int> out;
-  for (const int point : ranking()) {
+  std::vector<int> fitting = ranking();
+  std::stable_sort(fitting.begin(), fitting.end(), [&](int a, int b) {
+    const PlanResult& x = results_[a];
+    const PlanResult& y = results_[b];
+    return std::tie(x.iteration, x.needed_bytes) < std::tie(y.iteration, y.needed_bytes);
+  });
+  for (const int point : fitting) {
     if (out.empty() || results_[point].needed_bytes < results_[out.back()].needed_bytes) out.push_back(point);
   }
   return out;

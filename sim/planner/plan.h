@@ -22,7 +22,7 @@ namespace sluice::sim {
 class Plan {
  public:
   using Predicate = std::function<bool(const PlanPoint&)>;
-  // The `keep` fastest configurations, the Pareto front of time and memory, and the fastest configuration of a `subset`
+  // The first `keep` of the ranking, the Pareto front of time and memory, and the fastest configuration of a `subset`
   // (such as those that a framework runs) are exact. With `everything`, all configurations that fit are simulated, also
   // those that others are known to dominate. Throws InputError as `enumerate`.
   Plan(Scenario base, PlanSpace space, int keep, bool everything = false, const Predicate& subset = {});
@@ -53,7 +53,7 @@ class Plan {
   std::int64_t num_open() const { return std::ssize(queue_); }
   std::int64_t num_closed() const;
 
-  // Points that fit, fastest first.
+  // Points that fit: fastest first, those within the memory margin after all others.
   std::vector<int> ranking() const;
   // The fastest of the subset in the ranking, or -1.
   int best_of_subset() const;
@@ -76,8 +76,10 @@ class Plan {
   std::vector<int> queue_;                                  // points to simulate, by bound
   std::size_t taken_ = 0;                                   // number taken from the queue
   std::size_t round_size_ = 0;                              // 0: before the assessment
-  std::vector<Duration> fastest_;                           // at most `keep_`, ascending
-  Duration fastest_of_subset_ = Duration::max();
+  // The first of the ranking, ascending, at most `keep_` each: those that fit clearly, and within the memory margin.
+  std::vector<Duration> fastest_;
+  std::vector<Duration> fastest_tight_;
+  Duration fastest_of_subset_ = Duration::max();          // of those that fit clearly
   std::vector<std::pair<Duration, std::int64_t>> front_;  // time and memory, both strictly monotone
 };
 

@@ -26,6 +26,7 @@ std::string_view name_of(PlanStatus status);
 struct PlanResult {
   PlanStatus status = PlanStatus::open;
   bool fits = false;
+  bool tight = false;             // fits only within the memory margin of the GPU; where not simulated, surely does
   int rank = 0;                   // with the highest memory use
   std::int64_t needed_bytes = 0;  // device memory as in Fit; a lower bound unless simulated
   Duration bound{};               // lower bound of the iteration time

@@ -208,7 +208,8 @@ TEST(Plan, SkipsOnlyWorseConfigurations) {
                        {"attention_backward",
                         {{"peak_fraction", 0.4}, {"tail_rows", 0}, {"softmax_size", 0}, {"source", "made up"}}},
                        {"memory_efficiency", 0.9},
-                       {"kernel_s", 3e-6}}},
+                       {"kernel_s", 3e-6},
+                       {"memory_margin", 0.25}}},
                      {"gpus", 8},
                      {"intra_node", "nvlink3"},
                      {"inter_node", {{"name", "slow"}, {"latency_s", 1e-5}, {"bandwidth_bytes_per_s", 25e9}}}}}}}});
@@ -235,6 +236,9 @@ TEST(Plan, SkipsOnlyWorseConfigurations) {
     EXPECT_GT(bounded, 100);
     const std::vector<int> ranking = all.ranking();
     ASSERT_GE(ranking.size(), 8U);
+    const auto within = [&](int point) { return all.results()[point].tight; };
+    EXPECT_TRUE(std::is_partitioned(ranking.begin(), ranking.end(), [&](int point) { return !within(point); }));
+    EXPECT_GT(std::count_if(ranking.begin(), ranking.end(), within), 5);
     EXPECT_EQ(std::vector(ranking.begin(), ranking.begin() + kKeep), [&] {
       const auto r = some.ranking();
       return std::vector(r.begin(), r.begin() + kKeep);

@@ -39,9 +39,20 @@ TEST(PlanCommand, RanksConfigurationsThatFit) {
     for (const char* size : {"tp", "cp", "pp", "dp"}) gpus *= row.at(size).get<int>();
     EXPECT_EQ(gpus, 8);
     EXPECT_LE(row.at("needed_memory_bytes"), document.at("capacity_bytes"));
-    EXPECT_GE(row.at("iteration_s"), ranking[i > 0 ? i - 1 : 0].at("iteration_s"));
+    const json& before = ranking[i > 0 ? i - 1 : 0];
+    const bool marginal = row.at("within_memory_margin");
+    EXPECT_EQ(marginal,
+              row.at("needed_memory_bytes").get<double>() > 0.94 * document.at("capacity_bytes").get<double>());
+    EXPECT_TRUE(marginal || !before.at("within_memory_margin"));
+    EXPECT_TRUE(marginal != before.at("within_memory_margin") || row.at("iteration_s") >= before.at("iteration_s"));
   }
-  EXPECT_EQ(document.at("pareto").front(), 0);
+  EXPECT_FALSE(ranking[0].at("within_memory_margin"));
+  // Without a margin the fastest is first, which is the first of the Pareto front.
+  const json without =
+      json::parse(run_sluice(words(kLlama + "--schedule 1f1b,zb-v,seq1f1b --memory-margin 0% --json")).out);
+  EXPECT_EQ(without.at("pareto").front(), 0);
+  EXPECT_EQ(ranking[document.at("pareto").front().get<std::size_t>()].at("iteration_s"),
+            without.at("ranking")[0].at("iteration_s"));
   EXPECT_TRUE(ranking[0].at("within_model_error").get<bool>());
   const json& counts = document.at("counts");
   const int sum = counts.at("refused").get<int>() + counts.at("do_not_fit").get<int>() +

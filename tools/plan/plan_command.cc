@@ -79,6 +79,7 @@ struct PlanOptions {
   bool everything = false;
   int top = 10;
   double model_error = kModelError;
+  double memory_margin = -1;  // the GPU's
   bool json = false;
   std::string csv;
   std::unique_ptr<ScenarioFlags> flags;
@@ -122,6 +123,7 @@ Scenario base_scenario(const PlanOptions& options) {
     const std::int64_t node = scenario.cluster->gpus_per_node;
     scenario.cluster->nodes = static_cast<int>((options.space.gpus + node - 1) / node);
   }
+  if (scenario.cluster && options.memory_margin >= 0) scenario.cluster->gpu.memory_margin = options.memory_margin;
   return scenario;
 }
 
@@ -387,6 +389,11 @@ Subcommand add_plan_command(CLI::App& app) {
           "--model-error", options->model_error,
           "Relative error of a predicted difference, such as 3.5% or 0.035, at most 100%; smaller differences are "
           "marked (default 3.5%)")
+      ->transform(fraction(1));
+  command
+      ->add_option("--memory-margin", options->memory_margin,
+                   "Part of a GPU's memory, such as 6% or 0.06, at most 100%: configurations that need some of it are "
+                   "ranked last (default: that of the GPU)")
       ->transform(fraction(1));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file");

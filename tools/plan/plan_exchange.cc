@@ -12,7 +12,7 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
     const Throughput& speed = result.throughput;
     rows.push_back(
         json::array({work[i].point, work[i].structure, work[i].simulate, static_cast<int>(result.status), result.fits,
-                     result.rank, result.needed_bytes, result.bound.count(), result.iteration.count(),
+                     result.tight, result.rank, result.needed_bytes, result.bound.count(), result.iteration.count(),
                      result.makespan.count(), result.bubble_fraction, speed.tokens_per_s, speed.model_tflops_per_device,
                      speed.hardware_tflops_per_device, speed.mfu, result.reason}));
   }
@@ -31,17 +31,18 @@ PlanPart plan_part_of(const std::string& bytes) {
     PlanResult& result = part.results.emplace_back();
     result.status = static_cast<PlanStatus>(row[3].get<int>());
     result.fits = row[4].get<bool>();
-    result.rank = row[5].get<int>();
-    result.needed_bytes = row[6].get<std::int64_t>();
-    result.bound = Duration{row[7].get<std::int64_t>()};
-    result.iteration = Duration{row[8].get<std::int64_t>()};
-    result.makespan = Duration{row[9].get<std::int64_t>()};
-    result.bubble_fraction = row[10].get<double>();
-    result.throughput = {.tokens_per_s = row[11].get<double>(),
-                         .model_tflops_per_device = row[12].get<double>(),
-                         .hardware_tflops_per_device = row[13].get<double>(),
-                         .mfu = row[14].get<double>()};
-    result.reason = row[15].get<std::string>();
+    result.tight = row[5].get<bool>();
+    result.rank = row[6].get<int>();
+    result.needed_bytes = row[7].get<std::int64_t>();
+    result.bound = Duration{row[8].get<std::int64_t>()};
+    result.iteration = Duration{row[9].get<std::int64_t>()};
+    result.makespan = Duration{row[10].get<std::int64_t>()};
+    result.bubble_fraction = row[11].get<double>();
+    result.throughput = {.tokens_per_s = row[12].get<double>(),
+                         .model_tflops_per_device = row[13].get<double>(),
+                         .hardware_tflops_per_device = row[14].get<double>(),
+                         .mfu = row[15].get<double>()};
+    result.reason = row[16].get<std::string>();
   }
   return part;
 }

@@ -28,11 +28,12 @@ double tokens_per_device(const PlanPoint& point, const PlanResult& result) {
 }
 
 // Returns properties without a column: "distributed optimizer, pipeline before data, last stage 11".
-std::string notes(const PlanPoint& point) {
+std::string notes(const PlanPoint& point, const PlanResult& result) {
   std::string out;
   const auto add = [&](bool has, const std::string& text) {
     if (has) out += (out.empty() ? "" : ", ") + text;
   };
+  add(result.tight, "within the memory margin");
   add(point.distributed_optimizer, "distributed optimizer");
   add(point.pipeline_before_data, "pipeline before data");
   add(point.first_layers > 0, fmt::format("first stage {}", point.first_layers));
@@ -65,7 +66,9 @@ Counts counts_of(const Plan& plan) {
 int within_error(const Plan& plan, const std::vector<int>& ranking, double error) {
   const auto best = plan.results()[ranking.front()].iteration;
   const auto beyond = std::find_if(ranking.begin(), ranking.end(), [&](int point) {
-    return to_seconds(plan.results()[point].iteration) > to_seconds(best) * (1 + error);
+    const PlanResult& result = plan.results()[point];
+    return result.tight != plan.results()[ranking.front()].tight ||
+           to_seconds(result.iteration) > to_seconds(best) * (1 + error);
   });
   return static_cast<int>(beyond - ranking.begin());
 }
@@ -105,13 +108,14 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
   for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
     const PlanPoint& point = plan.points()[ranking[i]];
     const PlanResult& result = plan.results()[ranking[i]];
-    rows.push_back(
-        {std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
-         std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
-         std::string(point.family->name), recompute_of(point), time_text(result.iteration),
-         grouped(tokens_per_device(point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
-         fmt::format("{:.1f} %", 100 * result.bubble_fraction), fmt::format("{:.1f}", gib(result.needed_bytes)),
-         i == 0 ? "-" : fmt::format("+{:.1f} %", 100 * (to_seconds(result.iteration) / best - 1)), notes(point)});
+    rows.push_back({std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
+                    std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
+                    std::string(point.family->name), recompute_of(point), time_text(result.iteration),
+                    grouped(tokens_per_device(point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
+                    fmt::format("{:.1f} %", 100 * result.bubble_fraction),
+                    fmt::format("{:.1f}", gib(result.needed_bytes)),
+                    i == 0 ? "-" : fmt::format("{:+.1f} %", 100 * (to_seconds(result.iteration) / best - 1)),
+                    notes(point, result)});
     add_sizes(std::to_string(point.cp), std::to_string(point.ep));
   }
   return rows_text(rows);
@@ -140,7 +144,7 @@ std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
   const double slower =
       to_seconds(plan.results()[best].iteration) / to_seconds(plan.results()[ranking.front()].iteration) - 1;
   const auto place = std::find(ranking.begin(), ranking.end(), best) - ranking.begin() + 1;
-  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} (+{:.1f} %):  {}\n", place,
+  return fmt::format("Megatron-LM does not support #1; the best that it supports is #{} ({:+.1f} %):  {}\n", place,
                      100 * slower, arguments);
 }
 
@@ -173,6 +177,7 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   out["model_tflops_per_device"] = result.throughput.model_tflops_per_device;
   out["mfu"] = result.throughput.mfu;
   out["needed_memory_bytes"] = result.needed_bytes;
+  out["within_memory_margin"] = result.tight;
   out["rank"] = result.rank;
   out["flags"] = flags_of(plan.base(), plan.space(), point);
   return out;
@@ -232,7 +237,8 @@ std::string plan_json(const PlanReport& report) {
                        {"simulated", counts.simulated}}},
                      {"seconds", report.seconds},
                      {"model_error", report.model_error},
-                     {"capacity_bytes", plan.base().cluster->gpu.memory_bytes}};
+                     {"capacity_bytes", plan.base().cluster->gpu.memory_bytes},
+                     {"memory_margin", plan.base().cluster->gpu.memory_margin}};
   out["ranking"] = OrderedJson::array();
   const int close = ranking.empty() ? 0 : within_error(plan, ranking, report.model_error);
   for (std::size_t i = 0; i < ranking.size(); ++i) {

@@ -291,15 +291,20 @@ TEST(Rings, OfSmallTensorsOverManyNodesAreTrees) {
               1e-9);
 }
 
-TEST(Joint, HidesCollectivesOnlyIfThereAreAny) {
+TEST(Joint, HidesTensorParallelCollectivesOnRequest) {
   const MicrobatchShape shape{1, {2048}};
-  const auto saved = [&](int tp) {
-    const AnalyticCost cost = cost_of(example("gpt3-175b.json"), training_of(tp, 1, 8, 2048));
+  const auto saved = [&](int tp, Training::JointOverlap overlap) {
+    Training training = training_of(tp, 1, 8, 2048);
+    training.joint_overlap = overlap;
+    const AnalyticCost cost = cost_of(example("gpt3-175b.json"), training);
     return cost.compute_s(OpKind::F, 2, shape, 0) + cost.compute_s(OpKind::B, 5, shape, 0) -
            cost.joint_s(2, shape, 0, OpKind::B, 5, shape, 0);
   };
-  EXPECT_EQ(saved(1), 0);
-  EXPECT_GT(saved(8), 0);
+  EXPECT_EQ(saved(1, Training::JointOverlap::all), 0);
+  EXPECT_EQ(saved(8, Training::JointOverlap::none), 0);
+  EXPECT_EQ(saved(8, Training::JointOverlap::experts), 0);
+  EXPECT_EQ(saved(8, Training{}.joint_overlap), 0);
+  EXPECT_GT(saved(8, Training::JointOverlap::all), 0);
 }
 
 TEST(Analytic, RecomputesTheRequestedNumberOfLayers) {

@@ -178,21 +178,6 @@ TEST(JointBlocks, HideDispatchAndCombine) {
   EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
 }
 
-TEST(JointBlocks, HideOtherCollectivesOnRequest) {
-  const Transformer model = example("llama3-8b/config.json");
-  Training training = training_of(4, 1, 2, 1);
-  const MicrobatchShape shape{1, {kTokens}};
-  const auto saved = [&](Training::JointOverlap overlap) {
-    training.joint_overlap = overlap;
-    const AnalyticCost cost = expert_cost_of(model, training);
-    return cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0) -
-           cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
-  };
-  EXPECT_EQ(saved(Training::JointOverlap::none), 0);
-  EXPECT_EQ(saved(Training::JointOverlap::experts), 0);
-  EXPECT_GT(saved(Training::JointOverlap::all), 0.001);
-}
-
 TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {
   const Transformer model = example("deepseek-v2/config.json");
   Training training = training_of(1, 1, 8, 8);
