@@ -23,6 +23,12 @@ void attention_backward(const AttentionBackward& call, Device& device, Stream& s
   if (flash_fits(call.shape, device.compute_capability())) {
     flash_attention_backward(call, device, stream);
   } else {
+    // Its GEMMs accumulate.
+    for (int i = 0; i < call.segments.count && !call.accumulate; ++i) {
+      const std::int64_t rows = std::int64_t{call.shape.sequences} * call.segments.tokens[i];
+      const std::int64_t bytes = 2 * values_after(rows, call.shape.key_width()) * std::int64_t{sizeof(float)};
+      device.zero(call.segments.keys_gradient[i], bytes, stream);
+    }
     gemm_attention_backward(call, device, stream);
   }
 }

@@ -20,7 +20,7 @@ struct KeySegments {
   int count = 0;
   std::int32_t tokens[kMostSegments] = {};   // per sequence
   const void* keys[kMostSegments] = {};      // 16-bit, 32-byte aligned
-  float* keys_gradient[kMostSegments] = {};  // accumulated into; null in the forward pass
+  float* keys_gradient[kMostSegments] = {};  // null in the forward pass
 };
 
 // Arguments of the forward pass. Pointers are aligned to at least 32 bytes. Element::float16 or bfloat16.
@@ -39,7 +39,8 @@ struct AttentionBackward {
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;
-  KeySegments segments;  // with float32 gradients, which are accumulated into
+  KeySegments segments;    // with float32 gradients
+  bool accumulate = true;  // add to the gradients of keys and values; false: write them, whatever they were before
   const float* log_sums = nullptr;
   const void* out_gradient = nullptr;   // [rows, query_width], dense
   const float* dot_products = nullptr;  // [heads, rows]: sum over head_dim of out x out_gradient (row_dot_products)

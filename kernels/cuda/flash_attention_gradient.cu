@@ -57,6 +57,7 @@ struct FlashBackward {
   const T* out_gradient;
   const float* dot_products;
   float* queries_gradient;  // [head, sequence, tile], each in the layout of QueryGradient
+  bool accumulate;
   float scale;
   int query_tiles;
   int tiles_of_keys;
@@ -220,7 +221,7 @@ struct FlashBackward {
     }
   }
 
-  // Adds the gradients of the warp's keys, or values.
+  // Adds, or writes, the gradients of the warp's keys, or values.
   SLUICE_DEVICE void add_keys_gradient(const float (&sums)[kM][kN][4], const Work& of, bool values,
                                        float factor) const {
     const int tokens = segments.tokens[of.segment];
@@ -234,7 +235,8 @@ struct FlashBackward {
                            key_offset(shape, tokens, of.sequence, key, of.key_head * kHeadDim, values) + lane() % 4 * 2;
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
-          Vector<float, 2> into = load_vector<float, 2>(row + n * 8);
+          Vector<float, 2> into{{0, 0}};
+          if (accumulate) into = load_vector<float, 2>(row + n * 8);
           into.at[0] += factor * sums[m][n][2 * half];
           into.at[1] += factor * sums[m][n][2 * half + 1];
           store_vector(row + n * 8, into);
@@ -357,6 +359,7 @@ void backward(const AttentionBackward& call, Stream& stream) {
                 .out_gradient = static_cast<const T*>(call.out_gradient),
                 .dot_products = call.dot_products,
                 .queries_gradient = queries_gradient,
+                .accumulate = call.accumulate,
                 .scale = scale,
                 .query_tiles = tiles,
                 .tiles_of_keys = tiles_of_keys});

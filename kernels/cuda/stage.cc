@@ -440,9 +440,6 @@ void CudaStage::gradient(const SliceCall& call, bool weights_too) const {
                     first.statistics, first.out);
       layer.forward(keys, saved.activations, saved.inputs, scratch.layer, nullptr, {});
     }
-    if (!spec_.sliced) {
-      call.device->zero(keys.own_gradient, 2 * values_after(n, sizes_.key_width) * kFloatBytes, *call.stream);
-    }
     layer.input_gradient(keys, saved.activations, saved.inputs, gradients, scratch.layer, floats(call.gradients),
                          output_of(i - 1), i == 0 ? not_finite : nullptr);
     if (weights_too) layer.weight_gradient(saved.inputs, gradients, floats(call.gradients));

@@ -59,6 +59,12 @@ TEST_F(FlashAttention, OneSlice) {
   }
 }
 
+TEST_F(FlashAttention, WritesGradientsOfKeysWithoutReadingThem) {
+  for (const int head_dim : {64, 96, 128}) {
+    expect({.head_dim = head_dim, .heads = 2, .sequences = 2, .slices = {70}, .accumulate = false});
+  }
+}
+
 TEST_F(FlashAttention, LengthsAroundTiles) {
   for (const int tokens : {1, 63, 64, 65, 129}) {
     expect({.slices = {tokens}});

@@ -239,6 +239,7 @@ class OnDevice {
                                     .element = of_.element,
                                     .queries = kept.queries->data(),
                                     .segments = segments(slice, true),
+                                    .accumulate = of_.accumulate,
                                     .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
                                     .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
                                     .dot_products = reinterpret_cast<const float*>(products_there.data()),
@@ -261,7 +262,7 @@ class OnDevice {
     std::vector<double> added = as_numbers(Element::float32, gradients_[slice]->read());
     // As in float32.
     const std::vector<double> before = rounded(Element::float32, gradients_before_[slice]);
-    for (std::size_t i = 0; i < added.size(); ++i) added[i] -= before[i];
+    for (std::size_t i = 0; i < added.size() && of_.accumulate; ++i) added[i] -= before[i];
     put_rows(slice, added, gradients.keys);
     added.erase(added.begin(), added.begin() + cuda::values_after(shape(slice).rows(), gradients.keys.width));
     put_rows(slice, added, gradients.values);

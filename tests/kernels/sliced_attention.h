@@ -18,6 +18,7 @@ struct AttentionCase {
   std::vector<int> slices;    // number of tokens per slice
   std::size_t first_run = 0;  // first slice that is run; earlier ones are context only
   double magnitude = 1;       // of queries
+  bool accumulate = true;     // into the gradients of keys and values
 
   int tokens() const { return first_token(slices.size()); }
   int first_token(std::size_t slice) const;
