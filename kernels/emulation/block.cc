@@ -1,6 +1,7 @@
 #include "kernels/emulation/block.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/context/fiber.hpp>
 #include <boost/context/fixedsize_stack.hpp>
 #include <boost/context/pooled_fixedsize_stack.hpp>
@@ -8,6 +9,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <new>
 #include <random>
 #include <stdexcept>
@@ -58,6 +60,7 @@ struct Block {
   context::fiber scheduler;
   std::exception_ptr error;
   bool abandoned = false;  // unfinished threads must end
+  std::int64_t accessed_bytes = 0;
   StackNotes scheduler_notes;
 };
 
@@ -69,6 +72,8 @@ thread_local Stacks stacks(kStackBytes);
 thread_local ExecutionOrder order;
 thread_local int capability = 80;
 thread_local std::minstd_rand random_numbers;
+std::atomic<std::int64_t> grids{0};
+std::atomic<std::int64_t> accessed_bytes{0};
 
 std::uint32_t any_number() { return static_cast<std::uint32_t>(random_numbers() >> 8); }
 
@@ -212,8 +217,19 @@ void run_block(const BlockPlace& place, const std::function<void()>& body) {
   }
   for (Thread& thread : block.threads) forget_fiber(thread.notes);
   current = before;
+  accessed_bytes += block.accessed_bytes;
+  if (place.block == std::array<int, 3>{}) ++grids;
   if (block.error) std::rethrow_exception(block.error);
   if (stuck) throw std::logic_error("deadlock: threads of a block wait for threads that never arrive");
+}
+
+KernelWork kernel_work() { return {.grids = grids, .bytes = accessed_bytes}; }
+
+void count_access(const void* address, std::size_t bytes) {
+  const auto* const at = static_cast<const unsigned char*>(address);
+  const std::less<> before;
+  const bool in_shared = !before(at, current->shared) && before(at, current->shared + current->place->shared_bytes);
+  if (!in_shared) current->accessed_bytes += static_cast<std::int64_t>(bytes);
 }
 
 int compute_capability() { return capability; }

@@ -56,6 +56,16 @@ using Slot = std::array<std::byte, kSlotBytes>;
 // Exchanges one slot per lane over the warp: returns the slots of all 32 lanes, valid until the next call.
 const Slot* gather_over_warp(const Slot& mine);
 
+// What all kernels of the process have done: number of grids, and the bytes of their vector accesses and asynchronous
+// copies outside of shared memory. Caches are not emulated: bytes that are read twice count twice.
+struct KernelWork {
+  std::int64_t grids = 0;
+  std::int64_t bytes = 0;
+};
+KernelWork kernel_work();
+// Counts an access of the calling thread.
+void count_access(const void* address, std::size_t bytes);
+
 // Asynchronous copies of the calling thread; see ExecutionOrder::Copies.
 void copy_later(void* to, const void* from, std::size_t bytes);
 void end_copy_group();

@@ -83,6 +83,7 @@ inline void sync_warp() { emulation::sync_warp(); }
 inline void check_aligned(const void* p, std::size_t bytes) {
   if (reinterpret_cast<std::uintptr_t>(p) % bytes != 0)
     throw std::logic_error("a kernel accesses an address that is not aligned");
+  emulation::count_access(p, bytes);
 }
 
 template <class T>

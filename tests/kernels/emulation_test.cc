@@ -14,10 +14,13 @@
 #include <random>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/buffers.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/device_kernels.h"
+#include "kernels/stage.h"
 #include "model/errors.h"
 
 namespace sluice::test {
@@ -346,6 +349,80 @@ TEST_F(Emulation, FlagsNumbersThatAreNotFinite) {
     device_->synchronize(*stream_);
     EXPECT_EQ(flag, 1) << at;
   }
+}
+
+// Runs ops of one GPT layer between two other stages: h = 256 in heads of 64, f = 4 h, n = 128 tokens, one slice.
+class LayerWork : public Emulation {
+ protected:
+  static constexpr std::int64_t kRows = 128;
+  static constexpr int kHidden = 256;
+
+  LayerWork() {
+    const StageSpec spec{.model = {.name = "GPT layer",
+                                   .layers = 3,
+                                   .hidden = kHidden,
+                                   .heads = 4,
+                                   .kv_heads = 4,
+                                   .head_dim = 64,
+                                   .ffn_hidden = 4 * kHidden,
+                                   .vocab = 512,
+                                   .positions = 4096},
+                         .contents = {.layers = 1},
+                         .first_layer = 1};
+    stage_ = device_kernels()->make_stage(spec, Precision::bfloat16);
+    const SliceShape shape{.tokens = kRows};
+    const SliceMemory sizes = stage_->slice_memory(shape);
+    keys_values_ = {device_->allocate(sizes.keys_values)};
+    call_ = {.shape = shape,
+             .weights = device_->allocate(stage_->memory().weights),
+             .gradients = device_->allocate(stage_->memory().gradients),
+             .scratch = device_->allocate(stage_->scratch_bytes(shape)),
+             .to_input_gradient = device_->allocate(sizes.to_input_gradient),
+             .to_weight_gradient = device_->allocate(sizes.to_weight_gradient),
+             .output_gradients = device_->allocate(sizes.output_gradients),
+             .keys_values = keys_values_,
+             .slice_tokens = slice_tokens_,
+             .input = device_->allocate(sizes.boundary),
+             .output = device_->allocate(sizes.boundary),
+             .output_gradient = device_->allocate(sizes.boundary),
+             .input_gradient = device_->allocate(sizes.boundary),
+             .stream = stream_.get(),
+             .device = device_.get(),
+             .not_finite = reinterpret_cast<std::int32_t*>(device_->allocate(sizeof(std::int32_t)))};
+  }
+
+  // Returns the number of grids of an op, and its bytes in units of one [n, h] tensor of 16 bits.
+  template <class Op>
+  std::pair<std::int64_t, double> work_of(const Op& op) {
+    const emulation::KernelWork before = emulation::kernel_work();
+    op(*stage_, call_);
+    device_->synchronize(*stream_);
+    const emulation::KernelWork after = emulation::kernel_work();
+    return {after.grids - before.grids,
+            static_cast<double>(after.bytes - before.bytes) / static_cast<double>(2 * kRows * kHidden)};
+  }
+
+  std::unique_ptr<Stage> stage_;
+  std::vector<std::byte*> keys_values_;
+  std::vector<std::int64_t> slice_tokens_{kRows};
+  SliceCall call_;
+};
+
+// Expected numbers are sums over the kernels, in their order. Every kernel reads and writes a tensor once, except that
+// norms read rows that they hold in cache: three times forward, twice backward. Biases and gains are read per row.
+// Scalar accesses are not counted: statistics, log sums and, on sm_80, the float32 gradient of queries.
+TEST_F(LayerWork, EqualsTheSumOverKernels) {
+  // Norm that keeps its input: 5 + 2; split with bias: 6 + 3; attention, whose block has all queries: 4; residual and
+  // norm: 6 + 3; GELU: 8 + 4; residual: 3 + 1.
+  const auto forward = work_of([](const Stage& stage, SliceCall& call) { stage.forward(call); });
+  EXPECT_EQ(forward, std::make_pair(std::int64_t{6}, 45.0));
+  // Column sums of four biases: 1 + 4 + 1 + 3; GELU: 12 + 4; two norms, of which each has column sums: 2 (2 + 8); row
+  // products: 2; attention: 4 and float32 gradients of keys and values 4; rounding: 1; merging: 4 + 2.
+  const auto backward = work_of([](const Stage& stage, SliceCall& call) { stage.backward(call); });
+  EXPECT_EQ(backward, std::make_pair(std::int64_t{13}, 62.0));
+  // The gradient of the output is also kept until W: 2.
+  const auto input = work_of([](const Stage& stage, SliceCall& call) { stage.input_gradient(call); });
+  EXPECT_EQ(input, std::make_pair(std::int64_t{14}, 64.0));
 }
 
 }  // namespace
