@@ -26,7 +26,7 @@ void RoundingError::add(double seconds, Duration rounded, double count) {
 void RoundingError::check(std::string_view what) const {
   if (changes_s_ <= kMost * seconds_) return;
   throw InputError(
-      fmt::format("{} take {:.3g} s on average, which rounding to whole nanoseconds changes by {:.0f} %, more than "
+      fmt::format("{} take {:.3g} s on average, which rounding to whole nanoseconds changes by {:.4g} %, more than "
                   "{:.0f} %: use a larger unit of time or fewer slices",
                   what, seconds_ / count_, 100 * changes_s_ / seconds_, 100 * kMost));
 }

@@ -24,7 +24,7 @@ Subcommand add_help_command(CLI::App& app) {
   const auto name = std::make_shared<std::string>();
   std::vector<std::string> names;
   for (const CLI::App* each : app.get_subcommands([](const CLI::App*) { return true; })) {
-    if (each != command) names.push_back(each->get_name());
+    names.push_back(each->get_name());
   }
   command->add_option("command", *name, "Command to describe (default: all)")->check(CLI::IsMember(names));
   return {command, [&app, name] {

@@ -97,6 +97,10 @@ std::string option_error(const CLI::App& command, const std::string& what) {
         return fmt::format("{}: expected one of {}, got '{}'{}", name, fmt::join(words, ", "), found.str(1),
                            did_you_mean(found.str(1), words));
       }
+      if (is("{} is required")) {
+        const std::string description = option->get_description();
+        return fmt::format("{} is required: {}", name, description.substr(0, description.find(';')));
+      }
       if (is("{}: .* required .* missing")) return fmt::format("{}: expected {}", name, expected_value(*option));
       if (is("{}: At Most 1 required but received (.*)")) {
         return fmt::format("{}: given {} times, expected once", name, found.str(1));
@@ -150,11 +154,23 @@ int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
   return report_error(where + option_error(command, model::printable(error.what(), true)), kWrongInput);
 }
 
+// Returns the arguments for CLI11, in reverse order. It takes the next argument as the value of "--flag=".
+std::vector<std::string> reversed_arguments(int argc, char** argv) {
+  std::vector<std::string> out;
+  for (int i = argc - 1; i > 0; --i) {
+    const std::string_view word = argv[i];
+    const bool empty_value = word.starts_with("--") && word.find('=') == word.size() - 1;
+    if (empty_value) out.emplace_back();
+    out.emplace_back(word.substr(0, word.size() - (empty_value ? 1 : 0)));
+  }
+  return out;
+}
+
 int run(int argc, char** argv) {
   CLI::App app;
   const std::vector<Subcommand> commands = add_all_commands(app, {argv, argv + argc});
   try {
-    app.parse(argc, argv);
+    app.parse(reversed_arguments(argc, argv));
   } catch (const CLI::CallForVersion&) {
     fmt::print("{}\n", app.version());
     return kDone;

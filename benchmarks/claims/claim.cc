@@ -110,7 +110,7 @@ class ClaimReader {
     std::vector<std::string> names;
     for (const Run& run : claim_.runs) names.push_back(run.name);
     const auto found = std::find(names.begin(), names.end(), name);
-    if (found == names.end()) value.fail("expected the name of a run" + did_you_mean(name, names));
+    if (found == names.end()) value.fail("expected the name of a run", did_you_mean(name, names));
     return static_cast<std::size_t>(found - names.begin());
   }
 

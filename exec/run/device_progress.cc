@@ -219,7 +219,7 @@ void DeviceWorker::take_norms() {
     if (loss_scale_.update(overflowed)) continue;
     let_others_report(kReportGrace_ns);
     throw RunFailure(FailureKind::non_finite, world_rank_,
-                     fmt::format("the global gradient norm of step {} is not finite", first_step_));
+                     fmt::format("the global gradient norm of step {} is not finite", first_step_ + 1));
   }
 }
 

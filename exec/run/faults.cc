@@ -163,8 +163,8 @@ FaultPlan::FaultPlan(const OpGraph& graph, std::span<const RecorderOwner> owners
     if (fault.rank && *fault.rank >= std::ssize(owners)) {
       refuse(fmt::format("rank: expected a world rank below {}, got {}", owners.size(), *fault.rank));
     }
-    if (fault.step && *fault.step >= steps) {
-      refuse(fmt::format("step: expected a step below {}, the end of the run, got {}", steps, *fault.step));
+    if (fault.step && (*fault.step < 1 || *fault.step > steps)) {
+      refuse(fmt::format("step: expected 1 to {}, the last step of the run, got {}", steps, *fault.step));
     }
     const auto is_hit = [&](VertexId v) {
       if (!matches(fault, v)) return false;
@@ -208,7 +208,7 @@ bool FaultPlan::matches(const Fault& fault, VertexId v) const {
 FaultAction FaultPlan::at(int world_rank, int step, VertexId v) const {
   FaultAction action;
   for (const Fault& fault : faults_) {
-    if (!agrees(fault.rank, world_rank) || !agrees(fault.step, step) || !matches(fault, v)) continue;
+    if (!agrees(fault.rank, world_rank) || !agrees(fault.step, step + 1) || !matches(fault, v)) continue;
     switch (fault.kind) {
       case FaultKind::delay: action.delay += fault.delay; break;
       case FaultKind::drop: action.drop = true; break;
@@ -222,7 +222,8 @@ FaultAction FaultPlan::at(int world_rank, int step, VertexId v) const {
 
 void FaultPlan::kill(int world_rank, int step, VertexId v) const {
   if (announce_) {
-    announce_(fmt::format("--fault: rank {} kills its process inside {} of step {}", world_rank, graph_.name(v), step));
+    announce_(
+        fmt::format("--fault: rank {} kills its process inside {} of step {}", world_rank, graph_.name(v), step + 1));
   }
   ::kill(::getpid(), SIGKILL);
   std::abort();  // not reached

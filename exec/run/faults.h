@@ -34,7 +34,7 @@ struct Fault {
   std::optional<int> stage;
   std::optional<int> microbatch;
   std::optional<int> slice;
-  std::optional<int> step;  // of the run, from 0
+  std::optional<int> step;  // of training, from 1 as in the log
   Duration delay{0};
   std::string text;  // as given
 };
@@ -66,7 +66,7 @@ class FaultPlan {
 
   bool empty() const { return faults_.empty(); }
   // Returns the faults when `world_rank` runs `v`: one of its compute ops, optimizer steps or collectives, or a
-  // transfer that it sends. A joint vertex matches by either of its ops.
+  // transfer that it sends. A joint vertex matches by either of its ops. `step` counts from 0.
   FaultAction at(int world_rank, int step, VertexId v) const;
   // Announces the fault and sends SIGKILL to the own process.
   [[noreturn]] void kill(int world_rank, int step, VertexId v) const;

@@ -449,7 +449,7 @@ void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGr
       norm_ = std::sqrt(squares);
       if (!std::isfinite(norm_)) {
         throw RunFailure(FailureKind::non_finite, world_rank_,
-                         fmt::format("the global gradient norm of step {} is not finite", first_step_));
+                         fmt::format("the global gradient norm of step {} is not finite", first_step_ + 1));
       }
       const double most = plan_.spec().clip_gradients;
       gradient_scale_ = norm_ > most ? most / norm_ : 1;

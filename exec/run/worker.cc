@@ -133,13 +133,13 @@ void Worker::fail_not_finite(VertexId vertex, int microbatch) const {
   throw RunFailure(
       FailureKind::non_finite, world_rank_,
       fmt::format("{} of step {} on rank {} produced a value that is not finite", plan_.graph().name(vertex),
-                  first_step_ + microbatch / plan_.schedule().num_microbatches(), world_rank_));
+                  first_step_ + 1 + microbatch / plan_.schedule().num_microbatches(), world_rank_));
 }
 
 void Worker::fail_gradients(VertexId vertex) const {
   throw RunFailure(FailureKind::non_finite, world_rank_,
                    fmt::format("the gradients of rank {} are not finite in step {}, before {}", world_rank_,
-                               first_step_, plan_.graph().name(vertex)));
+                               first_step_ + 1, plan_.graph().name(vertex)));
 }
 
 bool Worker::optimizer_reads_first() const {

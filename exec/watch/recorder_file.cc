@@ -153,7 +153,7 @@ std::string recorder_name(int world_rank) { return fmt::format("rank-{:04}.rec",
 
 std::string to_string(const RecordedEvent& event) {
   std::string text =
-      fmt::format("{}, step {}: {}", name_of(event.thread), event.doing.step, name_of(event.doing.activity));
+      fmt::format("{}, step {}: {}", name_of(event.thread), event.doing.step + 1, name_of(event.doing.activity));
   const std::string_view phase = name_of(static_cast<ControlPhase>(event.doing.vertex));
   if (event.doing.activity == Activity::coordinating) {
     return fmt::format("{} {} with rank {}", text, phase, event.doing.waits_for);

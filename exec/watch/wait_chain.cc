@@ -132,7 +132,7 @@ class WaitWords {
   static std::string outside(const Doing& doing, std::string_view end = ",") {
     const std::string_view phase = name_of(static_cast<ControlPhase>(doing.vertex));
     const std::string text = phase.empty() ? "between steps" : fmt::format("at {}", phase);
-    return doing.step < 0 ? text : fmt::format("{}, after step {}{}", text, doing.step, end);
+    return doing.step < 0 ? text : fmt::format("{}, after step {}{}", text, doing.step + 1, end);
   }
 
   std::string place(int node) const {
@@ -141,10 +141,10 @@ class WaitWords {
       case Activity::starting: return "while starting";
       case Activity::between:
       case Activity::coordinating: return outside(doing, "");
-      case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step, awaited(doing));
+      case Activity::waiting: return fmt::format("in step {}, waiting for {}", doing.step + 1, awaited(doing));
       default:
-        return op(node).empty() ? fmt::format("in step {}", doing.step)
-                                : fmt::format("in step {}, inside {}", doing.step, op(node));
+        return op(node).empty() ? fmt::format("in step {}", doing.step + 1)
+                                : fmt::format("in step {}, inside {}", doing.step + 1, op(node));
     }
   }
 
@@ -313,7 +313,7 @@ WaitReport report_root(const OpGraph& graph, const WaitWords& words, const WaitG
     add(node, words.wait(node, 2 * end.culprit));
     add(2 * end.culprit, "has sent it: the message is lost");
     report.root = fmt::format("{}, sent by {} in step {}, is lost: {} {}", report.op, words.rank(end.culprit),
-                              doing.step, words.subject(root), words.state(root));
+                              doing.step + 1, words.subject(root), words.state(root));
   } else if (message) {
     add(node, words.state(node) + ", although it was received");
   } else if (unseen_end) {

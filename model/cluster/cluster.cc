@@ -167,7 +167,7 @@ auto named_or_inline(JsonReader reader, const std::string& folder, const char* w
   const CatalogueFile* file = find_file(folder + name);
   if (file == nullptr) {
     const std::vector<std::string> names = names_under(folder);
-    reader.fail(fmt::format("expected a {}: {}{}", what, fmt::join(names, ", "), did_you_mean(name, names)));
+    reader.fail(fmt::format("expected a {}: {}", what, fmt::join(names, ", ")), did_you_mean(name, names));
   }
   const std::string source = fmt::format("catalogue/{}.json", file->name);
   const Json json = parse_json(file->text, source);

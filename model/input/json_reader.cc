@@ -80,8 +80,9 @@ Json parse_json(std::string_view text, const std::string& source) {
 JsonReader::JsonReader(const Json& value, std::string source, std::string pointer)
     : value_(&value), source_(std::move(source)), pointer_(std::move(pointer)) {}
 
-void JsonReader::fail(const std::string& rule) const {
-  throw InputError(fmt::format("{}: {}: {}, got {}", source_, pointer_.empty() ? "/" : pointer_, rule, shown(*value_)));
+void JsonReader::fail(const std::string& rule, const std::string& hint) const {
+  throw InputError(
+      fmt::format("{}: {}: {}, got {}{}", source_, pointer_.empty() ? "/" : pointer_, rule, shown(*value_), hint));
 }
 
 JsonReader JsonReader::child(const std::string& key, const Json& value) const {
@@ -162,7 +163,7 @@ std::string JsonReader::string() const {
 std::string JsonReader::one_of(std::span<const std::string> words) const {
   std::string word = string();
   if (std::find(words.begin(), words.end(), word) == words.end()) {
-    fail(fmt::format("expected one of {}{}", fmt::join(words, ", "), did_you_mean(word, words)));
+    fail(fmt::format("expected one of {}", fmt::join(words, ", ")), did_you_mean(word, words));
   }
   return word;
 }

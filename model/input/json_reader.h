@@ -54,7 +54,8 @@ class JsonReader {
   void finish() const;
 
   // Throws InputError "source: pointer: rule, got value".
-  [[noreturn]] void fail(const std::string& rule) const;
+  // `hint` follows the value, such as did_you_mean.
+  [[noreturn]] void fail(const std::string& rule, const std::string& hint = "") const;
 
  private:
   const Json* member(const std::string& key);  // null if missing or null

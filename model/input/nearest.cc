@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace sluice::model {
@@ -32,15 +33,21 @@ std::string nearest(std::string_view word, std::span<const std::string> candidat
   // Flags share their dashes with every other flag.
   const auto letters = [](std::string_view text) { return text.substr(text.starts_with("--") ? 2 : 0); };
   std::string best;
-  std::size_t best_distance = 0;
+  std::pair<std::size_t, std::size_t> best_distance;  // of the nearest part, and of the whole
   for (const std::string& candidate : candidates) {
     const std::string_view a = letters(word);
     const std::string_view b = letters(candidate);
     const std::size_t longest = std::max(a.size(), b.size());
     const std::size_t least = !a.empty() && !b.empty() && longest > 3 && lower_case(a[0]) == lower_case(b[0]) ? 2 : 1;
-    const std::size_t distance = edit_distance(a, b);
-    const std::size_t allowed = std::max(least, longest / 3);
-    if (distance <= allowed && (best.empty() || distance < best_distance)) {
+    const std::size_t whole = edit_distance(a, b);
+    std::pair distance(whole <= std::max(least, longest / 3) ? whole : std::string::npos, whole);
+    // Names are also known by their first parts: dgx-a100 of dgx-a100-40gb.
+    for (std::size_t dash = b.find('-'); dash != std::string_view::npos; dash = b.find('-', dash + 1)) {
+      constexpr std::size_t kShortestPart = 6;
+      const std::size_t part = dash < kShortestPart ? std::string::npos : edit_distance(a, b.substr(0, dash));
+      if (part <= 1) distance.first = std::min(distance.first, part);
+    }
+    if (distance.first != std::string::npos && (best.empty() || distance < best_distance)) {
       best = candidate;
       best_distance = distance;
     }

@@ -104,7 +104,7 @@ class Reading {
     if (fs::exists(path + "/config.json", error)) return model::read_model(path + "/config.json");
     const std::vector<std::string> names = catalogue_models();
     if (names_file(name) || name.empty()) model.fail(fmt::format("expected a model file (there is no {})", path));
-    model.fail(fmt::format("expected a model file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));
+    model.fail(fmt::format("expected a model file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
   }
 
   void read_layout(JsonReader& object) {
@@ -275,7 +275,7 @@ class Reading {
     std::string path = resolved(name);
     std::error_code error;
     if (names_file(name) || std::filesystem::exists(path, error) || error) return path;
-    value.fail(fmt::format("expected a file or one of {}{}", fmt::join(names, ", "), did_you_mean(name, names)));
+    value.fail(fmt::format("expected a file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
   }
 
   void read_correction() {

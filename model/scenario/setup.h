@@ -22,7 +22,7 @@ FamilyParams family_params(const Scenario& scenario);
 // Lowers a schedule with this name or from this file, which errors name.
 OpGraph lower_named(const Schedule& schedule, const LoweringOptions& options, const std::string& name);
 
-// Throws InputError that suggests fewer ops, if the schedule has so many that they are why the memory is exhausted.
+// Called when memory is exhausted. Throws InputError that suggests fewer ops if the schedule has many of them.
 void report_out_of_memory(const Scenario& scenario);
 
 // A scenario that is ready to be lowered, priced and simulated. Owns the objects that its parts refer to; not movable.

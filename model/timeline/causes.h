@@ -50,7 +50,7 @@ std::vector<IdleInterval> idle_intervals(const OpGraph& graph, const Timeline& t
 // Returns the sums by rank; each is exactly makespan - busy of Metrics. Does not build a list.
 std::vector<IdleByCause> idle_by_cause(const OpGraph& graph, const Timeline& timeline);
 
-// The origin of idle time: the work of a rank, or transfers between two ranks.
+// What other ranks waited for in the end: a rank that was working, or transfers between two ranks.
 struct IdleRoot {
   std::int32_t rank = -1;
   std::int32_t peer = -1;  // of a link, the higher rank; otherwise -1

@@ -30,9 +30,8 @@ std::vector<int> divisors(std::int64_t number, std::int64_t most) {
 Training::Recompute recompute_of(const std::string& word) {
   const auto found = std::find(kRecompute.begin(), kRecompute.end(), word);
   if (found == kRecompute.end()) {
-    throw InputError(fmt::format("--recompute: expected none, selective or full{}, got '{}'",
-                                 did_you_mean(word, std::vector<std::string>(kRecompute.begin(), kRecompute.end())),
-                                 word));
+    throw InputError(fmt::format("--recompute: expected none, selective or full, got '{}'{}", word,
+                                 did_you_mean(word, std::vector<std::string>(kRecompute.begin(), kRecompute.end()))));
   }
   return static_cast<Training::Recompute>(found - kRecompute.begin());
 }

@@ -205,7 +205,7 @@ TEST(Claims, RejectInvalidFiles) {
   EXPECT_THAT(error_of(with({{"measure", "sped"}, {"of", "plain"}})),
               HasSubstr(at + "/measures/0/measure: expected one of speedup, "));
   EXPECT_EQ(error_of(with({{"measure", "iteration"}, {"of", "plian"}})),
-            at + "/measures/0/of: expected the name of a run; did you mean 'plain'?, got \"plian\"\n");
+            at + "/measures/0/of: expected the name of a run, got \"plian\"; did you mean 'plain'?\n");
   EXPECT_EQ(error_of(with({{"measure", "speedup"}, {"of", "plain"}})),
             at + "/measures/0/over: required key is missing\n");
   EXPECT_EQ(error_of(with({{"measure", "iteration"}, {"of", "plain"}, {"over", "gpipe"}})),

@@ -79,6 +79,7 @@ TEST(Nearest, FindsOnlyLikelyTypos) {
   EXPECT_EQ(nearest("gpip", names), "gpipe");
   EXPECT_EQ(nearest("Interleaved_1F1B", names), "interleaved-1f1b");
   EXPECT_EQ(nearest("quantum", names), "");
+  EXPECT_EQ(nearest("interleaved", names), "interleaved-1f1b");
 }
 
 TEST(Files, AreReplacedAtomically) {

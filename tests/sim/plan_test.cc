@@ -120,7 +120,7 @@ TEST(PlanSpace, ReportsWhyItIsEmpty) {
   EXPECT_EQ(error({.families = {"1f1c"}}),
             "--schedule: there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
   EXPECT_EQ(error({.recompute = {"ful"}}),
-            "--recompute: expected none, selective or full; did you mean 'full'?, got 'ful'");
+            "--recompute: expected none, selective or full, got 'ful'; did you mean 'full'?");
   EXPECT_EQ(error({}, {{"batch", {{"global_batch", nullptr}}}}), "test: /batch/global_batch: required (--gbs)");
   EXPECT_EQ(error({}, {{"model", nullptr}}), "test: /model: required (--model)");
 }

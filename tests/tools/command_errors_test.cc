@@ -44,7 +44,15 @@ TEST(CommandErrors, WrongUsage) {
       {"slice --granularity 0", "slice: --granularity: expected a whole number from 1 to 1073741824, got '0'"},
       {"plan --tp 1,5000", "plan: --tp: expected a whole number from 1 to 4096, got '5000'"},
       {"run --seed -1", "run: --seed: expected a whole number of at least 0, got '-1'"},
-      {"compare a", "compare: second is required"},
+      {"compare a", "compare: second is required: Second run, by convention the measurement"},
+      {"calibrate", "calibrate: measured is required: CSV tables or Megatron-LM logs"},
+      {"simulate --pp 2 --microbatches 4 --model gpt2 --num-layers 4 --seq-length 128",
+       "--model and --num-layers exclude each other: --num-layers describes a model without a file"},
+      {"slice --for 1f1b --pp 2 --seq-length 1024 --microbatches 2",
+       "--for: 1f1b has no slices: expected one of terapipe, seq1f1b, eager-seq1f1b, seq1f1b-interleaved, "
+       "seq1f1b-zb1p, seq1f1b-zb2p"},
+      {"simulate --svg-title= --svg x.svg --pp", "simulate: --pp: expected a whole number"},
+      {"simulate --trace= --pp 2 --microbatches 2", "simulate: --trace: expected a value, got ''"},
       {"plan --model-error 1",
        "plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1, got '1': write 1% or 100%"},
       {"simulate --explain 0", "simulate: --explain: write the stage after '=', as in --explain=0"},
@@ -99,6 +107,16 @@ TEST(CommandErrors, NumbersOfFlagsAreFinite) {
                  "--stage-weights: expected a number from 0 to 100000000, got nan");
 }
 
+// Names that begin like a misspelled one are near, too.
+TEST(CommandErrors, SuggestionsStandAfterTheValue) {
+  for (const std::string name : {"dgx-a100", "dgx-a10", "dgxa100", "DGX-A100"}) {
+    const CommandResult result = run_sluice(
+        {"simulate", "--pp", "2", "--microbatches", "2", "--model", "gpt2", "--seq-length", "128", "--cluster", name});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.err.substr(result.err.find(", got ")), ", got \"" + name + "\"; did you mean 'dgx-a100-40gb'?\n");
+  }
+}
+
 // Runs a shell command in which $0 is the program.
 CommandResult run_shell(const std::string& line) { return run_program("/bin/sh", {"-c", line, SLUICE_COMMAND}); }
 
@@ -111,6 +129,13 @@ TEST(CommandErrors, ScenariosMayBePipesOfLimitedSize) {
   const CommandResult endless = run_shell("\"$0\" simulate /dev/zero");
   EXPECT_EQ(endless.exit_code, 2);
   EXPECT_EQ(endless.err, "sluice: /dev/zero: larger than 268435456 bytes\n");
+  // Paths in a pipe are relative to the current folder.
+  ASSERT_EQ(run_sluice({"schedule", "1f1b", "--pp", "2", "--microbatches", "2", "-o", folder.path("s.json")}).exit_code,
+            0);
+  for (const char* how : {"echo '{\"schedule\": \"s.json\"}' | \"$0\" simulate /dev/stdin",
+                          "echo '{\"schedule\": \"s.json\"}' > t; \"$0\" simulate /dev/stdin < t"}) {
+    EXPECT_EQ(run_shell("cd " + folder.path() + "; " + how).exit_code, 0) << how;
+  }
   EXPECT_EQ(run_shell("yes '' | \"$0\" compare /dev/stdin none.json").err,
             "sluice: /dev/stdin: event 0: a string or a blank is longer than 16 MiB\n");
 }
@@ -283,7 +308,7 @@ TEST(CommandErrors, ScenarioFiles) {
       {R"({"schema": "sluice.scenario/2"})", ": /schema: expected \"sluice.scenario/1\", got \"sluice.scenario/2\""},
       {R"({"parallelism": {"pp": 2}, "shedule": "1f1b"})", ": /shedule: unknown key; did you mean 'schedule'?"},
       {R"({"parallelism": {"pp": 2, "recompute": "ful"}})",
-       ": /parallelism/recompute: expected one of none, selective, full; did you mean 'full'?, got \"ful\""},
+       ": /parallelism/recompute: expected one of none, selective, full, got \"ful\"; did you mean 'full'?"},
       {R"({"parallelism": {"pp": 2.5}})", ": /parallelism/pp: expected a whole number from 1 to 8192, got 2.5"},
       {R"({"parallelism": {"pp": 2, "pp": 3}})", ": key \"pp\" occurs twice in one object"},
       {R"({"parallelism": {"pp": 2}, "batch": {"microbatches": 2}, "cost": "analytic"})",

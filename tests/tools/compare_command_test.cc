@@ -166,6 +166,8 @@ TEST_F(Compare, AcceptsAListOfFilesAndAStep) {
   EXPECT_THAT(result.out, HasSubstr("; ProfilerStep 6, 3 complete on all ranks; clocks aligned by "));
   EXPECT_EQ(plain(run_sluice({"compare", file, traces, "--step", "8"}).err),
             "sluice: traces/rank0.json and 1 more: --step: expected one of 5, 6, 7, got 8\n");
+  EXPECT_THAT(run_sluice({"compare", trace("one.json"), traces, "--step", "6", "--by-kind"}).out,
+              HasSubstr(" ranks; one iteration, --step does not apply\n"));
 }
 
 TEST_F(Compare, DifferentSchedulesAreRejectedUnlessByKind) {

@@ -97,12 +97,12 @@ TEST(DeviceCommands, ProfileFitAndValidateWorkTogether) {
 
 TEST(DeviceCommands, FaultsAreReported) {
   const CommandResult stopped =
-      emulated("run" + kTiny + kDevices + "--steps 4 --deadline 1 --fault stop:rank=0,op=F,mb=2,step=1");
+      emulated("run" + kTiny + kDevices + "--steps 4 --deadline 1 --fault stop:rank=0,op=F,mb=2,step=2");
   EXPECT_EQ(stopped.exit_code, 7) << stopped.err;
   EXPECT_THAT(stopped.err, HasSubstr("F(stage 1, mb 2)"));
-  const CommandResult poisoned = emulated("run" + kTiny + kDevices + "--steps 4 --fault nan:rank=1,op=B,mb=1,step=2");
+  const CommandResult poisoned = emulated("run" + kTiny + kDevices + "--steps 4 --fault nan:rank=1,op=B,mb=1,step=3");
   EXPECT_EQ(poisoned.exit_code, 8) << poisoned.err;
-  EXPECT_THAT(poisoned.err, HasSubstr("B(stage 1, mb 1) of step 2 on rank 1"));
+  EXPECT_THAT(poisoned.err, HasSubstr("B(stage 1, mb 1) of step 3 on rank 1"));
 }
 
 TEST(DeviceCommands, InvalidFlagsAreReported) {

@@ -214,6 +214,7 @@ TEST(Help, WithoutACommandIsTheListOfCommands) {
     EXPECT_EQ(result.out, list);
   }
   EXPECT_EQ(test::run_sluice({"help", "simulate"}).out, test::run_sluice({"simulate", "--help"}).out);
+  EXPECT_EQ(test::run_sluice({"help", "help"}).out, test::run_sluice({"help", "--help"}).out);
   EXPECT_EQ(test::run_sluice({"help", "simulat"}).exit_code, 2);
 }
 

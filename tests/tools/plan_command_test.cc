@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "model/input/files.h"
@@ -166,6 +167,20 @@ TEST(PlanCommand, IgnoresTheSizesOfAScenario) {
   EXPECT_NE(arguments.find("--tensor-model-parallel-size 8 "), std::string::npos) << arguments;
   EXPECT_NE(arguments.find("--global-batch-size 1536 "), std::string::npos);
   EXPECT_NE(arguments.find("--num-layers 96 --hidden-size 12288 --num-attention-heads 96 "), std::string::npos);
+}
+
+// The number of GPUs is not a size that the plan chooses.
+TEST(PlanCommand, UsesTheGpusOfAScenario) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  std::ofstream(file) << R"({"model": "gpt2", "cluster": "dgx-h100", "parallelism": {"gpus": 4, "pp": 2},
+                             "batch": {"global_batch": 8, "sequence_length": 128}})";
+  for (const auto& [flags, gpus] : {std::pair("", 4), {"--gpus 2 ", 2}}) {
+    const CommandResult result = run_sluice(words("plan --json --schedule 1f1b " + (flags + file)));
+    EXPECT_EQ(result.err, "sluice: " + file + ": plan ignores /parallelism/pp\n");
+    const json best = json::parse(result.out).at("ranking").at(0);
+    EXPECT_EQ(best.at("tp").get<int>() * best.at("pp").get<int>() * best.at("dp").get<int>(), gpus);
+  }
 }
 
 TEST(PlanCommand, CoversThePlannerOfPipeDream2bw) {

@@ -110,6 +110,18 @@ TEST(ReportCommand, SchedulesAreNamedByTheirFilesOrAuto) {
   EXPECT_TRUE(output.starts_with("auto: 2 ranks")) << output;
 }
 
+// The flags of the search belong to the automatic schedule, which is the second run.
+TEST(ReportCommand, ComparesWithASearchThatHasItsOwnFlags) {
+  const TemporaryFolder folder;
+  const CommandResult result = run(
+      kRun, {"--report", folder.path("r.html"), "--compare-with", "auto", "--time-budget", "0", "--memory-cap", "9mb"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, run(kRun, {}).out);
+  EXPECT_THAT(read_file(folder.path("r.html")), HasSubstr(" against auto, "));
+  EXPECT_THAT(run(kRun, {"--report", folder.path("r.html"), "--compare-with", "gpipe", "--time-budget", "0"}).err,
+              HasSubstr("--time-budget: only valid for the automatic schedule"));
+}
+
 TEST(ReportCommand, InvalidFlagsAreRejected) {
   const TemporaryFolder folder;
   const auto refused = [&](const std::vector<std::string>& more) {

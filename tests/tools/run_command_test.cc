@@ -251,10 +251,10 @@ struct FaultCase {
   const char* message;
 };
 const FaultCase kFaultCases[] = {
-    {"stop:rank=1,op=B,mb=2,step=1", 7, "rank 1 has been inside B(stage 1, mb 2)"},
-    {"delay:rank=0,op=F,mb=1,step=1,seconds=60", 7, "rank 0 has been inside F(stage 0, mb 1)"},
-    {"drop:rank=1,op=B,mb=2,step=1", 7, "send B(stage 1, mb 2) 1->0, sent by rank 1 in step 1, is lost"},
-    {"nan:rank=1,op=B,mb=1,step=1", 8, "B(stage 1, mb 1) of step 1 on rank 1 produced a value that is not finite"},
+    {"stop:rank=1,op=B,mb=2,step=2", 7, "rank 1 has been inside B(stage 1, mb 2)"},
+    {"delay:rank=0,op=F,mb=1,step=2,seconds=60", 7, "rank 0 has been inside F(stage 0, mb 1)"},
+    {"drop:rank=1,op=B,mb=2,step=2", 7, "send B(stage 1, mb 2) 1->0, sent by rank 1 in step 2, is lost"},
+    {"nan:rank=1,op=B,mb=1,step=2", 8, "B(stage 1, mb 1) of step 2 on rank 1 produced a value that is not finite"},
 };
 
 TEST(BrokenRun, IsStoppedAndReported) {
@@ -272,7 +272,7 @@ TEST(BrokenRun, IsStoppedAndReported) {
 }
 
 TEST(BrokenRun, PrintsTheWaitForChain) {
-  const CommandResult result = run(kTinyRun + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=1");
+  const CommandResult result = run(kTinyRun + "--pp 4 --steps 4 --deadline 1 --fault stop:rank=2,op=F,mb=0,step=2");
   EXPECT_EQ(result.exit_code, 7);
   EXPECT_THAT(result.err,
               HasSubstr("rank 0 waits for B(stage 0, mb 0) from rank 1, which waits for B(stage 1, mb 0) from "
@@ -284,7 +284,7 @@ TEST(BrokenRun, PrintsTheWaitForChain) {
 TEST(BrokenRun, WritesAPartialTrace) {
   const TemporaryFolder folder;
   const std::string path = folder.path("part.json");
-  EXPECT_EQ(run(kTinyRun + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=1 --trace " + path).exit_code, 8);
+  EXPECT_EQ(run(kTinyRun + "--pp 1 --steps 3 --fault nan:op=F,mb=2,step=2 --trace " + path).exit_code, 8);
   const std::string trace = read_file(path);
   EXPECT_THAT(test::check_trace(trace), IsEmpty());
   std::vector<std::string> ops;
@@ -298,12 +298,12 @@ TEST(BrokenRun, WritesAPartialTrace) {
 TEST(BrokenRun, KeepsRecordersWhenKilled) {
   const TemporaryFolder folder;
   const CommandResult result =
-      run(kTinyRun + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=1");
+      run(kTinyRun + "--pp 2 --steps 4 --recorder " + folder.path("rec") + " --fault kill:rank=1,op=B,mb=2,step=2");
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
-  EXPECT_EQ(result.err, "sluice: --fault: rank 1 kills its process inside B(stage 1, mb 2) of step 1\n");
+  EXPECT_EQ(result.err, "sluice: --fault: rank 1 kills its process inside B(stage 1, mb 2) of step 2\n");
   const CommandResult said = run("run --post-mortem " + folder.path("rec"));
   EXPECT_EQ(said.exit_code, 0) << said.err;
-  EXPECT_THAT(said.out, HasSubstr("compute, step 1: working in B(stage 1, mb 2)"));
+  EXPECT_THAT(said.out, HasSubstr("compute, step 2: working in B(stage 1, mb 2)"));
 }
 
 // The end of most cluster jobs: the step ends, the checkpoint is written, and the exit code names the signal. The BLAS
@@ -374,7 +374,7 @@ TEST(BrokenRun, StepLongerThanTheGracePeriodIsEnded) {
     result =
         test::run_program_and_signal(SLUICE_COMMAND,
                                      words(kTinyRun + "--pp 2 --steps 100000 --log-every 20 --grace 1 --deadline 1000 "
-                                                      "--fault delay:rank=1,op=F,mb=2,step=20,seconds=900"),
+                                                      "--fault delay:rank=1,op=F,mb=2,step=21,seconds=900"),
                                      SIGTERM, true);
   } while (result.exit_code == 143);  // the signal came before the step with the fault
   EXPECT_EQ(result.exit_code, 6) << result.err;
@@ -396,11 +396,11 @@ TEST(BrokenRun, TemporaryRecordersOfAKilledRunAreRemovedByTheNext) {
     return test::run_program(SLUICE_COMMAND, words(kTinyRun + "--pp 2 --steps 2 " + flags),
                              {"TMPDIR=" + folder.path()});
   };
-  EXPECT_EQ(run_there("--fault kill:rank=1,op=B,mb=2,step=1").exit_code, 128 + SIGKILL);
+  EXPECT_EQ(run_there("--fault kill:rank=1,op=B,mb=2,step=2").exit_code, 128 + SIGKILL);
   EXPECT_EQ(num_recorder_folders(folder), 1);
   EXPECT_EQ(run_there("").exit_code, 0);
   EXPECT_EQ(num_recorder_folders(folder), 0);
-  EXPECT_EQ(run_there("--fault nan:rank=1,op=B,mb=2,step=1").exit_code, 8);
+  EXPECT_EQ(run_there("--fault nan:rank=1,op=B,mb=2,step=2").exit_code, 8);
   EXPECT_EQ(num_recorder_folders(folder), 1);
   // In use by a run: locked by it.
   const std::string used = folder.path("sluice-run-abcdef");
@@ -412,7 +412,7 @@ TEST(BrokenRun, TemporaryRecordersOfAKilledRunAreRemovedByTheNext) {
   ::close(lock);
   // Two signals end a run without a message about its recorders.
   const std::string script = "\"$0\" " + kTinyRun +
-                             "--pp 2 --steps 2 --fault delay:step=1,seconds=900 >\"$TMPDIR/out\" & " +
+                             "--pp 2 --steps 2 --fault delay:step=2,seconds=900 >\"$TMPDIR/out\" & " +
                              "until grep -q step \"$TMPDIR/out\"; do sleep 0.01; done; kill $!; kill -INT $!; wait $!";
   const CommandResult ended =
       test::run_program("/bin/bash", {"-mc", script, SLUICE_COMMAND}, {"TMPDIR=" + folder.path()});
@@ -540,9 +540,9 @@ TEST(RunCommand, MissingTemporaryFolderIsReported) {
 TEST(BrokenRun, NamesTheProcessThatDied) {
   if (!has_mpi()) GTEST_SKIP() << "SKIPPED: there is no MPI here";
   const CommandResult result =
-      run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 30 --fault kill:rank=1,op=B,mb=2,step=1");
+      run_processes(2, kTinyRun + "--pp 2 --steps 4 --deadline 30 --fault kill:rank=1,op=B,mb=2,step=2");
   EXPECT_NE(result.exit_code, 0);
-  EXPECT_THAT(result.err, HasSubstr("rank 1 died in step 1, inside B(stage 1, mb 2)"));
+  EXPECT_THAT(result.err, HasSubstr("rank 1 died in step 2, inside B(stage 1, mb 2)"));
 }
 
 }  // namespace

@@ -193,7 +193,7 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_EQ(error_of(uniform + "--granularity 16 --slices 5"),
             "sluice: expected between 1 and 4 slices of 64 tokens at granularity 16, got 5\n");
   EXPECT_EQ(error_of(uniform + "--microbatches 2 --for 1f1b"),
-            "sluice: command line: /schedule/name: 1f1b has no slices: expected one of terapipe, seq1f1b, "
+            "sluice: --for: 1f1b has no slices: expected one of terapipe, seq1f1b, "
             "eager-seq1f1b, seq1f1b-interleaved, seq1f1b-zb1p, seq1f1b-zb2p\n");
   EXPECT_THAT(error_of(uniform + "--microbatches 2 --for sec1f1b"), HasSubstr("did you mean 'seq1f1b'?"));
   EXPECT_EQ(error_of(uniform + "--microbatches 2 --for seq1f1b --granularity 16 --slices 5"),

@@ -105,6 +105,13 @@ TEST_F(Validate, ExitsWith5OutsideTheTolerance) {
   EXPECT_EQ(validated(costs + " --tolerance 100%", 0).at("tolerance"), 1.0);
 }
 
+TEST_F(Validate, ScheduleFilesHaveTheirNames) {
+  const std::string file = folder_.path("mine.json");
+  ASSERT_EQ(run_sluice(words("schedule gpipe --pp 2 --microbatches 2 -o " + file)).exit_code, 0);
+  const json result = validated("--steps 1 --tolerance 1000% --cost " + made_up_costs() + " --schedule " + file, 0);
+  EXPECT_EQ(result.at("validations").at(0).at("schedule"), "mine");
+}
+
 // Two processes on one core: each waits for the core while the other computes.
 TEST_F(Validate, BusyMachineGivesNoVerdict) {
   if (std::string(SLUICE_MPIEXEC).empty()) GTEST_SKIP() << "SKIPPED: there is no MPI here";

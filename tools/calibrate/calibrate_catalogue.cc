@@ -21,6 +21,7 @@
 #include "sim/calibration/measured_table.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
+#include "tools/command/scenario_flags.h"
 
 namespace sluice::tools {
 namespace {
@@ -132,7 +133,7 @@ MeasuredTables read_tables(const CatalogueRequest& request, const nlohmann::json
     std::string scenario_folder = folder;
     if (!named.scenario.empty()) {
       scenario = parse_json(read_file(named.scenario), named.scenario);
-      scenario_folder = std::filesystem::path(named.scenario).parent_path().string();
+      scenario_folder = ScenarioFlags::folder_of(named.scenario);
     }
     if (out.tables.empty()) {
       out.scenario = scenario;

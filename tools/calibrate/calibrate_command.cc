@@ -38,7 +38,7 @@ void check_ignored(const CatalogueRequest& request) {
 int calibrate_command(const CalibrateOptions& options) {
   check_ignored(options.request);
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
-  const std::string folder = std::filesystem::path(options.scenario).parent_path().string();
+  const std::string folder = ScenarioFlags::folder_of(options.scenario);
   const nlohmann::json base = options.flags->document(options.scenario);
   const auto has_own = [](const std::string& text) { return !measured_file(text).scenario.empty(); };
   if (!base.empty() && std::all_of(options.request.tables.begin(), options.request.tables.end(), has_own)) {
@@ -88,8 +88,8 @@ Subcommand add_calibrate_command(CLI::App& app) {
       ->add_option("measured", options->request.tables,
                    "CSV tables or Megatron-LM logs; FILE=scenario.json sets what a file does not specify")
       ->required();
-  command->add_option("--scenario", options->scenario,
-                      "Scenario file for what the rows do not specify (default: none)");
+  command->add_option("--scenario", options->scenario, "Scenario file for what the rows do not specify (default: none)")
+      ->type_name(kReadFile);
   command
       ->add_option("--constants", options->request.constants,
                    "Constants to fit to measured iterations, as a,b,c (default: fit a scale and a fixed time)")

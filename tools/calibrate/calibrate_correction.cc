@@ -18,6 +18,7 @@
 #include "sim/engine/predict.h"
 #include "tools/calibrate/calibrate_catalogue.h"
 #include "tools/command/command.h"
+#include "tools/command/scenario_flags.h"
 #include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
@@ -137,7 +138,7 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
     std::string scenario_folder = folder;
     if (!file.scenario.empty()) {
       scenario = parse_json(read_file(file.scenario), file.scenario);
-      scenario_folder = std::filesystem::path(file.scenario).parent_path().string();
+      scenario_folder = ScenarioFlags::folder_of(file.scenario);
     }
     if (file.path.ends_with(".csv")) {
       read_table(file, scenario, scenario_folder, request.ignored, rows);

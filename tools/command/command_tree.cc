@@ -5,6 +5,7 @@
 
 #include "model/cluster/cluster.h"
 #include "model/schedule/family.h"
+#include "tools/command/outputs.h"
 
 namespace sluice::tools {
 namespace {
@@ -22,13 +23,6 @@ std::vector<std::string> known_words(const std::string& name) {
       {"--cluster", catalogue_nodes}, {"--software", catalogue_software}, {"--model", catalogue_models}};
   const auto known = kKnown.find(name);
   return known == kKnown.end() ? std::vector<std::string>{} : known->second();
-}
-
-// Whether the value of an option is a file or folder: its help text has one of these words.
-bool takes_file(const std::string& description) {
-  constexpr std::string_view kWords[] = {"file", "folder", "trace", "checkpoint", "Table of"};
-  return std::any_of(std::begin(kWords), std::end(kWords),
-                     [&](std::string_view word) { return description.find(word) != std::string::npos; });
 }
 
 // Returns the words of "TEXT:{auto,always,never}".
@@ -60,9 +54,9 @@ OptionEntry entry_of(const CLI::Option& option, const std::string& command) {
   const std::string type = option.get_type_name();
   entry.type = type.substr(0, type.find(':'));
   entry.repeated = option.get_items_expected_max() > 1;
-  const bool number = entry.type == "INT" || entry.type == "UINT" || entry.type == "FLOAT";
   const std::vector<std::string> members = member_words(type);
-  entry.files = !number && members.empty() && (option.get_positional() || takes_file(entry.description));
+  entry.files =
+      type == kWrittenFile || type == kReadFile || type == kNameOrFile || (option.get_positional() && members.empty());
   entry.closed = !members.empty();
   if (entry.closed) entry.words = members;
   return entry;

@@ -14,9 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOutput = "FILE";
-
-bool is_output(const CLI::Option& option) { return option.get_type_name() == kOutput; }
+bool is_output(const CLI::Option& option) { return option.get_type_name() == kWrittenFile; }
 
 // Whether writing one of the two names changes the other. Devices and pipes may be written twice.
 bool same_file(const std::string& first, const std::string& second) {
@@ -73,7 +71,7 @@ void check_output(const CLI::App& command, const CLI::Option& output) {
 
 CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string& value,
                         const std::string& description) {
-  return command.add_option(flags, value, description)->type_name(kOutput);
+  return command.add_option(flags, value, description)->type_name(kWrittenFile);
 }
 
 void check_outputs(const CLI::App& command) {

@@ -7,6 +7,11 @@
 
 namespace sluice::tools {
 
+// The types of options with files that the command writes or reads, and of names that may also be a file.
+inline constexpr const char* kWrittenFile = "FILE";
+inline constexpr const char* kReadFile = "FILE:read";
+inline constexpr const char* kNameOrFile = "TEXT:name or file";
+
 // Adds the flag of a file that the command writes.
 CLI::Option* add_output(CLI::App& command, const std::string& flags, std::string& value,
                         const std::string& description);

@@ -13,10 +13,11 @@
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
 #include "model/schedule/family.h"
+#include "tools/command/outputs.h"
 
 namespace sluice::tools {
 
-enum class ScenarioValueKind { whole, real, text, path, whole_list, yes };
+enum class ScenarioValueKind { whole, real, text, name, path, whole_list, yes };  // name: or a file
 
 // A flag that sets one key of the scenario.
 struct ScenarioFlagRow {
@@ -41,7 +42,7 @@ constexpr const char* kCost = "Cost";
 constexpr const char* kPerturbation = "Stragglers and noise";
 
 const ScenarioFlagRow kRows[] = {
-    {"--schedule", "/schedule/name", ScenarioValueKind::text, kSchedule,
+    {"--schedule", "/schedule/name", ScenarioValueKind::name, kSchedule,
      "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one (default: 1f1b)"},
     {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ScenarioValueKind::whole, kSchedule,
      "Number of pipeline ranks, 1 to 8192 (required without a schedule file)"},
@@ -127,7 +128,7 @@ const ScenarioFlagRow kRows[] = {
     {"--seq-length", "/batch/sequence_length", ScenarioValueKind::whole, kBatch,
      "Number of tokens per sequence, 1 to 1073741824 (required with a model)"},
 
-    {"--model", "/model", ScenarioValueKind::text, kModel,
+    {"--model", "/model", ScenarioValueKind::name, kModel,
      "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or Megatron-style "
      "JSON; the flags below describe a model instead (default: none)"},
     {"--num-layers", "/model/num_layers", ScenarioValueKind::whole, kModel,
@@ -182,11 +183,11 @@ const ScenarioFlagRow kRows[] = {
     {"--v-head-dim", "/model/v_head_dim", ScenarioValueKind::whole, kModel,
      "MLA: size of a value head, 1 to 16777216 (required with MLA)"},
 
-    {"--cluster", "/cluster/name", ScenarioValueKind::text, kCluster,
+    {"--cluster", "/cluster/name", ScenarioValueKind::name, kCluster,
      "Node of the catalogue (dgx-h100, ...), or a node or cluster file (required with the analytic cost)"},
     {"--nodes", "/cluster/nodes", ScenarioValueKind::whole, kCluster,
      "Number of nodes, 1 to 65536 (default: the file's, or as many as the configuration needs)"},
-    {"--software", "/software", ScenarioValueKind::text, kCluster,
+    {"--software", "/software", ScenarioValueKind::name, kCluster,
      "Training framework: megatron-lm, megatron-deepspeed, nemo-fp8, or a file (default: megatron-lm)"},
 
     {"--calibration", "/calibration", ScenarioValueKind::path, kCost,
@@ -210,7 +211,7 @@ std::string text_value(const ScenarioFlagRow& row, const std::string& text, cons
   std::error_code error;
   const bool path =
       row.kind == ScenarioValueKind::path ||
-      (row.kind == ScenarioValueKind::text && (names_file(text) || std::filesystem::is_regular_file(text, error)));
+      (row.kind == ScenarioValueKind::name && (names_file(text) || std::filesystem::is_regular_file(text, error)));
   return path ? path_of_flag(text, file) : text;
 }
 
@@ -242,7 +243,8 @@ void check_replaced(const ScenarioFlagRow& row, const Json& value, const std::st
   switch (row.kind) {
     case ScenarioValueKind::whole: return require(value.is_number_integer(), "a whole number");
     case ScenarioValueKind::real: return require(value.is_number(), "a number");
-    case ScenarioValueKind::text: return require(value.is_string() || value.is_object(), "a string");
+    case ScenarioValueKind::text:
+    case ScenarioValueKind::name: return require(value.is_string() || value.is_object(), "a string");
     case ScenarioValueKind::path: return require(value.is_string() || value.is_object(), "a file or an object");
     case ScenarioValueKind::whole_list: return require(value.is_array(), "an array");
     case ScenarioValueKind::yes: return require(value.is_boolean(), "true or false");
@@ -310,6 +312,8 @@ constexpr Alternative kAlternatives[] = {
     {"/batch/global_batch", "/batch/microbatches"},   {"/cluster/name", "/cluster/node"},
     {"/parallelism/dp", "/parallelism/gpus"},         {"/parallelism/gpus", "/parallelism/dp"},
 };
+
+constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"};
 
 void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
   for (const auto& [one, other] : kAlternatives) {
@@ -384,8 +388,12 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
     switch (row.kind) {
       case ScenarioValueKind::whole: flag.option = command.add_option(row.names, flag.whole, row.help); break;
       case ScenarioValueKind::real: flag.option = command.add_option(row.names, flag.real, row.help); break;
-      case ScenarioValueKind::text:
-      case ScenarioValueKind::path: flag.option = command.add_option(row.names, flag.text, row.help); break;
+      case ScenarioValueKind::text: flag.option = command.add_option(row.names, flag.text, row.help); break;
+      case ScenarioValueKind::name:
+      case ScenarioValueKind::path:
+        flag.option = command.add_option(row.names, flag.text, row.help)
+                          ->type_name(row.kind == ScenarioValueKind::path ? kReadFile : kNameOrFile);
+        break;
       case ScenarioValueKind::whole_list:
         flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
         break;
@@ -401,6 +409,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
             .add_option("--cost", values_->cost,
                         "Cost model: analytic, uniform, or a cost file from 'sluice fit' (default: analytic with a "
                         "model, uniform without)")
+            ->type_name(kNameOrFile)
             ->group(kCost);
   }
   if (!left_out("--slow-rank")) add_slow(command);
@@ -447,6 +456,12 @@ std::string ScenarioFlags::file_text(const std::string& file) {
   return found != texts.end() ? found->second : texts.emplace(file, read_file(file)).first->second;
 }
 
+std::string ScenarioFlags::folder_of(const std::string& file) {
+  std::error_code error;
+  const bool pipe = file.starts_with("/dev/") || !std::filesystem::is_regular_file(file, error);
+  return pipe ? "" : std::filesystem::path(file).parent_path().string();
+}
+
 nlohmann::json ScenarioFlags::file_document(const std::string& file) {
   if (file.empty()) return Json::object();
   std::error_code error;
@@ -470,12 +485,17 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
   };
   for (const Values::Flag& flag : values_->flags) {
     if (flag.option->count() == 0) continue;
+    if (given("/model") && std::string_view(flag.row->pointer).starts_with("/model/")) {
+      throw InputError(fmt::format("--model and {0} exclude each other: {0} describes a model without a file",
+                                   flag.option->get_name()));
+    }
     Json& value = place_of(document, flag.row->pointer);
     if (!file.empty()) check_replaced(*flag.row, value, file);
     switch (flag.row->kind) {
       case ScenarioValueKind::whole: value = flag.whole; break;
       case ScenarioValueKind::real: value = flag.real; break;
       case ScenarioValueKind::path:
+      case ScenarioValueKind::name:
       case ScenarioValueKind::text: value = text_value(*flag.row, flag.text, file); break;
       case ScenarioValueKind::whole_list: value = flag.wholes; break;
       case ScenarioValueKind::yes: value = flag.yes; break;
@@ -581,6 +601,15 @@ bool ScenarioFlags::exclude_each_other(const std::string& pointer, const std::st
   });
 }
 
+void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
+  const Json::json_pointer name("/schedule/name");
+  if (document.contains(name) && document.at(name) == kAutomatic) return;
+  for (const char* key : kAutomaticKeys) {
+    const Json::json_pointer place(key);
+    if (document.contains(place)) document.at("schedule").erase(place.back());
+  }
+}
+
 std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
                                                         const std::vector<std::string>& fixed) {
   const Json::json_pointer name("/schedule/name");
@@ -624,9 +653,7 @@ std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document
     drop(key, family->sliced || is(key, 1), "not sliced");
   }
   drop("/schedule/batches", family->asynchronous || is("/schedule/batches", 1), "1");
-  for (const char* key : {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"}) {
-    drop(key, false, "none");
-  }
+  for (const char* key : kAutomaticKeys) drop(key, false, "none");
   return changes;
 }
 
@@ -634,8 +661,7 @@ Scenario ScenarioFlags::scenario(const std::string& file) const { return read(do
 
 Scenario ScenarioFlags::read(const nlohmann::json& document, const std::string& file) {
   try {
-    const std::string folder = file.empty() ? "" : std::filesystem::path(file).parent_path().string();
-    return scenario_from_json(document, file.empty() ? kFlagsOnly : file, folder);
+    return scenario_from_json(document, file.empty() ? kFlagsOnly : file, folder_of(file));
   } catch (const InputError& error) {
     throw InputError(naming_flags(error.what(), document, file));
   }

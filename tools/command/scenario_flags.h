@@ -22,6 +22,8 @@ class ScenarioFlags {
 
   // Returns the contents of a scenario file. A pipe is read once and its contents are kept. Throws InputError.
   static std::string file_text(const std::string& file);
+  // Returns the folder of the relative paths in a scenario file: its own; of a pipe, the current folder ("").
+  static std::string folder_of(const std::string& file);
   // Returns the document of a scenario file, with sections of the right types and short forms expanded; an empty object
   // without a file. Throws InputError.
   static nlohmann::json file_document(const std::string& file);
@@ -51,6 +53,8 @@ class ScenarioFlags {
   static std::string pointer_of(const std::string& key);
   // Whether setting the key at one path with `set` removes or replaces the other, whichever is set first.
   static bool exclude_each_other(const std::string& pointer, const std::string& other);
+  // Removes the keys of the automatic schedule from a document with another schedule.
+  static void drop_automatic_keys(nlohmann::json& document);
   // Removes keys that the schedule family of the document does not support, such as another number of chunks than its
   // placement has, except those `fixed` and keys within them. Returns the changes: "vpp 3 -> 1".
   static std::vector<std::string> adapt_to_family(nlohmann::json& document, const std::vector<std::string>& fixed = {});

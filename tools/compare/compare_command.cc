@@ -18,6 +18,7 @@
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/outputs.h"
+#include "tools/command/scenario_flags.h"
 #include "tools/compare/comparison_output.h"
 #include "traces/chrome/chrome_trace.h"
 #include "traces/chrome/side_by_side.h"
@@ -45,8 +46,7 @@ struct Side {
 };
 
 Side simulated_side(const std::string& path, const std::string& text) {
-  namespace fs = std::filesystem;
-  const Scenario scenario = scenario_from_json(parse_json(text, path), path, fs::path(path).parent_path().string());
+  const Scenario scenario = scenario_from_json(parse_json(text, path), path, ScenarioFlags::folder_of(path));
   const PlannedSetup planned = planned_with_progress(scenario);
   const Prediction prediction = predict(*planned.setup, {.keep_memory = true});
   Side side{.what = "simulated"};
@@ -149,8 +149,8 @@ Subcommand add_compare_command(CLI::App& app) {
                    "Number of ops with the largest differences to list, 0 to 1000000 (default 10)")
       ->check(CLI::Range(0, 1000000));
   command->add_option("--step", options->step,
-                      "Iteration of a trace with several: its ProfilerStep, or its index from 0 (default: the last "
-                      "complete one)");
+                      "Iteration of a trace with several: its ProfilerStep, or its index from 0; traces with one "
+                      "iteration ignore it (default: the last complete one)");
   command->add_flag("--by-kind", options->by_kind,
                     "Compare only kinds of ops and ranks, also of different schedules (default: off)");
   return {command, [options] { return compare_command(*options); }};

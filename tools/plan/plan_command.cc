@@ -91,7 +91,6 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/parallelism/cp",
                                              "/parallelism/dp",
                                              "/parallelism/ep",
-                                             "/parallelism/gpus",
                                              "/parallelism/vpp",
                                              "/parallelism/layers_per_virtual_stage",
                                              "/parallelism/stage_layers",
@@ -106,10 +105,14 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/schedule",
                                              "/perturbation"};
 
-// Returns the scenario without the keys that the plan ignores.
-Scenario base_scenario(const PlanOptions& options) {
+// Returns the scenario without the keys that the plan ignores. Its number of GPUs is that of `space` without --gpus.
+Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
   nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::check_file(options.file, document);
+  if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
+    if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
+    document.at("parallelism").erase("gpus");  // of all configurations
+  }
   const auto batch = document.find("batch");
   if (batch != document.end() && !batch->contains("global_batch") && batch->contains("microbatches")) {
     throw InputError("plan: expected a global batch size (--gbs), got a number of microbatches");
@@ -119,9 +122,9 @@ Scenario base_scenario(const PlanOptions& options) {
     if (document.contains(place)) document.at(place.parent_pointer()).erase(place.back());
   }
   Scenario scenario = ScenarioFlags::read(document, options.file);
-  if (scenario.cluster && options.space.gpus > 0 && !scenario.cluster->nodes_specified) {
+  if (scenario.cluster && space.gpus > 0 && !scenario.cluster->nodes_specified) {
     const std::int64_t node = scenario.cluster->gpus_per_node;
-    scenario.cluster->nodes = static_cast<int>((options.space.gpus + node - 1) / node);
+    scenario.cluster->nodes = static_cast<int>((space.gpus + node - 1) / node);
   }
   if (scenario.cluster && options.memory_margin >= 0) scenario.cluster->gpu.memory_margin = options.memory_margin;
   return scenario;
@@ -283,7 +286,9 @@ int plan_command(const PlanOptions& options) {
   const Interrupt interrupt;
   try {
     const auto begin = std::chrono::steady_clock::now();
-    Plan plan(base_scenario(options), space_of(options), options.top, options.everything, megatron_runs);
+    PlanSpace space = space_of(options);
+    Scenario base = base_scenario(options, space);
+    Plan plan(std::move(base), std::move(space), options.top, options.everything, megatron_runs);
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
     if (ranks.first()) print_message(ignored);
     const SearchEnd end = search(plan, ranks, peers, interrupt);
@@ -343,7 +348,9 @@ Subcommand add_plan_command(CLI::App& app) {
     list(names, into, help)->check(CLI::Range(1, most));
   };
   PlanSpace& space = options->space;
-  search(command->add_option("--gpus", space.gpus, "Number of GPUs, 1 to 16777216 (default: all of the cluster)")
+  search(command
+             ->add_option("--gpus", space.gpus,
+                          "Number of GPUs, 1 to 16777216 (default: the scenario's, or all of the cluster)")
              ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
   list("--schedule", options->schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");

@@ -32,6 +32,7 @@
 #include "tools/run/run_flags.h"
 #include "tools/run/run_place.h"
 #include "traces/chrome/chrome_trace.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -139,9 +140,10 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
   if (seconds <= 0) return;
   std::int64_t held = 0;
   for (const WorkerReport& worker : report.workers) held = std::max(held, worker.held_bytes);
-  fmt::print("{} steps, median {:.1f} ms per step, {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
-             report.runs.size() * static_cast<std::size_t>(plan.batches()), 1e3 * seconds,
-             plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
+  const std::size_t steps = report.runs.size() * static_cast<std::size_t>(plan.batches());
+  fmt::print("{}, median {:.1f} ms per step, {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
+             counted(steps, "step", "s"), 1e3 * seconds, plan.tokens_per_batch() / seconds,
+             static_cast<double>(held) / (1024.0 * 1024.0));
 }
 
 void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
@@ -395,16 +397,22 @@ Subcommand add_run_command(CLI::App& app) {
   run(command->add_option("--checkpoint-every", options->checkpoint_every,
                           "Number of steps between checkpoints, 1 to 100000000 (default: only at the end)"))
       ->check(CLI::Range(1, 100000000));
-  run(command->add_option("--resume", options->resume,
-                          "Continue from this checkpoint for --steps more steps; parallel sizes may differ"));
+  run(command
+          ->add_option("--resume", options->resume,
+                       "Continue from this checkpoint for --steps more steps; parallel sizes may differ")
+          ->type_name(kReadFile));
   run(add_output(*command, "--trace", options->trace,
                  "Write the measured timeline of the last step as a Chrome trace (.json or .gz)"));
   run(command->add_flag("--json", options->json, "Print one JSON document (sluice.run/1)"));
   const auto faults = [](CLI::Option* option) { return option->group("Failures"); };
-  faults(command->add_option("--post-mortem", options->post_mortem,
-                             "Print the flight recorders in this folder, left by another run, and exit"));
-  faults(command->add_option("--recorder", options->recorders,
-                             "Folder for the flight recorders, of this run only (default: a temporary folder)"));
+  faults(command
+             ->add_option("--post-mortem", options->post_mortem,
+                          "Print the flight recorders in this folder, left by another run, and exit")
+             ->type_name(kReadFile));
+  faults(command
+             ->add_option("--recorder", options->recorders,
+                          "Folder for the flight recorders, of this run only (default: a temporary folder)")
+             ->type_name(kReadFile));
   faults(command->add_option("--deadline", options->deadline,
                              "Minimum time limit per op in seconds, 0.01 to 1000000; the limit is at least 20 times "
                              "the previous time of the op (default 30)"))
@@ -413,9 +421,10 @@ Subcommand add_run_command(CLI::App& app) {
                              "Time in seconds for the current step and the checkpoint after SIGINT or SIGTERM, 0.1 to "
                              "1000000 (default 25)"))
       ->check(number_from(0.1, 1e6));
-  faults(command->add_option("--fault", options->faults,
-                             "Inject a fault: delay, drop, kill, stop or nan, such as "
-                             "delay:rank=1,op=F,mb=2,step=3,seconds=2; repeatable (default: none)"))
+  faults(command->add_option(
+             "--fault", options->faults,
+             "Inject a fault: delay, drop, kill, stop or nan, such as "
+             "delay:rank=1,op=F,mb=2,step=3,seconds=2; steps count from 1, as in the log; repeatable (default: none)"))
       ->expected(1)
       ->take_all();
   return {command, [options] { return options->flags->naming_flags([&] { return run_command(*options); }); }};

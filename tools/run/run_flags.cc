@@ -12,6 +12,7 @@
 #include "model/schedule/family.h"
 #include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
+#include "tools/command/outputs.h"
 
 namespace sluice::tools {
 namespace {
@@ -143,8 +144,10 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
                               "CPU: float32 or float64 (default: float32); GPU: bf16, or fp16 with a loss scale "
                               "(default: bf16)"))
       ->check(CLI::IsMember({"float32", "float64", "bf16", "fp16"}));
-  training(command.add_option("--data", values.data,
-                              "Text file to train on, with bytes as tokens (default: synthetic tokens)"));
+  training(
+      command
+          .add_option("--data", values.data, "Text file to train on, with bytes as tokens (default: synthetic tokens)")
+          ->type_name(kReadFile));
   training(command.add_option("--seed", values.seed,
                               "Random seed of weights, samples and synthetic tokens, at least 0 (default 1)"))
       ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));

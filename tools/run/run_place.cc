@@ -13,6 +13,7 @@
 #include "kernels/device_kernels.h"
 #include "model/errors.h"
 #include "model/scenario/automatic.h"
+#include "tools/command/outputs.h"
 #ifdef SLUICE_HAVE_MPI
 #include "exec/transport/mpi.h"
 #endif
@@ -48,6 +49,7 @@ void RunPlaceFlags::add_to(CLI::App& command, const char* group) {
       .add_option("--bootstrap", bootstrap,
                   "File in a shared folder through which processes on several hosts find each other without MPI "
                   "(default: a local file)")
+      ->type_name(kReadFile)
       ->group(group);
   command
       .add_option(

@@ -52,13 +52,16 @@ struct Case {
   Case(const RunFlags& flags, const RunPlace& place, const std::string& schedule, bool unsliced)
       : scenario(flags.scenario(schedule, unsliced)),
         plan(flags.spec(scenario, place.kernels()), flags.schedule(scenario, kBatches)),
-        tokens(flags.tokens(plan)) {}
+        tokens(flags.tokens(plan)),
+        name(names_file(scenario.schedule) ? std::filesystem::path(scenario.schedule).stem().string()
+                                           : plan.schedule().family()) {}
 
   static constexpr int kBatches = 8;  // default for schedules without a flush
 
   Scenario scenario;
   RunPlan plan;
   TokenSource tokens;
+  std::string name;  // the family, or the name of the schedule's file
 };
 
 bool is_sliced(const std::string& schedule) {
@@ -140,7 +143,7 @@ std::deque<Case> cases_of(const ValidateOptions& options, const RunPlace& place)
   for (const Case& each : cases) {
     if (each.plan.layout().size() == plan.layout().size()) continue;
     throw InputError(fmt::format("--schedule: expected schedules with the same number of ranks; {} and {} differ",
-                                 plan.schedule().family(), each.plan.schedule().family()));
+                                 cases.front().name, each.name));
   }
   return cases;
 }
@@ -161,6 +164,7 @@ int report_validations(const ValidateOptions& options, const std::deque<Case>& c
   int exit_code = kDone;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     validations.push_back(validate(cases[i].plan, table, trials.plans[i], (options.steps + 1) / 2));
+    validations.back().schedule = cases[i].name;
     validations.back().calm = validations.back().calm && !trials.profile_disturbed;
     const Verdict verdict = tolerances.verdict(validations.back());
     if (verdict == Verdict::outside) exit_code = kOutsideTolerance;
@@ -239,9 +243,11 @@ Subcommand add_validate_command(CLI::App& app) {
   const auto options = std::make_shared<ValidateOptions>();
   options->flags = std::make_unique<RunFlags>(*command, true);
   const auto validation = [](CLI::Option* option) { return option->group("Validation"); };
-  validation(command->add_option("--schedule", options->schedules,
-                                 "Schedule families or files to validate, as a,b,c; --slices applies to those that cut "
-                                 "sequences (default: 1f1b)"))
+  validation(command
+                 ->add_option("--schedule", options->schedules,
+                              "Schedule families or files to validate, as a,b,c; --slices applies to those that cut "
+                              "sequences (default: 1f1b)")
+                 ->type_name(kNameOrFile))
       ->delimiter(',');
   validation(
       command->add_option("--steps", options->steps, "Number of measured runs per schedule, 1 to 1000000 (default 10)"))
@@ -250,16 +256,18 @@ Subcommand add_validate_command(CLI::App& app) {
                                  "Maximum error of the median makespan, such as 10% or 0.1 (default 10%)"))
       ->transform(fraction());
   validation(command->add_option("--memory-tolerance", options->tolerances.memory,
-                                 "Maximum error of the peak memory of a rank, such as 5% or 0.05 (default 5%)"))
+                                 "Maximum error of the peak memory per rank, such as 5% or 0.05 (default 5%)"))
       ->transform(fraction());
   validation(command->add_option("--max-wait", options->max_wait,
                                  "Maximum time that a rank may wait for a core, relative to a run, such as 2% or 0.02; "
                                  "other runs are repeated, up to four times --steps in all (default 2%; 100%: all runs "
                                  "count)"))
       ->transform(fraction(1));
-  validation(command->add_option("--profile", options->profile,
-                                 "Use this profile (sluice.profile/1) instead of measuring one"));
-  validation(command->add_option("--cost", options->cost, "Use this cost file (sluice.cost/1) instead of a profile"));
+  validation(
+      command->add_option("--profile", options->profile, "Use this profile (sluice.profile/1) instead of measuring one")
+          ->type_name(kReadFile));
+  validation(command->add_option("--cost", options->cost, "Use this cost file (sluice.cost/1) instead of a profile")
+                 ->type_name(kReadFile));
   options->place.add_to(*command, "Validation");
   validation(add_output(*command, "--trace", options->trace,
                         "Write the predicted timeline and the run nearest to the median as a Chrome trace "

@@ -25,6 +25,7 @@
 #include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/simulation_output.h"
+#include "traces/text/quantity_text.h"
 
 namespace sluice::tools {
 namespace {
@@ -59,8 +60,8 @@ std::string rank_line(const Schedule& schedule, int rank) {
 }
 
 void print_summary(const Schedule& schedule, const OpGraph& graph) {
-  fmt::print("{}: {} ranks, {} stages, {} microbatches", schedule.family(), schedule.num_ranks(), schedule.num_stages(),
-             schedule.num_microbatches());
+  fmt::print("{}: {}, {}, {}", schedule.family(), counted(schedule.num_ranks(), "rank", "s"),
+             counted(schedule.num_stages(), "stage", "s"), counted(schedule.num_microbatches(), "microbatch", "es"));
   if (schedule.num_batches() > 1) fmt::print(" x {} batches", schedule.num_batches());
   if (schedule.sliced()) fmt::print(" x {} slices", schedule.max_slices());
   fmt::print("; {} ops, {} graph vertices, {} edges; complete, no deadlock\n", schedule.num_ops(), graph.size(),

@@ -56,10 +56,16 @@ struct SimulateOptions {
   std::unique_ptr<ScenarioFlags> flags;
 };
 
+// Returns the scenario of the run. With --compare-with auto, the flags of the search apply to the second run.
+nlohmann::json run_document(const SimulateOptions& options) {
+  nlohmann::json document = options.flags->document(options.file);
+  if (options.compare_with == kAutomatic) ScenarioFlags::drop_automatic_keys(document);
+  return document;
+}
+
 void write_trace(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
-  const TraceOptions trace{.ranks = options.trace_ranks,
-                           .scenario = options.flags->document(options.file).dump(),
-                           .idle = options.trace_idle};
+  const TraceOptions trace{
+      .ranks = options.trace_ranks, .scenario = run_document(options).dump(), .idle = options.trace_idle};
   const std::string warning =
       trace_size_warning(count_trace_events(setup.graph(), prediction.timeline, prediction.memory, trace));
   print_message(warning);
@@ -68,10 +74,9 @@ void write_trace(const SimulateOptions& options, const Setup& setup, const Predi
 
 // Writes the figure and the report of one run or two.
 void write_pictures(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
-  const auto document = options.flags->document(options.file);
   std::optional<SimulatedRun> second;
   if (!options.compare_with.empty()) {
-    second = second_run(options.compare_with, document, options.file);
+    second = second_run(options.compare_with, options.flags->document(options.file), options.file);
     print_message(calibration_warning(second->setup->scenario()));
     if (!second->adapted.empty()) {
       print_message(fmt::format("--compare-with {}: {}", options.compare_with, fmt::join(second->adapted, ", ")));
@@ -87,13 +92,13 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
   }
   if (!options.report.empty()) {
     const std::string text = options.file.empty() ? "" : options.flags->file_text(options.file);
-    write_simulation_report(options.report, setup, prediction, scenario_text(document, text),
+    write_simulation_report(options.report, setup, prediction, scenario_text(run_document(options), text),
                             second ? &*second : nullptr, shell_line(options.arguments));
   }
 }
 
 int simulate_one(const SimulateOptions& options) {
-  const PlannedSetup planned = planned_with_progress(options.flags->scenario(options.file));
+  const PlannedSetup planned = planned_with_progress(ScenarioFlags::read(run_document(options), options.file));
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
   for (const int rank : options.trace_ranks) {
@@ -266,9 +271,11 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
              "Write a figure to this file: timeline and memory, or with --sweep a curve over its first key");
   add_figure_flags(*command, *options);
   add_output(*command, "--report", options->report, "Write a self-contained HTML report to this file");
-  command->add_option("--compare-with", options->compare_with,
-                      "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
-                      "scenario");
+  command
+      ->add_option("--compare-with", options->compare_with,
+                   "Add a second run to --report or --svg: a scenario file, or a schedule family (or auto) for this "
+                   "scenario")
+      ->type_name(kNameOrFile);
   options->flags = std::make_unique<ScenarioFlags>(*command);
   return {command, [options] {
             return options->flags->naming_flags(options->file, [&] { return simulate_command(*options); });

@@ -258,8 +258,9 @@ std::string setting_line(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
   std::string out;
   const auto to = std::back_inserter(out);
-  fmt::format_to(to, "{}: {} ranks x {} chunks, {} microbatches", schedule_name(setup), schedule.num_ranks(),
-                 schedule.num_chunks(), schedule.num_microbatches());
+  fmt::format_to(to, "{}: {} x {}, {}", schedule_name(setup), counted(schedule.num_ranks(), "rank", "s"),
+                 counted(schedule.num_chunks(), "chunk", "s"),
+                 counted(schedule.num_microbatches(), "microbatch", "es"));
   if (schedule.sliced()) fmt::format_to(to, " x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) fmt::format_to(to, ", {} batches", schedule.num_batches());
   if (setup.scenario().model) {

@@ -134,7 +134,7 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
   if (names_file(word) || fs::is_regular_file(word, error)) {
     run.scenario = read_file(word);
     const Json other = parse_json(run.scenario, word);
-    run.setup = planned_setup(scenario_from_json(other, word, fs::path(word).parent_path().string())).setup;
+    run.setup = planned_setup(scenario_from_json(other, word, ScenarioFlags::folder_of(word))).setup;
   } else {
     const std::string source = "--compare-with " + word;
     if (word != kAutomatic) static_cast<void>(find_family(word, source));
@@ -145,7 +145,7 @@ SimulatedRun second_run(const std::string& word, const nlohmann::json& document,
     run.adapted = ScenarioFlags::adapt_to_family(other);
     run.scenario = other.dump(2) + "\n";
     try {
-      run.setup = planned_setup(scenario_from_json(other, source, fs::path(file).parent_path().string())).setup;
+      run.setup = planned_setup(scenario_from_json(other, source, ScenarioFlags::folder_of(file))).setup;
     } catch (const InputError& wrong) {
       const std::string what = wrong.what();
       throw InputError(what.starts_with(source) ? what : source + ": " + what);
@@ -182,12 +182,9 @@ std::string schedule_name(const Setup& setup) {
 
 std::string run_title(const Setup& setup) {
   const Schedule& schedule = setup.schedule();
-  const auto count = [](int n, const char* what, const char* plural) {
-    return fmt::format("{} {}{}", n, what, n == 1 ? "" : plural);
-  };
-  std::string out = schedule_name(setup) + ", " + count(schedule.num_ranks(), "rank", "s");
+  std::string out = schedule_name(setup) + ", " + counted(schedule.num_ranks(), "rank", "s");
   if (schedule.num_chunks() > 1) out += fmt::format(" x {} chunks", schedule.num_chunks());
-  out += ", " + count(schedule.num_microbatches(), "microbatch", "es");
+  out += ", " + counted(schedule.num_microbatches(), "microbatch", "es");
   if (schedule.sliced()) out += fmt::format(" x {} slices", schedule.max_slices());
   if (schedule.num_batches() > 1) out += fmt::format(", {} batches", schedule.num_batches());
   return out;

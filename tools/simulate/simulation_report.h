@@ -35,9 +35,6 @@ std::string scenario_text(const nlohmann::json& document, const std::string& tex
 // Returns the name of a setup's schedule: its family, "auto", or the name of its file without folder and extension.
 std::string schedule_name(const Setup& setup);
 
-// Returns the name of a setup's schedule: its family, "auto", or the name of its file without folder and extension.
-std::string schedule_name(const Setup& setup);
-
 // Returns for example "zb-v, 4 ranks, 8 microbatches".
 std::string run_title(const Setup& setup);
 

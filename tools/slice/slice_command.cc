@@ -175,6 +175,20 @@ int joint(const SliceOptions& options, const nlohmann::json& document) {
   return kDone;
 }
 
+// Errors about the schedule name the flag that sets it.
+ScheduleSlices slices_naming_for(const SlicesRequest& request) {
+  try {
+    return slices_for_schedule(request);
+  } catch (const DoesNotFit&) {
+    throw;
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    const std::string place = request.scenario.source + ": /schedule/name";
+    if (!what.starts_with(place)) throw;
+    throw InputError("--for" + what.substr(place.size()));
+  }
+}
+
 int for_schedule(const SliceOptions& options, nlohmann::json document) {
   if (!options.times.empty()) throw InputError("slice: --for needs a scenario: it excludes --times");
   const int slices = requested_slices(*options.flags);
@@ -187,7 +201,7 @@ int for_schedule(const SliceOptions& options, nlohmann::json document) {
   if (!names_file(request.scenario.schedule)) {
     request.scenario.schedule = find_family(request.scenario.schedule, "--for").name;
   }
-  const ScheduleSlices found = slices_for_schedule(request);
+  const ScheduleSlices found = slices_naming_for(request);
   if (found.best) write_lengths(options, found.candidates[*found.best].lengths, request.scenario.schedule);
   fmt::print("{}", options.json ? schedule_json(request, found) : schedule_table(request, found));
   return found.best ? kDone : kNotFeasible;
@@ -238,8 +252,10 @@ Subcommand add_slice_command(CLI::App& app) {
   command->footer("Exit codes: 0 success, 2 wrong input, 3 no cut fits in memory, 4 invalid schedule.");
   const auto options = std::make_shared<SliceOptions>();
   command->add_option("scenario", options->file, "Scenario file (docs/formats.md); flags override its keys");
-  command->add_option("--times", options->times,
-                      "Table of slice times (sluice.slice_times/1) to use instead of a scenario, for --pp cells");
+  command
+      ->add_option("--times", options->times,
+                   "Table of slice times (sluice.slice_times/1) to use instead of a scenario, for --pp cells")
+      ->type_name(kReadFile);
   command->add_option("--for", options->schedule,
                       "Minimize the simulated iteration time of this schedule family; --slices fixes the number of "
                       "slices");

@@ -337,6 +337,7 @@ TraceRun SluiceTraceReader::finish(const TraceHead& head, const TraceReadOptions
   }
   TraceRun out;
   out.notes.push_back(fmt::format("{} ranks{}", run_.num_ranks, which));
+  if (options.step && which.empty()) out.notes.emplace_back("one iteration, --step does not apply");
   if (head.some_ranks_omitted) out.notes.push_back("the trace omits some ranks");
   if (unmatched > 0) out.notes.push_back(fmt::format("{} transfers with only one end ignored", unmatched));
   out.run = std::move(run_);

@@ -13,6 +13,10 @@ std::string time_text(Duration duration) {
   return fmt::format("{:.4g} µs", seconds * 1e6);
 }
 
+std::string counted(std::int64_t number, std::string_view what, std::string_view plural) {
+  return fmt::format("{} {}{}", number, what, number == 1 ? "" : plural);
+}
+
 std::string grouped(double value) {
   std::string digits = fmt::format("{:.0f}", value);
   for (std::ptrdiff_t i = std::ssize(digits) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), 1, ' ');

@@ -213,12 +213,15 @@ TEST(Trials, RunEveryPlanTheRequestedNumberOfTimes) {
   }
 }
 
-// No run is calm enough: each plan has its runs four times over, and the profile falls back to all times.
-TEST(Trials, DisturbedRunsAreRepeatedAndKeptApart) {
-  const RunSpec run{.model = test::small_gpt(2)};
+RunPlan plan_of_two_ranks() {
   FamilyParams params{.ranks = 2, .microbatches = 2};
   params.shape.slice_lengths = {kTokens};
-  const RunPlan plan(run, make_schedule(find_family("1f1b"), params));
+  return RunPlan({.model = test::small_gpt(2)}, make_schedule(find_family("1f1b"), params));
+}
+
+// No run is calm enough: each plan has its runs four times over, and the profile falls back to all times.
+TEST(Trials, DisturbedRunsAreRepeatedAndKeptApart) {
+  const RunPlan plan = plan_of_two_ranks();
   const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
   ProfilingSpec profiling = small_spec();
   TrialSpec spec{.plans = {&plan}, .tokens = {&tokens}, .runs = 7, .profiling = &profiling};
@@ -272,10 +275,7 @@ TEST(CoreWait, CountsTimeWithoutACore) {
 }
 
 TEST(Trials, HaveNoProfileUnlessRequested) {
-  const RunSpec run{.model = test::small_gpt(2)};
-  FamilyParams params{.ranks = 2, .microbatches = 2};
-  params.shape.slice_lengths = {kTokens};
-  const RunPlan plan(run, make_schedule(find_family("1f1b"), params));
+  const RunPlan plan = plan_of_two_ranks();
   const TokenSource tokens = TokenSource::synthetic(37, kTokens, 1);
   const TrialReport report = run_trials_with_threads({.plans = {&plan}, .tokens = {&tokens}, .runs = 1});
   EXPECT_TRUE(report.profile.samples.empty());

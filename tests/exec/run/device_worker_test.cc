@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -263,28 +264,6 @@ TEST(DeviceWorker, SkipsStepsThatOverflow) {
   EXPECT_FALSE(LossScale(false).update(true));
 }
 
-TEST(DeviceWorker, StopsAtANonFiniteResult) {
-  RunSpec spec = device_descent(test::small_gpt(2));
-  spec.clip_gradients = 1;
-  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
-  for (const auto& [fault, text] :
-       {std::pair{"nan:rank=0,op=F,mb=2,step=1",
-                  "F(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"},
-        {"nan:rank=1,op=global-norm,step=1", "the gradients of rank 1 are not finite in step 1, before global norm"}}) {
-    TrainingOptions options;
-    options.runs = 3;
-    options.faults = {parse_fault(fault)};
-    try {
-      train(plan, tokens, options);
-      FAIL() << "the run continued";
-    } catch (const RunFailure& failure) {
-      EXPECT_EQ(failure.kind(), FailureKind::non_finite);
-      EXPECT_THAT(failure.what(), HasSubstr(text));
-    }
-  }
-}
-
 // After an error of a device every call fails, also in destructors: the run must end with the first error.
 TEST(DeviceWorker, ErrorOfADeviceIsReported) {
   RunSpec spec = device_descent(test::small_gpt(2));
@@ -330,50 +309,55 @@ TEST(DeviceWorker, OneThreadAtATimeQueriesAGpu) {
   EXPECT_LE(static_cast<double>(counters.queries), 4 * looks + 4.0 * 2 * static_cast<double>(plan.graph().size()));
 }
 
-TEST(DeviceWorker, ReportsTheWaitForChain) {
-  RunSpec spec = device_descent(test::small_gpt(2));
-  spec.clip_gradients = 1;
-  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
+// The fault is in the second step. A busy machine may hold up another op for longer than a limit: then a longer one
+// decides.
+void expect_device_failure(const RunPlan& plan, const std::string& fault, FailureKind kind,
+                           const ::testing::Matcher<const std::string&>& expected) {
+  SCOPED_TRACE(fault);
   const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
-  const test::TemporaryFolder folder;
-  for (const auto& [fault, text] :
-       {std::pair{"drop:rank=0,op=F,mb=2,step=1", "rank 1 has waited for F(stage 1, mb 2)"},
-        {"stop:rank=0,op=F,mb=2,step=1", "rank 1 waits for F(stage 1, mb 2) from rank 0"},
-        {"stop:rank=1,op=global-norm,step=1", "the collective thread of rank 1 has been inside global norm"}}) {
-    SCOPED_TRACE(fault);
+  std::optional<FailureKind> found;
+  std::string what;
+  for (const std::int64_t seconds : {1, 8, 64}) {
+    const test::TemporaryFolder folder;
     TrainingOptions options;
     options.runs = 3;
     options.faults = {parse_fault(fault)};
     options.supervision.folder = folder.path();
-    options.supervision.limits.floor_ns = 2'000'000'000;  // longer than a busy machine holds an op up
+    options.supervision.limits.floor_ns = seconds * 1'000'000'000;
     try {
       train(plan, tokens, options);
-      FAIL() << "the run continued";
     } catch (const RunFailure& failure) {
-      EXPECT_EQ(failure.kind(), FailureKind::stuck);
-      EXPECT_THAT(failure.what(), HasSubstr(text));
+      found = failure.kind();
+      what = failure.what();
     }
+    if (expected.Matches(what)) break;
   }
+  EXPECT_EQ(found, kind);
+  EXPECT_THAT(what, expected);
+}
+
+TEST(DeviceWorker, StopsAtANonFiniteResultAndReportsTheWaitForChain) {
+  RunSpec spec = device_descent(test::small_gpt(2));
+  spec.clip_gradients = 1;
+  const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
+  expect_device_failure(plan, "nan:rank=0,op=F,mb=2,step=2", FailureKind::non_finite,
+                        HasSubstr("F(stage 0, mb 2) of step 2 on rank 0 produced a value that is not finite"));
+  expect_device_failure(plan, "nan:rank=1,op=global-norm,step=2", FailureKind::non_finite,
+                        HasSubstr("the gradients of rank 1 are not finite in step 2, before global norm"));
+  expect_device_failure(plan, "drop:rank=0,op=F,mb=2,step=2", FailureKind::stuck,
+                        HasSubstr("rank 1 has waited for F(stage 1, mb 2)"));
+  expect_device_failure(plan, "stop:rank=0,op=F,mb=2,step=2", FailureKind::stuck,
+                        HasSubstr("rank 1 waits for F(stage 1, mb 2) from rank 0"));
+  expect_device_failure(plan, "stop:rank=1,op=global-norm,step=2", FailureKind::stuck,
+                        HasSubstr("the collective thread of rank 1 has been inside global norm"));
 }
 
 TEST(DeviceWorker, TensorRankThatHangsIsAtFault) {
   RunSpec spec = device_descent(test::small_gpt(2));
   spec.tensor_parallel = 2;
   const RunPlan plan(spec, schedule_of("1f1b", 1, 2));
-  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
-  const test::TemporaryFolder folder;
-  TrainingOptions options;
-  options.runs = 3;
-  options.faults = {parse_fault("stop:rank=3,op=F,mb=0,step=1")};
-  options.supervision.folder = folder.path();
-  options.supervision.limits.floor_ns = 2'000'000'000;
-  try {
-    train(plan, tokens, options);
-    FAIL() << "the run continued";
-  } catch (const RunFailure& failure) {
-    EXPECT_EQ(failure.kind(), FailureKind::stuck);
-    EXPECT_THAT(failure.what(), StartsWith("rank 3 (pipeline 1, data 0, tensor 1) has been inside F(stage 1, mb 0)"));
-  }
+  expect_device_failure(plan, "stop:rank=3,op=F,mb=0,step=2", FailureKind::stuck,
+                        StartsWith("rank 3 (pipeline 1, data 0, tensor 1) has been inside F(stage 1, mb 0)"));
 }
 
 // A shard of 1.1 M numbers exceeds the 4 MiB that are copied at a time.

@@ -353,16 +353,16 @@ std::optional<FailureKind> run_with_fault(const std::string& fault,
 }
 
 TEST(BrokenRun, FailureNamesRankAndOp) {
-  EXPECT_EQ(run_with_fault("stop:rank=0,op=B,mb=1,step=1", HasSubstr("rank 0 has been inside B(stage 0, mb 1)")),
+  EXPECT_EQ(run_with_fault("stop:rank=0,op=B,mb=1,step=2", HasSubstr("rank 0 has been inside B(stage 0, mb 1)")),
             FailureKind::stuck);
-  EXPECT_EQ(run_with_fault("drop:rank=0,op=F,mb=3,step=1",
-                           HasSubstr("send F(stage 0, mb 3) 0->1, sent by rank 0 in step 1, is lost")),
+  EXPECT_EQ(run_with_fault("drop:rank=0,op=F,mb=3,step=2",
+                           HasSubstr("send F(stage 0, mb 3) 0->1, sent by rank 0 in step 2, is lost")),
             FailureKind::stuck);
-  EXPECT_EQ(run_with_fault("nan:rank=1,op=F,mb=2,step=1", HasSubstr("F(stage 1, mb 2) of step 1 on rank 1")),
+  EXPECT_EQ(run_with_fault("nan:rank=1,op=F,mb=2,step=2", HasSubstr("F(stage 1, mb 2) of step 2 on rank 1")),
             FailureKind::non_finite);
   for (const std::string op : {"W", "I"}) {  // the first stage has no input gradient
-    EXPECT_EQ(run_with_fault(fmt::format("nan:rank=0,op={},mb=2,step=1", op),
-                             HasSubstr(op + "(stage 0, mb 2) of step 1 on rank 0 produced a value that is not finite"),
+    EXPECT_EQ(run_with_fault(fmt::format("nan:rank=0,op={},mb=2,step=2", op),
+                             HasSubstr(op + "(stage 0, mb 2) of step 2 on rank 0 produced a value that is not finite"),
                              {.family = "zb-h1"}),
               FailureKind::non_finite);
   }
@@ -376,8 +376,8 @@ TEST(BrokenRun, GradientsThatAreNotFiniteNameTheirRank) {
     SCOPED_TRACE(op);
     for (const double clip : {0.0, 1.0}) {
       if (clip == 0 && std::string(op) == "global-norm") continue;
-      const std::string text = std::string("the gradients of rank 1 are not finite in step 1, before ") + before;
-      EXPECT_EQ(run_with_fault(std::string("nan:rank=1,step=1,op=") + op, text, {.data = data, .clip = clip}),
+      const std::string text = std::string("the gradients of rank 1 are not finite in step 2, before ") + before;
+      EXPECT_EQ(run_with_fault(std::string("nan:rank=1,step=2,op=") + op, text, {.data = data, .clip = clip}),
                 FailureKind::non_finite);
     }
   }
@@ -416,7 +416,7 @@ TEST(BrokenRun, RankThatIsMissingAtTheCheckpointIsFound) {
     of.limit(limit);
     return failure_of_run([&] { train_with_threads(of.plan, of.tokens, of.options, of.report, hooks); });
   };
-  const Broken broken = with_limit(run, StartsWith("rank 1 has been at the checkpoint, after step 0, for "));
+  const Broken broken = with_limit(run, StartsWith("rank 1 has been at the checkpoint, after step 1, for "));
   EXPECT_EQ(broken.kind, FailureKind::stuck);
   EXPECT_EQ(broken.rank, 1);
 }
@@ -454,22 +454,22 @@ TEST(BrokenRun, ProcessThatIsMissingAtTheStartIsFound) {
 }
 
 TEST(BrokenRun, FaultsInCollectivesAndAllReducesAreFound) {
-  EXPECT_EQ(run_with_fault("stop:rank=1,op=gradient-reduce,step=1",
+  EXPECT_EQ(run_with_fault("stop:rank=1,op=gradient-reduce,step=2",
                            StartsWith("the collective thread of rank 1 (pipeline 0, data 1, tensor 0) has been inside "
                                       "gradient reduce(stage 0"),
                            {.data = 2}),
             FailureKind::stuck);
-  EXPECT_EQ(run_with_fault("stop:rank=1,op=global-norm,step=1",
+  EXPECT_EQ(run_with_fault("stop:rank=1,op=global-norm,step=2",
                            StartsWith("the collective thread of rank 1 has been inside global norm(step 0)")),
             FailureKind::stuck);
   EXPECT_EQ(
-      run_with_fault("stop:rank=3,op=F,mb=0,step=1", HasSubstr("rank 3 (pipeline 1, data 0, tensor 1)"), {.tensor = 2}),
+      run_with_fault("stop:rank=3,op=F,mb=0,step=2", HasSubstr("rank 3 (pipeline 1, data 0, tensor 1)"), {.tensor = 2}),
       FailureKind::stuck);
-  EXPECT_EQ(run_with_fault("stop:rank=1,op=optimizer,step=1", HasSubstr("optimizer(stage 1")), FailureKind::stuck);
+  EXPECT_EQ(run_with_fault("stop:rank=1,op=optimizer,step=2", HasSubstr("optimizer(stage 1")), FailureKind::stuck);
 }
 
 TEST(BrokenRun, DelayWithinTheDeadlineIsNoFailure) {
-  EXPECT_EQ(run_with_fault("delay:rank=0,op=B,mb=1,step=1,seconds=0.2", ""), std::nullopt);
+  EXPECT_EQ(run_with_fault("delay:rank=0,op=B,mb=1,step=2,seconds=0.2", ""), std::nullopt);
 }
 
 }  // namespace

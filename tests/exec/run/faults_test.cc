@@ -115,10 +115,10 @@ TEST_F(FaultPlanTest, MatchesOnlyItsOp) {
   const FaultPlan one = plan({"delay:rank=3,op=F,mb=2,step=4,seconds=2"});
   using ::testing::ElementsAre;
   using ::testing::IsEmpty;
-  // Stage 0 is not on world rank 3, which runs only the second one.
-  EXPECT_THAT(hits(one, 3, 4), ElementsAre("F(stage 0, mb 2)", "F(stage 1, mb 2)"));
-  EXPECT_THAT(hits(one, 3, 5), IsEmpty());
-  EXPECT_THAT(hits(one, 2, 4), IsEmpty());
+  // Steps of faults count from 1. Stage 0 is not on world rank 3, which runs only the second one.
+  EXPECT_THAT(hits(one, 3, 3), ElementsAre("F(stage 0, mb 2)", "F(stage 1, mb 2)"));
+  EXPECT_THAT(hits(one, 3, 4), IsEmpty());
+  EXPECT_THAT(hits(one, 2, 3), IsEmpty());
   EXPECT_THAT(hits(plan({"drop:op=B"}), 2, 0),
               ElementsAre("send B(stage 1, mb 0) 1->0", "send B(stage 1, mb 1) 1->0", "send B(stage 1, mb 2) 1->0"));
   EXPECT_THAT(hits(plan({"kill:op=optimizer,stage=1"}), 2, 0), ElementsAre("optimizer(stage 1, step 0)"));
@@ -141,7 +141,9 @@ TEST_F(FaultPlanTest, FaultsAddUp) {
 
 TEST_F(FaultPlanTest, FaultsWithoutMatchAreRejected) {
   EXPECT_EQ(refusal("kill:rank=4"), "--fault 'kill:rank=4': rank: expected a world rank below 4, got 4");
-  EXPECT_THAT(refusal("kill:step=10"), HasSubstr("step: expected a step below 10"));
+  EXPECT_EQ(refusal("kill:step=10"), "none");
+  EXPECT_THAT(refusal("kill:step=11"), HasSubstr("step: expected 1 to 10, the last step of the run, got 11"));
+  EXPECT_THAT(refusal("kill:step=0"), HasSubstr("step: expected 1 to 10, the last step of the run, got 0"));
   EXPECT_THAT(refusal("kill:mb=3"), HasSubstr("no op of the schedule matches"));
   EXPECT_THAT(refusal("kill:op=W"), HasSubstr("no op of the schedule matches"));
   EXPECT_THAT(refusal("kill:rank=0,stage=1"), HasSubstr("no op of the schedule matches"));
@@ -173,7 +175,7 @@ TEST_F(FaultPlanTest, KillIsAnnouncedAndSendsSigkill) {
   EXPECT_EXIT(FaultPlan(graph_, owners_, 1, {}, [](const std::string& text) { std::fputs(text.c_str(), stderr); })
                   .kill(1, 0, v),
               ::testing::KilledBySignal(SIGKILL),
-              "--fault: rank 1 kills its process inside F\\(stage 0, mb 0\\) of step 0");
+              "--fault: rank 1 kills its process inside F\\(stage 0, mb 0\\) of step 1");
 }
 
 }  // namespace

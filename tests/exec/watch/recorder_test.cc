@@ -93,26 +93,26 @@ TEST_F(RecorderTest, HasOwnerAndActivitiesOfBothThreads) {
   EXPECT_LE(doing.since_ns, std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count());
   EXPECT_EQ(file.doing(WorkerThread::collective).activity, Activity::starting);
   EXPECT_EQ(to_string(file.last(WorkerThread::compute)),
-            "compute, step 7: waiting for send F(stage 0, mb 2) 0->1 before F(stage 1, mb 2)");
+            "compute, step 8: waiting for send F(stage 0, mb 2) 0->1 before F(stage 1, mb 2)");
 }
 
 TEST_F(RecorderTest, FailureKeepsThePreviousVertex) {
   Recorder recorder(path(), owner(), graph_);
   const RecorderFile file(path());
   recorder.doing(WorkerThread::compute, Activity::failed, 0);
-  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 0: failed");
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 1: failed");
   const VertexId op = vertex("F(stage 1, mb 2)");
   recorder.doing(WorkerThread::compute, Activity::waiting, 7, op, vertex("send F(stage 0, mb 2) 0->1"));
   recorder.doing(WorkerThread::compute, Activity::failed, 0);
   EXPECT_EQ(file.doing(WorkerThread::compute).step, 7);
   EXPECT_EQ(file.doing(WorkerThread::compute).vertex, op);
-  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 7: failed in F(stage 1, mb 2)");
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 8: failed in F(stage 1, mb 2)");
   recorder.doing(WorkerThread::compute, Activity::between, 8);
   recorder.doing(WorkerThread::compute, Activity::failed, 0);
-  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 8: failed");
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 9: failed");
   recorder.doing(WorkerThread::compute, Activity::working, 9, op);
   recorder.doing(WorkerThread::compute, Activity::stopped, 0);
-  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 9: stopped in F(stage 1, mb 2)");
+  EXPECT_EQ(to_string(file.last(WorkerThread::compute)), "compute, step 10: stopped in F(stage 1, mb 2)");
 }
 
 TEST_F(RecorderTest, NamesVerticesLikeTheGraph) {

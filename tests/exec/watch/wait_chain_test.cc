@@ -61,7 +61,7 @@ class Scene {
     return 0;
   }
 
-  // Activities in step 3 that began `since` seconds ago.
+  // Activities in step 4 that began `since` seconds ago.
   void working(int rank, const std::string& op, double since) {
     worker(rank).compute = {Activity::working, 3, vertex(op), 0, ago(since)};
   }
@@ -175,7 +175,7 @@ TEST(WaitChain, FindsTheLostMessageAndItsSender) {
   EXPECT_EQ(report.vertex, scene.vertex("send F(stage 1, mb 1) 1->2"));
   // Since rank 1 was seen past the send: at least 8 s.
   EXPECT_EQ(report.root,
-            "send F(stage 1, mb 1) 1->2, sent by rank 1 in step 3, is lost: rank 2 has waited for F(stage 2, mb 1) for "
+            "send F(stage 1, mb 1) 1->2, sent by rank 1 in step 4, is lost: rank 2 has waited for F(stage 2, mb 1) for "
             "8.0 s");
   EXPECT_EQ(report.chain,
             "rank 0 waits for B(stage 0, mb 1) from rank 1, which waits for B(stage 1, mb 1) from rank 2, which waits "
@@ -209,7 +209,7 @@ TEST(WaitChain, RecentlySentMessageIsNotLost) {
 TEST(WaitChain, StepsAreDistinguished) {
   Scene scene("1f1b", 2, 4);
   scene.waiting(1, "F(stage 1, mb 0)", "send F(stage 0, mb 0) 0->1", 9);
-  // Rank 0 is still in step 2, at a vertex with a higher number.
+  // Rank 0 is still in step 3, at a vertex with a higher number.
   scene.worker(0).compute = {Activity::working, 2, scene.vertex("optimizer(stage 0, step 0)"), 0, Scene::ago(8)};
   EXPECT_EQ(scene.examine().cause, RootCause::slow);
   // It has ended step 2; or, lost, step 3.
@@ -237,9 +237,9 @@ TEST(WaitChain, DeadProcessIsTheRootAfterTheGracePeriod) {
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.world_rank, 1);
   EXPECT_EQ(report.op, "F(stage 1, mb 1)");
-  EXPECT_EQ(report.root, "rank 1 died in step 3, inside F(stage 1, mb 1)");
+  EXPECT_EQ(report.root, "rank 1 died in step 4, inside F(stage 1, mb 1)");
   EXPECT_EQ(report.chain,
-            "rank 0 waits for B(stage 0, mb 0) from rank 1, which died in step 3, inside F(stage 1, mb 1)");
+            "rank 0 waits for B(stage 0, mb 0) from rank 1, which died in step 4, inside F(stage 1, mb 1)");
   EXPECT_THAT(report.waiting, ElementsAre(0, 2));
 }
 
@@ -286,10 +286,10 @@ TEST(WaitChain, FailedWorkerIsTheRoot) {
   const WaitReport report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::failed);
-  EXPECT_EQ(report.root, "rank 0 failed in step 3, inside F(stage 0, mb 2)");
+  EXPECT_EQ(report.root, "rank 0 failed in step 4, inside F(stage 0, mb 2)");
   EXPECT_THAT(report.waiting, ElementsAre(1));
   scene.worker(0).compute.vertex = Doing::no_vertex;
-  EXPECT_EQ(scene.examine().root, "rank 0 failed in step 3");
+  EXPECT_EQ(scene.examine().root, "rank 0 failed in step 4");
   EXPECT_EQ(scene.examine().vertex, std::nullopt);
 }
 
@@ -307,7 +307,7 @@ TEST(WaitChain, CauseOfAStopPrecedesTheStoppedWorker) {
   report = scene.examine();
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::failed);
-  EXPECT_EQ(report.root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
+  EXPECT_EQ(report.root, "rank 0 was stopped in step 4, inside B(stage 0, mb 1)");
   scene.worker(0).compute.since_ns = Scene::ago(0.1);
   EXPECT_FALSE(scene.examine().broken);
   // Its process may be gone by then.
@@ -317,7 +317,7 @@ TEST(WaitChain, CauseOfAStopPrecedesTheStoppedWorker) {
   // Its other thread, which recorded no end, does not explain it either.
   scene.worker(0).collective = {Activity::waiting, 3, scene.vertex("optimizer(stage 0, step 0)"),
                                 scene.vertex("B(stage 0, mb 3)"), Scene::ago(20)};
-  EXPECT_EQ(scene.examine().root, "rank 0 was stopped in step 3, inside B(stage 0, mb 1)");
+  EXPECT_EQ(scene.examine().root, "rank 0 was stopped in step 4, inside B(stage 0, mb 1)");
 }
 
 TEST(WaitChain, CollectiveLeadsToTheRankThatHasNotJoined) {
@@ -456,7 +456,7 @@ TEST(WaitChain, IdleWorkersHaveASeparateLimit) {
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::stopped);
   EXPECT_EQ(report.world_rank, 0);
-  EXPECT_EQ(report.root, "rank 0 has been between steps, after step 2, for 61.0 s");
+  EXPECT_EQ(report.root, "rank 0 has been between steps, after step 3, for 61.0 s");
   // Without waiters there is no limit.
   scene.worker(1).compute = {Activity::between, 2, 0, 0, Scene::ago(600)};
   EXPECT_FALSE(scene.examine().broken);
@@ -471,7 +471,7 @@ TEST(WaitChain, SuspendedProcessIsAtFault) {
   const WaitReport report = chains.examine(scene.workers(), kNow + 6 * kSecond);
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::stopped);
-  EXPECT_THAT(report.root, HasSubstr("rank 0 has been suspended in step 3, inside F(stage 0, mb 0)"));
+  EXPECT_THAT(report.root, HasSubstr("rank 0 has been suspended in step 4, inside F(stage 0, mb 0)"));
 }
 
 // The message was sent, or the collective joined, long before the process was suspended.
@@ -533,21 +533,21 @@ TEST(WaitChain, ControlWaitsHaveTheirOwnLimits) {
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.world_rank, 1);
   EXPECT_EQ(report.chain,
-            "rank 2 waits at the report of the step, after step 3, for rank 0, which waits at the report of the step, "
-            "after step 3, for rank 1, which has been inside B(stage 1, mb 3) for 6.0 s");
+            "rank 2 waits at the report of the step, after step 4, for rank 0, which waits at the report of the step, "
+            "after step 4, for rank 1, which has been inside B(stage 1, mb 3) for 6.0 s");
   scene.worker(1).compute = outside(ControlPhase::report, 599);
   EXPECT_FALSE(scene.examine().broken);
   scene.worker(1).compute = outside(ControlPhase::report, 601);
   report = scene.examine();
   EXPECT_TRUE(report.broken);
-  EXPECT_EQ(report.root, "rank 1 has been at the report of the step, after step 3, for 601.0 s");
+  EXPECT_EQ(report.root, "rank 1 has been at the report of the step, after step 4, for 601.0 s");
   EXPECT_THAT(report.waiting, ElementsAre(0, 2));
   scene.limits().floor_ns = 1000 * kSecond;  // by --deadline
   scene.worker(0).compute = outside(ControlPhase::checkpoint, 601);
   scene.worker(1).compute = waits_for(ControlPhase::checkpoint, 0, 700);
   EXPECT_FALSE(scene.examine().broken);
   scene.limits().floor_ns = 5 * kSecond;
-  EXPECT_EQ(scene.examine().root, "rank 0 has been at the checkpoint, after step 3, for 601.0 s");
+  EXPECT_EQ(scene.examine().root, "rank 0 has been at the checkpoint, after step 4, for 601.0 s");
   // Both ends of a message wait for each other: it is under way, or lost.
   scene.worker(0).compute = waits_for(ControlPhase::next_step, 1, 599);
   scene.worker(1).compute = waits_for(ControlPhase::next_step, 0, 700);
@@ -557,7 +557,7 @@ TEST(WaitChain, ControlWaitsHaveTheirOwnLimits) {
   EXPECT_TRUE(report.broken);
   EXPECT_EQ(report.cause, RootCause::lost);
   EXPECT_EQ(report.root,
-            "rank 0 has waited at the start of the next step, after step 3, for rank 1 for 602.0 s: a message between "
+            "rank 0 has waited at the start of the next step, after step 4, for rank 1 for 602.0 s: a message between "
             "the two is lost");
   scene.worker(1).process = ProcessState::dead;
   EXPECT_EQ(scene.examine().cause, RootCause::dead);

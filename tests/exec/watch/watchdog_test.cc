@@ -211,7 +211,7 @@ TEST_F(WatchdogTest, FindsAKilledProcessAfterTheGracePeriod) {
   ::waitpid(child, nullptr, 0);
   ASSERT_TRUE(alarm);
   EXPECT_EQ(alarm->report.cause, RootCause::dead);
-  EXPECT_EQ(alarm->report.root, "rank 1 died in step 0, inside F(stage 1, mb 2)");
+  EXPECT_EQ(alarm->report.root, "rank 1 died in step 1, inside F(stage 1, mb 2)");
   EXPECT_THAT(alarm->report.waiting, ElementsAre(2));
 }
 

@@ -124,8 +124,8 @@ TEST(LoadCluster, SuggestsTheNearestName) {
             "c.json: /node_count: unknown key");
   EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h10", "nodes": 4})"); }),
             "c.json: /node: expected a node: a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
-            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge; did you mean "
-            "'dgx-h100'?, got \"dgx-h10\"");
+            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
+            "\"dgx-h10\"; did you mean 'dgx-h100'?");
   EXPECT_EQ(error_of([] { from_text(R"({"node": {"gpu": "a100-80gb", "gpus": 0}})"); }),
             "c.json: /node/gpus: expected a number from 1 to 1024, got 0");
 }
@@ -158,7 +158,7 @@ TEST(LoadCluster, ReadsTheSharingOfLinks) {
   EXPECT_EQ(shared(R"(, "sharing": "queue")"), Sharing::queue);
   EXPECT_EQ(shared(R"(, "sharing": {"value": "fair", "source": "one card"})"), Sharing::fair);
   EXPECT_EQ(error_of([&] { shared(R"(, "sharing": "fare")"); }),
-            "c.json: /node/inter_node/sharing: expected one of none, fair, queue; did you mean 'fair'?, got \"fare\"");
+            "c.json: /node/inter_node/sharing: expected one of none, fair, queue, got \"fare\"; did you mean 'fair'?");
 }
 
 Training cluster_sizes(int tp, int dp, int pp) {
