@@ -51,7 +51,6 @@ TEST(CommandErrors, WrongUsage) {
       {"slice --for 1f1b --pp 2 --seq-length 1024 --microbatches 2",
        "--for: 1f1b has no slices: expected one of terapipe, seq1f1b, eager-seq1f1b, seq1f1b-interleaved, "
        "seq1f1b-zb1p, seq1f1b-zb2p"},
-      {"simulate --svg-title= --svg x.svg --pp", "simulate: --pp: expected a whole number"},
       {"simulate --trace= --pp 2 --microbatches 2", "simulate: --trace: expected a value, got ''"},
       {"plan --model-error 1",
        "plan: --model-error: expected a percentage such as 10% or a fraction such as 0.1, got '1': write 1% or 100%"},

@@ -71,6 +71,7 @@ TEST(Picture, TitleAndMemoryFollowTheFlags) {
   };
   EXPECT_EQ(with("--schedule 1f1b", "a schedule")[1], "a schedule");
   EXPECT_EQ(with("--schedule 1f1b", "")[0], "rank 0");
+  EXPECT_EQ(texts(picture(std::string(kSmallPicture) + "--schedule 1f1b --svg-title="))[0], "rank 0");
   EXPECT_EQ(with("--schedule 1f1b --compare-with zb-h1", "")[0], "rank 0");
   EXPECT_EQ(with("--sweep schedule=gpipe,1f1b", "two schedules")[0], "two schedules");
   EXPECT_THAT(with("--schedule 1f1b --svg-no-memory", "x"), Not(Contains(HasSubstr("in flight"))));
