@@ -240,7 +240,10 @@ void Profiler::Impl::add_overhead_run(std::int64_t tokens) {
   out.tokens =
       std::make_unique<TokenSource>(TokenSource::synthetic(static_cast<int>(run.model.vocab), tokens, spec.seed));
   out.worker = make_worker(*out.plan, transport.rank(), transport,
-                           {.tokens = out.tokens.get(), .device = device.device, .device_transport = device.transport});
+                           {.tokens = out.tokens.get(),
+                            .device = device.device,
+                            .device_transport = device.transport,
+                            .queries = device.queries});
   out.worker->initialise();
   for (const PlannedStep& step : out.worker->rank_plan().steps) out.ops += step.kind == PlannedStep::Kind::op ? 1 : 0;
   for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
@@ -285,7 +288,8 @@ void Profiler::Impl::measure_overhead() {
   for (OverheadRun& run : overhead_runs) {
     transport.barrier();
     const double rate = 1e-9;
-    const bool calm = calmly([&] { run.worker->run(run.runs++, {&rate, 1}); });
+    const bool calm = calmly([&] { run.worker->run(run.runs++, {&rate, 1}, {}); });
+    run.worker->read_times();
     const double seconds = in_seconds(run.worker->times().overhead()) / static_cast<double>(run.ops);
     for (const std::size_t point : run.points) note(point, seconds, calm);
   }

@@ -99,7 +99,8 @@ TrialNote run_once(const TrialSpec& spec, const RunPlan& plan, Worker& worker, c
   const CoreWait before = meter.read();
   const std::int64_t began = now_ns();
   try {
-    worker.run(std::int64_t{run} * plan.batches(), rates);
+    worker.run(std::int64_t{run} * plan.batches(), rates, {});
+    worker.read_times();
   } catch (const Stopped&) {
     worker.rethrow_own_error();
     throw;

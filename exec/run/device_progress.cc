@@ -80,6 +80,7 @@ void DeviceWorker::wait_until_done(Event& event) {
   awaited_ = &event;
   observe();
   while (awaited_ != nullptr) {
+    call_meanwhile();
     backoff.wait();
     observe();
   }
@@ -146,6 +147,7 @@ void DeviceWorker::keep_up() {
   Backoff backoff(crowded_);
   observe();
   while (compute_issued_ - compute_done_ > kAhead) {
+    call_meanwhile();
     backoff.wait();
     observe();
   }
@@ -157,6 +159,7 @@ void DeviceWorker::wait_on_device(DeviceMessage& message, VertexId vertex, Verte
   next_vertex_ = vertex;
   next_waits_for_ = transfer;
   while (!message.placed.load(std::memory_order_acquire)) {
+    call_meanwhile();
     observe();
     backoff.wait();
   }
@@ -167,6 +170,7 @@ void DeviceWorker::wait_on_device(DeviceMessage& message, VertexId vertex, Verte
 // --- the end of a run ----------------------------------------------------------------------------------------------
 
 void DeviceWorker::finish() {
+  call_meanwhile();
   for (const std::size_t item : collective_items_) device_.wait(*compute_, *items_[item].end);
   for (std::size_t i = 0; i < sends_.size(); ++i) {
     if (fault_at(rank_.sends[i].vertex).drop) continue;
@@ -179,8 +183,10 @@ void DeviceWorker::finish() {
   take_norms();
   std::copy_n(on_host_.losses, unit_losses_.size(), unit_losses_.begin());
   add_up_losses();
-  read_times();
-  count_held();
+  for (std::size_t i = 0; i < sends_.size(); ++i) {
+    // If only the other end knows when it began: when it could have begun.
+    events_of(run_number_).sends_began[i] = sends_[i].started != nullptr ? sends_[i].started : sends_[i].ready;
+  }
   steps_done_ += std::ssize(learning_rates_);
   ++run_number_;
   doing(WorkerThread::compute, Activity::between);
@@ -224,23 +230,26 @@ void DeviceWorker::take_norms() {
 }
 
 void DeviceWorker::read_times() {
+  const RunEvents& events = events_of(run_number_ - 1);
+  const auto time_of = [&](Event& event) { return events.base_ns + device_.nanoseconds_between(*events.base, event); };
   times_ = {};
-  std::int64_t free_since = base_ns_;
-  for (std::size_t i = 0; i < receives_.size(); ++i) ends_[rank_.receives[i].vertex] = time_of(*receives_[i].done);
+  std::int64_t free_since = events.base_ns;
+  for (std::size_t i = 0; i < receives_.size(); ++i) {
+    ends_[rank_.receives[i].vertex] = time_of(*events.receives[2 * i + 1]);
+  }
   for (std::size_t i = 0; i < sends_.size(); ++i) {
-    // If only the other end knows when it began: when it could have begun.
-    Event* const began = sends_[i].started != nullptr ? sends_[i].started : sends_[i].ready;
+    Event* const began = events.sends_began[i];
     if (began != nullptr) starts_[rank_.sends[i].vertex] = time_of(*began);
   }
   for (const std::size_t at : collective_items_) {
-    starts_[items_[at].vertex] = time_of(*items_[at].begin);
-    ends_[items_[at].vertex] = time_of(*items_[at].end);
+    starts_[items_[at].vertex] = time_of(*events.begins[at]);
+    ends_[items_[at].vertex] = time_of(*events.ends[at]);
   }
   for (const std::size_t at : compute_items_) {
     const Item& item = items_[at];
     const PlannedStep& step = rank_.steps[item.index];
-    const std::int64_t start = starts_[item.vertex] = time_of(*item.begin);
-    const std::int64_t end = ends_[item.vertex] = time_of(*item.end);
+    const std::int64_t start = starts_[item.vertex] = time_of(*events.begins[at]);
+    const std::int64_t end = ends_[item.vertex] = time_of(*events.ends[at]);
     // The time of recomputation within a backward is not known.
     if (step.recomputes) starts_[step.recompute] = ends_[step.recompute] = start;
     std::int64_t inputs = free_since;
@@ -255,7 +264,8 @@ void DeviceWorker::read_times() {
     times_.kernels += end - start;
     free_since = end;
   }
-  times_.total = free_since - base_ns_;
+  times_.total = free_since - events.base_ns;
+  count_held();
 }
 
 // Computes the maximum of the bytes held while each step ran: its blocks, and the buffers of messages that had arrived

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "exec/device/provider.h"
@@ -44,7 +45,7 @@ DeviceWorker::DeviceWorker(const RunPlan& plan, int world_rank, Transport& trans
   if (element() == Element::bfloat16) require_bfloat16(device_);
   compute_ = device_.make_stream(StreamPriority::normal);
   collectives_ = device_.make_stream(StreamPriority::high);
-  base_ = device_.make_event();
+  for (RunEvents& events : run_events_) events.base = device_.make_event();
   probe_ = device_.make_event();
   last_ = device_.make_event();
   for (auto& mark : marks_) mark = device_.make_event();
@@ -107,10 +108,12 @@ void DeviceWorker::list_items() {
   for (std::size_t i = 0; i < items_.size(); ++i) {
     Item& item = items_[i];
     item_of_[item.vertex] = static_cast<int>(i);
+    for (RunEvents& events : run_events_) {
+      events.begins.push_back(is_send(item) ? nullptr : device_.make_event());
+      events.ends.push_back(is_send(item) ? nullptr : device_.make_event());
+    }
     if (is_send(item)) continue;
     item.name = plan_.graph().name(item.vertex);
-    item.begin = device_.make_event();
-    item.end = device_.make_event();
     (item.collective ? collective_items_ : compute_items_).push_back(i);
   }
 }
@@ -126,19 +129,19 @@ std::int64_t DeviceWorker::shard_bytes(std::int64_t bytes) const {
 }
 
 void DeviceWorker::make_messages() {
-  const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message) {
+  const auto prepare = [&](const PlannedMessage& planned, DeviceMessage& message,
+                           std::vector<std::unique_ptr<Event>> RunEvents::*of) {
     message.data = nullptr;  // until the arena is allocated
     message.bytes = shard_bytes(planned.bytes);
     message.edge = run_links_.edge_of(planned.vertex, world_rank_);
-    message_events_.push_back(device_.make_event());
-    message.started = message_events_.back().get();
-    message_events_.push_back(device_.make_event());
-    message.done = message_events_.back().get();
+    for (RunEvents& events : run_events_) {
+      for (int each = 0; each < 2; ++each) (events.*of).push_back(device_.make_event());
+    }
   };
-  for (std::size_t i = 0; i < sends_.size(); ++i) prepare(rank_.sends[i], sends_[i]);
+  for (std::size_t i = 0; i < sends_.size(); ++i) prepare(rank_.sends[i], sends_[i], &RunEvents::sends);
   std::vector<int> order;
   for (std::size_t i = 0; i < receives_.size(); ++i) {
-    prepare(rank_.receives[i], receives_[i]);
+    prepare(rank_.receives[i], receives_[i], &RunEvents::receives);
     order.push_back(static_cast<int>(i));
   }
   std::sort(order.begin(), order.end(),
@@ -225,7 +228,9 @@ void DeviceWorker::set_state(int chunk, const ChunkState& state) {
 
 // --- a run of the graph --------------------------------------------------------------------------------------------
 
-void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning_rates) {
+void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning_rates,
+                       const std::function<void()>& meanwhile) {
+  meanwhile_ = meanwhile;
   first_step_ = first_step;
   learning_rates_ = learning_rates;
   try {
@@ -243,7 +248,36 @@ void DeviceWorker::run(std::int64_t first_step, std::span<const double> learning
   }
 }
 
+// Uses the events of this run, which the run before the last one used.
+void DeviceWorker::use_events() {
+  RunEvents& events = events_of(run_number_);
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    items_[i].begin = events.begins[i].get();
+    items_[i].end = events.ends[i].get();
+  }
+  const auto use = [](const std::vector<std::unique_ptr<Event>>& from, std::vector<DeviceMessage>& messages) {
+    for (std::size_t i = 0; i < messages.size(); ++i) {
+      messages[i].started = from[2 * i].get();
+      messages[i].done = from[2 * i + 1].get();
+    }
+  };
+  use(events.sends, sends_);
+  use(events.receives, receives_);
+  events.sends_began.assign(sends_.size(), nullptr);
+}
+
+void DeviceWorker::call_meanwhile() {
+  if (!meanwhile_) return;
+  links_->flush();  // it may communicate
+  std::exchange(meanwhile_, nullptr)();
+  // The results were those of the previous run, and the recorder shows what `meanwhile` did.
+  std::fill(starts_.begin(), starts_.end(), 0);
+  std::fill(ends_.begin(), ends_.end(), 0);
+  for (Doing& recorded : recorded_) recorded = {};
+}
+
 void DeviceWorker::run_items() {
+  use_events();
   version_base_ = steps_done_;
   std::fill(freed_.begin(), freed_.end(), 0);
   std::fill_n(flags_, items_.size(), 0);
@@ -253,6 +287,7 @@ void DeviceWorker::run_items() {
   compute_issued_ = compute_done_ = collective_issued_ = collective_done_ = 0;
   for (Doing& recorded : recorded_) recorded = {};
   links_->while_meeting([this] {
+    call_meanwhile();
     meeting_ = true;
     observe();
     meeting_ = false;
@@ -260,7 +295,7 @@ void DeviceWorker::run_items() {
   load_tokens();
   device_.zero(small_device_, small_bytes_, *compute_);
   relate_clocks();
-  last_end_ = base_.get();
+  last_end_ = events_of(run_number_).base.get();
   for (const int receive : rank_.first_posts) free_receive(receive, nullptr);
   launches_ = 0;
   compute_->on_launch([this] { pace(); });
@@ -278,12 +313,13 @@ void DeviceWorker::run_items() {
   finish();
 }
 
-// Records base_ between two readings of the host's clock. A busy host may delay the second reading, so that times of
-// this device would be late by milliseconds: the closest pair of several attempts counts.
+// Records the base of this run between two readings of the host's clock. A busy host may delay the second reading, so
+// that times of this device would be late by milliseconds: the closest pair of several attempts counts.
 void DeviceWorker::relate_clocks() {
   constexpr int kAttempts = 16;
   constexpr std::int64_t kCloseEnough_ns = 50'000;
   device_.synchronize(*compute_);
+  RunEvents& events = events_of(run_number_);
   std::int64_t closest = std::numeric_limits<std::int64_t>::max();
   for (int attempt = 0; attempt < kAttempts && closest > kCloseEnough_ns; ++attempt) {
     const std::int64_t before = now_ns();
@@ -292,8 +328,8 @@ void DeviceWorker::relate_clocks() {
     const std::int64_t apart = now_ns() - before;
     if (apart >= closest) continue;
     closest = apart;
-    base_ns_ = before + apart / 2;
-    std::swap(base_, probe_);
+    events.base_ns = before + apart / 2;
+    std::swap(events.base, probe_);
   }
 }
 
@@ -391,9 +427,9 @@ void DeviceWorker::issue_step(Item& item) {
     issue_optimizer(step, static_cast<std::size_t>(&item - items_.data()));
   }
   device_.record(*item.end, *compute_);
-  last_end_ = item.end.get();
+  last_end_ = item.end;
   ++compute_issued_;
-  for (const int receive : step.posts) free_receive(receive, item.end.get());
+  for (const int receive : step.posts) free_receive(receive, item.end);
 }
 
 void DeviceWorker::issue_ops(const PlannedStep& step, std::size_t item) {

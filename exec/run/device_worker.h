@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,7 +31,9 @@ class DeviceWorker final : public Worker {
   ~DeviceWorker() override;
 
   void initialise() override;
-  void run(std::int64_t first_step, std::span<const double> learning_rates) override;
+  void run(std::int64_t first_step, std::span<const double> learning_rates,
+           const std::function<void()>& meanwhile) override;
+  void read_times() override;
   void read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) override;
   void set_state(int chunk, const ChunkState& state) override;
   void settle() override;
@@ -43,9 +46,9 @@ class DeviceWorker final : public Worker {
   struct Item {
     VertexId vertex = 0;
     bool collective = false;
-    std::size_t index = 0;         // of the plan's steps or collectives
-    std::unique_ptr<Event> begin;  // null for sends
-    std::unique_ptr<Event> end;
+    std::size_t index = 0;   // of the plan's steps or collectives
+    Event* begin = nullptr;  // of this run; null for sends
+    Event* end = nullptr;
     std::string name;  // "F(stage 2, mb 5)": for profilers
   };
   // Small results per unit or optimizer step, on the device and in pinned memory.
@@ -57,6 +60,17 @@ class DeviceWorker final : public Worker {
     float* norms = nullptr;
   };
 
+  // Events of a run, whose times are read during the next one.
+  struct RunEvents {
+    std::vector<std::unique_ptr<Event>> begins;  // by item; null for sends
+    std::vector<std::unique_ptr<Event>> ends;
+    std::vector<std::unique_ptr<Event>> sends;     // started and done of each
+    std::vector<std::unique_ptr<Event>> receives;  // likewise
+    std::unique_ptr<Event> base;                   // at base_ns of the host's clock
+    std::int64_t base_ns = 0;
+    std::vector<Event*> sends_began;  // null: dropped
+  };
+
   void find_groups();
   void list_items();
   void make_messages();
@@ -66,6 +80,8 @@ class DeviceWorker final : public Worker {
   void load_tokens();
   void rehearse();
   void run_items();
+  void use_events();
+  void call_meanwhile();
   void relate_clocks();
   void keep_up();
   void pace();
@@ -89,10 +105,9 @@ class DeviceWorker final : public Worker {
   void check_flag(std::size_t item);
   void let_others_report(std::int64_t time_ns) const;
   void take_norms();
-  void read_times();
   void count_held();
   bool done(const Item& item) { return item.end == nullptr || device_.done(*item.end); }
-  std::int64_t time_of(Event& event) { return base_ns_ + device_.nanoseconds_between(*base_, event); }
+  RunEvents& events_of(std::int64_t run) { return run_events_[static_cast<std::size_t>(run % 2)]; }
   Element element() const;
   bool has_norm() const;
 
@@ -105,16 +120,16 @@ class DeviceWorker final : public Worker {
   std::vector<StreamGroup*> groups_;  // by RankPlan::collectives; null for groups of one rank
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> collectives_;
-  std::unique_ptr<Event> base_;   // at base_ns_ of the host's clock
-  std::unique_ptr<Event> probe_;  // of relate_clocks
-  std::unique_ptr<Event> last_;   // after everything of a run
+  std::array<RunEvents, 2> run_events_;  // of even and odd runs
+  std::unique_ptr<Event> probe_;         // of relate_clocks
+  std::unique_ptr<Event> last_;          // after everything of a run
   // After every kLaunchesPerMark launches of the compute stream, in turn; see pace.
   std::array<std::unique_ptr<Event>, 2> marks_;
   std::int64_t launches_ = 0;
   bool pacing_ = false;
   Event* awaited_ = nullptr;  // null once it is done
   std::int64_t next_query_ns_ = 0;
-  std::int64_t base_ns_ = 0;
+  std::function<void()> meanwhile_;  // see run; empty once it was called
 
   std::vector<Item> items_;
   std::vector<int> item_of_;                // by vertex; kNone
@@ -133,7 +148,6 @@ class DeviceWorker final : public Worker {
 
   std::vector<DeviceMessage> sends_;
   std::vector<DeviceMessage> receives_;
-  std::vector<std::unique_ptr<Event>> message_events_;
   std::vector<std::vector<int>> edge_receives_;  // by edge of this worker: its receives in order
   std::vector<std::size_t> edge_of_receive_;     // index into edge_receives_
   std::vector<std::size_t> edge_posted_;         // number of posted receives per edge

@@ -128,8 +128,10 @@ void HostWorker::set_state(int chunk, const ChunkState& state) {
 
 // --- the compute thread --------------------------------------------------------------------------------------------
 
-void HostWorker::run(std::int64_t first_step, std::span<const double> learning_rates) {
+void HostWorker::run(std::int64_t first_step, std::span<const double> learning_rates,
+                     const std::function<void()>& meanwhile) {
   try {
+    if (meanwhile) meanwhile();
     run_steps(first_step, learning_rates);
   } catch (const Stopped&) {
     doing(WorkerThread::compute, Activity::stopped, running_);

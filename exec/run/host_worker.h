@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <span>
 #include <thread>
@@ -23,7 +24,8 @@ class HostWorker final : public Worker {
   ~HostWorker() override;
 
   void initialise() override;
-  void run(std::int64_t first_step, std::span<const double> learning_rates) override;
+  void run(std::int64_t first_step, std::span<const double> learning_rates,
+           const std::function<void()>& meanwhile) override;
   void rethrow_own_error() override;
   void read_state(int chunk, StatePart part, std::int64_t first, std::span<std::byte> out) override;
   void set_state(int chunk, const ChunkState& state) override;

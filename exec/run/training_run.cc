@@ -16,8 +16,10 @@
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "exec/plan/host_memory.h"
+#include "exec/steady_clock.h"
 #include "exec/transport/threads.h"
 #include "exec/watch/process_state.h"
 #include "exec/watch/recorder_file.h"
@@ -302,6 +304,8 @@ struct TrainingJob {
     std::int64_t step = options.first_step;
     std::int64_t last = step - 1;  // run of the graph, by its first step
     std::vector<double> rates(to_size(plan.steps_per_run()));
+    std::function<void()> report_last;  // empty once it was called
+    std::int64_t ended_ns = now_ns();
     for (int run = 0; run < options.runs; ++run) {
       // With weight stashing each microbatch is a step; its learning rate is that of its batch.
       for (std::size_t i = 0; i < rates.size(); ++i) {
@@ -309,6 +313,7 @@ struct TrainingJob {
         rates[i] = learning_rate_of(plan, options, step + batch);
       }
       if (const int stop = stop_together(transport); stop != 0) {
+        if (report_last) report_last();
         if (root) report.interrupted = true;
         if (root && stop != kStopAsked) report.signal = stop;
         control.enter(ControlPhase::checkpoint, last);
@@ -317,12 +322,18 @@ struct TrainingJob {
       }
       supervisor.begin_steps();
       last = step;
-      worker.run(last, rates);
+      worker.run(last, rates, report_last);
       step += plan.batches();
-      control.enter(ControlPhase::report, last);
-      report_run(worker, transport, last);
+      const std::int64_t now = now_ns();
+      const std::int64_t wall_ns = now - std::exchange(ended_ns, now);
+      report_last = [this, &control, &worker, &transport, last, wall_ns] {
+        control.enter(ControlPhase::report, last);
+        report_run(worker, transport, last, wall_ns);
+      };
+      const bool due = hooks.after_run && (!hooks.is_due || hooks.is_due(step));
+      if (due || !plan.on_devices() || run + 1 == options.runs) std::exchange(report_last, nullptr)();
       control.enter(ControlPhase::checkpoint, last);
-      if (hooks.after_run) hooks.after_run(worker, transport, step);
+      if (due) hooks.after_run(worker, transport, step);
       control.enter(ControlPhase::next_step, last);
     }
   }
@@ -339,7 +350,8 @@ struct TrainingJob {
     return stop;
   }
 
-  void report_run(const Worker& worker, Transport& transport, std::int64_t first_step) const {
+  void report_run(Worker& worker, Transport& transport, std::int64_t first_step, std::int64_t wall_ns) const {
+    worker.read_times();
     const bool keep = options.keep_times != KeepTimes::none;
     const bool first_replica = of_first_replica(plan.layout(), transport.rank());
     if (first_replica) supervisor.expect(worker.starts(), worker.ends());
@@ -347,6 +359,7 @@ struct TrainingJob {
     if (transport.rank() != Transport::kRoot) return;
     RunReport of_run = read_notes(std::move(all), plan, keep, report.workers);
     of_run.first_step = first_step;
+    of_run.wall_seconds = static_cast<double>(wall_ns) / 1e9;
     if (observer) observer(of_run);
     if (options.keep_times == KeepTimes::last && !report.runs.empty()) report.runs.back().clocks.clear();
     report.runs.push_back(std::move(of_run));

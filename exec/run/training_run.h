@@ -39,6 +39,7 @@ struct RunReport {
   std::vector<double> losses;       // by batch: nats per token, averaged over all tokens of the batch
   double gradient_norm = 0;         // before clipping; 0 if not computed
   double seconds = 0;               // first start to last end over the workers of the first replica
+  double wall_seconds = 0;          // from the end of the previous run, or the begin of the first, to that of this one
   std::vector<WorkerClock> clocks;  // of the first replica, by pipeline rank; empty unless kept
 };
 
@@ -62,10 +63,12 @@ struct TrainingReport {
 using RunObserver = std::function<void(const RunReport&)>;
 
 // Called on every worker before its first run (instead of `initialise`), after each run, and when the run is stopped on
-// request: checkpoints. May use gather and broadcast of the transport.
+// request: checkpoints. May use gather and broadcast of the transport. `is_due` returns whether after_run is called; if
+// it is not, the report of a run on devices overlaps with the next run. Empty: it always is.
 struct WorkerHooks {
   std::function<void(Worker&, Transport&)> begin;
   std::function<void(Worker&, Transport&, std::int64_t steps_done)> after_run;
+  std::function<bool(std::int64_t steps_done)> is_due;
   std::function<void(Worker&, Transport&, std::int64_t steps_done)> at_stop;
 };
 

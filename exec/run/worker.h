@@ -73,7 +73,13 @@ class Worker {
   virtual void initialise() = 0;
   // Runs the graph once. `first_step`: training step of its first batch, from 0. learning_rates: one per optimizer
   // step. Throws RunFailure for its own failure, Stopped if the run was stopped because of another worker.
-  virtual void run(std::int64_t first_step, std::span<const double> learning_rates) = 0;
+  //
+  // `meanwhile` is called once, as soon as a device has work or waits for others, so that it does not idle meanwhile.
+  // The results of the previous run stay valid until it returns.
+  virtual void run(std::int64_t first_step, std::span<const double> learning_rates,
+                   const std::function<void()>& meanwhile) = 0;
+  // Reads the times of the last run from the device: called before starts, ends, times and held_bytes are used.
+  virtual void read_times() {}
   // Called after `run` has thrown Stopped: throws the exception of a thread of this worker that caused the stop, if
   // any.
   virtual void rethrow_own_error() {}

@@ -164,6 +164,7 @@ class EmulatedStream final : public Stream {
     } catch (const std::exception& error) {
       fail(error);
     }
+    if (spec_.counters != nullptr) ++spec_.counters->launches;
     put(std::move(task));
     launched();
   }

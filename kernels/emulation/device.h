@@ -16,6 +16,7 @@ namespace sluice::kernels::emulation {
 
 // Calls of the devices that share one of these, and what they found.
 struct Counters {
+  std::atomic<std::int64_t> launches{0};     // of kernels, copies and GEMMs
   std::atomic<std::int64_t> queries{0};      // calls of `done`
   std::atomic<int> querying{0};              // threads inside `done`
   std::atomic<int> most_querying{0};         // maximum of it

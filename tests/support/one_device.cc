@@ -200,11 +200,13 @@ void add_weights(const RunPlan& plan, Worker& worker, Weights& all) {
 Trained train(const RunPlan& plan, const TokenSource& tokens, const TrainingOptions& options) {
   Trained trained;
   std::mutex mutex;
-  const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
-    if (steps_done < options.first_step + static_cast<std::int64_t>(options.runs) * plan.batches()) return;
-    const std::lock_guard lock(mutex);
-    add_weights(plan, worker, trained.weights);
-  }};
+  const std::int64_t last = options.first_step + static_cast<std::int64_t>(options.runs) * plan.batches();
+  const WorkerHooks hooks{.after_run =
+                              [&](Worker& worker, Transport&, std::int64_t) {
+                                const std::lock_guard lock(mutex);
+                                add_weights(plan, worker, trained.weights);
+                              },
+                          .is_due = [&](std::int64_t steps_done) { return steps_done == last; }};
   train_with_threads(plan, tokens, options, trained.report, hooks);
   return trained;
 }

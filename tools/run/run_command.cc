@@ -83,12 +83,13 @@ double upper_median(std::vector<double> values) {
   return *middle;
 }
 
-// Returns the median time of a step in seconds, without the first run of the graph if there are more than two.
-double step_seconds(const TrainingReport& report) {
+// Returns the median time of a step in seconds, without the first run of the graph if there are more than two. `time`:
+// of a run.
+double step_seconds(const TrainingReport& report, double RunReport::*time = &RunReport::seconds) {
   std::vector<double> seconds;
   const std::size_t from = report.runs.size() > 2 ? 1 : 0;
   for (std::size_t i = from; i < report.runs.size(); ++i) {
-    seconds.push_back(report.runs[i].seconds / static_cast<double>(report.runs[i].losses.size()));
+    seconds.push_back(report.runs[i].*time / static_cast<double>(report.runs[i].losses.size()));
   }
   return upper_median(std::move(seconds));
 }
@@ -110,6 +111,7 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
                      {"tokens_per_step", plan.tokens_per_batch()}};
   const double seconds = step_seconds(report);
   out["step_s"] = seconds;
+  out["wall_step_s"] = step_seconds(report, &RunReport::wall_seconds);
   out["tokens_per_s"] = seconds > 0 ? plan.tokens_per_batch() / seconds : 0;
   out["interrupted"] = report.interrupted;
   out["steps"] = OrderedJson::array();
@@ -117,7 +119,8 @@ OrderedJson report_json(const RunPlan& plan, const TrainingReport& report, const
     for (std::size_t batch = 0; batch < run.losses.size(); ++batch) {
       OrderedJson row = {{"step", run.first_step + static_cast<std::int64_t>(batch) + 1},
                          {"loss", run.losses[batch]},
-                         {"seconds", run.seconds / static_cast<double>(run.losses.size())}};
+                         {"seconds", run.seconds / static_cast<double>(run.losses.size())},
+                         {"wall_seconds", run.wall_seconds / static_cast<double>(run.losses.size())}};
       if (run.gradient_norm > 0) row["gradient_norm"] = run.gradient_norm;
       out["steps"].push_back(std::move(row));
     }
@@ -141,9 +144,12 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
   std::int64_t held = 0;
   for (const WorkerReport& worker : report.workers) held = std::max(held, worker.held_bytes);
   const std::size_t steps = report.runs.size() * static_cast<std::size_t>(plan.batches());
-  fmt::print("{}, median {:.1f} ms per step, {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
-             counted(steps, "step", "s"), 1e3 * seconds, plan.tokens_per_batch() / seconds,
-             static_cast<double>(held) / (1024.0 * 1024.0));
+  fmt::print(
+      "{}, median {:.1f} ms per step ({:.1f} ms of wall time), {:.0f} tokens/s, peak memory {:.1f} MiB per rank
+      ",
+      counted(steps, "step", "s"),
+      1e3 * seconds, 1e3 * step_seconds(report, &RunReport::wall_seconds), plan.tokens_per_batch() / seconds,
+      static_cast<double>(held) / (1024.0 * 1024.0));
 }
 
 void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
@@ -252,9 +258,8 @@ WorkerHooks checkpoint_hooks(const RunOptions& options, const RunPlan& plan, Tra
       std::fflush(nullptr);
     });
   };
-  hooks.after_run = [is_due, save](Worker& worker, Transport& transport, std::int64_t step) {
-    if (is_due(step)) save(worker, transport, step);
-  };
+  hooks.after_run = save;
+  hooks.is_due = is_due;
   hooks.at_stop = [is_due, save, first](Worker& worker, Transport& transport, std::int64_t step) {
     if (step > first && !is_due(step)) save(worker, transport, step);
   };

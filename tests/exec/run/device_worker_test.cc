@@ -249,6 +249,56 @@ TEST(DeviceWorker, ReportsTimesAndMemory) {
   }
 }
 
+// Number of launches on the device of rank 0 when each run is reported, with a checkpoint after every `every` steps.
+std::vector<std::int64_t> launches_at_reports(std::int64_t every, TrainingReport& report) {
+  const RunPlan plan(device_descent(test::small_gpt(2)), schedule_of("1f1b", 1, 2));
+  const TokenSource tokens = TokenSource::synthetic(static_cast<int>(plan.spec().model.vocab), kDeviceTokens, 7);
+  emulation::Counters counters;
+  const Devices devices(std::vector<emulation::EmulatedDeviceSpec>{{.counters = &counters}, {}});
+  TrainingOptions options;
+  options.runs = 8;
+  options.devices = &devices.all;
+  std::vector<std::int64_t> launches;
+  const WorkerHooks hooks{.after_run =
+                              [&](Worker& worker, Transport&, std::int64_t steps_done) {
+                                EXPECT_EQ(steps_done % every, 0);
+                                if (worker.world_rank() > 0) return;
+                                EXPECT_EQ(std::ssize(launches), steps_done);  // reported before the checkpoint
+                              },
+                          .is_due = [&](std::int64_t steps_done) { return steps_done % every == 0; }};
+  train_with_threads(plan, tokens, options, report, hooks,
+                     [&](const RunReport&) { launches.push_back(counters.launches); });
+  return launches;
+}
+
+// A run is reported while the device works on the next one, unless a checkpoint is due.
+TEST(DeviceWorker, ReportsOverlapWithTheNextRun) {
+  TrainingReport between;
+  const std::vector<std::int64_t> after_each = launches_at_reports(1, between);
+  TrainingReport meanwhile;
+  const auto began = std::chrono::steady_clock::now();
+  const std::vector<std::int64_t> after_fourth = launches_at_reports(4, meanwhile);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  ASSERT_EQ(after_each.size(), 8U);
+  ASSERT_EQ(after_fourth.size(), 8U);
+  double seconds = 0;
+  double wall = 0;
+  for (std::size_t run = 0; run < 8; ++run) {
+    if ((run + 1) % 4 == 0) {
+      EXPECT_EQ(after_fourth[run], after_each[run]) << run;
+    } else {
+      EXPECT_GT(after_fourth[run], after_each[run]) << run;
+    }
+    EXPECT_EQ(meanwhile.runs[run].losses, between.runs[run].losses);
+    EXPECT_EQ(meanwhile.runs[run].first_step, static_cast<std::int64_t>(run));
+    EXPECT_GT(meanwhile.runs[run].seconds, 0);
+    seconds += meanwhile.runs[run].seconds;
+    wall += meanwhile.runs[run].wall_seconds;
+  }
+  EXPECT_GE(wall, seconds / 2);  // the ranks do not end at the same time
+  EXPECT_LE(wall, took.count());
+}
+
 TEST(DeviceWorker, SkipsStepsThatOverflow) {
   LossScale scale(true);
   EXPECT_EQ(scale.value(), 65536);

@@ -71,15 +71,18 @@ class NcclRun : public ::testing::Test {
           devices.devices[rank] = device.get();
           TrainingOptions options = common;
           options.devices = &devices;
-          const WorkerHooks hooks{.after_run = [&](Worker& worker, Transport&, std::int64_t steps_done) {
-            if (steps_done < common.runs * plan.batches()) {
-              counters_.most_pending = 0;  // without what happens before the first run
-              return;
-            }
-            const std::lock_guard lock(mutex);
-            test::add_weights(plan, worker, weights_);
-          }};
-          train_as_process(plan, world->control(), tokens_, options, process.report, hooks);
+          // Reports overlap with the next run.
+          const std::int64_t last = common.runs * plan.batches();
+          const WorkerHooks hooks{.after_run =
+                                      [&](Worker& worker, Transport&, std::int64_t) {
+                                        const std::lock_guard lock(mutex);
+                                        test::add_weights(plan, worker, weights_);
+                                      },
+                                  .is_due = [&](std::int64_t steps_done) { return steps_done == last; }};
+          const RunObserver observer = [&](const RunReport& run) {
+            if (run.first_step == 0) counters_.most_pending = 0;  // without what happens before the first run
+          };
+          train_as_process(plan, world->control(), tokens_, options, process.report, hooks, observer);
         } catch (const std::exception& error) {
           process.error = error.what();
           // As a launcher terminates the others.
