@@ -128,7 +128,8 @@ class NcclDevicesOfRank final : public NcclDevices {
   // Two messages of an edge in one operation would wait for each other's data.
   void issue_first() {
     for (; in_progress_ < posted_.size(); ++in_progress_) {
-      const auto [edge, message] = posted_[in_progress_];
+      NcclEdge* const edge = posted_[in_progress_].edge;
+      const DeviceMessage* const message = posted_[in_progress_].message;
       const auto end = posted_.begin() + static_cast<std::ptrdiff_t>(in_progress_);
       if (std::any_of(posted_.begin(), end, [&](const Posted& other) { return other.edge == edge; })) break;
       if (message->ready != nullptr) device_.wait(*edge->stream, *message->ready);
