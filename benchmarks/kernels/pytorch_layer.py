@@ -1,32 +1,46 @@
 #!/usr/bin/env python3
-"""Times one transformer layer of hidden size 4096 in PyTorch, with the same rows as device_layer_benchmark.
+"""Compares a transformer layer of hidden size 4096, its weight gradients and its attention with PyTorch.
 
-    device_layer_benchmark --benchmark_out=sluice.json --benchmark_out_format=json
-    pytorch_layer.py --json pytorch.json --against sluice.json
+    pytorch_layer.py --sluice-layers device_layer_benchmark --json layers.json
+    pytorch_layer.py --sluice-attention flash_benchmark --only-attention --json attention.json
 
-Uses bfloat16 and the fastest correct combination of backend and mask of scaled_dot_product_attention, and times forward
-and backward with CUDA events. Gradients are bfloat16 and are not accumulated, which is fastest in PyTorch (sluice
-accumulates in float32). Keys and values of the context are inputs with gradients. With --against, prints the speed of
-sluice relative to PyTorch, and exits with 1 if that of forward and backward of a layer is below --share.
+PyTorch runs the layer in bfloat16 as it is, compiled, and compiled with CUDA graphs, with the fastest correct backend and
+mask of scaled_dot_product_attention, and the fastest of them counts. Both do the same work: gradients of weights are
+accumulated in float32, and keys and values of the context are inputs with gradients. The times of PyTorch without
+accumulation, with bfloat16 gradients, are printed as well. Each repetition times sluice before PyTorch and the next one
+after it; each time is the median over all repetitions, measured with CUDA events. Exits with 1 if the speed of forward and
+backward of a layer, or of its weight gradients, relative to PyTorch is below --share. Attention alone is only reported:
+layers use other kernels than flash_benchmark where they are faster.
 """
 
 import argparse
 import contextlib
 import json
 import math
+import os
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 HEADS, HEAD_DIM = 32, 128
-OPS = {0: "F", 1: "B"}  # as in the rows of sluice; I+W has no counterpart
+FORWARD, BACKWARD, WEIGHTS = 0, 1, 3  # as in the rows of device_layer_benchmark; 2 is I+W
+OPS = {FORWARD: "F", BACKWARD: "B", WEIGHTS: "W"}
 MODELS = {
     "gpt": {"ffn": 16384, "kv_heads": 32, "llama": False},
     "llama": {"ffn": 11008, "kv_heads": 32, "llama": True},
     "llama_8_kv_heads": {"ffn": 11008, "kv_heads": 8, "llama": True},
 }
-SLICES = [(tokens, context) for tokens in (2048, 4096, 8192) for context in (0, 8192)]
+# Tokens and context, the most important first: what exceeds --seconds is not timed.
+SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0), (1024, 8192), (2048, 8192)]
 # Sizes for --try.
-SMALL = {"heads": 4, "head_dim": 16, "shrink": 64, "slices": [(16, 0), (16, 32), (32, 0), (32, 32)]}
+SMALL = {"heads": 4, "head_dim": 16, "shrink": 64, "slices": [(16, 0), (16, 32)]}
 
 
 class Shape:
@@ -43,82 +57,63 @@ class Shape:
         self.tokens = tokens
         self.context = context
 
-    def flops(self, backward):
+    def flops(self, op):
         """Executed FLOPs as in model/workload/transformer.h (SliceFlops), with only the causal part of attention."""
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         matrices = self.hidden * (width + self.hidden + (3 if self.llama else 2) * self.ffn)
         attention = 4 * self.hidden * self.tokens * (self.context + self.tokens / 2)
-        return (2 if backward else 1) * (2 * self.tokens * matrices + attention)
+        gemms = 2 * self.tokens * matrices
+        return {FORWARD: gemms + attention, BACKWARD: 2 * (gemms + attention), WEIGHTS: gemms}[op]
 
 
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
-def ways_to_attend(torch, shape):
-    """Returns by name functions of queries [1, heads, tokens, d] and keys and values [1, kv_heads, context + tokens, d]."""
+def ways_to_attend(shape, device):
+    """Returns by name pairs of a context manager's maker and a function of queries [1, heads, tokens, d] and keys and values
+    [1, kv_heads, context + tokens, d], to be called in that context."""
     attend = torch.nn.functional.scaled_dot_product_attention
     masks = {}
     if shape.context == 0:
-        masks["is_causal"] = lambda device: {"is_causal": True}
+        masks["is_causal"] = {"is_causal": True}
     else:
-
-        def lower_right(device):
+        with contextlib.suppress(ImportError):
             from torch.nn.attention.bias import causal_lower_right
 
-            return {"attn_mask": causal_lower_right(shape.tokens, shape.context + shape.tokens)}
+            masks["causal_lower_right"] = {"attn_mask": causal_lower_right(shape.tokens, shape.context + shape.tokens)}
+        seen = torch.ones(shape.tokens, shape.context + shape.tokens, dtype=torch.bool, device=device)
+        masks["mask"] = {"attn_mask": seen.tril(shape.context)}
 
-        def explicit(device):
-            seen = torch.ones(shape.tokens, shape.context + shape.tokens, dtype=torch.bool, device=device)
-            return {"attn_mask": seen.tril(shape.context)}
+    # All backends but the one that stores all scores; on a CPU there is one.
+    backends = {"any": contextlib.nullcontext}
+    if device.type == "cuda":
+        from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        masks["causal_lower_right"] = lower_right
-        masks["mask"] = explicit
+        backends = {}
+        for name in ("FLASH", "CUDNN", "EFFICIENT"):
+            if hasattr(SDPBackend, name + "_ATTENTION"):
+                backend = getattr(SDPBackend, name + "_ATTENTION")
+                backends[name.lower()] = lambda backend=backend: sdpa_kernel(backend)
 
-    def restricted(backend):
-        if backend is None:
-            return contextlib.nullcontext()
-        from torch.nn.attention import sdpa_kernel
+    def call(mask, grouped):
+        def attended(queries, keys, values):
+            if shape.kv_heads < shape.heads and not grouped:
+                keys, values = (of.repeat_interleave(shape.heads // shape.kv_heads, dim=1) for of in (keys, values))
+            more = {"enable_gqa": True} if grouped else {}
+            return attend(queries, keys, values, **mask, **more)
 
-        return sdpa_kernel(backend)
-
-    # All backends but the one that stores all scores.
-    try:
-        from torch.nn.attention import SDPBackend
-
-        names = [name for name in ("FLASH", "CUDNN", "EFFICIENT") if hasattr(SDPBackend, name + "_ATTENTION")]
-        backends = {name.lower(): getattr(SDPBackend, name + "_ATTENTION") for name in names}
-    except ImportError:  # before PyTorch 2.3
-        backends = {"any": None}
-
-    def way(mask, backend, grouped):
-        kept = {}
-
-        def call(queries, keys, values):
-            if not kept:
-                kept.update(mask(queries.device))
-            more = {}
-            if shape.kv_heads < shape.heads:
-                if grouped:
-                    more["enable_gqa"] = True
-                else:
-                    keys, values = (
-                        of.repeat_interleave(shape.heads // shape.kv_heads, dim=1) for of in (keys, values)
-                    )
-            with restricted(backend):
-                return attend(queries, keys, values, **kept, **more)
-
-        return call
+        return attended
 
     ways = {}
     for mask_name, mask in masks.items():
         for backend_name, backend in backends.items():
             for grouped in (False, True) if shape.kv_heads < shape.heads else (False,):
                 name = f"{mask_name}, {backend_name}" + (", enable_gqa" if grouped else "")
-                ways[name] = way(mask, backend, grouped)
+                ways[name] = (backend, call(mask, grouped))
     return ways
 
 
-def attention_error(torch, shape, out, queries, keys, values):
+def attention_error(shape, out, queries, keys, values):
     """Relative error of the first and the last query against float32."""
     worst = 0.0
     for row in (0, shape.tokens - 1):
@@ -133,8 +128,13 @@ def attention_error(torch, shape, out, queries, keys, values):
     return worst
 
 
-def best_way_to_attend(torch, clock, shape, device):
-    """Returns the fastest correct function and its name. Fails if there is none."""
+def short(why):
+    return str(why).splitlines()[0][:200] if str(why) else type(why).__name__
+
+
+def best_way_to_attend(clock, shape, device):
+    """Returns the fastest correct way (name, context, function) and its times of forward and of backward. Fails if there is
+    none."""
 
     def random(heads, tokens):
         out = torch.randn(1, tokens, heads, shape.head_dim, device=device, dtype=torch.bfloat16)
@@ -144,88 +144,88 @@ def best_way_to_attend(torch, clock, shape, device):
     keys, values = (random(shape.kv_heads, shape.context + shape.tokens) for _ in range(2))
     best = None
     reasons = []
-    for name, way in ways_to_attend(torch, shape).items():
+    for name, (context, way) in ways_to_attend(shape, device).items():
         try:
-            out = way(queries, keys, values)
-            gradient = torch.randn_like(out)
-            error = attention_error(torch, shape, out.detach(), queries.detach(), keys.detach(), values.detach())
-            if not error < 2e-2:
-                reasons.append(f"{name}: relative error {error:.2g} against float32")
-                continue
-            times = []
-            for _ in range(6):
-                times.append(clock.seconds(lambda: way(queries, keys, values).backward(gradient)))
-            took = sorted(times[1:])[2]
-        except (RuntimeError, TypeError, ValueError, NotImplementedError, ImportError) as why:
-            reasons.append(f"{name}: {str(why).splitlines()[0] if str(why) else type(why).__name__}")
+            with context():
+                out = way(queries, keys, values)
+                gradient = torch.randn_like(out)
+                error = attention_error(shape, out.detach(), queries.detach(), keys.detach(), values.detach())
+                if not error < 2e-2:
+                    reasons.append(f"{name}: relative error {error:.2g} against float32")
+                    continue
+                times = {FORWARD: [], BACKWARD: []}
+                for _ in range(12):
+                    made = []
+                    times[FORWARD].append(clock.seconds(lambda: made.append(way(queries, keys, values))))
+                    times[BACKWARD].append(clock.seconds(lambda: made[0].backward(gradient)))
+                times = {op: of[2:] for op, of in times.items()}
+                took = sum(statistics.median(of) for of in times.values())
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as why:
+            reasons.append(f"{name}: {short(why)}")
             continue
         if best is None or took < best[0]:
-            best = (took, name, way)
+            best = (took, (name, context, way), times)
     if best is None:
         raise SystemExit("expected a scaled_dot_product_attention with correct results:\n  " + "\n  ".join(reasons))
-    return best[2], best[1]
+    return best[1:]
 
 
 # --- the layer -------------------------------------------------------------------------------------------------------
 
 
-class Layer:
+class Layer(torch.nn.Module if torch else object):
     """The layer of kernels/cuda/layer.cc: GPT with LayerNorm, biases and tanh GELU, or Llama with RMSNorm, rotary
     embedding and SwiGLU. GEMMs with the same input are fused."""
 
-    def __init__(self, torch, shape, attend, device):
-        self.torch = torch
+    def __init__(self, shape, attend, device):
+        super().__init__()
         self.shape = shape
         self.attend = attend
 
         def random(*sizes):
-            return torch.randn(*sizes, device=device).mul_(0.02).to(torch.bfloat16).requires_grad_()
+            return torch.nn.Parameter(torch.randn(*sizes, device=device).mul_(0.02).to(torch.bfloat16))
 
         hidden, ffn = shape.hidden, shape.ffn
         all_heads = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
         wide = 2 * ffn if shape.llama else ffn
-        self.weights = {
-            "norm1": torch.ones(hidden, device=device, dtype=torch.bfloat16).requires_grad_(),
+        ones = lambda: torch.nn.Parameter(torch.ones(hidden, device=device, dtype=torch.bfloat16))
+        self.weights = torch.nn.ParameterDict({
+            "norm1": ones(),
             "qkv": random(all_heads, hidden),
             "output": random(hidden, hidden),
-            "norm2": torch.ones(hidden, device=device, dtype=torch.bfloat16).requires_grad_(),
+            "norm2": ones(),
             "up": random(wide, hidden),
             "down": random(hidden, ffn),
-        }
-        self.biases = {}
-        if not shape.llama:
-            sizes = {"norm1": hidden, "qkv": all_heads, "output": hidden, "norm2": hidden, "up": wide, "down": hidden}
-            self.biases = {name: random(size) for name, size in sizes.items()}
+        })
+        sizes = {"norm1": hidden, "qkv": all_heads, "output": hidden, "norm2": hidden, "up": wide, "down": hidden}
+        self.biases = torch.nn.ParameterDict({} if shape.llama else {name: random(size) for name, size in sizes.items()})
         if shape.llama:
             half = shape.head_dim // 2
             frequencies = 10000.0 ** (-torch.arange(half, device=device, dtype=torch.float64) / half)
             places = torch.arange(shape.context, shape.context + shape.tokens, device=device, dtype=torch.float64)
             angles = torch.cat([torch.outer(places, frequencies)] * 2, dim=-1)[:, None, :]
-            self.cosines, self.sines = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
+            self.register_buffer("cosines", angles.cos().to(torch.bfloat16))
+            self.register_buffer("sines", angles.sin().to(torch.bfloat16))
 
     def norm(self, x, name):
-        functional = self.torch.nn.functional
+        functional = torch.nn.functional
         if not self.shape.llama:
             return functional.layer_norm(x, x.shape[-1:], self.weights[name], self.biases[name], 1e-5)
-        if hasattr(functional, "rms_norm"):
-            return functional.rms_norm(x, x.shape[-1:], self.weights[name], 1e-5)
-        wide = x.float()
-        root = self.torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
-        return (wide * root).to(x.dtype) * self.weights[name]
+        return functional.rms_norm(x, x.shape[-1:], self.weights[name], 1e-5)
 
     def linear(self, x, name):
-        return self.torch.nn.functional.linear(x, self.weights[name], self.biases.get(name))
+        return torch.nn.functional.linear(x, self.weights[name], None if self.shape.llama else self.biases[name])
 
-    def turned(self, x):
+    def rotated(self, x):
         first, second = x.chunk(2, dim=-1)
-        return x * self.cosines + self.torch.cat((-second, first), dim=-1) * self.sines
+        return x * self.cosines + torch.cat((-second, first), dim=-1) * self.sines
 
-    def __call__(self, x, context_keys, context_values):
-        shape, torch = self.shape, self.torch
+    def forward(self, x, context_keys, context_values):
+        shape = self.shape
         qkv = self.linear(self.norm(x, "norm1"), "qkv").view(shape.tokens, -1, shape.head_dim)
         queries, keys, values = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
         if shape.llama:
-            queries, keys = self.turned(queries), self.turned(keys)
+            queries, keys = self.rotated(queries), self.rotated(keys)
         if shape.context > 0:
             keys, values = torch.cat((context_keys, keys)), torch.cat((context_values, values))
         queries, keys, values = (of.transpose(0, 1).unsqueeze(0) for of in (queries, keys, values))
@@ -245,8 +245,7 @@ class Layer:
 class Clock:
     """Seconds of the work on the GPU's stream, by events; on a CPU by its clock."""
 
-    def __init__(self, torch, device):
-        self.torch = torch
+    def __init__(self, device):
         self.on_gpu = device.type == "cuda"
 
     def seconds(self, work):
@@ -254,7 +253,7 @@ class Clock:
             begin = time.perf_counter()
             work()
             return time.perf_counter() - begin
-        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         work()
         last.record()
@@ -262,133 +261,292 @@ class Clock:
         return first.elapsed_time(last) / 1e3
 
 
-def peak_of(torch, clock, device, side):
+def peak_of(clock, device, side):
     """Best measured FLOP/s of a GEMM of side x side x side."""
     a, b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * side**3 / min(clock.seconds(lambda: torch.mm(a, b, out=out)) for _ in range(20))
 
 
-def times_of(torch, clock, layer, device, repeats):
-    """Sorted seconds of each op, after a warm-up."""
-    shape = layer.shape
+def random_like(device, *sizes, deviation=1.0):
+    return torch.randn(*sizes, device=device).mul_(deviation).to(torch.bfloat16)
 
-    def random(*sizes, deviation=1.0):
-        return torch.randn(*sizes, device=device).mul_(deviation).to(torch.bfloat16)
 
-    x = random(shape.tokens, shape.hidden).requires_grad_()
-    sizes = (max(shape.context, 1), shape.kv_heads, shape.head_dim)
-    keys, values = (random(*sizes).requires_grad_() for _ in range(2))
-    gradient = random(shape.tokens, shape.hidden, deviation=1e-2)
-    leaves = [x, *layer.weights.values(), *layer.biases.values()] + ([keys, values] if shape.context else [])
-    forward, backward = [], []
-    for repeat in range(5 + repeats):
-        for leaf in leaves:
-            leaf.grad = None
-        made = []
-        took = clock.seconds(lambda: made.append(layer(x, keys, values)))
-        took_backward = clock.seconds(lambda: made[0].backward(gradient))
-        if repeat == 0:
-            if not all(bool(of.isfinite().all()) for of in (made[0], *(leaf.grad for leaf in leaves))):
+class TimedLayer:
+    """A layer with its inputs, and the ways in which PyTorch runs it."""
+
+    def __init__(self, clock, shape, device):
+        self.clock, self.shape = clock, shape
+        (self.attention, self.context, attend), _ = best_way_to_attend(clock, shape, device)
+        self.layer = Layer(shape, attend, device)
+        self.x = random_like(device, shape.tokens, shape.hidden).requires_grad_()
+        sizes = (max(shape.context, 1), shape.kv_heads, shape.head_dim)
+        self.keys, self.values = (random_like(device, *sizes).requires_grad_() for _ in range(2))
+        self.gradient = random_like(device, shape.tokens, shape.hidden, deviation=1e-2)
+        self.parameters = list(self.layer.parameters())
+        self.sums = [torch.zeros_like(of, dtype=torch.float32) for of in self.parameters]
+        self.ways = {"eager": self.layer}
+        for name, mode in {"compiled": None, "compiled, CUDA graphs": "reduce-overhead"}.items():
+            if mode is None or clock.on_gpu:
+                self.ways[name] = torch.compile(self.layer, dynamic=False, mode=mode)
+        if clock.on_gpu:
+            # CUDA graphs then read them where they are, instead of copying them first.
+            for of in (self.x, self.keys, self.values):
+                torch._dynamo.mark_static_address(of)
+        self.why_not = {}
+
+    def backward(self, out, accumulated):
+        out.backward(self.gradient)
+        if accumulated:
+            for parameter, total in zip(self.parameters, self.sums):
+                total.add_(parameter.grad)
+
+    def times_of(self, name, accumulated, repeats):
+        """Seconds of forward and of backward, after a warm-up."""
+        inputs = [self.x] + ([self.keys, self.values] if self.shape.context else [])
+        times = {FORWARD: [], BACKWARD: []}
+        for repeat in range(5 + repeats):
+            for leaf in inputs + self.parameters:
+                leaf.grad = None
+            torch.compiler.cudagraph_mark_step_begin()
+            made = []
+            with self.context():
+                forward = self.clock.seconds(lambda: made.append(self.ways[name](self.x, self.keys, self.values)))
+            backward = self.clock.seconds(lambda: self.backward(made[0], accumulated))
+            results = made + [leaf.grad for leaf in inputs + self.parameters]
+            if repeat == 0 and not all(bool(of.isfinite().all()) for of in results):
                 raise SystemExit("not all results of PyTorch's layer are finite")
-        if repeat >= 5:
-            forward.append(took)
-            backward.append(took_backward)
-    return {0: sorted(forward), 1: sorted(backward)}
+            if repeat >= 5:
+                times[FORWARD].append(forward)
+                times[BACKWARD].append(backward)
+        return times
+
+    def weight_gradients(self):
+        """Returns by name functions that add the gradients of all linear layers to float32 sums."""
+        device, shape, layer = self.x.device, self.shape, self.layer
+        rows = []
+        for name, total in zip((name for name, _ in layer.named_parameters()), self.sums):
+            folder, _, part = name.rpartition(".")
+            if folder == "weights" and total.dim() == 2:
+                inputs = random_like(device, shape.tokens, total.shape[1])
+                rows.append((inputs, random_like(device, shape.tokens, total.shape[0], deviation=1e-2), total))
+            elif folder == "biases" and not part.startswith("norm"):
+                rows.append((None, random_like(device, shape.tokens, total.shape[0], deviation=1e-2), total))
+
+        def run(gemm):
+            for inputs, gradient, total in rows:
+                if inputs is None:
+                    total.add_(gradient.sum(0, dtype=torch.float32))
+                else:
+                    gemm(total, gradient, inputs)
+
+        return {
+            "mm, add_": lambda: run(lambda total, gradient, inputs: total.add_(torch.mm(gradient.t(), inputs))),
+            "addmm to float32": lambda: run(
+                lambda total, gradient, inputs: torch.addmm(total, gradient.t(), inputs, out_dtype=torch.float32, out=total)
+            ),
+        }
+
+    def measure(self, repeats, into):
+        """Appends seconds to the lists of `into`, by (op, way)."""
+        for name in list(self.ways):
+            for accumulated in (True, False):
+                try:
+                    times = self.times_of(name, accumulated, repeats)
+                except Exception as why:  # torch.compile raises errors of many kinds
+                    self.why_not[name] = short(why)
+                    del self.ways[name]
+                    break
+                for op, of in times.items():
+                    if accumulated or op == BACKWARD:
+                        into.setdefault((op, name if accumulated else name + ", bfloat16 gradients"), []).extend(of)
+        for name, work in self.weight_gradients().items():
+            try:
+                times = [self.clock.seconds(work) for _ in range(3 + repeats)][3:]
+            except (RuntimeError, TypeError) as why:
+                self.why_not[name] = short(why)
+                continue
+            into.setdefault((WEIGHTS, name), []).extend(times)
 
 
 # --- the comparison --------------------------------------------------------------------------------------------------
 
 
-def sluice_rows(path):
-    """Median milliseconds by name from Google Benchmark's JSON."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            rows = json.load(file)["benchmarks"]
-    except (OSError, ValueError, KeyError) as why:
-        raise SystemExit(f"{path}: expected the rows of device_layer_benchmark: {why}")
-    return {row["name"].split("/iterations:")[0]: row["median_ms"] for row in rows if "median_ms" in row}
+def sluice_times(program, pattern):
+    """Runs a benchmark of sluice. Returns median seconds by the name of the row, without the iterations."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "rows.json")
+        command = [program, f"--benchmark_filter={pattern}", f"--benchmark_out={path}", "--benchmark_out_format=json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            with open(path, encoding="utf-8") as file:
+                rows = json.load(file)["benchmarks"]
+        except (OSError, ValueError, KeyError):
+            rows = []
+    found = {row["name"].split("/iterations:")[0]: row["median_ms"] / 1e3 for row in rows if "median_ms" in row}
+    if done.returncode != 0 or not found:
+        lines = [row.get("error_message", "") for row in rows if row.get("error_message")] + done.stdout.splitlines()[-1:]
+        print(f"{program}, {pattern}: {lines[0] if lines else 'no output'} (exit code {done.returncode})")
+    return found
 
 
-def compare(rows, ours, share):
-    """Prints a line per layer and slice. Returns whether all are fast enough."""
-    theirs = {row["name"]: row["median_ms"] for row in rows}
-    print(f"\n{'sluice beside PyTorch':44} {'F':>6} {'B':>6} {'F+B':>6}   of PyTorch's speed")
-    fine = True
-    for name in theirs:
-        if not name.endswith("/op:0"):
-            continue
-        pair = [name, name[:-1] + "1"]
-        if any(of not in ours for of in pair):
-            print(f"{name[:-5]:44} not timed by sluice")
-            fine = False
-            continue
-        f, b = (theirs[of] / ours[of] for of in pair)
-        both = sum(theirs[of] for of in pair) / sum(ours[of] for of in pair)
-        fine = fine and both >= share
-        print(f"{name[:-5]:44} {f:6.2f} {b:6.2f} {both:6.2f}" + ("" if both >= share else f"   below {share}"))
-        for of, speed in zip(pair, (f, b)):
-            next(row for row in rows if row["name"] == of)["sluice_of_pytorch"] = speed
-        next(row for row in rows if row["name"] == pair[0])["sluice_of_pytorch_forward_and_backward"] = both
+def in_both_orders(repetitions, ours, theirs):
+    """Calls two functions in turn; which one begins alternates."""
+    for repetition in range(repetitions):
+        for work in (ours, theirs) if repetition % 2 == 0 else (theirs, ours):
+            work()
+
+
+def row_of(name, op, way, times, sluice, flops, peak):
+    """`times` of PyTorch, in seconds, and the medians of the runs of sluice. Prints the row."""
+    median = statistics.median(times)
+    row = {
+        "name": name,
+        "label": OPS[op],
+        "way": way,
+        "median_ms": 1e3 * median,
+        "least_ms": 1e3 * min(times),
+        "most_ms": 1e3 * max(times),
+        "sluice_ms": [1e3 * of for of in sluice],
+        "TFLOP/s": flops / median / 1e12,
+        "of_peak": flops / median / peak,
+    }
+    text = f"{name:52} {OPS[op]} {row['median_ms']:8.3f} ms  {row['of_peak']:.2f} of the peak"
+    if sluice:
+        row["sluice_of_pytorch"] = median / statistics.median(sluice)
+        text += f"  sluice {1e3 * min(sluice):.3f} to {1e3 * max(sluice):.3f} ms: "
+        text += f"{row['sluice_of_pytorch']:.2f} of PyTorch's speed"
+    print(f"{text}  ({way})", flush=True)
+    return row
+
+
+def compare_layer(options, clock, shape, model, device, peak, rows):
+    """Times one layer and slice. Returns whether sluice is fast enough; without sluice it is."""
+    name = f"layer/{model}/tokens:{shape.tokens}/context:{shape.context}"
+    timed = TimedLayer(clock, shape, device)
+    theirs, ours = {}, {}
+
+    def run_sluice():
+        if options.sluice_layers:
+            for row, of in sluice_times(options.sluice_layers, f"^{name}/op:[013]/").items():
+                ours.setdefault(row, []).append(of)
+
+    in_both_orders(options.repetitions, run_sluice, lambda: timed.measure(options.repeats, theirs))
+    for way, why in timed.why_not.items():
+        print(f"  not {way}: {why}")
+    median = {key: statistics.median(of) for key, of in theirs.items()}
+    both = {way: median[FORWARD, way] + median[BACKWARD, way] for op, way in median if op == FORWARD}
+    best = min(both, key=both.get)
+    plain = min((of, way) for (op, way), of in median.items() if op == BACKWARD and way.endswith("gradients"))
+    best_weights = min((of, way) for (op, way), of in median.items() if op == WEIGHTS)[1]
+    for op, way in ((FORWARD, best), (BACKWARD, best), (WEIGHTS, best_weights)):
+        text = way if op == WEIGHTS else f"{way}; {timed.attention}"
+        rows.append(row_of(f"{name}/op:{op}", op, text, theirs[op, way], ours.get(f"{name}/op:{op}", []), shape.flops(op), peak))
+    rows[-2]["bfloat16_gradients_ms"] = 1e3 * plain[0]
+    rows[-2]["ways_ms"] = {f"{OPS[op]}, {way}": 1e3 * of for (op, way), of in median.items()}
+    every = ", ".join(f"{way} {1e3 * of:.3f} ms" for way, of in both.items())
+    print(f"  F+B of PyTorch: {every}; B with bfloat16 gradients {1e3 * plain[0]:.3f} ms")
+    if not options.sluice_layers:
+        return True
+    if any(f"{name}/op:{op}" not in ours for op in OPS):
+        print(f"  {name}: not timed by sluice")
+        return False
+    sluice = {op: statistics.median(ours[f"{name}/op:{op}"]) for op in OPS}
+    of_layer = both[best] / (sluice[FORWARD] + sluice[BACKWARD])
+    of_weights = median[WEIGHTS, best_weights] / sluice[WEIGHTS]
+    rows[-3]["sluice_of_pytorch_forward_and_backward"] = of_layer
+    fine = min(of_layer, of_weights) >= options.share
+    below = "" if fine else f": below {options.share}"
+    print(f"  sluice has {of_layer:.2f} of PyTorch's speed for F+B and {of_weights:.2f} for W{below}")
     return fine
 
 
-def main():
+def compare_attention(options, clock, shape, device, peak, rows):
+    name = f"attention/tokens:{shape.tokens}/context:{shape.context}/kv_heads:{shape.kv_heads}"
+    theirs, ours, ways = {}, {}, set()
+
+    def run_sluice():
+        if options.sluice_attention:
+            for row, of in sluice_times(options.sluice_attention, f"^{name}/backward:[01]/products:0/").items():
+                ours.setdefault(row, []).append(of)
+
+    def run_pytorch():
+        (way, _, _), times = best_way_to_attend(clock, shape, device)
+        ways.add(way)
+        for op, of in times.items():
+            theirs.setdefault(op, []).extend(of)
+
+    in_both_orders(options.repetitions, run_sluice, run_pytorch)
+    attention = 4 * shape.hidden * (shape.tokens * shape.context + shape.tokens * (shape.tokens + 1) / 2)
+    for op, factor in ((FORWARD, 1), (BACKWARD, 2.5)):
+        sluice = ours.get(f"{name}/backward:{op}/products:0", [])
+        rows.append(row_of(f"{name}/backward:{op}", op, " or ".join(sorted(ways)), theirs[op], sluice, factor * attention, peak))
+    if options.sluice_attention and not ours:
+        print(f"  {name}: not timed by sluice")
+        return False
+    return True
+
+
+def shapes_of(options):
+    """(model, shape), the most important first."""
+    for tokens, context in SMALL["slices"] if options.small else SLICES:
+        for model in ("llama", "llama_8_kv_heads") if options.only_attention else MODELS:
+            # flash_benchmark has 8 key heads with 4096 tokens and without or with a long context only.
+            if not options.only_attention or options.small or model == "llama" or (tokens, context) == (4096, 0):
+                yield model, Shape(model, tokens, context, options.small)
+
+
+def options_of():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the rows to this file")
-    parser.add_argument("--against", help="JSON file of device_layer_benchmark --benchmark_out to compare with")
-    parser.add_argument("--share", type=float, default=0.9, help="required fraction of PyTorch's speed (default 0.9)")
-    parser.add_argument("--repeats", type=int, default=20, help="number of timings per row (default 20)")
+    parser.add_argument("--sluice-layers", metavar="PROGRAM", help="path of device_layer_benchmark, to compare with")
+    parser.add_argument("--sluice-attention", metavar="PROGRAM", help="path of flash_benchmark, to compare with")
+    parser.add_argument("--only-attention", action="store_true", help="time attention instead of layers")
+    parser.add_argument("--share", type=float, default=1.0, help="required fraction of PyTorch's speed (default 1.0)")
+    parser.add_argument("--repeats", type=int, default=10, help="number of timings per row and repetition (default 10)")
+    parser.add_argument("--repetitions", type=int, default=4, help="number of turns of sluice and PyTorch (default 4)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="leave out layers that would end after this time (default: none)")
     parser.add_argument("--try", dest="small", action="store_true", help="run with tiny sizes on the CPU, without meaningful timings")
-    options = parser.parse_args()
-    try:
-        import torch
-    except ImportError:
+    return parser.parse_args()
+
+
+def main():
+    began = time.monotonic()
+    options = options_of()
+    if torch is None:
         print("nothing timed: PyTorch is not installed")
         return 0
     if not options.small and not torch.cuda.is_available():
         print("nothing timed: PyTorch sees no GPU")
         return 0
-
-    ours = sluice_rows(options.against) if options.against else None
     device = torch.device("cpu" if options.small else "cuda")
     torch.manual_seed(1)
-    clock = Clock(torch, device)
-    peak = peak_of(torch, clock, device, 64 if options.small else 8192)
+    clock = Clock(device)
+    peak = peak_of(clock, device, 64 if options.small else 8192)
     name = "a CPU" if options.small else torch.cuda.get_device_name()
-    print(f"{name}, PyTorch {torch.__version__}, bfloat16 GEMM {peak / 1e12:.0f} TFLOP/s")
-    rows = []
-    for model in MODELS:
-        for tokens, context in SMALL["slices"] if options.small else SLICES:
-            shape = Shape(model, tokens, context, options.small)
-            attend, way = best_way_to_attend(torch, clock, shape, device)
-            layer = Layer(torch, shape, attend, device)
-            for op, times in times_of(torch, clock, layer, device, options.repeats).items():
-                median = times[len(times) // 2]
-                rate = shape.flops(op == 1) / median
-                rows.append(
-                    {
-                        "name": f"layer/{model}/tokens:{tokens}/context:{context}/op:{op}",
-                        "label": OPS[op],
-                        "median_ms": 1e3 * median,
-                        "least_ms": 1e3 * times[0],
-                        "most_ms": 1e3 * times[-1],
-                        "TFLOP/s": rate / 1e12,
-                        "of_peak": rate / peak,
-                        "attention": way,
-                    }
-                )
-                print(
-                    f"{rows[-1]['name']:52} {OPS[op]}  {1e3 * median:8.3f} ms  {rate / 1e12:6.1f} TFLOP/s  "
-                    f"{rate / peak:.2f} of the peak  ({way})"
-                )
-            del layer
-    fine = compare(rows, ours, options.share) if options.against else True
-    if options.json:
-        document = {"device": name, "pytorch": torch.__version__, "peak_TFLOP/s": peak / 1e12, "rows": rows}
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-    return 0 if fine else 1
+    print(f"{name}, PyTorch {torch.__version__}, bfloat16 GEMM {peak / 1e12:.0f} TFLOP/s", flush=True)
+    rows, slow, late, longest = [], [], [], 0.0
+    for model, shape in shapes_of(options):
+        begin = time.monotonic()
+        if begin - began + longest > options.seconds:
+            late.append(f"{model}, {shape.tokens} tokens after {shape.context}")
+            continue
+        torch.compiler.reset()
+        if options.only_attention:
+            fine = compare_attention(options, clock, shape, device, peak, rows)
+        else:
+            fine = compare_layer(options, clock, shape, model, device, peak, rows)
+        if not fine:
+            slow.append(f"{model}, {shape.tokens} tokens after {shape.context}")
+        longest = max(longest, time.monotonic() - begin)
+        if options.json:  # after each layer, in case that the time ends
+            document = {"device": name, "pytorch": torch.__version__, "peak_TFLOP/s": peak / 1e12, "rows": rows}
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump(document, file, indent=1)
+    for what, which in (("slower than required, or not timed by sluice", slow), ("left out, for lack of time", late)):
+        if which:
+            print(f"{what}: {'; '.join(which)}")
+    return 1 if slow or late else 0
 
 
 if __name__ == "__main__":

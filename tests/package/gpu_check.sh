@@ -113,6 +113,12 @@ rm "$work/bundle/bin/flash_benchmark" "$work/bundle/bin/gpu_test"
 check 1
 says 'flash_benchmark +MISSING' 'gpu_test +MISSING' 'layers-beside-pytorch +ok'
 
+# Without PyTorch or a GPU, the comparison measures nothing.
+if ! python3 -c 'import torch' 2>/dev/null; then
+  python3 "$source/benchmarks/kernels/pytorch_layer.py" >"$work/out"
+  says '^nothing timed: PyTorch is not installed'
+fi
+
 # Input that is not valid.
 check 2 --group fast && says "--group: expected correctness, speed, circle or all, got 'fast'"
 check 2 --minutes 0 && says "--minutes: expected a positive number below 10000, got '0'"
