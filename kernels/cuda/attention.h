@@ -39,8 +39,11 @@ struct AttentionBackward {
   AttentionSizes shape;
   Element element = Element::bfloat16;
   const void* queries = nullptr;
-  KeySegments segments;    // with float32 gradients
+  KeySegments segments;    // with float32 gradients, unless there is key_rows_gradient
   bool accumulate = true;  // add to the gradients of keys and values; false: write them, whatever they were before
+  // If not null, which requires flash_fits and one segment: gradients of keys and values are written here in 16 bits,
+  // in rows like those of queries_gradient, the values after the keys.
+  void* key_rows_gradient = nullptr;
   const float* log_sums = nullptr;
   const void* out_gradient = nullptr;   // [rows, query_width], dense
   const float* dot_products = nullptr;  // [heads, rows]: sum over head_dim of out x out_gradient (row_dot_products)

@@ -213,12 +213,14 @@ struct MergeQkvGradients {
     const std::int64_t angles = row % shape.tokens * 2 * halves.first;
     // Without rotary embedding, the gradient of the queries is already in place.
     const int skipped = rotates ? 0 : shape.heads;
-    for_each_head_chunk(rotated + shape.kv_heads - skipped, halves.chunks, [&](int index, int column) {
+    const int in_place = keys == nullptr ? rotated : shape.heads;
+    const int end = keys == nullptr ? rotated : rotated + shape.kv_heads;
+    for_each_head_chunk(end - skipped, halves.chunks, [&](int index, int column) {
       const int head = index + skipped;
       T* const to = qkv + (row * (rotated + shape.kv_heads) + head) * d;
       float a[kChunk];
       float b[kChunk];
-      if (head < shape.heads) {
+      if (head < in_place) {
         load_chunk(to, column, halves.first, halves.whole, a);
         load_chunk(to + halves.first, column, halves.second, halves.whole, b);
       } else {
@@ -369,6 +371,7 @@ void split_qkv(Stream& stream, Element element, const QkvShape& shape, const Hal
 
 void merge_qkv_gradients(Stream& stream, Element element, const QkvShape& shape, const float* keys_gradient,
                          const float* values_gradient, Half* qkv_gradient) {
+  if (keys_gradient == nullptr && shape.angles == nullptr) return;
   const Halves halves(shape.head_dim);
   with_half(element, [&]<class T>(HalfType<T>) {
     launch(stream, head_grid(shape, halves),

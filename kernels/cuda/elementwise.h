@@ -66,7 +66,7 @@ struct QkvShape {
 void split_qkv(Stream& stream, Element element, const QkvShape& shape, const Half* qkv, const Half* bias, Half* queries,
                Half* keys, Half* values);
 // Backward of split_qkv: rotates the gradients back and writes those of keys and values beside those of the queries,
-// which are in qkv_gradient already.
+// which are in qkv_gradient already. All of them are if keys_gradient is null.
 void merge_qkv_gradients(Stream& stream, Element element, const QkvShape& shape, const float* keys_gradient,
                          const float* values_gradient, Half* qkv_gradient);
 

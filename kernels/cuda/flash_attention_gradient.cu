@@ -58,6 +58,8 @@ struct FlashBackward {
   const float* dot_products;
   float* queries_gradient;  // [head, sequence, tile], each in the layout of QueryGradient
   bool accumulate;
+  T* key_rows_gradient;
+  std::int64_t stride;  // of its rows
   float scale;
   int query_tiles;
   int tiles_of_keys;
@@ -225,14 +227,25 @@ struct FlashBackward {
   SLUICE_DEVICE void add_keys_gradient(const float (&sums)[kM][kN][4], const Work& of, bool values,
                                        float factor) const {
     const int tokens = segments.tokens[of.segment];
+    const int column = of.key_head * kHeadDim + lane() % 4 * 2;
     SLUICE_UNROLL
     for (int m = 0; m < kM; ++m) {
       SLUICE_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int key = of.first + (warp() * kM + m) * 16 + lane() / 4 + half * 8;
         if (key >= tokens) continue;
-        float* const row = segments.keys_gradient[of.segment] +
-                           key_offset(shape, tokens, of.sequence, key, of.key_head * kHeadDim, values) + lane() % 4 * 2;
+        if (key_rows_gradient != nullptr) {
+          T* const row = key_rows_gradient + (std::int64_t{of.sequence} * tokens + key) * stride + column +
+                         (values ? shape.key_width : std::int64_t{0});
+          SLUICE_UNROLL
+          for (int n = 0; n < kN; ++n) {
+            store_vector(row + n * 8, Vector<T, 2>{from_float<T>(factor * sums[m][n][2 * half]),
+                                                   from_float<T>(factor * sums[m][n][2 * half + 1])});
+          }
+          continue;
+        }
+        float* const row =
+            segments.keys_gradient[of.segment] + key_offset(shape, tokens, of.sequence, key, column, values);
         SLUICE_UNROLL
         for (int n = 0; n < kN; ++n) {
           Vector<float, 2> into{{0, 0}};
@@ -360,6 +373,8 @@ void backward(const AttentionBackward& call, Stream& stream) {
                 .dot_products = call.dot_products,
                 .queries_gradient = queries_gradient,
                 .accumulate = call.accumulate,
+                .key_rows_gradient = static_cast<T*>(call.key_rows_gradient),
+                .stride = call.queries_gradient_stride,
                 .scale = scale,
                 .query_tiles = tiles,
                 .tiles_of_keys = tiles_of_keys});

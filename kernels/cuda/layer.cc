@@ -1,5 +1,7 @@
 #include "kernels/cuda/layer.h"
 
+#include "kernels/cuda/flash_attention.h"
+
 namespace sluice::kernels::cuda {
 
 void LayerActivations::carve_input(BlockCarver& carver, const RankSizes& sizes, std::int64_t rows) {
@@ -169,11 +171,14 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
   linear.input_gradient(gradients.output, weight(at.output), n, h, q, scratch.attended, q);
   const AttentionSizes attention = attention_sizes(sizes, shape);
   row_dot_products(attention, element, inputs.output, scratch.attended, scratch.dot_products, stream);
+  // Without slices, flash attention writes all gradients to the fused rows.
+  const bool in_rows = !spec.sliced && flash_fits(attention, linear.device.compute_capability());
   attention_backward({.shape = attention,
                       .element = element,
                       .queries = kept.queries,
                       .segments = keys.segments,
                       .accumulate = spec.sliced,
+                      .key_rows_gradient = in_rows ? gradients.qkv + q : nullptr,
                       .log_sums = kept.log_sums,
                       .out_gradient = scratch.attended,
                       .dot_products = scratch.dot_products,
@@ -181,8 +186,8 @@ void Layer::input_gradient(const LayerKeys& keys, const LayerActivations& kept, 
                       .queries_gradient_stride = all,
                       .scratch = scratch.attention},
                      linear.device, stream);
-  merge_qkv_gradients(stream, element, qkv_shape(), keys.own_gradient,
-                      keys.own_gradient + values_after(n, sizes.key_width), gradients.qkv);
+  merge_qkv_gradients(stream, element, qkv_shape(), in_rows ? nullptr : keys.own_gradient,
+                      in_rows ? nullptr : keys.own_gradient + values_after(n, sizes.key_width), gradients.qkv);
   if (at.qkv_bias >= 0) add_column_sums(stream, element, gradients.qkv, n, all, of(at.qkv_bias));
   linear.input_gradient(gradients.qkv, weight(at.qkv), n, all, h, scratch.hidden, h);
   sum_over_group(scratch.hidden, n * h);

@@ -292,6 +292,13 @@ TEST_P(DeviceElementwise, RotaryEmbeddingEqualsCpu) {
     rotate(of.kv_heads, keys_gradient.data(), w, nullptr, true, true, expected.data() + q, all);
     rotate(of.kv_heads, values_gradient.data(), w, nullptr, false, true, expected.data() + q + w, all);
     expect_near(read(gradient), expected, "gradient");
+
+    // All gradients are in place.
+    cuda::Half* const rows = halves(qkv);
+    cuda::merge_qkv_gradients(*stream_, element(), shape, nullptr, nullptr, rows);
+    expected = qkv;
+    if (of.rotary) rotate(of.heads + of.kv_heads, expected.data(), all, nullptr, true, true, expected.data(), all);
+    expect_near(read(rows), expected, "gradient in place");
   }
 }
 

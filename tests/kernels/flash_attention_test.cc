@@ -65,6 +65,13 @@ TEST_F(FlashAttention, WritesGradientsOfKeysWithoutReadingThem) {
   }
 }
 
+TEST_F(FlashAttention, WritesGradientsOfKeysBesideThoseOfQueries) {
+  for (const int head_dim : {64, 80, 96, 128}) {
+    expect({.head_dim = head_dim, .heads = 4, .kv_heads = 2, .sequences = 2, .slices = {70}, .in_rows = true});
+  }
+  expect({.element = Element::float16, .heads = 2, .slices = {129}, .in_rows = true});
+}
+
 TEST_F(FlashAttention, LengthsAroundTiles) {
   for (const int tokens : {1, 63, 64, 65, 129}) {
     expect({.slices = {tokens}});

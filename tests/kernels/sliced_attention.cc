@@ -128,7 +128,7 @@ class OnDevice {
     std::vector<Kept> kept(of_.slices.size());
     for (std::size_t i = of_.first_run; i < of_.slices.size(); ++i) kept[i] = forward(i, results);
     for (std::size_t i = of_.slices.size(); i-- > of_.first_run;) backward(i, kept[i], results, gradients);
-    for (std::size_t i = 0; i < of_.slices.size(); ++i) read_gradients(i, gradients);
+    for (std::size_t i = 0; i < of_.slices.size() && !of_.in_rows; ++i) read_gradients(i, gradients);
     for (const auto& memory : memory_) EXPECT_TRUE(memory->intact());
   }
 
@@ -235,18 +235,20 @@ class OnDevice {
     const DeviceMemory& queries_gradient = put(of_.element, untouched);
     const DeviceMemory& products_there = put(Element::float32, products);
     const DeviceMemory& scratch = room(cuda::flash_scratch_bytes(of));
-    cuda::flash_attention_backward({.shape = of,
-                                    .element = of_.element,
-                                    .queries = kept.queries->data(),
-                                    .segments = segments(slice, true),
-                                    .accumulate = of_.accumulate,
-                                    .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
-                                    .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
-                                    .dot_products = reinterpret_cast<const float*>(products_there.data()),
-                                    .queries_gradient = queries_gradient.data(),
-                                    .queries_gradient_stride = stride,
-                                    .scratch = scratch.data()},
-                                   device_, *stream_);
+    cuda::flash_attention_backward(
+        {.shape = of,
+         .element = of_.element,
+         .queries = kept.queries->data(),
+         .segments = segments(slice, true),
+         .accumulate = of_.accumulate,
+         .key_rows_gradient = of_.in_rows ? queries_gradient.data() + 2 * of.query_width() : nullptr,
+         .log_sums = reinterpret_cast<const float*>(kept.log_sums->data()),
+         .out_gradient = put(of_.element, slice_rows(slice, inputs_.out)).data(),
+         .dot_products = reinterpret_cast<const float*>(products_there.data()),
+         .queries_gradient = queries_gradient.data(),
+         .queries_gradient_stride = stride,
+         .scratch = scratch.data()},
+        device_, *stream_);
     device_.synchronize(*stream_);
     const std::vector<double> there = as_numbers(of_.element, queries_gradient.read());
     const double still = rounded(of_.element, {kUntouched})[0];
@@ -254,7 +256,13 @@ class OnDevice {
       const auto first = there.begin() + static_cast<std::ptrdiff_t>(row) * stride;
       const auto behind = first + gradients.queries.width;
       std::copy(first, behind, gradients.queries.row(sequence, token));
-      EXPECT_TRUE(std::all_of(behind, first + stride, [&](double value) { return value == still; }));
+      if (of_.in_rows) {
+        const auto values = behind + gradients.keys.width;
+        std::copy(behind, values, gradients.keys.row(sequence, token));
+        std::copy(values, values + gradients.values.width, gradients.values.row(sequence, token));
+      } else {
+        EXPECT_TRUE(std::all_of(behind, first + stride, [&](double value) { return value == still; }));
+      }
     });
   }
 

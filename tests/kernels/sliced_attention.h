@@ -19,6 +19,7 @@ struct AttentionCase {
   std::size_t first_run = 0;  // first slice that is run; earlier ones are context only
   double magnitude = 1;       // of queries
   bool accumulate = true;     // into the gradients of keys and values
+  bool in_rows = false;       // gradients of keys and values in rows with those of queries; one slice
 
   int tokens() const { return first_token(slices.size()); }
   int first_token(std::size_t slice) const;
