@@ -165,7 +165,12 @@ PartBench::~PartBench() {
 void PartBench::load_tokens() {
   if (device_ == nullptr) return;
   const auto bytes = static_cast<std::int64_t>(tokens_.size() * sizeof(std::int32_t));
-  small_ = device_->allocate(2 * aligned(bytes) + static_cast<std::int64_t>(sizeof(float)));
+  const std::int64_t before_tables = 2 * aligned(bytes) + aligned(std::int64_t{sizeof(float)});
+  std::int64_t tables = 0;
+  for (const Part& part : parts_) tables = std::max(tables, part.stage->table_bytes(spec_.sequence_length));
+  small_ = device_->allocate(before_tables + tables);
+  tables_ = small_ + before_tables;
+  for (const Part& part : parts_) part.stage->fill_tables(tables_, spec_.sequence_length, *stream_);
   device_->copy(small_, tokens_.data(), bytes, *stream_);
   device_->copy(small_ + aligned(bytes), targets_.data(), bytes, *stream_);
   device_->synchronize(*stream_);
@@ -302,6 +307,7 @@ std::int64_t PartBench::call(OpKind kind, const Part& part, const ProfileCell& c
     call.tokens = reinterpret_cast<const std::int32_t*>(small_);
     call.targets = reinterpret_cast<const std::int32_t*>(small_ + bytes);
     call.loss_on_device = reinterpret_cast<float*>(small_ + 2 * bytes);
+    call.tables = tables_;
     call.stream = stream_.get();
     call.device = device_;
     call.stream_group = stream_group;

@@ -122,8 +122,9 @@ class PartBench {
   std::unique_ptr<Stream> stream_;
   std::array<std::unique_ptr<Event>, 6> events_;
   std::array<std::int64_t, 6> marks_{};
-  std::byte* small_ = nullptr;  // on a device: tokens, targets and a loss
-  std::array<Part, 3> parts_;   // by PartKind
+  std::byte* small_ = nullptr;   // on a device: tokens, targets, a loss and tables
+  std::byte* tables_ = nullptr;  // of Stage::fill_tables
+  std::array<Part, 3> parts_;    // by PartKind
   std::byte* memory_ = nullptr;
   std::byte* scratch_ = nullptr;
   std::array<Buffers, kMicrobatches> buffers_;
