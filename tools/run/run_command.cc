@@ -145,11 +145,9 @@ void print_run_summary(const RunPlan& plan, const TrainingReport& report) {
   for (const WorkerReport& worker : report.workers) held = std::max(held, worker.held_bytes);
   const std::size_t steps = report.runs.size() * static_cast<std::size_t>(plan.batches());
   fmt::print(
-      "{}, median {:.1f} ms per step ({:.1f} ms of wall time), {:.0f} tokens/s, peak memory {:.1f} MiB per rank
-      ",
-      counted(steps, "step", "s"),
-      1e3 * seconds, 1e3 * step_seconds(report, &RunReport::wall_seconds), plan.tokens_per_batch() / seconds,
-      static_cast<double>(held) / (1024.0 * 1024.0));
+      "{}, median {:.1f} ms per step ({:.1f} ms of wall time), {:.0f} tokens/s, peak memory {:.1f} MiB per rank\n",
+      counted(steps, "step", "s"), 1e3 * seconds, 1e3 * step_seconds(report, &RunReport::wall_seconds),
+      plan.tokens_per_batch() / seconds, static_cast<double>(held) / (1024.0 * 1024.0));
 }
 
 void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingReport& report) {
