@@ -180,6 +180,7 @@ void DeviceWorker::finish() {
   device_.record(*last_, *compute_);
   wait_until_done(*last_);
   while (compute_done_ < compute_issued_ || collective_done_ < collective_issued_) observe();
+  if (transport_.stopped()) throw Stopped("stopped");  // the messages of a run that is aborted end without their data
   take_norms();
   std::copy_n(on_host_.losses, unit_losses_.size(), unit_losses_.begin());
   add_up_losses();

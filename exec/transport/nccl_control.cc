@@ -145,6 +145,8 @@ class NcclControl final : public Transport {
       communicators_.settled(communicator_, what(posted));
       return false;
     }
+    // What ended because of an abort has received nothing.
+    if (communicators_.aborted()) throw Stopped("stopped");
     if (!posted.sends) std::memcpy(message.data + posted.moved, pinned_, bytes);
     posted.moved += piece;
     posted.state = Posted::waiting;

@@ -340,6 +340,24 @@ TEST_F(Nccl, StopAbortsAllCommunicatorsConcurrently) {
   EXPECT_EQ(fake_.alive(), 0);
 }
 
+// An abort ends the receive of rank 0 on the device: what it would have received is not used.
+TEST_F(Nccl, AbortedControlMessagesAreNotReceived) {
+  std::latch aborted(1);
+  on_ranks(2, [&](const Rank& mine) {
+    Transport& control = mine.world.control();
+    const std::vector<std::byte> first(64, std::byte{0x41});
+    control.gather(first);
+    if (mine.rank == 1) return aborted.wait();
+    std::jthread aborts([&] {
+      std::this_thread::sleep_for(milliseconds(200));  // until the receive waits on the device
+      mine.world.abort();
+    });
+    EXPECT_THROW(control.gather(first), Stopped);
+    aborts.join();
+    aborted.count_down();
+  });
+}
+
 TEST_F(Nccl, AbortingHasABudget) {
   options_.abort_budget = milliseconds(100);
   on_ranks(2, [&](const Rank& mine) {
