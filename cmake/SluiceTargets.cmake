@@ -25,8 +25,11 @@ target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>>"
   "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${SLUICE_WERROR}>>:-Werror>>")
 target_compile_options(sluice_options INTERFACE
-  "$<BUILD_INTERFACE:$<$<COMPILE_LANGUAGE:CUDA>:--extended-lambda;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>>"
-  "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<BOOL:${SLUICE_WERROR}>>:-Werror=all-warnings>>")
+  "$<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>:--extended-lambda;--expt-relaxed-constexpr;-Xcompiler=-Wall,-Wextra>>"
+  "$<BUILD_INTERFACE:$<$<AND:$<COMPILE_LANG_AND_ID:CUDA,NVIDIA>,$<BOOL:${SLUICE_WERROR}>>:-Werror=all-warnings>>")
+# clang's own CUDA mode, for V100 (tools/v100.sh).
+target_compile_options(sluice_options INTERFACE
+  "$<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CUDA,Clang>:-Wno-unknown-cuda-version>>")
 # GCC collects its garbage once it has 1 GB, not 128 MB: a tenth of the time of a build.
 target_compile_options(sluice_options INTERFACE
   "$<BUILD_INTERFACE:$<$<COMPILE_LANG_AND_ID:CXX,GNU>:SHELL:--param ggc-min-heapsize=1000000>>")

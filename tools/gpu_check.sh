@@ -254,6 +254,13 @@ has_pytorch() {
   if [ "$dry" = yes ]; then device=cpu; fi
   [ -n "$python" ] && "$python" -c "import sys, torch; torch.zeros(1, device='$device'); sys.exit(0)" 2>"$results/pytorch.err"
 }
+# cuda_tool NAME: the path of a tool of the CUDA toolkit or of Nsight Compute; empty if it is not installed.
+cuda_tool() {
+  local each
+  for each in "$(command -v "$1")" /usr/local/cuda/bin/"$1" /opt/nvidia/nsight-compute/*/"$1"; do
+    if [ -x "$each" ]; then echo "$each" && return; fi
+  done
+}
 export sluice work
 
 # nccl_ranks SIZE ARGUMENTS...: starts one process per rank with the environment variables of torchrun, and prints the output
@@ -336,7 +343,7 @@ correctness() {
   fi
 
   local sanitizer tool
-  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
+  sanitizer=$(cuda_tool compute-sanitizer)
   if [ -z "$sanitizer" ]; then
     missing compute-sanitizer "memory checks of the kernels"
     return
@@ -376,10 +383,10 @@ speed() {
   has device_layer_benchmark "the times of layers" || layers=()
   has flash_benchmark "the times of attention" || attention=()
   if has_pytorch; then
-    step times layers-beside-pytorch 330 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} \
-      ${layers[@]+"${layers[@]}"} --json "$results/layers.json" --seconds 300
-    step times attention-beside-pytorch 80 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} --only-attention \
-      ${attention[@]+"${attention[@]}"} --json "$results/attention.json" --seconds 70
+    step times layers-beside-pytorch 345 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} \
+      ${layers[@]+"${layers[@]}"} --json "$results/layers.json" --seconds 320
+    step times attention-beside-pytorch 70 "$python" benchmarks/kernels/pytorch_layer.py ${small[@]+"${small[@]}"} --only-attention \
+      ${attention[@]+"${attention[@]}"} --json "$results/attention.json" --seconds 60
   else
     missing PyTorch "the comparison with PyTorch"
     if [ ${#layers[@]} -gt 0 ]; then
@@ -392,16 +399,17 @@ speed() {
 
   # One forward, one backward and one weight gradient of a layer, after the launches that measure the peak.
   local ncu skip=20 one=1 number launches
-  ncu=$(command -v ncu || ls /usr/local/cuda/bin/ncu 2>/dev/null)
+  ncu=$(cuda_tool ncu)
   if [ -z "$ncu" ]; then
     missing ncu "the profiles of the slowest kernels"
   elif [ ${#layers[@]} -gt 0 ]; then
     launches=("${layers[1]}" --benchmark_filter='layer/gpt/tokens:4096/context:8192/op:[13]')
-    gpu_step any ncu-times 60 "$ncu" --csv --metrics gpu__time_duration.sum --launch-skip "$skip" --launch-count 400 "${launches[@]}" || return
+    gpu_step any ncu-times 60 "$ncu" --csv --clock-control none --metrics gpu__time_duration.sum \
+      --launch-skip "$skip" --launch-count 400 "${launches[@]}" || return
     slowest_kernels "$results/ncu-times.log" >"$work/slowest"
     [ -s "$work/slowest" ] || nothing ncu-kernels "ncu timed no kernel"
     while read -r number; do
-      step any "ncu-kernel-$((one++))" 40 "$ncu" --set full --launch-skip "$((skip + number))" --launch-count 1 "${launches[@]}"
+      step any "ncu-kernel-$((one++))" 25 "$ncu" --set full --clock-control none --launch-skip "$((skip + number))" --launch-count 1 "${launches[@]}"
     done <"$work/slowest"
   fi
 }

@@ -38,7 +38,7 @@ MODELS = {
     "llama_8_kv_heads": {"ffn": 11008, "kv_heads": 8, "llama": True},
 }
 # Tokens and context, the most important first: what exceeds --seconds is not timed.
-SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0), (1024, 8192), (2048, 8192)]
+SLICES = [(4096, 0), (1024, 0), (4096, 8192), (2048, 0)]
 # Sizes for --try.
 SMALL = {"heads": 4, "head_dim": 16, "shrink": 64, "slices": [(16, 0), (16, 32)]}
 
@@ -504,7 +504,7 @@ def options_of():
     parser.add_argument("--only-attention", action="store_true", help="time attention instead of layers")
     parser.add_argument("--share", type=float, default=1.0, help="required fraction of PyTorch's speed (default 1.0)")
     parser.add_argument("--repeats", type=int, default=10, help="number of timings per row and repetition (default 10)")
-    parser.add_argument("--repetitions", type=int, default=4, help="number of turns of sluice and PyTorch (default 4)")
+    parser.add_argument("--repetitions", type=int, default=2, help="number of turns of sluice and PyTorch (default 2)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="leave out layers that would end after this time (default: none)")
     parser.add_argument("--try", dest="small", action="store_true", help="run with tiny sizes on the CPU, without meaningful timings")
     return parser.parse_args()

@@ -62,7 +62,7 @@ check 0
 says 'correctness: NVIDIA Stub, sm_90, .*, stubs 0' 'doctor +ok' 'gpu-tests-flash +ok .* 1 tests passed, 1 skipped' \
   'train-green-2-1f1b-losses +ok' 'nccl-2-seq1f1b-losses +ok' 'sanitizer-racecheck-run +ok' 'layers-beside-pytorch +ok .* 1 rows' \
   'ncu-kernel-1 +ok' 'ncu-kernel-2 +ok' 'executor +ok' 'validate-green-8 +ok' 'losses-beside-pytorch +ok' 'all steps passed'
-grep -q 'launch-skip 21 ' <<<"$(grep -A 1 'set full --launch-skip 22 ' "$work/calls" | tail -n 1)" || fail "ncu profiles other kernels: $(grep ^ncu "$work/calls")"
+grep -q 'launch-skip 21 ' <<<"$(grep -A 1 'set full --clock-control none --launch-skip 22 ' "$work/calls" | tail -n 1)" || fail "ncu profiles other kernels: $(grep ^ncu "$work/calls")"
 for group in correctness speed circle; do packed $group summary.txt; done
 packed correctness doctor.json
 packed circle validate-green-4.json
