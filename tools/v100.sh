@@ -8,7 +8,7 @@ usage() {
   cat <<END
 usage: tools/v100.sh [--output DIR]
 
-Downloads the Python packages nvidia-cuda-{nvcc,runtime,cccl}-cu12 12.9 (40 MB), makes a CUDA toolkit of them in
+Downloads the Python packages nvidia-cuda-{nvcc,runtime,cccl}-cu12 and nvidia-nvtx-cu12 12.9 (40 MB), makes a CUDA toolkit of them in
 DIR/toolkit, and builds the command for sm_70 with clang in DIR/build. Prints registers and spills of each kernel.
 
   --output DIR  folder of the toolkit and the build (default: build/v100)
@@ -42,9 +42,9 @@ toolkit=$output/toolkit
 packages=$output/packages/nvidia
 if [ ! -e "$toolkit/version.json" ]; then
   python3 -m pip install -q --disable-pip-version-check --target "$output/packages" \
-    'nvidia-cuda-nvcc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*' 'nvidia-cuda-cccl-cu12==12.9.*'
+    'nvidia-cuda-nvcc-cu12==12.9.*' 'nvidia-cuda-runtime-cu12==12.9.*' 'nvidia-cuda-cccl-cu12==12.9.*' 'nvidia-nvtx-cu12==12.9.*'
   mkdir -p "$toolkit"/{bin,include,lib64,nvvm/libdevice}
-  for part in cuda_nvcc cuda_runtime cuda_cccl; do cp -rn "$packages/$part/include/." "$toolkit/include"; done
+  for part in cuda_nvcc cuda_runtime cuda_cccl nvtx; do cp -rn "$packages/$part/include/." "$toolkit/include"; done
   # clang's wrapper includes a header of cuRAND, which is not used.
   [ -e "$toolkit/include/curand_mtgp32_kernel.h" ] || : >"$toolkit/include/curand_mtgp32_kernel.h"
   cp "$packages"/cuda_runtime/lib/*.a "$toolkit/lib64"
