@@ -12,7 +12,7 @@ usage: tools/gpu_check.sh [OPTION...]
 Tests and measures on a machine with one GPU. Each group writes its logs and a summary to a folder, and packs them into
 OUTPUT/GROUP.tar.gz. A step that fails does not stop the later ones.
 
-  --group GROUP    correctness: doctor, tests of devices, kernels and cuDNN, training on partitions and streams, NCCL
+  --group GROUP    correctness: doctor, tests of devices and kernels, training on partitions and streams, NCCL
                    between two processes on one GPU, compute-sanitizer.
                    speed: layers, weight gradients and attention beside PyTorch; ncu on the five slowest kernels.
                    circle: executor overhead, predictions and runs on 2, 4 and 8 partitions, a loss curve beside PyTorch.
@@ -315,7 +315,7 @@ correctness() {
   step any doctor-text 60 "$sluice" doctor
   if has gpu_test "the tests of kernels and devices"; then
     local part devices='*GpuDevice*:CudaDevices*:ColumnMajor*:Cublas*'
-    for part in devices="$devices" cudnn='*Cudnn*' flash='*Flash*' kernels="-$devices:*Flash*:*Cudnn*"; do
+    for part in devices="$devices" flash='*Flash*' kernels="-$devices:*Flash*"; do
       step tests "gpu-tests-${part%%=*}" 120 "$(program gpu_test)" --gtest_filter="${part#*=}"
     done
   fi

@@ -273,11 +273,6 @@ Json& slow_list(Json& document, const char* key, const std::string& source) {
   return list;
 }
 
-// Whether `pointer` is the key at `place` or a part of it.
-bool is_within(std::string_view pointer, std::string_view place) {
-  return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
-}
-
 // Returns the flag that sets the scenario key at `pointer`, or a key that it is an element of; "" if there is none.
 std::string flag_of(const std::string& pointer) {
   constexpr std::pair<std::string_view, std::string_view> kOthers[] = {{"/cost/stage_weights", "--stage-weights"},
@@ -307,13 +302,19 @@ struct Alternative {
   std::string_view other;
 };
 constexpr Alternative kAlternatives[] = {
-    {"/schedule/slices", "/schedule/slice_lengths"},  {"/schedule/slice_lengths", "/schedule/slices"},
-    {"/schedule/slicing", "/schedule/slice_lengths"}, {"/batch/microbatches", "/batch/global_batch"},
-    {"/batch/global_batch", "/batch/microbatches"},   {"/cluster/name", "/cluster/node"},
-    {"/parallelism/dp", "/parallelism/gpus"},         {"/parallelism/gpus", "/parallelism/dp"},
+    {"/schedule/slices", "/schedule/slice_lengths"},
+    {"/schedule/slice_lengths", "/schedule/slices"},
+    {"/schedule/slicing", "/schedule/slice_lengths"},
+    {"/batch/microbatches", "/batch/global_batch"},
+    {"/batch/global_batch", "/batch/microbatches"},
+    {"/cluster/name", "/cluster/node"},
+    {"/parallelism/dp", "/parallelism/gpus"},
+    {"/parallelism/gpus", "/parallelism/dp"},
+    {"/parallelism/pipeline_layout", "/parallelism/stage_layers"},
+    {"/parallelism/pipeline_layout", "/parallelism/first_stage_layers"},
+    {"/parallelism/pipeline_layout", "/parallelism/last_stage_layers"},
+    {"/parallelism/stage_layers", "/parallelism/pipeline_layout"},
 };
-
-constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"};
 
 void drop_alternatives(Json& document, const std::string& set, const auto& also_set) {
   for (const auto& [one, other] : kAlternatives) {
@@ -569,6 +570,10 @@ const ScenarioFlagRow* row_of(const std::string& key, std::vector<std::string>& 
 
 }  // namespace
 
+bool is_within(std::string_view pointer, std::string_view place) {
+  return pointer == place || (pointer.starts_with(place) && pointer[place.size()] == '/');
+}
+
 std::string ScenarioFlags::pointer_of(const std::string& key) {
   std::vector<std::string> names;
   const ScenarioFlagRow* const row = row_of(key, names);
@@ -599,62 +604,6 @@ bool ScenarioFlags::exclude_each_other(const std::string& pointer, const std::st
   return std::any_of(std::begin(kAlternatives), std::end(kAlternatives), [&](const Alternative& pair) {
     return (pair.one == pointer && pair.other == other) || (pair.one == other && pair.other == pointer);
   });
-}
-
-void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
-  const Json::json_pointer name("/schedule/name");
-  if (document.contains(name) && document.at(name) == kAutomatic) return;
-  for (const char* key : kAutomaticKeys) {
-    const Json::json_pointer place(key);
-    if (document.contains(place)) document.at("schedule").erase(place.back());
-  }
-}
-
-std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
-                                                        const std::vector<std::string>& fixed) {
-  const Json::json_pointer name("/schedule/name");
-  if (!document.contains(name) || !document[name].is_string()) return {};
-  const auto schedule = document[name].get<std::string>();
-  if (names_file(schedule) || schedule == kAutomatic) return {};
-  const Family* family = nullptr;
-  try {
-    family = &find_family(schedule);
-  } catch (const InputError&) {
-    return {};  // reading the document reports it
-  }
-  std::vector<std::string> changes;
-  const auto drop = [&](const char* pointer, bool suits, const std::string& now) {
-    const Json::json_pointer place(pointer);
-    if (suits || !document.contains(place) || document[place].is_null()) return;
-    if (std::any_of(fixed.begin(), fixed.end(), [&](const auto& key) { return is_within(pointer, key); })) return;
-    changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
-    document[place.parent_pointer()].erase(place.back());
-  };
-  const auto is = [&](const char* pointer, int value) {
-    const Json::json_pointer place(pointer);
-    return document.contains(place) && document[place] == value;
-  };
-  const int chunks = family->fixed_chunks != 0 ? family->fixed_chunks : family->default_chunks;
-  const std::string now = fmt::format("vpp {}", chunks);
-  const bool suits =
-      family->fixed_chunks == 0 ? chunks == 1 || !is("/parallelism/vpp", 1) : is("/parallelism/vpp", chunks);
-  drop("/parallelism/vpp", suits, std::to_string(chunks));
-  drop("/parallelism/layers_per_virtual_stage", family->fixed_chunks == 0, now);
-  const Json::json_pointer pp("/parallelism/pp"), vpp("/parallelism/vpp"), layers("/parallelism/stage_layers");
-  if (document.contains(layers) && document.contains(pp) && document[pp].is_number_integer()) {
-    const bool chosen = document.contains(vpp) && document[vpp].is_number_integer();
-    const std::int64_t stages =
-        document[pp].get<std::int64_t>() * (chosen ? document[vpp].get<std::int64_t>() : chunks);
-    drop("/parallelism/stage_layers", std::ssize(document[layers]) == stages, "even");
-  }
-  drop("/parallelism/pipeline_layout", family->fixed_chunks == 0, "even");
-  drop("/schedule/group", family->grouped, "none");
-  for (const char* key : {"/schedule/slices", "/schedule/slice_lengths", "/schedule/slicing"}) {
-    drop(key, family->sliced || is(key, 1), "not sliced");
-  }
-  drop("/schedule/batches", family->asynchronous || is("/schedule/batches", 1), "1");
-  for (const char* key : kAutomaticKeys) drop(key, false, "none");
-  return changes;
 }
 
 Scenario ScenarioFlags::scenario(const std::string& file) const { return read(document(file), file); }

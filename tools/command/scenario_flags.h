@@ -12,6 +12,9 @@
 
 namespace sluice::tools {
 
+// Whether `pointer` is the key at `place` or a part of it.
+bool is_within(std::string_view pointer, std::string_view place);
+
 // The flags that set keys of a scenario, in Sluice's spelling and Megatron-LM's. Flags override the keys of a scenario
 // file, so that both are read and checked in one place.
 class ScenarioFlags {

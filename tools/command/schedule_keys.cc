@@ -1,0 +1,77 @@
+// Changes of scenario keys that depend on the schedule.
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "tools/command/scenario_flags.h"
+
+namespace sluice::tools {
+
+using Json = nlohmann::json;
+
+namespace {
+
+constexpr const char* kAutomaticKeys[] = {"/schedule/memory_cap", "/schedule/placement", "/schedule/time_budget_s"};
+
+}  // namespace
+
+void ScenarioFlags::drop_automatic_keys(nlohmann::json& document) {
+  const Json::json_pointer name("/schedule/name");
+  if (document.contains(name) && document.at(name) == kAutomatic) return;
+  for (const char* key : kAutomaticKeys) {
+    const Json::json_pointer place(key);
+    if (document.contains(place)) document.at("schedule").erase(place.back());
+  }
+}
+
+std::vector<std::string> ScenarioFlags::adapt_to_family(nlohmann::json& document,
+                                                        const std::vector<std::string>& fixed) {
+  const Json::json_pointer name("/schedule/name");
+  if (!document.contains(name) || !document[name].is_string()) return {};
+  const auto schedule = document[name].get<std::string>();
+  if (names_file(schedule) || schedule == kAutomatic) return {};
+  const Family* family = nullptr;
+  try {
+    family = &find_family(schedule);
+  } catch (const InputError&) {
+    return {};  // reading the document reports it
+  }
+  std::vector<std::string> changes;
+  const auto drop = [&](const char* pointer, bool suits, const std::string& now) {
+    const Json::json_pointer place(pointer);
+    if (suits || !document.contains(place) || document[place].is_null()) return;
+    if (std::any_of(fixed.begin(), fixed.end(), [&](const auto& key) { return is_within(pointer, key); })) return;
+    changes.push_back(fmt::format("{} {} -> {}", place.back(), document[place].dump(), now));
+    document[place.parent_pointer()].erase(place.back());
+  };
+  const auto is = [&](const char* pointer, int value) {
+    const Json::json_pointer place(pointer);
+    return document.contains(place) && document[place] == value;
+  };
+  const int chunks = family->fixed_chunks != 0 ? family->fixed_chunks : family->default_chunks;
+  const std::string now = fmt::format("vpp {}", chunks);
+  const bool suits =
+      family->fixed_chunks == 0 ? chunks == 1 || !is("/parallelism/vpp", 1) : is("/parallelism/vpp", chunks);
+  drop("/parallelism/vpp", suits, std::to_string(chunks));
+  drop("/parallelism/layers_per_virtual_stage", family->fixed_chunks == 0, now);
+  const Json::json_pointer pp("/parallelism/pp"), vpp("/parallelism/vpp"), layers("/parallelism/stage_layers");
+  if (document.contains(layers) && document.contains(pp) && document[pp].is_number_integer()) {
+    const bool chosen = document.contains(vpp) && document[vpp].is_number_integer();
+    const std::int64_t stages =
+        document[pp].get<std::int64_t>() * (chosen ? document[vpp].get<std::int64_t>() : chunks);
+    drop("/parallelism/stage_layers", std::ssize(document[layers]) == stages, "even");
+  }
+  drop("/parallelism/pipeline_layout", family->fixed_chunks == 0, "even");
+  drop("/schedule/group", family->grouped, "none");
+  for (const char* key : {"/schedule/slices", "/schedule/slice_lengths", "/schedule/slicing"}) {
+    drop(key, family->sliced || is(key, 1), "not sliced");
+  }
+  drop("/schedule/batches", family->asynchronous || is("/schedule/batches", 1), "1");
+  for (const char* key : kAutomaticKeys) drop(key, false, "none");
+  return changes;
+}
+
+}  // namespace sluice::tools
