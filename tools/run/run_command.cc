@@ -294,8 +294,8 @@ int report_failure(const std::exception& failure, int code, const RunPlace& plac
 
 int run_command(const RunOptions& options) {
   if (!options.post_mortem.empty()) return post_mortem(options.post_mortem);
-  const HeldSignals held;
   const MpiRanks ranks;
+  const HeldSignals held;  // after MPI_Init: mpiexec may wait for ever for a process that ends within it
   try {
     check_output("--checkpoint", options.checkpoint);
     check_output("--trace", options.trace);
