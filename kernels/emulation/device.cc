@@ -95,9 +95,9 @@ void raise_to(std::atomic<T>& most, T value) {
   }
 }
 
-class EmulatedEvent final : public Event {
+// What an event knows. Streams keep it for their tasks: as in CUDA, an event may be destroyed before they run.
+class EventState {
  public:
-  void* native() const override { return nullptr; }
   std::int64_t expect() {
     const std::lock_guard lock(mutex_);
     return ++recorded_;
@@ -131,6 +131,15 @@ class EmulatedEvent final : public Event {
   std::int64_t recorded_ = 0;
   std::int64_t reached_ = 0;
   std::int64_t time_ns_ = 0;
+};
+
+class EmulatedEvent final : public Event {
+ public:
+  void* native() const override { return nullptr; }
+  const std::shared_ptr<EventState>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<EventState> state_ = std::make_shared<EventState>();
 };
 
 class EmulatedStream final : public Stream {
@@ -204,7 +213,7 @@ class EmulatedStream final : public Stream {
 };
 
 EmulatedStream& emulated(Stream& stream) { return dynamic_cast<EmulatedStream&>(stream); }
-EmulatedEvent& emulated(Event& event) { return dynamic_cast<EmulatedEvent&>(event); }
+std::shared_ptr<EventState> emulated(Event& event) { return dynamic_cast<EmulatedEvent&>(event).state(); }
 
 using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
@@ -308,14 +317,14 @@ class EmulatedDevice final : public Device {
 
   void record(Event& event, Stream& stream) override {
     failure_->check();
-    EmulatedEvent& of = emulated(event);
-    const std::int64_t number = of.expect();
-    emulated(stream).put([&of, number] { of.reach(number); });
+    const auto of = emulated(event);
+    const std::int64_t number = of->expect();
+    emulated(stream).put([of, number] { of->reach(number); });
   }
   void wait(Stream& stream, Event& event) override {
     failure_->check();
-    EmulatedEvent& of = emulated(event);
-    emulated(stream).put([&of, number = of.recorded()] { of.wait(number); });
+    const auto of = emulated(event);
+    emulated(stream).put([of, number = of->recorded()] { of->wait(number); });
   }
   bool done(Event& event) override {
     failure_->check();
@@ -325,19 +334,19 @@ class EmulatedDevice final : public Device {
       std::this_thread::yield();  // a query takes time
       --counters->querying;
     }
-    return emulated(event).done();
+    return emulated(event)->done();
   }
   void synchronize(Stream& stream) override {
     emulated(stream).wait_until_empty();
     failure_->check();
   }
   void synchronize(Event& event) override {
-    emulated(event).wait(emulated(event).recorded());
+    emulated(event)->wait(emulated(event)->recorded());
     failure_->check();
   }
   std::int64_t nanoseconds_between(Event& first, Event& second) override {
     failure_->check();
-    return emulated(second).time_ns() - emulated(first).time_ns();
+    return emulated(second)->time_ns() - emulated(first)->time_ns();
   }
 
   void copy(void* to, const void* from, std::int64_t bytes, Stream& stream) override {

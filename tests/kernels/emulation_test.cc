@@ -303,6 +303,27 @@ TEST_F(Emulation, StreamsBlockTheHostWhenTheirQueueIsFull) {
   EXPECT_EQ(counters.most_pending, 8U);
 }
 
+// As in CUDA, an event may be destroyed before the streams that record it or wait for it come to that.
+TEST_F(Emulation, EventsMayBeDestroyedEarly) {
+  const auto device = emulation::make_device({});
+  const auto first = device->make_stream(StreamPriority::normal);
+  const auto second = device->make_stream(StreamPriority::normal);
+  std::atomic<bool> go{false};
+  std::atomic<bool> ran{false};
+  emulation::put(*first, [&] {
+    while (!go) std::this_thread::yield();
+  });
+  {
+    const auto event = device->make_event();
+    device->record(*event, *first);
+    device->wait(*second, *event);
+  }
+  emulation::put(*second, [&] { ran = true; });
+  go = true;
+  device->synchronize(*second);
+  EXPECT_TRUE(ran);
+}
+
 TEST_F(Emulation, LimitsMemoryToItsSpecification) {
   const auto small = emulation::make_device({.memory_bytes = 1000});
   std::byte* const first = small->allocate(600);
