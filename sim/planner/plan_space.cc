@@ -85,7 +85,7 @@ class Enumeration {
     const std::int64_t tokens = base_.training.sequence_length;
     if (!base_.training.flash_attention) return sizes;
     for (int cp = 2; cp <= base_.cluster->gpus_per_node && tokens / cp >= kLeastContextTokens; cp *= 2) {
-      if (tokens % (2 * cp) == 0) sizes.push_back(cp);
+      if (tokens % (std::int64_t{2} * cp) == 0) sizes.push_back(cp);
     }
     return sizes;
   }
