@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <numeric>
 
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
@@ -118,6 +119,11 @@ class Reading {
       scenario_.stage_layers = layers_of_layout(layout.string());
     } catch (const InputError& error) {
       layout.fail(error.what());
+    }
+    const int layers = std::accumulate(scenario_.stage_layers.begin(), scenario_.stage_layers.end(), 0);
+    if (scenario_.model && layers != scenario_.model->layers) {
+      layout.fail(
+          fmt::format("expected the {} layers of {}, not {}", scenario_.model->layers, scenario_.model->name, layers));
     }
     const int stages = static_cast<int>(scenario_.stage_layers.size());
     const int ranks = scenario_.training.pp;

@@ -1,5 +1,6 @@
 // `sluice plan` on the command line.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <csignal>
@@ -128,6 +129,9 @@ TEST(PlanCommand, PrintsLayoutsForMegatron) {
   const CommandResult simulated = run_sluice(flags);
   ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
   EXPECT_EQ(json::parse(simulated.out).at("makespan_s"), best.at("makespan_s"));
+  flags.back() = "Et|(t*2|)*14t*2L";
+  EXPECT_THAT(run_sluice(flags).err,
+              ::testing::StartsWith("sluice: simulate: --pipeline-model-parallel-layout: expected the 30 layers of "));
 }
 
 std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {
