@@ -122,8 +122,7 @@ class Reading {
     }
     const int layers = std::accumulate(scenario_.stage_layers.begin(), scenario_.stage_layers.end(), 0);
     if (scenario_.model && layers != scenario_.model->layers) {
-      layout.fail(
-          fmt::format("expected the {} layers of {}, not {}", scenario_.model->layers, scenario_.model->name, layers));
+      layout.fail(fmt::format("expected the model's {} layers, not {}", scenario_.model->layers, layers));
     }
     const int stages = static_cast<int>(scenario_.stage_layers.size());
     const int ranks = scenario_.training.pp;
