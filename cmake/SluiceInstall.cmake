@@ -34,10 +34,11 @@ endforeach()
 list(TRANSFORM libraries PREPEND sluice_ OUTPUT_VARIABLE library_targets)
 add_custom_target(sluice_install ALL DEPENDS ${page} ${scripts})
 add_dependencies(sluice_install sluice ${library_targets})
+# CMake breaks lines of a message that are not indented, also within a command.
 install(CODE "
   foreach(file IN ITEMS \"$<TARGET_FILE:sluice>\" \"${page}\")
     if(NOT EXISTS \"\${file}\")
-      message(FATAL_ERROR \"\${file} is not built. Build it first: cmake --build ${CMAKE_BINARY_DIR} --target sluice_install\")
+      message(FATAL_ERROR \"  \${file} is not built. Build it first:\n  cmake --build ${CMAKE_BINARY_DIR} --target sluice_install\")
     endif()
   endforeach()" ALL_COMPONENTS)
 
