@@ -27,7 +27,31 @@ Placed placed(const SequenceCut& cut, std::int64_t begin, std::int64_t end) {
   return out;
 }
 
+SliceOpTimes op_times(const CostModel& cost, const SequenceCut& cut, int stage, const Placed& at) {
+  const auto rounded = [&](OpKind kind) {
+    return from_seconds(cost.compute_s(kind, stage, at.shape, at.slice), "time of a slice");
+  };
+  SliceOpTimes times{.forward = rounded(OpKind::F)};
+  if (cut.forward_only) return times;
+  times.gradient = rounded(cut.split_backward ? OpKind::I : OpKind::B);
+  if (cut.split_backward) times.weight = rounded(OpKind::W);
+  times.recompute = from_seconds(cost.recompute_s(stage, at.shape, at.slice), "time of recomputation");
+  return times;
+}
+
 }  // namespace
+
+SlowestTimes slowest_times(const CostModel& cost, int num_stages, const SequenceCut& cut, std::int64_t begin,
+                           std::int64_t end) {
+  const Placed at = placed(cut, begin, end);
+  SlowestTimes out;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const SliceOpTimes times = op_times(cost, cut, stage, at);
+    out.forward = std::max(out.forward, times.forward);
+    out.backward = std::max(out.backward, times.backward());
+  }
+  return out;
+}
 
 StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const StageContents> stages,
                        const SequenceCut& cut, const ForEach& for_each)
@@ -50,20 +74,11 @@ StageTimes::StageTimes(const CostModel& cost, int num_stages, std::span<const St
     if (found == first_stages.end()) first_stages.push_back(stage);
   }
   tables_.assign(first_stages.size(), Table(place(granules_ - 1, 1) + 1));
-  const auto rounded = [&](OpKind kind, int stage, const Placed& at) {
-    return from_seconds(cost.compute_s(kind, stage, at.shape, at.slice), "time of a slice");
-  };
   for_each(granules_, [&](std::int64_t begin) {
     for (std::int64_t end = begin + 1; end <= granules_; ++end) {
       const Placed at = placed(cut, frame.position(begin), frame.position(end));
       for (std::size_t i = 0; i < tables_.size(); ++i) {
-        const int stage = first_stages[i];
-        Times& times = tables_[i][place(begin, end - begin)];
-        times.forward = rounded(OpKind::F, stage, at);
-        if (cut.forward_only) continue;
-        times.gradient = rounded(cut.split_backward ? OpKind::I : OpKind::B, stage, at);
-        if (cut.split_backward) times.weight = rounded(OpKind::W, stage, at);
-        times.recompute = from_seconds(cost.recompute_s(stage, at.shape, at.slice), "time of recomputation");
+        tables_[i][place(begin, end - begin)] = op_times(cost, cut, first_stages[i], at);
       }
     }
   });

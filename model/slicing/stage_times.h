@@ -23,6 +23,22 @@ struct SequenceCut {
 // Calls a body for 0 to count - 1, in any order, concurrently if possible.
 using ForEach = std::function<void(std::int64_t count, const std::function<void(std::int64_t)>& body)>;
 
+// The ops of one slice on one stage.
+struct SliceOpTimes {
+  Duration forward{}, gradient{}, weight{}, recompute{};
+  Duration backward() const { return gradient + weight + recompute; }
+};
+
+// Times of one slice on the slowest stage of each sweep: F, and the backward with its recomputation.
+struct SlowestTimes {
+  Duration forward{};
+  Duration backward{};  // 0 if `cut.forward_only`
+};
+
+// Returns the times of the tokens `begin` to `end`, at any place, without a table.
+SlowestTimes slowest_times(const CostModel& cost, int num_stages, const SequenceCut& cut, std::int64_t begin,
+                           std::int64_t end);
+
 // The times of every stage for every slice of a sequence, by a cost model: F, and the backward with its recomputation.
 // Tabulated on construction; stages with the same contents share a table.
 class StageTimes {
@@ -51,10 +67,7 @@ class StageTimes {
   SliceTimes slowest_backward() const;
 
  private:
-  struct Times {
-    Duration forward{}, gradient{}, weight{}, recompute{};
-    Duration backward() const { return gradient + weight + recompute; }
-  };
+  using Times = SliceOpTimes;
   using Table = std::vector<Times>;  // by begin and granules; see place
 
   std::size_t place(std::int64_t begin, std::int64_t granules) const {

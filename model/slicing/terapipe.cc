@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <optional>
 #include <queue>
 #include <set>
@@ -378,20 +379,27 @@ void check_problem(const SlicingProblem& problem) {
   }
 }
 
+Duration pipeline_latency(std::span<const Duration> forward, std::span<const Duration> backward, int num_cells) {
+  Duration out{};
+  for (const std::span<const Duration> sweep : {forward, backward}) {
+    if (sweep.empty()) continue;
+    out += std::accumulate(sweep.begin(), sweep.end(), Duration{});
+    out += (num_cells - 1) * *std::max_element(sweep.begin(), sweep.end());
+  }
+  return out;
+}
+
 Duration pipeline_latency(const SlicingProblem& problem, std::span<const std::int64_t> lengths) {
   const std::int64_t granularity = problem.forward.granularity;
-  Duration sum{}, forward{}, backward{};
+  std::vector<Duration> forward, backward;
   std::int64_t begin = 0;
   for (const std::int64_t length : lengths) {
     const std::int64_t granules = (length + granularity - 1) / granularity;
-    const Duration f = problem.forward.time(begin, granules);
-    const Duration x = problem.backward ? problem.backward->time(begin, granules) : Duration{};
-    sum += f + x;
-    forward = std::max(forward, f);
-    backward = std::max(backward, x);
+    forward.push_back(problem.forward.time(begin, granules));
+    if (problem.backward) backward.push_back(problem.backward->time(begin, granules));
     begin += granules;
   }
-  return sum + (problem.num_cells - 1) * (forward + backward);
+  return pipeline_latency(forward, backward, problem.num_cells);
 }
 
 std::vector<std::int64_t> even_slices(std::int64_t tokens, std::int64_t granularity, std::int64_t slices) {

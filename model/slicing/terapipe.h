@@ -33,6 +33,9 @@ struct SlicePlan {
 // granules, cells or slices below 1, or a backward of another sequence.
 void check_problem(const SlicingProblem& problem);
 
+// Returns the time of a cut into slices with these times; `backward` is empty without a backward.
+Duration pipeline_latency(std::span<const Duration> forward, std::span<const Duration> backward, int num_cells);
+
 // Returns the time of a cut. The lengths are multiples of the granularity, except for the last one, and add up to the
 // sequence.
 Duration pipeline_latency(const SlicingProblem& problem, std::span<const std::int64_t> lengths);

@@ -136,6 +136,19 @@ TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
       "--num-attention-heads 8 --vocab-size 32000 --max-position-embeddings 32768 --cluster "
       "dgx-a100-80gb --pp 4");
   EXPECT_LT(fine.at("flops_spread"), 0.02);
+  // With many positions, the fastest cut is searched at fewer; the time of the slices themselves is that of simulate.
+  const std::string wide = "--model llama3-8b --seq-length 65536 --cluster dgx-h100 --tp 8 --pp 4 --mbs 1 ";
+  const json many = document("--balanced --slices 300 --granularity 1 " + wide);
+  EXPECT_TRUE(many.at("lower_bound_s").is_null());
+  EXPECT_EQ(many.at("fastest").at("granularity"), 128);
+  EXPECT_GT(many.at("fastest").at("time_s"), 0);
+  EXPECT_EQ(many.at("slice_lengths").size(), 300U);
+  const json four = document("--balanced --slices 4 --granularity 1 " + wide);
+  const json table = document("--balanced --slices 4 --granularity 256 " + wide);
+  EXPECT_NEAR(four.at("time_s").get<double>(), table.at("time_s").get<double>(),
+              0.01 * table.at("time_s").get<double>());
+  EXPECT_THAT(run("--balanced --slices 4 --granularity 1 " + wide).out,
+              HasSubstr("the fastest cut in multiples of 256, "));
 }
 
 TEST_F(Slice, CutsForASchedule) {
@@ -201,6 +214,7 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of("--pp 4"), HasSubstr("/batch/sequence_length: required (--seq-length)"));
   EXPECT_THAT(error_of("--seq-length 64"), HasSubstr("/parallelism/pp"));
   EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("exclude each other"));
+  EXPECT_THAT(error_of(uniform + "--time-budget 3"), HasSubstr("--time-budget needs --for"));
   EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs --slices, the number of slices"));
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));

@@ -27,6 +27,9 @@ namespace {
 // Scenario flags that do not apply to slicing.
 constexpr std::string_view kUnusedFlags[] = {"--memory-cap", "--time-budget", "--placement"};
 
+// The fastest cut, which --balanced is compared with, has at least this many positions and fewer than twice as many.
+constexpr int kFewestPositions = 256;
+
 struct SliceOptions {
   std::string file;
   std::string times;
@@ -37,7 +40,7 @@ struct SliceOptions {
   int joint = 0;
   std::int64_t granularity = 0;
   int max_slices = 0;
-  double time_budget_s = 10;
+  double time_budget_s = -1;  // below 0: the default
   bool json = false;
   std::string output;
   std::unique_ptr<ScenarioFlags> flags;
@@ -88,10 +91,11 @@ CutReport frame_of(const std::string& method, const SliceOptions& options, const
 // Computes the times of even slices and of no slicing, for comparison with the plan.
 void compare(const SlicingProblem& problem, CutReport& report) {
   constexpr std::int64_t kMostEven = 512;
+  const std::int64_t granularity = problem.forward.granularity;
   const std::int64_t most = std::min(problem.forward.granules(), kMostEven);
   report.best_even_time = Duration::max();
   for (std::int64_t count = 1; count <= most; ++count) {
-    const Duration time = pipeline_latency(problem, even_slices(report.tokens, report.granularity, count));
+    const Duration time = pipeline_latency(problem, even_slices(report.tokens, granularity, count));
     if (count == 1) report.whole = time;
     if (count == std::ssize(report.plan.lengths)) report.even = time;
     if (time >= report.best_even_time) continue;
@@ -99,8 +103,7 @@ void compare(const SlicingProblem& problem, CutReport& report) {
     report.best_even = count;
   }
   if (std::ssize(report.plan.lengths) > most) {
-    report.even =
-        pipeline_latency(problem, even_slices(report.tokens, report.granularity, std::ssize(report.plan.lengths)));
+    report.even = pipeline_latency(problem, even_slices(report.tokens, granularity, std::ssize(report.plan.lengths)));
   }
 }
 
@@ -129,7 +132,8 @@ int terapipe(const SliceOptions& options, const nlohmann::json& document) {
   return print_cut(options, report);
 }
 
-// Cuts into slices of equal FLOPs, and compares their time with the optimum for the costs.
+// Cuts into slices of equal FLOPs, and compares their time with the fastest cut. That one is searched at a granularity
+// with few positions: the time of each pair of positions is needed.
 int balanced(const SliceOptions& options, const nlohmann::json& document) {
   const int slices = requested_slices(*options.flags);
   if (slices == 0) throw InputError("slice: --balanced needs --slices, the number of slices");
@@ -139,19 +143,23 @@ int balanced(const SliceOptions& options, const nlohmann::json& document) {
   if (granularity == 0 && document.contains(place) && document[place].is_number_integer()) {
     granularity = balanced_multiple(document[place].get<std::int64_t>(), slices);
   }
-  SliceCosts costs = costs_of(options, document, granularity);
-  if (!costs.scenario()->model) throw InputError("slice: --balanced needs a model (--model)");
-  if (costs.tokens() % costs.granularity() != 0) {
+  const SliceCosts fine = costs_of(options, document, granularity);
+  if (!fine.scenario()->model) throw InputError("slice: --balanced needs a model (--model)");
+  if (fine.tokens() % fine.granularity() != 0) {
     throw InputError(fmt::format("slice: --balanced: expected a granularity that divides {} tokens, got {}",
-                                 costs.tokens(), costs.granularity()));
+                                 fine.tokens(), fine.granularity()));
   }
-  SlicingProblem problem = costs.problem();
-  CutReport report = frame_of("balanced", options, costs);
-  report.plan.lengths = balanced_slices(*costs.scenario()->model, costs.tokens(), slices, costs.granularity());
-  report.plan.latency = pipeline_latency(problem, report.plan.lengths);
-  report.flops_spread = flops_spread(*costs.scenario()->model, report.plan.lengths);
+  CutReport report = frame_of("balanced", options, fine);
+  report.plan.lengths = balanced_slices(*fine.scenario()->model, fine.tokens(), slices, fine.granularity());
+  report.plan.latency = fine.latency(report.plan.lengths);
+  report.flops_spread = flops_spread(*fine.scenario()->model, report.plan.lengths);
+  report.best_granularity = fine.granularity();
+  const int positions = std::max(kFewestPositions, slices);
+  while (fine.tokens() / (2 * report.best_granularity) >= positions) report.best_granularity *= 2;
+  SliceCosts coarse = costs_of(options, document, report.best_granularity);
+  const SlicingProblem problem = coarse.problem();
   report.plan.lower_bound = best_slices(problem).latency;
-  report.proven = true;
+  report.proven = report.best_granularity == report.granularity;
   compare(problem, report);
   return print_cut(options, report);
 }
@@ -197,7 +205,7 @@ int for_schedule(const SliceOptions& options, nlohmann::json document) {
   request.granularity =
       options.granularity > 0 ? options.granularity : default_granularity(request.scenario.training.sequence_length);
   if (options.max_slices > 0) request.max_slices = options.max_slices;
-  request.time_budget_s = options.time_budget_s;
+  if (options.time_budget_s >= 0) request.time_budget_s = options.time_budget_s;
   if (!names_file(request.scenario.schedule)) {
     request.scenario.schedule = find_family(request.scenario.schedule, "--for").name;
   }
@@ -218,6 +226,7 @@ int slice_command(const SliceOptions& options) {
          "--for, --algorithm1, --balanced and --joint exclude each other");
   refuse(!options.schedule.empty() && options.backward,
          "--for excludes --backward: it always simulates forward and backward");
+  refuse(options.schedule.empty() && options.time_budget_s >= 0, "--time-budget needs --for");
   refuse(!options.times.empty() && options.granularity > 0, "--times excludes --granularity: the table has its own");
   refuse(!options.times.empty() && !options.file.empty(), "--times excludes a scenario file");
   const nlohmann::json document = options.flags->document(options.file);

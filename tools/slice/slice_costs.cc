@@ -113,6 +113,18 @@ SlicingProblem SliceCosts::problem(int sequences) {
   return problem;
 }
 
+Duration SliceCosts::latency(std::span<const std::int64_t> lengths) const {
+  const SequenceCut cut{.tokens = tokens_, .sequences = sequences_, .forward_only = !backward_};
+  std::vector<Duration> forward, backward;
+  for (std::int64_t begin = 0; const std::int64_t length : lengths) {
+    const SlowestTimes times = slowest_times(costs_->cost(), schedule_->num_stages(), cut, begin, begin + length);
+    forward.push_back(times.forward);
+    if (backward_) backward.push_back(times.backward);
+    begin += length;
+  }
+  return pipeline_latency(forward, backward, cells_);
+}
+
 Duration SliceCosts::total_hop_latency() const {
   Duration sum{};
   if (!costs_) return sum;

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "model/scenario/costs.h"
@@ -25,6 +26,9 @@ class SliceCosts {
   // Returns the problem for microbatches of `sequences` (0: the scenario's), without limits on the number of slices.
   // Refers to this object. Throws InputError for a table of times and more than one sequence.
   SlicingProblem problem(int sequences = 0);
+
+  // Returns the time of one cut of the scenario's microbatches, at any positions.
+  Duration latency(std::span<const std::int64_t> lengths) const;
 
   std::int64_t tokens() const { return tokens_; }
   std::int64_t granularity() const { return granularity_; }

@@ -83,7 +83,10 @@ std::string cut_table(const CutReport& report) {
   if (report.flops_spread)
     out += fmt::format("  FLOPs of the rounded slices differ by {:.2f} %\n", 100 * *report.flops_spread);
   out += fmt::format("  time {}    {}\n", time_text(plan.latency),
-                     report.proven ? gap_text(plan.latency, plan.lower_bound) : "");
+                     report.proven ? gap_text(plan.latency, plan.lower_bound)
+                                   : fmt::format("{:+.2f} % against the fastest cut in multiples of {}, {}",
+                                                 100 * over(plan.latency, plan.lower_bound), report.best_granularity,
+                                                 time_text(plan.lower_bound)));
   out += other(fmt::format("even, {}", count_text(std::ssize(plan.lengths), "slice")), report.even, plan.latency);
   out +=
       other(fmt::format("best even, {}", count_text(report.best_even, "slice")), report.best_even_time, plan.latency);
@@ -97,8 +100,11 @@ std::string cut_json(const CutReport& report) {
   out["slices"] = plan.lengths.size();
   out["slice_lengths"] = plan.lengths;
   out["time_s"] = to_seconds(plan.latency);
-  out["lower_bound_s"] = to_seconds(plan.lower_bound);
-  out["gap"] = over(plan.latency, plan.lower_bound);
+  out["lower_bound_s"] = report.proven ? OrderedJson(to_seconds(plan.lower_bound)) : OrderedJson(nullptr);
+  out["gap"] = report.proven ? OrderedJson(over(plan.latency, plan.lower_bound)) : OrderedJson(nullptr);
+  if (!report.proven) {
+    out["fastest"] = {{"granularity", report.best_granularity}, {"time_s", to_seconds(plan.lower_bound)}};
+  }
   out["sweeps"] = plan.sweeps;
   if (report.flops_spread) out["flops_spread"] = *report.flops_spread;
   out["even_s"] = to_seconds(report.even);

@@ -21,7 +21,9 @@ struct CutReport {
   int sequences = 1;
   bool backward = false;
   SlicePlan plan;
-  bool proven = false;         // the plan's lower bound holds for every cut
+  bool proven = false;  // the plan's lower bound holds for every cut
+  // Where it is not proven, `plan.lower_bound` is the time of the fastest cut at this coarser granularity.
+  std::int64_t best_granularity = 0;
   Duration even{};             // time of the same number of even slices
   std::int64_t best_even = 1;  // number of even slices with the least time
   Duration best_even_time{};
