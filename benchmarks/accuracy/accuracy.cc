@@ -46,6 +46,7 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
              "median", "worst", "signed");
   for (const auto& [name, score] : scores) {
     fmt::print("{}", score_text(name, score, rows));
+    if (!score.runs.empty()) fmt::print("{}", regret_text(regret_of(score.runs)));
     if (const auto choices = choices_of(score)) fmt::print("{}", choices_text(*choices));
   }
   if (!unknown.empty()) fmt::print("not scored: {}\n", fmt::join(unknown, ", "));

@@ -6,6 +6,9 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <utility>
+
+#include "sim/planner/shortlist.h"
 
 namespace sluice::bench::accuracy {
 namespace {
@@ -30,7 +33,83 @@ std::string fixed_part(const std::string& setting) {
   return out;
 }
 
+// The loss of the best of the first `count` runs in this order that did not fail.
+double loss_of(const std::vector<const MeasuredRun*>& order, int count, double best_s, int& skipped) {
+  double chosen_s = INFINITY;
+  for (const MeasuredRun* run : order) {
+    if (count == 0) break;
+    if (run->measured_s == 0) {
+      ++skipped;
+      continue;
+    }
+    chosen_s = std::min(chosen_s, run->measured_s);
+    --count;
+  }
+  return chosen_s / best_s - 1;
+}
+
+double median(const std::vector<double>& sorted) {
+  return (sorted[(sorted.size() - 1) / 2] + sorted[sorted.size() / 2]) / 2;
+}
+
+double mean(const std::vector<double>& values) {
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// All runs of a set, in the order in which they would be measured.
+std::vector<const MeasuredRun*> ordered(const std::vector<const MeasuredRun*>& runs, bool by_likelihood) {
+  std::vector<const MeasuredRun*> out;
+  for (const auto& [fits, tight] : {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
+    std::vector<const MeasuredRun*> part;
+    std::vector<sim::Candidate> candidates;
+    std::map<std::string, int> groups;
+    for (const MeasuredRun* run : runs) {
+      if (run->predicted_fits != fits || run->predicted_tight != tight) continue;
+      part.push_back(run);
+      const int group = groups.try_emplace(run->alike, static_cast<int>(groups.size())).first->second;
+      candidates.push_back({run->predicted_s, group});
+    }
+    const sim::ChoiceErrors errors = by_likelihood ? sim::kMeasuredErrors : sim::ChoiceErrors{};
+    for (const int index : sim::shortlist(candidates, static_cast<int>(part.size()), errors).chosen) {
+      out.push_back(part[index]);
+    }
+  }
+  return out;
+}
+
 }  // namespace
+
+Regret regret_of(const std::vector<MeasuredRun>& runs) {
+  std::map<std::string, std::vector<const MeasuredRun*>> sets;
+  for (const MeasuredRun& run : runs) sets[run.set].push_back(&run);
+  Regret out;
+  for (const auto& [name, set] : sets) {
+    double best_s = INFINITY;
+    for (const MeasuredRun* run : set) {
+      if (run->measured_s > 0) best_s = std::min(best_s, run->measured_s);
+    }
+    if (best_s == INFINITY) continue;
+    ++out.sets;
+    int ignored = 0;
+    out.first.push_back(loss_of(ordered(set, false), 1, best_s, out.skipped));
+    out.of_five.push_back(loss_of(ordered(set, true), 5, best_s, ignored));
+  }
+  std::sort(out.first.begin(), out.first.end());
+  std::sort(out.of_five.begin(), out.of_five.end());
+  return out;
+}
+
+std::string regret_text(const Regret& regret) {
+  std::string out;
+  const auto line = [&](const char* what, const std::vector<double>& losses) {
+    out += fmt::format("{:<22} {}: slower than the best of {} sets by {:.1f} % (median), {:.1f} % (mean)", "", what,
+                       regret.sets, 100 * median(losses), 100 * mean(losses));
+  };
+  line("first choice", regret.first);
+  out += fmt::format("; {} choices had failed\n", regret.skipped);
+  line("best of five", regret.of_five);
+  return out + "\n";
+}
 
 std::optional<Choices> choices_of(const TableScore& score) {
   std::map<std::string, std::vector<const Comparison*>> sets;

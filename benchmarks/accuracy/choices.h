@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "benchmarks/accuracy/score.h"
 
@@ -15,6 +16,20 @@ struct Choices {
   double mean_loss = 0;          // fraction by which the predicted best is slower than the measured best
   double worst_loss = 0;
 };
+
+// What choosing by predictions loses in sets of runs.
+struct Regret {
+  int sets = 0;  // with at least one run that did not fail
+  // (tokens/s of the best run of a set) / (of the chosen one) - 1, sorted: of the first choice, and of the best of
+  // five.
+  std::vector<double> first;
+  std::vector<double> of_five;
+  int skipped = 0;  // chosen runs that had failed; the next were taken
+};
+
+// Chooses in every set by prediction alone. Runs predicted not to fit come last.
+Regret regret_of(const std::vector<MeasuredRun>& runs);
+std::string regret_text(const Regret& regret);
 
 // Choices among the iteration times of a table; nothing if no two have the same model, batch and number of GPUs.
 std::optional<Choices> choices_of(const TableScore& score);

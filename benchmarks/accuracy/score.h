@@ -35,9 +35,22 @@ struct Skipped {
   std::string reason;
 };
 
+// One of the configurations of a set that were all run, to choose from by prediction.
+struct MeasuredRun {
+  std::string set;  // what is not chosen: model, GPUs, batch
+  std::string place;
+  std::string setting;
+  std::string alike;      // runs of a set with equal texts have similar errors
+  double measured_s = 0;  // 0: the run failed
+  double predicted_s = 0;
+  bool predicted_fits = true;
+  bool predicted_tight = false;  // within the memory margin, or does not fit
+};
+
 struct TableScore {
   std::vector<Comparison> comparisons;
   std::vector<Verdict> verdicts;
+  std::vector<MeasuredRun> runs;
   std::vector<Skipped> skipped;
 };
 

@@ -1,5 +1,6 @@
 #include <iterator>
 
+#include "benchmarks/accuracy/framework_tables.h"
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/memory_tables.h"
 #include "benchmarks/accuracy/score.h"
@@ -54,6 +55,10 @@ const std::vector<TableKind>& table_kinds() {
        {"benchmark", "layers", "hidden", "heads", "seq", "tp", "pp", "vp", "dp", "global_batch", "micro_batch",
         "num_microbatches", "median_step_s"},
        score_mlperf},
+      {"ultrascale",
+       {"model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "tp", "pp", "dp", "mbs", "gbs",
+        "zero", "status", "iter_s"},
+       score_ultrascale},
       {"simumax-b200",
        {"case", "model", "parallel", "layers", "microbatches", "real_ms", "peak_alloc_mb_by_rank"},
        score_simumax},

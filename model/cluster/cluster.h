@@ -45,6 +45,10 @@ struct Gpu {
   std::int64_t reserved_bytes = 0;  // context and communication buffers, not for tensors
   double fragmentation = 0;  // memory that the allocator reserves beyond the allocated bytes, as a fraction of these
   double memory_margin = 0;  // by which the needed memory may be predicted too low, as a fraction of the device's
+  // Whether these bytes are within the margin of the capacity, or above it.
+  bool within_margin(std::int64_t needed) const {
+    return static_cast<double>(needed) > static_cast<double>(memory_bytes) * (1 - memory_margin);
+  }
 };
 
 // The speed of concurrent transfers through one port or card.

@@ -30,6 +30,7 @@ constexpr Column kColumns[] = {
     {"layers", "/model/num_layers"},
     {"hidden", "/model/hidden_size"},
     {"ffn_hidden", "/model/ffn_hidden_size"},
+    {"ffn", "/model/ffn_hidden_size"},
     {"heads", "/model/num_attention_heads"},
     {"kv_heads", "/model/num_query_groups"},
     {"vocab", "/model/vocab_size"},
@@ -86,7 +87,8 @@ class IterationRow {
   IterationRow(const CsvTable& table, int row, const Json& base, const std::string& folder)
       : table_(table), row_(row), folder_(folder), document_(base) {}
 
-  MeasuredIteration read() {
+  // Without the time.
+  MeasuredIteration configuration() {
     check_base();
     read_schedule_name();
     for (const Column& column : kColumns) {
@@ -101,6 +103,11 @@ class IterationRow {
     MeasuredIteration out{.place = table_.place(row_)};
     out.scenario = scenario_from_json(document_, out.place, folder_);
     out.setting = setting();
+    return out;
+  }
+
+  MeasuredIteration read() {
+    MeasuredIteration out = configuration();
     read_time(out);
     return out;
   }
@@ -250,6 +257,11 @@ MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const 
     throw InputError(table.source() + ": header: expected a column of measured times, such as iter_ms" + hint);
   }
   return IterationRow(table, row, base, folder).read();
+}
+
+MeasuredIteration read_configuration(const CsvTable& table, int row, const nlohmann::json& base,
+                                     const std::string& folder) {
+  return IterationRow(table, row, base, folder).configuration();
 }
 
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,

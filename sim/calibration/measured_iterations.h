@@ -24,14 +24,17 @@ bool has_measured_times(const CsvTable& table);
 // Reads a table of measured iterations. The cells of a row override `base`, a scenario document whose relative paths
 // are resolved against `folder`. Columns:
 //   mbs, gbs, vpp, seq_length, with the meaning of the flags, or
-//   layers, hidden, ffn_hidden, heads, kv_heads, vocab, seq; tp, pp, dp or gpus, cp, ep, vp or interleave; micro_batch,
-//   global_batch or (num_)microbatches, slices; schedule; recompute (none, selective, full; "+sequence-parallel")
-//   and one time: iter_ms, iter_s, derived_iter_ms, derived_iter_s, median_step_s, iteration_s, iteration_ms or
-//   tokens_per_s_thousands. "OOM" as a time means out of memory.
+//   layers, hidden, ffn_hidden or ffn, heads, kv_heads, vocab, seq; tp, pp, dp or gpus, cp, ep, vp or interleave;
+//   micro_batch, global_batch or (num_)microbatches, slices; schedule; recompute (none, selective, full;
+//   "+sequence-parallel") and one time: iter_ms, iter_s, derived_iter_ms, derived_iter_s, median_step_s, iteration_s,
+//   iteration_ms or tokens_per_s_thousands. "OOM" as a time means out of memory.
 // Ignores other columns (see check_columns). Sets the number of learned positions to the sequence length.
 // Throws InputError naming file, row and column, also if a number of microbatches contradicts the global batch.
 MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
                                           const std::string& folder = "");
+// The same without reading a time.
+MeasuredIteration read_configuration(const CsvTable& table, int row, const nlohmann::json& base,
+                                     const std::string& folder = "");
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
                                                         const std::string& folder = "");
 

@@ -23,10 +23,6 @@ PlanResult refused(const std::string& reason) {
   return out;
 }
 
-bool tight(const Gpu& gpu, std::int64_t needed) {
-  return static_cast<double>(needed) > static_cast<double>(gpu.memory_bytes) * (1 - gpu.memory_margin);
-}
-
 // Number of microbatches of a shortened schedule: enough for warm-up, drain, and a steady state.
 int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
 constexpr std::size_t kWhole = 3;  // the level of the whole schedule
@@ -85,7 +81,7 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
         needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs).graph)
                                                    : standing_bytes(of.brief.schedule, *costs.footprint()),
                                   out.rank));
-    out.tight = tight(gpu, out.needed_bytes);
+    out.tight = gpu.within_margin(out.needed_bytes);
     if (out.needed_bytes <= gpu.memory_bytes) continue;
     out.status = PlanStatus::over;
     return out;
@@ -140,7 +136,7 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     out.fits = fit.fits;
     out.rank = fit.rank;
     out.needed_bytes = fit.needed_bytes;
-    out.tight = tight(scenario.cluster->gpu, fit.needed_bytes);
+    out.tight = scenario.cluster->gpu.within_margin(fit.needed_bytes);
     return out;
   }
 } catch (const InputError& error) {
@@ -161,7 +157,7 @@ PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
   out.fits = prediction.fit->fits;
   out.rank = prediction.fit->rank;
   out.needed_bytes = prediction.fit->needed_bytes;
-  out.tight = tight(scenario.cluster->gpu, out.needed_bytes);
+  out.tight = scenario.cluster->gpu.within_margin(out.needed_bytes);
   return out;
 }
 

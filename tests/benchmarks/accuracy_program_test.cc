@@ -41,6 +41,26 @@ TEST(AccuracyProgram, ScoresEveryRowAndReportsSkippedOnes) {
   EXPECT_THAT(text.out, HasSubstr("1 rows skipped"));
 }
 
+// Of a set of runs, the failed first choice is skipped.
+TEST(AccuracyProgram, ReportsTheRegretOfChoices) {
+  const TemporaryFolder folder;
+  std::string rows =
+      "model,layers,hidden,heads,kv_heads,ffn,vocab,seq,gpus,tp,pp,dp,mbs,gbs,zero,status,iter_s,peak_mem_GB\n";
+  const auto add = [&](int tp, int pp, int dp, const std::string& end) {
+    rows += "llama-1.34B,16,2048,32,32,8192,131072,4096,8," + std::to_string(tp) + "," + std::to_string(pp) + "," +
+            std::to_string(dp) + ",1,256,1," + end + "\n";
+  };
+  add(1, 1, 8, "failed,,");  // the predicted fastest
+  add(1, 2, 4, "ok,4.0,20");
+  add(8, 1, 1, "ok,3.2,10");  // the predicted slowest
+  write_file_whole(folder.path("runs.csv"), rows);
+  const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("first choice: slower than the best of 1 sets by 25.0 % (median), 25.0 % (mean); 1 "
+                                    "choices had failed"));
+  EXPECT_THAT(result.out, HasSubstr("best of five: slower than the best of 1 sets by 0.0 % (median)"));
+}
+
 TEST(AccuracyProgram, RejectsFoldersWithoutAKnownTable) {
   const TemporaryFolder folder;
   write_file_whole(folder.path("other.csv"), "a,b\n1,2\n");

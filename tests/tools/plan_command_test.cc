@@ -144,6 +144,26 @@ std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {
 }
 
 // The printed metrics equal those of `simulate` with the printed flags.
+TEST(PlanCommand, NamesAShortlist) {
+  const std::string space =
+      "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 --schedule megatron --cp 1 ";
+  const CommandResult result = run_sluice(words(space + "--shortlist 3 --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json found = json::parse(result.out);
+  const json& places = found.at("shortlist").at("places");
+  ASSERT_EQ(places.size(), 3U);
+  EXPECT_EQ(places.at(0), 0);
+  for (const json& place : places)
+    EXPECT_FALSE(found.at("ranking").at(place.get<std::size_t>()).at("within_memory_margin"));
+  const json more = json::parse(run_sluice(words(space + "--shortlist 8 --json")).out).at("shortlist");
+  EXPECT_GT(more.at("probability"), found.at("shortlist").at("probability"));
+  EXPECT_LT(more.at("expected_loss"), found.at("shortlist").at("expected_loss"));
+  EXPECT_LT(more.at("expected_loss"), 0.1);
+  const CommandResult text = run_sluice(words(space + "--shortlist 2"));
+  EXPECT_THAT(text.out, HasSubstr("shortlist: measure these 2; their fastest is expected to be within "));
+  EXPECT_FALSE(json::parse(run_sluice(words(space + "--json")).out).contains("shortlist"));
+}
+
 TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
   const std::string base =
       "--model " + kExamples + "models/llama3-8b/config.json --cluster dgx-h100 --gbs 64 --seq-length 8192 ";

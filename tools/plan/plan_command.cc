@@ -33,6 +33,8 @@ namespace {
 // Relative error of the predicted difference between two configurations of a model on a cluster: the median over pairs
 // of measured configurations (docs/results.md, "Plans").
 constexpr double kModelError = 0.035;
+// A shortlist is chosen among the first this many times its length.
+constexpr int kCandidates = 16;
 
 // Scenario flags that a plan chooses itself or replaces by flags for lists.
 constexpr std::string_view kSearchedFlags[] = {"--schedule",
@@ -78,6 +80,7 @@ struct PlanOptions {
   bool even_stages = false;
   bool everything = false;
   int top = 10;
+  int shortlist = 0;
   double model_error = kModelError;
   double memory_margin = -1;  // the GPU's
   bool json = false;
@@ -288,7 +291,8 @@ int plan_command(const PlanOptions& options) {
     const auto begin = std::chrono::steady_clock::now();
     PlanSpace space = space_of(options);
     Scenario base = base_scenario(options, space);
-    Plan plan(std::move(base), std::move(space), options.top, options.everything, megatron_runs);
+    const int keep = std::max(options.top, kCandidates * options.shortlist);
+    Plan plan(std::move(base), std::move(space), keep, options.everything, megatron_runs);
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
     if (ranks.first()) print_message(ignored);
     const SearchEnd end = search(plan, ranks, peers, interrupt);
@@ -299,7 +303,8 @@ int plan_command(const PlanOptions& options) {
     }
     if (end != SearchEnd::alone && !ranks.first()) return kDone;
     print_message(calibration_warning(plan.base()));
-    PlanReport report{.plan = &plan, .top = options.top, .model_error = options.model_error};
+    PlanReport report{
+        .plan = &plan, .top = options.top, .model_error = options.model_error, .shortlist = options.shortlist};
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = !finished;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
@@ -391,6 +396,11 @@ Subcommand add_plan_command(CLI::App& app) {
                            "Simulate every configuration that fits in memory (default: only promising ones)"));
   command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
+  command
+      ->add_option("--shortlist", options->shortlist,
+                   "Number of configurations to name for measurements, 1 to 1000, such that their fastest is "
+                   "expected to be as fast as possible, given the errors of predictions (default: none)")
+      ->check(CLI::Range(1, 1000));
   command
       ->add_option(
           "--model-error", options->model_error,

@@ -7,7 +7,9 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "sim/planner/shortlist.h"
 #include "tools/plan/megatron_arguments.h"
 #include "traces/text/quantity_text.h"
 
@@ -148,6 +150,48 @@ std::string megatron_text(const Plan& plan, const std::vector<int>& ranking) {
                      100 * slower, arguments);
 }
 
+// Returns the places in the ranking to measure. Configurations within the memory margin are left out where others fit.
+// Of those that differ in the layers of stages, the optimizer's distribution or the placement alone, the errors are
+// the same: the predicted fastest is a candidate.
+Shortlist shortlist_of(const PlanReport& report, const std::vector<int>& ranking) {
+  const Plan& plan = *report.plan;
+  std::vector<Candidate> candidates;
+  std::vector<int> places;
+  std::vector<PlanPoint> kinds;
+  std::map<std::pair<int, int>, int> groups;
+  for (const int& index : ranking) {
+    const PlanPoint& point = plan.points()[index];
+    const PlanResult& result = plan.results()[index];
+    if (result.tight && !plan.results()[ranking.front()].tight) break;
+    PlanPoint kind = point;
+    kind.first_layers = kind.last_layers = 0;
+    kind.distributed_optimizer = kind.pipeline_before_data = false;
+    if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
+    kinds.push_back(kind);
+    places.push_back(static_cast<int>(&index - ranking.data()));
+    const auto group = groups.try_emplace({point.tp, point.micro_batch}, static_cast<int>(groups.size()));
+    candidates.push_back({to_seconds(result.iteration), group.first->second});
+  }
+  Shortlist out = shortlist(candidates, report.shortlist, kMeasuredErrors);
+  for (int& chosen : out.chosen) chosen = places[chosen];
+  return out;
+}
+
+std::string shortlist_text(const PlanReport& report, const std::vector<int>& ranking) {
+  const Shortlist found = shortlist_of(report, ranking);
+  std::string out = fmt::format(
+      "shortlist: measure these {}; their fastest is expected to be within {:.1f} % of the fastest of all (where "
+      "predictions with equal tp and mbs err together by {:.0f} %, each by {:.0f} %):\n",
+      found.chosen.size(), 100 * found.loss, 100 * kMeasuredErrors.group, 100 * kMeasuredErrors.own);
+  for (const int place : found.chosen) {
+    const int point = ranking[place];
+    fmt::format_to(std::back_inserter(out), "  #{:<4} {}  {}\n", place + 1,
+                   time_text(report.plan->results()[point].iteration),
+                   flags_of(report.plan->base(), report.plan->space(), report.plan->points()[point]));
+  }
+  return out;
+}
+
 OrderedJson sizes_json(const PlanPoint& point) {
   return {{"schedule", point.family->name},
           {"tp", point.tp},
@@ -219,6 +263,7 @@ std::string plan_table(const PlanReport& report) {
     out += fmt::format("#1 to #{} differ by less than the model error (±{:.2g} %): measure them before choosing.\n",
                        close, 100 * report.model_error);
   }
+  if (report.shortlist > 0) out += shortlist_text(report, ranking);
   out += fmt::format("simulate #1:  {}\n", flags_of(plan.base(), plan.space(), plan.points()[ranking.front()]));
   return out + megatron_text(plan, ranking);
 }
@@ -250,6 +295,11 @@ std::string plan_json(const PlanReport& report) {
   std::map<int, std::size_t> place;
   for (std::size_t i = 0; i < ranking.size(); ++i) place[ranking[i]] = i;
   for (const int point : plan.pareto_front()) out["pareto"].push_back(place.at(point));
+  if (report.shortlist > 0) {
+    const Shortlist found = shortlist_of(report, ranking);
+    out["shortlist"] = {
+        {"places", found.chosen}, {"probability", found.probability}, {"expected_loss", found.loss}};  // from 0
+  }
   out["megatron"] = nullptr;
   if (const int best = plan.best_of_subset(); best >= 0) {
     out["megatron"] = {{"place", place.at(best)},

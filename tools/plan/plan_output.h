@@ -11,6 +11,7 @@ struct PlanReport {
   const Plan* plan = nullptr;
   int top = 10;
   double model_error = 0;  // relative error of the difference between two configurations
+  int shortlist = 0;       // number of configurations to name for measurements
   double seconds = 0;      // search time
   bool interrupted = false;
 };
