@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "benchmarks/accuracy/choices.h"
+#include "benchmarks/accuracy/framework_tables.h"
 #include "benchmarks/accuracy/score.h"
 #include "benchmarks/files_in.h"
 #include "model/errors.h"
@@ -24,9 +25,10 @@ const TableKind* kind_of(const CsvTable& table) {
   return nullptr;
 }
 
-int run(const std::vector<std::string>& paths, bool rows, bool json) {
+int run(const std::vector<std::string>& paths, bool rows, bool json, bool plans) {
   std::vector<std::pair<std::string, TableScore>> scores;
   std::vector<std::string> unknown;
+  std::string agreements;
   for (const std::string& file : files_in(paths, ".csv")) {
     const CsvTable table = read_csv(file);
     const TableKind* kind = kind_of(table);
@@ -35,6 +37,7 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
       continue;
     }
     scores.emplace_back(kind->name, kind->score(table));
+    if (plans && kind->name == "dgxc") agreements += agreement_text(table);
   }
   if (scores.empty())
     throw InputError("expected at least one table with the columns of a known kind (benchmarks/accuracy/tables.cc)");
@@ -46,9 +49,10 @@ int run(const std::vector<std::string>& paths, bool rows, bool json) {
              "median", "worst", "signed");
   for (const auto& [name, score] : scores) {
     fmt::print("{}", score_text(name, score, rows));
-    if (!score.runs.empty()) fmt::print("{}", regret_text(regret_of(score.runs)));
-    if (const auto choices = choices_of(score)) fmt::print("{}", choices_text(*choices));
+    const std::vector<MeasuredRun> runs = runs_of(score);
+    fmt::print("{}{}", difference_text(runs), regret_text(regret_of(runs)));
   }
+  fmt::print("{}", agreements);
   if (!unknown.empty()) fmt::print("not scored: {}\n", fmt::join(unknown, ", "));
   return 0;
 }
@@ -61,12 +65,14 @@ int main(int argc, char** argv) {
   std::vector<std::string> paths;
   bool rows = false;
   bool json = false;
+  bool plans = false;
   app.add_option("data", paths, "CSV tables, or folders of CSV tables")->required();
   app.add_flag("--rows", rows, "Also print every row");
   app.add_flag("--json", json, "Print one JSON document (sluice.accuracy/1) with every row");
+  app.add_flag("--plans", plans, "Also compare the configurations of a dgxc table with the plans of their GPUs");
   CLI11_PARSE(app, argc, argv);
   try {
-    return sluice::bench::accuracy::run(paths, rows, json);
+    return sluice::bench::accuracy::run(paths, rows, json, plans);
   } catch (const sluice::model::InputError& error) {
     fmt::print(stderr, "accuracy: {}\n", error.what());
     return 2;

@@ -13,8 +13,8 @@
 namespace sluice::bench::accuracy {
 namespace {
 
-// The part of a setting ("hidden 2048, layers 24, tp 2") that is not chosen, with the number of GPUs.
-std::string fixed_part(const std::string& setting) {
+// The sizes in a setting such as "hidden 2048, layers 24, tp 2".
+std::map<std::string, std::string> cells_of(const std::string& setting) {
   std::map<std::string, std::string> cells;
   for (std::size_t begin = 0; begin < setting.size();) {
     const std::size_t end = std::min(setting.find_first_of(",;", begin), setting.size());
@@ -23,6 +23,11 @@ std::string fixed_part(const std::string& setting) {
     if (blank != std::string::npos) cells[cell.substr(0, blank)] = cell.substr(blank + 1);
     begin = std::min(setting.size(), setting.find_first_not_of(",; ", end));
   }
+  return cells;
+}
+
+// What is not chosen, with the number of GPUs.
+std::string fixed_part(std::map<std::string, std::string> cells) {
   double gpus = 1;
   for (const char* size : {"tp", "pp", "dp"}) gpus *= cells.count(size) > 0 ? std::stod(cells[size]) : 1;
   if (cells.count("global_batch") > 0) cells.erase("microbatches");
@@ -77,18 +82,22 @@ std::vector<const MeasuredRun*> ordered(const std::vector<const MeasuredRun*>& r
   return out;
 }
 
+std::map<std::string, std::vector<const MeasuredRun*>> sets_of(const std::vector<MeasuredRun>& runs) {
+  std::map<std::string, std::vector<const MeasuredRun*>> sets;
+  for (const MeasuredRun& run : runs) sets[run.set].push_back(&run);
+  return sets;
+}
+
 }  // namespace
 
 Regret regret_of(const std::vector<MeasuredRun>& runs) {
-  std::map<std::string, std::vector<const MeasuredRun*>> sets;
-  for (const MeasuredRun& run : runs) sets[run.set].push_back(&run);
   Regret out;
-  for (const auto& [name, set] : sets) {
+  for (const auto& [name, set] : sets_of(runs)) {
     double best_s = INFINITY;
     for (const MeasuredRun* run : set) {
       if (run->measured_s > 0) best_s = std::min(best_s, run->measured_s);
     }
-    if (best_s == INFINITY) continue;
+    if (best_s == INFINITY || set.size() < 2) continue;
     ++out.sets;
     int ignored = 0;
     out.first.push_back(loss_of(ordered(set, false), 1, best_s, out.skipped));
@@ -100,6 +109,7 @@ Regret regret_of(const std::vector<MeasuredRun>& runs) {
 }
 
 std::string regret_text(const Regret& regret) {
+  if (regret.sets == 0) return "";
   std::string out;
   const auto line = [&](const char* what, const std::vector<double>& losses) {
     out += fmt::format("{:<22} {}: slower than the best of {} sets by {:.1f} % (median), {:.1f} % (mean)", "", what,
@@ -111,51 +121,39 @@ std::string regret_text(const Regret& regret) {
   return out + "\n";
 }
 
-std::optional<Choices> choices_of(const TableScore& score) {
-  std::map<std::string, std::vector<const Comparison*>> sets;
+std::vector<MeasuredRun> runs_of(const TableScore& score) {
+  if (!score.runs.empty()) return score.runs;
+  std::vector<MeasuredRun> out;
   for (const Comparison& comparison : score.comparisons) {
-    if (comparison.group == "iteration time") sets[fixed_part(comparison.setting)].push_back(&comparison);
-  }
-  constexpr double kClose = 0.15;
-  std::vector<double> off;
-  std::vector<double> losses;
-  for (const auto& [given, comparisons] : sets) {
-    for (std::size_t i = 0; i < comparisons.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        const double predicted = std::log(comparisons[i]->predicted / comparisons[j]->predicted);
-        if (std::abs(predicted) >= kClose) continue;
-        off.push_back(std::abs(predicted - std::log(comparisons[i]->measured / comparisons[j]->measured)));
-      }
-    }
-    if (comparisons.size() < 3) continue;
-    const auto by = [](double Comparison::*time) {
-      return [time](const Comparison* a, const Comparison* b) { return a->*time < b->*time; };
-    };
-    const Comparison* chosen = *std::min_element(comparisons.begin(), comparisons.end(), by(&Comparison::predicted));
-    const Comparison* best = *std::min_element(comparisons.begin(), comparisons.end(), by(&Comparison::measured));
-    losses.push_back(chosen->measured / best->measured - 1);
-  }
-  if (off.empty()) return std::nullopt;
-  Choices out{.pairs = static_cast<int>(off.size()), .sets = static_cast<int>(losses.size())};
-  const auto middle = off.begin() + std::ssize(off) / 2;
-  std::nth_element(off.begin(), middle, off.end());
-  out.median_difference = *middle;
-  if (!losses.empty()) {
-    out.mean_loss = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
-    out.worst_loss = *std::max_element(losses.begin(), losses.end());
+    if (comparison.group != "iteration time") continue;
+    auto cells = cells_of(comparison.setting);
+    out.push_back({.set = fixed_part(cells),
+                   .place = comparison.place,
+                   .setting = comparison.setting,
+                   .alike = fmt::format("tp {}, mbs {}", cells["tp"], cells["micro_batch"]),
+                   .measured_s = comparison.measured,
+                   .predicted_s = comparison.predicted});
   }
   return out;
 }
 
-std::string choices_text(const Choices& choices) {
-  std::string out = fmt::format("{:<22} median error of the difference of {} pairs: {:.1f} %", "", choices.pairs,
-                                100 * choices.median_difference);
-  if (choices.sets > 0) {
-    out += fmt::format(
-        "; predicted best of {} sets slower than the measured best by {:.1f} % on average, at most {:.1f} %",
-        choices.sets, 100 * choices.mean_loss, 100 * choices.worst_loss);
+std::string difference_text(const std::vector<MeasuredRun>& runs) {
+  constexpr double kClose = 0.15;
+  std::vector<double> off;
+  for (const auto& [name, set] : sets_of(runs)) {
+    for (std::size_t i = 0; i < set.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (set[i]->measured_s == 0 || set[j]->measured_s == 0) continue;
+        const double predicted = std::log(set[i]->predicted_s / set[j]->predicted_s);
+        if (std::abs(predicted) >= kClose) continue;
+        off.push_back(std::abs(predicted - std::log(set[i]->measured_s / set[j]->measured_s)));
+      }
+    }
   }
-  return out + "\n";
+  if (off.empty()) return "";
+  std::sort(off.begin(), off.end());
+  return fmt::format("{:<22} median error of the difference of {} pairs: {:.1f} %\n", "", off.size(),
+                     100 * median(off));
 }
 
 }  // namespace sluice::bench::accuracy

@@ -14,6 +14,7 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr const char* kColumns =
     "gpus,global_batch,micro_batch,hidden,heads,layers,seq,tp,dp,pp,iter_ms,recompute,schedule\n";
@@ -59,6 +60,23 @@ TEST(AccuracyProgram, ReportsTheRegretOfChoices) {
   EXPECT_THAT(result.out, HasSubstr("first choice: slower than the best of 1 sets by 25.0 % (median), 25.0 % (mean); 1 "
                                     "choices had failed"));
   EXPECT_THAT(result.out, HasSubstr("best of five: slower than the best of 1 sets by 0.0 % (median)"));
+}
+
+// The published configuration is in the plan's space, so that it is never faster than the plan's first.
+TEST(AccuracyProgram, ComparesPublishedConfigurationsWithPlans) {
+  const TemporaryFolder folder;
+  const std::string header =
+      "model,size,layers,hidden,heads,kv_heads,ffn,vocab,seq,gpus,gpu_type,tp,pp,vp,cp,ep,dp,mbs,gbs,recompute,"
+      "precision,schedule,scaling,iter_s\n";
+  const std::string shape = "Llama-3.1,8b,32,4096,32,8,14336,128256,8192,8,H100,";
+  write_file_whole(folder.path("dgxc.csv"), header + shape + "1,1,1,2,1,4,1,128,,BF16,none,,12\n" + shape +
+                                                "2,2,1,1,1,2,1,128,,BF16,1f1b,,12\n" + shape +
+                                                "1,1,1,1,1,8,1,128,,FP8,none,,9\n");
+  const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path(), "--plans"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 configurations: slower by "));
+  EXPECT_THAT(result.out, Not(HasSubstr("\n  -")));
+  EXPECT_THAT(result.out, HasSubstr("1 rows skipped, the first: " + folder.path("dgxc.csv") + ": row 3: not on H100"));
 }
 
 TEST(AccuracyProgram, RejectsFoldersWithoutAKnownTable) {
