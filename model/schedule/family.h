@@ -29,8 +29,9 @@ struct Family {
   std::vector<std::string_view> aliases;  // names in PyTorch and in papers, matched in any case
   std::string_view summary;               // one line
   std::string_view source;
-  int fixed_chunks = 1;    // chunks per rank where the placement determines them; 0: free
-  int default_chunks = 1;  // where free
+  int fixed_chunks = 1;             // chunks per rank where the placement determines them; 0: free
+  int default_chunks = 1;           // where free
+  std::string_view with_one_chunk;  // where free: the family that this one equals with one chunk per rank, if any
   bool sliced = false;
   bool split_backward = false;  // has I and W instead of B, at least in places
   bool grouped = false;         // takes `group`

@@ -42,7 +42,7 @@ struct PlanSpace {
   std::vector<int> pp;                      // default: divisors of the remaining GPUs, at most one rank per layer
   std::vector<int> dp;                      // default: the remaining GPUs
   std::vector<int> ep;                      // default: divisors of the number of experts that divide tp x cp x dp
-  std::vector<int> chunks;                  // for families with a free number of chunks; default: all up to 8
+  std::vector<int> chunks;                  // for families with a free number of chunks; default: all up to 8, with pp > 1
   std::vector<int> micro_batch;             // default: powers of two up to 16
   std::vector<int> slices;                  // for families with slices; default: 2, 4, 8
   std::vector<std::string> families;        // default: all with a flush

@@ -20,6 +20,7 @@ Family interleaved_1f1b() {
           .source = "Narayanan et al. 2021, arXiv:2104.04473, section 2.2.2",
           .fixed_chunks = 0,
           .default_chunks = 2,
+          .with_one_chunk = "1f1b",
           .grouped = true,
           .in_megatron_lm = true,
           .sliced_variant = "seq1f1b-interleaved",

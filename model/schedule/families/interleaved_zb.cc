@@ -19,6 +19,7 @@ Family interleaved_zb() {
           .source = "PyTorch, torch.distributed.pipelining, ScheduleInterleavedZeroBubble",
           .fixed_chunks = 0,
           .default_chunks = 2,
+          .with_one_chunk = "zb-h1",
           .split_backward = true,
           .grouped = true,
           .leaner = {"zb-h1"},

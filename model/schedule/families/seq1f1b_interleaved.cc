@@ -46,6 +46,7 @@ Family seq1f1b_interleaved() {
           .source = "Sun et al. 2024, arXiv:2406.03488, eq. 6",
           .fixed_chunks = 0,
           .default_chunks = 2,
+          .with_one_chunk = "seq1f1b",
           .sliced = true,
           .grouped = true,
           .leaner = {"seq1f1b"},

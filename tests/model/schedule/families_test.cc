@@ -146,10 +146,15 @@ TEST(Registry, RelatedFamiliesAreRegisteredByTheirName) {
 }
 
 // Megatron-LM runs 1F1B where the virtual size is 1: no more microbatches in flight than that.
-TEST(Registry, InterleavedFamiliesWithOneChunkEqualTheirBase) {
-  const std::pair<const char*, const char*> pairs[] = {
-      {"interleaved-1f1b", "1f1b"}, {"seq1f1b-interleaved", "seq1f1b"}, {"interleaved-zb", "zb-h1"}};
-  for (const auto& [interleaved, base] : pairs) {
+TEST(Registry, FamiliesWithOneChunkEqualTheirBase) {
+  int compared = 0;
+  for (const Family& family : all_families()) {
+    if (family.with_one_chunk.empty()) continue;
+    ++compared;
+    const std::string_view interleaved = family.name;
+    const std::string_view base = find_family(family.with_one_chunk).name;
+    EXPECT_EQ(base, family.with_one_chunk);
+    EXPECT_EQ(family.fixed_chunks, 0);
     for (int ranks = 1; ranks <= 4; ++ranks) {
       for (int microbatches = 1; microbatches <= 9; ++microbatches) {
         SCOPED_TRACE(testing::Message() << interleaved << " p=" << ranks << " m=" << microbatches);
@@ -164,6 +169,7 @@ TEST(Registry, InterleavedFamiliesWithOneChunkEqualTheirBase) {
       }
     }
   }
+  EXPECT_EQ(compared, 4);
 }
 
 TEST(Registry, SuggestsTheNearestFamily) {
