@@ -37,14 +37,21 @@ std::vector<StageContents> split_stages(const Transformer& model, const Schedule
   return stages;
 }
 
-ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule) : scenario_(std::move(scenario)) {
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule)
+    : ScenarioCosts(std::move(scenario), schedule, nullptr) {}
+
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, std::vector<StageContents> stages)
+    : ScenarioCosts(std::move(scenario), schedule, &stages) {}
+
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages)
+    : scenario_(std::move(scenario)) {
   scenario_.training.pp = schedule.num_ranks();
   scenario_.microbatches = schedule.num_microbatches();
-  if (scenario_.model) split_model(schedule);
+  if (scenario_.model) split_model(schedule, stages);
   make_cost(schedule);
 }
 
-void ScenarioCosts::split_model(const Schedule& schedule) {
+void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<StageContents>* stages) {
   Training& training = scenario_.training;
   if (training.sequence_length == 0) training.sequence_length = schedule.shapes()[0].tokens();
   if (names_file(scenario_.schedule)) training.micro_batch = schedule.shapes()[0].sequences;
@@ -59,6 +66,7 @@ void ScenarioCosts::split_model(const Schedule& schedule) {
   }
   const char* const place = scenario_.stage_layers.empty() ? "/parallelism: " : "/parallelism/stage_layers: ";
   stages_ = with_place(scenario_, place, [&] {
+    if (stages != nullptr) return *stages;
     return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
                         scenario_.last_stage_layers);
   });

@@ -24,6 +24,8 @@ class ScenarioCosts {
  public:
   // Throws InputError naming the scenario's field.
   ScenarioCosts(Scenario scenario, const Schedule& schedule);
+  // The same for stages with these contents, which need not add up to the model. Precondition: the scenario has one.
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, std::vector<StageContents> stages);
 
   const Scenario& scenario() const { return scenario_; }  // with the schedule's training.pp and microbatches
   const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model
@@ -32,7 +34,8 @@ class ScenarioCosts {
   LoweringOptions lowering_options(WeightPolicy policy) const;
 
  private:
-  void split_model(const Schedule& schedule);
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages);
+  void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_cost(const Schedule& schedule);
   ParameterCounts count_parameters(const Schedule& schedule) const;
 

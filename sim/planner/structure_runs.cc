@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "model/errors.h"
-#include "model/to_size.h"
 #include "sim/engine/engine.h"
 #include "sim/engine/predict.h"
+#include "sim/planner/iteration_bound.h"
 
 namespace sluice::sim {
 namespace {
@@ -159,105 +159,6 @@ PlanResult StructureRuns::run_as_predicted(const Scenario& scenario) const {
   out.needed_bytes = prediction.fit->needed_bytes;
   out.tight = scenario.cluster->gpu.within_margin(out.needed_bytes);
   return out;
-}
-
-namespace {
-
-// Times of all slices of one microbatch on a stage, each op rounded as by pricing.
-struct TimesOfStage {
-  Duration forward{};
-  Duration gradient{};  // of the inputs, with recomputation; includes that of the weights unless split
-  Duration weight{};
-  Duration first_forward{};
-  Duration last_gradient{};  // of the first slice
-};
-
-Duration rounded_duration(double seconds) { return from_seconds(seconds, "op"); }
-
-std::vector<TimesOfStage> times_by_stage(const Schedule& schedule, const CostModel& cost, bool recompute) {
-  const MicrobatchShape& shape = schedule.shapes()[0];
-  std::vector<TimesOfStage> stages(to_size(schedule.num_stages()));
-  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-    TimesOfStage& of = stages[stage];
-    if (const int like = cost.alike(stage); like != stage) {
-      of = stages[like];
-      continue;
-    }
-    for (int slice = 0; slice < shape.num_slices(); ++slice) {
-      const Duration forward = rounded_duration(cost.compute_s(OpKind::F, stage, shape, slice));
-      Duration gradient = recompute ? rounded_duration(cost.recompute_s(stage, shape, slice)) : Duration{0};
-      const Duration whole = rounded_duration(cost.compute_s(OpKind::B, stage, shape, slice));
-      if (schedule.split_backward()) {
-        // Some backwards may still be whole.
-        const Duration input = rounded_duration(cost.compute_s(OpKind::I, stage, shape, slice));
-        const Duration weight = rounded_duration(cost.compute_s(OpKind::W, stage, shape, slice));
-        gradient += std::min(whole, input);
-        of.weight += std::max(Duration{0}, std::min(whole, input + weight) - std::min(whole, input));
-      } else {
-        gradient += whole;
-      }
-      of.forward += forward;
-      of.gradient += gradient;
-      if (slice > 0) continue;
-      of.first_forward = forward;
-      of.last_gradient = gradient;
-    }
-  }
-  return stages;
-}
-
-// The maximum by which a joint block of this rank's stages is shorter than its two ops.
-Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<const int> stages) {
-  Duration most{0};
-  if (!schedule.has_joint_blocks()) return most;
-  const MicrobatchShape& shape = schedule.shapes()[0];
-  for (const int forward : stages) {
-    for (const int backward : stages) {
-      for (const OpKind kind : {OpKind::B, OpKind::I}) {
-        const Duration apart = rounded_duration(cost.compute_s(OpKind::F, forward, shape, 0)) +
-                               rounded_duration(cost.compute_s(kind, backward, shape, 0));
-        most = std::max(most, apart - rounded_duration(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
-      }
-    }
-  }
-  return most;
-}
-
-}  // namespace
-
-Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
-  const CostModel& cost = costs.cost();
-  const LoweringOptions options = costs.lowering_options(schedule.weight_policy());
-  const std::vector<TimesOfStage> stages = times_by_stage(schedule, cost, options.recompute);
-  std::vector<Duration> forward_path(stages.size() + 1, Duration{0});
-  std::vector<Duration> return_path(stages.size() + 1, Duration{0});
-  for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    forward_path[stage + 1] = forward_path[stage] + stages[stage].first_forward;
-    return_path[stage + 1] = return_path[stage] + stages[stage].last_gradient;
-  }
-  const int of_route = microbatches / schedule.num_routes();
-  Duration least{0};
-  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
-    const auto held = schedule.stages_of(rank);
-    Duration gradients{0};
-    Duration weights{0};
-    Duration after{0};
-    for (const int stage : held) {
-      gradients += stages[stage].forward + stages[stage].gradient;
-      weights += stages[stage].weight;
-      after += rounded_duration(cost.optimizer_s(stage));
-      if (options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr) {
-        after += rounded_duration(
-            cost.collective_s(CollectiveKind::gradient_reduce, stage, costs.footprint()->stage(stage).reduced));
-      }
-    }
-    gradients -= most_saved(schedule, cost, held) * std::ssize(held);
-    const Duration begin = forward_path[held.front()];
-    least = std::max(least, begin + (gradients + weights) * of_route + after);
-    // The last op of a rank, except weight gradients, is a gradient of its first stage, whose path leads to stage 0.
-    least = std::max(least, begin + gradients * of_route + return_path[held.front()]);
-  }
-  return least;
 }
 
 }  // namespace sluice::sim

@@ -75,9 +75,4 @@ class StructureRuns {
   std::int64_t num_vertices_ = 0;
 };
 
-// Lower bound of the iteration time with `microbatches` microbatches: the maximum over the ranks of the path of the
-// first slice to the rank, its compute time, and the path of the last gradient from it. Precondition: one shape, and
-// equally many microbatches per route.
-Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs);
-
 }  // namespace sluice::sim

@@ -1,0 +1,319 @@
+#include "sim/planner/partition.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/scenario/setup.h"
+#include "model/to_size.h"
+#include "sim/engine/parallel.h"
+#include "sim/engine/steady_state.h"
+#include "sim/planner/partition_bounds.h"
+
+namespace sluice::sim {
+namespace {
+
+using Layers = std::vector<int>;
+
+constexpr std::size_t kLanes = 4;  // simulations that may run concurrently; any number of threads runs them
+constexpr std::size_t kBatch = 16;
+constexpr std::size_t kMostMoves = 96;  // that are tried from one partition
+constexpr std::int64_t kFewestSimulations = 64;
+
+// Returns a schedule with the placement of the scenario's, and few microbatches where it has a flush.
+Schedule placement_of(const Scenario& scenario) {
+  const Family& family = find_family(scenario.schedule);
+  const FamilyParams params = family_params(scenario);
+  if (family.asynchronous) return make_schedule(family, params);
+  return shorten(family, params, 2 * params.ranks).schedule;
+}
+
+class PartitionSearch {
+ public:
+  PartitionSearch(const Scenario& scenario, const PartitionLimits& limits, const std::atomic<bool>* stop)
+      : scenario_(scenario),
+        limits_(limits),
+        stop_(stop),
+        timed_(!find_family(scenario.schedule).asynchronous),
+        bounds_(scenario, placement_of(scenario), scenario.microbatches, timed_) {
+    scenario_.first_stage_layers = scenario_.last_stage_layers = 0;
+    find_given(scenario);
+  }
+
+  Partition run() {
+    if (bounds_.num_stages() == 1) {
+      evaluate({{bounds_.num_layers()}});
+      proven_ = true;
+      return result();
+    }
+    std::vector<Layers> starts = {even_work(true), even_work(false)};
+    if (!given_.empty()) starts.insert(starts.begin(), given_);
+    evaluate(starts);
+    most_ = std::max(kFewestSimulations, limits_.vertices / std::max<std::int64_t>(1, vertices()));
+    descend(best_, most_ / 2);
+    proven_ = prove();
+    if (!proven_) {
+      kick();
+      proven_ = prove();
+    }
+    return result();
+  }
+
+ private:
+  std::int64_t spent() const { return std::ssize(known_); }
+  std::int64_t vertices() const {
+    std::int64_t most = 0;
+    for (const auto& lane : lanes_) most = std::max(most, lane ? lane->num_vertices() : 0);
+    return most;
+  }
+  bool stopped() const { return stop_ != nullptr && *stop_; }
+
+  void find_given(const Scenario& scenario) try {
+    for (const StageContents& stage : split_stages(*scenario.model, bounds_.schedule(), scenario.stage_layers,
+                                                   scenario.first_stage_layers, scenario.last_stage_layers)) {
+      given_.push_back(stage.layers);
+    }
+  } catch (const InputError&) {
+    given_.clear();
+  }
+
+  PartitionKey key_of(const PlanResult& result) const {
+    if (result.status != PlanStatus::simulated) return {};
+    const PartitionKey::Memory memory = bounds_.memory_class(result.needed_bytes);
+    if (memory == PartitionKey::Memory::over) return {memory, result.needed_bytes};
+    return {memory, (timed_ ? result.makespan : result.iteration).count()};
+  }
+
+  // Simulates the partitions that are not known yet. The first of the best ones becomes the best.
+  void evaluate(const std::vector<Layers>& partitions) {
+    std::vector<const Layers*> open;
+    std::set<Layers> seen;
+    for (const Layers& layers : partitions) {
+      if (known_.count(layers) == 0 && seen.insert(layers).second) open.push_back(&layers);
+    }
+    std::vector<PlanResult> results(open.size());
+    parallel_for(kLanes, [&](std::int64_t lane) {
+      Scenario scenario = scenario_;
+      for (std::size_t i = to_size(lane); i < open.size(); i += kLanes) {
+        if (stopped()) return;
+        scenario.stage_layers = *open[i];
+        std::unique_ptr<StructureRuns>& runs = lanes_[to_size(lane)];
+        if (!runs) runs = std::make_unique<StructureRuns>(scenario);
+        results[i] = runs->run(scenario);
+      }
+    });
+    if (stopped()) return;
+    for (std::size_t i = 0; i < open.size(); ++i) {
+      const PartitionKey key = key_of(results[i]);
+      known_.emplace(*open[i], key);
+      if (*open[i] == given_) given_result_ = results[i];
+      if (best_.empty() || key < best_key_) {
+        best_ = *open[i];
+        best_key_ = key;
+        best_result_ = std::move(results[i]);
+      }
+    }
+  }
+
+  // Gives layers one by one to the stage where its rank (or, not by_rank, itself) then has the least work.
+  Layers even_work(bool by_rank) const {
+    const Schedule& schedule = bounds_.schedule();
+    Layers layers(to_size(bounds_.num_stages()), 0);
+    std::vector<std::int64_t> stage_work(layers.size());
+    std::vector<std::int64_t> rank_work(to_size(schedule.num_ranks()), 0);
+    const auto with = [&](int stage, int more) {
+      return bounds_.busy(bounds_.work(stage, bounds_.num_layers(), layers[to_size(stage)] + more).times);
+    };
+    for (int stage = 0; stage < bounds_.num_stages(); ++stage) {
+      stage_work[to_size(stage)] = with(stage, 0);
+      rank_work[to_size(schedule.rank_of(stage, 0))] += with(stage, 0);
+    }
+    for (int i = 0; i < bounds_.num_layers(); ++i) {
+      int least = 0;
+      std::pair<std::int64_t, std::int64_t> least_work;
+      for (int stage = 0; stage < bounds_.num_stages(); ++stage) {
+        const std::int64_t of_stage = with(stage, 1);
+        const std::int64_t of_rank =
+            rank_work[to_size(schedule.rank_of(stage, 0))] - stage_work[to_size(stage)] + of_stage;
+        const std::pair work = by_rank ? std::pair(of_rank, of_stage) : std::pair(of_stage, of_rank);
+        if (stage > 0 && work >= least_work) continue;
+        least = stage;
+        least_work = work;
+      }
+      ++layers[to_size(least)];
+      rank_work[to_size(schedule.rank_of(least, 0))] += with(least, 0) - stage_work[to_size(least)];
+      stage_work[to_size(least)] = with(least, 0);
+    }
+    return layers;
+  }
+
+  // How far the work of ranks, and of stages, is from even.
+  double unevenness(const Layers& layers) const {
+    const Schedule& schedule = bounds_.schedule();
+    std::vector<double> of_rank(to_size(schedule.num_ranks()), 0);
+    double stages = 0;
+    double all = 0;
+    int before = 0;
+    for (int stage = 0; stage < bounds_.num_stages(); ++stage) {
+      const auto work = static_cast<double>(bounds_.busy(bounds_.work(stage, before, layers[to_size(stage)]).times));
+      before += layers[to_size(stage)];
+      of_rank[to_size(schedule.rank_of(stage, 0))] += work;
+      all += work;
+      stages += work * work;
+    }
+    if (all == 0) return 0;
+    double ranks = 0;
+    for (const double work : of_rank)
+      ranks += std::pow(work / all, 4) * std::pow(static_cast<double>(of_rank.size()), 3);
+    return ranks + 0.01 * stages / (all * all) * static_cast<double>(layers.size());
+  }
+
+  // Returns the partitions with one layer on another stage that may be better than the best, the most even first.
+  std::vector<Layers> moves(const Layers& from) const {
+    std::vector<std::pair<double, std::pair<int, int>>> order;
+    Layers layers = from;
+    const int stages = bounds_.num_stages();
+    for (int source = 0; source < stages; ++source) {
+      if (from[to_size(source)] == 0) continue;
+      for (int target = 0; target < stages; ++target) {
+        if (target == source) continue;
+        --layers[to_size(source)];
+        ++layers[to_size(target)];
+        if (known_.count(layers) == 0 && bounds_.least(layers) < best_key_) {
+          order.emplace_back(unevenness(layers), std::pair(source, target));
+        }
+        ++layers[to_size(source)];
+        --layers[to_size(target)];
+      }
+    }
+    const std::size_t kept = std::min(kMostMoves, order.size());
+    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end());
+    std::vector<Layers> out;
+    for (std::size_t i = 0; i < kept; ++i) {
+      out.push_back(from);
+      --out.back()[to_size(order[i].second.first)];
+      ++out.back()[to_size(order[i].second.second)];
+    }
+    return out;
+  }
+
+  // Moves single layers while the best partition changes, with at most this number of simulations.
+  void descend(Layers from, std::int64_t most) {
+    const std::int64_t end = std::min(most_, spent() + most);
+    for (bool better = true; better && !stopped();) {
+      better = false;
+      const std::vector<Layers> next = moves(from);
+      for (std::size_t i = 0; i < next.size() && !better && spent() < end && !stopped(); i += kBatch) {
+        const PartitionKey before = best_key_;
+        const std::size_t count = std::min({kBatch, next.size() - i, to_size(end - spent())});
+        evaluate(
+            {next.begin() + static_cast<std::ptrdiff_t>(i), next.begin() + static_cast<std::ptrdiff_t>(i + count)});
+        better = best_key_ < before;
+      }
+      if (better) from = best_;
+    }
+  }
+
+  // Simulates, in the order of their lower bounds, all partitions that may be better. Returns whether none is left.
+  bool prove() {
+    auto open = bounds_.below(best_key_, limits_.nodes, to_size(limits_.nodes));
+    if (!open) return false;
+    std::erase_if(*open, [&](const Layers& layers) { return known_.count(layers) > 0; });
+    if (std::ssize(*open) > most_ - spent()) return false;
+    std::vector<std::pair<PartitionKey, std::size_t>> order;
+    for (std::size_t i = 0; i < open->size(); ++i) order.emplace_back(bounds_.least((*open)[i]), i);
+    std::sort(order.begin(), order.end());
+    for (std::size_t i = 0; i < order.size() && order[i].first < best_key_; i += kBatch) {
+      std::vector<Layers> batch;
+      for (std::size_t k = i; k < std::min(order.size(), i + kBatch); ++k) batch.push_back((*open)[order[k].second]);
+      evaluate(batch);
+      if (stopped()) return false;
+    }
+    return true;
+  }
+
+  // Moves a random layer: anywhere, to another stage of its rank, or in exchange for one of the other rank.
+  void move_any(std::mt19937& random, Layers& layers) const {
+    const Schedule& schedule = bounds_.schedule();
+    const auto any = [&](std::size_t count) { return static_cast<std::size_t>(random()) % count; };
+    const auto any_of_rank = [&](std::size_t stage) {
+      const auto held = schedule.stages_of(schedule.rank_of(static_cast<int>(stage), 0));
+      return to_size(held[any(held.size())]);
+    };
+    const std::size_t how = any(3);
+    const std::size_t source = any(layers.size());
+    const std::size_t target = how == 1 ? any_of_rank(source) : any(layers.size());
+    const std::size_t back_source = any_of_rank(target);
+    const std::size_t back_target = any_of_rank(source);
+    if (layers[source] == 0 || source == target) return;
+    --layers[source];
+    ++layers[target];
+    if (how < 2 || layers[back_source] == 0) return;
+    --layers[back_source];
+    ++layers[back_target];
+  }
+
+  // Leaves local optima by one to three random moves from the best partition.
+  void kick() {
+    std::mt19937 random(1);
+    for (std::int64_t tries = 20 * most_; tries > 0 && spent() < most_ && !stopped();) {
+      std::set<Layers> batch;
+      const std::size_t room = std::min(kBatch, to_size(most_ - spent()));
+      for (; batch.size() < room && tries > 0; --tries) {
+        Layers layers = best_;
+        for (auto count = 1 + random() % 3; count > 0; --count) move_any(random, layers);
+        if (known_.count(layers) == 0 && bounds_.least(layers) < best_key_) batch.insert(layers);
+      }
+      const PartitionKey before = best_key_;
+      evaluate({batch.begin(), batch.end()});
+      if (best_key_ < before) descend(best_, most_ - spent());
+    }
+  }
+
+  Partition result() {
+    Partition out;
+    out.layers = best_;
+    out.result = best_result_;
+    out.given = given_;
+    out.given_result = given_result_;
+    out.proven = proven_;
+    out.simulated = spent();
+    if (!timed_ || best_key_.memory > PartitionKey::Memory::tight) return out;
+    const Duration bound(proven_ ? best_key_.value : bounds_.least_of_all(best_key_));
+    out.bound =
+        scenario_.correction ? from_seconds(scenario_.correction->at(to_seconds(bound)).seconds, "calibration") : bound;
+    return out;
+  }
+
+  Scenario scenario_;
+  PartitionLimits limits_;
+  const std::atomic<bool>* stop_;
+  bool timed_;
+  PartitionBounds bounds_;
+  std::array<std::unique_ptr<StructureRuns>, kLanes> lanes_;
+  std::map<Layers, PartitionKey> known_;
+  std::int64_t most_ = kFewestSimulations;  // largest number of simulations
+  Layers given_;
+  PlanResult given_result_{.status = PlanStatus::refused};
+  Layers best_;
+  PartitionKey best_key_;
+  PlanResult best_result_{.status = PlanStatus::refused};
+  bool proven_ = false;
+};
+
+}  // namespace
+
+Partition best_partition(const Scenario& scenario, const PartitionLimits& limits, const std::atomic<bool>* stop) {
+  if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
+  if (!scenario.cluster) throw InputError(scenario.source + ": /cluster: required (--cluster)");
+  return PartitionSearch(scenario, limits, stop).run();
+}
+
+}  // namespace sluice::sim

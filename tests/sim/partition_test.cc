@@ -1,0 +1,205 @@
+#include "sim/planner/partition.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/scenario/setup.h"
+#include "sim/engine/predict.h"
+#include "sim/planner/partition_bounds.h"
+
+namespace sluice::test {
+namespace {
+
+Scenario small_scenario(const nlohmann::json& changes) {
+  nlohmann::json document = nlohmann::json::parse(R"({
+    "model": {"num_layers": 6, "hidden_size": 2048, "num_attention_heads": 16, "vocab_size": 51200,
+              "max_position_embeddings": 2048},
+    "cluster": {"name": "dgx-a100-80gb", "nodes": 2},
+    "parallelism": {"pp": 2, "tp": 2},
+    "batch": {"microbatches": 6, "sequence_length": 2048}})");
+  document.merge_patch(changes);
+  return scenario_from_json(document, "test", "");
+}
+
+// Calls `visit` with all ways to put `layers` layers on stages.
+void each_partition(int layers, std::vector<int>& on, std::size_t stage, const std::function<void()>& visit) {
+  if (stage + 1 == on.size()) {
+    on[stage] = layers;
+    visit();
+    return;
+  }
+  for (on[stage] = 0; on[stage] <= layers; ++on[stage]) each_partition(layers - on[stage], on, stage + 1, visit);
+}
+
+Prediction predicted_with(Scenario scenario, const std::vector<int>& layers) {
+  scenario.first_stage_layers = scenario.last_stage_layers = 0;
+  scenario.stage_layers = layers;
+  const model::Setup setup(scenario);
+  return predict(setup);
+}
+
+std::int64_t needed_bytes_of(const Scenario& scenario, const std::vector<int>& layers) {
+  return predicted_with(scenario, layers).fit->needed_bytes;
+}
+
+// The key of a partition by a whole prediction.
+PartitionKey predicted_key(const Scenario& scenario, const std::vector<int>& layers) {
+  using Memory = PartitionKey::Memory;
+  const Prediction prediction = predicted_with(scenario, layers);
+  const Gpu& gpu = scenario.cluster->gpu;
+  const std::int64_t needed = prediction.fit->needed_bytes;
+  if (needed > gpu.memory_bytes) return {Memory::over, needed};
+  const double usable = static_cast<double>(gpu.memory_bytes) * (1 - gpu.memory_margin);
+  return {static_cast<double>(needed) > usable ? Memory::tight : Memory::fits, prediction.iteration.count()};
+}
+
+// A pseudo-random small configuration; one in two has too little memory for some partitions.
+Scenario random_scenario(std::mt19937& random) {
+  const auto below = [&](unsigned count) { return static_cast<int>(random() % count); };
+  constexpr const char* kFamilies[] = {"1f1b",  "zb-h1", "interleaved-1f1b", "seq1f1b",
+                                       "gpipe", "zb-v",  "dualpipe-v",       "dualpipe"};
+  const std::string family = kFamilies[below(8)];
+  const bool two_chunks = family == "zb-v" || family == "dualpipe-v" || family == "interleaved-1f1b";
+  const int pp = family == "dualpipe" ? 2 : 2 + below(two_chunks ? 2 : 3);
+  nlohmann::json changes = {
+      {"parallelism", {{"pp", pp}}},
+      {"batch", {{"microbatches", 2 * pp * (1 + below(3))}}},
+      {"schedule", {{"name", family}}},
+      {"model", {{"num_layers", 4 + below(two_chunks ? 3 : 5)}, {"hidden_size", 1024 << below(3)}}}};
+  if (family == "seq1f1b") changes["schedule"]["slices"] = 2;
+  if (family == "interleaved-1f1b") changes["parallelism"]["vpp"] = 2;
+  if (below(2) == 0) changes["parallelism"]["recompute"] = "full";
+  if (below(2) == 0) {
+    changes["parallelism"]["dp"] = 2;
+    changes["parallelism"]["overlap_grad_reduce"] = below(2) == 0;
+  }
+  if (below(3) == 0) {
+    changes["parallelism"]["sequence_parallel"] = true;
+    changes["model"].update({{"disable_bias_linear", true},
+                             {"num_experts", 8},
+                             {"moe_router_topk", 2},
+                             {"moe_ffn_hidden_size", 1024},
+                             {"ffn_hidden_size", 16384}});
+    changes["model"]["moe_layer_freq"] = nlohmann::json::array();
+    const int dense = below(3);
+    for (int layer = 0; layer < changes["model"]["num_layers"]; ++layer) {
+      changes["model"]["moe_layer_freq"].push_back(layer < dense ? 0 : 1);
+    }
+    if (below(2) == 0 && changes["parallelism"].contains("dp")) changes["parallelism"]["ep"] = 4;
+  }
+  return small_scenario(changes);
+}
+
+// Gives every second scenario too little memory for its fastest partition.
+void limit_memory(Scenario& scenario, int i) {
+  if (i % 2 == 0) return;
+  const Partition free = best_partition(scenario);
+  Gpu& gpu = scenario.cluster->gpu;
+  gpu.memory_margin = 0.02;
+  gpu.memory_bytes = free.result.needed_bytes - free.result.needed_bytes / (40 + 10 * i);
+}
+
+// The result equals the best of all partitions, each predicted on its own, and no lower bound exceeds any of them.
+TEST(Partition, IsTheBestOfAll) {
+  std::mt19937 random(11);
+  int uneven = 0;
+  int capped = 0;
+  for (int i = 0; i < 40; ++i) {
+    Scenario scenario = random_scenario(random);
+    limit_memory(scenario, i);
+    const Partition found = best_partition(scenario);
+    SCOPED_TRACE(fmt::format("{}: {} pp {} layers {}: {}", i, scenario.schedule, scenario.training.pp,
+                             scenario.model->layers, fmt::join(found.layers, ",")));
+    EXPECT_TRUE(found.proven);
+    EXPECT_EQ(std::accumulate(found.layers.begin(), found.layers.end(), 0), scenario.model->layers);
+    const PartitionBounds bounds(scenario, make_schedule(scenario), scenario.microbatches, true);
+    std::optional<PartitionKey> best;
+    int excluded = 0;
+    std::vector<int> layers(found.layers.size());
+    each_partition(scenario.model->layers, layers, 0, [&] {
+      const PartitionKey key = predicted_key(scenario, layers);
+      EXPECT_LE(bounds.least(layers), key) << fmt::format("{}", fmt::join(layers, ","));
+      if (!best || key < *best) best = key;
+      excluded += key.memory > PartitionKey::Memory::fits ? 1 : 0;
+    });
+    EXPECT_EQ(predicted_key(scenario, found.layers), *best);
+    EXPECT_EQ(found.result.needed_bytes, needed_bytes_of(scenario, found.layers));
+    EXPECT_LE(bounds.least_of_all(*best), best->value);
+    if (best->memory != PartitionKey::Memory::over) {
+      EXPECT_EQ(found.result.makespan.count(), best->value);
+      EXPECT_LE(found.bound, found.result.iteration);
+    }
+    if (found.layers != found.given) ++uneven;
+    if (excluded > 0) ++capped;
+  }
+  EXPECT_GT(uneven, 15);
+  EXPECT_GT(capped, 12);
+}
+
+// With little effort the result is not proven, but between the bound and the given partition, and always the same.
+TEST(Partition, PrintsABoundWithoutProof) {
+  const Scenario scenario = small_scenario({{"model", {{"num_layers", 30}}},
+                                            {"parallelism", {{"pp", 4}, {"vpp", 5}}},
+                                            {"schedule", {{"name", "interleaved-1f1b"}}},
+                                            {"batch", {{"microbatches", 16}}}});
+  const PartitionLimits limits{.vertices = 1, .nodes = 100};
+  const Partition found = best_partition(scenario, limits);
+  EXPECT_FALSE(found.proven);
+  EXPECT_LE(found.simulated, 64);
+  EXPECT_GT(found.bound.count(), 0);
+  EXPECT_LT(found.bound, found.result.iteration);
+  EXPECT_LT(to_seconds(found.result.iteration), 1.2 * to_seconds(found.bound));
+  ASSERT_EQ(found.given_result.status, PlanStatus::simulated);
+  EXPECT_LT(found.result.iteration, found.given_result.iteration);
+  EXPECT_EQ(best_partition(scenario, limits).layers, found.layers);
+}
+
+// More stages than layers have no even partition.
+TEST(Partition, LeavesStagesEmpty) {
+  const Scenario scenario = small_scenario({{"model", {{"num_layers", 6}, {"vocab_size", 512000}}},
+                                            {"parallelism", {{"pp", 4}, {"vpp", 2}}},
+                                            {"schedule", {{"name", "interleaved-1f1b"}}},
+                                            {"batch", {{"microbatches", 8}}}});
+  const Partition found = best_partition(scenario);
+  EXPECT_TRUE(found.proven);
+  EXPECT_TRUE(found.given.empty());
+  EXPECT_EQ(found.given_result.status, PlanStatus::refused);
+  EXPECT_EQ(found.layers.back(), 0);  // the head alone
+}
+
+TEST(Partition, OfOneStage) {
+  const Partition found = best_partition(small_scenario({{"parallelism", {{"pp", 1}}}}));
+  EXPECT_EQ(found.layers, std::vector{6});
+  EXPECT_TRUE(found.proven);
+  EXPECT_EQ(found.result.iteration, found.given_result.iteration);
+}
+
+TEST(Partition, NeedsAModelAndRanks) {
+  const auto error = [](const nlohmann::json& changes) {
+    try {
+      best_partition(small_scenario(changes));
+    } catch (const InputError& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(error({{"parallelism", {{"pp", nullptr}}}}),
+            "test: /parallelism/pp: required: the number of pipeline ranks (--pp)");
+  Scenario scenario = small_scenario(nlohmann::json::object());
+  scenario.cluster.reset();
+  EXPECT_THROW(best_partition(scenario), InputError);
+}
+
+}  // namespace
+}  // namespace sluice::test
