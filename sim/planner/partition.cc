@@ -25,7 +25,6 @@ using Layers = std::vector<int>;
 constexpr std::size_t kLanes = 4;  // simulations that may run concurrently; any number of threads runs them
 constexpr std::size_t kBatch = 16;
 constexpr std::size_t kMostMoves = 96;  // that are tried from one partition
-constexpr std::int64_t kFewestSimulations = 64;
 
 // Returns a schedule with the placement of the scenario's, and few microbatches where it has a flush.
 Schedule placement_of(const Scenario& scenario) {
@@ -56,7 +55,7 @@ class PartitionSearch {
     std::vector<Layers> starts = {even_work(true), even_work(false)};
     if (!given_.empty()) starts.insert(starts.begin(), given_);
     evaluate(starts);
-    most_ = std::max(kFewestSimulations, limits_.vertices / std::max<std::int64_t>(1, vertices()));
+    most_ = std::max(limits_.simulations, limits_.vertices / std::max<std::int64_t>(1, vertices()));
     descend(best_, most_ / 2);
     proven_ = prove();
     if (!proven_) {
@@ -299,7 +298,7 @@ class PartitionSearch {
   PartitionBounds bounds_;
   std::array<std::unique_ptr<StructureRuns>, kLanes> lanes_;
   std::map<Layers, PartitionKey> known_;
-  std::int64_t most_ = kFewestSimulations;  // largest number of simulations
+  std::int64_t most_ = 0;  // largest number of simulations
   Layers given_;
   PlanResult given_result_{.status = PlanStatus::refused};
   Layers best_;

@@ -11,7 +11,8 @@ namespace sluice::sim {
 
 // Effort of a search for a partition. The result depends on it, but not on the speed of the machine.
 struct PartitionLimits {
-  std::int64_t vertices = 12'000'000;  // of all simulated graphs; at least 64 partitions are simulated
+  std::int64_t vertices = 12'000'000;  // of all simulated graphs
+  std::int64_t simulations = 64;       // that are made also of larger graphs
   std::int64_t nodes = 200'000;        // of the tree of partial partitions in the proof
 };
 

@@ -6,13 +6,16 @@
 #include <utility>
 
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "sim/engine/parallel.h"
+#include "sim/planner/partition.h"
 
 namespace sluice::sim {
 namespace {
 
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
+constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
 constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
 
 }  // namespace
@@ -158,6 +161,46 @@ std::vector<int> Plan::ranking() const {
     return std::tie(x.tight, x.iteration, x.needed_bytes) < std::tie(y.tight, y.iteration, y.needed_bytes);
   });
   return out;
+}
+
+// The points whose partitions are worth a search.
+std::vector<int> Plan::leaders(int count) const {
+  std::vector<int> order = ranking();
+  if (std::ssize(order) > count) order.resize(to_size(count));
+  if (const int best = best_of_subset(); best >= 0) order.push_back(best);
+  const auto without_layers = [&](int index) {
+    PlanPoint point = points_[to_size(index)];
+    point.first_layers = point.last_layers = 0;
+    return point;
+  };
+  std::vector<int> out;
+  for (const int point : order) {
+    const PlanPoint& of = points_[to_size(point)];
+    const auto same = [&](int other) { return without_layers(other) == without_layers(point); };
+    if (of.pp * of.chunks > 1 && std::none_of(out.begin(), out.end(), same)) out.push_back(point);
+  }
+  return out;
+}
+
+void Plan::refine(int count, const std::atomic<bool>* stop) {
+  if (!base_.stage_layers.empty() || base_.first_stage_layers > 0 || base_.last_stage_layers > 0) return;
+  const std::vector<int> points = leaders(count);
+  std::vector<Partition> found(points.size());
+  parallel_for(std::ssize(points), [&](std::int64_t i) {
+    const Scenario scenario = scenario_of(base_, space_, points_[to_size(points[to_size(i)])]);
+    found[to_size(i)] = best_partition(scenario, kRefinement, stop);
+  });
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    PlanPoint& point = points_[to_size(points[i])];
+    PlanResult& known = results_[to_size(points[i])];
+    PlanResult& better = found[i].result;
+    if (better.status != PlanStatus::simulated || !better.fits) continue;
+    if (std::tie(better.tight, better.iteration) >= std::tie(known.tight, known.iteration)) continue;
+    better.bound = found[i].bound;
+    known = std::move(better);
+    point.stage_layers = std::move(found[i].layers);
+    point.first_layers = point.last_layers = 0;
+  }
 }
 
 int Plan::best_of_subset() const {

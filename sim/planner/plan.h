@@ -22,9 +22,9 @@ namespace sluice::sim {
 class Plan {
  public:
   using Predicate = std::function<bool(const PlanPoint&)>;
-  // The first `keep` of the ranking, the Pareto front of time and memory, and the fastest configuration of a `subset`
-  // (such as those that a framework runs) are exact. With `everything`, all configurations that fit are simulated, also
-  // those that others are known to dominate. Throws InputError as `enumerate`.
+  // Before `refine`, the first `keep` of the ranking, the Pareto front of time and memory, and the fastest
+  // configuration of a `subset` (such as those that a framework runs) are exact. With `everything`, all configurations
+  // that fit are simulated, also those that others are known to dominate. Throws InputError as `enumerate`.
   Plan(Scenario base, PlanSpace space, int keep, bool everything = false, const Predicate& subset = {});
   ~Plan();
 
@@ -49,6 +49,11 @@ class Plan {
   void take(std::span<const Work> work, std::span<const PlanResult> results);
   void end_round();
 
+  // After the search: gives the first `count` of the ranking, and the best of the subset, the partition of their layers
+  // that `best_partition` finds where it is faster, and ranks them again. Configurations that differ only in
+  // the layers of their outer stages count once. Does nothing if the base specifies layers of stages.
+  void refine(int count, const std::atomic<bool>* stop = nullptr);
+
   // Number of configurations that may fit, and of those among them that are finished.
   std::int64_t num_open() const { return std::ssize(queue_); }
   std::int64_t num_closed() const;
@@ -62,6 +67,7 @@ class Plan {
 
  private:
   bool dominated(int point) const;
+  std::vector<int> leaders(int count) const;
   void record(int point);
 
   Scenario base_;

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <map>
 #include <tuple>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
+#include "model/scenario/pipeline_layout.h"
 #include "model/slicing/balanced.h"
 
 namespace sluice::sim {
@@ -175,7 +177,7 @@ class Enumeration {
     std::vector<int> slices = {1};
     if (family.sliced) slices = space_.slices.empty() ? std::vector{2, 4, 8} : space_.slices;
     for (const int v : chunks) {
-      if (std::int64_t{v} * point_.pp > model_.layers) continue;
+      if (std::int64_t{v} * point_.pp > model_.layers && !space_.empty_stages) continue;
       for (const int k : slices) {
         if (k > 1 && point_.cp > 1 && space_.cp.empty()) continue;  // not modeled
         point_.chunks = v;
@@ -282,6 +284,7 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   out.shape = {.sequences = point.micro_batch, .slice_lengths = cut(base, space, point.slices)};
   out.first_stage_layers = point.first_layers;
   out.last_stage_layers = point.last_layers;
+  if (!point.stage_layers.empty()) out.stage_layers = point.stage_layers;
   out.training.tp = point.tp;
   out.training.cp = point.cp;
   out.training.pp = point.pp;
@@ -296,6 +299,18 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   return out;
 }
 
+std::string uneven_layout(const Scenario& base, const PlanPoint& point) {
+  std::vector<int> layers = point.stage_layers.empty() ? base.stage_layers : point.stage_layers;
+  if (layers.empty() && point.pp * point.chunks <= base.model->layers) {
+    for (const StageContents& stage :
+         split_layers(*base.model, point.pp * point.chunks, {}, point.first_layers, point.last_layers)) {
+      layers.push_back(stage.layers);
+    }
+  }
+  const bool even = std::adjacent_find(layers.begin(), layers.end(), std::not_equal_to<>()) == layers.end();
+  return even ? "" : layout_of(layers);
+}
+
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
   std::string out =
       fmt::format("--schedule {} --pp {} --tp {} --dp {} --mbs {} --vpp {} --slices {}", point.family->name, point.pp,
@@ -303,6 +318,9 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   if (point.cp != base.training.cp) out += fmt::format(" --cp {}", point.cp);
   if (point.ep != base.training.ep) out += fmt::format(" --ep {}", point.ep);
   if (point.slices > 1) out += fmt::format(" --slicing {}", space.balanced_slices ? "balanced" : "even");
+  if (!point.stage_layers.empty()) {
+    out += fmt::format(" --pipeline-model-parallel-layout '{}'", layout_of(point.stage_layers));
+  }
   if (point.first_layers > 0) out += fmt::format(" --decoder-first-pipeline-num-layers {}", point.first_layers);
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);
   out += fmt::format(" --recompute {}", kRecompute[static_cast<std::size_t>(point.recompute)]);

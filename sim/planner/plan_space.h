@@ -24,6 +24,7 @@ struct PlanPoint {
   int slices = 1;
   int first_layers = 0;  // of the first stage; 0: as many as the others
   int last_layers = 0;
+  std::vector<int> stage_layers;  // of every stage, instead; empty: as even as possible
   Training::Recompute recompute = Training::Recompute::none;
   bool distributed_optimizer = false;
   bool pipeline_before_data = false;
@@ -52,6 +53,7 @@ struct PlanSpace {
   bool sequence_parallel = true;            // where tp > 1
   bool balanced_slices = true;              // equal FLOPs instead of equal lengths
   bool uneven_outer_stages = true;          // also up to two layers fewer in the last stage, and one in the first
+  bool empty_stages = false;                // also more stages than layers
 };
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides
@@ -62,6 +64,10 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
 
 // Returns the scenario of a configuration. Throws InputError if it is impossible (more slices than tokens).
 Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
+
+// Returns the layout of the stages of a configuration (model/scenario/pipeline_layout.h), or nothing if all have as
+// many layers or it has none.
+std::string uneven_layout(const Scenario& base, const PlanPoint& point);
 
 // Returns the flags of `sluice simulate` that turn the base into the configuration.
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point);

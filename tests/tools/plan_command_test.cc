@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -143,6 +144,12 @@ std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {
   return more;
 }
 
+// The words of flags as a shell reads them, whose only quotes are those around a layout.
+std::vector<std::string> shell_words(std::string flags) {
+  std::erase(flags, '\'');
+  return words(flags);
+}
+
 // The printed metrics equal those of `simulate` with the printed flags.
 TEST(PlanCommand, NamesAShortlist) {
   const std::string space =
@@ -170,7 +177,8 @@ TEST(PlanCommand, MatchesSimulateWithThePrintedFlags) {
   const json ranking = json::parse(run_sluice(words("plan --json " + base)).out).at("ranking");
   for (const std::size_t place : {std::size_t{0}, ranking.size() / 2, ranking.size() - 1}) {
     const json& row = ranking.at(place);
-    const CommandResult result = run_sluice(words("simulate --json " + base + row.at("flags").get<std::string>()));
+    const CommandResult result =
+        run_sluice(shell_words("simulate --json " + base + row.at("flags").get<std::string>()));
     ASSERT_EQ(result.exit_code, 0) << result.err << row;
     const json simulated = json::parse(result.out);
     EXPECT_EQ(simulated.at("makespan_s"), row.at("makespan_s"));
@@ -184,7 +192,8 @@ TEST(PlanCommand, IgnoresTheSizesOfAScenario) {
   const std::string file = kExamples + "gpt3-175b-a100.json";
   const json document = json::parse(run_sluice(words("plan --json --schedule megatron --tp 8 " + file)).out);
   const json& best = document.at("ranking").at(0);
-  const CommandResult result = run_sluice(words("simulate --json " + file + " " + best.at("flags").get<std::string>()));
+  const CommandResult result =
+      run_sluice(shell_words("simulate --json " + file + " " + best.at("flags").get<std::string>()));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(json::parse(result.out).at("makespan_s"), best.at("makespan_s"));
   const std::string arguments = document.at("megatron").at("arguments");
@@ -216,6 +225,100 @@ TEST(PlanCommand, CoversThePlannerOfPipeDream2bw) {
   const json best = json::parse(result.out).at("ranking").at(0);
   EXPECT_EQ(best.at("schedule"), "pipedream-2bw");
   EXPECT_EQ(best.at("pp").get<int>() * best.at("dp").get<int>(), 8);
+}
+
+// The leaders get the best layers of their stages: no two numbers of layers are faster than those of the first.
+TEST(PlanCommand, RefinesThePartitionOfTheLeaders) {
+  const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 256 --seq-length 8192 ";
+  const std::string plan = "plan --json --gpus 8 --pp 2 --tp 1 --cp 2 --mbs 1 --schedule zb-h1 --recompute none " +
+                           base + "--use-distributed-optimizer yes --use-tp-pp-dp-mapping no ";
+  const json best = json::parse(run_sluice(words(plan)).out).at("ranking").at(0);
+  const json even = json::parse(run_sluice(words(plan + "--even-stages")).out).at("ranking").at(0);
+  EXPECT_FALSE(even.contains("pipeline_layout"));
+  EXPECT_EQ(best.at("pipeline_layout"), "Et*17|t*15L");
+  EXPECT_LT(best.at("iteration_s"), even.at("iteration_s"));
+  for (const char* layers : {"15,17", "16,16", "17,15", "18,14", "19,13"}) {
+    const json other = json::parse(
+        run_sluice(
+            words("simulate --json --schedule zb-h1 --pp 2 --cp 2 --dp 2 --use-distributed-optimizer --stage-layers " +
+                  (layers + (" " + base))))
+            .out);
+    EXPECT_GE(other.at("makespan_s"), best.at("makespan_s")) << layers;
+  }
+  // More than the outer stages.
+  const std::string folded = "plan --json --gpus 8 --pp 2 --tp 1 --cp 2 --mbs 1 --schedule zb-v --recompute none " +
+                             base + "--use-distributed-optimizer yes --use-tp-pp-dp-mapping no --top 1";
+  const json first = json::parse(run_sluice(words(folded)).out).at("ranking").at(0);
+  EXPECT_EQ(first.at("pipeline_layout"), "Et*9|t*9|t*8|t*6L");
+  const json again =
+      json::parse(run_sluice(shell_words("simulate --json " + base + first.at("flags").get<std::string>())).out);
+  EXPECT_EQ(again.at("makespan_s"), first.at("makespan_s"));
+  EXPECT_NE(run_sluice(words(folded.substr(0, 5) + folded.substr(12))).out.find("optimizer, Et*9|t*9|t*8|t*6L\n"),
+            std::string::npos);
+}
+
+TEST(PlanCommand, SearchesThePartitionOfOneConfiguration) {
+  const std::string base = "--model llama3-8b --cluster dgx-h100 --gbs 256 --seq-length 8192 ";
+  const std::string one = "plan --partition --gpus 8 --pp 2 --tp 1 --cp 2 --mbs 1 --schedule zb-h1 --recompute none " +
+                          base + "--use-tp-pp-dp-mapping no ";
+  const CommandResult result = run_sluice(words(one + "--use-distributed-optimizer yes --json"));
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json document = json::parse(result.out);
+  EXPECT_EQ(document.at("schema"), "sluice.partition/1");
+  EXPECT_EQ(document.at("stage_layers"), (json{17, 15}));
+  EXPECT_EQ(document.at("pipeline_layout"), "Et*17|t*15L");
+  EXPECT_TRUE(document.at("proven"));
+  EXPECT_EQ(document.at("lower_bound_s"), document.at("iteration_s"));
+  EXPECT_EQ(document.at("even").at("pipeline_layout"), "Et*16|t*16L");
+  EXPECT_GT(document.at("even").at("iteration_s"), document.at("iteration_s"));
+  const json simulated =
+      json::parse(run_sluice(shell_words("simulate --json " + base + document.at("flags").get<std::string>())).out);
+  EXPECT_EQ(simulated.at("makespan_s"), document.at("iteration_s"));
+  std::int64_t most = 0;
+  for (const json& rank : document.at("ranks")) {
+    most = std::max(most, rank.at("needed_memory_bytes").get<std::int64_t>());
+  }
+  EXPECT_EQ(most, simulated.at("memory").at("needed_bytes"));
+  const std::string text = run_sluice(words(one + "--use-distributed-optimizer yes")).out;
+  for (const char* part : {"layout     Et*17|t*15L\n", ", proven best\n",
+                           "even split Et*16|t*16L: ", "  rank  peak GiB  of usable  layers by chunk\n     0 ",
+                           " --pipeline-model-parallel-layout 'Et*17|t*15L'"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << text;
+  }
+  // 34 stages of 32 layers.
+  const CommandResult deep =
+      run_sluice(words("plan --partition --json --gpus 34 --pp 17 --vpp 2 --tp 1 --mbs 1 --schedule interleaved-1f1b "
+                       "--recompute none --use-distributed-optimizer no --use-tp-pp-dp-mapping no --cp 1 --model "
+                       "llama3-8b --cluster dgx-h100 --gbs 68 --seq-length 4096"));
+  ASSERT_EQ(deep.exit_code, 0) << deep.err;
+  EXPECT_EQ(json::parse(deep.out).at("stage_layers").size(), 34U);
+  EXPECT_TRUE(json::parse(deep.out).at("even").is_null());
+}
+
+// The sizes come from the scenario; what it leaves open is named.
+TEST(PlanCommand, PartitionNeedsOneConfiguration) {
+  const std::string file = kExamples + "gpt3-175b-a100.json";
+  EXPECT_EQ(run_sluice(words("plan --partition " + file)).err,
+            "sluice: plan: --partition: expected one configuration, got 2: give one value each for "
+            "--use-distributed-optimizer\n");
+  EXPECT_EQ(run_sluice(words(kLlama + "--partition --pp 2 --tp 1 --schedule 1f1b,zb-v --recompute none --mbs 1")).err,
+            "sluice: plan: --partition: expected one configuration, got 8: give one value each for --schedule, --cp, "
+            "--dp, --vpp, --use-distributed-optimizer\n");
+  const CommandResult fixed =
+      run_sluice(words("plan --partition --use-distributed-optimizer no --decoder-last-pipeline-num-layers 5 " + file));
+  EXPECT_EQ(fixed.exit_code, 2);
+  EXPECT_EQ(fixed.err,
+            "sluice: plan: --partition chooses the layers of all stages: remove --decoder-first-pipeline-num-layers "
+            "and --decoder-last-pipeline-num-layers\n");
+  for (const char* other : {"--all", "--even-stages", "--csv x"}) {
+    EXPECT_EQ(run_sluice(words("plan --partition " + file + " " + other)).exit_code, 2) << other;
+  }
+  const CommandResult large = run_sluice(
+      words("plan --partition --pp 8 --tp 1 --dp 1 --mbs 1 --num-layers 128 --hidden-size 25600 --num-attention-heads "
+            "160 --vocab-size 51200 --max-position-embeddings 2048 --cluster dgx-a100-80gb --gbs 8 --seq-length 2048 "
+            "--schedule 1f1b --recompute none"));
+  EXPECT_EQ(large.exit_code, 3);
+  EXPECT_EQ(large.err.find("sluice: plan: no partition fits in memory: the smallest found needs "), 0U) << large.err;
 }
 
 TEST(PlanCommand, InvalidFlagsAreReported) {

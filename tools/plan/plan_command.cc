@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -24,6 +25,7 @@
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/plan/megatron_arguments.h"
+#include "tools/plan/partition_report.h"
 #include "tools/plan/plan_exchange.h"
 #include "tools/plan/plan_output.h"
 
@@ -35,6 +37,9 @@ namespace {
 constexpr double kModelError = 0.035;
 // A shortlist is chosen among the first this many times its length.
 constexpr int kCandidates = 16;
+
+// Number of leading configurations whose partitions are searched.
+constexpr int kRefined = 10;
 
 // Scenario flags that a plan chooses itself or replaces by flags for lists.
 constexpr std::string_view kSearchedFlags[] = {"--schedule",
@@ -79,6 +84,7 @@ struct PlanOptions {
   bool no_sequence_parallel = false;
   bool even_stages = false;
   bool everything = false;
+  bool partition = false;
   int top = 10;
   int shortlist = 0;
   double model_error = kModelError;
@@ -108,10 +114,35 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/schedule",
                                              "/perturbation"};
 
+// Sets what the flags leave open to the values of the scenario file, which the search of a partition uses.
+void fill_from_file(const nlohmann::json& document, PlanSpace& space) {
+  const auto fill = [&]<typename T>(const char* key, std::vector<T>& values) {
+    const nlohmann::json::json_pointer place{key};
+    if (values.empty() && document.contains(place)) values.push_back(document.at(place).get<T>());
+  };
+  fill("/parallelism/tp", space.tp);
+  fill("/parallelism/cp", space.cp);
+  fill("/parallelism/pp", space.pp);
+  fill("/parallelism/dp", space.dp);
+  fill("/parallelism/ep", space.ep);
+  fill("/parallelism/vpp", space.chunks);
+  fill("/parallelism/recompute", space.recompute);
+  fill("/parallelism/distributed_optimizer", space.distributed_optimizer);
+  fill("/parallelism/pipeline_before_data", space.pipeline_before_data);
+  fill("/batch/micro_batch", space.micro_batch);
+  if (document.contains("schedule") && document.at("schedule").is_string()) return fill("/schedule", space.families);
+  fill("/schedule/name", space.families);
+  fill("/schedule/slices", space.slices);
+}
+
 // Returns the scenario without the keys that the plan ignores. Its number of GPUs is that of `space` without --gpus.
 Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
   nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::check_file(options.file, document);
+  if (options.partition) {
+    ScenarioFlags::read(document, options.file);  // reports wrong values
+    fill_from_file(document, space);
+  }
   if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
     if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
     document.at("parallelism").erase("gpus");  // of all configurations
@@ -283,7 +314,33 @@ SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, cons
   std::_Exit(dead >= 0 ? kWorkerLost : kInterrupted);
 }
 
+// Searches the partition of one configuration.
+int partition_command(const PlanOptions& options) {
+  const Interrupt interrupt;
+  const auto begin = std::chrono::steady_clock::now();
+  PlanSpace space = space_of(options);
+  const Scenario base = base_scenario(options, space);
+  if (base.first_stage_layers > 0 || base.last_stage_layers > 0) {
+    throw InputError(
+        "plan: --partition chooses the layers of all stages: remove --decoder-first-pipeline-num-layers and "
+        "--decoder-last-pipeline-num-layers");
+  }
+  PartitionReport report{.base = base, .space = space, .point = only_configuration(base, space), .found = {}};
+  report.found = best_partition(scenario_of(base, space, report.point), {}, interrupt.flag());
+  report.point.stage_layers = report.found.layers;
+  report.interrupted = interrupt.came();
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  print_message(calibration_warning(base));
+  const bool any = report.found.result.status == PlanStatus::simulated;
+  if (any) fmt::print("{}", options.json ? partition_json(report) : partition_table(report));
+  if (report.interrupted) return kInterrupted;
+  const std::string refusal = partition_refusal(report);
+  print_message(refusal);
+  return refusal.empty() ? kDone : kNotFeasible;
+}
+
 int plan_command(const PlanOptions& options) {
+  if (options.partition) return partition_command(options);
   const MpiRanks ranks;
   const PlanPeers peers(ranks);
   const Interrupt interrupt;
@@ -302,6 +359,7 @@ int plan_command(const PlanOptions& options) {
       ranks.report_alone();
     }
     if (end != SearchEnd::alone && !ranks.first()) return kDone;
+    if (finished && !options.even_stages) plan.refine(std::min(options.top, kRefined), interrupt.flag());
     print_message(calibration_warning(plan.base()));
     PlanReport report{
         .plan = &plan, .top = options.top, .model_error = options.model_error, .shortlist = options.shortlist};
@@ -333,6 +391,7 @@ Subcommand add_plan_command(CLI::App& app) {
       "  sluice plan examples/gpt3-175b-a100.json --schedule megatron --top 5\n"
       "  sluice plan examples/gpt3-175b-a100.json --tp 8 --recompute full --csv all.csv\n"
       "  sluice plan examples/gpt3-175b-a100.json --schedule pipedream-2bw --tp 1\n"
+      "  sluice plan examples/gpt3-175b-a100.json --partition --use-distributed-optimizer no\n"
       "  mpirun -n 16 sluice plan examples/gpt3-175b-a100.json --all --json\n\n"
       "All GPUs of the cluster are used. Each flag of the search takes a comma-separated list; unspecified parameters "
       "are searched. Configurations that cannot fit in memory, and those that a lower bound on their time rules out, "
@@ -391,9 +450,14 @@ Subcommand add_plan_command(CLI::App& app) {
   search(command->add_flag("--no-sequence-parallel", options->no_sequence_parallel,
                            "Disable sequence parallelism (default: enabled where tp > 1)"));
   search(command->add_flag("--even-stages", options->even_stages,
-                           "Do not try fewer layers in the first and last stage (default: try)"));
+                           "Distribute the layers as evenly as possible (default: also try fewer in the first and last "
+                           "stage, and search the layers of every stage for the first ten of the ranking)"));
   search(command->add_flag("--all", options->everything,
                            "Simulate every configuration that fits in memory (default: only promising ones)"));
+  search(command->add_flag("--partition", options->partition,
+                           "Search the number of layers of every stage of one configuration, given by flags or the "
+                           "scenario, and print the best with a lower bound (default: search configurations)"))
+      ->excludes("--all", "--even-stages");
   command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
   command
@@ -413,7 +477,7 @@ Subcommand add_plan_command(CLI::App& app) {
                    "ranked last (default: that of the GPU)")
       ->transform(fraction(1));
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
-  add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file");
+  add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file")->excludes("--partition");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
   return {command,
           [options] { return options->flags->naming_flags(options->file, [&] { return plan_command(*options); }); }};

@@ -29,8 +29,8 @@ double tokens_per_device(const PlanPoint& point, const PlanResult& result) {
   return result.throughput.tokens_per_s / devices;
 }
 
-// Returns properties without a column: "distributed optimizer, pipeline before data, last stage 11".
-std::string notes(const PlanPoint& point, const PlanResult& result) {
+// Returns properties without a column: "distributed optimizer, pipeline before data, Et*12|(t*12|)*6t*11L".
+std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult& result) {
   std::string out;
   const auto add = [&](bool has, const std::string& text) {
     if (has) out += (out.empty() ? "" : ", ") + text;
@@ -38,8 +38,8 @@ std::string notes(const PlanPoint& point, const PlanResult& result) {
   add(result.tight, "within the memory margin");
   add(point.distributed_optimizer, "distributed optimizer");
   add(point.pipeline_before_data, "pipeline before data");
-  add(point.first_layers > 0, fmt::format("first stage {}", point.first_layers));
-  add(point.last_layers > 0, fmt::format("last stage {}", point.last_layers));
+  const std::string layout = uneven_layout(base, point);
+  add(!layout.empty(), layout);
   return out;
 }
 
@@ -117,7 +117,7 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
                     fmt::format("{:.1f} %", 100 * result.bubble_fraction),
                     fmt::format("{:.1f}", gib(result.needed_bytes)),
                     i == 0 ? "-" : fmt::format("{:+.1f} %", 100 * (to_seconds(result.iteration) / best - 1)),
-                    notes(point, result)});
+                    notes(plan.base(), point, result)});
     add_sizes(std::to_string(point.cp), std::to_string(point.ep));
   }
   return rows_text(rows);
@@ -223,6 +223,7 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   out["needed_memory_bytes"] = result.needed_bytes;
   out["within_memory_margin"] = result.tight;
   out["rank"] = result.rank;
+  if (const std::string layout = uneven_layout(plan.base(), point); !layout.empty()) out["pipeline_layout"] = layout;
   out["flags"] = flags_of(plan.base(), plan.space(), point);
   return out;
 }
