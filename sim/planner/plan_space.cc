@@ -167,11 +167,11 @@ class Enumeration {
       chunks = space_.chunks;
       if (chunks.empty() && point_.pp == 1) chunks = {1};
       if (chunks.empty()) {
-        const auto is_base = [&](const Family* other) { return other->name == family.with_one_chunk; };
-        const bool base_missing =
-            !family.with_one_chunk.empty() && std::none_of(families_.begin(), families_.end(), is_base);
+        const bool equals_other = std::any_of(families_.begin(), families_.end(), [&](const Family* other) {
+          return other->name == family.with_one_chunk;
+        });
         const int most = std::min(kMostChunks, model_.layers / point_.pp);
-        for (int v = base_missing ? 1 : std::min(2, family.default_chunks); v <= most; ++v) chunks.push_back(v);
+        for (int v = equals_other ? 2 : 1; v <= most; ++v) chunks.push_back(v);
       }
     }
     std::vector<int> slices = {1};

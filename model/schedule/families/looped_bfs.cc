@@ -10,7 +10,6 @@ Family looped_bfs() {
           .source = "Lamy-Poirier 2023, arXiv:2211.05953",
           .fixed_chunks = 0,
           .default_chunks = 2,
-          .with_one_chunk = "gpipe",
           .leaner = {"interleaved-1f1b"},
           .make = [](const FamilyParams& params) { return orders::forwards_then_backwards(looped_bfs(), params); }};
 }
