@@ -28,8 +28,8 @@ void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute,
     of.forward += forward;
     of.gradient += gradient;
     if (slice > 0) continue;
-    of.first_forward = forward;
-    of.last_gradient = gradient;
+    of.forward_path = forward;
+    of.gradient_path = gradient;
   }
 }
 
@@ -56,8 +56,8 @@ Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<
   std::vector<Duration> forward_path(stages.size() + 1, Duration{0});
   std::vector<Duration> return_path(stages.size() + 1, Duration{0});
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
-    forward_path[stage + 1] = forward_path[stage] + stages[stage].first_forward;
-    return_path[stage + 1] = return_path[stage] + stages[stage].last_gradient;
+    forward_path[stage + 1] = forward_path[stage] + stages[stage].forward_path;
+    return_path[stage + 1] = return_path[stage] + stages[stage].gradient_path;
   }
   const int of_route = microbatches / schedule.num_routes();
   Duration least{0};
@@ -66,23 +66,27 @@ Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<
     Duration gradients{0};
     Duration weights{0};
     Duration after{0};
-    for (const int stage : held) {
-      gradients += stages[stage].forward + stages[stage].gradient;
-      weights += stages[stage].weight;
-      after += stages[stage].after;
+    Duration blocked{0};
+    // The rank's work for this stage and later ones of its stages.
+    for (auto stage = held.rbegin(); stage != held.rend(); ++stage) {
+      gradients += stages[*stage].forward + stages[*stage].gradient;
+      weights += stages[*stage].weight;
+      after += stages[*stage].after;
+      blocked = std::max(blocked, stages[*stage].blocked);
+      const std::span later = held.last(to_size(stage - held.rbegin() + 1));
+      const Duration least_gradients = gradients - saved(later, gradients);
+      const Duration begin = forward_path[*stage];
+      least = std::max(least, begin + (least_gradients + weights) * of_route - blocked + after);
+      // The last op, except weight gradients, is a gradient of one of them, whose path leads to stage 0.
+      least = std::max(least, begin + least_gradients * of_route + return_path[*stage]);
     }
-    gradients -= saved(held, gradients);
-    const Duration begin = forward_path[held.front()];
-    least = std::max(least, begin + (gradients + weights) * of_route + after);
-    // The last op of a rank, except weight gradients, is a gradient of its first stage, whose path leads to stage 0.
-    least = std::max(least, begin + gradients * of_route + return_path[held.front()]);
   }
   return least;
 }
 
 }  // namespace
 
-std::vector<StageTimes> stage_times(const Schedule& schedule, const ScenarioCosts& costs) {
+std::vector<StageTimes> compute_times(const Schedule& schedule, const ScenarioCosts& costs) {
   const CostModel& cost = costs.cost();
   const LoweringOptions options = costs.lowering_options(schedule.weight_policy());
   const bool reduce = options.data_parallel > 1 && !options.overlap_grad_reduce && costs.footprint() != nullptr;
@@ -102,8 +106,54 @@ std::vector<StageTimes> stage_times(const Schedule& schedule, const ScenarioCost
   return stages;
 }
 
+std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioCosts& costs) {
+  std::vector<StageTimes> stages(to_size(schedule.num_stages()));
+  if (costs.footprint() == nullptr) return stages;
+  const MicrobatchShape& shape = schedule.shapes()[0];
+  // A joint block begins two transfers, which may overlap.
+  const bool blocks =
+      costs.lowering_options(schedule.weight_policy()).blocking_transfers && !schedule.has_joint_blocks();
+  const auto time = [&](int from, int to, std::int64_t bytes) {
+    Duration least = Duration::max();
+    for (const std::vector<int>& route : schedule.routes()) {
+      if (route[to_size(from)] == route[to_size(to)]) return Duration{0};
+      const TransferTime transfer = costs.cost().transfer(route[to_size(from)], route[to_size(to)], bytes);
+      least = std::min(least, rounded_duration(transfer.occupied_s) + rounded_duration(transfer.latency_s));
+    }
+    return least;
+  };
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    StageTimes& of = stages[to_size(stage)];
+    for (int slice = 0; slice < shape.num_slices(); ++slice) {
+      const SliceBytes bytes = costs.footprint()->slice(stage, shape, slice);
+      const bool last = stage + 1 == schedule.num_stages();
+      const Duration forward = last ? Duration{0} : time(stage, stage + 1, bytes.transfer_forward);
+      const Duration gradient = stage == 0 ? Duration{0} : time(stage, stage - 1, bytes.transfer_backward);
+      if (slice == 0) of.forward_path = forward;
+      if (slice == 0) of.gradient_path = gradient;
+      if (!blocks) continue;
+      of.forward += forward;
+      of.gradient += gradient;
+      of.blocked = std::max({of.blocked, forward, gradient});
+    }
+  }
+  return stages;
+}
+
+void add_times(StageTimes& times, const StageTimes& more) {
+  times.forward += more.forward;
+  times.gradient += more.gradient;
+  times.weight += more.weight;
+  times.forward_path += more.forward_path;
+  times.gradient_path += more.gradient_path;
+  times.after += more.after;
+  times.blocked += more.blocked;
+}
+
 Duration least_iteration(const Schedule& schedule, int microbatches, const ScenarioCosts& costs) {
-  const std::vector<StageTimes> stages = stage_times(schedule, costs);
+  std::vector<StageTimes> stages = compute_times(schedule, costs);
+  const std::vector<StageTimes> transfers = transfer_times(schedule, costs);
+  for (std::size_t stage = 0; stage < stages.size(); ++stage) add_times(stages[stage], transfers[stage]);
   return least_over_ranks(schedule, microbatches, stages, [&](std::span<const int> held, Duration) {
     return most_saved(schedule, costs.cost(), held) * std::ssize(held);
   });

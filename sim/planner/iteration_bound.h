@@ -10,17 +10,23 @@
 namespace sluice::sim {
 
 // Times of all slices of one microbatch on a stage, each op rounded as by pricing, and of what follows the last one.
+// `forward` and `gradient` include the transfers that they begin if these block the rank; the paths include them
+// anyway.
 struct StageTimes {
   Duration forward{};
   Duration gradient{};  // of the inputs, with recomputation; includes that of the weights unless split
   Duration weight{};
-  Duration first_forward{};
-  Duration last_gradient{};  // of the first slice
+  Duration forward_path{};   // until the next stage has the first slice
+  Duration gradient_path{};  // until the previous stage has the gradient of the first slice
   Duration after{};          // the optimizer step, and the gradient reduction if it does not overlap
+  Duration blocked{};  // at most this part of the forwards and gradients of a rank is a transfer without an op after it
 };
 
-// Returns the times of every stage. Precondition: one shape.
-std::vector<StageTimes> stage_times(const Schedule& schedule, const ScenarioCosts& costs);
+// Returns the times of every stage without transfers. Precondition: one shape.
+std::vector<StageTimes> compute_times(const Schedule& schedule, const ScenarioCosts& costs);
+// Returns what transfers without contention add to them.
+std::vector<StageTimes> transfer_times(const Schedule& schedule, const ScenarioCosts& costs);
+void add_times(StageTimes& times, const StageTimes& more);
 
 // Lower bound of the iteration time with `microbatches` microbatches: the maximum over the ranks of the path of the
 // first slice to the rank, its compute time, and the path of the last gradient from it. Precondition: one shape, and

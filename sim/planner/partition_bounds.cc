@@ -24,10 +24,16 @@ constexpr int kRoles = 3;
 // The bytes that a stage holds for the whole run.
 std::int64_t standing_of(const StageBytes& bytes) { return bytes.weights + bytes.gradients + bytes.optimizer; }
 
+// The contents of the stages where the first one has all layers.
+std::vector<StageContents> all_in_first(const Transformer& model, const Schedule& schedule) {
+  std::vector<int> layers(to_size(schedule.num_stages()), 0);
+  layers.front() = model.layers;
+  return split_stages(model, schedule, layers, 0, 0);
+}
+
 void at_most(PartitionBounds::Work& less, const PartitionBounds::Work& more) {
-  for (Duration StageTimes::*const time :
-       {&StageTimes::forward, &StageTimes::gradient, &StageTimes::weight, &StageTimes::first_forward,
-        &StageTimes::last_gradient, &StageTimes::after}) {
+  for (Duration StageTimes::*const time : {&StageTimes::forward, &StageTimes::gradient, &StageTimes::weight,
+                                           &StageTimes::forward_path, &StageTimes::gradient_path, &StageTimes::after}) {
     less.times.*time = std::min(less.times.*time, more.times.*time);
   }
   less.standing = std::min(less.standing, more.standing);
@@ -52,6 +58,7 @@ PartitionBounds::PartitionBounds(const Scenario& scenario, Schedule schedule, in
   table_.resize(to_size(kRoles) * to_size(layers_ + 1) * to_size(dense_ + 1));
   fill(scenario, timed);
   make_monotone();
+  if (timed) add_transfers(scenario);
 }
 
 PartitionBounds::Work& PartitionBounds::at(int role, int layers, int dense) {
@@ -78,9 +85,7 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
       for (int dense = std::min(layers, dense_); dense >= 0; --dense) open[to_size(role)].emplace_back(layers, dense);
     }
   }
-  std::vector<int> all_in_first(to_size(num_stages()), 0);
-  all_in_first.front() = layers_;
-  const std::vector<StageContents> empty = split_stages(model, schedule_, all_in_first, 0, 0);
+  const std::vector<StageContents> empty = all_in_first(model, schedule_);
   if (num_stages() <= 2) open[1].clear();
   if (num_stages() == 1) open[2].clear();
   while (!open[0].empty() || !open[1].empty()) {
@@ -97,7 +102,8 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
       into[to_size(stage)] = &at(role_of(stage), layers, dense);
     }
     const ScenarioCosts costs(scenario, schedule_, std::move(contents));
-    const std::vector<StageTimes> times = timed ? stage_times(schedule_, costs) : std::vector<StageTimes>(into.size());
+    const std::vector<StageTimes> times =
+        timed ? compute_times(schedule_, costs) : std::vector<StageTimes>(into.size());
     for (int stage = 0; stage < num_stages(); ++stage) {
       if (into[to_size(stage)] == nullptr) continue;
       const StageBytes bytes = costs.footprint()->stage(stage);
@@ -118,13 +124,36 @@ void PartitionBounds::make_monotone() {
   }
 }
 
+// Adds the transfers that every stage of a role begins, whatever its layers.
+void PartitionBounds::add_transfers(const Scenario& scenario) {
+  const ScenarioCosts costs(scenario, schedule_, all_in_first(*scenario.model, schedule_));
+  const std::vector<StageTimes> transfers = transfer_times(schedule_, costs);
+  std::array<std::optional<StageTimes>, kRoles> least;
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    std::optional<StageTimes>& of = least[to_size(role_of(stage))];
+    const StageTimes& here = transfers[to_size(stage)];
+    if (!of) of = here;
+    for (Duration StageTimes::*const time :
+         {&StageTimes::forward, &StageTimes::gradient, &StageTimes::forward_path, &StageTimes::gradient_path}) {
+      (*of).*time = std::min((*of).*time, here.*time);
+    }
+    of->blocked = std::max(of->blocked, here.blocked);
+  }
+  for (int role = 0; role < kRoles; ++role) {
+    if (!least[to_size(role)]) continue;
+    for (int layers = 0; layers <= layers_; ++layers) {
+      for (int dense = 0; dense <= dense_; ++dense) add_times(at(role, layers, dense).times, *least[to_size(role)]);
+    }
+  }
+}
+
 std::int64_t PartitionBounds::gradients(const StageTimes& times) const {
   const std::int64_t both = (times.forward + times.gradient).count();
   return (joint_ ? both / 2 : both) * of_route_;
 }
 
 std::int64_t PartitionBounds::busy(const StageTimes& times) const {
-  return gradients(times) + times.weight.count() * of_route_ + times.after.count();
+  return gradients(times) + times.weight.count() * of_route_ + (times.after - times.blocked).count();
 }
 
 Memory PartitionBounds::memory_class(std::int64_t needed_bytes) const {
@@ -269,8 +298,8 @@ class PartitionTree {
       rank.scratch = std::max(rank.scratch, of.scratch);
     }
     layers_[to_size(stage)] = layers;
-    path_[to_size(stage) + 1] = path_[to_size(stage)] + of.times.first_forward.count();
-    return_[to_size(stage) + 1] = return_[to_size(stage)] + of.times.last_gradient.count();
+    path_[to_size(stage) + 1] = path_[to_size(stage)] + of.times.forward_path.count();
+    return_[to_size(stage) + 1] = return_[to_size(stage)] + of.times.gradient_path.count();
     const bool goes_on = !promising(stage + 1, bounds_.layers_ - before - layers) || visit(stage + 1, before + layers);
     ranks_ = ranks;
     return goes_on;
@@ -310,10 +339,24 @@ class PartitionRelaxation {
       const auto held = schedule.stages_of(paths_ ? by_front[to_size(i)] : i);
       others_.push_back(&sum_of(paths_ ? held.subspan(1) : held));
     }
-    if (paths_) find_paths();
+    find_paths();
   }
 
   bool possible(std::int64_t time) const { return paths_ ? possible_with_paths(time) : possible_without(time); }
+
+  // The least time of the last stage's work between the paths over all others.
+  std::int64_t of_last_stage() const {
+    std::int64_t least = kUnreachable;
+    for (int before = 0; before <= bounds_.layers_; ++before) {
+      const std::int64_t begin = forward_.back()[to_size(before)];
+      const int layers = bounds_.layers_ - before;
+      const PartitionBounds::Work& work = bounds_.work(bounds_.num_stages() - 1, before, layers);
+      if (begin == kUnreachable || !allowed(work)) continue;
+      least = std::min(least, begin + std::max(bounds_.busy(work.times),
+                                               bounds_.gradients(work.times) + return_.back()[to_size(before)]));
+    }
+    return least;
+  }
 
  private:
   // The least work of several stages of a rank, by their number of layers together.
@@ -366,11 +409,11 @@ class PartitionRelaxation {
     return sums_.emplace(roles, std::move(sum)).first->second;
   }
 
-  // The shortest paths over the first stages, by their number and that of their layers.
+  // The shortest paths over the first stages, by their number (less than all) and that of their layers.
   void find_paths() {
     const int layers = bounds_.layers_;
     const std::vector<std::int64_t> never(to_size(layers + 1), kUnreachable);
-    forward_.assign(to_size(bounds_.schedule_.num_ranks()), never);
+    forward_.assign(to_size(bounds_.num_stages()), never);
     return_.assign(forward_.size(), never);
     forward_[0][0] = return_[0][0] = 0;
     for (std::size_t stage = 0; stage + 1 < forward_.size(); ++stage) {
@@ -383,8 +426,8 @@ class PartitionRelaxation {
           const auto add = [&](std::vector<std::vector<std::int64_t>>& path, Duration time) {
             path[stage + 1][all] = std::min(path[stage + 1][all], path[stage][to_size(before)] + time.count());
           };
-          add(forward_, work.times.first_forward);
-          add(return_, work.times.last_gradient);
+          add(forward_, work.times.forward_path);
+          add(return_, work.times.gradient_path);
         }
       }
     }
@@ -448,7 +491,7 @@ std::int64_t PartitionBounds::least_of_all(const PartitionKey& best) const {
     const std::int64_t middle = impossible + (possible - impossible) / 2;
     (relaxation.possible(middle) ? possible : impossible) = middle;
   }
-  return possible;
+  return std::clamp(relaxation.of_last_stage(), possible, best.value);
 }
 
 }  // namespace sluice::sim

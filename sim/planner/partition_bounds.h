@@ -63,6 +63,7 @@ class PartitionBounds {
 
   void fill(const Scenario& scenario, bool timed);
   void make_monotone();
+  void add_transfers(const Scenario& scenario);
   Work& at(int role, int layers, int dense);
   const Work& at(int role, int layers, int dense) const;
   int role_of(int stage) const { return stage == 0 ? 0 : stage + 1 == num_stages() ? 2 : 1; }

@@ -304,6 +304,46 @@ TEST(Plan, DoesNotDependOnTheDistributionOfWork) {
   }
 }
 
+// Refined points have the results of `predict` with their layers, and nothing becomes slower.
+TEST(Plan, RefinesItsLeaders) {
+  const Scenario base = base_of({{"model", {{"vocab_size", 204800}}}});
+  PlanSpace space;
+  space.families = {"1f1b", "zb-v", "gpipe"};
+  const auto subset = [](const PlanPoint& point) { return point.family->name == "gpipe" && point.pp > 1; };
+  Plan plan(base, space, 5, false, subset);
+  finish(plan);
+  const std::vector<PlanResult> before(plan.results().begin(), plan.results().end());
+  const std::vector<PlanPoint> points(plan.points().begin(), plan.points().end());
+  const int best_before = plan.best_of_subset();
+  plan.refine(5);
+  int refined = 0;
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const PlanPoint& point = plan.points()[i];
+    if (point == points[i]) {
+      EXPECT_EQ(plan.results()[i].iteration, before[i].iteration);
+      continue;
+    }
+    ++refined;
+    EXPECT_FALSE(point.stage_layers.empty());
+    EXPECT_NE(flags_of(base, space, point).find(uneven_layout(base, point)), std::string::npos);
+    const model::Setup setup(scenario_of(base, space, point));
+    const Prediction expected = predict(setup);
+    EXPECT_EQ(plan.results()[i].iteration, expected.iteration);
+    EXPECT_EQ(plan.results()[i].needed_bytes, expected.fit->needed_bytes);
+    EXPECT_TRUE(before[i].tight || plan.results()[i].iteration < before[i].iteration);
+  }
+  EXPECT_GE(refined, 2);
+  EXPECT_LE(refined, 6);
+  EXPECT_FALSE(plan.points()[static_cast<std::size_t>(best_before)].stage_layers.empty());
+  const std::vector<int> ranking = plan.ranking();
+  const auto slower = [&](int a, int b) {
+    const PlanResult& x = plan.results()[static_cast<std::size_t>(a)];
+    const PlanResult& y = plan.results()[static_cast<std::size_t>(b)];
+    return std::tie(x.tight, x.iteration) < std::tie(y.tight, y.iteration);
+  };
+  EXPECT_TRUE(std::is_sorted(ranking.begin(), ranking.end(), slower));
+}
+
 TEST(Plan, StopsOnRequest) {
   Plan plan(base_of(), {}, 5);
   const std::atomic<bool> stop = true;

@@ -314,8 +314,10 @@ SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, cons
   std::_Exit(dead >= 0 ? kWorkerLost : kInterrupted);
 }
 
-// Searches the partition of one configuration.
+// Searches the partition of one configuration, on the first process.
 int partition_command(const PlanOptions& options) {
+  const MpiRanks ranks;
+  if (!ranks.first()) return kDone;
   const Interrupt interrupt;
   const auto begin = std::chrono::steady_clock::now();
   PlanSpace space = space_of(options);

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <vector>
+
 #include "model/errors.h"
 
 namespace sluice::test {
@@ -15,6 +18,22 @@ TEST(PipelineLayout, IsReadAsByMegatron) {
   EXPECT_EQ(layers_of_layout("E|t|t*2,| (t|)*2 L"), (Layers{0, 1, 2, 1, 1, 0}));
   EXPECT_EQ(layers_of_layout("Et|(t*2|)*62tL").size(), 64U);
   EXPECT_EQ(layers_of_layout("E|(t|t|)*3L"), (Layers{0, 1, 1, 1, 1, 1, 1, 0}));
+}
+
+// DeepSeek-V3's 61 layers on 32 virtual stages: Megatron-Core's model zoo, and Megatron-Bridge's recipe, both without
+// the layer of multi-token prediction.
+TEST(PipelineLayout, OfPublishedRecipes) {
+  const auto sum = [](const Layers& layers) { return std::accumulate(layers.begin(), layers.end(), 0); };
+  const Layers zoo = layers_of_layout("Et|(tt|)*30L");
+  EXPECT_EQ(zoo.size(), 32U);
+  EXPECT_EQ(sum(zoo), 61);
+  EXPECT_EQ(zoo.back(), 0);
+  EXPECT_EQ(layout_of(zoo), "Et|(t*2|)*30L");
+  const Layers bridge = layers_of_layout("Et*2|(tt|)*22t|(tt|)*7L");
+  EXPECT_EQ(bridge.size(), 32U);
+  EXPECT_EQ(sum(bridge), 61);
+  EXPECT_EQ(bridge[23], 1);
+  EXPECT_EQ(layers_of_layout("Et*9|t*7|t*7|t*7|t*8|t*8|t*8|t*7L"), (Layers{9, 7, 7, 7, 8, 8, 8, 7}));
 }
 
 TEST(PipelineLayout, IsReadBackAsWritten) {
@@ -41,6 +60,8 @@ TEST(PipelineLayout, ErrorsNameThePlace) {
   EXPECT_EQ(error("EtL|t"), "stage 0: expected the loss L at the end of the last stage");
   EXPECT_EQ(error("Et*4|(t*4|)*14tmL"),
             "position 16: expected E, t, L or | (multi-token prediction is not modeled), got 'm'");
+  EXPECT_EQ(error("Et*3|(tt|)*29,m|L"),
+            "position 15: expected E, t, L or | (multi-token prediction is not modeled), got 'm'");
   EXPECT_EQ(error("Et*|L"), "position 4: expected a positive number after *, got '|'");
   EXPECT_EQ(error("E(t|L"), "position 6: expected E, t, L, | or (, got the end");
   EXPECT_EQ(error("E(t|)L"), "position 6: expected * and a number after a group, got 'L'");
