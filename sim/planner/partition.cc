@@ -24,7 +24,8 @@ using Layers = std::vector<int>;
 
 constexpr std::size_t kLanes = 4;  // simulations that may run concurrently; any number of threads runs them
 constexpr std::size_t kBatch = 16;
-constexpr std::size_t kMostMoves = 96;  // that are tried from one partition
+constexpr std::size_t kMostMoves = 96;             // that are simulated from one partition
+constexpr std::int64_t kMostMoveWork = 4'000'000;  // moves times stages: only some moves of more are looked at
 
 // Returns a schedule with the placement of the scenario's, and few microbatches where it has a flush.
 Schedule placement_of(const Scenario& scenario) {
@@ -55,6 +56,7 @@ class PartitionSearch {
     std::vector<Layers> starts = {even_work(true), even_work(false)};
     if (!given_.empty()) starts.insert(starts.begin(), given_);
     evaluate(starts);
+    if (stopped()) return result();
     most_ = std::max(limits_.simulations, limits_.vertices / std::max<std::int64_t>(1, vertices()));
     descend(best_, most_ / 2);
     proven_ = prove();
@@ -176,29 +178,29 @@ class PartitionSearch {
 
   // Returns the partitions with one layer on another stage that may be better than the best, the most even first.
   std::vector<Layers> moves(const Layers& from) const {
-    std::vector<std::pair<double, std::pair<int, int>>> order;
+    std::vector<std::pair<double, std::pair<std::size_t, std::size_t>>> order;
     Layers layers = from;
-    const int stages = bounds_.num_stages();
-    for (int source = 0; source < stages; ++source) {
-      if (from[to_size(source)] == 0) continue;
-      for (int target = 0; target < stages; ++target) {
-        if (target == source) continue;
-        --layers[to_size(source)];
-        ++layers[to_size(target)];
-        if (known_.count(layers) == 0 && bounds_.least(layers) < best_key_) {
-          order.emplace_back(unevenness(layers), std::pair(source, target));
-        }
-        ++layers[to_size(source)];
-        --layers[to_size(target)];
+    const std::int64_t stages = bounds_.num_stages();
+    const std::int64_t stride = std::max<std::int64_t>(1, stages * stages * stages / kMostMoveWork);
+    for (std::int64_t pair = spent() % stride; pair < stages * stages; pair += stride) {
+      const auto source = to_size(pair / stages);
+      const auto target = to_size(pair % stages);
+      if (from[source] == 0 || target == source) continue;
+      --layers[source];
+      ++layers[target];
+      if (known_.count(layers) == 0 && bounds_.least(layers) < best_key_) {
+        order.emplace_back(unevenness(layers), std::pair(source, target));
       }
+      ++layers[source];
+      --layers[target];
     }
     const std::size_t kept = std::min(kMostMoves, order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end());
     std::vector<Layers> out;
     for (std::size_t i = 0; i < kept; ++i) {
       out.push_back(from);
-      --out.back()[to_size(order[i].second.first)];
-      ++out.back()[to_size(order[i].second.second)];
+      --out.back()[order[i].second.first];
+      ++out.back()[order[i].second.second];
     }
     return out;
   }

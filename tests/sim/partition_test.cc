@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -186,6 +187,25 @@ TEST(Partition, LeavesStagesEmpty) {
   EXPECT_TRUE(found.given.empty());
   EXPECT_EQ(found.given_result.status, PlanStatus::refused);
   EXPECT_EQ(found.layers.back(), 0);  // the head alone
+}
+
+TEST(Partition, StopsOnRequest) {
+  const std::atomic<bool> stop = true;
+  const Partition found = best_partition(small_scenario(nlohmann::json::object()), {}, &stop);
+  EXPECT_EQ(found.result.status, PlanStatus::refused);
+  EXPECT_FALSE(found.proven);
+}
+
+// Without a flush there is no bound, and all partitions are simulated.
+TEST(Partition, OfASteadyPipeline) {
+  const Scenario scenario = small_scenario({{"schedule", {{"name", "pipedream-2bw"}}}});
+  const Partition found = best_partition(scenario);
+  EXPECT_TRUE(found.proven);
+  EXPECT_EQ(found.simulated, 7);
+  EXPECT_EQ(found.bound.count(), 0);
+  std::vector<int> layers(2);
+  each_partition(6, layers, 0,
+                 [&] { EXPECT_GE(predicted_key(scenario, layers).value, found.result.iteration.count()); });
 }
 
 TEST(Partition, OfOneStage) {

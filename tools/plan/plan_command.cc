@@ -362,15 +362,16 @@ int plan_command(const PlanOptions& options) {
     }
     if (end != SearchEnd::alone && !ranks.first()) return kDone;
     if (finished && !options.even_stages) plan.refine(std::min(options.top, kRefined), interrupt.flag());
+    const bool interrupted = !finished || interrupt.came();
     print_message(calibration_warning(plan.base()));
     PlanReport report{
         .plan = &plan, .top = options.top, .model_error = options.model_error, .shortlist = options.shortlist};
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    report.interrupted = !finished;
+    report.interrupted = interrupted;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
     if (end == SearchEnd::alone) end_alone(peers);
-    if (!finished) return kInterrupted;
+    if (interrupted) return kInterrupted;
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
     print_message(refusal);
