@@ -15,7 +15,7 @@ if ! [[ $total =~ ^[0-9]+$ ]]; then
 fi
 jobs=${SLUICE_JOBS:-$(nproc)}
 build=build/dev
-read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault recorder flags trace kineto gzip measured_table megatron_log calibration software}"
+read -r -a targets <<<"${SLUICE_FUZZ_TARGETS:-scenario schedule_json schedule_csv model cost_table cluster catalogue profile slice_times checkpoint fault recorder flags trace kineto gzip measured_table megatron_log calibration software import}"
 each=${SLUICE_FUZZ_EACH:-$((total * jobs / ${#targets[@]}))}
 if [ "$each" -lt 1 ]; then each=1; fi
 

@@ -141,9 +141,10 @@ Transformer transformer_from_hf(JsonReader reader);
 // optionally ffn_hidden_size (4h; required with swiglu), num_query_groups, kv_channels, swiglu,
 // max_position_embeddings, position_embedding_type, untie_embeddings_and_output_weights, normalization,
 // disable_bias_linear, add_qkv_bias, qk_layernorm, hidden_dropout, attention_dropout; of experts num_experts,
-// moe_router_topk (2), moe_ffn_hidden_size (ffn_hidden_size), moe_shared_expert_intermediate_size, moe_layer_freq (1,
-// or a list of 0 for each leading dense layer and then 1); of latent attention multi_latent_attention, q_lora_rank,
-// kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim. Unknown keys are errors.
+// moe_router_topk (2), moe_ffn_hidden_size (ffn_hidden_size), moe_shared_expert_intermediate_size,
+// moe_shared_expert_gate, moe_layer_freq (1, or a list of 0 for each leading dense layer and then 1); of latent
+// attention multi_latent_attention, q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim. Unknown
+// keys are errors.
 Transformer transformer_from_json(JsonReader reader);
 
 // Reads a model file of either kind: Hugging Face's if it has a model_type, otherwise Megatron-LM's.

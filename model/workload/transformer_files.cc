@@ -162,8 +162,9 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
 }
 
 void read_megatron_experts(JsonReader& reader, Transformer& model) {
-  static const std::array<const char*, 4> kNeedExperts = {"moe_router_topk", "moe_ffn_hidden_size",
-                                                          "moe_shared_expert_intermediate_size", "moe_layer_freq"};
+  static const std::array<const char*, 5> kNeedExperts = {"moe_router_topk", "moe_ffn_hidden_size",
+                                                          "moe_shared_expert_intermediate_size",
+                                                          "moe_shared_expert_gate", "moe_layer_freq"};
   for (const char* key : kNeedExperts) {
     reader.allow(key);
     if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("requires num_experts");
@@ -175,6 +176,10 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
   experts.per_token = reader.has("moe_router_topk") ? experts_of(reader, "moe_router_topk") : 2;
   experts.ffn_hidden = size_or(reader, "moe_ffn_hidden_size", model.ffn_hidden);
   experts.shared_ffn_hidden = size_or(reader, "moe_shared_expert_intermediate_size", 0);
+  experts.shared_gate = reader.boolean_or("moe_shared_expert_gate", false);
+  if (experts.shared_gate && experts.shared_ffn_hidden == 0) {
+    reader.at("moe_shared_expert_gate").fail("requires moe_shared_expert_intermediate_size");
+  }
   if (reader.has("moe_layer_freq")) {
     experts.leading_dense = leading_dense_layers(reader.at("moe_layer_freq"), model.layers);
   }

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "model/errors.h"
+#include "model/import/import.h"
 #include "model/input/files.h"
 #include "model/schedule/family.h"
 
@@ -36,17 +37,6 @@ std::optional<Number> number_of(std::string_view text) {
   const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || rest != text.data() + text.size()) return std::nullopt;
   return value;
-}
-
-// Returns the argument in a line such as "  seq_length ................ 2048", possibly after a launcher's prefix.
-std::optional<LoggedValue> argument_in(std::string_view line, std::int64_t number) {
-  const std::size_t dots = line.find(" ..");
-  if (dots == std::string_view::npos) return std::nullopt;
-  const std::size_t after = line.find_first_not_of('.', dots + 1);
-  if (after == std::string_view::npos || line[after] != ' ') return std::nullopt;
-  const std::string_view before = line.substr(0, dots);
-  const std::string_view name = before.substr(before.find_last_of(" \t:]") + 1);
-  return LoggedValue{std::string(name), std::string(trimmed(line.substr(after))), number};
 }
 
 // An argument of Megatron-LM and the scenario's value for it; nullopt if the scenario does not determine it.
@@ -136,7 +126,10 @@ MegatronLog parse_megatron_log(std::string_view text, const std::string& source)
     ++number;
     const auto elapsed = field(line, kElapsed);
     if (!elapsed) {
-      if (auto argument = argument_in(line, number)) log.arguments.push_back(*std::move(argument));
+      const PrintedArgument argument = printed_argument(line);
+      if (!argument.name.empty()) {
+        log.arguments.push_back({std::string(argument.name), std::string(argument.value), number});
+      }
       continue;
     }
     const auto milliseconds = number_of<double>(*elapsed);

@@ -4,7 +4,9 @@
 #include "model/cost/cost_table.h"
 #include "model/cost/gemm.h"
 #include "model/cost/profile_fit.h"
+#include "model/import/import.h"
 #include "model/input/json_reader.h"
+#include "model/scenario/scenario.h"
 #include "model/slicing/slice_times_file.h"
 #include "model/slicing/terapipe.h"
 #include "model/workload/training.h"
@@ -78,6 +80,16 @@ void try_slice_times(std::string_view text) {
     const auto whole = even_slices(table.forward.tokens, table.forward.granularity, 1);
     require(plan.latency <= pipeline_latency(problem, whole), "a plan is worse than one slice");
   });
+}
+
+void try_import(std::string_view text) {
+  const auto read = [](const Imported& imported) {
+    for (const std::string& note : imported.notes) require(note.starts_with("input: "), "a note without its source");
+    scenario_from_json(imported.scenario, "input", "");
+  };
+  accepts([&] { read(import_text(text, "input")); });
+  accepts([&] { read(import_megatron_line(text, "input")); });
+  is_foreign(text);
 }
 
 namespace {

@@ -31,6 +31,7 @@ void try_measured_table(std::string_view text);  // measured iterations, kernels
 void try_megatron_log(std::string_view text);    // also compared with a scenario
 void try_calibration(std::string_view text);     // a calibration file; also applied, and written back
 void try_software(std::string_view text);        // a framework file; also used by a prediction
+void try_import(std::string_view text);          // a script, dump or line of another framework; the scenario is read
 
 struct Target {
   std::string_view name;
@@ -58,6 +59,7 @@ inline constexpr std::array kTargets = {
     Target{"megatron_log", try_megatron_log},
     Target{"calibration", try_calibration},
     Target{"software", try_software},
+    Target{"import", try_import},
 };
 
 // Throws std::logic_error unless an invariant holds.

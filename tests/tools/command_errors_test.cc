@@ -501,6 +501,10 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
   const std::string trace = folder.path("t.json");
   const std::string profile = folder.path("p.json");
   const std::string table = write(folder, "t.csv", "microbatches,iteration_s\n4,1\n");
+  const std::string script = write(folder, "run.sh",
+                                   "torchrun --nproc-per-node 2 a.py --num-layers 2 --hidden-size 64 "
+                                   "--num-attention-heads 2 --seq-length 64 --max-position-embeddings 64 "
+                                   "--micro-batch-size 1 --vocab-size 128 --bf16\n");
   const std::string simulate = "simulate --pp 2 --microbatches 4 ";
   const std::string small =
       "--pp 2 --microbatches 2 --num-layers 2 --hidden-size 16 --num-attention-heads 2 --seq-length 8 "
@@ -528,6 +532,7 @@ TEST(CommandErrors, ABrokenStandardOutputIsAnError) {
       "schedule 1f1b --pp 2 --microbatches 4 --check",
       "plan --pp 2 --gpus 2 --gbs 4 --model gpt2 --cluster dgx-h100 --seq-length 128",
       "slice --pp 2 --seq-length 1024 --uniform f=1,b=1,w=1",
+      "import " + script,
       "compare " + trace + " " + trace,
       "compare --json " + trace + " " + trace,
       "run --steps 1 " + small,

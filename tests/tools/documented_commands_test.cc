@@ -156,14 +156,22 @@ void create_files_of_a_reader() {
   for (const char* name : {"mbs1", "mbs2", "mbs4"}) {
     fs::copy_file(kRoot / "examples/gpt3-175b-a100.json", std::string(name) + ".json");
   }
-  const auto log = [](const char* name, double ms) {
-    std::string text;
+  model::write_file_whole(
+      "pretrain.sh",
+      "torchrun --nproc-per-node 8 pretrain_gpt.py "
+      "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+      "--vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16\n");
+  const auto log = [](const char* name, double ms, std::string text = "") {
     for (int i = 1; i <= 12; ++i)
       text += fmt::format(" iteration {}/12 | elapsed time per iteration (ms): {} |\n", i, ms);
     model::write_file_whole(name, text);
   };
   log("mbs1.log", 33000);
   log("mbs2.log", 33500);
+  log("run.log", 900,
+      "  num_layers ... 24\n  hidden_size ... 1024\n  num_attention_heads ... 16\n  seq_length ... 2048\n"
+      "  max_position_embeddings ... 2048\n  vocab_size ... 51200\n  micro_batch_size ... 1\n"
+      "  global_batch_size ... 16\n  bf16 ... True\n  world_size ... 8\n");
 }
 
 class Documentation : public testing::TestWithParam<const char*> {};

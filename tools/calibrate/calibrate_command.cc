@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -40,6 +41,12 @@ int calibrate_command(const CalibrateOptions& options) {
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
   const std::string folder = ScenarioFlags::folder_of(options.scenario);
   const nlohmann::json base = options.flags->document(options.scenario);
+  std::function<nlohmann::json(const std::string&)> scenario_of_log;
+  const bool has_model =
+      base.contains("model") && (base.at("model").is_string() || base.at("model").contains("num_layers"));
+  if (options.scenario.empty() && !has_model) {
+    scenario_of_log = [&](const std::string& log) { return options.flags->document(log); };
+  }
   const auto has_own = [](const std::string& text) { return !measured_file(text).scenario.empty(); };
   if (!base.empty() && std::all_of(options.request.tables.begin(), options.request.tables.end(), has_own)) {
     throw InputError(
@@ -49,6 +56,7 @@ int calibrate_command(const CalibrateOptions& options) {
   return calibrate_correction({.measured = options.request.tables,
                                .ignored = options.request.ignored,
                                .skip = options.skip,
+                               .scenario_of_log = scenario_of_log,
                                .output = options.request.output,
                                .json = options.request.json},
                               base, folder);
@@ -70,7 +78,9 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n\n"
       "By default, it fits a scale and a fixed time to two or three measured iterations with different numbers of "
       "microbatches. The input is CSV (iteration_ms or iteration_s besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
-      "logs ('elapsed time per iteration (ms)'). Arguments that a log prints must match the scenario. 'sluice simulate "
+      "logs ('elapsed time per iteration (ms)'). A log that prints its arguments needs no scenario, only --cluster; "
+      "with "
+      "one they must match. 'sluice simulate "
       "--calibration FILE' then prints a 90 % interval. A negative fixed time means that predictions have too much "
       "time "
       "that does not grow with the number of microbatches.\n\n"
@@ -108,6 +118,7 @@ Subcommand add_calibrate_command(CLI::App& app) {
   add_output(*command, "-o,--output", options->request.output, "File, folder or prefix of the results (default: none)");
   command->add_flag("--json", options->request.json, "Print one JSON document (sluice.calibrated/1)");
   options->flags = std::make_unique<ScenarioFlags>(*command);
+  ScenarioFlags::add_imports(*command, options->scenario, "--scenario");
   return {command, [options] { return calibrate_command(*options); }};
 }
 

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "model/errors.h"
+#include "model/import/import.h"
 #include "model/input/csv.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
@@ -136,7 +137,12 @@ int calibrate_correction(const CorrectionRequest& request, const nlohmann::json&
     const MeasuredFile file = measured_file(text);
     nlohmann::json scenario = base;
     std::string scenario_folder = folder;
-    if (!file.scenario.empty()) {
+    const bool own = file.scenario.empty() && request.scenario_of_log && !file.path.ends_with(".csv") &&
+                     has_megatron_arguments(ScenarioFlags::file_text(file.path));
+    if (own) {
+      scenario = request.scenario_of_log(file.path);
+      ScenarioFlags::print_notes(file.path);
+    } else if (!file.scenario.empty()) {
       scenario = parse_json(read_file(file.scenario), file.scenario);
       scenario_folder = ScenarioFlags::folder_of(file.scenario);
     }

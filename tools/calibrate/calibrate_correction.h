@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -12,7 +13,9 @@ struct CorrectionRequest {
   std::vector<std::string> measured;  // tables and logs; "FILE=scenario.json"
   std::vector<std::string> ignored;   // columns of the tables
   int skip = 2;                       // number of leading iterations of a log to ignore
-  std::string output;                 // empty: none
+  // Returns the scenario of a log that prints its arguments; empty: `base` is that of all files without their own.
+  std::function<nlohmann::json(const std::string& log)> scenario_of_log;
+  std::string output;  // empty: none
   bool json = false;
 };
 

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "model/errors.h"
+#include "model/import/import.h"
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "model/input/nearest.h"
@@ -168,6 +169,8 @@ const ScenarioFlagRow kRows[] = {
      "Hidden size of an expert, 1 to 16777216 (default: --ffn-hidden-size)"},
     {"--moe-shared-expert-intermediate-size", "/model/moe_shared_expert_intermediate_size", ScenarioValueKind::whole,
      kModel, "Total hidden size of the shared experts, 1 to 16777216 (default: no shared experts)"},
+    {"--moe-shared-expert-gate", "/model/moe_shared_expert_gate", ScenarioValueKind::yes, kModel,
+     "Scale the output of the shared experts by a learned gate (default: off)"},
     {"--moe-layer-freq", "/model/moe_layer_freq", ScenarioValueKind::whole_list, kModel,
      "1 if all layers have experts, or one number per layer: 0 (dense, at the front only) or 1 (experts) (default 1)"},
     {"--multi-latent-attention", "/model/multi_latent_attention", ScenarioValueKind::yes, kModel,
@@ -372,6 +375,7 @@ struct ScenarioFlags::Values {
   std::string cost;
   std::vector<std::string> slow_ranks;
   std::vector<std::string> slow_links;
+  bool sets_gpus = true;  // otherwise the command has its own number of GPUs
   CLI::Option* uniform_option = nullptr;
   CLI::Option* weights_option = nullptr;
   CLI::Option* cost_option = nullptr;
@@ -383,7 +387,10 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
     return std::find(without.begin(), without.end(), names.substr(0, names.find(','))) != without.end();
   };
   for (const ScenarioFlagRow& row : kRows) {
-    if (left_out(row.names)) continue;
+    if (left_out(row.names)) {
+      if (std::string_view(row.pointer) == "/parallelism/gpus") values_->sets_gpus = false;
+      continue;
+    }
     Values::Flag& flag = values_->flags.emplace_back();
     flag.row = &row;
     switch (row.kind) {
@@ -449,12 +456,21 @@ void ScenarioFlags::add_slow(CLI::App& command) {
 
 ScenarioFlags::~ScenarioFlags() = default;
 
-std::string ScenarioFlags::file_text(const std::string& file) {
-  std::error_code error;
-  if (std::filesystem::is_regular_file(file, error)) return read_file(file);
-  static std::map<std::string, std::string> texts;  // of pipes
-  const auto found = texts.find(file);
-  return found != texts.end() ? found->second : texts.emplace(file, read_file(file)).first->second;
+// Checks the document of a file and flags if the file is that of another framework. Without a number of GPUs, all GPUs
+// of the cluster are used, as the launcher of the framework does.
+void ScenarioFlags::complete_import(nlohmann::json& document, const std::string& file) const {
+  if (!is_imported(file)) return;
+  check_complete(document, file);
+  Json& parallelism = document["parallelism"];
+  if (!values_->sets_gpus || parallelism.contains("gpus") || parallelism.contains("dp")) return;
+  const Json cluster = document.contains("cluster") ? Json{{"cluster", document.at("cluster")}} : Json::object();
+  const Scenario scenario = read(cluster, file);
+  if (!scenario.cluster || !scenario.cluster->nodes_specified) {
+    throw InputError(fmt::format(
+        "{}: the number of GPUs is not known, which the launcher sets: specify --gpus, --dp, or --cluster and --nodes",
+        file));
+  }
+  parallelism["gpus"] = scenario.cluster->num_gpus();
 }
 
 std::string ScenarioFlags::folder_of(const std::string& file) {
@@ -471,7 +487,7 @@ nlohmann::json ScenarioFlags::file_document(const std::string& file) {
   if (std::any_of(families.begin(), families.end(), is_family) && !std::filesystem::exists(file, error)) {
     throw InputError(fmt::format("{0}: expected a scenario file; --schedule {0} selects the schedule family", file));
   }
-  Json document = parse_json(file_text(file), file);
+  Json document = file_json(file);
   if (!document.is_object()) throw InputError(file + ": /: expected a scenario object");
   check_sections(document, file);
   expand_short_forms(document);
@@ -530,13 +546,15 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
     const Slow slow = parse_slow("--slow-link", text, 2);
     slow_list(document, "slow_links", file).push_back({{"between", slow.ranks}, {"factor", slow.factor}});
   }
+  complete_import(document, file);
   return document;
 }
 
 void ScenarioFlags::check_file(const std::string& file, const nlohmann::json& document) {
   if (file.empty()) return;
   Json own = file_document(file);
-  if (!own.contains("model") && document.contains("model")) own["model"] = document["model"];
+  const bool own_model = own.contains("model") && !is_imported(file);  // imported models may lack the vocabulary
+  if (!own_model && document.contains("model")) own["model"] = document["model"];
   static_cast<void>(read(own, file));
 }
 
@@ -622,12 +640,13 @@ std::string ScenarioFlags::naming_flags(const std::string& what, const nlohmann:
   const std::size_t end = what.find(": ", source.size());
   if (!what.starts_with(source + "/") || end == std::string::npos) return what;
   const std::string pointer = what.substr(source.size(), end - source.size());
+  const std::string of_file = is_imported(file) ? naming_arguments(what, file) : what;
   const std::string flag = pointer.find('~') == std::string::npos ? flag_of(pointer) : "";  // no flag's key has a ~
-  if (flag.empty()) return what;
+  if (flag.empty()) return of_file;
   const Json::json_pointer place(pointer);
-  if (!document.contains(place)) return what;
+  if (!document.contains(place)) return of_file;
   const Json own = file_document(file);
-  if (own.contains(place) && own.at(place) == document.at(place)) return what;
+  if (own.contains(place) && own.at(place) == document.at(place)) return of_file;
   return flag + what.substr(end);
 }
 

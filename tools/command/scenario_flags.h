@@ -23,15 +23,23 @@ class ScenarioFlags {
   explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
+  // Adds the flag --megatron-args, whose text takes the place of a scenario file: `file` becomes its name. `excluded`
+  // is the option of the file.
+  static void add_imports(CLI::App& command, std::string& file, const std::string& excluded = "scenario");
+
   // Returns the contents of a scenario file. A pipe is read once and its contents are kept. Throws InputError.
   static std::string file_text(const std::string& file);
   // Returns the folder of the relative paths in a scenario file: its own; of a pipe, the current folder ("").
   static std::string folder_of(const std::string& file);
   // Returns the document of a scenario file, with sections of the right types and short forms expanded; an empty object
-  // without a file. Throws InputError.
+  // without a file. The configuration of another framework (model/import) is converted. Throws InputError.
   static nlohmann::json file_document(const std::string& file);
   // Returns the scenario document: the file, if `file` is not empty, overridden by the flags. Throws InputError.
   nlohmann::json document(const std::string& file) const;
+  // Returns whether a file is the configuration of another framework.
+  static bool is_imported(const std::string& file);
+  // Prints what in such a file is not modeled, and what is unknown.
+  static void print_notes(const std::string& file);
   // Reads such a document. Throws InputError that names the flag where a flag set the value, otherwise the file's key.
   static Scenario read(const nlohmann::json& document, const std::string& file);
   Scenario scenario(const std::string& file) const;
@@ -63,6 +71,8 @@ class ScenarioFlags {
   static std::vector<std::string> adapt_to_family(nlohmann::json& document, const std::vector<std::string>& fixed = {});
 
  private:
+  static nlohmann::json file_json(const std::string& file);
+  void complete_import(nlohmann::json& document, const std::string& file) const;
   void add_uniform(CLI::App& command);
   void add_slow(CLI::App& command);
 

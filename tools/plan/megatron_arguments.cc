@@ -34,11 +34,16 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
   if (model.experts.shared_ffn_hidden > 0) {
     out.add("--moe-shared-expert-intermediate-size", model.experts.shared_ffn_hidden);
   }
+  out.add("--moe-shared-expert-gate", model.experts.shared_gate);
   if (model.experts.leading_dense > 0) {
     out.add("--moe-layer-freq",
-            fmt::format("([0]*{}+[1]*{})", model.experts.leading_dense, model.layers - model.experts.leading_dense));
+            fmt::format("'([0]*{}+[1]*{})'", model.experts.leading_dense, model.layers - model.experts.leading_dense));
   }
-  if (training.ep > 1) out.add("--expert-model-parallel-size", training.ep);
+  if (training.ep > 1) {
+    out.add("--expert-model-parallel-size", training.ep);
+    out.add("--moe-token-dispatcher-type", "alltoall");
+  }
+  if (training.tp > 1) out.add("--expert-tensor-parallel-size", 1);  // by default the tensor-parallel size
 }
 
 void add_latent_attention(const LatentAttention& latent, Arguments& out) {
@@ -64,6 +69,7 @@ void add_model(const Transformer& model, const Training& training, Arguments& ou
     if (model.head_dim * model.heads != model.hidden) out.add("--kv-channels", model.head_dim);
   }
   out.add("--ffn-hidden-size", model.ffn_hidden > 0 ? model.ffn_hidden : model.experts.ffn_hidden);
+  out.add("--vocab-size", model.vocab);
   out.add("--seq-length", training.sequence_length);
   out.add("--max-position-embeddings", std::max<std::int64_t>(training.sequence_length, model.positions));
   if (model.positions == 0) out.add("--position-embedding-type", "rope");
@@ -73,6 +79,10 @@ void add_model(const Transformer& model, const Training& training, Arguments& ou
   out.add("--disable-bias-linear", !model.projection_bias && !model.mlp_bias);
   out.add("--add-qkv-bias", model.qkv_bias && !model.projection_bias);
   out.add("--qk-layernorm", model.qk_norm);
+  if (!model.dropout) {
+    out.add("--hidden-dropout", 0);
+    out.add("--attention-dropout", 0);
+  }
   if (model.has_experts()) add_experts(model, training, out);
 }
 
@@ -98,6 +108,21 @@ void add_layers(const Scenario& scenario, const PlanPoint& point, Arguments& out
   }
 }
 
+// Kernels and precision.
+void add_kernels(const Scenario& scenario, Arguments& out) {
+  const Training& training = scenario.training;
+  out.add("--bf16", true);
+  out.add("--grad-reduce-in-bf16", training.gradient_bytes == 2);
+  if (!scenario.clip_gradients) out.add("--clip-grad", 0);
+  if (training.transformer_engine) out.add("--transformer-impl", "transformer_engine");
+  if (training.flash_attention) {
+    out.add("--use-flash-attn", true);
+  } else {
+    out.add("--attention-backend", "unfused");
+  }
+  out.add("--cross-entropy-loss-fusion", training.fused_cross_entropy);
+}
+
 }  // namespace
 
 bool megatron_runs(const PlanPoint& point) { return point.family->in_megatron_lm && point.slices == 1; }
@@ -109,7 +134,10 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   out.add("--tensor-model-parallel-size", point.tp);
   out.add("--pipeline-model-parallel-size", point.pp);
   add_layers(scenario, point, out);
-  if (point.chunks > 1) out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
+  if (point.chunks > 1) {
+    out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
+    if (scenario.group > 0) out.add("--microbatch-group-size-per-virtual-pipeline-stage", scenario.group);
+  }
   if (training.cp > 1) {
     out.add("--context-parallel-size", training.cp);
     out.add("--cp-comm-type", training.context_exchange == Training::ContextExchange::ring ? "p2p" : "a2a");
@@ -118,6 +146,7 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   out.add("--sequence-parallel", training.sequence_parallel);
   out.add("--use-distributed-optimizer", point.distributed_optimizer);
   out.add("--overlap-grad-reduce", training.overlap_grad_reduce);
+  out.add("--no-scatter-gather-tensors-in-pipeline", !training.scatter_gather);
   out.add("--micro-batch-size", point.micro_batch);
   out.add("--global-batch-size", base.global_batch);
   switch (point.recompute) {
@@ -134,8 +163,7 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
       }
       break;
   }
-  out.add("--use-flash-attn", training.flash_attention);
-  out.add("--cross-entropy-loss-fusion", training.fused_cross_entropy);
+  add_kernels(scenario, out);
   add_model(*base.model, training, out);
   return out.take();
 }

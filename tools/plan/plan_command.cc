@@ -353,7 +353,10 @@ int plan_command(const PlanOptions& options) {
     const int keep = std::max(options.top, kCandidates * options.shortlist);
     Plan plan(std::move(base), std::move(space), keep, options.everything, megatron_runs);
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
-    if (ranks.first()) print_message(ignored);
+    if (ranks.first()) {
+      print_message(ignored);
+      ScenarioFlags::print_notes(options.file);
+    }
     const SearchEnd end = search(plan, ranks, peers, interrupt);
     const bool finished = end == SearchEnd::complete;
     if (end == SearchEnd::alone) {
@@ -482,6 +485,7 @@ Subcommand add_plan_command(CLI::App& app) {
   command->add_flag("--json", options->json, "Print one JSON document (sluice.plan/1)");
   add_output(*command, "--csv", options->csv, "Write all configurations to this CSV file")->excludes("--partition");
   options->flags = std::make_unique<ScenarioFlags>(*command, kSearchedFlags);
+  ScenarioFlags::add_imports(*command, options->file);
   return {command,
           [options] { return options->flags->naming_flags(options->file, [&] { return plan_command(*options); }); }};
 }

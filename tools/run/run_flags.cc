@@ -220,6 +220,7 @@ void RunFlags::print_ignored(std::string_view command) const {
   constexpr std::string_view kIgnored[] = {"/cluster", "/software", "/cost", "/calibration", "/perturbation"};
   const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
   print_message(note);
+  ScenarioFlags::print_notes(values_->file);
 }
 
 RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) const {

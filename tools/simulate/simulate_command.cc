@@ -91,7 +91,8 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
     write_file_whole(options.svg, svg_figure(runs, figure));
   }
   if (!options.report.empty()) {
-    const std::string text = options.file.empty() ? "" : options.flags->file_text(options.file);
+    const bool own = !options.file.empty() && !ScenarioFlags::is_imported(options.file);
+    const std::string text = own ? ScenarioFlags::file_text(options.file) : "";
     write_simulation_report(options.report, setup, prediction, scenario_text(run_document(options), text),
                             second ? &*second : nullptr, shell_line(options.arguments));
   }
@@ -99,6 +100,7 @@ void write_pictures(const SimulateOptions& options, const Setup& setup, const Pr
 
 int simulate_one(const SimulateOptions& options) {
   const PlannedSetup planned = planned_with_progress(ScenarioFlags::read(run_document(options), options.file));
+  ScenarioFlags::print_notes(options.file);
   const Setup& setup = *planned.setup;
   const AutoResult* automatic = planned.automatic ? &*planned.automatic : nullptr;
   for (const int rank : options.trace_ranks) {
@@ -147,6 +149,7 @@ int simulate_sweep(const SimulateOptions& options) {
   std::vector<SweepAxis> axes;
   for (const std::string& text : options.sweep) axes.push_back(parse_sweep_axis(text));
   const Sweep sweep = run_sweep(options.flags->document(options.file), options.file, std::move(axes));
+  ScenarioFlags::print_notes(options.file);
   bool any = false;
   bool any_fits = false;
   for (const SweepPoint& point : sweep.points) {
@@ -277,6 +280,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
                    "scenario")
       ->type_name(kNameOrFile);
   options->flags = std::make_unique<ScenarioFlags>(*command);
+  ScenarioFlags::add_imports(*command, options->file);
   return {command, [options] {
             return options->flags->naming_flags(options->file, [&] { return simulate_command(*options); });
           }};

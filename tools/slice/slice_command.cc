@@ -231,6 +231,7 @@ int slice_command(const SliceOptions& options) {
   refuse(!options.times.empty() && !options.file.empty(), "--times excludes a scenario file");
   const nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::check_file(options.file, document);
+  ScenarioFlags::print_notes(options.file);
   if (!options.schedule.empty()) return for_schedule(options, document);
   constexpr std::string_view kIgnored[] = {"/calibration", "/perturbation"};
   const std::string ignored = ScenarioFlags::ignored(options.file, "slice", kIgnored);
@@ -302,6 +303,7 @@ Subcommand add_slice_command(CLI::App& app) {
              "Write the lengths to this file: a scenario's \"schedule\" if the name ends in .json, otherwise "
              "a,b,c for simulate --slice-lengths");
   options->flags = std::make_unique<ScenarioFlags>(*command, kUnusedFlags);
+  ScenarioFlags::add_imports(*command, options->file);
   return {command,
           [options] { return options->flags->naming_flags(options->file, [&] { return slice_command(*options); }); }};
 }

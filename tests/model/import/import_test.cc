@@ -1,0 +1,353 @@
+// Configurations of Megatron-LM as scenarios.
+
+#include "model/import/import.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <string>
+
+#include "model/errors.h"
+#include "model/import/layer_frequency.h"
+#include "model/scenario/scenario.h"
+
+namespace sluice::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Json = nlohmann::json;
+
+const std::string kImportedModel =
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 51200 --micro-batch-size 1 --bf16 ";
+
+Imported of_line(const std::string& line) { return import_megatron_line(line, "line"); }
+Json imported_parallelism(const std::string& line) { return of_line(kImportedModel + line).scenario.at("parallelism"); }
+Json imported_model(const std::string& line) { return of_line(kImportedModel + line).scenario.at("model"); }
+
+template <typename Import>
+std::string import_error(const Import& import) {
+  try {
+    import();
+  } catch (const InputError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+std::string line_error(const std::string& line) {
+  return import_error([&] { of_line(kImportedModel + line); });
+}
+
+TEST(ImportMegatron, ReadsSizesModelAndBatch) {
+  const Imported imported = of_line(
+      kImportedModel +
+      "--tensor-model-parallel-size 2 --pipeline-model-parallel-size=4 --context-parallel-size 2 --global-batch-size "
+      "64 --sequence-parallel --use-distributed-optimizer --overlap-grad-reduce --swiglu --normalization RMSNorm "
+      "--untie-embeddings-and-output-weights --disable-bias-linear --position-embedding-type rope "
+      "--group-query-attention --num-query-groups 4 --hidden-dropout 0 --attention-dropout 0.0 --lr 1e-4 "
+      "--transformer-impl transformer_engine");
+  EXPECT_THAT(imported.notes, IsEmpty());
+  EXPECT_EQ(imported.scenario, Json::parse(R"({
+    "schema": "sluice.scenario/1",
+    "model": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "num_query_groups": 4,
+              "ffn_hidden_size": 2688, "max_position_embeddings": 2048, "vocab_size": 51200, "swiglu": true,
+              "normalization": "RMSNorm", "untie_embeddings_and_output_weights": true, "disable_bias_linear": true,
+              "position_embedding_type": "rope", "hidden_dropout": 0.0, "attention_dropout": 0.0},
+    "parallelism": {"tp": 2, "pp": 4, "cp": 2, "sequence_parallel": true, "distributed_optimizer": true,
+                    "overlap_grad_reduce": true, "flash_attention": true, "transformer_engine": true},
+    "batch": {"micro_batch": 1, "global_batch": 64, "sequence_length": 2048},
+    "schedule": {"name": "1f1b"}})"));
+  EXPECT_EQ(scenario_from_json(imported.scenario, "line", "").training.tp, 2);
+}
+
+TEST(ImportMegatron, AppliesTheDefaultsOfMegatron) {
+  EXPECT_EQ(of_line(kImportedModel).scenario.at("batch").at("microbatches"), 1);
+  EXPECT_EQ(imported_model("--multi-latent-attention").at("kv_lora_rank"), 32);
+  EXPECT_EQ(imported_model("--multi-latent-attention").at("qk_head_dim"), 128);
+  EXPECT_EQ(imported_model("--group-query-attention").at("num_query_groups"), 1);
+  EXPECT_EQ(imported_model("--use-rotary-position-embeddings").at("position_embedding_type"), "rope");
+  EXPECT_EQ(imported_model("--no-position-embedding").at("position_embedding_type"), "none");
+  EXPECT_FALSE(imported_parallelism("--transformer-impl local").at("flash_attention"));
+  EXPECT_FALSE(imported_parallelism("--attention-backend unfused").at("flash_attention"));
+  EXPECT_FALSE(
+      imported_parallelism("--sequence-parallel").contains("sequence_parallel"));  // with one tensor-parallel rank
+  EXPECT_EQ(of_line(kImportedModel + "--make-vocab-size-divisible-by 1024").scenario.at("model").at("vocab_size"),
+            51200);
+  EXPECT_EQ(of_line(kImportedModel + "--make-vocab-size-divisible-by 1280").scenario.at("model").at("vocab_size"),
+            51200);
+  EXPECT_EQ(of_line(kImportedModel + "--make-vocab-size-divisible-by 20480").scenario.at("model").at("vocab_size"),
+            61440);
+}
+
+TEST(ImportMegatron, PrecisionSetsTheBytesOfGradients) {
+  const std::string line = "--num-layers 2 ";
+  const auto bytes = [&](const std::string& flags) {
+    return of_line(line + flags).scenario.at("parallelism").value("gradient_bytes", 4);
+  };
+  EXPECT_EQ(bytes("--bf16"), 4);
+  EXPECT_EQ(bytes("--bf16 --grad-reduce-in-bf16"), 2);
+  EXPECT_EQ(bytes("--fp16"), 2);
+  EXPECT_EQ(bytes("--fp16 --accumulate-allreduce-grads-in-fp32"), 4);
+  EXPECT_THAT(of_line(line).notes, ElementsAre("line: not modeled, although they change time or memory: 32-bit "
+                                               "training (neither --bf16 nor --fp16)"));
+}
+
+TEST(ImportMegatron, DistributesLayersAsMegatronDoes) {
+  EXPECT_EQ(
+      imported_parallelism("--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2").at("vpp"), 3);
+  EXPECT_EQ(of_line(kImportedModel + "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 3")
+                .scenario.at("schedule")
+                .at("name"),
+            "interleaved-1f1b");
+  const Json uneven = imported_parallelism(
+      "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 4 "
+      "--decoder-last-pipeline-num-layers 6");
+  EXPECT_EQ(uneven.at("first_stage_layers"), 4);
+  EXPECT_EQ(uneven.at("last_stage_layers"), 6);
+  // Each chunk of the first rank has half of its 4 layers, of the last half of its 6.
+  EXPECT_EQ(imported_parallelism("--pipeline-model-parallel-size 3 --num-virtual-stages-per-pipeline-rank 2 "
+                                 "--decoder-first-pipeline-num-layers 4 --decoder-last-pipeline-num-layers 6")
+                .at("stage_layers"),
+            Json({2, 7, 3, 2, 7, 3}));
+  // 24 layers, embedding and loss on 13 ranks of 2.
+  Json layers = std::vector<int>(13, 2);
+  layers.front() = layers.back() = 1;
+  EXPECT_EQ(imported_parallelism("--pipeline-model-parallel-size 13 --account-for-embedding-in-pipeline-split "
+                                 "--account-for-loss-in-pipeline-split")
+                .at("stage_layers"),
+            layers);
+  EXPECT_EQ(
+      imported_parallelism("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*5|(t*7|)*2t*5L'")
+          .at("pipeline_layout"),
+      "Et*5|(t*7|)*2t*5L");
+}
+
+TEST(ImportMegatron, ReadsRecomputation) {
+  EXPECT_EQ(imported_parallelism("--recompute-activations").at("recompute"), "selective");
+  EXPECT_EQ(imported_parallelism("--recompute-granularity selective").at("recompute"), "selective");
+  EXPECT_EQ(imported_parallelism("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+                .value("recompute_layers", 0),
+            0);
+  EXPECT_EQ(imported_parallelism("--recompute-granularity full --recompute-method block --recompute-num-layers 3")
+                .at("recompute_layers"),
+            3);
+  EXPECT_THAT(of_line(kImportedModel + "--recompute-granularity selective --recompute-modules core_attn moe_act").notes,
+              ElementsAre("line: not modeled, although they change time or memory: --recompute-modules moe_act"));
+}
+
+TEST(ImportMegatron, ReadsExperts) {
+  const Imported imported = of_line(kImportedModel +
+                                    "--num-experts 8 --tensor-model-parallel-size 2 --expert-model-parallel-size 4 "
+                                    "--moe-layer-freq ([0]*3+[1]*21) --moe-ffn-hidden-size 512");
+  EXPECT_EQ(imported.scenario.at("model").at("moe_router_topk"), 2);
+  EXPECT_EQ(imported.scenario.at("model").at("moe_layer_freq").size(), 24U);
+  EXPECT_THAT(imported.notes,
+              ElementsAre(HasSubstr("--expert-tensor-parallel-size 2, the default (1 is assumed), "
+                                    "--moe-token-dispatcher-type allgather, the default (alltoall is assumed)")));
+  EXPECT_EQ(layer_frequency("([0] * 1 + [1, 1]) * 2"), Json({0, 1, 1, 0, 1, 1}));
+  EXPECT_EQ(layer_frequency("1"), Json(1));
+  EXPECT_EQ(import_error([] { layer_frequency("[0]*"); }), "position 5: expected a number, got the end");
+  EXPECT_EQ(import_error([] { layer_frequency("[0]*99999*99999"); }), "position 10: expected a shorter list, got '*'");
+}
+
+// Each kind of argument is named once.
+TEST(ImportMegatron, NamesWhatIsNotModeledAndUnknown) {
+  const Imported imported = of_line(kImportedModel +
+                                    "--foo 1 2 --tp-comm-overlap --lr 1 --bar --foo 3 --fp8-format hybrid --save x "
+                                    "--optimizer adam --data-path 0.5 a 0.5 b");
+  EXPECT_THAT(imported.notes, ElementsAre("line: not modeled, although they change time or memory: --tp-comm-overlap, "
+                                          "--fp8-format hybrid",
+                                          "line: unknown arguments: --foo, --bar"));
+}
+
+TEST(ImportMegatron, ErrorsNameTheArgument) {
+  EXPECT_EQ(line_error("--num-layers many"), "line: --num-layers: expected a whole number, got 'many'");
+  EXPECT_EQ(line_error("--num-layers --bf16"), "line: --num-layers: expected a value");
+  EXPECT_EQ(line_error("--swiglu yes"), "line: --swiglu: takes no value, got 'yes'");
+  EXPECT_EQ(line_error("--num-layers 2 3"), "line: --num-layers: expected one value, got '3' as well");
+  EXPECT_EQ(line_error("--num-layers $N"), "line: --num-layers: the value of $N is not known");
+  EXPECT_EQ(line_error("--pipeline-model-parallel-size 5"),
+            "line: --num-layers: 24 layers cannot be distributed evenly over 5 pipeline ranks");
+  EXPECT_EQ(line_error("--pipeline-model-parallel-size 0"),
+            "line: --pipeline-model-parallel-size: expected a positive number, got 0");
+  EXPECT_EQ(line_error("--num-virtual-stages-per-pipeline-rank 2"),
+            "line: --num-virtual-stages-per-pipeline-rank: requires --pipeline-model-parallel-size of at least 2");
+  EXPECT_EQ(line_error("--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 5"),
+            "line: --num-layers-per-virtual-pipeline-stage: expected a divisor of the 12 layers of a pipeline rank, "
+            "got 5");
+  EXPECT_EQ(line_error("--pipeline-model-parallel-layout Et*24mL"),
+            "line: --pipeline-model-parallel-layout: position 6: expected E, t, L or | (multi-token prediction is not "
+            "modeled), got 'm', got 'Et*24mL'");
+  EXPECT_EQ(line_error("--fp16"), "line: --fp16: excludes --bf16");
+  EXPECT_EQ(line_error("--recompute-granularity most"),
+            "line: --recompute-granularity: expected full or selective, got 'most'");
+  EXPECT_EQ(import_error([] { of_line("train"); }), "line: expected arguments of Megatron-LM, such as --num-layers 32");
+  Imported lacking = of_line("--num-layers 2 --hidden-size 64 --num-attention-heads 2");
+  EXPECT_EQ(import_error([&] { check_complete(lacking.scenario, "line"); }),
+            "line: --vocab-size: required, because only the tokenizer of the run knows it");
+  lacking.scenario["model"] = "llama3-8b";
+  EXPECT_EQ(import_error([&] { check_complete(lacking.scenario, "line"); }), "line: --seq-length: required");
+  EXPECT_EQ(naming_arguments("line: /parallelism/tp: expected 1", "line"),
+            "line: --tensor-model-parallel-size: expected 1");
+  EXPECT_EQ(naming_arguments("line: /cluster: expected 1", "line"), "line: /cluster: expected 1");
+}
+
+const std::string kImportedScript =
+    "#!/bin/bash\n"
+    "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    "GPUS_PER_NODE=8\n"
+    "NUM_NODES=2 # two\n"
+    "DISTRIBUTED_ARGS=(\n"
+    "    --nproc_per_node $GPUS_PER_NODE\n"
+    "    --nnodes $NUM_NODES\n"
+    ")\n"
+    "GPT_ARGS=\"\n"
+    "    --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \\\n"
+    "    --seq-length 2048 --max-position-embeddings 2048\n"
+    "\"\n"
+    "mkdir -p logs\n"
+    "torchrun \"${DISTRIBUTED_ARGS[@]}\" pretrain_gpt.py $GPT_ARGS --micro-batch-size 1 --fp16 \\\n"
+    "    --pipeline-model-parallel-size 4 --tokenizer-type GPT2BPETokenizer --data-path $1 2>&1 | tee logs/a\n";
+
+TEST(ImportMegatron, ReadsScripts) {
+  ASSERT_TRUE(is_foreign(kImportedScript));
+  const Imported imported = import_text(kImportedScript, "run.sh");
+  EXPECT_THAT(imported.notes, IsEmpty());
+  EXPECT_EQ(imported.scenario.at("parallelism").at("gpus"), 16);
+  EXPECT_EQ(imported.scenario.at("parallelism").at("pp"), 4);
+  EXPECT_EQ(imported.scenario.at("model").at("vocab_size"), 50257);
+  const auto error = [](const std::string& text) { return import_error([&] { import_text(text, "run.sh"); }); };
+  EXPECT_EQ(error("#!/bin/sh\npython a.py \\\n  --num-layers x\n"),
+            "run.sh: line 3: --num-layers: expected a whole number, got 'x'");
+  EXPECT_THAT(error("#!/bin/sh\npython a.py\n"), HasSubstr("run.sh: expected a scenario in JSON, a dump of"));
+  EXPECT_EQ(error("a.py --num-layers 2\na.py --num-layers 3\n"),
+            "run.sh: lines 1 and 2: expected one command with arguments of Megatron-LM");
+  const auto gpus = [](const std::string& launcher) {
+    return import_text(launcher + " pretrain.py --num-layers 2", "s").scenario.at("parallelism").value("gpus", 0);
+  };
+  EXPECT_EQ(gpus("torchrun --nproc-per-node=4"), 4);
+  EXPECT_EQ(gpus("torchrun --nproc-per-node 4 --nnodes 1:4"), 0);
+  EXPECT_EQ(gpus("mpirun -np 12 python"), 12);
+  EXPECT_EQ(gpus("srun -N 2 --ntasks-per-node 4 python -u"), 8);
+  EXPECT_EQ(gpus("deepspeed --num_gpus 4 --num_nodes 3"), 12);
+  EXPECT_EQ(gpus("WORLD_SIZE=24\npython"), 24);
+  EXPECT_EQ(import_text("srun bash -c \"torchrun --nproc-per-node 2 a.py --num-layers 2\"", "s")
+                .scenario.at("parallelism")
+                .at("gpus"),
+            2);
+}
+
+const std::string kImportedDump =
+    "using world size: 16\n"
+    "------------------------ arguments ------------------------\n"
+    "  add_bias_linear ................................. False\n"
+    "  add_qkv_bias .................................... False\n"
+    "  attention_backend ............................... AttnBackend.auto\n"
+    "  bf16 ............................................ True\n"
+    "  config_logger_dir ............................... \n"
+    "  cp_comm_type .................................... ['p2p']\n"
+    "  data_parallel_size .............................. 4\n"
+    "  exp_avg_dtype ................................... torch.float32\n"
+    "  ffn_hidden_size ................................. 4096\n"
+    "  fp8 ............................................. None\n"
+    "  global_batch_size ............................... 16\n"
+    "  grad_reduce_in_bf16 ............................. False\n"
+    "  gradient_accumulation_fusion .................... True\n"
+    "  group_query_attention ........................... False\n"
+    "  hidden_size ..................................... 1024\n"
+    "  kv_lora_rank .................................... 32\n"
+    "  max_position_embeddings ......................... 2048\n"
+    "  micro_batch_size ................................ 1\n"
+    "  moe_layer_freq .................................. 1\n"
+    "  num_attention_heads ............................. 16\n"
+    "  num_experts ..................................... None\n"
+    "  num_layers ...................................... 24\n"
+    "  num_query_groups ................................ 1\n"
+    "  optimizer ....................................... adam\n"
+    "  overlap_p2p_comm ................................ False\n"
+    "  pipeline_model_parallel_size .................... 4\n"
+    "  position_embedding_type ......................... rope\n"
+    "  recompute_granularity ........................... None\n"
+    "  seq_length ...................................... 2048\n"
+    "  sequence_parallel ............................... False\n"
+    "  surprising ...................................... 7\n"
+    "  tensor_model_parallel_size ...................... 1\n"
+    "  tp_comm_overlap ................................. True\n"
+    "  transformer_impl ................................ transformer_engine\n"
+    "  virtual_pipeline_model_parallel_size ............ 2\n"
+    "  vocab_size ...................................... None\n"
+    "  world_size ...................................... 16\n"
+    "-------------------- end of arguments ---------------------\n"
+    " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n"
+    " loading ....... done\n";
+
+TEST(ImportMegatron, ReadsDumpsOfTheArguments) {
+  ASSERT_TRUE(is_foreign(kImportedDump));
+  const Imported imported = import_text(kImportedDump, "run.log");
+  EXPECT_THAT(imported.notes,
+              ElementsAre("run.log: not modeled, although they change time or memory: --tp-comm-overlap",
+                          "run.log: unknown arguments: --surprising"));
+  const Json& scenario = imported.scenario;
+  EXPECT_EQ(scenario.at("parallelism"), Json::parse(R"({"tp": 1, "pp": 4, "gpus": 16, "vpp": 2, "cp_comm_type": "p2p",
+                                                        "overlap_transfers": false, "flash_attention": true,
+                                                        "transformer_engine": true})"));
+  EXPECT_EQ(scenario.at("model").at("vocab_size"), 50257);
+  EXPECT_TRUE(scenario.at("model").at("disable_bias_linear"));
+  EXPECT_FALSE(scenario.at("model").contains("kv_lora_rank"));
+  EXPECT_EQ(scenario_from_json(scenario, "run.log", "").microbatches, 4);
+  // The same lines after a launcher's prefix, as part of a log without the frame.
+  std::string prefixed;
+  for (std::size_t at = kImportedDump.find("  add"), end = 0; at < kImportedDump.find("-------------------- end");
+       at = end + 1) {
+    end = kImportedDump.find('\n', at);
+    prefixed += "0: [node7]:" + kImportedDump.substr(at, end - at) + "\n";
+  }
+  Json without = scenario;
+  without["model"].erase("vocab_size");
+  EXPECT_EQ(import_text(prefixed, "run.log").scenario, without);
+}
+
+TEST(ImportMegatron, ScenariosAreNotForeign) {
+  for (const char* text : {"", "{}", " {\"model\": \"--num-layers 2\"}", "[1, 2]", "nonsense", "\"--\""}) {
+    EXPECT_FALSE(is_foreign(text)) << text;
+  }
+  EXPECT_TRUE(is_foreign("--num-layers 2"));
+}
+
+// Damaged input is rejected or read, and never anything else.
+TEST(ImportMegatron, RejectsDamagedInput) {
+  std::mt19937 random(1);
+  int accepted = 0;
+  for (const std::string& text : {kImportedScript, kImportedDump}) {
+    for (int i = 0; i < 3000; ++i) {
+      std::string damaged = text;
+      const int changes = 1 + static_cast<int>(random() % 4);
+      for (int change = 0; change < changes; ++change) {
+        const std::size_t at = random() % damaged.size();
+        const std::size_t length = std::min<std::size_t>(random() % 40, damaged.size() - at);
+        switch (random() % 4) {
+          case 0: damaged.erase(at, length); break;
+          case 1: damaged[at] = "\"'`$(){}\\\n;|&<>*-=0\0#x"[random() % 23]; break;
+          case 2: damaged.insert(at, damaged.substr(random() % damaged.size(), length)); break;
+          default: damaged.insert(at, "99999999999"); break;
+        }
+        if (damaged.empty()) damaged = "x";
+      }
+      try {
+        scenario_from_json(import_text(damaged, "text").scenario, "text", "");
+        ++accepted;
+      } catch (const InputError& error) {
+        EXPECT_STRNE(error.what(), "");
+      }
+    }
+  }
+  EXPECT_GT(accepted, 100);
+}
+
+}  // namespace
+}  // namespace sluice::test

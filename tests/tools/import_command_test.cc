@@ -1,0 +1,283 @@
+// Configurations of Megatron-LM in place of scenario files, and `sluice import`.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/import/import.h"
+#include "model/input/files.h"
+#include "sim/engine/predict.h"
+#include "sim/planner/plan_space.h"
+#include "tests/support/command.h"
+#include "tools/plan/megatron_arguments.h"
+
+namespace sluice::tools {
+namespace {
+
+using nlohmann::json;
+using test::CommandResult;
+using test::run_sluice;
+using test::TemporaryFolder;
+using test::words;
+using ::testing::HasSubstr;
+
+const std::string kLine =
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 51200 --micro-batch-size 1 --bf16 --pipeline-model-parallel-size 4 --global-batch-size 16";
+
+// The iteration time and the memory of the rank that needs most; the error if the scenario is invalid.
+std::string outcome_of(const Scenario& scenario) {
+  try {
+    const Prediction prediction = predict(Setup(scenario));
+    return fmt::format("{} ns, {} bytes", prediction.iteration.count(), prediction.fit->needed_bytes);
+  } catch (const InputError&) {
+    return "invalid";
+  }
+}
+
+struct RoundTrip {
+  const char* name;
+  const char* scenario;  // without cluster
+  std::int64_t gpus;
+};
+
+// A configuration that `plan` finds, and what it prints for Megatron-LM.
+struct PrintedPoint {
+  Scenario scenario;
+  std::string line;
+};
+
+json document_of(const RoundTrip& trip) {
+  json document = json::parse(trip.scenario);
+  document["cluster"] = {{"name", "dgx-h100"}, {"nodes", (trip.gpus + 7) / 8}};
+  return document;
+}
+
+// Returns some sixty configurations.
+std::vector<PrintedPoint> printed_points(const RoundTrip& trip) {
+  const Scenario base = scenario_from_json(document_of(trip), "base", "");
+  PlanSpace space;
+  space.gpus = trip.gpus;
+  space.families = {"1f1b", "interleaved-1f1b"};
+  space.recompute = {"none", "selective", "full"};
+  space.micro_batch = {1, 2};
+  const std::vector<PlanPoint> points = enumerate(base, space);
+  const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
+  std::vector<PrintedPoint> out;
+  for (std::size_t i = 0; i < points.size(); i += step) {
+    if (!megatron_runs(points[i])) continue;
+    out.push_back({scenario_of(base, space, points[i]), megatron_arguments(base, space, points[i])});
+  }
+  return out;
+}
+
+// What `plan` prints for Megatron-LM is read as the configuration that it was printed for.
+void expect_round_trips(const RoundTrip& trip) {
+  std::set<std::string> outcomes;
+  for (const auto& [scenario, line] : printed_points(trip)) {
+    SCOPED_TRACE(line);
+    Imported imported = import_megatron_line(line, "line");
+    EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
+    check_complete(imported.scenario, "line");
+    imported.scenario["cluster"] = document_of(trip).at("cluster");
+    imported.scenario["parallelism"]["gpus"] = trip.gpus;
+    const std::string expected = outcome_of(scenario);
+    std::string actual;
+    try {
+      actual = outcome_of(scenario_from_json(imported.scenario, "line", ""));
+    } catch (const InputError& error) {
+      actual = expected == "invalid" ? "invalid" : error.what();
+    }
+    EXPECT_EQ(actual, expected);
+    outcomes.insert(expected);
+  }
+  EXPECT_GT(outcomes.size(), 10U);
+}
+
+class PlanToMegatron : public ::testing::TestWithParam<RoundTrip> {};
+
+TEST_P(PlanToMegatron, IsReadBackExactly) { expect_round_trips(GetParam()); }
+
+const RoundTrip kRoundTrips[] = {
+    {"Gpt2", R"({"model": "gpt2", "batch": {"global_batch": 32, "sequence_length": 1024}})", 16},
+    {"Gpt2WithAllTrainingFlags",
+     R"({"model": "gpt2", "batch": {"global_batch": 32, "sequence_length": 1024},
+         "parallelism": {"overlap_grad_reduce": true, "flash_attention": false, "fused_cross_entropy": true,
+                         "transformer_engine": true, "gradient_bytes": 2, "clip_gradients": false,
+                         "scatter_gather": false, "recompute_layers": 2, "recompute": "full"}})",
+     16},
+    {"Llama", R"({"model": "llama3-8b", "batch": {"global_batch": 64, "sequence_length": 16384},
+                  "parallelism": {"transformer_engine": true, "cp_comm_type": "a2a"}})",
+     64},
+    {"Qwen2", R"({"model": "qwen2-7b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 16},
+    {"LayersThatDoNotDivide",
+     R"({"model": {"num_layers": 30, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 50000,
+                   "kv_channels": 128, "max_position_embeddings": 2048},
+         "batch": {"global_batch": 32, "sequence_length": 2048}})",
+     32},
+    {"Mixtral", R"({"model": "mixtral-8x7b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 32},
+    {"Qwen3Experts", R"({"model": "qwen3-30b-a3b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 16},
+    {"SharedExpertsWithAGate",
+     R"({"model": {"num_layers": 8, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 50000,
+                   "position_embedding_type": "rope", "disable_bias_linear": true, "swiglu": true,
+                   "ffn_hidden_size": 4096, "num_experts": 8, "moe_router_topk": 2, "moe_ffn_hidden_size": 1024,
+                   "moe_shared_expert_intermediate_size": 2048, "moe_shared_expert_gate": true,
+                   "moe_layer_freq": [0, 1, 1, 1, 1, 1, 1, 1]},
+         "batch": {"global_batch": 32, "sequence_length": 2048}})",
+     16},
+    {"DeepSeekV2", R"({"model": "deepseek-v2", "batch": {"global_batch": 64, "sequence_length": 4096},
+                       "software": "megatron-lm"})",
+     64},
+};
+
+INSTANTIATE_TEST_SUITE_P(Models, PlanToMegatron, ::testing::ValuesIn(kRoundTrips),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
+  std::set<std::string> names;
+  for (const RoundTrip& trip : kRoundTrips) {
+    for (const PrintedPoint& point : printed_points(trip)) {
+      for (const std::string& word : words(point.line)) names.insert(word);
+    }
+  }
+  for (const char* name : {"--context-parallel-size",
+                           "--expert-model-parallel-size",
+                           "--expert-tensor-parallel-size",
+                           "--pipeline-model-parallel-layout",
+                           "--decoder-first-pipeline-num-layers",
+                           "--decoder-last-pipeline-num-layers",
+                           "--num-layers-per-virtual-pipeline-stage",
+                           "--no-overlap-p2p-communication",
+                           "--use-tp-pp-dp-mapping",
+                           "--sequence-parallel",
+                           "--use-distributed-optimizer",
+                           "--recompute-activations",
+                           "--recompute-granularity",
+                           "block",
+                           "uniform",
+                           "--multi-latent-attention",
+                           "--moe-layer-freq",
+                           "--moe-shared-expert-gate",
+                           "--grad-reduce-in-bf16",
+                           "--clip-grad",
+                           "--group-query-attention",
+                           "--kv-channels",
+                           "--add-qkv-bias",
+                           "--qk-layernorm",
+                           "a2a"}) {
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+// The line that `plan` prints, word for word, gives the printed iteration.
+TEST(Import, PlanPrintsALineThatSimulateReads) {
+  const std::string model = "--model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 ";
+  const CommandResult plan = run_sluice(words("plan " + model + "--schedule megatron --tp 2 --pp 4 --top 1 --json"));
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  const json document = json::parse(plan.out);
+  const json& best = document.at("ranking").at(document.at("megatron").at("place").get<std::size_t>());
+  const std::string line = document.at("megatron").at("arguments");
+  const CommandResult result =
+      run_sluice({"simulate", "--json", "--cluster", "dgx-h100", "--gpus", "16", "--megatron-args", line});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.err, "");
+  EXPECT_EQ(json::parse(result.out).at("makespan_s"), best.at("makespan_s"));
+}
+
+TEST(Import, FlagsOverrideArguments) {
+  const auto simulate = [](const std::string& flags) {
+    std::vector<std::string> all = words("simulate --json --cluster dgx-h100 " + flags);
+    all.insert(all.end(), {"--megatron-args", kLine + " --tp-comm-overlap --surprising 1"});
+    return run_sluice(all);
+  };
+  const CommandResult plain = simulate("--gpus 8");
+  ASSERT_EQ(plain.exit_code, 0) << plain.err;
+  EXPECT_EQ(plain.err,
+            "sluice: --megatron-args: not modeled, although they change time or memory: --tp-comm-overlap\n"
+            "sluice: --megatron-args: unknown arguments: --surprising\n");
+  EXPECT_EQ(json::parse(plain.out).at("schedule").at("microbatches"), 8);
+  EXPECT_EQ(json::parse(simulate("--nodes 1").out).at("schedule").at("microbatches"), 8);
+  EXPECT_EQ(json::parse(simulate("--dp 4 --gbs 32 --pp 2").out).at("schedule").at("ranks"), 2);
+  const CommandResult unknown = simulate("");
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_EQ(unknown.err,
+            "sluice: --megatron-args: the number of GPUs is not known, which the launcher sets: specify --gpus, --dp, "
+            "or --cluster and --nodes\n");
+  EXPECT_EQ(simulate("--gpus 6").err,
+            "sluice: --gpus: expected a multiple of tp x cp x pp = 1 x 1 x 4, at most 1048576 times, got 6\n");
+  EXPECT_THAT(
+      simulate("--gpus 12").err,
+      HasSubstr("--megatron-args: --global-batch-size: expected a multiple of micro_batch x dp = 1 x 3, got 16"));
+  EXPECT_THAT(simulate("scenario.json").err, HasSubstr("scenario excludes --megatron-args"));
+}
+
+TEST(Import, WritesScenariosOfScripts) {
+  const TemporaryFolder folder;
+  const std::string script = folder.path("run.sh");
+  std::ofstream(script) << "#!/bin/bash\nARGS=(" << kLine
+                        << ")\ntorchrun --nproc-per-node 8 pretrain_gpt.py ${ARGS[@]}\n";
+  const std::string written = folder.path("scenario.json");
+  const CommandResult result = run_sluice({"import", script, "--cluster", "dgx-h100", "-o", written});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out + result.err, "");
+  const json from_scenario = json::parse(run_sluice({"simulate", "--json", written}).out);
+  const json from_script = json::parse(run_sluice({"simulate", "--json", script, "--cluster", "dgx-h100"}).out);
+  EXPECT_EQ(from_scenario, from_script);
+  EXPECT_EQ(json::parse(run_sluice({"import", script}).out).at("parallelism").at("gpus"), 8);
+  EXPECT_EQ(run_sluice({"import", written}).err,
+            "sluice: " + written +
+                ": expected a script that starts Megatron-LM, or a log or file with its printed arguments\n");
+  EXPECT_EQ(run_sluice({"import"}).err, "sluice: import: expected a file or --megatron-args\n");
+  const CommandResult plan = run_sluice(words("plan --cluster dgx-h100 --schedule 1f1b --json " + script));
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /parallelism/pp, /batch/micro_batch, /schedule\n");
+  std::ofstream(script) << "#!/bin/bash\nif true; then\n";
+  EXPECT_EQ(
+      run_sluice({"simulate", script}).err,
+      "sluice: " + script + ": line 2: 'if' is not supported: expected assignments, arrays and simple commands\n");
+  const std::string report = folder.path("report.html");
+  EXPECT_EQ(
+      run_sluice({"simulate", "--cluster", "dgx-h100", "--gpus", "8", "--report", report, "--megatron-args", kLine})
+          .err,
+      "");
+}
+
+TEST(Import, LogsWithArgumentsNeedNoScenario) {
+  const TemporaryFolder folder;
+  const std::string log = folder.path("run.log");
+  std::ofstream(log) << "------------------------ arguments ------------------------\n"
+                        "  bf16 ................ True\n"
+                        "  global_batch_size ... 16\n"
+                        "  hidden_size ......... 1024\n"
+                        "  max_position_embeddings ... 2048\n"
+                        "  micro_batch_size .... 1\n"
+                        "  num_attention_heads . 16\n"
+                        "  num_attention_heads ... 16\n"
+                        "  num_layers .......... 24\n"
+                        "  pipeline_model_parallel_size ... 4\n"
+                        "  seq_length .......... 2048\n"
+                        "  world_size .......... 8\n"
+                        "-------------------- end of arguments ---------------------\n"
+                        " > padded vocab (size: 51200) with 0 dummy tokens (new size: 51200)\n"
+                        " iteration 1/3 | elapsed time per iteration (ms): 900.0 |\n"
+                        " iteration 2/3 | elapsed time per iteration (ms): 800.0 |\n"
+                        " iteration 3/3 | elapsed time per iteration (ms): 700.0 |\n";
+  const CommandResult result = run_sluice({"calibrate", log, "--cluster", "dgx-h100", "--json"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const CommandResult simulated = run_sluice({"simulate", "--json", log, "--cluster", "dgx-h100"});
+  ASSERT_EQ(simulated.exit_code, 0) << simulated.err;
+  EXPECT_NEAR(json::parse(result.out).at("scale").get<double>(),
+              0.7 / json::parse(simulated.out).at("makespan_s").get<double>(), 1e-6);
+  EXPECT_THAT(run_sluice({"calibrate", log}).err, HasSubstr("/cluster"));
+}
+
+}  // namespace
+}  // namespace sluice::tools

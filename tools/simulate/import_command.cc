@@ -1,0 +1,65 @@
+#include <fmt/format.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/errors.h"
+#include "model/input/files.h"
+#include "tools/command/command.h"
+#include "tools/command/outputs.h"
+#include "tools/command/scenario_flags.h"
+
+namespace sluice::tools {
+namespace {
+
+struct ImportOptions {
+  std::string file;
+  std::string output;
+  std::unique_ptr<ScenarioFlags> flags;
+};
+
+int import_command(const ImportOptions& options) {
+  if (options.file.empty()) throw InputError("import: expected a file or --megatron-args");
+  if (!ScenarioFlags::is_imported(options.file)) {
+    throw InputError(options.file +
+                     ": expected a script that starts Megatron-LM, or a log or file with its printed arguments");
+  }
+  const nlohmann::json document = options.flags->document(options.file);
+  ScenarioFlags::read(document, options.file);
+  ScenarioFlags::print_notes(options.file);
+  const std::string text = document.dump(2) + "\n";
+  if (options.output.empty()) {
+    fmt::print("{}", text);
+  } else {
+    write_file_whole(options.output, text);
+  }
+  return kDone;
+}
+
+}  // namespace
+
+Subcommand add_import_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand(
+      "import",
+      "Write the configuration of Megatron-LM as a scenario file.\n\n"
+      "Examples:\n"
+      "  sluice import pretrain.sh --cluster dgx-h100 --vocab-size 128256 -o scenario.json\n"
+      "  sluice import run.log --cluster dgx-h100 -o scenario.json\n\n"
+      "The file is a shell script, a log that prints the arguments, or the printed arguments alone. Other commands "
+      "that "
+      "take a scenario file read such files as well. Arguments that change time or memory and are not modeled are "
+      "printed, and those that are unknown.");
+  command->group("Predict and plan");
+  command->footer("Exit codes: 0 success, 2 wrong input.");
+  const auto options = std::make_shared<ImportOptions>();
+  command->add_option("file", options->file, "Script, log or printed arguments; flags override them")
+      ->type_name(kReadFile);
+  add_output(*command, "-o,--output", options->output, "Write the scenario to this file (default: standard output)");
+  options->flags = std::make_unique<ScenarioFlags>(*command);
+  ScenarioFlags::add_imports(*command, options->file, "file");
+  return {command,
+          [options] { return options->flags->naming_flags(options->file, [&] { return import_command(*options); }); }};
+}
+
+}  // namespace sluice::tools
