@@ -242,6 +242,9 @@ class MegatronImport {
     const std::int64_t chunks = has("pipeline-model-parallel-layout") ? read_layout(ranks) : read_layers(ranks);
     set("/schedule/name", chunks > 1 ? "interleaved-1f1b" : "1f1b");
     if (chunks < 2) return;
+    if (ranks < 3 && has("no-overlap-p2p-communication")) {
+      fail("no-overlap-p2p-communication", "with interleaving, requires --pipeline-model-parallel-size of at least 3");
+    }
     set("/parallelism/overlap_transfers", !has("no-overlap-p2p-communication"));
     set_if("/schedule/group", positive("microbatch-group-size-per-virtual-pipeline-stage"));
   }

@@ -196,10 +196,13 @@ void Plan::refine(int count, const std::atomic<bool>* stop) {
     PlanResult& better = found[i].result;
     if (better.status != PlanStatus::simulated || !better.fits) continue;
     if (std::tie(better.tight, better.iteration) >= std::tie(known.tight, known.iteration)) continue;
+    PlanPoint refined = point;
+    refined.stage_layers = std::move(found[i].layers);
+    refined.first_layers = refined.last_layers = 0;
+    if (space_.refusal && !space_.refusal(refined).empty()) continue;
     better.bound = found[i].bound;
     known = std::move(better);
-    point.stage_layers = std::move(found[i].layers);
-    point.first_layers = point.last_layers = 0;
+    point = std::move(refined);
   }
 }
 

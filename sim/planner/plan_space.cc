@@ -78,6 +78,7 @@ class Enumeration {
       return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes",
                          base_.global_batch);
     }
+    if (!refused_.empty()) return "plan: no requested configuration can run: " + refused_;
     return "plan: no requested family supports any of the requested chunks and slices";
   }
 
@@ -221,9 +222,18 @@ class Enumeration {
           point.recompute = recompute;
           point.distributed_optimizer = optimizer;
           point.pipeline_before_data = order;
-          points_.push_back(point);
+          add(point);
         }
       }
+    }
+  }
+
+  void add(const PlanPoint& point) {
+    std::string reason = space_.refusal ? space_.refusal(point) : "";
+    if (reason.empty()) {
+      points_.push_back(point);
+    } else if (refused_.empty()) {
+      refused_ = std::move(reason);
     }
   }
 
@@ -245,6 +255,7 @@ class Enumeration {
   bool divides_ = false;
   bool experts_divide_ = false;
   bool batch_divides_ = false;
+  std::string refused_;                                                    // the first reason
   std::map<std::tuple<int, int, int>, std::vector<OneRank>> on_one_rank_;  // by microbatches, chunks and slices
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,8 @@ struct PlanSpace {
   bool balanced_slices = true;              // equal FLOPs instead of equal lengths
   bool uneven_outer_stages = true;          // also up to two layers fewer in the last stage, and one in the first
   bool empty_stages = false;                // also more stages than layers
+  // Returns the reason why a configuration is left out, "" if it is not; by default none is.
+  std::function<std::string(const PlanPoint&)> refusal = {};
 };
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides

@@ -17,6 +17,7 @@
 #include "sim/engine/predict.h"
 #include "sim/planner/plan_space.h"
 #include "tests/support/command.h"
+#include "tools/plan/frameworks.h"
 #include "tools/plan/megatron_arguments.h"
 
 namespace sluice::tools {
@@ -73,7 +74,7 @@ std::vector<PrintedPoint> printed_points(const RoundTrip& trip) {
   const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
   std::vector<PrintedPoint> out;
   for (std::size_t i = 0; i < points.size(); i += step) {
-    if (!megatron_runs(points[i])) continue;
+    if (!find_framework("megatron")->refusal(base, points[i]).empty()) continue;
     out.push_back({scenario_of(base, space, points[i]), megatron_arguments(base, space, points[i])});
   }
   return out;

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "model/input/files.h"
 #include "tests/support/command.h"
@@ -133,6 +134,109 @@ TEST(PlanCommand, PrintsLayoutsForMegatron) {
   EXPECT_EQ(run_sluice(flags).err,
             "sluice: --pipeline-model-parallel-layout: expected the model's 30 layers, not 31, got "
             "\"Et|(t*2|)*14t*2L\"\n");
+}
+
+// With a framework, all rows are configurations that it runs, and the first is printed for it in full.
+TEST(PlanCommand, RanksOnlyWhatTheFrameworkRuns) {
+  const std::string base = kLlama + "--gpus 8 --json --all --top 5 --mbs 1,2 --recompute none ";
+  const auto schedules_of = [&](const std::string& flags) {
+    const CommandResult result = run_sluice(words(base + flags));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const json document = json::parse(result.out);
+    std::set<std::string> names;
+    for (const char* rows : {"ranking", "others"}) {
+      for (const json& row : document.at(rows)) {
+        names.insert(row.at("schedule"));
+        EXPECT_EQ(row.at("slices"), 1);
+        if (document.at("runs_on") == "megatron") {
+          EXPECT_TRUE(row.at("vpp") == 1 || row.at("pp") > 2) << row;
+        }
+        if (document.at("runs_on") == "torchtitan") {
+          EXPECT_TRUE(row.at("dp") == 1 || (row.at("tp") == 1 && row.at("pp") == 1)) << row;
+        }
+      }
+    }
+    return names;
+  };
+  using Names = std::set<std::string>;
+  EXPECT_EQ(schedules_of("--runs-on megatron"), (Names{"1f1b", "interleaved-1f1b"}));
+  EXPECT_EQ(schedules_of("--schedule megatron"), (Names{"1f1b", "interleaved-1f1b"}));
+  EXPECT_EQ(schedules_of("--runs-on deepspeed"), (Names{"1f1b"}));
+  EXPECT_EQ(schedules_of("--runs-on torchtitan"),
+            (Names{"gpipe", "1f1b", "interleaved-1f1b", "looped-bfs", "zb-v", "interleaved-zb", "dualpipe-v"}));
+  EXPECT_EQ(schedules_of("--runs-on torchtitan --schedule zb-v"), (Names{"zb-v"}));
+}
+
+TEST(PlanCommand, PrintsTheConfigurationOfTheFramework) {
+  const std::string base = kLlama + "--gpus 8 --top 1 --mbs 1 --recompute full ";
+  const std::string megatron = run_sluice(words(base + "--schedule megatron")).out;
+  EXPECT_NE(megatron.find("run #1 with Megatron-LM:  --tensor-model-parallel-size "), std::string::npos) << megatron;
+  EXPECT_EQ(megatron.find("does not support"), std::string::npos);
+  const std::string torchtitan =
+      run_sluice(words(base + "--runs-on torchtitan --schedule interleaved-1f1b --pp 4 --vpp 2 --even-stages")).out;
+  EXPECT_NE(torchtitan.find("run #1 with torchtitan:\n"
+                            "[model]\nname = \"llama3\"\nflavor = \"8B\"\n\n"
+                            "[training]\nlocal_batch_size = 64\nglobal_batch_size = 64\nseq_len = 8192\n\n"
+                            "[parallelism]\ndata_parallel_replicate_degree = 1\ndata_parallel_shard_degree = 1\n"
+                            "tensor_parallel_degree = 2\ncontext_parallel_degree = 1\npipeline_parallel_degree = 4\n"
+                            "pipeline_parallel_schedule = \"Interleaved1F1B\"\n"
+                            "pipeline_parallel_microbatch_size = 1\npipeline_parallel_layers_per_stage = 4\n"
+                            "pipeline_parallel_first_stage_less_layers = 0\n"
+                            "pipeline_parallel_last_stage_less_layers = 0\n\n"
+                            "[activation_checkpoint]\nmode = \"full\"\n"),
+            std::string::npos)
+      << torchtitan;
+  const std::string deepspeed = run_sluice(words(base + "--runs-on deepspeed --pp 4 --tp 1")).out;
+  EXPECT_NE(deepspeed.find("--checkpoint-activations"), std::string::npos) << deepspeed;
+  EXPECT_NE(deepspeed.find("\"gradient_accumulation_steps\": 32,"), std::string::npos);
+}
+
+// The printed flags of `sluice run` train the model.
+TEST(PlanCommand, PrintsFlagsThatRun) {
+  const CommandResult plan = run_sluice(
+      words("plan --num-layers 4 --hidden-size 64 --num-attention-heads 4 --num-query-groups 2 --ffn-hidden-size 96 "
+            "--vocab-size 128 --position-embedding-type rope --swiglu --normalization RMSNorm --disable-bias-linear "
+            "--untie-embeddings-and-output-weights --seq-length 32 --gbs 8 "
+            "--cluster dgx-h100 --gpus 2 --pp 2 --schedule interleaved-1f1b --vpp 2 --runs-on sluice --json"));
+  ASSERT_EQ(plan.exit_code, 0) << plan.err;
+  const std::string flags = json::parse(plan.out).at("configuration");
+  const CommandResult run = run_sluice(words(flags + " --steps 1 --json"));
+  EXPECT_EQ(run.exit_code, 0) << flags << run.err;
+}
+
+TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
+  const auto error = [](const std::string& flags, const std::string& model = "llama3-8b") {
+    const CommandResult result = run_sluice(
+        words("plan --cluster dgx-h100 --gpus 8 --gbs 64 --seq-length 1024 --model " + model + " --runs-on " + flags));
+    EXPECT_EQ(result.exit_code, 2) << flags;
+    return result.err;
+  };
+  EXPECT_EQ(error("megatron --schedule zb-v"),
+            "sluice: --runs-on megatron: --schedule zb-v: its schedules are 1f1b and interleaved-1f1b\n");
+  EXPECT_EQ(error("torchtitan --schedule zb-v --use-distributed-optimizer yes,no"),
+            "sluice: --runs-on torchtitan: --use-distributed-optimizer yes: it has no distributed optimizer besides "
+            "FSDP, which is not modeled\n");
+  EXPECT_EQ(error("torchtitan --cp 1,2"),
+            "sluice: --runs-on torchtitan: --cp 2: it shards parameters over context-parallel ranks (FSDP), which is "
+            "not modeled\n");
+  EXPECT_EQ(error("torchtitan --tp 2 --pp 2"),
+            "sluice: plan: no requested configuration can run: --runs-on torchtitan: with tensor or pipeline "
+            "parallelism it shards parameters over replicas (FSDP), which is not modeled\n");
+  EXPECT_EQ(error("torchtitan", "gpt2"),
+            "sluice: --runs-on torchtitan: the scenario: its models have rotary embeddings, RMSNorm, SwiGLU and no "
+            "biases\n");
+  EXPECT_EQ(error("deepspeed --schedule gpipe"),
+            "sluice: --runs-on deepspeed: --schedule gpipe: the schedule of its pipeline engine is 1f1b\n");
+  EXPECT_EQ(error("deepspeed --recompute selective"),
+            "sluice: --runs-on deepspeed: --recompute selective: it does not recompute attention alone\n");
+  EXPECT_EQ(error("sluice", "mixtral-8x7b"),
+            "sluice: --runs-on sluice: the scenario: its kernels do not support mixtures of experts\n");
+  EXPECT_EQ(error("sluice --tp 8,3"),
+            "sluice: --runs-on sluice: --tp 3: each tensor-parallel rank needs a key/value "
+            "head\n");
+  EXPECT_EQ(error("megatrn"),
+            "sluice: --runs-on: expected one of megatron, torchtitan, deepspeed, sluice, any, got 'megatrn'; did you "
+            "mean 'megatron'?\n");
 }
 
 std::vector<std::string> mpi_environment(std::vector<std::string> more = {}) {

@@ -125,8 +125,6 @@ void add_kernels(const Scenario& scenario, Arguments& out) {
 
 }  // namespace
 
-bool megatron_runs(const PlanPoint& point) { return point.family->in_megatron_lm && point.slices == 1; }
-
 std::string megatron_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
   const Scenario scenario = scenario_of(base, space, point);
   const Training& training = scenario.training;

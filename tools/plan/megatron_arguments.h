@@ -6,11 +6,8 @@
 
 namespace sluice::tools {
 
-// Returns whether Megatron-LM supports a configuration: a schedule family of its own, and whole sequences.
-bool megatron_runs(const PlanPoint& point);
-
-// Returns the arguments of its pretraining script for the configuration: model, batch and parallelism, with a layout of
-// the stages where their numbers of layers need one (model/scenario/pipeline_layout.h).
+// Returns the arguments of Megatron-LM's pretraining script for the configuration: model, batch and parallelism, with a
+// layout of the stages where their numbers of layers need one (model/scenario/pipeline_layout.h).
 std::string megatron_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
 
 }  // namespace sluice::tools

@@ -24,7 +24,7 @@
 #include "tools/command/outputs.h"
 #include "tools/command/progress.h"
 #include "tools/command/scenario_flags.h"
-#include "tools/plan/megatron_arguments.h"
+#include "tools/plan/frameworks.h"
 #include "tools/plan/partition_report.h"
 #include "tools/plan/plan_exchange.h"
 #include "tools/plan/plan_output.h"
@@ -78,6 +78,7 @@ struct PlanOptions {
   std::string file;
   PlanSpace space;
   std::vector<std::string> schedules;
+  std::string runs_on = "any";
   std::vector<std::string> distributed_optimizer;
   std::vector<std::string> mapping;
   std::string slicing = "balanced";
@@ -193,6 +194,12 @@ PlanSpace space_of(const PlanOptions& options) {
   space.balanced_slices = options.slicing == "balanced";
   space.uneven_outer_stages = !options.even_stages;
   return space;
+}
+
+// Returns the framework that must run all configurations; null: any. The schedules of Megatron-LM alone are for it.
+const Framework* framework_of(const PlanOptions& options) {
+  const bool megatron = options.runs_on == "any" && options.schedules == std::vector<std::string>{"megatron"};
+  return find_framework(megatron ? "megatron" : options.runs_on);
 }
 
 // Returns this process's part of a round; work on one structure stays together.
@@ -350,8 +357,13 @@ int plan_command(const PlanOptions& options) {
     const auto begin = std::chrono::steady_clock::now();
     PlanSpace space = space_of(options);
     Scenario base = base_scenario(options, space);
+    const Framework* const framework = framework_of(options);
+    if (framework != nullptr) restrict_to(*framework, base, space);
+    const auto runs_on_megatron = [base](const PlanPoint& point) {
+      return find_framework("megatron")->refusal(base, point).empty();
+    };
     const int keep = std::max(options.top, kCandidates * options.shortlist);
-    Plan plan(std::move(base), std::move(space), keep, options.everything, megatron_runs);
+    Plan plan(std::move(base), std::move(space), keep, options.everything, runs_on_megatron);
     const std::string ignored = ScenarioFlags::ignored(options.file, "plan", kIgnoredKeys);
     if (ranks.first()) {
       print_message(ignored);
@@ -369,6 +381,7 @@ int plan_command(const PlanOptions& options) {
     print_message(calibration_warning(plan.base()));
     PlanReport report{
         .plan = &plan, .top = options.top, .model_error = options.model_error, .shortlist = options.shortlist};
+    report.framework = framework;
     report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     report.interrupted = interrupted;
     if (!options.csv.empty()) write_file_whole(options.csv, plan_csv(plan));
@@ -422,6 +435,12 @@ Subcommand add_plan_command(CLI::App& app) {
              ->add_option("--gpus", space.gpus,
                           "Number of GPUs, 1 to 16777216 (default: the scenario's, or all of the cluster)")
              ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 24)));
+  search(command
+             ->add_option("--runs-on", options->runs_on,
+                          "Only configurations that this framework runs as it is, and its command line or "
+                          "configuration file for the first: megatron, torchtitan, deepspeed, sluice or any (default: "
+                          "any; with --schedule megatron: megatron)")
+             ->type_name("TEXT:{megatron,torchtitan,deepspeed,sluice,any}"));
   list("--schedule", options->schedules,
        "Schedule families, or megatron for those of Megatron-LM (default: all with a flush)");
   sizes("--tp,--tensor-model-parallel-size", space.tp, 4096,

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "sim/planner/plan.h"
+#include "tools/plan/frameworks.h"
 
 namespace sluice::tools {
 
@@ -14,10 +15,11 @@ struct PlanReport {
   int shortlist = 0;       // number of configurations to name for measurements
   double seconds = 0;      // search time
   bool interrupted = false;
+  const Framework* framework = nullptr;  // that runs all configurations; null: any
 };
 
-// Returns the text for the terminal: counts, ranking, Pareto front, and the Megatron-LM arguments of the best
-// configuration.
+// Returns the text for the terminal: counts, ranking, Pareto front, and how the framework runs the best configuration;
+// without a framework, the best that Megatron-LM runs.
 std::string plan_table(const PlanReport& report);
 // Returns JSON, schema sluice.plan/1: the ranking of all simulated configurations that fit, and the status of the
 // others.

@@ -1,0 +1,320 @@
+#include "tools/plan/frameworks.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+#include <vector>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+#include "tools/plan/megatron_arguments.h"
+
+namespace sluice::tools {
+namespace {
+
+// The reason of the first rule that is broken.
+class Refusal {
+ public:
+  void unless(bool runs, std::string_view reason) {
+    if (!runs && reason_.empty()) reason_ = reason;
+  }
+  std::string take() { return std::move(reason_); }
+
+ private:
+  std::string reason_;
+};
+
+std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
+  const Transformer& model = *base.model;
+  Refusal out;
+  out.unless(point.family->in_megatron_lm, "its schedules are 1f1b and interleaved-1f1b");
+  out.unless(point.slices == 1, "it does not slice sequences");
+  out.unless(point.chunks == 1 || point.pp > 1, "interleaving requires at least 2 pipeline ranks");
+  out.unless(point.chunks == 1 || point.pp > 2 || !base.blocks_transfers(),
+             "interleaving on 2 pipeline ranks requires transfers that overlap with compute "
+             "(--overlap-p2p-communication)");
+  out.unless(model.projection_bias == model.mlp_bias && (model.qkv_bias || !model.projection_bias),
+             "its linear layers have biases all together, except for queries, keys and values");
+  return out.take();
+}
+
+// PyTorch's names of schedules.
+constexpr std::pair<std::string_view, std::string_view> kPyTorchSchedules[] = {
+    {"1f1b", "1F1B"},           {"interleaved-1f1b", "Interleaved1F1B"},
+    {"gpipe", "GPipe"},         {"looped-bfs", "LoopedBFS"},
+    {"zb-v", "ZBVZeroBubble"},  {"interleaved-zb", "InterleavedZeroBubble"},
+    {"dualpipe-v", "DualPipeV"}};
+
+std::string_view pytorch_schedule(const PlanPoint& point) {
+  const auto found = std::find_if(std::begin(kPyTorchSchedules), std::end(kPyTorchSchedules),
+                                  [&](const auto& each) { return each.first == point.family->name; });
+  return found == std::end(kPyTorchSchedules) ? "" : found->second;
+}
+
+// How torchtitan distributes layers: it counts the embedding as `first` layers and the head as `last`.
+struct TorchtitanLayers {
+  int each = 0;  // of an inner stage
+  int first = 0;
+  int last = 0;
+  bool possible = false;
+};
+
+TorchtitanLayers torchtitan_layers(const Scenario& base, const PlanPoint& point) {
+  const int layers = base.model->layers;
+  const int stages = point.pp * point.chunks;
+  const int outer = (point.first_layers > 0 ? 1 : 0) + (point.last_layers > 0 ? 1 : 0);
+  const int inner = layers - point.first_layers - point.last_layers;
+  TorchtitanLayers out;
+  if (!base.stage_layers.empty() || !point.stage_layers.empty() || stages <= outer || inner % (stages - outer) != 0)
+    return out;
+  out.each = inner / (stages - outer);
+  out.first = point.first_layers > 0 ? out.each - point.first_layers : 0;
+  out.last = point.last_layers > 0 ? out.each - point.last_layers : 0;
+  out.possible = out.each > 0 && out.first >= 0 && out.last >= 0;
+  return out;
+}
+
+std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) {
+  const Transformer& model = *base.model;
+  Refusal out;
+  out.unless(model.positions == 0 && model.rms_norm && model.gated && !model.projection_bias && !model.mlp_bias,
+             "its models have rotary embeddings, RMSNorm, SwiGLU and no biases");
+  out.unless(!pytorch_schedule(point).empty(),
+             "its schedules are 1f1b, interleaved-1f1b, gpipe, looped-bfs, zb-v, interleaved-zb and dualpipe-v");
+  out.unless(point.slices == 1, "it does not slice sequences");
+  const bool one_dimension = point.tp * point.pp == 1;
+  out.unless(point.cp == 1, "it shards parameters over context-parallel ranks (FSDP), which is not modeled");
+  out.unless(point.ep == 1, "it shards parameters over expert-parallel ranks (FSDP), which is not modeled");
+  out.unless(point.dp == 1 || one_dimension,
+             "with tensor or pipeline parallelism it shards parameters over replicas (FSDP), which is not modeled");
+  out.unless(!point.distributed_optimizer, "it has no distributed optimizer besides FSDP, which is not modeled");
+  out.unless(!point.pipeline_before_data, "its stages are not placed before the replicas");
+  out.unless(point.recompute != Training::Recompute::selective, "it does not recompute attention alone");
+  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
+             "it does not recompute only the leading layers of a stage");
+  out.unless(point.pp == 1 || torchtitan_layers(base, point).possible,
+             "it distributes layers evenly, except for fewer in the first and last stage");
+  return out.take();
+}
+
+std::string torchtitan_model(const Transformer& model) {
+  struct Flavor {
+    int layers, hidden;
+    const char* name;
+  };
+  constexpr Flavor kLlama[] = {{32, 4096, "8B"}, {80, 8192, "70B"}, {126, 16384, "405B"}};
+  if (!model.has_experts() && !model.qk_norm) {
+    for (const Flavor& each : kLlama) {
+      if (each.layers == model.layers && each.hidden == model.hidden) {
+        return fmt::format("name = \"llama3\"\nflavor = \"{}\"\n", each.name);
+      }
+    }
+  }
+  const char* const name = model.has_latent_attention() ? "deepseek_v3" : model.qk_norm ? "qwen3" : "llama3";
+  return fmt::format("name = \"{}\"\nflavor = \"{}\"  # to be defined: {} layers of {}, {} heads\n", name, model.name,
+                     model.layers, model.hidden, model.heads);
+}
+
+std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, const PlanPoint& point) {
+  const bool pipeline = point.pp > 1;
+  std::string out = "[model]\n" + torchtitan_model(*base.model);
+  fmt::format_to(std::back_inserter(out), "\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
+                 point.micro_batch * (pipeline ? point.microbatches : 1), base.global_batch,
+                 base.training.sequence_length);
+  fmt::format_to(std::back_inserter(out),
+                 "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = 1\n"
+                 "tensor_parallel_degree = {}\ncontext_parallel_degree = {}\npipeline_parallel_degree = {}\n",
+                 point.dp, point.tp, point.cp, point.pp);
+  if (pipeline) {
+    const TorchtitanLayers layers = torchtitan_layers(base, point);
+    fmt::format_to(std::back_inserter(out),
+                   "pipeline_parallel_schedule = \"{}\"\npipeline_parallel_microbatch_size = {}\n"
+                   "pipeline_parallel_layers_per_stage = {}\npipeline_parallel_first_stage_less_layers = {}\n"
+                   "pipeline_parallel_last_stage_less_layers = {}\n",
+                   pytorch_schedule(point), point.micro_batch, layers.each, layers.first, layers.last);
+  }
+  const bool full = point.recompute == Training::Recompute::full;
+  return out + fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", full ? "full" : "none");
+}
+
+std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
+  const Transformer& model = *base.model;
+  Refusal out;
+  out.unless(!model.has_experts() && !model.has_latent_attention() && !model.qk_norm,
+             "its pipeline engine is modeled for dense layers without latent attention and norms of queries and keys");
+  out.unless(point.family->name == "1f1b", "the schedule of its pipeline engine is 1f1b");
+  out.unless(point.slices == 1, "it does not slice sequences");
+  out.unless(point.cp == 1, "its pipeline engine has no context parallelism");
+  out.unless(point.ep == 1, "its pipeline engine has no expert parallelism");
+  out.unless(!point.pipeline_before_data, "its stages are not placed before the replicas");
+  out.unless(point.recompute != Training::Recompute::selective, "it does not recompute attention alone");
+  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
+             "it does not recompute only the leading layers of a stage");
+  out.unless(point.first_layers == 0 && point.last_layers == 0 && point.stage_layers.empty() &&
+                 base.stage_layers.empty() && model.layers % point.pp == 0,
+             "it distributes layers evenly");
+  return out.take();
+}
+
+std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  const Scenario scenario = scenario_of(base, space, point);
+  const Transformer& model = *base.model;
+  const bool full = point.recompute == Training::Recompute::full;
+  std::string out = fmt::format(
+      "--deepspeed --deepspeed_config ds_config.json --tensor-model-parallel-size {} "
+      "--pipeline-model-parallel-size {} --micro-batch-size {} --global-batch-size {}",
+      point.tp, point.pp, point.micro_batch, base.global_batch);
+  const auto add = [&](bool has, const std::string& text) {
+    if (has) out += " " + text;
+  };
+  add(scenario.training.sequence_parallel, "--sequence-parallel");
+  add(full, "--checkpoint-activations --deepspeed-activation-checkpointing");
+  add(true, fmt::format("--num-layers {} --hidden-size {} --num-attention-heads {} --ffn-hidden-size {}", model.layers,
+                        model.hidden, model.heads, model.ffn_hidden));
+  add(model.kv_heads != model.heads, fmt::format("--num-key-value-heads {}", model.kv_heads));
+  add(true,
+      fmt::format("--seq-length {0} --max-position-embeddings {1} --vocab-size {2}", scenario.training.sequence_length,
+                  std::max<std::int64_t>(scenario.training.sequence_length, model.positions), model.vocab));
+  add(model.positions == 0, "--use-rotary-position-embeddings");
+  add(model.gated, "--swiglu");
+  add(model.rms_norm, "--normalization rmsnorm");
+  add(!model.tied_embeddings, "--untie-embeddings-and-output-weights");
+  add(!model.projection_bias && !model.mlp_bias, "--disable-bias-linear");
+  add(!model.dropout, "--hidden-dropout 0 --attention-dropout 0");
+  add(scenario.training.flash_attention, "--use-flash-attn-v2");
+  add(true, "--bf16");
+  return out + fmt::format(
+                   "\nds_config.json: {{\"train_batch_size\": {}, \"train_micro_batch_size_per_gpu\": {}, "
+                   "\"gradient_accumulation_steps\": {}, \"zero_optimization\": {{\"stage\": {}}}, \"bf16\": "
+                   "{{\"enabled\": true}}, \"gradient_clipping\": {}}}\n",
+                   base.global_batch, point.micro_batch, point.microbatches, point.distributed_optimizer ? 1 : 0,
+                   scenario.clip_gradients ? "1.0" : "0.0");
+}
+
+std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
+  const Transformer& model = *base.model;
+  Refusal out;
+  out.unless(!model.has_experts(), "its kernels do not support mixtures of experts");
+  out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
+  out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
+  out.unless(point.cp == 1, "runs do not support context parallelism");
+  out.unless(point.ep == 1, "runs do not support expert parallelism");
+  out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
+  out.unless(!point.pipeline_before_data, "runs place replicas before stages");
+  out.unless(point.recompute != Training::Recompute::selective, "runs do not support selective recomputation");
+  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
+             "runs do not support recomputation of some layers");
+  out.unless(model.kv_heads % point.tp == 0, "each tensor-parallel rank needs a key/value head");
+  return out.take();
+}
+
+std::string sluice_arguments(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
+  const Transformer& model = *base.model;
+  const bool full = point.recompute == Training::Recompute::full;
+  std::string out =
+      fmt::format("run --schedule {} --pp {} --tp {} --dp {} --mbs {} --gbs {} --seq-length {} --recompute {}",
+                  point.family->name, point.pp, point.tp, point.dp, point.micro_batch, base.global_batch,
+                  base.training.sequence_length, full ? "full" : "none");
+  const auto add = [&](bool has, const std::string& text) {
+    if (has) out += " " + text;
+  };
+  add(point.family->fixed_chunks == 0, fmt::format("--vpp {}", point.chunks));
+  add(point.slices > 1,
+      fmt::format("--slices {} --slicing {}", point.slices, space.balanced_slices ? "balanced" : "even"));
+  add(!base.stage_layers.empty(), fmt::format("--stage-layers {}", fmt::join(base.stage_layers, ",")));
+  add(!point.stage_layers.empty(), fmt::format("--stage-layers {}", fmt::join(point.stage_layers, ",")));
+  add(point.first_layers > 0, fmt::format("--decoder-first-pipeline-num-layers {}", point.first_layers));
+  add(point.last_layers > 0, fmt::format("--decoder-last-pipeline-num-layers {}", point.last_layers));
+  add(true, fmt::format("--num-layers {} --hidden-size {} --num-attention-heads {} --num-query-groups {} "
+                        "--kv-channels {} --ffn-hidden-size {} --vocab-size {}",
+                        model.layers, model.hidden, model.heads, model.kv_heads, model.head_dim, model.ffn_hidden,
+                        model.vocab));
+  add(model.positions > 0, fmt::format("--max-position-embeddings {}", model.positions));
+  add(model.positions == 0, "--position-embedding-type rope");
+  add(model.gated, "--swiglu");
+  add(model.rms_norm, "--normalization RMSNorm");
+  add(!model.tied_embeddings, "--untie-embeddings-and-output-weights");
+  add(!model.projection_bias && !model.mlp_bias, "--disable-bias-linear");
+  add(model.qkv_bias && !model.projection_bias, "--add-qkv-bias");
+  return out;
+}
+
+constexpr Framework kFrameworks[] = {{"megatron", "Megatron-LM", refused_by_megatron, megatron_arguments},
+                                     {"torchtitan", "torchtitan", refused_by_torchtitan, torchtitan_toml},
+                                     {"deepspeed", "DeepSpeed", refused_by_deepspeed, deepspeed_arguments},
+                                     {"sluice", "sluice", refused_by_sluice, sluice_arguments}};
+
+// A configuration without any parallelism, which every framework runs.
+PlanPoint plainest() {
+  PlanPoint out;
+  out.family = &find_family("1f1b");
+  return out;
+}
+
+}  // namespace
+
+std::span<const Framework> all_frameworks() { return kFrameworks; }
+
+const Framework* find_framework(const std::string& name) {
+  if (name == "any") return nullptr;
+  std::vector<std::string> names;
+  for (const Framework& framework : kFrameworks) {
+    if (framework.name == name) return &framework;
+    names.emplace_back(framework.name);
+  }
+  names.emplace_back("any");
+  throw InputError(fmt::format("--runs-on: expected one of {}, got '{}'{}", fmt::join(names, ", "), name,
+                               did_you_mean(name, names)));
+}
+
+void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& space) {
+  const auto refused = [&](const PlanPoint& point) { return framework.refusal(base, point); };
+  const auto fail = [&](const std::string& what, const std::string& reason) {
+    throw InputError(fmt::format("--runs-on {}: {}: {}", framework.name, what, reason));
+  };
+  if (!base.model) return;  // enumerating reports it
+  if (const std::string reason = refused(plainest()); !reason.empty()) fail("the scenario", reason);
+  const auto probe = [&](const char* flag, const auto& values, const auto& set) {
+    for (const auto& value : values) {
+      PlanPoint point = plainest();
+      set(point, value);
+      if (const std::string reason = refused(point); !reason.empty()) fail(fmt::format("{} {}", flag, value), reason);
+    }
+  };
+  probe("--schedule", space.families,
+        [](PlanPoint& point, const std::string& name) { point.family = &find_family(name, "--schedule"); });
+  probe("--tp", space.tp, [](PlanPoint& point, int tp) { point.tp = tp; });
+  probe("--cp", space.cp, [](PlanPoint& point, int cp) { point.cp = cp; });
+  probe("--ep", space.ep, [](PlanPoint& point, int ep) { point.ep = ep; });
+  probe("--slices", space.slices, [](PlanPoint& point, int slices) { point.slices = slices; });
+  constexpr std::array kRecompute = {"none", "selective", "full"};
+  probe("--recompute", space.recompute, [&](PlanPoint& point, const std::string& word) {
+    const auto found = std::find(kRecompute.begin(), kRecompute.end(), word);
+    if (found == kRecompute.end()) return;  // enumerating reports it
+    point.recompute = static_cast<Training::Recompute>(found - kRecompute.begin());
+  });
+  const auto probe_yes = [&](const char* flag, const std::vector<bool>& values, bool PlanPoint::*member) {
+    if (std::find(values.begin(), values.end(), true) == values.end()) return;
+    PlanPoint point = plainest();
+    point.*member = true;
+    if (const std::string reason = refused(point); !reason.empty()) fail(fmt::format("{} yes", flag), reason);
+  };
+  probe_yes("--use-distributed-optimizer", space.distributed_optimizer, &PlanPoint::distributed_optimizer);
+  probe_yes("--use-tp-pp-dp-mapping", space.pipeline_before_data, &PlanPoint::pipeline_before_data);
+  if (framework.name == "sluice") space.sequence_parallel = false;  // which its runs do not support
+  if (space.families.empty()) {
+    for (const Family& family : all_families()) {
+      PlanPoint point = plainest();
+      point.family = &family;
+      if (!family.asynchronous && refused(point).empty()) space.families.emplace_back(family.name);
+    }
+  }
+  space.refusal = [base, &framework](const PlanPoint& point) {
+    const std::string reason = framework.refusal(base, point);
+    return reason.empty() ? reason : fmt::format("--runs-on {}: {}", framework.name, reason);
+  };
+}
+
+}  // namespace sluice::tools

@@ -1,0 +1,29 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "sim/planner/plan_space.h"
+
+namespace sluice::tools {
+
+// A training framework, what of the modeled configurations it runs as it is, and how it is told to.
+struct Framework {
+  std::string_view name;   // of --runs-on
+  std::string_view title;  // as people write it
+  // Returns the reason why it does not run a configuration of the scenario; "" if it does.
+  std::string (*refusal)(const Scenario& base, const PlanPoint& point);
+  // Returns its command line or configuration file in full.
+  std::string (*configuration)(const Scenario& base, const PlanSpace& space, const PlanPoint& point);
+};
+
+std::span<const Framework> all_frameworks();
+// Throws InputError for an unknown name; null for "any".
+const Framework* find_framework(const std::string& name);
+
+// Restricts a space to what the framework runs. Throws InputError naming the flag of a value that is asked for, or the
+// property of the scenario, that it does not run.
+void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& space);
+
+}  // namespace sluice::tools
