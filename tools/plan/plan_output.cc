@@ -309,78 +309,77 @@ std::string plan_json(const PlanReport& report) {
     const Shortlist found = shortlist_of(report, ranking);
     out["shortlist"] = {
         {"places", found.chosen}, {"probability", found.probability}, {"expected_loss", found.loss}};  // from 0
-    const Framework* const framework = report.framework;
-    out["runs_on"] = framework == nullptr ? "any" : framework->name;
-    out["configuration"] = nullptr;
-    if (framework != nullptr && !ranking.empty()) {
-      out["configuration"] = framework->configuration(plan.base(), plan.space(), plan.points()[ranking.front()]);
-    }
-    out["megatron"] = nullptr;
-    if (const int best = plan.best_of_subset(); best >= 0) {
-      out["megatron"] = {{"place", place.at(best)},
-                         {"arguments", megatron_arguments(plan.base(), plan.space(), plan.points()[best])}};
-    }
-    out["others"] = OrderedJson::array();
-    for (int point = 0; point < std::ssize(plan.points()); ++point) {
-      if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
-    }
-    return out.dump(2) + "\n";
   }
+  const Framework* const framework = report.framework;
+  out["runs_on"] = framework == nullptr ? "any" : framework->name;
+  out["configuration"] = nullptr;
+  if (framework != nullptr && !ranking.empty()) {
+    out["configuration"] = framework->configuration(plan.base(), plan.space(), plan.points()[ranking.front()]);
+  }
+  out["megatron"] = nullptr;
+  if (const int best = plan.best_of_subset(); best >= 0) {
+    out["megatron"] = {{"place", place.at(best)},
+                       {"arguments", megatron_arguments(plan.base(), plan.space(), plan.points()[best])}};
+  }
+  out["others"] = OrderedJson::array();
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    if (place.count(point) == 0) out["others"].push_back(unranked_json(plan, point));
+  }
+  return out.dump(2) + "\n";
+}
 
-  std::string plan_csv(const Plan& plan) {
-    std::string out =
-        "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
-        "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
-        "tokens_per_s_per_device,mfu,needed_memory_bytes,reason\n";
-    std::vector<int> order = plan.ranking();
-    const std::size_t ranked = order.size();
-    std::vector<char> listed(plan.points().size(), 0);
-    for (const int point : order) listed[point] = 1;
-    for (int point = 0; point < std::ssize(plan.points()); ++point) {
-      if (listed[point] == 0) order.push_back(point);
-    }
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const PlanPoint& point = plan.points()[order[i]];
-      const PlanResult& result = plan.results()[order[i]];
-      const bool simulated = result.status == PlanStatus::simulated;
-      std::string reason = result.reason;
-      for (std::size_t quote = reason.find('"'); quote != std::string::npos; quote = reason.find('"', quote + 2)) {
-        reason.insert(quote, 1, '"');
-      }
-      const auto figure = [&](bool there, double value) {
-        return there ? fmt::format("{:.9g}", value) : std::string();
-      };
-      fmt::format_to(
-          std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
-          i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
-          point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
-          point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers,
-          point.last_layers, figure(simulated, to_seconds(result.iteration)),
-          figure(result.bound > Duration{0}, to_seconds(result.bound)), figure(simulated, result.bubble_fraction),
-          figure(simulated, tokens_per_device(point, result)), figure(simulated, result.throughput.mfu),
-          result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "", reason.empty() ? "" : '"' + reason + '"');
-    }
-    return out;
+std::string plan_csv(const Plan& plan) {
+  std::string out =
+      "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
+      "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
+      "tokens_per_s_per_device,mfu,needed_memory_bytes,reason\n";
+  std::vector<int> order = plan.ranking();
+  const std::size_t ranked = order.size();
+  std::vector<char> listed(plan.points().size(), 0);
+  for (const int point : order) listed[point] = 1;
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    if (listed[point] == 0) order.push_back(point);
   }
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const PlanPoint& point = plan.points()[order[i]];
+    const PlanResult& result = plan.results()[order[i]];
+    const bool simulated = result.status == PlanStatus::simulated;
+    std::string reason = result.reason;
+    for (std::size_t quote = reason.find('"'); quote != std::string::npos; quote = reason.find('"', quote + 2)) {
+      reason.insert(quote, 1, '"');
+    }
+    const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
+    fmt::format_to(
+        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
+        point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
+        point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
+        figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
+        figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
+        figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
+        reason.empty() ? "" : '"' + reason + '"');
+  }
+  return out;
+}
 
-  std::string plan_refusal(const Plan& plan) {
-    if (!plan.ranking().empty()) return "";
-    int closest = -1;
-    for (int point = 0; point < std::ssize(plan.points()); ++point) {
-      const PlanResult& result = plan.results()[point];
-      if (result.needed_bytes == 0) continue;
-      if (closest < 0 || result.needed_bytes < plan.results()[closest].needed_bytes) closest = point;
-    }
-    if (closest < 0) {
-      const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
-                                        [](const PlanResult& result) { return result.status == PlanStatus::refused; });
-      return refused == plan.results().end()
-                 ? "plan: no configuration was evaluated"
-                 : "plan: every configuration is invalid; the first error: " + refused->reason;
-    }
-    return fmt::format("plan: no configuration fits in memory: the smallest needs {:.1f} of {:.1f} GiB ({})",
-                       gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
-                       flags_of(plan.base(), plan.space(), plan.points()[closest]));
+std::string plan_refusal(const Plan& plan) {
+  if (!plan.ranking().empty()) return "";
+  int closest = -1;
+  for (int point = 0; point < std::ssize(plan.points()); ++point) {
+    const PlanResult& result = plan.results()[point];
+    if (result.needed_bytes == 0) continue;
+    if (closest < 0 || result.needed_bytes < plan.results()[closest].needed_bytes) closest = point;
   }
+  if (closest < 0) {
+    const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
+                                      [](const PlanResult& result) { return result.status == PlanStatus::refused; });
+    return refused == plan.results().end()
+               ? "plan: no configuration was evaluated"
+               : "plan: every configuration is invalid; the first error: " + refused->reason;
+  }
+  return fmt::format("plan: no configuration fits in memory: the smallest needs {:.1f} of {:.1f} GiB ({})",
+                     gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
+                     flags_of(plan.base(), plan.space(), plan.points()[closest]));
+}
 
 }  // namespace sluice::tools
