@@ -25,6 +25,7 @@ using Layers = std::vector<int>;
 constexpr std::size_t kLanes = 4;  // simulations that may run concurrently; any number of threads runs them
 constexpr std::size_t kBatch = 16;
 constexpr std::size_t kMostMoves = 96;             // that are simulated from one partition
+constexpr std::int64_t kPatience = 4;              // times the least number of simulations
 constexpr std::int64_t kMostMoveWork = 4'000'000;  // moves times stages: only some moves of more are looked at
 
 // Returns a schedule with the placement of the scenario's, and few microbatches where it has a flush.
@@ -261,10 +262,11 @@ class PartitionSearch {
     ++layers[back_target];
   }
 
-  // Leaves local optima by one to three random moves from the best partition.
+  // Leaves local optima by one to three random moves from the best partition, until many in a row are no better.
   void kick() {
     std::mt19937 random(1);
-    for (std::int64_t tries = 20 * most_; tries > 0 && spent() < most_ && !stopped();) {
+    std::int64_t end = spent() + kPatience * limits_.simulations;
+    for (std::int64_t tries = 20 * most_; tries > 0 && spent() < std::min(end, most_) && !stopped();) {
       std::set<Layers> batch;
       const std::size_t room = std::min(kBatch, to_size(most_ - spent()));
       for (; batch.size() < room && tries > 0; --tries) {
@@ -274,7 +276,9 @@ class PartitionSearch {
       }
       const PartitionKey before = best_key_;
       evaluate({batch.begin(), batch.end()});
-      if (best_key_ < before) descend(best_, most_ - spent());
+      if (best_key_ == before) continue;
+      descend(best_, most_ - spent());
+      end = spent() + kPatience * limits_.simulations;
     }
   }
 

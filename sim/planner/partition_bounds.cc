@@ -267,7 +267,7 @@ class PartitionTree {
     }
     PartitionKey key = bounds_.key_of_bytes(bytes);
     if (key.memory != Memory::over) key.value = time;
-    if (key >= best_) return false;
+    if (!(key < best_)) return false;
     const bool by_time = key.memory == best_.memory && key.memory != Memory::over;
     return !by_time || room >= std::int64_t{left} * bounds_.copies_;
   }

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <compare>
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "model/cluster/cluster.h"
@@ -19,7 +19,10 @@ struct PartitionKey {
   Memory memory = Memory::refused;
   std::int64_t value = 0;  // makespan in nanoseconds, or if over, bytes
 
-  friend auto operator<=>(const PartitionKey&, const PartitionKey&) = default;
+  bool operator<(const PartitionKey& other) const {
+    return std::pair(memory, value) < std::pair(other.memory, other.value);
+  }
+  bool operator==(const PartitionKey&) const = default;
 };
 
 // Lower bounds of the time and memory of partitions of a model over the stages of a schedule. They follow from the
