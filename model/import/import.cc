@@ -12,6 +12,7 @@
 #include "model/import/megatron.h"
 #include "model/import/megatron_names.h"
 #include "model/import/shell.h"
+#include "model/import/torchtitan.h"
 
 namespace sluice::model {
 namespace {
@@ -247,10 +248,11 @@ bool is_foreign(std::string_view text) {
   for (std::size_t at = text.find(" --"); at != std::string_view::npos; at = text.find(" --", at + 1)) {
     if (at + 3 < text.size() && text[at + 3] >= 'a' && text[at + 3] <= 'z') return true;
   }
-  return has_megatron_arguments(text);
+  return has_megatron_arguments(text) || is_torchtitan(text);
 }
 
 Imported import_text(std::string_view text, const std::string& source) {
+  if (is_torchtitan(text)) return import_torchtitan(text, source);
   return has_megatron_arguments(text) ? import_dump(text, source) : import_script(text, source);
 }
 
@@ -265,9 +267,9 @@ Imported import_megatron_line(std::string_view line, const std::string& source) 
   return import_words(words, 0, false, source);
 }
 
-std::string naming_arguments(const std::string& what, const std::string& source) {
+std::string naming_arguments(const std::string& what, const std::string& source, std::string_view text) {
   const std::string begin = source + ": ";
-  if (!what.starts_with(begin + "/")) return what;
+  if (!what.starts_with(begin + "/") || is_torchtitan(text)) return what;
   const std::size_t end = what.find(": ", begin.size());
   if (end == std::string::npos) return what;
   const std::string_view name = megatron_argument_of(what.substr(begin.size(), end - begin.size()));

@@ -19,8 +19,8 @@ struct Imported {
 // Whether a text is a configuration that `import_text` reads, rather than JSON.
 bool is_foreign(std::string_view text);
 
-// Reads a shell script that starts Megatron-LM, a line of its arguments, or its output with a dump of them. Throws
-// InputError naming the source, the line where there are several, and the argument.
+// Reads a shell script that starts Megatron-LM, a line of its arguments, its output with a dump of them, or a job
+// configuration of torchtitan. Throws InputError naming the source, the line where there are several, and the argument.
 Imported import_text(std::string_view text, const std::string& source);
 
 // Reads a line of Megatron-LM's arguments, in which only quotes, backslashes and blanks have a meaning.
@@ -36,9 +36,9 @@ struct PrintedArgument {
 };
 PrintedArgument printed_argument(std::string_view line);
 
-// Returns an error message about a scenario that was imported, "SOURCE: /key: ...", with the argument instead of the
-// key: "SOURCE: --argument: ...". Other messages are returned as they are.
-std::string naming_arguments(const std::string& what, const std::string& source);
+// Returns an error message about a scenario that was imported from `text`, "SOURCE: /key: ...", with Megatron-LM's
+// argument instead of the key: "SOURCE: --argument: ...". Other messages are returned as they are.
+std::string naming_arguments(const std::string& what, const std::string& source, std::string_view text);
 
 // Throws InputError naming the first argument that the framework requires and that neither it nor a flag, which has
 // changed the scenario, specifies.

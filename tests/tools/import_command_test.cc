@@ -178,6 +178,58 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
   }
 }
 
+// The TOML that `plan` prints for torchtitan is read as the configuration that it was printed for.
+TEST(Import, ReadsBackTheTomlOfAPlan) {
+  for (const char* model : {"llama3-8b", "mistral-7b", "qwen3-30b-a3b"}) {
+    json document = {{"model", model},
+                     {"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
+                     {"batch", {{"global_batch", 32}, {"sequence_length", 4096}}}};
+    const Scenario base = scenario_from_json(document, "base", "");
+    PlanSpace space;
+    space.gpus = 8;
+    space.micro_batch = {1, 2};
+    restrict_to(*find_framework("torchtitan"), base, space);
+    const std::vector<PlanPoint> points = enumerate(base, space);
+    const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
+    std::set<std::string> outcomes;
+    for (std::size_t i = 0; i < points.size(); i += step) {
+      const std::string toml = find_framework("torchtitan")->configuration(base, space, points[i]);
+      SCOPED_TRACE(toml);
+      Imported imported = import_text(toml, "run.toml");
+      EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
+      imported.scenario["cluster"] = document["cluster"];
+      const std::string expected = outcome_of(scenario_of(base, space, points[i]));
+      std::string actual;
+      try {
+        actual = outcome_of(scenario_from_json(imported.scenario, "run.toml", ""));
+      } catch (const InputError& error) {
+        actual = expected == "invalid" ? "invalid" : error.what();
+      }
+      EXPECT_EQ(actual, expected);
+      outcomes.insert(expected);
+    }
+    EXPECT_GT(outcomes.size(), 10U);
+  }
+}
+
+TEST(Import, ReadsTorchtitanByFlagAndByContent) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("run.toml");
+  std::ofstream(file)
+      << "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 8\nseq_len = 4096\n"
+         "[parallelism]\ndata_parallel_shard_degree = 1\npipeline_parallel_degree = 4\n"
+         "tensor_parallel_degree = 2\n[activation_checkpoint]\nmode = \"none\"\n";
+  const CommandResult by_flag = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", "--torchtitan", file});
+  ASSERT_EQ(by_flag.exit_code, 0) << by_flag.err;
+  const CommandResult by_content = run_sluice({"simulate", "--json", "--cluster", "dgx-h100", file});
+  EXPECT_EQ(by_content.out, by_flag.out);
+  EXPECT_EQ(json::parse(by_flag.out).at("schedule").at("microbatches"), 8);
+  EXPECT_EQ(json::parse(run_sluice({"import", file}).out).at("model"), "llama3-8b");
+  std::ofstream(file) << "[model]\nflavor = \"debug\"\n[parallelism]\ndata_parallel_shard_degree = 1\n";
+  EXPECT_EQ(run_sluice({"import", file}).err, "sluice: " + file + ": --num-layers: required, or --model\n");
+  EXPECT_EQ(run_sluice({"import", file, "--model", "gpt2"}).exit_code, 0);
+}
+
 // The line that `plan` prints, word for word, gives the printed iteration.
 TEST(Import, PlanPrintsALineThatSimulateReads) {
   const std::string model = "--model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 ";
@@ -235,7 +287,7 @@ TEST(Import, WritesScenariosOfScripts) {
   EXPECT_EQ(json::parse(run_sluice({"import", script}).out).at("parallelism").at("gpus"), 8);
   EXPECT_EQ(run_sluice({"import", written}).err,
             "sluice: " + written +
-                ": expected a script that starts Megatron-LM, or a log or file with its printed arguments\n");
+                ": expected a script that starts Megatron-LM, its printed arguments, or a TOML file of torchtitan\n");
   EXPECT_EQ(run_sluice({"import"}).err, "sluice: import: expected a file or --megatron-args\n");
   const CommandResult plan = run_sluice(words("plan --cluster dgx-h100 --schedule 1f1b --json " + script));
   ASSERT_EQ(plan.exit_code, 0) << plan.err;

@@ -9,6 +9,7 @@
 #include "model/input/files.h"
 #include "model/input/json_reader.h"
 #include "tools/command/messages.h"
+#include "tools/command/outputs.h"
 #include "tools/command/scenario_flags.h"
 
 namespace sluice::tools {
@@ -39,6 +40,13 @@ void ScenarioFlags::add_imports(CLI::App& command, std::string& file, const std:
           },
           "Arguments of Megatron-LM in place of a scenario file, as one text; flags override them (default: none)")
       ->excludes(command.get_option(excluded));
+  command
+      .add_option_function<std::string>(
+          "--torchtitan", [&file](const std::string& path) { file = path; },
+          "Job configuration of torchtitan (TOML) in place of a scenario file; flags override it (default: none)")
+      ->type_name(kReadFile)
+      ->excludes(command.get_option(excluded))
+      ->excludes(command.get_option(kMegatronArguments));
 }
 
 std::string ScenarioFlags::file_text(const std::string& file) {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <iterator>
+#include <utility>
 #include <vector>
 
 #include "model/errors.h"
@@ -84,6 +86,8 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
   out.unless(!pytorch_schedule(point).empty(),
              "its schedules are 1f1b, interleaved-1f1b, gpipe, looped-bfs, zb-v, interleaved-zb and dualpipe-v");
   out.unless(point.slices == 1, "it does not slice sequences");
+  out.unless(point.pp > 1 || point.microbatches == 1 || point.family->name == "1f1b",
+             "without a pipeline, each microbatch is followed by its backward pass (1f1b)");
   const bool one_dimension = point.tp * point.pp == 1;
   out.unless(point.cp == 1, "it shards parameters over context-parallel ranks (FSDP), which is not modeled");
   out.unless(point.ep == 1, "it shards parameters over expert-parallel ranks (FSDP), which is not modeled");
@@ -101,13 +105,14 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
 
 std::string torchtitan_model(const Transformer& model) {
   struct Flavor {
-    int layers, hidden;
+    int layers, hidden, ffn_hidden;
     const char* name;
   };
-  constexpr Flavor kLlama[] = {{32, 4096, "8B"}, {80, 8192, "70B"}, {126, 16384, "405B"}};
-  if (!model.has_experts() && !model.qk_norm) {
+  constexpr Flavor kLlama[] = {{32, 4096, 14336, "8B"}, {80, 8192, 28672, "70B"}, {126, 16384, 53248, "405B"}};
+  constexpr std::int64_t kLlamaWords = 128256;
+  if (!model.has_experts() && !model.qk_norm && model.vocab == kLlamaWords && model.kv_heads == 8) {
     for (const Flavor& each : kLlama) {
-      if (each.layers == model.layers && each.hidden == model.hidden) {
+      if (each.layers == model.layers && each.hidden == model.hidden && each.ffn_hidden == model.ffn_hidden) {
         return fmt::format("name = \"llama3\"\nflavor = \"{}\"\n", each.name);
       }
     }

@@ -22,8 +22,9 @@ struct ImportOptions {
 int import_command(const ImportOptions& options) {
   if (options.file.empty()) throw InputError("import: expected a file or --megatron-args");
   if (!ScenarioFlags::is_imported(options.file)) {
-    throw InputError(options.file +
-                     ": expected a script that starts Megatron-LM, or a log or file with its printed arguments");
+    throw InputError(
+        options.file +
+        ": expected a script that starts Megatron-LM, its printed arguments, or a TOML file of torchtitan");
   }
   const nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::read(document, options.file);
@@ -42,11 +43,12 @@ int import_command(const ImportOptions& options) {
 Subcommand add_import_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "import",
-      "Write the configuration of Megatron-LM as a scenario file.\n\n"
+      "Write the configuration of Megatron-LM or torchtitan as a scenario file.\n\n"
       "Examples:\n"
       "  sluice import pretrain.sh --cluster dgx-h100 --vocab-size 128256 -o scenario.json\n"
       "  sluice import run.log --cluster dgx-h100 -o scenario.json\n\n"
-      "The file is a shell script, a log that prints the arguments, or the printed arguments alone. Other commands "
+      "The file is a shell script, a log that prints the arguments, the printed arguments alone, or a TOML file. Other "
+      "commands "
       "that "
       "take a scenario file read such files as well. Arguments that change time or memory and are not modeled are "
       "printed, and those that are unknown.");

@@ -192,9 +192,9 @@ TEST(ImportMegatron, ErrorsNameTheArgument) {
             "line: --vocab-size: required, because only the tokenizer of the run knows it");
   lacking.scenario["model"] = "llama3-8b";
   EXPECT_EQ(import_error([&] { check_complete(lacking.scenario, "line"); }), "line: --seq-length: required");
-  EXPECT_EQ(naming_arguments("line: /parallelism/tp: expected 1", "line"),
+  EXPECT_EQ(naming_arguments("line: /parallelism/tp: expected 1", "line", ""),
             "line: --tensor-model-parallel-size: expected 1");
-  EXPECT_EQ(naming_arguments("line: /cluster: expected 1", "line"), "line: /cluster: expected 1");
+  EXPECT_EQ(naming_arguments("line: /cluster: expected 1", "line", ""), "line: /cluster: expected 1");
 }
 
 const std::string kImportedScript =
@@ -319,11 +319,71 @@ TEST(ImportMegatron, ScenariosAreNotForeign) {
   EXPECT_TRUE(is_foreign("--num-layers 2"));
 }
 
+const std::string kImportedToml =
+    "# a run\n"
+    "[job]\ndescription = \"Llama 3 8B\"\n\n"
+    "[model]\nname = \"llama3\"\nflavor = '8B'  # of three\nconverters = []\n\n"
+    "[training]\nlocal_batch_size = 16\nglobal_batch_size = 32\nseq_len = 8_192\nsteps = 10\n\n"
+    "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 1\n"
+    "tensor_parallel_degree = 2\npipeline_parallel_degree = 4\n"
+    "pipeline_parallel_schedule = \"Interleaved1F1B\"\npipeline_parallel_microbatch_size = 2\n\n"
+    "[activation_checkpoint]\nmode = \"full\"\n";
+
+TEST(ImportTorchtitan, ReadsJobConfigurations) {
+  ASSERT_TRUE(is_foreign(kImportedToml));
+  const Imported imported = import_text(kImportedToml, "run.toml");
+  EXPECT_THAT(imported.notes, IsEmpty());
+  // 32 layers, embedding and head on 8 stages: two have 5, less one for the embedding in the first; the last has 4 - 1.
+  EXPECT_EQ(imported.scenario, Json::parse(R"({
+    "schema": "sluice.scenario/1", "model": "llama3-8b",
+    "parallelism": {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "sequence_parallel": true, "recompute": "full",
+                    "stage_layers": [4, 5, 4, 4, 4, 4, 4, 3]},
+    "batch": {"micro_batch": 2, "global_batch": 32, "sequence_length": 8192},
+    "schedule": {"name": "interleaved-1f1b"}})"));
+  EXPECT_EQ(scenario_from_json(imported.scenario, "run.toml", "").microbatches, 8);
+}
+
+TEST(ImportTorchtitan, NamesWhatIsNotModeledAndUnknown) {
+  const Imported imported = import_text(
+      "[model]\nflavor = \"8B\"\nconverters = [\"float8\"]\n[parallelism]\nsurprising = 1\n[compile]\nenable = true\n",
+      "run.toml");
+  EXPECT_THAT(
+      imported.notes,
+      ElementsAre("run.toml: not modeled, although they change time or memory: sharded parameters (FSDP; whole "
+                  "parameters on each replica are assumed), activation_checkpoint.mode = \"selective\" (none is "
+                  "assumed), compile.enable, model.converters",
+                  "run.toml: unknown keys: parallelism.surprising"));
+}
+
+TEST(ImportTorchtitan, ErrorsNameTheLine) {
+  const auto error = [](const std::string& text) {
+    return import_error([&] { import_text("[parallelism]\n" + text, "run.toml"); });
+  };
+  EXPECT_EQ(error("a = "), "run.toml: line 2: expected a string, number, boolean or array, got the end");
+  EXPECT_EQ(error("a = {b = 1}"), "run.toml: line 2: expected a string, number, boolean or array, got '{'");
+  EXPECT_EQ(error("a = \"x\n"), "run.toml: line 2: expected a closing \", got the end of the line");
+  EXPECT_EQ(error("\n[[a]]\n"), "run.toml: line 3: expected a name, got '['");
+  EXPECT_EQ(error("a = [1,\n 2\n 3]"), "run.toml: line 4: expected , or ], got '3'");
+  EXPECT_EQ(error("a = 1\na = 2"), "run.toml: line 3: parallelism.a occurs twice");
+  EXPECT_EQ(error("a = 1 2"), "run.toml: line 2: expected the end of the line, got '2'");
+  EXPECT_EQ(
+      error("tensor_parallel_degree = 0"),
+      "run.toml: line 2: parallelism.tensor_parallel_degree: expected a whole number from 1 to 1000000000, got 0");
+  EXPECT_EQ(error("pipeline_parallel_degree = 2\npipeline_parallel_schedule = \"ZB\""),
+            "run.toml: line 3: parallelism.pipeline_parallel_schedule: expected one of 1F1B, GPipe, Interleaved1F1B, "
+            "LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV, got 'ZB'");
+  EXPECT_EQ(error("pipeline_parallel_degree = 2"),
+            "run.toml: model.flavor: unknown, so that the layers of the stages are not known");
+  EXPECT_EQ(error("pipeline_parallel_degree = 3\npipeline_parallel_layers_per_stage = 5\n[model]\nflavor = \"8B\""),
+            "run.toml: line 3: parallelism.pipeline_parallel_layers_per_stage: 7 stages cannot be distributed evenly "
+            "over 3 ranks");
+}
+
 // Damaged input is rejected or read, and never anything else.
 TEST(ImportMegatron, RejectsDamagedInput) {
   std::mt19937 random(1);
   int accepted = 0;
-  for (const std::string& text : {kImportedScript, kImportedDump}) {
+  for (const std::string& text : {kImportedScript, kImportedDump, kImportedToml}) {
     for (int i = 0; i < 3000; ++i) {
       std::string damaged = text;
       const int changes = 1 + static_cast<int>(random() % 4);

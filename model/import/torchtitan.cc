@@ -1,0 +1,307 @@
+#include "model/import/torchtitan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <iterator>
+#include <optional>
+#include <vector>
+
+#include "model/cluster/catalogue.h"
+#include "model/errors.h"
+#include "model/import/toml.h"
+#include "model/schedule/family.h"
+#include "model/schedule/schedule.h"
+#include "model/workload/transformer.h"
+
+namespace sluice::model {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::int64_t kMostTorchtitan = 1'000'000'000;
+
+// Models of the catalogue by torchtitan's names.
+struct TorchtitanFlavor {
+  std::string_view name, flavor, model;
+};
+constexpr TorchtitanFlavor kFlavors[] = {{"llama3", "8B", "llama3-8b"},
+                                         {"llama3", "70B", "llama3-70b"},
+                                         {"deepseek_v3", "236B", "deepseek-v2"},
+                                         {"deepseek_v3", "671B", "deepseek-v3"},
+                                         {"qwen3", "30B-A3B", "qwen3-30b-a3b"}};
+
+// Schedules of PyTorch, and whether they have several stages per rank by default.
+struct TorchtitanSchedule {
+  std::string_view name, family;
+  bool several;
+};
+constexpr TorchtitanSchedule kSchedules[] = {{"1F1B", "1f1b", false},
+                                             {"GPipe", "gpipe", false},
+                                             {"Interleaved1F1B", "interleaved-1f1b", true},
+                                             {"LoopedBFS", "looped-bfs", true},
+                                             {"InterleavedZeroBubble", "interleaved-zb", true},
+                                             {"ZBVZeroBubble", "zb-v", true},
+                                             {"DualPipeV", "dualpipe-v", true}};
+
+constexpr std::string_view kTablesWithoutEffect[] = {
+    "job",  "profiling",  "metrics",         "optimizer", "lr_scheduler",     "checkpoint",
+    "comm", "validation", "fault_tolerance", "debug",     "memory_estimation"};
+
+constexpr std::string_view kKeysWithoutEffect[] = {"model.hf_assets_path",
+                                                   "model.tokenizer_path",
+                                                   "model.print_after_conversion",
+                                                   "model.norm_type",
+                                                   "training.dataset",
+                                                   "training.dataset_path",
+                                                   "training.steps",
+                                                   "training.max_norm",
+                                                   "training.warmup_steps",
+                                                   "training.gc_freq",
+                                                   "training.gc_debug",
+                                                   "training.seed",
+                                                   "training.deterministic",
+                                                   "training.data_parallel_type",
+                                                   "training.dtype",
+                                                   "parallelism.disable_loss_parallel",
+                                                   "parallelism.fsdp_reshard_after_forward",
+                                                   "parallelism.expert_tensor_parallel_degree",
+                                                   "activation_checkpoint.selective_ac_option",
+                                                   "activation_checkpoint.early_stop",
+                                                   "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+                                                   "compile.components",
+                                                   "compile.backend"};
+
+class TorchtitanImport {
+ public:
+  TorchtitanImport(std::string_view text, const std::string& source)
+      : source_(source), file_(read_toml(text, source)) {}
+
+  Imported run() {
+    out_.scenario = {{"schema", "sluice.scenario/1"}};
+    read_model();
+    read_sizes();
+    read_schedule();
+    read_batch();
+    read_training();
+    for (const auto& [key, value] : file_) note_rest(key, value.value);
+    note("not modeled, although they change time or memory", not_modeled_);
+    note("unknown keys", unknown_);
+    return std::move(out_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const std::string& what) const {
+    const auto found = file_.find(key);
+    throw InputError(found == file_.end() ? fmt::format("{}: {}: {}", source_, key, what)
+                                          : fmt::format("{}: line {}: {}: {}", source_, found->second.line, key, what));
+  }
+
+  void note(const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) out_.notes.push_back(fmt::format("{}: {}: {}", source_, what, fmt::join(names, ", ")));
+  }
+
+  const Json* value_of(const std::string& key) {
+    read_.push_back(key);
+    const auto found = file_.find(key);
+    return found == file_.end() ? nullptr : &found->second.value;
+  }
+  std::int64_t whole(const std::string& key, std::int64_t low, std::int64_t fallback) {
+    const Json* const value = value_of(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_number_integer() || *value < low || *value > kMostTorchtitan) {
+      fail(key, fmt::format("expected a whole number from {} to {}, got {}", low, kMostTorchtitan, value->dump()));
+    }
+    return *value;
+  }
+  std::string text(const std::string& key, const std::string& fallback) {
+    const Json* const value = value_of(key);
+    if (value == nullptr) return fallback;
+    if (!value->is_string()) fail(key, "expected a string, got " + value->dump());
+    return *value;
+  }
+  void set(const char* pointer, Json value) { out_.scenario[Json::json_pointer(pointer)] = std::move(value); }
+
+  void read_model() {
+    const std::string name = text("model.name", "llama3");
+    const std::string flavor = text("model.flavor", "");
+    std::string model;
+    for (const TorchtitanFlavor& each : kFlavors) {
+      if (each.name == name && each.flavor == flavor) model = each.model;
+    }
+    for (const CatalogueFile& file : model_files()) {
+      if (file.name == flavor) model = flavor;
+      if (!model.empty() && file.name == model) layers_ = parse_model(file.text, model).layers;
+    }
+    if (!model.empty()) set("/model", model);
+  }
+
+  void read_sizes() {
+    tp_ = whole("parallelism.tensor_parallel_degree", 1, 1);
+    cp_ = whole("parallelism.context_parallel_degree", 1, 1);
+    pp_ = whole("parallelism.pipeline_parallel_degree", 1, 1);
+    const std::int64_t ep = whole("parallelism.expert_parallel_degree", 1, 1);
+    const std::int64_t replicas = whole("parallelism.data_parallel_replicate_degree", 1, 1);
+    const std::int64_t shards = whole("parallelism.data_parallel_shard_degree", -1, -1);
+    set("/parallelism/tp", tp_);
+    set("/parallelism/pp", pp_);
+    if (cp_ > 1) set("/parallelism/cp", cp_);
+    if (ep > 1) set("/parallelism/ep", ep);
+    if (tp_ > 1) set("/parallelism/sequence_parallel", true);
+    if (shards == 0) fail("parallelism.data_parallel_shard_degree", "expected -1 or a positive number, got 0");
+    if (shards > 0) set("/parallelism/dp", dp_ = replicas * shards);
+    if (shards != 1 || cp_ > 1) {
+      not_modeled_.emplace_back("sharded parameters (FSDP; whole parameters on each replica are assumed)");
+    }
+    const std::string rotate = text("parallelism.context_parallel_rotate_method", "allgather");
+    if (cp_ > 1 && rotate != "alltoall") {
+      not_modeled_.push_back(
+          fmt::format("parallelism.context_parallel_rotate_method = \"{}\" (a ring is assumed)", rotate));
+    }
+  }
+
+  void read_schedule() {
+    const std::string csv = text("parallelism.pipeline_parallel_schedule_csv", "");
+    const std::string name = text("parallelism.pipeline_parallel_schedule", "1F1B");
+    const std::int64_t per_stage = whole("parallelism.pipeline_parallel_layers_per_stage", 1, 0);
+    const std::int64_t first = whole("parallelism.pipeline_parallel_first_stage_less_layers", 0, 1);
+    const std::int64_t last = whole("parallelism.pipeline_parallel_last_stage_less_layers", 0, 1);
+    if (pp_ == 1) return set("/schedule/name", "1f1b");
+    if (!csv.empty()) return set("/schedule/name", csv);
+    const auto schedule = std::find_if(std::begin(kSchedules), std::end(kSchedules),
+                                       [&](const TorchtitanSchedule& each) { return each.name == name; });
+    if (schedule == std::end(kSchedules)) {
+      std::vector<std::string_view> names;
+      for (const TorchtitanSchedule& each : kSchedules) names.push_back(each.name);
+      fail("parallelism.pipeline_parallel_schedule",
+           fmt::format("expected one of {}, got '{}'", fmt::join(names, ", "), name));
+    }
+    set("/schedule/name", schedule->family);
+    if (layers_ == 0) fail("model.flavor", "unknown, so that the layers of the stages are not known");
+    const std::int64_t all = layers_ + first + last;  // embedding and head count as layers
+    const std::int64_t stages = per_stage > 0 ? (all + per_stage - 1) / per_stage : pp_ * (schedule->several ? 2 : 1);
+    if (stages % pp_ != 0 || stages > kMaxStages) {
+      fail("parallelism.pipeline_parallel_layers_per_stage",
+           fmt::format("{} stages cannot be distributed evenly over {} ranks", stages, pp_));
+    }
+    const std::int64_t chunks = stages / pp_;
+    const int fixed = find_family(schedule->family).fixed_chunks;
+    if (fixed > 0 && chunks != fixed) {
+      fail("parallelism.pipeline_parallel_schedule",
+           fmt::format("{} places {} on each rank, got {}", name, fixed == 1 ? "one stage" : "two stages", chunks));
+    }
+    if (fixed == 0) set("/parallelism/vpp", chunks);
+    distribute(stages, all, first, last);
+  }
+
+  void distribute(std::int64_t stages, std::int64_t all, std::int64_t first, std::int64_t last) {
+    std::vector<std::int64_t> layers;
+    for (std::int64_t stage = 0; stage < stages; ++stage)
+      layers.push_back(all / stages + (stage < all % stages ? 1 : 0));
+    layers.front() -= first;
+    layers.back() -= last;
+    if (std::any_of(layers.begin(), layers.end(), [](std::int64_t number) { return number < 0; })) {
+      fail("parallelism.pipeline_parallel_degree", fmt::format("{} layers are too few for {} stages", layers_, stages));
+    }
+    set("/parallelism/stage_layers", layers);
+  }
+
+  void read_batch() {
+    const char* const old_key = "training.batch_size";
+    const std::int64_t local = whole("training.local_batch_size", 1, whole(old_key, 1, 8));
+    const std::int64_t global = whole("training.global_batch_size", -1, -1);
+    const std::int64_t micro = pp_ > 1 ? whole("parallelism.pipeline_parallel_microbatch_size", 1, 1) : local;
+    static_cast<void>(whole("parallelism.pipeline_parallel_microbatch_size", 1, 1));
+    set("/batch/sequence_length", whole("training.seq_len", 1, 2048));
+    set("/batch/micro_batch", micro);
+    if (local % micro != 0) {
+      fail("parallelism.pipeline_parallel_microbatch_size",
+           fmt::format("expected a divisor of the local batch size {}, got {}", local, micro));
+    }
+    if (global > 0) {
+      set("/batch/global_batch", global);
+    } else {
+      set("/batch/microbatches", local / micro);
+    }
+    if (pp_ > 1 && global > 0 && dp_ > 0 && global != local * dp_) {
+      not_modeled_.emplace_back("accumulation over several pipeline runs (one is assumed)");
+    }
+  }
+
+  void read_training() {
+    const std::string mode = text("activation_checkpoint.mode", "selective");
+    if (mode == "full") {
+      set("/parallelism/recompute", "full");
+    } else if (mode == "selective") {
+      not_modeled_.emplace_back("activation_checkpoint.mode = \"selective\" (none is assumed)");
+    } else if (mode != "none") {
+      fail("activation_checkpoint.mode", fmt::format("expected none, selective or full, got '{}'", mode));
+    }
+    if (text("training.mixed_precision_reduce", "float32") == "bfloat16") set("/parallelism/gradient_bytes", 2);
+    if (text("training.mixed_precision_param", "bfloat16") == "float32") {
+      not_modeled_.emplace_back("training.mixed_precision_param = \"float32\" (16 bits are assumed)");
+    }
+  }
+
+  // Sorts the keys that are not read into those without effect, not modeled and unknown.
+  void note_rest(const std::string& key, const Json& value) {
+    if (std::find(read_.begin(), read_.end(), key) != read_.end()) return;
+    const std::string table = key.substr(0, key.find('.'));
+    const auto lists = [](const auto& list, std::string_view name) {
+      return std::find(std::begin(list), std::end(list), name) != std::end(list);
+    };
+    if (lists(kTablesWithoutEffect, table) || lists(kKeysWithoutEffect, key)) return;
+    constexpr std::string_view kNotModeledTables[] = {"compile", "float8", "mx", "quantize", "experimental"};
+    constexpr std::string_view kNotModeledKeys[] = {"model.converters",
+                                                    "parallelism.enable_async_tensor_parallel",
+                                                    "parallelism.enable_compiled_autograd",
+                                                    "parallelism.module_fqns_per_model_part",
+                                                    "parallelism.pipeline_parallel_split_points",
+                                                    "training.enable_cpu_offload",
+                                                    "training.compile"};
+    const bool off = value == false || value == Json::array() || value == "";
+    if (lists(kNotModeledTables, table) || lists(kNotModeledKeys, key)) {
+      if (!off) not_modeled_.push_back(key);
+    } else {
+      unknown_.push_back(key);
+    }
+  }
+
+  std::string source_;
+  TomlFile file_;
+  std::vector<std::string> read_;
+  std::int64_t tp_ = 1;
+  std::int64_t cp_ = 1;
+  std::int64_t pp_ = 1;
+  std::int64_t dp_ = 0;      // 0: not known
+  std::int64_t layers_ = 0;  // 0: not known
+  std::vector<std::string> not_modeled_;
+  std::vector<std::string> unknown_;
+  Imported out_;
+};
+
+}  // namespace
+
+bool is_torchtitan(std::string_view text) {
+  bool toml = false;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.remove_suffix(1);
+    for (const std::string_view table : {"[model]", "[training]", "[parallelism]"}) toml = toml || line == table;
+  }
+  return toml;
+}
+
+Imported import_torchtitan(std::string_view text, const std::string& source) {
+  constexpr std::size_t kMostToml = std::size_t{1} << 20;
+  if (text.size() > kMostToml) {
+    throw InputError(fmt::format("{}: expected at most {} bytes, got {}", source, kMostToml, text.size()));
+  }
+  return TorchtitanImport(text, source).run();
+}
+
+}  // namespace sluice::model
