@@ -258,8 +258,9 @@ Transformer transformer_from_json(JsonReader reader) {
   const bool biases = !reader.boolean_or("disable_bias_linear", false);
   model.qkv_bias = reader.boolean_or("add_qkv_bias", false) || biases;
   model.projection_bias = model.mlp_bias = biases;
-  model.dropout =
-      reader.number_or("hidden_dropout", 0, 1, 0.1) > 0 || reader.number_or("attention_dropout", 0, 1, 0.1) > 0;
+  const double hidden_dropout = reader.number_or("hidden_dropout", 0, 1, 0.1);
+  const double attention_dropout = reader.number_or("attention_dropout", 0, 1, 0.1);
+  model.dropout = hidden_dropout > 0 || attention_dropout > 0;
   model.qk_norm = reader.boolean_or("qk_layernorm", false);
   read_megatron_experts(reader, model);
   read_megatron_latents(reader, model);

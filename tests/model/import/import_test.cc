@@ -12,6 +12,7 @@
 
 #include "model/errors.h"
 #include "model/import/layer_frequency.h"
+#include "model/input/files.h"
 #include "model/scenario/scenario.h"
 
 namespace sluice::test {
@@ -310,6 +311,14 @@ TEST(ImportMegatron, ReadsDumpsOfTheArguments) {
   Json without = scenario;
   without["model"].erase("vocab_size");
   EXPECT_EQ(import_text(prefixed, "run.log").scenario, without);
+}
+
+// The dump of a run with defaults has hundreds of attributes; none of them is worth a note.
+TEST(ImportMegatron, DumpsOfDefaultsHaveNoNotes) {
+  const std::string text = read_file(SLUICE_SOURCE_DIR "/tests/fuzz/corpus/import/dump_all.log");
+  const Imported imported = import_text(text, "run.log");
+  EXPECT_THAT(imported.notes, IsEmpty());
+  EXPECT_EQ(scenario_from_json(imported.scenario, "run.log", "").microbatches, 16);
 }
 
 TEST(ImportMegatron, ScenariosAreNotForeign) {

@@ -121,6 +121,22 @@ TEST(Megatron, SpellingsAndDefaults) {
   EXPECT_EQ(layer_parameters(model), 64 * 256 + 256 + 128 * 64 + 3 * 64 * 160 + 2 * 64);
 }
 
+// The second key is read whatever the first says.
+TEST(Megatron, ReadsBothDropouts) {
+  const std::string sizes = R"("num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99,
+                               "position_embedding_type": "rope", )";
+  for (const auto& [dropouts, any] : {std::pair(R"("hidden_dropout": 0.1, "attention_dropout": 0.1})", true),
+                                      {R"("hidden_dropout": 0, "attention_dropout": 0.1})", true},
+                                      {R"("hidden_dropout": 0.1, "attention_dropout": 0})", true},
+                                      {R"("hidden_dropout": 0, "attention_dropout": 0})", false}}) {
+    EXPECT_EQ(model_from_text(("{" + sizes + dropouts).c_str(), "tiny.json").dropout, any) << dropouts;
+  }
+  EXPECT_EQ(error_of([&] {
+              model_from_text(("{" + sizes + R"("hidden_dropout": 0.1, "attention_dropout": 2})").c_str(), "tiny.json");
+            }),
+            "tiny.json: /attention_dropout: expected a number from 0 to 1, got 2");
+}
+
 // Found by the fuzzer: their count overflowed.
 TEST(Megatron, MoreThan1e14ParametersAreRejected) {
   const auto error = [](const char* layers, const char* vocabulary) {
