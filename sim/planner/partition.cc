@@ -20,11 +20,11 @@
 namespace sluice::sim {
 namespace {
 
-using Layers = std::vector<int>;
+using StageLayers = std::vector<int>;
 
 constexpr std::size_t kLanes = 4;  // simulations that may run concurrently; any number of threads runs them
 constexpr std::size_t kBatch = 16;
-constexpr std::size_t kMostMoves = 96;             // that are simulated from one partition
+constexpr std::size_t kMostSimulatedMoves = 96;    // that are simulated from one partition
 constexpr std::int64_t kPatience = 4;              // times the least number of simulations
 constexpr std::int64_t kMostMoveWork = 4'000'000;  // moves times stages: only some moves of more are looked at
 
@@ -54,7 +54,7 @@ class PartitionSearch {
       proven_ = true;
       return result();
     }
-    std::vector<Layers> starts = {even_work(true), even_work(false)};
+    std::vector<StageLayers> starts = {even_work(true), even_work(false)};
     if (!given_.empty()) starts.insert(starts.begin(), given_);
     evaluate(starts);
     if (stopped()) return result();
@@ -94,10 +94,10 @@ class PartitionSearch {
   }
 
   // Simulates the partitions that are not known yet. The first of the best ones becomes the best.
-  void evaluate(const std::vector<Layers>& partitions) {
-    std::vector<const Layers*> open;
-    std::set<Layers> seen;
-    for (const Layers& layers : partitions) {
+  void evaluate(const std::vector<StageLayers>& partitions) {
+    std::vector<const StageLayers*> open;
+    std::set<StageLayers> seen;
+    for (const StageLayers& layers : partitions) {
       if (known_.count(layers) == 0 && seen.insert(layers).second) open.push_back(&layers);
     }
     std::vector<PlanResult> results(open.size());
@@ -125,9 +125,9 @@ class PartitionSearch {
   }
 
   // Gives layers one by one to the stage where its rank (or, not by_rank, itself) then has the least work.
-  Layers even_work(bool by_rank) const {
+  StageLayers even_work(bool by_rank) const {
     const Schedule& schedule = bounds_.schedule();
-    Layers layers(to_size(bounds_.num_stages()), 0);
+    StageLayers layers(to_size(bounds_.num_stages()), 0);
     std::vector<std::int64_t> stage_work(layers.size());
     std::vector<std::int64_t> rank_work(to_size(schedule.num_ranks()), 0);
     const auto with = [&](int stage, int more) {
@@ -157,7 +157,7 @@ class PartitionSearch {
   }
 
   // How far the work of ranks, and of stages, is from even.
-  double unevenness(const Layers& layers) const {
+  double unevenness(const StageLayers& layers) const {
     const Schedule& schedule = bounds_.schedule();
     std::vector<double> of_rank(to_size(schedule.num_ranks()), 0);
     double stages = 0;
@@ -178,9 +178,9 @@ class PartitionSearch {
   }
 
   // Returns the partitions with one layer on another stage that may be better than the best, the most even first.
-  std::vector<Layers> moves(const Layers& from) const {
+  std::vector<StageLayers> moves(const StageLayers& from) const {
     std::vector<std::pair<double, std::pair<std::size_t, std::size_t>>> order;
-    Layers layers = from;
+    StageLayers layers = from;
     const std::int64_t stages = bounds_.num_stages();
     const std::int64_t stride = std::max<std::int64_t>(1, stages * stages * stages / kMostMoveWork);
     for (std::int64_t pair = spent() % stride; pair < stages * stages; pair += stride) {
@@ -195,9 +195,9 @@ class PartitionSearch {
       ++layers[source];
       --layers[target];
     }
-    const std::size_t kept = std::min(kMostMoves, order.size());
+    const std::size_t kept = std::min(kMostSimulatedMoves, order.size());
     std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept), order.end());
-    std::vector<Layers> out;
+    std::vector<StageLayers> out;
     for (std::size_t i = 0; i < kept; ++i) {
       out.push_back(from);
       --out.back()[order[i].second.first];
@@ -207,11 +207,11 @@ class PartitionSearch {
   }
 
   // Moves single layers while the best partition changes, with at most this number of simulations.
-  void descend(Layers from, std::int64_t most) {
+  void descend(StageLayers from, std::int64_t most) {
     const std::int64_t end = std::min(most_, spent() + most);
     for (bool better = true; better && !stopped();) {
       better = false;
-      const std::vector<Layers> next = moves(from);
+      const std::vector<StageLayers> next = moves(from);
       for (std::size_t i = 0; i < next.size() && !better && spent() < end && !stopped(); i += kBatch) {
         const PartitionKey before = best_key_;
         const std::size_t count = std::min({kBatch, next.size() - i, to_size(end - spent())});
@@ -227,13 +227,13 @@ class PartitionSearch {
   bool prove() {
     auto open = bounds_.below(best_key_, limits_.nodes, to_size(limits_.nodes));
     if (!open) return false;
-    std::erase_if(*open, [&](const Layers& layers) { return known_.count(layers) > 0; });
+    std::erase_if(*open, [&](const StageLayers& layers) { return known_.count(layers) > 0; });
     if (std::ssize(*open) > most_ - spent()) return false;
     std::vector<std::pair<PartitionKey, std::size_t>> order;
     for (std::size_t i = 0; i < open->size(); ++i) order.emplace_back(bounds_.least((*open)[i]), i);
     std::sort(order.begin(), order.end());
     for (std::size_t i = 0; i < order.size() && order[i].first < best_key_; i += kBatch) {
-      std::vector<Layers> batch;
+      std::vector<StageLayers> batch;
       for (std::size_t k = i; k < std::min(order.size(), i + kBatch); ++k) batch.push_back((*open)[order[k].second]);
       evaluate(batch);
       if (stopped()) return false;
@@ -242,7 +242,7 @@ class PartitionSearch {
   }
 
   // Moves a random layer: anywhere, to another stage of its rank, or in exchange for one of the other rank.
-  void move_any(std::mt19937& random, Layers& layers) const {
+  void move_any(std::mt19937& random, StageLayers& layers) const {
     const Schedule& schedule = bounds_.schedule();
     const auto any = [&](std::size_t count) { return static_cast<std::size_t>(random()) % count; };
     const auto any_of_rank = [&](std::size_t stage) {
@@ -267,10 +267,10 @@ class PartitionSearch {
     std::mt19937 random(1);
     std::int64_t end = spent() + kPatience * limits_.simulations;
     for (std::int64_t tries = 20 * most_; tries > 0 && spent() < std::min(end, most_) && !stopped();) {
-      std::set<Layers> batch;
+      std::set<StageLayers> batch;
       const std::size_t room = std::min(kBatch, to_size(most_ - spent()));
       for (; batch.size() < room && tries > 0; --tries) {
-        Layers layers = best_;
+        StageLayers layers = best_;
         for (auto count = 1 + random() % 3; count > 0; --count) move_any(random, layers);
         if (known_.count(layers) == 0 && bounds_.least(layers) < best_key_) batch.insert(layers);
       }
@@ -303,11 +303,11 @@ class PartitionSearch {
   bool timed_;
   PartitionBounds bounds_;
   std::array<std::unique_ptr<StructureRuns>, kLanes> lanes_;
-  std::map<Layers, PartitionKey> known_;
+  std::map<StageLayers, PartitionKey> known_;
   std::int64_t most_ = 0;  // largest number of simulations
-  Layers given_;
+  StageLayers given_;
   PlanResult given_result_{.status = PlanStatus::refused};
-  Layers best_;
+  StageLayers best_;
   PartitionKey best_key_;
   PlanResult best_result_{.status = PlanStatus::refused};
   bool proven_ = false;

@@ -14,7 +14,7 @@
 
 namespace sluice::sim {
 
-using Memory = PartitionKey::Memory;
+using PartitionMemory = PartitionKey::Memory;
 
 namespace {
 
@@ -156,15 +156,15 @@ std::int64_t PartitionBounds::busy(const StageTimes& times) const {
   return gradients(times) + times.weight.count() * of_route_ + (times.after - times.blocked).count();
 }
 
-Memory PartitionBounds::memory_class(std::int64_t needed_bytes) const {
-  if (needed_bytes > gpu_.memory_bytes) return Memory::over;
-  return gpu_.within_margin(needed_bytes) ? Memory::tight : Memory::fits;
+PartitionMemory PartitionBounds::memory_class(std::int64_t needed_bytes) const {
+  if (needed_bytes > gpu_.memory_bytes) return PartitionMemory::over;
+  return gpu_.within_margin(needed_bytes) ? PartitionMemory::tight : PartitionMemory::fits;
 }
 
 PartitionKey PartitionBounds::key_of_bytes(std::int64_t standing) const {
   const std::int64_t needed = needed_bytes(gpu_, standing);
-  const Memory memory = memory_class(needed);
-  return {.memory = memory, .value = memory == Memory::over ? needed : 0};
+  const PartitionMemory memory = memory_class(needed);
+  return {.memory = memory, .value = memory == PartitionMemory::over ? needed : 0};
 }
 
 PartitionKey PartitionBounds::least(std::span<const int> layers) const {
@@ -190,7 +190,7 @@ PartitionKey PartitionBounds::least(std::span<const int> layers) const {
     most = std::max(most, bytes + shared);
   }
   PartitionKey key = key_of_bytes(most);
-  if (key.memory != Memory::over)
+  if (key.memory != PartitionMemory::over)
     key.value = least_iteration(schedule_, of_route_ * schedule_.num_routes(), times, joint_).count();
   return key;
 }
@@ -266,9 +266,9 @@ class PartitionTree {
       room += per_layer_ > 0 ? std::max<std::int64_t>(0, slack) / per_layer_ : kUnreachable / std::ssize(ranks_);
     }
     PartitionKey key = bounds_.key_of_bytes(bytes);
-    if (key.memory != Memory::over) key.value = time;
+    if (key.memory != PartitionMemory::over) key.value = time;
     if (!(key < best_)) return false;
-    const bool by_time = key.memory == best_.memory && key.memory != Memory::over;
+    const bool by_time = key.memory == best_.memory && key.memory != PartitionMemory::over;
     return !by_time || room >= std::int64_t{left} * bounds_.copies_;
   }
 
@@ -327,7 +327,7 @@ std::optional<std::vector<std::vector<int>>> PartitionBounds::below(const Partit
 // paths; the other stages of a rank count only in sum.
 class PartitionRelaxation {
  public:
-  PartitionRelaxation(const PartitionBounds& bounds, Memory memory) : bounds_(bounds), memory_(memory) {
+  PartitionRelaxation(const PartitionBounds& bounds, PartitionMemory memory) : bounds_(bounds), memory_(memory) {
     const Schedule& schedule = bounds.schedule_;
     const int ranks = schedule.num_ranks();
     std::vector<int> by_front(to_size(ranks), -1);
@@ -474,7 +474,7 @@ class PartitionRelaxation {
   }
 
   const PartitionBounds& bounds_;
-  Memory memory_;
+  PartitionMemory memory_;
   bool paths_ = false;  // the first stages are the first of one rank each
   std::map<std::array<int, kRoles>, Least> sums_;
   std::vector<const Least*> others_;  // by rank, in the order of their first stages
@@ -483,7 +483,7 @@ class PartitionRelaxation {
 };
 
 std::int64_t PartitionBounds::least_of_all(const PartitionKey& best) const {
-  if (best.memory > Memory::tight) return 0;
+  if (best.memory > PartitionMemory::tight) return 0;
   const PartitionRelaxation relaxation(*this, best.memory);
   std::int64_t impossible = -1;
   std::int64_t possible = best.value;

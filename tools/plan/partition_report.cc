@@ -50,26 +50,27 @@ std::int64_t usable_bytes(const Gpu& gpu) {
 }
 
 // The result as a fraction above its bound, and above it the given partition.
-double above(Duration time, Duration reference) { return to_seconds(time) / to_seconds(reference) - 1; }
+double excess(Duration time, Duration reference) { return to_seconds(time) / to_seconds(reference) - 1; }
 
 bool has_given(const Partition& found) { return found.given_result.status == PlanStatus::simulated; }
 
-std::string comparison(const Partition& found) {
+std::string comparison_with_even(const Partition& found) {
   if (found.given.empty()) return "there is no even split: more stages than layers";
   if (!has_given(found)) return "the even split is not possible: " + found.given_result.reason;
   if (found.layers == found.given) return "this is the even split";
   const PlanResult& given = found.given_result;
   return fmt::format("even split {}: {}{}", layout_of(found.given), time_text(given.iteration),
-                     !given.fits   ? ", does not fit"
-                     : given.tight ? ", within the memory margin"
-                                   : fmt::format(" ({:+.1f} %)", 100 * above(given.iteration, found.result.iteration)));
+                     !given.fits ? ", does not fit"
+                     : given.tight
+                         ? ", within the memory margin"
+                         : fmt::format(" ({:+.1f} %)", 100 * excess(given.iteration, found.result.iteration)));
 }
 
 std::string certainty(const Partition& found) {
   if (found.proven) return "proven best";
   if (found.bound == Duration{0}) return "no lower bound";
   return fmt::format("at most {:.1f} % above the best (lower bound {})",
-                     100 * above(found.result.iteration, found.bound), time_text(found.bound));
+                     100 * excess(found.result.iteration, found.bound), time_text(found.bound));
 }
 
 }  // namespace
@@ -111,7 +112,8 @@ std::string partition_table(const PartitionReport& report) {
   const Gpu& gpu = report.base.cluster->gpu;
   out += fmt::format("layout     {}\n", layout_of(found.layers));
   out += fmt::format("iteration  {}{}, {}\n           {}\n", time_text(found.result.iteration),
-                     found.result.tight ? " (within the memory margin)" : "", certainty(found), comparison(found));
+                     found.result.tight ? " (within the memory margin)" : "", certainty(found),
+                     comparison_with_even(found));
   out += fmt::format("memory     {:.1f} GiB usable per GPU\n\n  rank  peak GiB  of usable  layers by chunk\n",
                      in_gib(usable_bytes(gpu)));
   int index = 0;
