@@ -332,7 +332,7 @@ std::string plan_csv(const Plan& plan) {
   std::string out =
       "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
       "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
-      "tokens_per_s_per_device,mfu,needed_memory_bytes,reason\n";
+      "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,reason\n";
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
   std::vector<char> listed(plan.points().size(), 0);
@@ -350,14 +350,14 @@ std::string plan_csv(const Plan& plan) {
     }
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
-        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
         i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
         point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
         point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
         figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
-        reason.empty() ? "" : '"' + reason + '"');
+        i < ranked ? uneven_layout(plan.base(), point) : "", reason.empty() ? "" : '"' + reason + '"');
   }
   return out;
 }
