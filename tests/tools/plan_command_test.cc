@@ -255,6 +255,25 @@ std::vector<std::string> shell_words(std::string flags) {
 }
 
 // The printed metrics equal those of `simulate` with the printed flags.
+TEST(PlanCommand, NamesTheAssumptionsOfARow) {
+  const std::string space =
+      "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 4096 --pp 2 --mbs 1 --tp 1 "
+      "--cp 1 --recompute none --use-distributed-optimizer yes ";
+  const json found = json::parse(run_sluice(words(space + "--schedule dualpipe-v,1f1b --ep 8 --json")).out);
+  std::set<std::string> families;
+  for (const json& row : found.at("ranking")) {
+    families.insert(row.at("schedule"));
+    const bool joint = row.at("schedule") == "dualpipe-v";
+    EXPECT_EQ(row.at("assumptions"),
+              joint ? json({"sends block", "joint blocks hide dispatch and combine"}) : json({"sends block"}));
+    EXPECT_EQ(row.at("runs_on"), joint ? json::array() : json({"megatron"}));
+  }
+  EXPECT_EQ(families.size(), 2U);
+  const CommandResult text = run_sluice(words(space + "--schedule dualpipe-v --ep 8 --overlap-p2p-communication"));
+  EXPECT_THAT(text.out, HasSubstr("sends overlap, joint blocks hide dispatch and combine, runs on none"));
+  EXPECT_THAT(run_sluice(words(space + "--schedule 1f1b --ep 8 --runs-on megatron")).out, Not(HasSubstr("runs on")));
+}
+
 TEST(PlanCommand, NamesAShortlist) {
   const std::string space =
       "plan --model llama3-8b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 8192 --schedule megatron --cp 1 ";

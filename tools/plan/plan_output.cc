@@ -29,8 +29,31 @@ double tokens_per_device(const PlanPoint& point, const PlanResult& result) {
   return result.throughput.tokens_per_s / devices;
 }
 
-// Returns properties without a column: "distributed optimizer, pipeline before data, Et*12|(t*12|)*6t*11L".
-std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult& result) {
+// The frameworks that run a configuration as it is.
+std::vector<std::string_view> runners_of(const Scenario& base, const PlanPoint& point) {
+  std::vector<std::string_view> out;
+  for (const Framework& framework : all_frameworks()) {
+    if (framework.refusal(base, point).empty()) out.push_back(framework.name);
+  }
+  return out;
+}
+
+// What the prediction of a configuration rests on and frameworks do differently.
+std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& point) {
+  std::vector<std::string> out;
+  if (point.pp > 1) out.emplace_back(base.blocks_transfers() ? "sends block" : "sends overlap");
+  const bool joint = point.family->name == "dualpipe" || point.family->name == "dualpipe-v";
+  if (joint && base.training.joint_overlap == Training::JointOverlap::all) {
+    out.emplace_back("joint blocks hide all communication");
+  } else if (joint && point.ep > 1 && base.training.joint_overlap == Training::JointOverlap::experts) {
+    out.emplace_back("joint blocks hide dispatch and combine");
+  }
+  return out;
+}
+
+// Returns properties without a column: "distributed optimizer, pipeline before data, Et*12|(t*12|)*6t*11L". With
+// `assumptions`, also what the row rests on, and which frameworks run it.
+std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult& result, bool assumptions) {
   std::string out;
   const auto add = [&](bool has, const std::string& text) {
     if (has) out += (out.empty() ? "" : ", ") + text;
@@ -40,6 +63,10 @@ std::string notes(const Scenario& base, const PlanPoint& point, const PlanResult
   add(point.pipeline_before_data, "pipeline before data");
   const std::string layout = uneven_layout(base, point);
   add(!layout.empty(), layout);
+  if (!assumptions) return out;
+  for (const std::string& each : assumptions_of(base, point)) add(true, each);
+  const std::vector<std::string_view> runners = runners_of(base, point);
+  add(true, runners.empty() ? "runs on none" : fmt::format("runs on {}", fmt::join(runners, " ")));
   return out;
 }
 
@@ -117,7 +144,7 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
                     fmt::format("{:.1f} %", 100 * result.bubble_fraction),
                     fmt::format("{:.1f}", gib(result.needed_bytes)),
                     i == 0 ? "-" : fmt::format("{:+.1f} %", 100 * (to_seconds(result.iteration) / best - 1)),
-                    notes(plan.base(), point, result)});
+                    notes(plan.base(), point, result, report.framework == nullptr)});
     add_sizes(std::to_string(point.cp), std::to_string(point.ep));
   }
   return rows_text(rows);
@@ -232,6 +259,8 @@ OrderedJson ranked_json(const Plan& plan, int index) {
   out["within_memory_margin"] = result.tight;
   out["rank"] = result.rank;
   if (const std::string layout = uneven_layout(plan.base(), point); !layout.empty()) out["pipeline_layout"] = layout;
+  out["runs_on"] = runners_of(plan.base(), point);
+  out["assumptions"] = assumptions_of(plan.base(), point);
   out["flags"] = flags_of(plan.base(), plan.space(), point);
   return out;
 }
