@@ -40,7 +40,7 @@ std::vector<StageContents> split_stages(const Transformer& model, const Schedule
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule)
     : ScenarioCosts(std::move(scenario), schedule, nullptr) {}
 
-ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, std::vector<StageContents> stages)
+ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages)
     : ScenarioCosts(std::move(scenario), schedule, &stages) {}
 
 ScenarioCosts::ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages)

@@ -25,7 +25,7 @@ class ScenarioCosts {
   // Throws InputError naming the scenario's field.
   ScenarioCosts(Scenario scenario, const Schedule& schedule);
   // The same for stages with these contents, which need not add up to the model. Precondition: the scenario has one.
-  ScenarioCosts(Scenario scenario, const Schedule& schedule, std::vector<StageContents> stages);
+  ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>& stages);
 
   const Scenario& scenario() const { return scenario_; }  // with the schedule's training.pp and microbatches
   const std::vector<StageContents>& stages() const { return stages_; }  // empty without a model

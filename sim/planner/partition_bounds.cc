@@ -101,7 +101,7 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
       contents[to_size(stage)].expert_layers = model.has_experts() ? layers - dense : 0;
       into[to_size(stage)] = &at(role_of(stage), layers, dense);
     }
-    const ScenarioCosts costs(scenario, schedule_, std::move(contents));
+    const ScenarioCosts costs(scenario, schedule_, contents);
     const std::vector<StageTimes> times =
         timed ? compute_times(schedule_, costs) : std::vector<StageTimes>(into.size());
     for (int stage = 0; stage < num_stages(); ++stage) {

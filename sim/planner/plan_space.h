@@ -38,17 +38,17 @@ inline constexpr std::int64_t kLeastContextTokens = 4096;
 
 // The search space of a plan. An empty list stands for the default in its comment.
 struct PlanSpace {
-  std::int64_t gpus = 0;                    // all are used; 0: those of the cluster
-  std::vector<int> tp;                      // default: divisors of a node's GPUs that divide the number of heads
-  std::vector<int> cp;                      // default: powers of two in a node, at least kLeastContextTokens a rank
-  std::vector<int> pp;                      // default: divisors of the remaining GPUs, at most one rank per layer
-  std::vector<int> dp;                      // default: the remaining GPUs
-  std::vector<int> ep;                      // default: divisors of the number of experts that divide tp x cp x dp
-  std::vector<int> chunks;                  // for families with a free number of chunks; default: all up to 8, with pp > 1
-  std::vector<int> micro_batch;             // default: powers of two up to 16
-  std::vector<int> slices;                  // for families with slices; default: 2, 4, 8
-  std::vector<std::string> families;        // default: all with a flush
-  std::vector<std::string> recompute;       // default: none, selective (without flash attention) and full
+  std::int64_t gpus = 0;               // all are used; 0: those of the cluster
+  std::vector<int> tp;                 // default: divisors of a node's GPUs that divide the number of heads
+  std::vector<int> cp;                 // default: powers of two in a node, at least kLeastContextTokens a rank
+  std::vector<int> pp;                 // default: divisors of the remaining GPUs, at most one rank per layer
+  std::vector<int> dp;                 // default: the remaining GPUs
+  std::vector<int> ep;                 // default: divisors of the number of experts that divide tp x cp x dp
+  std::vector<int> chunks;             // for families with a free number of chunks; default: all up to 8, with pp > 1
+  std::vector<int> micro_batch;        // default: powers of two up to 16
+  std::vector<int> slices;             // for families with slices; default: 2, 4, 8
+  std::vector<std::string> families;   // default: all with a flush
+  std::vector<std::string> recompute;  // default: none, selective (without flash attention) and full
   std::vector<bool> distributed_optimizer;  // default: both
   std::vector<bool> pipeline_before_data;   // default: both, where they differ
   bool sequence_parallel = true;            // where tp > 1

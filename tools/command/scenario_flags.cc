@@ -640,7 +640,7 @@ std::string ScenarioFlags::naming_flags(const std::string& what, const nlohmann:
   const std::size_t end = what.find(": ", source.size());
   if (!what.starts_with(source + "/") || end == std::string::npos) return what;
   const std::string pointer = what.substr(source.size(), end - source.size());
-  const std::string of_file = is_imported(file) ? naming_arguments(what, file, file_text(file)) : what;
+  std::string of_file = is_imported(file) ? naming_arguments(what, file, file_text(file)) : what;
   const std::string flag = pointer.find('~') == std::string::npos ? flag_of(pointer) : "";  // no flag's key has a ~
   if (flag.empty()) return of_file;
   const Json::json_pointer place(pointer);
