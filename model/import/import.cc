@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -99,12 +100,39 @@ std::int64_t gpus_of_launcher(std::span<const ShellWord> words) {
   return value({"-N", "--nodes"}) * value({"--ntasks-per-node"});
 }
 
+// Returns variables and outputs of commands that only a shell knows and that may hold arguments: those that are not the
+// value of an argument.
+std::vector<std::string> unknown_expansions(std::span<const ShellWord> words) {
+  std::vector<std::string> out;
+  int values = 0;  // that the last argument still takes
+  for (const auto& [text, line] : words) {
+    if (begins_argument(text)) {
+      const std::size_t equals = text.find('=');
+      const MegatronKey* const key = megatron_key(
+          argument_name(std::string_view(text).substr(2, equals == std::string::npos ? equals : equals - 2)));
+      const bool list = key != nullptr && key->value == MegatronValue::words;
+      values = list ? std::numeric_limits<int>::max() : key != nullptr && key->value == MegatronValue::flag ? 0 : 1;
+      if (equals != std::string::npos && !list) values = 0;
+      continue;
+    }
+    if (text.starts_with('$') && values == 0) out.push_back(fmt::format("{} (line {})", text, line));
+    values = std::max(0, values - 1);
+  }
+  return out;
+}
+
 Imported import_words(std::span<const ShellWord> words, std::int64_t gpus, bool lines, const std::string& source) {
   const auto program = std::find_if(words.begin(), words.end(), is_program);
   if (program == words.end()) return scenario_of_megatron(arguments_in(words, lines), gpus, source);
   const auto launcher = static_cast<std::size_t>(program - words.begin());
   if (const std::int64_t launched = gpus_of_launcher(words.first(launcher)); launched > 0) gpus = launched;
-  return scenario_of_megatron(arguments_in(words.subspan(launcher), lines), gpus, source);
+  Imported out = scenario_of_megatron(arguments_in(words.subspan(launcher), lines), gpus, source);
+  const std::vector<std::string> unknown = unknown_expansions(words.subspan(launcher));
+  if (!unknown.empty()) {
+    out.notes.push_back(fmt::format("{}: only the shell knows, so that arguments in them are missing: {}", source,
+                                    fmt::join(unknown, ", ")));
+  }
+  return out;
 }
 
 bool trains(std::span<const ShellWord> command) {

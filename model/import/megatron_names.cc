@@ -152,8 +152,11 @@ constexpr NotModeled kNotModeled[] = {
     {"use-ring-exchange-p2p"},
     {"variable-seq-lengths"},
     {"hybrid-context-parallel"},
+    {"yaml-cfg"},
     // Precision.
     {"fp8-format"},
+    {"fp8-hybrid"},
+    {"fp8-e4m3"},
     {"fp8-param-gather"},
     {"fp4-format"},
     {"fp32-residual-connection"},

@@ -303,6 +303,21 @@ TEST(Import, WritesScenariosOfScripts) {
       "");
 }
 
+// Variables that the script does not set may hold any arguments.
+TEST(Import, NamesWhatOnlyTheShellKnows) {
+  const TemporaryFolder folder;
+  const std::string script = folder.path("run.sh");
+  write_file_whole(script, "torchrun --nproc_per_node 8 pretrain_gpt.py $FIRST " + kLine +
+                               " --save $FOLDER \\\n  $EXTRA ${ARGS[@]} --swiglu $(cat more.txt)\n");
+  const CommandResult result = run_sluice({"simulate", script, "--cluster", "dgx-h100"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("only the shell knows, so that arguments in them are missing: $FIRST (line 1), "
+                                    "$EXTRA (line 2), ${ARGS[@]} (line 2), $(cat more.txt) (line 2)\n"));
+  const CommandResult fp8 = run_sluice({"simulate", "--cluster", "dgx-h100", "--gpus", "4", "--megatron-args",
+                                        kLine + " --fp8-hybrid --yaml-cfg x.yaml"});
+  EXPECT_THAT(fp8.err, HasSubstr("not modeled, although they change time or memory: --fp8-hybrid, --yaml-cfg x.yaml"));
+}
+
 TEST(Import, LogsWithArgumentsNeedNoScenario) {
   const TemporaryFolder folder;
   const std::string log = folder.path("run.log");

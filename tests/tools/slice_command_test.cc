@@ -143,6 +143,9 @@ TEST_F(Slice, BalancedReportsTheSpreadOfItsSlices) {
   EXPECT_EQ(many.at("fastest").at("granularity"), 128);
   EXPECT_GT(many.at("fastest").at("time_s"), 0);
   EXPECT_EQ(many.at("slice_lengths").size(), 300U);
+  const json most = document("--balanced --slices 4097 --granularity 1 --seq-length 8192 " +
+                             wide.substr(0, wide.find("--seq")) + wide.substr(wide.find("--cluster")));
+  EXPECT_GT(most.at("even_s"), 0);
   const json four = document("--balanced --slices 4 --granularity 1 " + wide);
   const json table = document("--balanced --slices 4 --granularity 256 " + wide);
   EXPECT_NEAR(four.at("time_s").get<double>(), table.at("time_s").get<double>(),
@@ -215,6 +218,7 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of("--seq-length 64"), HasSubstr("/parallelism/pp"));
   EXPECT_THAT(error_of(uniform + "--for seq1f1b --joint 2"), HasSubstr("exclude each other"));
   EXPECT_THAT(error_of(uniform + "--time-budget 3"), HasSubstr("--time-budget needs --for"));
+  EXPECT_THAT(error_of(uniform + "--balanced --max-slices 2"), HasSubstr("--balanced needs --slices"));
   EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs --slices, the number of slices"));
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));

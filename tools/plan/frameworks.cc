@@ -281,6 +281,10 @@ void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& sp
   };
   if (!base.model) return;  // enumerating reports it
   if (const std::string reason = refused(plainest()); !reason.empty()) fail("the scenario", reason);
+  if (framework.name == "torchtitan") {
+    if (base.training.fused_cross_entropy) fail("--cross-entropy-loss-fusion", "its loss is not fused");
+    if (!space.sequence_parallel) fail("--no-sequence-parallel", "its tensor parallelism splits sequences as well");
+  }
   const auto probe = [&](const char* flag, const auto& values, const auto& set) {
     for (const auto& value : values) {
       PlanPoint point = plainest();

@@ -482,14 +482,15 @@ Subcommand add_plan_command(CLI::App& app) {
   search(command->add_flag("--partition", options->partition,
                            "Search the number of layers of every stage of one configuration, given by flags or the "
                            "scenario, and print the best with a lower bound (default: search configurations)"))
-      ->excludes("--all", "--even-stages");
+      ->excludes("--all", "--even-stages", "--runs-on");
   command->add_option("--top", options->top, "Number of rows in the ranking, 1 to 100000 (default 10)")
       ->check(CLI::Range(1, 100000));
   command
       ->add_option("--shortlist", options->shortlist,
                    "Number of configurations to name for measurements, 1 to 1000, such that their fastest is "
                    "expected to be as fast as possible, given the errors of predictions (default: none)")
-      ->check(CLI::Range(1, 1000));
+      ->check(CLI::Range(1, 1000))
+      ->excludes("--partition");
   command
       ->add_option(
           "--model-error", options->model_error,

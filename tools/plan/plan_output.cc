@@ -406,7 +406,7 @@ std::string plan_refusal(const Plan& plan) {
                ? "plan: no configuration was evaluated"
                : "plan: every configuration is invalid; the first error: " + refused->reason;
   }
-  return fmt::format("plan: no configuration fits in memory: the smallest needs {:.1f} of {:.1f} GiB ({})",
+  return fmt::format("plan: no configuration fits in memory: the smallest needs at least {:.1f} of {:.1f} GiB ({})",
                      gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
                      flags_of(plan.base(), plan.space(), plan.points()[closest]));
 }

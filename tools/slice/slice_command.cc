@@ -102,7 +102,7 @@ void compare(const SlicingProblem& problem, CutReport& report) {
     report.best_even_time = time;
     report.best_even = count;
   }
-  if (std::ssize(report.plan.lengths) > most) {
+  if (std::ssize(report.plan.lengths) > most && std::ssize(report.plan.lengths) <= problem.forward.granules()) {
     report.even = pipeline_latency(problem, even_slices(report.tokens, granularity, std::ssize(report.plan.lengths)));
   }
 }
@@ -154,13 +154,14 @@ int balanced(const SliceOptions& options, const nlohmann::json& document) {
   report.plan.latency = fine.latency(report.plan.lengths);
   report.flops_spread = flops_spread(*fine.scenario()->model, report.plan.lengths);
   report.best_granularity = fine.granularity();
-  const int positions = std::max(kFewestPositions, slices);
+  const int positions = std::clamp(slices, kFewestPositions, 2 * kFewestPositions);
   while (fine.tokens() / (2 * report.best_granularity) >= positions) report.best_granularity *= 2;
   SliceCosts coarse = costs_of(options, document, report.best_granularity);
   const SlicingProblem problem = coarse.problem();
   report.plan.lower_bound = best_slices(problem).latency;
   report.proven = report.best_granularity == report.granularity;
   compare(problem, report);
+  report.even = fine.latency(even_slices(fine.tokens(), fine.granularity(), slices));
   return print_cut(options, report);
 }
 
@@ -226,6 +227,8 @@ int slice_command(const SliceOptions& options) {
          "--for, --algorithm1, --balanced and --joint exclude each other");
   refuse(!options.schedule.empty() && options.backward,
          "--for excludes --backward: it always simulates forward and backward");
+  refuse(options.balanced && options.max_slices > 0,
+         "--balanced needs --slices, the number of slices, not --max-slices");
   refuse(options.schedule.empty() && options.time_budget_s >= 0, "--time-budget needs --for");
   refuse(!options.times.empty() && options.granularity > 0, "--times excludes --granularity: the table has its own");
   refuse(!options.times.empty() && !options.file.empty(), "--times excludes a scenario file");
