@@ -10,7 +10,8 @@
 
 namespace sluice::model {
 
-// The configuration of another framework as a scenario (docs/formats.md, "Scenarios of other frameworks").
+// The configuration of another framework as a scenario (docs/formats.md, "Configurations of Megatron-LM", "... of
+// torchtitan").
 struct Imported {
   nlohmann::json scenario;         // "sluice.scenario/1"; without keys that the configuration does not determine
   std::vector<std::string> notes;  // what is not modeled and what is unknown, one line each, with the source
