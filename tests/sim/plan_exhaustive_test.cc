@@ -22,7 +22,11 @@ namespace {
 
 using nlohmann::json;
 
+#ifdef SLUICE_SANITIZED
+constexpr int kSpacesTried = 4;  // a space takes 5 s
+#else
 constexpr int kSpacesTried = 20;
+#endif
 
 struct SmallSpace {
   json document;  // model, cluster and batch

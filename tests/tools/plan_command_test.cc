@@ -258,7 +258,7 @@ std::vector<std::string> shell_words(std::string flags) {
 TEST(PlanCommand, NamesTheAssumptionsOfARow) {
   const std::string space =
       "plan --model qwen3-30b-a3b --cluster dgx-h100 --gpus 16 --gbs 64 --seq-length 4096 --pp 2 --mbs 1 --tp 1 "
-      "--cp 1 --recompute none --use-distributed-optimizer yes ";
+      "--cp 1 --recompute none --use-distributed-optimizer yes --even-stages ";
   const json found = json::parse(run_sluice(words(space + "--schedule dualpipe-v,1f1b --ep 8 --json")).out);
   std::set<std::string> families;
   for (const json& row : found.at("ranking")) {
