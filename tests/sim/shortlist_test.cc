@@ -44,8 +44,8 @@ TEST(Shortlist, PrefersCandidatesOfOtherGroups) {
   EXPECT_THAT(shortlist(candidates, 2, {.group = 0.1, .own = 0.01}).chosen, ElementsAre(0, 3));
 }
 
-// Where errors are as assumed, choosing by the shortlist loses what it says, and less than choosing the first ones.
-TEST(Shortlist, LosesWhatItSays) {
+// Where errors are as assumed, the shortlist loses as much as it predicts, and less than the first of the ranking.
+TEST(Shortlist, LosesAsMuchAsItPredicts) {
   constexpr int kSpaces = 300;
   constexpr ChoiceErrors kErrors{.group = 0.1, .own = 0.04};
   std::mt19937_64 engine(20);

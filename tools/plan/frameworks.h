@@ -8,7 +8,7 @@
 
 namespace sluice::tools {
 
-// A training framework, what of the modeled configurations it runs as it is, and how it is told to.
+// A training framework: which of the modeled configurations it runs as they are, and how it is configured for one.
 struct Framework {
   std::string_view name;   // of --runs-on
   std::string_view title;  // as people write it

@@ -200,6 +200,7 @@ Shortlist shortlist_of(const PlanReport& report, const std::vector<int>& ranking
     if (result.tight && !plan.results()[ranking.front()].tight) break;
     PlanPoint kind = point;
     kind.first_layers = kind.last_layers = 0;
+    kind.stage_layers.clear();
     kind.distributed_optimizer = kind.pipeline_before_data = false;
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
     kinds.push_back(kind);

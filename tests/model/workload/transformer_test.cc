@@ -121,7 +121,7 @@ TEST(Megatron, SpellingsAndDefaults) {
   EXPECT_EQ(layer_parameters(model), 64 * 256 + 256 + 128 * 64 + 3 * 64 * 160 + 2 * 64);
 }
 
-// The second key is read whatever the first says.
+// The second key is read whatever the value of the first.
 TEST(Megatron, ReadsBothDropouts) {
   const std::string sizes = R"("num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 99,
                                "position_embedding_type": "rope", )";
