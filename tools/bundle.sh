@@ -84,7 +84,7 @@ cp LICENSE README.md "$bundle"
 # The licenses of what is linked statically (that of Boost does not ask for it).
 licenses=$bundle/share/doc/sluice/licenses
 mkdir "$licenses"
-for package in libcli11-dev libeigen3-dev libfmt-dev libopenblas-dev libstdc++-*-dev nlohmann-json3-dev zlib1g-dev; do
+for package in libcli11-dev libeigen3-dev libfmt-dev libopenblas-dev libstdc++-*-dev libtomlplusplus-dev libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev; do
   for file in /usr/share/doc/$package/copyright; do
     [ -r "$file" ] || fail "$file is missing: the bundle contains the licenses of what is linked statically"
     cp "$file" "$licenses/$(basename "$(dirname "$file")")"

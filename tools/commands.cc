@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "tools/command/help.h"
@@ -48,6 +50,9 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.set_version_flag("--version", std::string("sluice ") + kVersion, "Print the version and exit");
   app.require_subcommand(1);
+  const bool like = std::any_of(arguments.begin(), arguments.end(), [](const std::string& argument) {
+    return argument == "--like" || argument.starts_with("--like=");
+  });
   std::vector<Subcommand> commands = {add_simulate_command(app, std::move(arguments)),
                                       add_plan_command(app),
                                       add_slice_command(app),
@@ -56,7 +61,7 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
                                       add_schedules_command(app),
                                       add_schedule_command(app),
                                       add_run_command(app),
-                                      add_profile_command(app),
+                                      like ? add_profile_like_command(app) : add_profile_command(app),
                                       add_fit_command(app),
                                       add_validate_command(app),
                                       add_calibrate_command(app),

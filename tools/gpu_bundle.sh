@@ -66,7 +66,7 @@ done
 # Shared libraries but the C library's are put beside the programs, which look for them in ../lib.
 ldd "$bundle"/bin/* | sed -nE 's/^\t([^ ]+) => (\/[^ ]+) .*/\1 \2/p' | sort -u |
   grep -vE '^(libc|libm|libdl|librt|libpthread)\.so\.' >"$work/libraries" || true
-packages=(libbenchmark-dev libcli11-dev libeigen3-dev libfmt-dev libgtest-dev libstdc++-*-dev nlohmann-json3-dev zlib1g-dev)
+packages=(libbenchmark-dev libcli11-dev libeigen3-dev libfmt-dev libgtest-dev libstdc++-*-dev libtomlplusplus-dev libyaml-cpp-dev nlohmann-json3-dev zlib1g-dev)
 while read -r library file; do
   cp -L "$file" "$bundle/lib/$library"
   package=$( (dpkg-query -S "$file" "$(readlink -f "$file")" 2>/dev/null || true) | sed -n '1s/:.*//p')

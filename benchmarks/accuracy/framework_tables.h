@@ -10,11 +10,4 @@ namespace sluice::bench::accuracy {
 // including those that failed.
 TableScore score_ultrascale(const CsvTable& table);
 
-// Runs of NVIDIA's DGXC benchmarks (NeMo), those on H100 in BF16.
-TableScore score_dgxc(const CsvTable& table);
-
-// Returns a table of the same runs: by how much the published configuration is slower, in prediction, than the best of
-// all that Megatron-LM has for its GPUs and batch.
-std::string agreement_text(const CsvTable& table);
-
 }  // namespace sluice::bench::accuracy

@@ -29,7 +29,8 @@ void for_each_row(const CsvTable& table, const Json& base, TableScore& score, co
 }
 
 Comparison time_comparison(const MeasuredIteration& measured, double predicted_s, const char* group) {
-  return {group, measured.place, measured.setting, measured.seconds, predicted_s, "s"};
+  return with_scenario({group, measured.place, measured.setting, measured.seconds, predicted_s, "s"},
+                       measured.scenario);
 }
 
 }  // namespace
@@ -143,6 +144,37 @@ TableScore score_mlperf(const CsvTable& table) {
       if (row == least || row == most) continue;
       score.comparisons.push_back(time_comparison(row->measured, correction.at(row->predicted_s).seconds,
                                                   "iteration time, calibrated on two rows"));
+    }
+  }
+  return score;
+}
+
+TableScore score_users_table(const CsvTable& measured, const Json& base, const std::string& folder) {
+  constexpr const char* kMemory = "peak_memory_gib";
+  CsvTable table = measured;
+  table.drop(kMemory);
+  check_columns(table);
+  TableScore score;
+  for (int row = 0; row < table.num_rows(); ++row) {
+    try {
+      const MeasuredIteration run = read_measured_iteration(table, row, base, folder);
+      const Prediction prediction = predict(Setup(run.scenario));
+      if (prediction.fit) {
+        score.verdicts.push_back({run.place, run.setting, !run.out_of_memory, prediction.fit->fits});
+      }
+      if (run.out_of_memory) continue;
+      const double seconds =
+          prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.metrics.makespan);
+      score.comparisons.push_back(time_comparison(run, seconds, "iteration time"));
+      if (!measured.has(kMemory) || measured.text(row, kMemory).empty()) continue;
+      std::int64_t peak = 0;
+      for (const RankMemory& rank : prediction.memory) peak = std::max(peak, rank.peak_bytes);
+      score.comparisons.push_back(
+          with_scenario({"peak memory", run.place, run.setting, measured.number(row, kMemory, 1e-6, 1e6),
+                         static_cast<double>(peak) / (1 << 30), "GiB"},
+                        run.scenario));
+    } catch (const InputError& error) {
+      score.skipped.push_back({table.place(row), error.what()});
     }
   }
   return score;

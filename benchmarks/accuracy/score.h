@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "model/input/csv.h"
+#include "model/scenario/scenario.h"
 
 namespace sluice::bench::accuracy {
 
@@ -16,10 +17,15 @@ struct Comparison {
   double measured = 0;
   double predicted = 0;
   std::string unit;
+  std::string gpu = {};  // of the scenario; empty: unknown
+  std::string precision = {};
 
   // Relative error; above 0 if the prediction is too high.
   double error() const { return predicted / measured - 1; }
 };
+
+// Returns the comparison with the GPU and the precision of its scenario.
+Comparison with_scenario(Comparison comparison, const Scenario& scenario);
 
 // Whether a run fits in memory.
 struct Verdict {
@@ -64,8 +70,30 @@ struct TableKind {
 // All kinds; a table belongs to the first whose columns it has.
 const std::vector<TableKind>& table_kinds();
 
+// Errors of the comparisons of one group, GPU and precision.
+struct Summary {
+  std::string group;
+  std::string gpu;
+  std::string precision;
+  std::size_t count = 0;
+  double mean = 0;  // of absolute errors; all values are fractions
+  double median = 0;
+  double worst = 0;
+  double signed_mean = 0;
+  std::string worst_row;  // place of the row with the worst error
+};
+std::vector<Summary> summaries(const TableScore& score);
+
+// Returns "row 7" of the place "folder/file.csv: row 7".
+std::string row_of(const std::string& place);
+
+// "fits: 3 of 4 correct; out of memory: 1 of 1 correct"; "" without verdicts.
+std::string fits_text(const TableScore& score);
+
 // Summaries, one line per group of a table; with `rows`, also every comparison.
 std::string score_text(const std::string& table, const TableScore& score, bool rows);
+// A self-contained HTML page: the summaries, and predicted against measured values of every table.
+std::string score_page(const std::vector<std::pair<std::string, TableScore>>& scores);
 std::string score_json(const std::vector<std::pair<std::string, TableScore>>& scores);
 
 }  // namespace sluice::bench::accuracy

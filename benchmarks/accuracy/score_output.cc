@@ -10,42 +10,6 @@
 namespace sluice::bench::accuracy {
 namespace {
 
-struct Summary {
-  std::string group;
-  std::size_t count = 0;
-  double mean = 0;  // of absolute errors; all values are fractions
-  double median = 0;
-  double worst = 0;
-  double signed_mean = 0;
-};
-
-std::vector<Summary> summaries(const TableScore& score) {
-  std::vector<std::string> groups;
-  for (const Comparison& comparison : score.comparisons) {
-    if (std::find(groups.begin(), groups.end(), comparison.group) == groups.end()) groups.push_back(comparison.group);
-  }
-  std::vector<Summary> out;
-  for (const std::string& group : groups) {
-    Summary summary{.group = group};
-    std::vector<double> errors;
-    for (const Comparison& comparison : score.comparisons) {
-      if (comparison.group != group) continue;
-      errors.push_back(std::abs(comparison.error()));
-      summary.mean += errors.back();
-      summary.signed_mean += comparison.error();
-    }
-    std::sort(errors.begin(), errors.end());
-    summary.count = errors.size();
-    const auto n = static_cast<double>(errors.size());
-    summary.mean /= n;
-    summary.signed_mean /= n;
-    summary.median = (errors[(errors.size() - 1) / 2] + errors[errors.size() / 2]) / 2;
-    summary.worst = errors.back();
-    out.push_back(summary);
-  }
-  return out;
-}
-
 struct Hits {
   int fit_right = 0;
   int fit_all = 0;
@@ -71,18 +35,66 @@ std::string digits(double value) { return fmt::format("{:.5g}", value); }
 
 }  // namespace
 
+std::string row_of(const std::string& place) {
+  const std::size_t at = place.rfind(": ");
+  return at == std::string::npos ? place : place.substr(at + 2);
+}
+
+Comparison with_scenario(Comparison comparison, const Scenario& scenario) {
+  if (scenario.cluster) comparison.gpu = scenario.cluster->gpu.name;
+  comparison.precision = traits_of(scenario.training.precision).name;
+  return comparison;
+}
+
+std::vector<Summary> summaries(const TableScore& score) {
+  const auto belongs = [](const Comparison& comparison, const Summary& summary) {
+    return comparison.group == summary.group && comparison.gpu == summary.gpu &&
+           comparison.precision == summary.precision;
+  };
+  std::vector<Summary> out;
+  for (const Comparison& comparison : score.comparisons) {
+    if (std::any_of(out.begin(), out.end(), [&](const Summary& known) { return belongs(comparison, known); })) continue;
+    out.push_back({.group = comparison.group, .gpu = comparison.gpu, .precision = comparison.precision});
+  }
+  for (Summary& summary : out) {
+    std::vector<double> errors;
+    for (const Comparison& comparison : score.comparisons) {
+      if (!belongs(comparison, summary)) continue;
+      errors.push_back(std::abs(comparison.error()));
+      summary.mean += errors.back();
+      summary.signed_mean += comparison.error();
+      if (errors.size() > 1 && errors.back() <= summary.worst) continue;
+      summary.worst = errors.back();
+      summary.worst_row = comparison.place;
+    }
+    std::sort(errors.begin(), errors.end());
+    summary.count = errors.size();
+    const auto n = static_cast<double>(errors.size());
+    summary.mean /= n;
+    summary.signed_mean /= n;
+    summary.median = (errors[(errors.size() - 1) / 2] + errors[errors.size() / 2]) / 2;
+  }
+  return out;
+}
+
+std::string fits_text(const TableScore& score) {
+  if (score.verdicts.empty()) return "";
+  const Hits found = hits(score);
+  return fmt::format("fits: {} of {} correct; out of memory: {} of {} correct", found.fit_right, found.fit_all,
+                     found.oom_right, found.oom_all);
+}
+
 std::string score_text(const std::string& table, const TableScore& score, bool rows) {
   std::string out;
   const auto to = std::back_inserter(out);
   for (const Summary& summary : summaries(score)) {
-    fmt::format_to(to, "{:<22} {:<34} {:>5}  {:>8}  {:>8}  {:>8}  {:>+8.2f} %\n", table, summary.group, summary.count,
-                   percent(summary.mean), percent(summary.median), percent(summary.worst), 100 * summary.signed_mean);
+    fmt::format_to(to, "{:<22} {:<34} {:>5}  {:>8}  {:>8}  {:>8}  {:>+8.2f} %  {:<14} {:<11} {}\n", table,
+                   summary.group, summary.count, percent(summary.mean), percent(summary.median), percent(summary.worst),
+                   100 * summary.signed_mean, summary.gpu.empty() ? "-" : summary.gpu,
+                   summary.precision.empty() ? "-" : summary.precision, row_of(summary.worst_row));
   }
-  if (!score.verdicts.empty()) {
-    const Hits found = hits(score);
-    fmt::format_to(to, "{:<22} fits: {} of {} correct; out of memory: {} of {} correct\n", table, found.fit_right,
-                   found.fit_all, found.oom_right, found.oom_all);
-  }
+  const std::string fits = fits_text(score);
+  if (!fits.empty()) fmt::format_to(to, "{:<22} {}\n", table, fits);
   if (!score.skipped.empty()) {
     fmt::format_to(to, "{:<22} {} rows skipped, the first: {}\n", table, score.skipped.size(),
                    score.skipped.front().reason);
@@ -114,7 +126,10 @@ std::string score_json(const std::vector<std::pair<std::string, TableScore>>& sc
                                  {"mean_absolute_error", summary.mean},
                                  {"median_absolute_error", summary.median},
                                  {"worst_absolute_error", summary.worst},
-                                 {"mean_error", summary.signed_mean}});
+                                 {"mean_error", summary.signed_mean},
+                                 {"gpu", summary.gpu},
+                                 {"precision", summary.precision},
+                                 {"worst_row", summary.worst_row}});
     }
     const Hits found = hits(score);
     if (!score.verdicts.empty()) {
@@ -130,6 +145,8 @@ std::string score_json(const std::vector<std::pair<std::string, TableScore>>& sc
                                   {"measured", comparison.measured},
                                   {"predicted", comparison.predicted},
                                   {"unit", comparison.unit},
+                                  {"gpu", comparison.gpu},
+                                  {"precision", comparison.precision},
                                   {"error", comparison.error()}});
     }
     for (const Verdict& verdict : score.verdicts) {

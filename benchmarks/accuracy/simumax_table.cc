@@ -90,16 +90,16 @@ TableScore score_simumax(const CsvTable& table) {
       const std::string& setting = table.text(row, "case");
       const bool experts = scenario.model->has_experts();
       const std::string kind = experts ? ", experts" : scenario.training.cp > 1 ? ", cp" : ", dense";
-      score.comparisons.push_back({"iteration time" + kind, table.place(row), setting,
-                                   table.number(row, "real_ms", 1e-3, 1e9),
-                                   1e3 * to_seconds(prediction.metrics.makespan), "ms"});
+      const auto add = [&](Comparison one) { score.comparisons.push_back(with_scenario(std::move(one), scenario)); };
+      add({"iteration time" + kind, table.place(row), setting, table.number(row, "real_ms", 1e-3, 1e9),
+           1e3 * to_seconds(prediction.metrics.makespan), "ms"});
       const std::map<int, double> measured = by_world_rank(table.text(row, "peak_alloc_mb_by_rank"));
       for (int rank = 0; rank < std::ssize(prediction.memory); ++rank) {
         const auto found = measured.find(rank * kGpus / scenario.training.pp);
         if (found == measured.end()) continue;
         const auto peak = static_cast<double>(prediction.memory[rank].peak_bytes);
-        score.comparisons.push_back({"memory by rank" + kind, table.place(row),
-                                     fmt::format("{} rank {}", setting, rank), found->second, peak / (1 << 20), "MiB"});
+        add({"memory by rank" + kind, table.place(row), fmt::format("{} rank {}", setting, rank), found->second,
+             peak / (1 << 20), "MiB"});
       }
     } catch (const InputError& error) {
       score.skipped.push_back({table.place(row), error.what()});

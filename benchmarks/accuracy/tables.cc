@@ -1,9 +1,12 @@
 #include <iterator>
 
 #include "benchmarks/accuracy/framework_tables.h"
+#include "benchmarks/accuracy/golden_values.h"
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/memory_tables.h"
+#include "benchmarks/accuracy/nvidia_tables.h"
 #include "benchmarks/accuracy/score.h"
+#include "benchmarks/accuracy/torchtitan_table.h"
 #include "benchmarks/accuracy/zero_bubble.h"
 
 namespace sluice::bench::accuracy {
@@ -59,10 +62,26 @@ const std::vector<TableKind>& table_kinds() {
        {"model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "tp", "pp", "dp", "mbs", "gbs",
         "zero", "status", "iter_s"},
        score_ultrascale},
+      {"megatron-golden-values",
+       {"test", "family", "gpus", "gpu_type", "all_args", "source", "mem_max_allocated_bytes"},
+       score_golden_values},
       {"dgxc",
        {"model", "size", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq",       "gpus",    "gpu_type",
         "tp",    "pp",   "vp",     "cp",     "ep",    "dp",       "mbs", "gbs",   "precision", "scaling", "iter_s"},
-       score_dgxc},
+       score_nvidia},
+      {"megatron-bridge",
+       {"release", "task", "model", "layers", "experts", "gpus", "gpu_type", "tp", "pp", "vp", "cp", "ep", "dp", "mbs",
+        "gbs", "fsdp", "precision", "iter_s"},
+       score_nvidia},
+      {"nemo-2024",
+       {"release", "model", "layers", "hidden", "gpus", "gpu_type", "tp", "pp", "vp", "cp", "dp", "mbs", "gbs",
+        "precision", "iter_s"},
+       score_nvidia},
+      {"torchtitan",
+       {"model", "layers",    "hidden",    "heads",   "kv_heads", "ffn",          "vocab",       "seq",
+        "gpus",  "gpu_type",  "dp_shard",  "tp",      "pp",       "vp",           "cp",          "local_batch",
+        "gbs",   "recompute", "precision", "compile", "async_tp", "tokens_s_gpu", "peak_mem_GiB"},
+       score_torchtitan},
       {"simumax-b200",
        {"case", "model", "parallel", "layers", "microbatches", "real_ms", "peak_alloc_mb_by_rank"},
        score_simumax},

@@ -87,6 +87,7 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
 }
 
 void RunPlan::make_stages() {
+  if (spec_.model.mtp_layers > 0) throw InputError("the kernels do not support multi-token prediction");
   contents_ =
       split_stages(spec_.model, schedule_, spec_.stage_layers, spec_.first_stage_layers, spec_.last_stage_layers);
   for (int tensor = 0; tensor < layout_.tensor; ++tensor) {

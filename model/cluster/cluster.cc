@@ -87,6 +87,19 @@ GemmConstants gemm_constants(JsonReader reader) {
   return out;
 }
 
+NarrowGemmConstants narrow_gemm_constants(JsonReader& gpu, const std::string& key) {
+  NarrowGemmConstants out;
+  gpu.allow(key);
+  if (!gpu.has(key)) return out;
+  JsonReader reader = gpu.at(key);
+  out.peak_flops_per_s = reader.number("peak_flops_per_s", 1e9, 1e18);
+  out.peak_fraction = reader.number_or("peak_fraction", 1e-3, 1, 1);
+  out.block_scales = reader.boolean_or("block_scales", false);
+  reader.string_or("source", "");
+  reader.finish();
+  return out;
+}
+
 AttentionConstants attention_constants(JsonReader reader) {
   AttentionConstants out;
   out.peak_fraction = reader.number("peak_fraction", 1e-3, 1);
@@ -106,11 +119,16 @@ Gpu gpu_from_json(JsonReader reader) {
   gpu.memory_bandwidth_bytes_per_s = constant(reader, "memory_bandwidth_bytes_per_s", 1e6, 1e16);
   gpu.num_sms = static_cast<int>(constant(reader, "sms", 1, 1e5));
   gpu.gemm = gemm_constants(reader.at("gemm"));
+  gpu.gemm_8bit = narrow_gemm_constants(reader, "gemm_8bit");
+  gpu.gemm_4bit = narrow_gemm_constants(reader, "gemm_4bit");
   gpu.attention_forward = attention_constants(reader.at("attention_forward"));
   gpu.attention_backward = attention_constants(reader.at("attention_backward"));
   gpu.memory_efficiency = constant(reader, "memory_efficiency", 1e-2, 1);
+  gpu.cast_efficiency = constant_or(reader, "cast_efficiency", 1e-2, 1, gpu.memory_efficiency);
   gpu.kernel_s = constant(reader, "kernel_s", 0, 1e-2);
   gpu.overlap_slowdown = constant_or(reader, "overlap_slowdown", 1, 10, 1);
+  gpu.workspace_bytes = static_cast<std::int64_t>(constant_or(reader, "workspace_bytes", 0, 1e12, 0));
+  gpu.grouped_workspace_bytes = static_cast<std::int64_t>(constant_or(reader, "grouped_workspace_bytes", 0, 1e12, 0));
   gpu.reserved_bytes = static_cast<std::int64_t>(constant_or(reader, "reserved_bytes", 0, 1e12, 0));
   gpu.fragmentation = constant_or(reader, "fragmentation", 0, 1, 0);
   gpu.memory_margin = constant_or(reader, "memory_margin", 0, 1, 0);
@@ -213,6 +231,8 @@ Software software_from_json(JsonReader reader) {
   software.name = reader.string("name");
   software.issue_s = constant(reader, "issue_s", 0, 1e-2);
   software.gemm_speed = constant_or(reader, "gemm_speed", 0.1, 10, 1);
+  software.attention_speed = constant_or(reader, "attention_speed", 0.1, 10, 1);
+  software.memory_speed = constant_or(reader, "memory_speed", 0.1, 10, 1);
   software.blocking_transfers = choice_or(reader, "blocking_transfers", false);
   software.step_s = constant_or(reader, "step_s", 0, 100, 0);
   reader.string_or("source", "");
@@ -250,6 +270,8 @@ Cluster cluster_from_json(JsonReader reader) {
   Cluster cluster = named_or_inline(reader.at("node"), "nodes/", "node", node_from_json);
   cluster.nodes_specified = reader.has("nodes");
   cluster.nodes = static_cast<int>(reader.integer_or("nodes", 1, kMaxNodes, 1));
+  cluster.gpus_per_node =
+      static_cast<int>(reader.integer_or("gpus_per_node", 1, cluster.gpus_per_node, cluster.gpus_per_node));
   cluster.name = reader.string_or("name", cluster.name);
   reader.finish();
   return cluster;

@@ -21,6 +21,13 @@ struct GemmConstants {
   double group_s = 0;  // additional time per GEMM of a group that is launched one by one
 };
 
+// GEMMs with narrow operands, in place of the peak and its fraction for 16 bits.
+struct NarrowGemmConstants {
+  double peak_flops_per_s = 0;  // dense; 0: the GPU has no such units
+  double peak_fraction = 1;
+  bool block_scales = false;  // multiplies operands with one scale per block of elements
+};
+
 // Fused attention: see attention_time (model/cost/gemm.h).
 struct AttentionConstants {
   double peak_fraction = 1;  // of the peak, for executed FLOPs, large heads and many rows
@@ -37,14 +44,29 @@ struct Gpu {
   int num_sms = 0;
 
   GemmConstants gemm;
+  NarrowGemmConstants gemm_8bit;
+  NarrowGemmConstants gemm_4bit;
   AttentionConstants attention_forward;
   AttentionConstants attention_backward;
-  double memory_efficiency = 1;     // of the memory bandwidth, for kernels that only move data
-  double kernel_s = 0;              // launch latency of one kernel, during which the GPU is idle
-  double overlap_slowdown = 1;      // of compute while communication runs concurrently
-  std::int64_t reserved_bytes = 0;  // context and communication buffers, not for tensors
+  double memory_efficiency = 1;              // of the memory bandwidth, for kernels that only move data
+  double cast_efficiency = 1;                // of the memory bandwidth, for casts to narrow formats
+  double kernel_s = 0;                       // launch latency of one kernel, during which the GPU is idle
+  double overlap_slowdown = 1;               // of compute while communication runs concurrently
+  std::int64_t workspace_bytes = 0;          // of the GEMM libraries, allocated as tensors for the whole run
+  std::int64_t grouped_workspace_bytes = 0;  // the same for grouped GEMMs, besides
+  std::int64_t reserved_bytes = 0;           // context and communication buffers, not for tensors
   double fragmentation = 0;  // memory that the allocator reserves beyond the allocated bytes, as a fraction of these
   double memory_margin = 0;  // by which the needed memory may be predicted too low, as a fraction of the device's
+  // The peak of GEMMs whose operands have 16, 8 or 4 bits; 0 without such units.
+  double peak_of(int bits) const {
+    return bits == 16 ? peak_flops_per_s : bits == 8 ? gemm_8bit.peak_flops_per_s : gemm_4bit.peak_flops_per_s;
+  }
+  // The part of it that a tile without edges reaches.
+  double gemm_flops_per_s(int bits) const {
+    return peak_of(bits) * (bits == 16  ? gemm.peak_fraction
+                            : bits == 8 ? gemm_8bit.peak_fraction
+                                        : gemm_4bit.peak_fraction);
+  }
   // Whether these bytes are within the margin of the capacity, or above it.
   bool within_margin(std::int64_t needed) const {
     return static_cast<double>(needed) > static_cast<double>(memory_bytes) * (1 - memory_margin);
@@ -79,8 +101,12 @@ struct Link {
 // The overheads of a training framework on top of the GPUs' work.
 struct Software {
   std::string name;
-  double issue_s = 0;     // host time to launch one kernel of the table: a lower bound for chains of short kernels
-  double gemm_speed = 1;  // speed of GEMMs relative to 16-bit operands: above 1 with 8-bit operands
+  double issue_s = 0;  // host time to launch one kernel of the table: a lower bound for chains of short kernels
+  // Speed of its kernels relative to the GPU's constants: below 1 with older libraries. memory_speed is that of kernels
+  // that only move data: below 1 where they are not fused.
+  double gemm_speed = 1;
+  double attention_speed = 1;
+  double memory_speed = 1;
   bool blocking_transfers = false;  // a rank does not compute while it sends
   double step_s = 0;  // per iteration, outside the optimizer's kernels (overflow checks, logging, next batch)
 };

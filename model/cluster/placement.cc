@@ -35,8 +35,13 @@ Placement::Placement(const Training& training, const Cluster& cluster)
   tensor_ = worst_group(tp_, 1);
   context_ = worst_group(training.cp, tp_);
   data_ = worst_group(dp_, tp_);
-  expert_ = worst_group(training.ep, 1);
-  expert_data_ = worst_group(training.expert_data_ranks(), training.ep);
+  shard_ = worst_group(training.shard_ranks(), tp_);
+  copy_ = worst_group(training.replica_copies(), tp_ * training.shard_ranks());
+  expert_tensor_ = worst_group(training.etp, 1);
+  expert_ = worst_group(training.ep, training.etp);
+  expert_data_ = worst_group(training.expert_data_ranks(), training.expert_ranks());
+  expert_shard_ = worst_group(training.expert_shard_ranks(), training.expert_ranks());
+  expert_copy_ = worst_group(training.replica_copies(), training.expert_ranks() * training.expert_shard_ranks());
   const int world = static_cast<int>(training.world_size());
   const int rest = world % gpus_per_node_;  // on a partially filled last node
   world_ = {.size = world,

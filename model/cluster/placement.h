@@ -18,8 +18,8 @@ struct Reach {
 
 // The devices of world ranks, in Megatron-LM's orders: tensor ranks next to each other, then context, then data and
 // pipeline, or pipeline and data (Training::pipeline_before_data); world rank i is on device i. Of the replicas of a
-// stage, those of an expert-parallel group are consecutive. If the replicas of a group are distributed differently,
-// results are for the worst one.
+// stage, those with the parts of the same experts are consecutive, then those of an expert-parallel group. If the
+// replicas of a group are distributed differently, results are for the worst one.
 class Placement {
  public:
   // Throws InputError if the cluster has fewer than tp cp dp pp GPUs.
@@ -35,8 +35,14 @@ class Placement {
   Reach tensor_group() const { return tensor_; }
   Reach context_group() const { return context_; }
   Reach data_group() const { return data_; }  // that has the same parameters: context and data ranks
+  // The part of it over which states are sharded, and the ranks with the same shard (HSDP).
+  Reach shard_group() const { return shard_; }
+  Reach copy_group() const { return copy_; }
   Reach expert_group() const { return expert_; }
-  Reach expert_data_group() const { return expert_data_; }  // that has the same experts
+  Reach expert_tensor_group() const { return expert_tensor_; }  // that has the parts of the same experts
+  Reach expert_data_group() const { return expert_data_; }      // that has the same experts
+  Reach expert_shard_group() const { return expert_shard_; }
+  Reach expert_copy_group() const { return expert_copy_; }
   Reach world_group() const { return world_; }
   // Pipeline ranks `a` and `b` of the same replica.
   Reach pair(int a, int b) const;
@@ -59,8 +65,13 @@ class Placement {
   Reach tensor_;
   Reach context_;
   Reach data_;
+  Reach shard_;
+  Reach copy_;
   Reach expert_;
+  Reach expert_tensor_;
   Reach expert_data_;
+  Reach expert_shard_;
+  Reach expert_copy_;
   Reach world_;
 };
 

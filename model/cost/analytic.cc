@@ -1,9 +1,13 @@
 #include "model/cost/analytic.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "model/cost/expert_kernels.h"
+#include "model/cost/kernel_parts.h"
+#include "model/errors.h"
 
 namespace sluice::model {
 namespace {
@@ -24,20 +28,47 @@ const Training& checked(const Transformer& model, const Training& training) {
 }  // namespace
 
 AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
-                           Software software)
+                           Software software, KernelTimes measured)
     : model_(std::move(model)),
       training_(checked(model_, training)),
       stages_(std::move(stages)),
       cluster_(std::move(cluster)),
       software_(std::move(software)),
+      measured_(std::move(measured)),
       placement_(training_, cluster_),
       collectives_(cluster_, placement_) {
+  const PrecisionTraits& traits = traits_of(training_.precision);
+  const Gpu& gpu = cluster_.gpu;
+  const bool scaled = training_.precision != GemmPrecision::mxfp8 || gpu.gemm_8bit.block_scales;
+  if (gpu.peak_of(traits.bits) == 0 || !scaled) {
+    throw InputError(fmt::format("precision {}: {} multiplies no operands of {} bits{}", traits.name, gpu.name,
+                                 traits.bits, scaled ? "" : " with a scale per block"));
+  }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
   }
 }
 
+std::optional<double> AnalyticCost::measured_s(const KernelCall& call) const {
+  if (measured_.times.empty()) return std::nullopt;
+  KernelCall known = call;
+  const bool included = call.kind == KernelClass::memory && call.attention.sequences > 0;
+  if (included) known.kind = KernelClass::attention_backward;
+  const std::optional<KernelShape> shape = kernel_shape(training_.precision, known);
+  const std::optional<double> seconds = shape ? measured_.find(*shape) : std::nullopt;
+  return seconds && included ? 0 : seconds;
+}
+
 KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
+  KernelTime time = predicted_time(call);
+  if (const std::optional<double> seconds = measured_s(call)) {
+    const double ratio = *seconds / time.seconds();
+    for (double* part : {&time.compute_s, &time.memory_s, &time.launch_s}) *part *= ratio;
+  }
+  return time;
+}
+
+KernelTime AnalyticCost::predicted_time(const KernelCall& call) const {
   const Gpu& gpu = cluster_.gpu;
   switch (call.kind) {
     case KernelClass::gemm: {
@@ -46,11 +77,17 @@ KernelTime AnalyticCost::kernel_time(const KernelCall& call) const {
       return time;
     }
     case KernelClass::attention_forward:
-    case KernelClass::attention_backward: return attention_time(gpu, attention_work(call), call.bytes);
+    case KernelClass::attention_backward: {
+      KernelTime time = attention_time(gpu, attention_work(call), call.bytes);
+      time.compute_s /= software_.attention_speed;
+      return time;
+    }
     default: break;
   }
+  const double efficiency =
+      call.kind == KernelClass::cast ? gpu.cast_efficiency : gpu.memory_efficiency * software_.memory_speed;
   return {.compute_s = 0,
-          .memory_s = call.bytes / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency),
+          .memory_s = call.bytes / (gpu.memory_bandwidth_bytes_per_s * efficiency),
           .launch_s = gpu.kernel_s};
 }
 
@@ -62,9 +99,23 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
     case KernelClass::expert_all_to_all:
       seconds = collectives_.all_to_all_s(placement_.expert_group(), call.bytes);
       break;
+    case KernelClass::expert_all_gather:
+      seconds = collectives_.all_gather_s(placement_.expert_tensor_group(), call.bytes);
+      break;
     case KernelClass::context_all_to_all:
       seconds = collectives_.all_to_all_s(placement_.context_group(), call.bytes);
       break;
+    case KernelClass::overlapped_gather: {
+      // One of tp parts is exposed: the last part to be sent, or the first to arrive.
+      const double all = collectives_.all_gather_s(placement_.tensor_group(), call.bytes);
+      KernelCall gemm = call;
+      gemm.kind = KernelClass::gemm;
+      gemm.bytes = call.overlapped_bytes;
+      const double product = kernel_time(gemm).seconds();
+      const double hidden = std::min(all * (training_.tp - 1) / training_.tp, product);
+      seconds = all - hidden + hidden * (cluster_.gpu.overlap_slowdown - 1);
+      break;
+    }
     case KernelClass::context_ring: {
       KernelCall attention = call;
       attention.kind = call.overlapped_with;
@@ -74,6 +125,7 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
       seconds = std::max(0.0, exchange - kernel_time(attention).seconds());
       break;
     }
+    case KernelClass::sharding: return call.added_s;
     default: seconds = kernel_time(call).seconds();
   }
   return seconds * call.count;
@@ -81,17 +133,19 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
 
 double AnalyticCost::host_s(int kernels) const { return kernels * software_.issue_s / cluster_.host_speed; }
 
+double AnalyticCost::part_s(const KernelPart& part) const {
+  double device = 0;
+  int issued = 0;
+  for (const KernelCall& call : part.calls) {
+    device += kernel_s(call);
+    issued += call.launched();
+  }
+  return std::max(device, host_s(issued));
+}
+
 double AnalyticCost::sum_s(const std::vector<KernelPart>& parts) const {
   double seconds = 0;
-  for (const KernelPart& part : parts) {
-    double device = 0;
-    int issued = 0;
-    for (const KernelCall& call : part.calls) {
-      device += kernel_s(call);
-      issued += call.count;
-    }
-    seconds += part.repeats * std::max(device, host_s(issued));
-  }
+  for (const KernelPart& part : parts) seconds += part.repeats * part_s(part);
   return seconds;
 }
 
@@ -115,7 +169,8 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
       for (const KernelCall& call : part.calls) {
-        const bool overlaps = all || call.kind == KernelClass::expert_all_to_all;
+        const bool overlaps =
+            call.kind != KernelClass::sharding && (all || call.kind == KernelClass::expert_all_to_all);
         (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
       }
     }
@@ -164,22 +219,9 @@ LinkSharing AnalyticCost::sharing(std::span<const LinkEnds> links) const {
 
 double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t bytes) const {
   const auto size = static_cast<double>(bytes);
-  // Routed experts have fewer replicas than the rest of a stage.
-  const auto over_replicas = [&](const auto& collective_of) {
-    const double experts = expert_share(stage);
-    double seconds = 0;
-    if (experts < 1) seconds += collective_of(placement_.data_group(), (1 - experts) * size);
-    if (experts > 0) seconds += collective_of(placement_.expert_data_group(), experts * size);
-    return seconds;
-  };
   switch (kind) {
-    case CollectiveKind::gradient_reduce:
-      return over_replicas([&](const Reach& group, double share) {
-        return training_.distributed_optimizer ? collectives_.reduce_scatter_s(group, share)
-                                               : collectives_.all_reduce_s(group, share);
-      });
-    case CollectiveKind::parameter_gather:
-      return over_replicas([&](const Reach& group, double share) { return collectives_.all_gather_s(group, share); });
+    case CollectiveKind::gradient_reduce: return reduce_s(contents(stage), size);
+    case CollectiveKind::parameter_gather: return gather_s(contents(stage), size);
     case CollectiveKind::replica_reduce:
     case CollectiveKind::tied_embedding:
       if (training_.pp == 1) return 0;
@@ -189,22 +231,58 @@ double AnalyticCost::collective_s(CollectiveKind kind, int stage, std::int64_t b
   return 0;
 }
 
-double AnalyticCost::expert_share(int stage) const {
-  const StageContents& held = contents(stage);
-  if (held.expert_layers == 0) return 0;
-  return static_cast<double>(stage_expert_parameters_per_device(model_, held, training_.ep)) /
-         static_cast<double>(stage_parameters_per_device(model_, training_.tp, held, training_.ep));
+// Routed experts have fewer replicas than the rest of a stage.
+double AnalyticCost::gather_s(const StageContents& held, double bytes) const {
+  const double experts = expert_share(held);
+  double seconds = 0;
+  if (experts < 1) seconds += collectives_.all_gather_s(placement_.shard_group(), (1 - experts) * bytes);
+  if (experts > 0) seconds += collectives_.all_gather_s(placement_.expert_shard_group(), experts * bytes);
+  return seconds;
+}
+
+double AnalyticCost::reduce_s(const StageContents& held, double bytes) const {
+  const auto over = [&](const Reach& all, const Reach& shards, const Reach& copies, double part) {
+    if (!training_.distributed_optimizer) return collectives_.all_reduce_s(all, part);
+    return collectives_.reduce_scatter_s(shards, part) + collectives_.all_reduce_s(copies, part / shards.size);
+  };
+  const double experts = expert_share(held);
+  double seconds = 0;
+  if (experts < 1) {
+    seconds += over(placement_.data_group(), placement_.shard_group(), placement_.copy_group(), (1 - experts) * bytes);
+  }
+  if (experts > 0) {
+    seconds += over(placement_.expert_data_group(), placement_.expert_shard_group(), placement_.expert_copy_group(),
+                    experts * bytes);
+  }
+  return seconds;
+}
+
+double AnalyticCost::expert_share(const StageContents& held) const {
+  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.expert_ranks());
+  if (experts == 0) return 0;
+  return static_cast<double>(experts) /
+         static_cast<double>(stage_parameters_per_device(model_, training_.tp, held, training_.expert_ranks()));
 }
 
 double AnalyticCost::optimizer_s(int stage) const {
   const auto count =
-      static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage), training_.ep));
-  const double experts = expert_share(stage) * count;
-  const double sharded = (count - experts) / training_.data_ranks() + experts / training_.expert_data_ranks();
+      static_cast<double>(stage_parameters_per_device(model_, training_.tp, contents(stage), training_.expert_ranks()));
+  const double experts = expert_share(contents(stage)) * count;
+  const double sharded = (count - experts) / training_.shard_ranks() + experts / training_.expert_shard_ranks();
   const double mine = training_.distributed_optimizer ? sharded : count;
-  // Adam reads and writes 12 bytes of state per parameter, reads the gradient and writes the 16-bit weight. Before that
-  // the norm reads all gradients, and after it they are zeroed.
-  const double bytes = mine * (24 + training_.gradient_bytes + 2) + 2.0 * training_.gradient_bytes * count;
+  const bool whole_weights = training_.zero_stage() < 3;
+  // Adam reads and writes the states of a parameter, 12 bytes or less, reads the gradient and writes the 16-bit weight.
+  // Before that the norm reads all gradients, and after it they are zeroed.
+  const double held = training_.reduces_per_op() || !whole_weights ? mine : count;
+  double bytes = mine * (2 * training_.optimizer_bytes + training_.gradient_bytes + (whole_weights ? 2 : 0)) +
+                 2.0 * training_.gradient_bytes * held;
+  // Narrow weights are cast once, to both layouts.
+  const PrecisionTraits& traits = traits_of(training_.precision);
+  if (traits.narrow() && whole_weights) {
+    const auto linear = static_cast<double>(
+        stage_linear_parameters_per_device(model_, training_.tp, contents(stage), training_.expert_ranks()));
+    bytes += (2 + 2 * traits.bytes) * linear;
+  }
   const Gpu& gpu = cluster_.gpu;
   constexpr int kKernels = 3;
   const double chunks = static_cast<double>(stages_.size()) / training_.pp;  // per rank
@@ -219,20 +297,91 @@ std::vector<KernelPart> AnalyticCost::parts(OpKind kind, int stage, const SliceS
   for (const auto& [layer, count] : held.by_kind()) {
     if (count > 0) out.push_back({name_of(layer), count, layer_kernels(model_, training_, kind, slice, layer)});
   }
-  if (held.head) out.push_back({"head", 1, head_kernels(model_, training_, kind, slice)});
+  if (held.mtp_layers > 0) {
+    out.push_back({"MTP layer", held.mtp_layers, mtp_kernels(model_, training_, kind, slice)});
+  }
+  if (held.head) out.push_back({"head", 1 + model_.mtp_layers, head_kernels(model_, training_, kind, slice)});
+  add_sharding(kind, stage, slice, out);
   return out;
 }
 
+ShardedUnit AnalyticCost::sharded_unit(const StageContents& unit, bool gathers, bool reduces) const {
+  const auto parameters =
+      static_cast<double>(stage_parameters_per_device(model_, training_.tp, unit, training_.expert_ranks()));
+  ShardedUnit out;
+  if (gathers) out.gather_s = gather_s(unit, static_cast<double>(gathered_parameter_bytes(model_, training_, unit)));
+  if (reduces) out.reduce_s = reduce_s(unit, training_.gradient_bytes * parameters);
+  return out;
+}
+
+void AnalyticCost::add_sharding(OpKind kind, int stage, const SliceShape& slice, std::vector<KernelPart>& parts) const {
+  if (training_.data_ranks() == 1 && training_.expert_data_ranks() == 1) return;
+  const bool forward = kind == OpKind::F;
+  const bool gathers = training_.gathers_per_op() && (forward || (kind != OpKind::W && training_.reshards()));
+  const bool reduces = training_.reduces_per_op() && (kind == OpKind::B || kind == OpKind::W);
+  if (!gathers && !reduces) return;
+  const std::vector<StageContents> contents_of = sharded_units(contents(stage));
+  const std::vector<KernelPart> again =
+      forward || kind == OpKind::W ? std::vector<KernelPart>() : recompute_parts(stage, slice);
+  std::vector<ShardedUnit> units;
+  double gathered = 0;
+  double reduced = 0;
+  for (KernelPart& part : parts) {
+    const StageContents& first = contents_of[units.size()];
+    const auto bytes = static_cast<double>(gathered_parameter_bytes(model_, training_, first));
+    const auto parameters =
+        static_cast<double>(stage_parameters_per_device(model_, training_.tp, first, training_.expert_ranks()));
+    const int count = first.head ? 1 : part.repeats;
+    const int passes = part.repeats / count;
+    // Parameters are copied out of the buffer of the collective, and gradients into it.
+    if (gathers) part.calls.push_back(kernel_parts::memory("copy of gathered parameters", 2 * bytes / passes));
+    if (reduces) {
+      part.calls.push_back(
+          kernel_parts::memory("copy of gradients", (2 + training_.gradient_bytes) * parameters / passes));
+    }
+    const ShardedUnit unit = sharded_unit(first, gathers, reduces);
+    const auto repeated =
+        std::find_if(again.begin(), again.end(), [&](const KernelPart& each) { return each.name == part.name; });
+    const double compute = passes * part_s(part);
+    const double recompute = repeated == again.end() ? 0 : part_s(*repeated);
+    for (int i = 0; i < count; ++i) {
+      const bool recomputed = repeated != again.end() && i < repeated->repeats;
+      units.push_back({unit.gather_s, compute + (recomputed ? recompute : 0), unit.reduce_s});
+    }
+    if (gathers) gathered += count * bytes;
+    if (reduces) reduced += count * training_.gradient_bytes * parameters;
+  }
+  if (!forward && !units.empty()) units.back().gather_s = 0;  // still gathered after the forward
+  if (!forward) std::reverse(units.begin(), units.end());
+  const ShardingTime time = sharding_time(units, cluster_.gpu.overlap_slowdown);
+  KernelPart added{.name = "sharding"};
+  const auto add = [&](std::string_view name, double bytes, double seconds) {
+    added.calls.push_back({.name = name, .kind = KernelClass::sharding, .bytes = bytes, .added_s = seconds});
+  };
+  if (gathers) add("all-gather of parameters, exposed", gathered, time.gather_s);
+  if (reduces) add("reduction of gradients, exposed", reduced, time.reduce_s);
+  add("slowdown beside collectives", 0, time.slowdown_s);
+  parts.push_back(std::move(added));
+}
+
 std::vector<KernelPart> AnalyticCost::recompute_parts(int stage, const SliceShape& slice) const {
-  const bool full = training_.recompute == Training::Recompute::full;
-  const bool selective = training_.recompute == Training::Recompute::selective && !training_.flash_attention;
   std::vector<KernelPart> out;
+  if (training_.recompute == Training::Recompute::none) return out;
+  const bool full = training_.recompute == Training::Recompute::full;
   const StageContents again = full ? recomputed_layers(training_, contents(stage)) : contents(stage);
+  const auto add = [&](std::string_view name, int count, std::vector<KernelCall> calls) {
+    if (!calls.empty()) out.push_back({name, count, std::move(calls)});
+  };
   for (const auto& [layer, count] : again.by_kind()) {
-    if (count == 0 || !(full || selective)) continue;
-    out.push_back({name_of(layer), count,
-                   full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
-                        : attention_kernels(model_, training_, OpKind::F, slice)});
+    if (count == 0) continue;
+    add(name_of(layer), count,
+        full ? layer_kernels(model_, training_, OpKind::F, slice, layer)
+             : recomputed_module_kernels(model_, training_, slice, layer));
+  }
+  if (again.mtp_layers > 0) {
+    add("MTP layer", again.mtp_layers,
+        full ? mtp_recomputed_kernels(model_, training_, slice)
+             : recomputed_module_kernels(model_, training_, slice, model_.last_kind()));
   }
   return out;
 }

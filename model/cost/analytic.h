@@ -1,11 +1,14 @@
 #pragma once
 
+#include <optional>
 #include <string_view>
 #include <vector>
 
 #include "model/cluster/placement.h"
 #include "model/cost/collectives.h"
 #include "model/cost/cost_model.h"
+#include "model/cost/kernel_times.h"
+#include "model/cost/sharded_units.h"
 #include "model/cost/stage_kernels.h"
 
 namespace sluice::model {
@@ -17,8 +20,8 @@ struct KernelPart {
   std::vector<KernelCall> calls;
 };
 
-// Predicts the times of a transformer on a cluster from its kernels and the catalogue's constants, without
-// measurements.
+// Predicts the times of a transformer on a cluster from its kernels and the catalogue's constants. Kernels with a
+// measured time take that time instead.
 //   GEMM            gemm_time: tiles on multiprocessors, or bytes / memory bandwidth, and a launch
 //   attention       attention_time: FLOPs at its own efficiency, or bytes, and kernel_s
 //   memory-bound    bytes / memory bandwidth, and kernel_s
@@ -26,12 +29,14 @@ struct KernelPart {
 // and do not overlap with its kernels. See Collectives for collectives, StageContents for the contents of an op. A
 // transfer takes the latency, and its bytes over the bandwidth of the slowest link that a replica crosses; with
 // scatter/gather also an all-gather of the received shards, which delays the next transfer. GPUs of a node that share a
-// network card and send concurrently share its bandwidth.
+// network card and send concurrently share its bandwidth. Where parameters or gradients are sharded and an op gathers
+// or reduces them (Training::gathers_per_op, reduces_per_op), it takes longer by what sharding_time returns.
 class AnalyticCost : public CostModel {
  public:
-  // Throws InputError if training and model do not fit (check_training), or the cluster is too small (Placement).
+  // Throws InputError if training and model do not fit (check_training), the cluster is too small (Placement), or its
+  // GPUs lack the training's precision. `measured` times must be of the cluster's GPU.
   AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
-               Software software);
+               Software software, KernelTimes measured = {});
 
   // Shapes are in tokens.
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
@@ -57,19 +62,30 @@ class AnalyticCost : public CostModel {
   double kernel_s(const KernelCall& call) const;
   // Time of one kernel of a call that is not a collective.
   KernelTime kernel_time(const KernelCall& call) const;
+  // The measured time of one kernel of a call. Attention backward is measured with its row sums, which are therefore 0.
+  std::optional<double> measured_s(const KernelCall& call) const;
   // The host's time to launch this number of kernels.
   double host_s(int kernels) const;
 
   const StageContents& contents(int stage) const { return stages_[stage]; }
+  const Training& training() const { return training_; }
   const Cluster& cluster() const { return cluster_; }
   const Placement& placement() const { return placement_; }
 
  private:
   // A transfer, without the all-gather that may follow it.
   TransferTime wire_time(int from, int to, std::int64_t bytes) const;
+  KernelTime predicted_time(const KernelCall& call) const;
   double sum_s(const std::vector<KernelPart>& parts) const;
-  // The fraction of routed experts in a stage's parameters on one device.
-  double expert_share(int stage) const;
+  // Adds the collectives of sharded parameters and gradients to the parts of an op that has them, and the copies
+  // before and after them.
+  void add_sharding(OpKind kind, int stage, const SliceShape& slice, std::vector<KernelPart>& parts) const;
+  ShardedUnit sharded_unit(const StageContents& unit, bool gathers, bool reduces) const;
+  double gather_s(const StageContents& held, double bytes) const;
+  double reduce_s(const StageContents& held, double bytes) const;
+  double part_s(const KernelPart& part) const;
+  // The fraction of routed experts in the parameters on one device.
+  double expert_share(const StageContents& held) const;
 
   Transformer model_;
   Training training_;
@@ -77,6 +93,7 @@ class AnalyticCost : public CostModel {
   std::vector<int> alike_;
   Cluster cluster_;
   Software software_;
+  KernelTimes measured_;
   Placement placement_;
   Collectives collectives_;
 };

@@ -18,6 +18,7 @@ Kernels ring(const Transformer& model, const Training& training, OpKind kind, co
   step.flops /= cp;
   step.bytes /= cp;
   step.row_flops /= cp;
+  step.attention = {};  // steps have different shapes
   step.count = cp;
   Kernels out = {step};
   // Keys and values, and in the backward also their gradients, are passed from rank to rank.
@@ -57,7 +58,7 @@ Kernels all_to_all(const Transformer& model, const Training& training, OpKind ki
   } else {
     exchange_heads(out, "heads of d output", "copies of d output", s.rows * s.output, 1);
     out.push_back(attention(model, training, kind, slice, s, own));
-    out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
+    out.push_back(row_sums(out.back(), s));
     exchange_heads(out, "heads of d Q, K, V", "copies of d Q, K, V", s.rows * s.query + own, 3);
   }
   return out;

@@ -10,9 +10,10 @@ namespace {
 struct ExpertSizes {
   double own;     // tokens that this rank routes
   double sent;    // copies of them that are sent, and the number received
+  double come;    // copies that this rank's experts process: also those of the ranks that have their other parts
   double scores;  // of the router
   double mine;    // experts on this rank
-  double width;   // of an expert
+  double width;   // of an expert on this device
   double width_in;
   double shared;  // width of the shared expert on this device
   double shared_in;
@@ -23,61 +24,82 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   ExpertSizes e{};
   e.own = s.rows / training.tp;
   e.sent = e.own * experts.per_token;
+  e.come = e.sent * training.etp;
   e.scores = e.own * experts.count;
   e.mine = static_cast<double>(experts.count) / training.ep;
-  e.width = experts.ffn_hidden;
+  e.width = static_cast<double>(experts.ffn_hidden) / training.etp;
   e.width_in = model.mlp_inputs() * e.width;
   e.shared = static_cast<double>(experts.shared_ffn_hidden) / training.tp;
   e.shared_in = model.mlp_inputs() * e.shared;
   return e;
 }
 
-// The rows of every expert: [sent / mine, k] x [k, n].
-KernelCall grouped(std::string_view name, const ExpertSizes& e, double k, double n) {
-  const GemmShape shape{.m = e.sent / e.mine, .n = n, .k = k, .batch = e.mine, .apart = true};
-  return product(name, shape, shape.bytes());
+// The rows of every expert: [come / mine, k] x [k, n].
+KernelCall grouped(const Training& training, std::string_view name, const ExpertSizes& e, double k, double n,
+                   GemmPass pass = GemmPass::forward) {
+  return narrow_product(training, name,
+                        {.m = e.come / e.mine, .n = n, .k = k, .batch = e.mine, .apart = true, .pass = pass});
 }
 
-KernelCall grouped_weight(std::string_view name, const ExpertSizes& e, double k, double n, int gradient_bytes) {
-  const GemmShape shape{
-      .m = k, .n = n, .k = e.sent / e.mine, .batch = e.mine, .result_bytes = 2.0 * gradient_bytes, .apart = true};
-  return product(name, shape, shape.bytes());
+KernelCall grouped_weight(const Training& training, std::string_view name, const ExpertSizes& e, double k, double n) {
+  return narrow_product(training, name,
+                        {.m = k,
+                         .n = n,
+                         .k = e.come / e.mine,
+                         .batch = e.mine,
+                         .result_bytes = 2.0 * training.gradient_bytes,
+                         .apart = true,
+                         .pass = GemmPass::weight_gradient});
+}
+
+// The ranks with the parts of the same experts gather all their rows, or add their results of them.
+void exchange_parts(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e,
+                    std::string_view name) {
+  if (training.etp == 1) return;
+  out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.come * s.hidden});
 }
 
 // Dispatches copies of tokens to their experts, in order; `names` of the three kernels.
 void dispatch(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
               std::string_view sent, std::string_view ordered) {
   out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
-  if (training.ep == 1) return;  // the copies are already in order
-  out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
-  out.push_back(memory(ordered, 4 * e.sent * s.hidden));
+  if (training.expert_ranks() == 1) return;  // the copies are already in order
+  if (training.ep > 1) {
+    out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
+  }
+  exchange_parts(out, training, s, e, "all-gather of copies");
+  out.push_back(memory(ordered, 4 * e.come * s.hidden));
 }
 
 // The reverse of `dispatch`; the copies of a token are added.
 void combine(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
              std::string_view sent, std::string_view summed) {
+  if (training.expert_ranks() > 1) out.push_back(memory(ordered, 4 * e.come * s.hidden));
+  exchange_parts(out, training, s, e, "reduce-scatter of results");
   if (training.ep > 1) {
-    out.push_back(memory(ordered, 4 * e.sent * s.hidden));
     out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
   }
   out.push_back(memory(summed, 2 * (e.own + e.sent) * s.hidden));
 }
 
 Kernels forward(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
+  const PrecisionTraits& traits = traits_of(training.precision);
   Kernels out;
   out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
   dispatch(out, training, s, e, "copies for experts", "dispatch", "copies in order");
-  out.push_back(grouped("experts in", e, s.hidden, e.width_in));
-  out.push_back(memory("activation of experts", 2 * e.sent * (e.width_in + e.width)));
-  out.push_back(grouped("experts out", e, e.width, s.hidden));
+  add_cast(out, "cast of input", traits.input, e.come * s.hidden);
+  out.push_back(grouped(training, "experts in", e, s.hidden, e.width_in));
+  out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
+  add_cast(out, "cast of input", traits.input, e.come * e.width);
+  out.push_back(grouped(training, "experts out", e, e.width, s.hidden));
   combine(out, training, s, e, "results in order", "combine", "sum of experts");
   if (e.shared > 0) {
-    out.push_back(gemm("shared expert in", s.rows, s.hidden, e.shared_in));
+    add_linear(out, training, "shared expert in", s.rows, s.hidden, e.shared_in);
     out.push_back(memory("activation of shared expert", 2 * s.rows * (e.shared_in + e.shared)));
-    out.push_back(gemm("shared expert out", s.rows, e.shared, s.hidden));
-    if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", 2 * s.rows * s.hidden));
+    add_linear(out, training, "shared expert out", s.rows, e.shared, s.hidden);
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", reduced_bytes(training, s)));
     if (model.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
     out.push_back(memory("sum with shared expert", 6 * s.split * s.hidden));
   }
@@ -85,36 +107,38 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
 }
 
 Kernels input_gradient(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
+  const PrecisionTraits& traits = traits_of(training.precision);
   Kernels out;
   if (e.shared > 0) {
     if (model.experts.shared_gate) out.push_back(memory("d gate of shared expert", 10 * s.split * s.hidden, 3));
-    out.push_back(gemm("d shared expert out", s.rows, s.hidden, e.shared));
+    add_linear_gradient(out, training, "d shared expert out", s.rows, s.hidden, e.shared);
     out.push_back(memory("d activation of shared expert", 2 * s.rows * (e.shared + 2 * e.shared_in)));
-    out.push_back(gemm("d shared expert in", s.rows, e.shared_in, s.hidden));
-    if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", 2 * s.rows * s.hidden));
+    add_linear_gradient(out, training, "d shared expert in", s.rows, e.shared_in, s.hidden);
+    if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", reduced_bytes(training, s)));
     out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));
   }
   dispatch(out, training, s, e, "d sum of experts", "d combine", "d results in order");
-  out.push_back(grouped("d experts out", e, s.hidden, e.width));
-  out.push_back(memory("d activation of experts", 2 * e.sent * (e.width + 2 * e.width_in)));
-  out.push_back(grouped("d experts in", e, e.width_in, s.hidden));
+  add_cast(out, "cast of output gradient", traits.gradient, e.come * s.hidden);
+  out.push_back(grouped(training, "d experts out", e, s.hidden, e.width, GemmPass::input_gradient));
+  out.push_back(memory("d activation of experts", 2 * e.come * (e.width + 2 * e.width_in)));
+  add_cast(out, "cast of output gradient", traits.gradient, e.come * e.width_in);
+  out.push_back(grouped(training, "d experts in", e, e.width_in, s.hidden, GemmPass::input_gradient));
   combine(out, training, s, e, "d copies in order", "d dispatch", "d copies for experts");
   out.push_back(memory("d top-k", 24 * e.scores, 4));
-  out.push_back(gemm("d router", e.own, model.experts.count, s.hidden));
+  out.push_back(gemm("d router", e.own, model.experts.count, s.hidden, GemmPass::input_gradient));
   out.push_back(memory("sum with d router", 6 * e.own * s.hidden));
   return out;
 }
 
 Kernels weight_gradient(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
-  const int bytes = training.gradient_bytes;
   Kernels out;
-  out.push_back(grouped_weight("w experts out", e, e.width, s.hidden, bytes));
-  out.push_back(grouped_weight("w experts in", e, s.hidden, e.width_in, bytes));
+  out.push_back(grouped_weight(training, "w experts out", e, e.width, s.hidden));
+  out.push_back(grouped_weight(training, "w experts in", e, s.hidden, e.width_in));
   if (e.shared > 0) {
-    out.push_back(weight_gemm("w shared expert out", s.rows, e.shared, s.hidden, bytes));
-    out.push_back(weight_gemm("w shared expert in", s.rows, s.hidden, e.shared_in, bytes));
+    out.push_back(linear_weight(training, "w shared expert out", s.rows, e.shared, s.hidden));
+    out.push_back(linear_weight(training, "w shared expert in", s.rows, s.hidden, e.shared_in));
   }
-  out.push_back(weight_gemm("w router", e.own, s.hidden, model.experts.count, bytes));
+  out.push_back(weight_gemm("w router", e.own, s.hidden, model.experts.count, training.gradient_bytes));
   return out;
 }
 

@@ -30,9 +30,10 @@ ExplainedOp explained(const AnalyticCost& cost, std::string op, const std::vecto
                              .flops = call.flops * count,
                              .bytes = call.bytes * count,
                              .seconds = part.repeats * seconds,
-                             .limit = limit_of(cost, call)});
+                             .limit = limit_of(cost, call),
+                             .measured = cost.measured_s(call).has_value()});
       device += seconds;
-      issued += call.count;
+      issued += call.launched();
     }
     const double host = cost.host_s(issued);
     if (host > device) {

@@ -29,6 +29,7 @@ struct ExplainedKernel {
   double bytes = 0;
   double seconds = 0;
   Limit limit = Limit::memory;
+  bool measured = false;  // `seconds` is a measured time
 };
 
 // The kernels of an op and their times. Where the host launches kernels more slowly than the GPU executes them, the

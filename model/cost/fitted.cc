@@ -36,6 +36,10 @@ FittedCost::FittedCost(CostTable table, Training training, std::vector<StageCont
       throw InputError(fmt::format("{}: times are of dense layers, but stage {} has {} layers with experts",
                                    table_.source, stage, held.expert_layers));
     }
+    if (held.mtp_layers > 0) {
+      throw InputError(
+          fmt::format("{}: times are without multi-token prediction, but stage {} has it", table_.source, stage));
+    }
     need(PartKind::head, held.head, stage);
     ++stage;
   }

@@ -40,7 +40,7 @@ double KernelTime::seconds() const {
 KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes) {
   const GemmConstants& g = gpu.gemm;
   const double sms = gpu.num_sms;
-  const double rate = gpu.peak_flops_per_s * g.peak_fraction / sms;
+  const double rate = gpu.gemm_flops_per_s(shape.bits) / sms;
   const double bandwidth = gpu.memory_bandwidth_bytes_per_s * g.memory_efficiency;
   const double write_s = g.exposed_write * shape.result_bytes * sms / gpu.memory_bandwidth_bytes_per_s;
   // One element of the result, without and with its part of the operands.

@@ -1,4 +1,8 @@
+// Public header.
 #pragma once
+
+#include <compare>
+#include <cstdint>
 
 #include "model/namespaces.h"
 
@@ -6,7 +10,11 @@ namespace sluice::model {
 
 struct Gpu;
 
-// A batch of `batch` GEMMs [m, k] x [k, n] with 16-bit operands.
+// What a GEMM of a linear layer computes, which determines the layout of its operands (row-major: [m, k] and [n, k],
+// [m, k] and [k, n], [k, m] and [k, n]).
+enum class GemmPass : std::uint8_t { forward, input_gradient, weight_gradient };
+
+// A batch of `batch` GEMMs [m, k] x [k, n].
 struct GemmShape {
   double m = 0;
   double n = 0;
@@ -14,10 +22,13 @@ struct GemmShape {
   double batch = 1;
   double result_bytes = 2;  // bytes moved per element of the result: 2 if written, 8 if an fp32 sum is read and written
 
-  bool apart = false;  // the GEMMs are launched one after another, as for experts
+  bool apart = false;                 // the GEMMs are launched one after another, as for experts
+  int bits = 16;                      // of an operand's element: 16, 8 or 4
+  double operand_bytes = 2;           // of an operand's element, with its part of the scales
+  GemmPass pass = GemmPass::forward;  // does not change the predicted time
 
   double flops() const { return 2 * batch * m * n * k; }
-  double bytes() const { return batch * (2 * (m * k + k * n) + result_bytes * m * n); }
+  double bytes() const { return batch * (operand_bytes * (m * k + k * n) + result_bytes * m * n); }
 };
 
 // The components of a kernel's time, in seconds. Arithmetic and memory traffic overlap: seconds() is the fourth root of
@@ -32,14 +43,28 @@ struct KernelTime {
 
 // Time of the library's kernel: the result is cut into tiles, each on one multiprocessor; the fastest of ten tile
 // sizes.
-//   rate       peak / SMs x peak_fraction / (1 + operand_edge (1/tile rows + 1/tile columns)): small tiles load more
+//   rate       peak / SMs x peak_fraction, both of the operands' format, / (1 + operand_edge (1/tile rows + 1/tile
+//              columns)): small tiles load more; elements of half the size load and multiply in half the time
 //   tile       2 x rows x columns x k / rate, and exposed_write of its result at the memory's share of one SM
 //   waves      tiles / SMs, at least 1, 0.3 of it rounded up: later tiles start as earlier ones end
 // Where the tiles do not fill the GPU, k is split in 2, 4 or 8 and the parts are added through memory in fp32. GEMMs
 // that are launched separately take group_s more each: the tiles of one fill what the previous one leaves free, but not
 // immediately. `bytes` are moved at memory_efficiency of the bandwidth. The time increases with m, n, k and batch,
-// except that k is split into whole parts only. m, n, k and batch must be above 0.
+// except that k is split into whole parts only. m, n, k and batch must be above 0, and the GPU must have the format.
 KernelTime gemm_time(const Gpu& gpu, const GemmShape& shape, double bytes);
+
+// The tensors of a fused causal attention on one device. `sequences` 0: unknown.
+struct AttentionShape {
+  std::int64_t sequences = 0;
+  std::int64_t tokens = 0;   // queries per sequence
+  std::int64_t context = 0;  // keys before the first query
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 0;
+  std::int64_t head_dim = 0;
+  std::int64_t value_head_dim = 0;
+
+  friend auto operator<=>(const AttentionShape&, const AttentionShape&) = default;  // NOLINT(modernize-use-nullptr)
+};
 
 // Fused attention that executes `flops`, on tiles of query rows. In causal attention the last tiles are the longest:
 // the kernel takes the time of tail_rows more rows on every multiprocessor, where one row of one head takes `row_flops`

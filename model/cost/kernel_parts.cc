@@ -27,14 +27,71 @@ KernelCall product(std::string_view name, const GemmShape& shape, double bytes, 
       .name = name, .kind = KernelClass::gemm, .flops = shape.flops(), .bytes = bytes, .count = count, .gemm = shape};
 }
 
-KernelCall gemm(std::string_view name, double rows, double k, double n) {
-  const GemmShape shape{.m = rows, .n = n, .k = k};
+KernelCall gemm(std::string_view name, double rows, double k, double n, GemmPass pass) {
+  const GemmShape shape{.m = rows, .n = n, .k = k, .pass = pass};
   return product(name, shape, shape.bytes());
 }
 
 KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes) {
-  const GemmShape shape{.m = k, .n = n, .k = rows, .result_bytes = 2.0 * gradient_bytes};
+  const GemmShape shape{
+      .m = k, .n = n, .k = rows, .result_bytes = 2.0 * gradient_bytes, .pass = GemmPass::weight_gradient};
   return product(name, shape, shape.bytes());
+}
+
+KernelCall narrow_product(const Training& training, std::string_view name, GemmShape shape) {
+  const PrecisionTraits& traits = traits_of(training.precision);
+  shape.bits = traits.bits;
+  shape.operand_bytes = traits.bytes;
+  return product(name, shape, shape.bytes());
+}
+
+void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elements) {
+  if (cast.kernels == 0) return;
+  out.push_back(memory(name, cast.bytes * elements, cast.kernels));
+  out.back().kind = KernelClass::cast;
+}
+
+void add_linear(Kernels& out, const Training& training, std::string_view name, double rows, double k, double n,
+                Source source) {
+  const PrecisionTraits& traits = traits_of(training.precision);
+  add_cast(out, "cast of input", source == Source::norm ? traits.normed_input : traits.input, rows * k);
+  out.push_back(narrow_product(training, name, {.m = rows, .n = n, .k = k}));
+}
+
+void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n,
+                         double k) {
+  add_cast(out, "cast of output gradient", traits_of(training.precision).gradient, rows * n);
+  out.push_back(narrow_product(training, name, {.m = rows, .n = k, .k = n, .pass = GemmPass::input_gradient}));
+}
+
+KernelCall linear_weight(const Training& training, std::string_view name, double rows, double k, double n) {
+  return narrow_product(
+      training, name,
+      {.m = k, .n = n, .k = rows, .result_bytes = 2.0 * training.gradient_bytes, .pass = GemmPass::weight_gradient});
+}
+
+double reduced_bytes(const Training& training, const Sizes& s) {
+  const double gathered = training.sequence_parallel ? traits_of(training.precision).bytes : 2;
+  return (1 + gathered / 2) * s.rows * s.hidden;
+}
+
+void add_tensor_collectives(Kernels& out, const Training& training, const Sizes& s, std::string_view name,
+                            const GemmShape& gathered, const GemmShape& reduced) {
+  if (training.tp == 1) return;
+  if (!training.tp_comm_overlap || !training.sequence_parallel) {
+    out.push_back(all_reduce(name, reduced_bytes(training, s)));
+    return;
+  }
+  const auto add = [&](std::string_view collective, double element_bytes, const GemmShape& gemm) {
+    KernelCall call = narrow_product(training, collective, gemm);
+    call.kind = KernelClass::overlapped_gather;
+    call.overlapped_bytes = call.bytes;
+    call.bytes = element_bytes * s.rows * s.hidden;
+    call.flops = 0;
+    out.push_back(call);
+  };
+  add("all-gather during GEMM", traits_of(training.precision).bytes, gathered);
+  add("reduce-scatter during GEMM", 2, reduced);
 }
 
 KernelCall memory(std::string_view name, double bytes, int count) {
@@ -65,7 +122,20 @@ KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceSha
                   .bytes = forward ? 2 * (moved + cache) : 2 * (2 * moved + 3 * cache),
                   .row_flops = 2 * products * static_cast<double>(slice.context + slice.tokens) * head_size,
                   .head_size = head_size};
+  call.attention = {.sequences = slice.sequences,
+                    .tokens = slice.tokens,
+                    .context = slice.context,
+                    .heads = std::llround(model.heads * share),
+                    .kv_heads = std::max<std::int64_t>(1, std::llround(model.kv_heads * share)),
+                    .head_dim = model.head_dim,
+                    .value_head_dim = model.value_head_dim()};
   if (value < key) call.tile_size = forward ? key : std::exp2(std::ceil(std::log2(key)));
+  return call;
+}
+
+KernelCall row_sums(const KernelCall& attention, const Sizes& s) {
+  KernelCall call = memory("d attention, row sums", 4 * s.rows * s.output);
+  call.attention = attention.attention;
   return call;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 #include <vector>
 
@@ -28,9 +29,29 @@ Sizes sizes_of(const Transformer& model, const Training& training, const SliceSh
 
 KernelCall product(std::string_view name, const GemmShape& shape, double bytes, int count = 1);
 // A GEMM [rows, k] x [k, n], 16-bit in and out.
-KernelCall gemm(std::string_view name, double rows, double k, double n);
+KernelCall gemm(std::string_view name, double rows, double k, double n, GemmPass pass = GemmPass::forward);
 // The weight gradient [k, n] of that GEMM, accumulated into the gradient, which is read and written.
 KernelCall weight_gemm(std::string_view name, double rows, double k, double n, int gradient_bytes);
+// GEMMs of a linear layer [rows, k] x [k, n] in the training's precision: forward, with the cast of its input; input
+// gradient [rows, n] x [n, k], with the cast of its output gradient; weight gradient [k, n], whose operands are cast
+// already.
+enum class Source : std::uint8_t { norm, other };
+void add_linear(Kernels& out, const Training& training, std::string_view name, double rows, double k, double n,
+                Source source = Source::other);
+void add_linear_gradient(Kernels& out, const Training& training, std::string_view name, double rows, double n,
+                         double k);
+KernelCall linear_weight(const Training& training, std::string_view name, double rows, double k, double n);
+// The same for GEMMs of any shape: with its operands in the training's precision, and the cast of `elements`.
+KernelCall narrow_product(const Training& training, std::string_view name, GemmShape shape);
+void add_cast(Kernels& out, std::string_view name, const Cast& cast, double elements);
+// The bytes of a tensor-parallel all-reduce of rows x hidden in 16 bits; under sequence parallelism the all-gather, one
+// half of it, moves what is cast already.
+double reduced_bytes(const Training& training, const Sizes& s);
+// The tensor-parallel communication before and after linear layers in one direction: an all-reduce, or under sequence
+// parallelism the all-gather that the GEMM `gathered` needs and the reduce-scatter of what `reduced` computes, which
+// tp_comm_overlap hides behind them.
+void add_tensor_collectives(Kernels& out, const Training& training, const Sizes& s, std::string_view name,
+                            const GemmShape& gathered, const GemmShape& reduced);
 // `bytes` in total, moved by `count` kernels.
 KernelCall memory(std::string_view name, double bytes, int count = 1);
 // A collective over the tensor-parallel group; `bytes` of the whole tensor.
@@ -45,6 +66,9 @@ KernelCall all_gather(std::string_view name, double bytes);
 // (MooreThreads/SimuMax configs/system/b200_bf16_ceperm.json, Apache-2.0).
 KernelCall fused_attention(const Transformer& model, OpKind kind, const SliceShape& slice, const Sizes& s, double cache,
                            double share);
+
+// The sums over the rows of the output times its gradient, before the backward kernel `attention`.
+KernelCall row_sums(const KernelCall& attention, const Sizes& s);
 
 void append(Kernels& out, const Kernels& more);
 

@@ -35,15 +35,15 @@ double joined_bytes(const Sizes& s, const LatentSizes& l) {
 Kernels forward(const Training& training, const Sizes& s, const LatentSizes& l) {
   Kernels out;
   const bool gathered = training.tp > 1 && training.sequence_parallel;
-  if (l.query_rank > 0) out.push_back(gemm("Q down", s.split, s.hidden, l.query_rank));
-  out.push_back(gemm("KV down", s.split, s.hidden, l.down));
+  if (l.query_rank > 0) add_linear(out, training, "Q down", s.split, s.hidden, l.query_rank, Source::norm);
+  add_linear(out, training, "KV down", s.split, s.hidden, l.down, Source::norm);
   out.push_back(memory("norms of latents", 4 * s.split * l.normed, l.query_rank > 0 ? 2 : 1));
   if (gathered) {
     const double queries = l.query_rank > 0 ? l.query_rank : s.hidden;
     out.push_back(all_gather("all-gather of latents", 2 * s.rows * (queries + l.down)));
   }
-  out.push_back(gemm("Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, s.query));
-  out.push_back(gemm("KV up", s.rows, l.key_value_rank, l.up));
+  add_linear(out, training, "Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, s.query, Source::norm);
+  add_linear(out, training, "KV up", s.rows, l.key_value_rank, l.up, Source::norm);
   out.push_back(memory("rotary, joined heads", joined_bytes(s, l), 5));
   return out;
 }
@@ -51,28 +51,27 @@ Kernels forward(const Training& training, const Sizes& s, const LatentSizes& l) 
 Kernels input_gradient(const Training& training, const Sizes& s, const LatentSizes& l) {
   Kernels out;
   out.push_back(memory("d rotary, joined heads", joined_bytes(s, l), 5));
-  out.push_back(gemm("d KV up", s.rows, l.up, l.key_value_rank));
+  add_linear_gradient(out, training, "d KV up", s.rows, l.up, l.key_value_rank);
   const double queries = l.query_rank > 0 ? l.query_rank : s.hidden;
-  out.push_back(gemm("d Q up", s.rows, s.query, queries));
+  add_linear_gradient(out, training, "d Q up", s.rows, s.query, queries);
   if (training.tp > 1) {
     const double bytes = 2 * s.rows * (queries + l.down);
     out.push_back(training.sequence_parallel ? all_gather("reduce-scatter of d latents", bytes)
                                              : all_reduce("all-reduce of d latents", bytes));
   }
   out.push_back(memory("d norms of latents", 6 * s.split * l.normed, l.query_rank > 0 ? 4 : 2));
-  out.push_back(gemm("d KV down", s.split, l.down, s.hidden));
-  if (l.query_rank > 0) out.push_back(gemm("d Q down", s.split, l.query_rank, s.hidden));
+  add_linear_gradient(out, training, "d KV down", s.split, l.down, s.hidden);
+  if (l.query_rank > 0) add_linear_gradient(out, training, "d Q down", s.split, l.query_rank, s.hidden);
   out.push_back(memory("sum of d down", 6 * s.split * s.hidden));
   return out;
 }
 
 Kernels weight_gradient(const Training& training, const Sizes& s, const LatentSizes& l) {
-  const int bytes = training.gradient_bytes;
   Kernels out;
-  out.push_back(weight_gemm("w KV up", s.rows, l.key_value_rank, l.up, bytes));
-  out.push_back(weight_gemm("w Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, s.query, bytes));
-  out.push_back(weight_gemm("w KV down", s.split, s.hidden, l.down, bytes));
-  if (l.query_rank > 0) out.push_back(weight_gemm("w Q down", s.split, s.hidden, l.query_rank, bytes));
+  out.push_back(linear_weight(training, "w KV up", s.rows, l.key_value_rank, l.up));
+  out.push_back(linear_weight(training, "w Q up", s.rows, l.query_rank > 0 ? l.query_rank : s.hidden, s.query));
+  out.push_back(linear_weight(training, "w KV down", s.split, s.hidden, l.down));
+  if (l.query_rank > 0) out.push_back(linear_weight(training, "w Q down", s.split, s.hidden, l.query_rank));
   return out;
 }
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <tuple>
 #include <utility>
 
 #include "model/errors.h"
@@ -58,9 +60,8 @@ class Pricing {
 
   // Duration of a joint block; ranks repeat the same pairing, so the last result is usually the right one.
   struct Joint {
-    std::size_t forward = ~std::size_t{0};
-    std::size_t backward = ~std::size_t{0};
-    OpKind kind = OpKind::B;
+    using Key = std::tuple<std::size_t, std::size_t, OpKind>;  // price classes of F and B, and the kind of B
+    Key key{~std::size_t{0}, ~std::size_t{0}, OpKind::B};
     Duration duration{};
   };
 
@@ -132,8 +133,11 @@ class Pricing {
   Duration joint(VertexId v) {
     const auto [forward, backward] = halves(v);
     Joint& last = joint_[graph_.rank_of(v)];
-    if (last.forward != class_of(forward) || last.backward != class_of(backward) || last.kind != backward.op) {
-      last = {class_of(forward), class_of(backward), backward.op, rounded(seconds(v), v)};
+    const Joint::Key key(price_class_of(forward), price_class_of(backward), backward.op);
+    if (last.key != key) {
+      const auto [found, added] = known_joints_.try_emplace(key, Duration{0});
+      if (added) found->second = rounded(seconds(v), v);
+      last = {key, found->second};
     }
     return last.duration;
   }
@@ -166,7 +170,8 @@ class Pricing {
   std::vector<Duration> compute_;
   std::vector<Duration> recompute_;
   std::vector<Duration> transfer_;
-  std::vector<Joint> joint_;
+  std::vector<Joint> joint_;  // by rank
+  std::map<Joint::Key, Duration> known_joints_;
 };
 
 }  // namespace

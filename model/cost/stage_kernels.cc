@@ -1,5 +1,8 @@
 #include "model/cost/stage_kernels.h"
 
+#include <algorithm>
+#include <initializer_list>
+
 #include "model/cost/context_kernels.h"
 #include "model/cost/expert_kernels.h"
 #include "model/cost/kernel_parts.h"
@@ -11,52 +14,53 @@ using namespace kernel_parts;
 
 namespace {
 
-// The tensor-parallel communication of a layer in one direction: under sequence parallelism an all-gather and a
-// reduce-scatter, otherwise an all-reduce. Latents are gathered instead of their input, so only one of the two remains.
-KernelCall attention_collective(std::string_view name, const Transformer& model, const Training& training,
-                                const Sizes& s) {
-  const bool half = model.has_latent_attention() && training.sequence_parallel;
-  return {
-      .name = name, .kind = half ? KernelClass::all_gather : KernelClass::all_reduce, .bytes = 2 * s.rows * s.hidden};
-}
-
 Kernels dense_forward(const Training& training, const Sizes& s) {
   Kernels out;
-  out.push_back(gemm("MLP in", s.rows, s.hidden, s.mlp_in));
+  add_linear(out, training, "MLP in", s.rows, s.hidden, s.mlp_in, Source::norm);
   out.push_back(memory("activation", 2 * s.rows * (s.mlp_in + s.mlp)));
-  out.push_back(gemm("MLP out", s.rows, s.mlp, s.hidden));
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce 2", 2 * s.rows * s.hidden));
+  add_linear(out, training, "MLP out", s.rows, s.mlp, s.hidden);
+  add_tensor_collectives(out, training, s, "all-reduce 2", {.m = s.rows, .n = s.mlp_in, .k = s.hidden},
+                         {.m = s.rows, .n = s.hidden, .k = s.mlp});
   return out;
 }
 
 Kernels dense_input_gradient(const Training& training, const Sizes& s) {
   Kernels out;
-  out.push_back(gemm("d MLP out", s.rows, s.hidden, s.mlp));
+  add_linear_gradient(out, training, "d MLP out", s.rows, s.hidden, s.mlp);
   out.push_back(memory("d activation", 2 * s.rows * (s.mlp + 2 * s.mlp_in)));
-  out.push_back(gemm("d MLP in", s.rows, s.mlp_in, s.hidden));
-  if (training.tp > 1) out.push_back(all_reduce("all-reduce of d MLP in", 2 * s.rows * s.hidden));
+  add_linear_gradient(out, training, "d MLP in", s.rows, s.mlp_in, s.hidden);
+  add_tensor_collectives(out, training, s, "all-reduce of d MLP in",
+                         {.m = s.rows, .n = s.mlp, .k = s.hidden, .pass = GemmPass::input_gradient},
+                         {.m = s.rows, .n = s.hidden, .k = s.mlp_in, .pass = GemmPass::input_gradient});
   return out;
 }
 
 Kernels dense_weight_gradient(const Training& training, const Sizes& s) {
-  return {weight_gemm("w MLP out", s.rows, s.mlp, s.hidden, training.gradient_bytes),
-          weight_gemm("w MLP in", s.rows, s.hidden, s.mlp_in, training.gradient_bytes)};
+  return {linear_weight(training, "w MLP out", s.rows, s.mlp, s.hidden),
+          linear_weight(training, "w MLP in", s.rows, s.hidden, s.mlp_in)};
 }
 
 Kernels layer_forward(const Transformer& model, const Training& training, const SliceShape& slice, LayerKind layer,
                       const Sizes& s) {
+  // Latents are gathered instead of their input, so that of the all-gather and the reduce-scatter one remains.
+  const bool latents_gathered = model.has_latent_attention() && training.sequence_parallel && training.tp > 1;
   Kernels out;
   out.push_back(memory("norm 1", 4 * s.split * s.hidden));
   if (model.has_latent_attention()) {
     append(out, latent_kernels(model, training, OpKind::F, s));
   } else {
-    out.push_back(gemm("QKV", s.rows, s.hidden, s.qkv));
+    add_linear(out, training, "QKV", s.rows, s.hidden, s.qkv, Source::norm);
     if (model.qk_norm) out.push_back(memory("QK norm", 4 * s.rows * (s.query + s.key_value / 2), 2));
     if (model.positions == 0) out.push_back(memory("rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
   }
   append(out, attention_kernels(model, training, OpKind::F, slice));
-  out.push_back(gemm("projection", s.rows, s.output, s.hidden));
-  if (training.tp > 1) out.push_back(attention_collective("all-reduce 1", model, training, s));
+  add_linear(out, training, "projection", s.rows, s.output, s.hidden);
+  if (latents_gathered) {
+    out.push_back(all_gather("reduce-scatter of projection", 2 * s.rows * s.hidden));
+  } else {
+    add_tensor_collectives(out, training, s, "all-reduce 1", {.m = s.rows, .n = s.qkv, .k = s.hidden},
+                           {.m = s.rows, .n = s.hidden, .k = s.output});
+  }
   out.push_back(memory("dropout, residual 1", (6 + s.mask) * s.split * s.hidden));
   out.push_back(memory("norm 2", 4 * s.split * s.hidden));
   append(out, layer == LayerKind::dense ? dense_forward(training, s) : expert_kernels(model, training, OpKind::F, s));
@@ -66,6 +70,7 @@ Kernels layer_forward(const Transformer& model, const Training& training, const 
 
 Kernels layer_input_gradient(const Transformer& model, const Training& training, const SliceShape& slice,
                              LayerKind layer, const Sizes& s) {
+  const bool latents_gathered = model.has_latent_attention() && training.sequence_parallel && training.tp > 1;
   Kernels out;
   out.push_back(memory("d dropout 2", (4 + s.mask) * s.split * s.hidden));
   append(out,
@@ -73,18 +78,22 @@ Kernels layer_input_gradient(const Transformer& model, const Training& training,
   out.push_back(memory("d norm 2", 6 * s.split * s.hidden, 2));
   out.push_back(memory("d residual 2", 6 * s.split * s.hidden));
   out.push_back(memory("d dropout 1", (4 + s.mask) * s.split * s.hidden));
-  out.push_back(gemm("d projection", s.rows, s.hidden, s.output));
+  add_linear_gradient(out, training, "d projection", s.rows, s.hidden, s.output);
   append(out, attention_kernels(model, training, OpKind::I, slice));
   if (model.has_latent_attention()) {
     append(out, latent_kernels(model, training, OpKind::I, s));
   } else {
     if (model.positions == 0) out.push_back(memory("d rotary", 4 * s.rows * (s.query + s.key_value / 2), 2));
     if (model.qk_norm) out.push_back(memory("d QK norm", 6 * s.rows * (s.query + s.key_value / 2), 2));
-    out.push_back(gemm("d QKV", s.rows, s.qkv, s.hidden));
+    add_linear_gradient(out, training, "d QKV", s.rows, s.qkv, s.hidden);
   }
-  // Under sequence parallelism with latents: the all-gather of the projection's output gradient.
-  const bool summed = !model.has_latent_attention() || training.sequence_parallel;
-  if (training.tp > 1 && summed) out.push_back(attention_collective("all-reduce of d QKV", model, training, s));
+  if (latents_gathered) {
+    out.push_back(all_gather("all-gather of d projection", 2 * s.rows * s.hidden));
+  } else if (!model.has_latent_attention()) {
+    add_tensor_collectives(out, training, s, "all-reduce of d QKV",
+                           {.m = s.rows, .n = s.output, .k = s.hidden, .pass = GemmPass::input_gradient},
+                           {.m = s.rows, .n = s.hidden, .k = s.qkv, .pass = GemmPass::input_gradient});
+  }
   out.push_back(memory("d norm 1", 6 * s.split * s.hidden, 2));
   out.push_back(memory("d residual 1", 6 * s.split * s.hidden));
   if (model.qkv_bias) out.push_back(memory("d QKV bias", 2 * s.rows * s.qkv));
@@ -94,14 +103,13 @@ Kernels layer_input_gradient(const Transformer& model, const Training& training,
 }
 
 Kernels layer_weight_gradient(const Transformer& model, const Training& training, LayerKind layer, const Sizes& s) {
-  const int bytes = training.gradient_bytes;
   Kernels out =
       layer == LayerKind::dense ? dense_weight_gradient(training, s) : expert_kernels(model, training, OpKind::W, s);
-  out.push_back(weight_gemm("w projection", s.rows, s.output, s.hidden, bytes));
+  out.push_back(linear_weight(training, "w projection", s.rows, s.output, s.hidden));
   if (model.has_latent_attention()) {
     append(out, latent_kernels(model, training, OpKind::W, s));
   } else {
-    out.push_back(weight_gemm("w QKV", s.rows, s.hidden, s.qkv, bytes));
+    out.push_back(linear_weight(training, "w QKV", s.rows, s.hidden, s.qkv));
   }
   return out;
 }
@@ -124,15 +132,15 @@ Kernels attention_kernels(const Transformer& model, const Training& training, Op
   if (training.flash_attention) {
     if (kind != OpKind::F && kind != OpKind::I) return out;
     out.push_back(fused_attention(model, kind, slice, s, cache, 1.0 / training.tp));
-    if (kind == OpKind::I) out.push_back(memory("d attention, row sums", 4 * s.rows * s.output));
+    if (kind == OpKind::I) out.push_back(row_sums(out.back(), s));
     return out;
   }
   // One GEMM per head and sequence.
   const auto tokens = static_cast<double>(slice.tokens);
   const double batch = slice.sequences * (static_cast<double>(model.heads) / training.tp);
   const GemmShape scores{.m = tokens, .n = keys, .k = static_cast<double>(model.head_dim), .batch = batch};
-  const GemmShape rows{.m = tokens, .n = scores.k, .k = keys, .batch = batch};
-  const GemmShape columns{.m = keys, .n = scores.k, .k = tokens, .batch = batch};
+  const GemmShape rows{.m = tokens, .n = scores.k, .k = keys, .batch = batch, .pass = GemmPass::input_gradient};
+  const GemmShape columns{.m = keys, .n = scores.k, .k = tokens, .batch = batch, .pass = GemmPass::weight_gradient};
   const double operand = 2 * (s.rows * s.query + cache / 2);
   const double moved = operand + 2 * s.scores;
   const bool fused = has_fused_softmax(model, training, slice);
@@ -163,6 +171,79 @@ Kernels layer_kernels(const Transformer& model, const Training& training, OpKind
   return out;
 }
 
+Kernels recomputed_module_kernels(const Transformer& model, const Training& training, const SliceShape& slice,
+                                  LayerKind layer) {
+  using Module = RecomputeModule;
+  const auto repeats = [&](RecomputeModules modules) { return training.recompute_modules.any_of(modules); };
+  const auto is_one_of = [](std::string_view name, std::initializer_list<std::string_view> names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const bool whole_mlp = repeats(layer == LayerKind::dense ? Module::mlp : Module::experts);
+  Kernels out;
+  for (const KernelCall& call : layer_forward(model, training, slice, layer, sizes_of(model, training, slice))) {
+    const bool repeated =
+        (repeats(Module::norm) && is_one_of(call.name, {"norm 1", "norm 2"})) ||
+        (repeats(Module::up_projection) && is_one_of(call.name, {"Q up", "KV up", "rotary, joined heads"})) ||
+        (!whole_mlp && repeats(Module::activation) && call.name == "activation of experts") ||
+        (!whole_mlp && repeats(Module::shared_experts) &&
+         is_one_of(call.name, {"shared expert in", "activation of shared expert", "shared expert out"}));
+    if (repeated) out.push_back(call);
+  }
+  if (repeats(Module::core_attention) && !training.flash_attention) {
+    append(out, attention_kernels(model, training, OpKind::F, slice));
+  }
+  if (whole_mlp) {
+    const Sizes s = sizes_of(model, training, slice);
+    append(out, layer == LayerKind::dense ? dense_forward(training, s) : expert_kernels(model, training, OpKind::F, s));
+  }
+  return out;
+}
+
+Kernels mtp_recomputed_kernels(const Transformer& model, const Training& training, const SliceShape& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  Kernels out;
+  if (training.tp > 1 && training.sequence_parallel) {
+    out.push_back(all_gather("all-gather of projection input", 4 * s.rows * s.hidden));
+  }
+  out.push_back(gemm("projection of both inputs", s.rows, 2 * s.hidden, s.hidden / training.tp));
+  if (training.tp > 1) out.push_back(all_gather("all-gather of projection", 2 * s.rows * s.hidden));
+  append(out, layer_kernels(model, training, OpKind::F, slice, model.last_kind()));
+  return out;
+}
+
+Kernels mtp_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice) {
+  const Sizes s = sizes_of(model, training, slice);
+  Kernels out;
+  if (kind == OpKind::F) {
+    out = embedding_kernels(model, training, kind, slice);
+    out.push_back(memory("norms of both inputs", 8 * s.split * s.hidden, 2));
+    out.push_back(memory("both inputs", 8 * s.split * s.hidden));
+    append(out, mtp_recomputed_kernels(model, training, slice));
+    return out;
+  }
+  append(out, layer_kernels(model, training, kind, slice, model.last_kind()));
+  if (kind != OpKind::W) {
+    if (training.tp > 1 && training.sequence_parallel) {
+      out.push_back(all_gather("all-gather of d projection", 2 * s.rows * s.hidden));
+    }
+    out.push_back(
+        gemm("d projection of both inputs", s.rows, s.hidden / training.tp, 2 * s.hidden, GemmPass::input_gradient));
+    if (training.tp > 1 && training.sequence_parallel) {
+      out.push_back(all_gather("reduce-scatter of d projection", 4 * s.rows * s.hidden));
+    } else if (training.tp > 1) {
+      out.push_back(all_reduce("all-reduce of d projection", 4 * s.rows * s.hidden));
+    }
+    out.push_back(memory("d both inputs", 8 * s.split * s.hidden));
+    out.push_back(memory("d norms of both inputs", 12 * s.split * s.hidden, 4));
+    append(out, embedding_kernels(model, training, kind, slice));
+  }
+  if (kind != OpKind::I) {
+    out.push_back(weight_gemm("w projection of both inputs", s.rows, 2 * s.hidden, s.hidden / training.tp,
+                              training.gradient_bytes));
+  }
+  return out;
+}
+
 Kernels embedding_kernels(const Transformer& model, const Training& training, OpKind kind, const SliceShape& slice) {
   const Sizes s = sizes_of(model, training, slice);
   Kernels out;
@@ -176,9 +257,17 @@ Kernels embedding_kernels(const Transformer& model, const Training& training, Op
     if (training.tp > 1 && training.sequence_parallel) {
       out.push_back({"all-gather of d embedding", KernelClass::all_gather, 0, 2 * s.rows * s.hidden});
     }
-    const double rows_added = (2 + 2.0 * training.gradient_bytes) * s.rows * s.hidden;
-    out.push_back(memory("d embedding", rows_added / training.tp));
-    if (model.positions > 0) out.push_back(memory("d positions", rows_added));
+    // PyTorch's gradient of a table is dense: it is zeroed, rows are added to it, and it is added to the sum of the
+    // microbatches (embedding_dense_backward; Megatron-LM's hook: main_grad.add_(grad)).
+    const auto add_table = [&](std::string_view rows_name, std::string_view name, double rows, double words) {
+      out.push_back(memory(rows_name, 6 * rows * s.hidden));
+      out.push_back(memory(name, (4 + 2.0 * training.gradient_bytes) * words * s.hidden, 2));
+    };
+    const auto words = static_cast<double>(padded_vocab(model, training.tp));
+    add_table("d embedding", "d embedding, whole table", s.rows / training.tp, words / training.tp);
+    if (model.positions > 0) {
+      add_table("d positions", "d positions, whole table", s.rows, static_cast<double>(model.positions));
+    }
   }
   return out;
 }
@@ -187,6 +276,8 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
   const Sizes s = sizes_of(model, training, slice);
   const double words = static_cast<double>(padded_vocab(model, training.tp)) / training.tp;
   const double logits = s.rows * words;
+  const bool fused =
+      training.cross_entropy == Training::CrossEntropy::native || training.cross_entropy == Training::CrossEntropy::te;
   Kernels out;
   if (kind == OpKind::F) {
     out.push_back(memory("final norm", 4 * s.split * s.hidden));
@@ -196,8 +287,7 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
     out.push_back(gemm("head", s.rows, s.hidden, words));
     // Widen (2 + 4), maximum (4), subtract (8), exponential (8), sum (4), divide (8). Fused: read for maximum and sum,
     // then overwritten by the gradient.
-    out.push_back(training.fused_cross_entropy ? memory("cross-entropy", 6 * logits, 2)
-                                               : memory("cross-entropy", 38 * logits, 6));
+    out.push_back(fused ? memory("cross-entropy", 6 * logits, 2) : memory("cross-entropy", 38 * logits, 6));
     // Maximum, the target's logit and the sum of exponentials, 4 bytes per row each.
     if (training.tp > 1) {
       out.push_back({"all-reduces of cross-entropy", KernelClass::all_reduce, 0, 4 * s.rows, 3});
@@ -205,9 +295,8 @@ Kernels head_kernels(const Transformer& model, const Training& training, OpKind 
     return out;
   }
   if (kind != OpKind::W) {
-    out.push_back(training.fused_cross_entropy ? memory("d cross-entropy", 4 * logits)
-                                               : memory("d cross-entropy", 14 * logits, 2));
-    out.push_back(gemm("d head", s.rows, words, s.hidden));
+    out.push_back(fused ? memory("d cross-entropy", 4 * logits) : memory("d cross-entropy", 14 * logits, 2));
+    out.push_back(gemm("d head", s.rows, words, s.hidden, GemmPass::input_gradient));
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d head", 2 * s.rows * s.hidden));
     out.push_back(memory("d final norm", 6 * s.split * s.hidden, 2));
   }

@@ -17,11 +17,16 @@ enum class KernelClass : std::uint8_t {
   attention_forward,  // fused attention: attention_time
   attention_backward,
   memory,      // bytes only
+  cast,        // the same, to operands of a narrow format
   all_reduce,  // over the tensor-parallel group; bytes of the whole tensor
   all_gather,
   expert_all_to_all,   // bytes that each rank of the group starts with
-  context_all_to_all,  // the same
+  expert_all_gather,   // over the ranks of an expert; bytes of the whole tensor, also of a reduce-scatter
+  context_all_to_all,  // bytes that each rank of the group starts with
   context_ring,        // bytes to the next rank during this attention kernel: the time beyond that kernel
+  overlapped_gather,   // an all-gather, or a reduce-scatter, in parts, each during a part of this GEMM: the time beyond
+                       // the GEMM's own
+  sharding,            // collectives of sharded parameters and gradients: the time beyond the op's kernels, added_s
 };
 
 constexpr bool is_collective(KernelClass kind) { return kind >= KernelClass::all_reduce; }
@@ -33,14 +38,20 @@ struct KernelCall {
   double flops = 0;
   double bytes = 0;  // moved through the GPU's memory, or communicated
   int count = 1;
-  GemmShape gemm = {};   // of a gemm
+  GemmShape gemm = {};   // of a gemm, or of the one that an overlapped_gather overlaps with
   double row_flops = 0;  // fused attention: per query row and head
   double head_size = 0;  // fused attention: mean over the GEMMs
   double tile_size = 0;  // fused attention: see AttentionWork
+  // Fused attention, or a memory kernel that a measurement of this attention backward includes.
+  AttentionShape attention = {};
   // The attention kernel that a context_ring overlaps with; row_flops and head_size are that kernel's.
   KernelClass overlapped_with = KernelClass::attention_forward;
   double overlapped_flops = 0;
   double overlapped_bytes = 0;
+  double added_s = 0;  // of sharding
+
+  // Number of kernels that an op's host thread launches: collectives of sharded parameters are launched ahead.
+  int launched() const { return kind == KernelClass::sharding ? 0 : count; }
 };
 
 // Returns the kernels of one part of the model for F, I or W (B is I and W), on one of training.tp x training.cp
@@ -54,8 +65,19 @@ std::vector<KernelCall> embedding_kernels(const Transformer& model, const Traini
                                           const SliceShape& slice);
 std::vector<KernelCall> head_kernels(const Transformer& model, const Training& training, OpKind kind,
                                      const SliceShape& slice);
+// A layer of multi-token prediction, without its pass through the head: the embedding of the next tokens, the norms of
+// both inputs, their projection, which is column-parallel and gathered, and a transformer layer of the last kind.
+std::vector<KernelCall> mtp_kernels(const Transformer& model, const Training& training, OpKind kind,
+                                    const SliceShape& slice);
+// What full recomputation repeats of it: the projection and the layer (Megatron-LM's MultiTokenPredictionLayer).
+std::vector<KernelCall> mtp_recomputed_kernels(const Transformer& model, const Training& training,
+                                               const SliceShape& slice);
 
-// The forward of the attention core, which selective recomputation repeats.
+// What selective recomputation repeats of a layer's forward pass: its recompute_modules.
+std::vector<KernelCall> recomputed_module_kernels(const Transformer& model, const Training& training,
+                                                  const SliceShape& slice, LayerKind layer);
+
+// The attention core.
 std::vector<KernelCall> attention_kernels(const Transformer& model, const Training& training, OpKind kind,
                                           const SliceShape& slice);
 

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "model/schedule/schedule.h"
 
@@ -9,12 +12,12 @@ namespace sluice::model {
 
 // Bytes that one replica of a stage occupies for the whole run, on one device.
 struct StageBytes {
-  std::int64_t weights = 0;  // one version, in the compute precision
+  std::int64_t weights = 0;  // one version, in the compute precision; with ZeRO 3 the shard, and what stays gathered
   std::int64_t gradients = 0;
   std::int64_t optimizer = 0;  // master weights and Adam moments (after sharding)
   std::int64_t reduced = 0;    // gradient bytes that data-parallel reduction moves for this stage
   std::int64_t scratch = 0;    // used by its layers one after another; a rank has that of its largest stage
-  std::int64_t gathered = 0;   // parameter bytes that are gathered after the step (distributed optimizer)
+  std::int64_t gathered = 0;   // parameter bytes that are gathered (distributed optimizer, ZeRO 3)
 };
 
 // Bytes of one slice of one microbatch on one stage, on one device, by lifetime under split backward: from F until the
@@ -32,12 +35,27 @@ struct SliceBytes {
   std::int64_t transfer_backward = 0;     // sent to the previous stage after B or I
 };
 
+// Equal tensors of one slice of one microbatch on one stage, on one device.
+struct SliceTensor {
+  std::int64_t SliceBytes::*field = nullptr;  // that they are part of
+  std::string_view name;
+  std::string_view formula;  // of the bytes of each, in the workload's symbols
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;  // of each
+};
+
 // The bytes of a workload on each stage; lowering stores them in the OpGraph. Contains no times.
 class Footprint {
  public:
   virtual ~Footprint() = default;
   virtual StageBytes stage(int stage) const = 0;
+  // The formula of one of its fields, for people; "" where there is none.
+  virtual std::string stage_formula(std::int64_t StageBytes::* /*field*/) const { return ""; }
   virtual SliceBytes slice(int stage, const MicrobatchShape& shape, int slice) const = 0;
+  // What these are made of; empty where that is not known. The bytes of a field add up to it.
+  virtual std::vector<SliceTensor> tensors(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const {
+    return {};
+  }
   // Bytes of the embedding gradient that is all-reduced between the first and the last stage where they share the
   // weight; otherwise 0.
   virtual std::int64_t tied_embedding_bytes() const { return 0; }

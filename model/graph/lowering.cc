@@ -39,6 +39,12 @@ class Lowering {
   }
 
   std::unique_ptr<OpGraph::Data> run() {
+    if (options_.overlap_param_gather && gathers_parameters()) {
+      for (StageState& stage : states_) {
+        if (has_action(stage, CommunicationKind::unshard)) continue;
+        stage.gathered = collective(CollectiveKind::parameter_gather, stage.stage, 0, {stage.rank}, {});
+      }
+    }
     for (int rank = schedule_.num_ranks() - 1; rank >= 0; --rank) runnable_.push_back(rank);
     while (!runnable_.empty()) {
       const int rank = runnable_.back();
@@ -65,6 +71,7 @@ class Lowering {
     int rank = 0;
     int stage = 0;
 
+    VertexId gathered = kNone;                 // the gather of parameters that its first forward needs
     int steps_done = 0;                        // optimizer steps emitted
     std::vector<std::int64_t> gradients_left;  // by step
     std::vector<VertexId> ready;               // by step: the vertex after which the step may run
@@ -82,7 +89,14 @@ class Lowering {
     if (!flush() && options_.global_norm) {
       throw InputError(schedule_.family() + ": a global gradient norm needs a schedule with a flush");
     }
-    if (schedule_.weight_policy() == WeightPolicy::stashed && options_.tied_embedding && schedule_.num_ranks() > 1) {
+    if (!flush() && options_.overlap_param_gather) {
+      throw InputError(
+          schedule_.family() +
+          ": gathers of parameters before the first forward (overlap_param_gather, zero 3) need a schedule with "
+          "a flush");
+    }
+    const bool shared = options_.tied_embedding || options_.mtp_stage > 0;
+    if (schedule_.weight_policy() == WeightPolicy::stashed && shared && schedule_.num_ranks() > 1) {
       throw InputError(schedule_.family() +
                        ": steps after every backward, so embedding and head cannot share a weight across ranks");
     }
@@ -238,6 +252,16 @@ class Lowering {
     return id;
   }
 
+  bool gathers_parameters() const { return options_.gather_parameters && options_.data_parallel > 1; }
+
+  // With overlapped gathers: the first op of a stage after the gather needs its parameters.
+  void wait_for_parameters(const Op& op) {
+    if (op.kind == OpKind::W || !options_.overlap_param_gather) return;
+    VertexId& gathered = state(op.stage, op.microbatch).gathered;
+    if (gathered != kNone) needs_[num_needs_++] = gathered;
+    gathered = kNone;
+  }
+
   // With blocking transfers: adds the last transfer on each of the rank's links since its last op.
   void wait_for_sends(int rank) {
     for (const LaneId link : links_out_[rank]) {
@@ -275,6 +299,8 @@ class Lowering {
       take_steps_before(op);
       if (partner != nullptr) take_steps_before(*partner);
     }
+    wait_for_parameters(op);
+    if (partner != nullptr) wait_for_parameters(*partner);
     if (options_.blocking_transfers) wait_for_sends(rank);
     if (options_.recompute && (is_gradient(op.kind) || partner != nullptr)) {
       // As in Megatron-LM, recomputation starts when the gradient has arrived. It has the needs of the op.
@@ -328,6 +354,7 @@ class Lowering {
     for (std::size_t& next = next_communication_[rank]; next < list.size(); ++next) {
       const Communication& c = list[next];
       if (c.before > position) return;
+      if (options_.sharded_actions) take_action(rank, next);
       if (!is_send(c.kind)) continue;
       const bool forward = of_forward(c.kind);
       Op op{.microbatch = c.microbatch, .stage = c.stage, .slice = c.slice, .kind = OpKind::F};
@@ -344,12 +371,43 @@ class Lowering {
     }
   }
 
+  // Whether the schedule has such an action on the parameters or gradients of a stage.
+  bool has_action(const StageState& stage, CommunicationKind kind) const {
+    if (!options_.sharded_actions || !communicates_) return false;
+    const auto list = schedule_.communication(stage.rank);
+    return std::any_of(list.begin(), list.end(),
+                       [&](const Communication& c) { return c.kind == kind && c.stage == stage.stage; });
+  }
+
+  // Emits the gather or reduction of an UNSHARD or REDUCE_GRAD, after the op before it.
+  void take_action(int rank, std::size_t index) {
+    const Communication& c = schedule_.communication(rank)[index];
+    if (options_.data_parallel <= 1) return;
+    const bool gathers = c.kind == CommunicationKind::unshard;
+    if (!gathers && c.kind != CommunicationKind::reduce_gradients) return;
+    StageState& stage = states_[first_state_[rank] + to_size(schedule_.chunk_of(rank, c.stage))];
+    std::vector<VertexId> after;
+    if (last_on_lane_[rank] != kNone) after.push_back(last_on_lane_[rank]);
+    if (gathers) {
+      stage.gathered = collective(CollectiveKind::parameter_gather, c.stage, 0, {rank}, after);
+      return;
+    }
+    if (stage.gradients_left[0] > 0) {
+      throw ScheduleError(fmt::format("{}: {}: precedes the last backward of its stage",
+                                      schedule_.communication_place(rank, index), to_string(c, false)));
+    }
+    stage.ready[0] = collective(CollectiveKind::gradient_reduce, c.stage, 0, {rank}, after);
+  }
+
   // --- gradients and steps ----------------------------------------------------------------------------------
 
   void count_gradient(const Op& op, VertexId id) {
     StageState& stage = state(op.stage, op.microbatch);
     const int step = step_of(op.microbatch);
-    if (--stage.gradients_left[step] > 0) return;
+    if (--stage.gradients_left[step] > 0) {
+      if (options_.reduce_runs && flush() && ends_run(stage)) reduce_after(stage, step, id);
+      return;
+    }
     stage.ready[step] = id;
     StageState* const head = head_of(stage);
     const bool waits = head != nullptr && head->ready[step] == kNone;
@@ -379,10 +437,24 @@ class Lowering {
   }
 
   void reduce(StageState& stage, int step) {
-    if (options_.data_parallel <= 1) return;
+    if (options_.data_parallel <= 1 || !options_.reduce_gradients) return;
+    if (has_action(stage, CommunicationKind::reduce_gradients)) return;
     const VertexId gradients = stage.ready[step];
     const VertexId after = flush() && !options_.overlap_grad_reduce ? last_on_lane_[stage.rank] : gradients;
-    stage.ready[step] = collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {after});
+    stage.ready[step] = reduce_after(stage, step, after);
+  }
+
+  VertexId reduce_after(const StageState& stage, int step, VertexId after) {
+    return collective(CollectiveKind::gradient_reduce, stage.stage, step, {stage.rank}, {after});
+  }
+
+  // Whether the rank's next op with a weight gradient is of another stage.
+  bool ends_run(const StageState& stage) const {
+    if (options_.data_parallel <= 1) return false;
+    const auto rest = schedule_.ops(stage.rank).subspan(next_[stage.rank]);
+    const auto next = std::find_if(rest.begin(), rest.end(),
+                                   [](const Op& op) { return op.kind == OpKind::B || op.kind == OpKind::W; });
+    return next != rest.end() && next->stage != stage.stage;
   }
 
   VertexId collective(CollectiveKind kind, int stage, int step, const std::vector<int>& ranks,
@@ -422,7 +494,7 @@ class Lowering {
                                       .lane = static_cast<LaneId>(stage.rank)},
                                      stage.ready[step]);
     stage.steps_done = step + 1;
-    if (options_.gather_parameters && options_.data_parallel > 1) {
+    if (gathers_parameters() && !options_.overlap_param_gather) {
       collective(CollectiveKind::parameter_gather, stage.stage, step, {stage.rank}, {done});
     }
   }
@@ -452,24 +524,36 @@ class Lowering {
     needs_ = saved_needs;
   }
 
-  // All-reduces the gradient of the embedding that the first and the last stage share.
+  // Whether a stage has the word embedding: the first one, that of a tied head, and that of multi-token prediction.
+  bool has_embedding(int stage) const {
+    return stage == 0 || stage == options_.mtp_stage ||
+           (options_.tied_embedding && stage + 1 == schedule_.num_stages());
+  }
+
+  bool has_all_embeddings(int rank) const {
+    const auto held = schedule_.stages_of(rank);
+    for (const int stage : {0, options_.mtp_stage, options_.tied_embedding ? schedule_.num_stages() - 1 : 0}) {
+      if (stage >= 0 && std::find(held.begin(), held.end(), stage) == held.end()) return false;
+    }
+    return true;
+  }
+
+  // All-reduces the gradient of the embedding that several stages share.
   void tie(StageState& stage, int step) {
-    const int last_stage = schedule_.num_stages() - 1;
-    if (!options_.tied_embedding || last_stage == 0 || (stage.stage != 0 && stage.stage != last_stage)) return;
-    if (tied_steps_ > step) return;
+    const bool shared = options_.mtp_stage > 0 || (options_.tied_embedding && schedule_.num_stages() > 1);
+    if (!shared || !has_embedding(stage.stage) || tied_steps_ > step) return;
     std::vector<int> ranks;
     std::vector<VertexId> after;
-    bool apart = false;  // some rank has one of the two without the other
+    bool apart = false;  // some rank has one of them without the others
     for (StageState& other : states_) {
-      if (other.stage != 0 && other.stage != last_stage) continue;
+      if (!has_embedding(other.stage)) continue;
       if (other.ready[step] == kNone) {
         throw ScheduleError(
             fmt::format("deadlock: step {} of stage {} needs the embedding's gradient of stage {}, which comes "
                         "later",
                         step, stage.stage, other.stage));
       }
-      const auto held = schedule_.stages_of(other.rank);
-      apart |= held.front() != 0 || held.back() != last_stage;
+      apart |= !has_all_embeddings(other.rank);
       if (std::find(ranks.begin(), ranks.end(), other.rank) == ranks.end()) ranks.push_back(other.rank);
       after.push_back(other.ready[step]);
     }
@@ -479,7 +563,7 @@ class Lowering {
     std::sort(ranks.begin(), ranks.end());
     const VertexId done = collective(CollectiveKind::tied_embedding, 0, step, ranks, after);
     for (StageState& other : states_) {
-      if (other.stage == 0 || other.stage == last_stage) other.ready[step] = done;
+      if (has_embedding(other.stage)) other.ready[step] = done;
     }
   }
 
@@ -550,7 +634,7 @@ class Lowering {
   std::vector<std::size_t> waiting_for_;
   std::vector<int> runnable_;
 
-  // A joint block has two for its F, three for its B, and one recomputation.
+  // A joint block has two for its F, three for its B, one each for their parameters, and one recomputation.
   static constexpr std::size_t kMostOwnNeeds = 8;
   std::vector<VertexId> needs_;
   int num_needs_ = 0;

@@ -9,13 +9,20 @@ namespace sluice::model {
 struct LoweringOptions {
   const Footprint* footprint = nullptr;  // zero bytes without one
   int data_parallel = 1;                 // if above 1: a gradient reduction per stage and step
+  bool reduce_gradients = true;          // false: the ops do it
   bool overlap_grad_reduce =
       false;  // reductions start when the gradients of their stage are complete, not at the end of the rank's list
-  bool gather_parameters = false;   // distributed optimizer: an all-gather after each step
-  bool tied_embedding = false;      // the embedding's gradient is all-reduced between the first and the last stage
-  bool global_norm = false;         // every step waits for the norm over all ranks (flush only)
-  bool recompute = false;           // a recompute vertex before every B and I
-  bool blocking_transfers = false;  // a rank's next op waits until its previous sends have arrived
+  bool reduce_runs = false;        // and also whenever the rank's next backward is of another stage (flush only)
+  bool gather_parameters = false;  // distributed optimizer: an all-gather after each step
+  // The schedule's UNSHARD and REDUCE_GRAD, where it has them for a stage, are the gather before the ops after it and
+  // the reduction (ZeRO 3), instead of one before the first forward and one after the last backward.
+  bool sharded_actions = false;
+  bool overlap_param_gather = false;  // with gather_parameters and a flush: before the first forward of the stage
+  bool tied_embedding = false;        // the embedding's gradient is all-reduced between the first and the last stage
+  int mtp_stage = -1;                 // this stage shares the embedding with the first one too (multi-token prediction)
+  bool global_norm = false;           // every step waits for the norm over all ranks (flush only)
+  bool recompute = false;             // a recompute vertex before every B and I
+  bool blocking_transfers = false;    // a rank's next op waits until its previous sends have arrived
 };
 
 // Lowers a schedule to its OpGraph. Data edges: F(s,m,i) needs F(s-1,m,i), through a transfer if that is on another

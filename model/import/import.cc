@@ -3,17 +3,23 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cstddef>
+#include <filesystem>
 #include <limits>
+#include <map>
 #include <span>
 #include <utility>
 
 #include "model/errors.h"
+#include "model/import/deepspeed.h"
 #include "model/import/megatron.h"
 #include "model/import/megatron_names.h"
+#include "model/import/nemo.h"
 #include "model/import/shell.h"
 #include "model/import/torchtitan.h"
+#include "model/input/files.h"
 
 namespace sluice::model {
 namespace {
@@ -28,6 +34,17 @@ std::string_view line_of(std::string_view& text) {
   const std::string_view line = text.substr(0, end);
   text.remove_prefix(std::min(end + 1, text.size()));
   return line;
+}
+
+// Whether a text begins with a byte order mark of UTF-16, or with an ASCII character in UTF-16.
+bool is_utf16(std::string_view text) {
+  return text.starts_with("\xff\xfe") || text.starts_with("\xfe\xff") ||
+         (text.size() > 1 && (text[0] == '\0') != (text[1] == '\0'));
+}
+
+std::string_view without_mark(std::string_view text) {
+  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
+  return text;
 }
 
 std::string_view without_blanks(std::string_view text) {
@@ -56,7 +73,7 @@ bool begins_argument(std::string_view word) {
 // Groups words by the argument before them. Words before the first argument are those of the program.
 std::vector<MegatronArgument> arguments_in(std::span<const ShellWord> words, bool lines) {
   std::vector<MegatronArgument> out;
-  for (const auto& [text, line] : words) {
+  for (const auto& [text, line, known] : words) {
     if (begins_argument(text)) {
       const std::size_t equals = text.find('=');
       out.push_back({argument_name(std::string_view(text).substr(2, equals == std::string::npos ? equals : equals - 2)),
@@ -70,10 +87,26 @@ std::vector<MegatronArgument> arguments_in(std::span<const ShellWord> words, boo
   return out;
 }
 
-bool is_program(const ShellWord& word) { return word.text.ends_with(".py"); }
+// Returns the place of the program: a file such as pretrain_gpt.py, or a module after -m. The size if there is none.
+std::size_t program_in(std::span<const ShellWord> words) {
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i].text.ends_with(".py") || (i > 0 && words[i - 1].text == "-m")) return i;
+  }
+  return words.size();
+}
 
 // Returns the number of GPUs that a launcher such as torchrun or srun uses; 0 if its words do not determine it.
 std::int64_t gpus_of_launcher(std::span<const ShellWord> words) {
+  for (std::size_t i = 1; i < words.size(); ++i) {
+    const std::string& before = words[i - 1].text;
+    const bool value = before.starts_with('-') && before.find('=') == std::string::npos;
+    if (words[i].text.starts_with('$') && !value) return 0;  // any arguments
+  }
+  const auto has = [&](std::string_view name) {
+    return std::any_of(words.begin(), words.end(), [&](const ShellWord& word) {
+      return argument_name(std::string_view(word.text).substr(0, word.text.find('='))) == name;
+    });
+  };
   const auto value = [&](std::initializer_list<std::string_view> names) {
     std::int64_t out = 0;
     for (std::size_t i = 0; i < words.size(); ++i) {
@@ -88,47 +121,140 @@ std::int64_t gpus_of_launcher(std::span<const ShellWord> words) {
     return out;
   };
   if (const std::int64_t each = value({"--nproc-per-node", "-nproc-per-node"}); each > 0) {
-    const bool nodes = std::any_of(words.begin(), words.end(), [](const ShellWord& word) {
-      return argument_name(word.text).starts_with("--nnodes");
-    });
-    return nodes ? each * value({"--nnodes"}) : each;
+    return has("--nnodes") || has("-nnodes") ? each * value({"--nnodes", "-nnodes"}) : each;
   }
   if (const std::int64_t each = value({"--num-gpus"}); each > 0) {
-    return each * std::max<std::int64_t>(1, value({"--num-nodes"}));
+    return has("--num-nodes") ? each * value({"--num-nodes"}) : each;
   }
   if (const std::int64_t all = value({"-np", "-n", "--ntasks"}); all > 0) return all;
   return value({"-N", "--nodes"}) * value({"--ntasks-per-node"});
 }
 
+// Whether arguments change neither time nor memory.
+bool without_effect(const MegatronArgument& argument) {
+  return megatron_key(argument.name) == nullptr && megatron_without_effect(argument.name) &&
+         !megatron_not_modeled(argument.name, fmt::format("{}", fmt::join(argument.words, " ")));
+}
+
+// Whether the words of a choice are arguments that change neither time nor memory.
+bool without_effect(const ShellChoice& choice) {
+  std::vector<ShellWord> words;
+  for (const std::string& word : choice.words) words.push_back({word});
+  const std::vector<MegatronArgument> arguments = arguments_in(words, false);
+  return (words.empty() || begins_argument(words.front().text)) &&
+         std::all_of(arguments.begin(), arguments.end(),
+                     [](const MegatronArgument& argument) { return without_effect(argument); });
+}
+
+// Throws InputError if a word depends on a test that cannot be decided. `argument`: whose value it is; null if it may
+// hold any arguments.
+void check_choice(const ShellWord& word, const MegatronArgument* argument, const ShellScript& script,
+                  const std::string& source) {
+  for (const auto& [name, choice] : script.choices) {
+    const std::size_t at = word.text.find("$" + name);
+    if (at == std::string::npos) continue;
+    const std::size_t end = at + 1 + name.size();
+    const bool longer = end < word.text.size() &&
+                        (std::isalnum(static_cast<unsigned char>(word.text[end])) != 0 || word.text[end] == '_');
+    if (longer || (argument == nullptr ? without_effect(choice) : without_effect(*argument))) continue;
+    throw InputError(fmt::format(
+        "{}: line {}: ${} depends on line {}, which only a shell can decide: put echo before the command that trains, "
+        "run the script, and import the line that it prints",
+        source, word.line, name, choice.line));
+  }
+}
+
 // Returns variables and outputs of commands that only a shell knows and that may hold arguments: those that are not the
-// value of an argument.
-std::vector<std::string> unknown_expansions(std::span<const ShellWord> words) {
+// value of an argument. Throws InputError for those that depend on a test.
+std::vector<std::string> unknown_expansions(std::span<const ShellWord> words, const ShellScript& script,
+                                            const std::string& source) {
   std::vector<std::string> out;
+  MegatronArgument argument;
   int values = 0;  // that the last argument still takes
-  for (const auto& [text, line] : words) {
-    if (begins_argument(text)) {
-      const std::size_t equals = text.find('=');
-      const MegatronKey* const key = megatron_key(
-          argument_name(std::string_view(text).substr(2, equals == std::string::npos ? equals : equals - 2)));
+  for (const ShellWord& word : words) {
+    if (begins_argument(word.text)) {
+      argument = arguments_in(std::span(&word, 1), true).front();
+      const MegatronKey* const key = megatron_key(argument.name);
       const bool list = key != nullptr && key->value == MegatronValue::words;
       values = list ? std::numeric_limits<int>::max() : key != nullptr && key->value == MegatronValue::flag ? 0 : 1;
-      if (equals != std::string::npos && !list) values = 0;
+      if (!argument.words.empty() && !list) values = 0;
+      if (!argument.words.empty()) check_choice(word, &argument, script, source);
       continue;
     }
-    if (text.starts_with('$') && values == 0) out.push_back(fmt::format("{} (line {})", text, line));
+    if (word.text.starts_with('$') && values == 0) {
+      check_choice(word, nullptr, script, source);
+      bool choice = false;
+      for (const auto& each : script.choices) choice = choice || word.text == "$" + each.first;
+      if (!choice) out.push_back(fmt::format("{} (line {})", word.text, word.line));
+    } else if (values > 0) {
+      check_choice(word, &argument, script, source);
+    }
     values = std::max(0, values - 1);
   }
   return out;
 }
 
-Imported import_words(std::span<const ShellWord> words, std::int64_t gpus, bool lines, const std::string& source) {
-  const auto program = std::find_if(words.begin(), words.end(), is_program);
-  if (program == words.end()) return scenario_of_megatron(arguments_in(words, lines), gpus, source);
-  const auto launcher = static_cast<std::size_t>(program - words.begin());
+// Texts of files by their names, as far as the import has them.
+using FileTexts = std::map<std::string, std::string>;
+
+// Removes lines such as `ds_config.json: {...}`, as `plan --runs-on deepspeed` prints them, and returns them.
+FileTexts take_configurations(std::string& text) {
+  FileTexts out;
+  constexpr std::string_view kBetween = ".json: {";
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line = without_blanks(std::string_view(text).substr(begin, end - begin));
+    const std::size_t name = line.find(kBetween);
+    if (name != std::string_view::npos && line.find_first_of(" \t") > name && line.ends_with('}')) {
+      out[std::string(line.substr(0, name + 5))] = line.substr(name + kBetween.size() - 1);
+      std::fill(text.begin() + static_cast<std::ptrdiff_t>(begin), text.begin() + static_cast<std::ptrdiff_t>(end),
+                ' ');
+    }
+    begin = end + 1;
+  }
+  return out;
+}
+
+// Adds what DeepSpeed's configuration file determines to the arguments. Returns the notes about it.
+std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& arguments, const ShellScript& script,
+                                             const std::string& source) {
+  std::string name;
+  bool used = false;
+  for (const MegatronArgument& argument : arguments) {
+    used = used || argument.name == "deepspeed";
+    if (argument.name == "deepspeed-config" && !argument.words.empty()) name = argument.words.front();
+  }
+  if (!used) return {};
+  const std::filesystem::path path = std::filesystem::path(source).parent_path() / name;
+  std::error_code error;
+  DeepSpeedConfig config;
+  if (const auto choice = script.choices.find("file " + name); choice != script.choices.end()) {
+    throw InputError(
+        fmt::format("{}: {} depends on line {}, which only a shell can decide", source, name, choice->second.line));
+  }
+  if (const auto found = script.files.find(name); found != script.files.end()) {
+    config = read_deepspeed(found->second, fmt::format("{}: {}", source, name));
+  } else if (!name.empty() && std::filesystem::is_regular_file(path, error)) {
+    config = read_deepspeed(read_file(path.string(), std::int64_t{kMostScript}), path.string());
+  } else {
+    return {fmt::format("{}: --deepspeed-config {}: not found, so that its ZeRO stage is assumed to be 0", source,
+                        name.empty() ? "is missing" : name)};
+  }
+  add_deepspeed(config, fmt::format("{}: {}", source, name), arguments);
+  return config.notes;
+}
+
+Imported import_words(std::span<const ShellWord> words, std::int64_t gpus, bool lines, const ShellScript& script,
+                      const std::string& source) {
+  const std::size_t program = program_in(words);
+  const std::size_t launcher = program == words.size() ? 0 : program;
+  const std::vector<std::string> unknown = unknown_expansions(words.subspan(launcher), script, source);
   if (const std::int64_t launched = gpus_of_launcher(words.first(launcher)); launched > 0) gpus = launched;
-  Imported out = scenario_of_megatron(arguments_in(words.subspan(launcher), lines), gpus, source);
-  const std::vector<std::string> unknown = unknown_expansions(words.subspan(launcher));
-  if (!unknown.empty()) {
+  std::vector<MegatronArgument> arguments = arguments_in(words.subspan(launcher), lines);
+  std::vector<std::string> notes = read_deepspeed_file(arguments, script, source);
+  Imported out = scenario_of_megatron(arguments, gpus, source);
+  out.notes.insert(out.notes.end(), notes.begin(), notes.end());
+  if (program < words.size() && !unknown.empty()) {
     out.notes.push_back(fmt::format("{}: only the shell knows, so that arguments in them are missing: {}", source,
                                     fmt::join(unknown, ", ")));
   }
@@ -145,37 +271,25 @@ bool trains(std::span<const ShellWord> command) {
   });
 }
 
-// Returns the command with each word that is a command line itself, as of `bash -c "..."`, split into its words.
-std::vector<ShellWord> opened(const std::vector<ShellWord>& command, const std::string& source) {
-  std::vector<ShellWord> out;
-  for (const ShellWord& word : command) {
-    const bool line = word.text.find(" --") != std::string::npos && word.text.find(".py") != std::string::npos;
-    if (!line) {
-      out.push_back(word);
-      continue;
-    }
-    for (ShellWord& inner : split_words(word.text, source)) out.push_back({std::move(inner.text), word.line});
-  }
-  return out;
-}
-
 Imported import_script(std::string_view text, const std::string& source) {
   if (text.size() > kMostScript) {
     throw InputError(
         fmt::format("{}: expected a script of at most {} bytes, got {}", source, kMostScript, text.size()));
   }
-  const ShellScript script = read_shell(text, source);
-  std::vector<ShellWord> chosen;
-  for (const std::vector<ShellWord>& command : script.commands) {
-    std::vector<ShellWord> words = opened(command, source);
-    if (!trains(words)) continue;
-    if (!chosen.empty()) {
+  std::string commands(text);
+  FileTexts printed = take_configurations(commands);
+  ShellScript script = read_shell(commands, source);
+  script.files.merge(printed);
+  const ShellCommand* chosen = nullptr;
+  for (const ShellCommand& command : script.commands) {
+    if (!trains(command.words)) continue;
+    if (chosen != nullptr) {
       throw InputError(fmt::format("{}: lines {} and {}: expected one command with arguments of Megatron-LM", source,
-                                   chosen.front().line, words.front().line));
+                                   chosen->words.front().line, command.words.front().line));
     }
-    chosen = std::move(words);
+    chosen = &command;
   }
-  if (chosen.empty()) {
+  if (chosen == nullptr) {
     throw InputError(fmt::format(
         "{}: expected a scenario in JSON, a dump of Megatron-LM's arguments, or a script with a command such as "
         "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 ...",
@@ -183,9 +297,14 @@ Imported import_script(std::string_view text, const std::string& source) {
   }
   std::int64_t gpus = 0;
   if (const auto world = script.variables.find("WORLD_SIZE"); world != script.variables.end()) {
-    gpus = world->second.empty() ? 0 : count_of_gpus(world->second.front());
+    gpus = world->second.values.empty() ? 0 : count_of_gpus(world->second.values.front());
   }
-  return import_words(chosen, gpus, true, source);
+  if (const auto world = chosen->environment.find("WORLD_SIZE"); world != chosen->environment.end()) {
+    gpus = count_of_gpus(world->second);
+  }
+  Imported out = import_words(chosen->words, gpus, true, script, source);
+  for (const std::string& note : script.notes) out.notes.push_back(fmt::format("{}: {}", source, note));
+  return out;
 }
 
 // Returns the words of a printed list such as ['p2p'].
@@ -201,7 +320,7 @@ std::vector<std::string> words_of_list(std::string_view value) {
 
 // Returns the argument that sets an attribute to the printed value; without a name if that is the default.
 MegatronArgument argument_of_attribute(const PrintedArgument& printed, std::int64_t line) {
-  MegatronArgument out{argument_name(printed.name), {}, line};
+  MegatronArgument out{argument_name(printed.name), {}, line, true};
   const bool no = printed.value == "False";
   const bool none = no || printed.value == "None" || printed.value == "[]" || printed.value.empty();
   const MegatronAttribute* const attribute = megatron_attribute(out.name);
@@ -218,35 +337,61 @@ MegatronArgument argument_of_attribute(const PrintedArgument& printed, std::int6
   return out;
 }
 
-Imported import_dump(std::string_view text, const std::string& source) {
-  const bool framed = text.find(kDumpBegin) != std::string_view::npos;
-  bool inside = !framed;
+// Reads the arguments of a log: those of its last dump, or all if it has no frame.
+std::vector<MegatronArgument> arguments_of_dump(std::string_view text, const std::string& source) {
+  const bool framed = text.find(kDumpBegin) != std::string_view::npos || text.find(kDumpEnd) != std::string_view::npos;
   std::vector<MegatronArgument> arguments;
-  std::string_view vocabulary;
+  std::map<std::string_view, std::pair<std::int64_t, std::string_view>> seen;  // lines and values
+  std::int64_t begin = 0;
   std::int64_t line_number = 0;
   while (!text.empty()) {
     const std::string_view line = line_of(text);
     ++line_number;
-    if (framed && line.find(kDumpBegin) != std::string_view::npos) {
-      inside = true;
+    if (line.find(kDumpBegin) != std::string_view::npos) {
+      begin = line_number;
       arguments.clear();
+      seen.clear();
     } else if (line.find(kDumpEnd) != std::string_view::npos) {
-      inside = false;
+      if (begin == 0 && arguments.empty()) {
+        throw InputError(fmt::format("{}: line {}: the begin of the arguments is missing", source, line_number));
+      }
+      begin = 0;
     }
-    if (const std::size_t at = line.find(kPaddedVocabulary); at != std::string_view::npos) {
-      const std::string_view rest = line.substr(at + kPaddedVocabulary.size());
-      vocabulary = rest.substr(0, rest.find(')'));
-    }
-    const PrintedArgument printed = inside ? printed_argument(line) : PrintedArgument{};
+    const PrintedArgument printed = framed && begin == 0 ? PrintedArgument{} : printed_argument(line);
     if (printed.name.empty()) continue;
+    const auto [before, added] = seen.try_emplace(printed.name, line_number, printed.value);
+    if (!added && before->second.second != printed.value) {
+      throw InputError(fmt::format("{}: lines {} and {}: {} is '{}' and '{}'", source, before->second.first,
+                                   line_number, printed.name, before->second.second, printed.value));
+    }
+    if (!added) continue;
     MegatronArgument argument = argument_of_attribute(printed, line_number);
     if (!argument.name.empty()) arguments.push_back(std::move(argument));
+  }
+  if (begin > 0) {
+    throw InputError(fmt::format("{}: line {}: the end of the arguments is missing", source, begin));
+  }
+  return arguments;
+}
+
+Imported import_dump(std::string_view text, const std::string& source) {
+  std::vector<MegatronArgument> arguments = arguments_of_dump(text, source);
+  std::string_view vocabulary;
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::string_view line = line_of(rest);
+    if (const std::size_t at = line.find(kPaddedVocabulary); at != std::string_view::npos) {
+      const std::string_view size = line.substr(at + kPaddedVocabulary.size());
+      vocabulary = size.substr(0, size.find(')'));
+    }
   }
   const bool known = std::any_of(arguments.begin(), arguments.end(), [](const MegatronArgument& argument) {
     return argument.name == "vocab-size" || argument.name == "padded-vocab-size";
   });
   if (!known && count_of_gpus(vocabulary) > 0) arguments.push_back({"vocab-size", {std::string(vocabulary)}, 0});
-  return scenario_of_megatron(arguments, 0, source);
+  const std::vector<std::string> notes = read_deepspeed_file(arguments, {}, source);
+  Imported out = scenario_of_megatron(arguments, 0, source);
+  out.notes.insert(out.notes.end(), notes.begin(), notes.end());
+  return out;
 }
 
 }  // namespace
@@ -270,17 +415,25 @@ bool has_megatron_arguments(std::string_view text) {
 }
 
 bool is_foreign(std::string_view text) {
+  if (is_utf16(text)) return true;
+  text = without_mark(text);
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos || text[first] == '{') return false;
   if (text.starts_with("#!") || text.substr(first).starts_with("--")) return true;
   for (std::size_t at = text.find(" --"); at != std::string_view::npos; at = text.find(" --", at + 1)) {
     if (at + 3 < text.size() && text[at + 3] >= 'a' && text[at + 3] <= 'z') return true;
   }
-  return has_megatron_arguments(text) || is_torchtitan(text);
+  return has_megatron_arguments(text) || is_torchtitan(text) || is_nemo(text);
 }
 
-Imported import_text(std::string_view text, const std::string& source) {
-  if (is_torchtitan(text)) return import_torchtitan(text, source);
+Imported import_text(std::string_view text, const std::string& source, ImportFormat format) {
+  if (is_utf16(text)) {
+    throw InputError(fmt::format("{0}: expected UTF-8, got UTF-16: iconv -f UTF-16 -t UTF-8 {0} converts it", source));
+  }
+  text = without_mark(text);
+  const bool any = format == ImportFormat::any;
+  if (format == ImportFormat::torchtitan || (any && is_torchtitan(text))) return import_torchtitan(text, source);
+  if (format == ImportFormat::nemo || (any && is_nemo(text))) return import_nemo(text, source);
   return has_megatron_arguments(text) ? import_dump(text, source) : import_script(text, source);
 }
 
@@ -288,23 +441,38 @@ Imported import_megatron_line(std::string_view line, const std::string& source) 
   if (line.size() > kMostScript) {
     throw InputError(fmt::format("{}: expected at most {} bytes, got {}", source, kMostScript, line.size()));
   }
-  const std::vector<ShellWord> words = split_words(line, source);
-  if (std::none_of(words.begin(), words.end(), [](const ShellWord& word) { return begins_argument(word.text); })) {
-    throw InputError(fmt::format("{}: expected arguments of Megatron-LM, such as --num-layers 32", source));
+  std::string arguments_alone(line);
+  ShellScript script;
+  script.files = take_configurations(arguments_alone);
+  const std::vector<ShellWord> words = split_words(arguments_alone, source);
+  const bool program = program_in(words) < words.size();
+  const bool arguments =
+      std::any_of(words.begin(), words.end(), [](const ShellWord& word) { return begins_argument(word.text); });
+  if (!arguments || (!program && !begins_argument(words.front().text))) {
+    throw InputError(fmt::format("{}: expected arguments of Megatron-LM, such as --num-layers 32, got '{}'", source,
+                                 words.empty() ? "" : words.front().text));
   }
-  return import_words(words, 0, false, source);
+  return import_words(words, 0, false, script, source);
 }
 
-std::string naming_arguments(const std::string& what, const std::string& source, std::string_view text) {
+std::string naming_arguments(const std::string& what, const std::string& source, const Imported& imported) {
   const std::string begin = source + ": ";
-  if (!what.starts_with(begin + "/") || is_torchtitan(text)) return what;
+  if (!what.starts_with(begin + "/")) return what;
   const std::size_t end = what.find(": ", begin.size());
   if (end == std::string::npos) return what;
-  const std::string_view name = megatron_argument_of(what.substr(begin.size(), end - begin.size()));
-  return name.empty() ? what : fmt::format("{}--{}{}", begin, name, what.substr(end));
+  std::string pointer = what.substr(begin.size(), end - begin.size());
+  if (imported.places.empty()) {
+    const std::string_view name = megatron_argument_of(pointer);
+    return name.empty() ? what : fmt::format("{}--{}{}", begin, name, what.substr(end));
+  }
+  while (!pointer.empty() && !imported.places.contains(pointer)) pointer.resize(pointer.rfind('/'));
+  return pointer.empty() ? what : begin + imported.places.at(pointer) + what.substr(end);
 }
 
-void check_complete(const nlohmann::json& scenario, const std::string& source) {
+void check_complete(const nlohmann::json& scenario, const std::string& source, const Imported& imported) {
+  if (!scenario.contains("model") && !imported.no_model.empty()) {
+    throw InputError(fmt::format("{}: {}", source, imported.no_model));
+  }
   constexpr std::pair<std::string_view, std::string_view> kRequired[] = {
       {"/model/num_layers", "required, or --model"},
       {"/model/hidden_size", "required"},

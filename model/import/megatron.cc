@@ -37,8 +37,15 @@ class MegatronImport {
   MegatronImport(const std::vector<MegatronArgument>& arguments, std::int64_t gpus, const std::string& source)
       : source_(source), gpus_(gpus) {
     for (const MegatronArgument& each : arguments) {
-      if (!arguments_.contains(each.name)) order_.push_back(each.name);
-      arguments_[each.name] = each;
+      const auto [before, added] = arguments_.try_emplace(each.name, each);
+      if (added) {
+        order_.push_back(each.name);
+      } else if (before->second.words != each.words) {
+        if (megatron_key(each.name) != nullptr) {
+          repeated_.push_back(fmt::format("{} and then {}", written(before->second), written(each)));
+        }
+        before->second = each;
+      }
     }
   }
 
@@ -53,24 +60,42 @@ class MegatronImport {
     read_ranks();
     read_batch();
     read_recompute();
+    read_deepspeed();
+    read_fsdp();
     read_kernels();
     read_precision();
     note("not modeled, although they change time or memory", not_modeled_);
     note("no effect in Megatron-LM", useless_);
+    note("repeated, so that the last value counts", repeated_);
     note("unknown arguments", unknown_);
+    add_places();
     return std::move(out_);
   }
 
  private:
   [[noreturn]] void fail(std::string_view name, const std::string& what) const {
     const auto found = arguments_.find(std::string(name));
-    const std::int64_t line = found == arguments_.end() ? 0 : found->second.line;
-    throw InputError(line > 0 ? fmt::format("{}: line {}: --{}: {}", source_, line, name, what)
-                              : fmt::format("{}: --{}: {}", source_, name, what));
+    throw InputError(fmt::format(
+        "{}: {}: {}", source_, found == arguments_.end() ? fmt::format("--{}", name) : place_of(found->second), what));
+  }
+
+  // Returns "line 3: --num-layers", or the key of another file.
+  static std::string place_of(const MegatronArgument& argument) {
+    const std::string name = argument.key.empty() ? "--" + argument.name : argument.key;
+    return argument.line > 0 ? fmt::format("line {}: {}", argument.line, name) : name;
   }
 
   void note(const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) out_.notes.push_back(fmt::format("{}: {}: {}", source_, what, fmt::join(names, ", ")));
+  }
+
+  // The keys of another file that determine the keys of the scenario.
+  void add_places() {
+    const Json flat = out_.scenario.flatten();
+    for (const auto& [pointer, value] : flat.items()) {
+      const auto found = arguments_.find(std::string(megatron_argument_of(pointer)));
+      if (found != arguments_.end() && !found->second.key.empty()) out_.places[pointer] = place_of(found->second);
+    }
   }
 
   bool has(std::string_view name) const { return arguments_.contains(std::string(name)); }
@@ -116,7 +141,8 @@ class MegatronImport {
   }
 
   std::string written(const MegatronArgument& argument) const {
-    return fmt::format("--{}{}{}", argument.name, argument.words.empty() ? "" : " ", fmt::join(argument.words, " "));
+    return fmt::format("{}{}{}", argument.key.empty() ? "--" + argument.name : argument.key,
+                       argument.words.empty() ? "" : " ", fmt::join(argument.words, " "));
   }
 
   // Sorts arguments into those that are read, and those that are named; checks the number of their words.
@@ -179,6 +205,10 @@ class MegatronImport {
     if (has("num-layers") || has("hidden-size") || has("position-embedding-type")) {
       set("/model/position_embedding_type", positions);
     }
+    if (has("num-key-value-heads")) set("/model/num_query_groups", *positive("num-key-value-heads"));
+    for (const auto& [theirs, ours] : {std::pair("rmsnorm", "RMSNorm"), std::pair("layernorm", "LayerNorm")}) {
+      if (has("normalization") && word("normalization") == theirs) set("/model/normalization", ours);
+    }
     read_vocabulary();
   }
 
@@ -199,7 +229,8 @@ class MegatronImport {
 
   void read_experts() {
     const auto experts = positive("num-experts");
-    if (!experts) return;
+    if (!experts || (has("deepspeed") && *experts == 1)) return;
+    if (has("deepspeed")) fail("num-experts", "experts of DeepSpeed are not modeled");
     set("/model/num_experts", *experts);
     set("/model/moe_router_topk", whole("moe-router-topk").value_or(2));
     set_if("/model/moe_ffn_hidden_size", whole("moe-ffn-hidden-size"));
@@ -214,10 +245,7 @@ class MegatronImport {
     }
     const std::int64_t tp = positive("tensor-model-parallel-size").value_or(1);
     const std::int64_t of_expert = positive("expert-tensor-parallel-size").value_or(tp);
-    if (of_expert > 1) {
-      not_modeled_.push_back(fmt::format("--expert-tensor-parallel-size {}{} (1 is assumed)", of_expert,
-                                         has("expert-tensor-parallel-size") ? "" : ", the default"));
-    }
+    if (of_expert > 1) set("/parallelism/etp", of_expert);
     const std::string dispatcher = has("moe-token-dispatcher-type") ? word("moe-token-dispatcher-type") : "allgather";
     if (dispatcher != "alltoall" && positive("expert-model-parallel-size").value_or(1) > 1) {
       not_modeled_.push_back(fmt::format("--moe-token-dispatcher-type {}{} (alltoall is assumed)", dispatcher,
@@ -260,7 +288,8 @@ class MegatronImport {
     set("/parallelism/pipeline_layout", layout);
     std::size_t stages = 0;
     try {
-      stages = layers_of_layout(layout).size();
+      const PipelineLayout read = model::read_layout(layout);
+      stages = read.layers.size();
     } catch (const InputError& error) {
       fail("pipeline-model-parallel-layout", fmt::format("{}, got '{}'", error.what(), layout));
     }
@@ -278,6 +307,10 @@ class MegatronImport {
       fail(first ? "decoder-first-pipeline-num-layers" : "decoder-last-pipeline-num-layers",
            "excludes --account-for-embedding-in-pipeline-split and --account-for-loss-in-pipeline-split");
     }
+    const auto virtual_stages = positive("num-virtual-stages-per-pipeline-rank");
+    if (per_chunk && virtual_stages && !arguments_.at("num-layers-per-virtual-pipeline-stage").printed) {
+      fail("num-layers-per-virtual-pipeline-stage", "excludes --num-virtual-stages-per-pipeline-rank");
+    }
     if (per_chunk && (first || last)) {
       fail("num-layers-per-virtual-pipeline-stage",
            "with uneven stages, --num-virtual-stages-per-pipeline-rank is required instead");
@@ -285,13 +318,18 @@ class MegatronImport {
     if (!model) return layers_of_unknown_model(per_chunk, first, last);
     const std::vector<std::int64_t> layers =
         layers_of_ranks(ranks, *model + (embedding ? 1 : 0) + (loss ? 1 : 0), first, last);
-    std::int64_t chunks = positive("num-virtual-stages-per-pipeline-rank").value_or(1);
+    std::int64_t chunks = virtual_stages.value_or(1);
     if (per_chunk) {
       if (layers.front() % *per_chunk != 0) {
         fail("num-layers-per-virtual-pipeline-stage",
              fmt::format("expected a divisor of the {} layers of a pipeline rank, got {}", layers.front(), *per_chunk));
       }
       chunks = layers.front() / *per_chunk;
+      if (virtual_stages && *virtual_stages != chunks) {
+        fail("num-layers-per-virtual-pipeline-stage",
+             fmt::format("{} layers are {} virtual stages per rank, but {} are printed", *per_chunk, chunks,
+                         *virtual_stages));
+      }
     }
     if (chunks == 1 && !embedding && !loss) {
       set_if("/parallelism/first_stage_layers", first);
@@ -372,6 +410,17 @@ class MegatronImport {
     if (has("no-scatter-gather-tensors-in-pipeline")) set("/parallelism/scatter_gather", false);
     if (const auto clip = real("clip-grad"); clip && *clip <= 0) set("/parallelism/clip_gradients", false);
     if (gpus_ == 0) gpus_ = positive("world-size").value_or(0);
+    const auto replicas = positive("data-parallel-size");
+    if (replicas && gpus_ > 0) {
+      const std::int64_t cp = positive("context-parallel-size").value_or(1);
+      const std::int64_t pp = positive("pipeline-model-parallel-size").value_or(1);
+      const double others = static_cast<double>(tp) * static_cast<double>(cp) * static_cast<double>(pp);
+      if (static_cast<double>(*replicas) * others != static_cast<double>(gpus_)) {
+        fail("data-parallel-size",
+             fmt::format("{0} x tp x cp x pp = {0} x {1} x {2} x {3} is not the number of GPUs, {4}", *replicas, tp, cp,
+                         pp, gpus_));
+      }
+    }
     if (gpus_ > 0) {
       set("/parallelism/gpus", gpus_);
     } else {
@@ -419,24 +468,135 @@ class MegatronImport {
     }
   }
 
+  // Words as on a command line, or one in the form of a printed list.
   void read_recomputed_modules() {
-    std::vector<std::string> modules = {"core_attn"};
-    if (has("recompute-modules")) modules = arguments_.at("recompute-modules").words;
-    const auto core = std::find(modules.begin(), modules.end(), "core_attn");
-    set("/parallelism/recompute", core == modules.end() ? "none" : "selective");
-    if (core != modules.end()) modules.erase(core);
-    if (!modules.empty()) {
-      not_modeled_.push_back(fmt::format("--recompute-modules {}", fmt::join(modules, " ")));
+    set("/parallelism/recompute", "selective");
+    if (!has("recompute-modules")) return;
+    std::vector<std::string> known;
+    std::vector<std::string> unknown;
+    const std::vector<std::string>& names = recompute_module_names();
+    std::string word;
+    for (const char c : fmt::format("{} ", fmt::join(arguments_.at("recompute-modules").words, " "))) {
+      if (std::string_view("[]'\", ").find(c) == std::string_view::npos) {
+        word += c;
+      } else if (!word.empty()) {
+        (std::find(names.begin(), names.end(), word) != names.end() ? known : unknown).push_back(word);
+        word.clear();
+      }
     }
+    set("/parallelism/recompute_modules", known);
+    if (!unknown.empty()) not_modeled_.push_back(fmt::format("--recompute-modules {}", fmt::join(unknown, " ")));
+  }
+
+  void read_experts_and_head() {
+    if (has("num-experts") && !has("moe-grouped-gemm")) set("/parallelism/moe_grouped_gemm", false);
+    if (!has("defer-embedding-wgrad-compute")) return;
+    const auto limit = whole("wgrad-deferral-limit");
+    if (limit.value_or(0) > 0) {
+      set("/parallelism/wgrad_deferral_limit", *limit);
+    } else {
+      not_modeled_.emplace_back("--defer-embedding-wgrad-compute of all microbatches (no --wgrad-deferral-limit)");
+    }
+  }
+
+  void read_deepspeed() {
+    if (!has("deepspeed")) return;
+    const std::int64_t stage = whole("zero-stage").value_or(0);
+    if (stage > 1 && positive("pipeline-model-parallel-size").value_or(1) > 1) {
+      out_.notes.push_back(fmt::format("{}: DeepSpeed rejects ZeRO stage {} with a pipeline", source_, stage));
+    }
+    if (stage > 3) fail("zero-stage", fmt::format("expected a stage from 0 to 3, got {}", stage));
+    if (stage == 1) set("/parallelism/distributed_optimizer", true);
+    if (stage > 1) set("/parallelism/zero", stage);
+    if (has("no-pipeline-parallel") && positive("pipeline-model-parallel-size").value_or(1) > 1) {
+      fail("no-pipeline-parallel", "requires --pipeline-model-parallel-size 1");
+    }
+    if (has("num-layers-per-virtual-pipeline-stage")) {
+      fail("num-layers-per-virtual-pipeline-stage", "DeepSpeed's pipelines are not interleaved");
+    }
+  }
+
+  // Bytes of the optimizer's states per parameter.
+  void read_optimizer_states() {
+    if (!has("use-precision-aware-optimizer")) return;
+    std::int64_t bytes = 0;
+    for (const char* name : {"main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"}) {
+      std::string type = word(name);
+      if (type.starts_with("torch.")) type.erase(0, 6);
+      if (type.empty() || type == "fp32" || type == "float32") {
+        bytes += 4;
+      } else if (type == "fp16" || type == "bf16" || type == "float16" || type == "bfloat16") {
+        bytes += 2;
+      } else if (type == "fp8" || type == "uint8") {
+        bytes += 1;
+      } else {
+        fail(name, fmt::format("expected fp32, fp16, bf16 or fp8, got '{}'", type));
+      }
+    }
+    if (bytes != 12) set("/parallelism/optimizer_bytes", bytes);
+  }
+
+  // The distributed optimizer shards over a part of the replicas.
+  void read_optimizer_instances() {
+    const std::int64_t instances = positive("num-distributed-optimizer-instances").value_or(1);
+    if (instances == 1 || !has("use-distributed-optimizer")) return;
+    const std::int64_t others = positive("tensor-model-parallel-size").value_or(1) *
+                                positive("pipeline-model-parallel-size").value_or(1) *
+                                positive("context-parallel-size").value_or(1);
+    const std::int64_t replicas = gpus_ > 0 ? gpus_ / others : positive("data-parallel-size").value_or(0);
+    if (replicas == 0) {
+      not_modeled_.push_back(fmt::format("--num-distributed-optimizer-instances {} of unknown replicas", instances));
+      return;
+    }
+    if (replicas % instances != 0) {
+      fail("num-distributed-optimizer-instances", fmt::format("expected a divisor of the {} replicas", replicas));
+    }
+    set("/parallelism/dp_shard", replicas / instances);
+  }
+
+  // Sharded parameters: PyTorch's FSDP2, or Megatron-LM's own FSDP with what it shards.
+  void read_fsdp() {
+    constexpr std::string_view kStrategies[] = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+    const char* const own = has("use-custom-fsdp") ? "use-custom-fsdp" : "use-megatron-fsdp";
+    const std::string strategy = word("data-parallel-sharding-strategy");
+    const auto found = std::find(std::begin(kStrategies), std::end(kStrategies), strategy);
+    if (!strategy.empty() && found == std::end(kStrategies)) {
+      fail("data-parallel-sharding-strategy",
+           fmt::format("expected one of {}, got '{}'", fmt::join(kStrategies, ", "), strategy));
+    }
+    if (has("use-torch-fsdp2")) {
+      if (has(own)) fail("use-torch-fsdp2", fmt::format("excludes --{}", own));
+      for (const char* other : {"pipeline-model-parallel-size", "expert-model-parallel-size"}) {
+        if (positive(other).value_or(1) > 1) fail("use-torch-fsdp2", fmt::format("requires --{} 1", other));
+      }
+      if (has("use-distributed-optimizer")) fail("use-torch-fsdp2", "excludes --use-distributed-optimizer");
+      return set("/parallelism/zero", 3);
+    }
+    const auto stage = strategy.empty() ? 0 : found - std::begin(kStrategies);
+    if (stage == 0) return;
+    if (!has(own)) {
+      useless_.push_back("--data-parallel-sharding-strategy " + strategy + " without --use-megatron-fsdp");
+      return;
+    }
+    set("/parallelism/zero", stage);
   }
 
   void read_kernels() {
     const std::string implementation = word("transformer-impl");
     std::string backend = word("attention-backend");
     if (const std::size_t dot = backend.find('.'); dot != std::string::npos) backend.erase(0, dot + 1);
-    const bool chosen = backend == "flash" || backend == "fused" || has("use-flash-attn");
-    const bool unfused = backend == "unfused" || backend == "local" || (!chosen && implementation == "local");
+    const bool chosen = backend == "flash" || backend == "fused" || has("use-flash-attn") || has("use-flash-attn-v1") ||
+                        has("use-flash-attn-v2") || has("use-flash-attn-triton");
+    const bool unfused =
+        backend == "unfused" || backend == "local" || (!chosen && (implementation == "local" || has("deepspeed")));
     set("/parallelism/flash_attention", !unfused);
+    read_experts_and_head();
+    read_optimizer_states();
+    read_optimizer_instances();
+    if (has("no-bias-swiglu-fusion")) set("/parallelism/fused_activation", false);
+    if (has("cross-entropy-loss-fusion") && !has("cross-entropy-fusion-impl")) {
+      set("/parallelism/cross_entropy_fusion_impl", "native");
+    }
     if (implementation == "transformer_engine" && !has("no-gradient-accumulation-fusion")) {
       set("/parallelism/transformer_engine", true);
     }
@@ -448,6 +608,20 @@ class MegatronImport {
     const bool reduced =
         has("fp16") ? !has("accumulate-allreduce-grads-in-fp32") : has("bf16") && has("grad-reduce-in-bf16");
     if (reduced) set("/parallelism/gradient_bytes", 2);
+    const bool eight = has("fp8-format") && word("fp8-format") != "None";
+    const bool four = has("fp4-format") && word("fp4-format") != "None";
+    if (eight && four) fail("fp4-format", "excludes --fp8-format");
+    if (eight) {
+      const std::string recipe = has("fp8-recipe") ? word("fp8-recipe") : "delayed";
+      if (recipe == "blockwise" || recipe == "custom") {
+        not_modeled_.push_back("--fp8-recipe " + recipe);
+      } else if (recipe != "delayed" && recipe != "tensorwise" && recipe != "mxfp8") {
+        fail("fp8-recipe", "expected delayed, tensorwise, mxfp8, blockwise or custom");
+      }
+      set("/parallelism/precision", recipe == "delayed" ? "fp8" : recipe == "mxfp8" ? "mxfp8" : "fp8-current");
+    }
+    if (four) set("/parallelism/precision", "nvfp4");
+    if (eight && has("fp8-param-gather")) set("/parallelism/fp8_param_gather", true);
   }
 
   std::string source_;
@@ -456,6 +630,7 @@ class MegatronImport {
   std::vector<std::string> order_;  // of first occurrence
   std::vector<std::string> not_modeled_;
   std::vector<std::string> useless_;
+  std::vector<std::string> repeated_;
   std::vector<std::string> unknown_;
   Imported out_;
 };

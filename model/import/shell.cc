@@ -3,501 +3,462 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
-#include <charconv>
 #include <cstddef>
+#include <initializer_list>
 #include <optional>
+#include <set>
+#include <span>
 #include <utility>
 
 #include "model/errors.h"
+#include "model/import/shell_commands.h"
+#include "model/import/shell_test.h"
 
 namespace sluice::model {
 namespace {
 
-constexpr std::size_t kMostExpanded = std::size_t{1} << 24;  // characters
-constexpr int kMostNested = 50;
-constexpr std::array<std::string_view, 17> kControl = {"if",       "then",   "else", "elif", "fi",   "for",
-                                                       "while",    "until",  "do",   "done", "case", "esac",
-                                                       "function", "select", "[[",   "{",    "}"};
+constexpr int kMostShellDepth = 50;       // of compound commands and functions
+constexpr int kMostShellSteps = 200'000;  // commands
+constexpr std::size_t kMostLoops = 1000;  // of one `for`
+constexpr int kMostPasses = 5;            // over the body of a loop of unknown length
 
-bool is_name_start(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-bool is_name(char c) { return is_name_start(c) || (c >= '0' && c <= '9'); }
-bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
-
-using ShellVariables = std::map<std::string, std::vector<std::string>>;
-
-// Computes an integer expression of $((...)).
-class ShellArithmetic {
+// Reads compound commands.
+class ShellReader final : public ShellCommands {
  public:
-  ShellArithmetic(std::string_view text, const ShellVariables& variables) : text_(text), variables_(variables) {}
-
-  std::optional<std::int64_t> result() {
-    const auto value = sum(0);
-    return value && next() == '\0' ? value : std::nullopt;
-  }
-
- private:
-  char next() {
-    while (at_ < text_.size() && (is_blank(text_[at_]) || text_[at_] == '\n')) ++at_;
-    return at_ < text_.size() ? text_[at_] : '\0';
-  }
-
-  static std::optional<std::int64_t> applied(char op, std::int64_t a, std::int64_t b) {
-    std::int64_t out = 0;
-    if (op == '+' && !__builtin_add_overflow(a, b, &out)) return out;
-    if (op == '-' && !__builtin_sub_overflow(a, b, &out)) return out;
-    if (op == '*' && !__builtin_mul_overflow(a, b, &out)) return out;
-    if ((op == '/' || op == '%') && b > 0) return op == '/' ? a / b : a % b;
-    return std::nullopt;
-  }
-
-  std::optional<std::int64_t> sum(int depth) {
-    auto value = product(depth);
-    while (value && (next() == '+' || next() == '-')) {
-      const char op = text_[at_++];
-      const auto other = product(depth);
-      value = other ? applied(op, *value, *other) : std::nullopt;
-    }
-    return value;
-  }
-
-  std::optional<std::int64_t> product(int depth) {
-    auto value = operand(depth);
-    while (value && (next() == '*' || next() == '/' || next() == '%')) {
-      const char op = text_[at_++];
-      const auto other = operand(depth);
-      value = other ? applied(op, *value, *other) : std::nullopt;
-    }
-    return value;
-  }
-
-  std::optional<std::int64_t> operand(int depth) {
-    if (next() == '(' && depth < kMostNested) {
-      ++at_;
-      const auto value = sum(depth + 1);
-      if (!value || next() != ')') return std::nullopt;
-      ++at_;
-      return value;
-    }
-    if (next() == '$') ++at_;
-    const bool brace = at_ < text_.size() && text_[at_] == '{';
-    if (brace) ++at_;
-    const std::size_t begin = at_;
-    while (at_ < text_.size() && is_name(text_[at_])) ++at_;
-    std::string_view word = text_.substr(begin, at_ - begin);
-    if (brace && (at_ >= text_.size() || text_[at_++] != '}')) return std::nullopt;
-    if (!word.empty() && is_name_start(word.front())) {
-      const auto found = variables_.find(std::string(word));
-      if (found == variables_.end() || found->second.empty()) return std::nullopt;
-      word = found->second.front();
-    }
-    std::int64_t value = 0;
-    const auto [rest, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    if (error != std::errc() || rest != word.data() + word.size()) return std::nullopt;
-    return value;
-  }
-
-  std::string_view text_;
-  const ShellVariables& variables_;
-  std::size_t at_ = 0;
-};
-
-// The fields into which a word expands.
-class ShellFields {
- public:
-  void add(std::string_view text) {
-    if (!open_) out_.emplace_back();
-    open_ = true;
-    out_.back() += text;
-  }
-  void split() { open_ = false; }
-  std::vector<std::string> take() { return std::move(out_); }
-
- private:
-  std::vector<std::string> out_;
-  bool open_ = false;
-};
-
-class ShellReader {
- public:
-  ShellReader(std::string_view text, std::string source, bool script)
-      : text_(text), source_(std::move(source)), script_(script) {}
+  using ShellCommands::ShellCommands;
 
   ShellScript run() {
-    while (!at_end()) step();
-    end_command();
+    list({});
+    if (!at_end() && !ended_) fail(line_, fmt::format("unexpected '{}'", here()));
+    std::erase_if(variables_, [&](auto& entry) {
+      auto& [name, variable] = entry;
+      if (!name.starts_with("file ")) return false;
+      if (variable.known) out_.files[name.substr(5)] = std::move(variable.values.front());
+      return true;
+    });
+    out_.variables = std::move(variables_);
     return std::move(out_);
   }
 
- private:
-  bool at_end() const { return at_ >= text_.size(); }
-  char here() const { return at_end() ? '\0' : text_[at_]; }
-  char after(std::size_t n = 1) const { return at_ + n < text_.size() ? text_[at_ + n] : '\0'; }
-  [[noreturn]] void fail(std::int64_t line, const std::string& what) const {
-    throw InputError(script_ ? fmt::format("{}: line {}: {}", source_, line, what)
-                             : fmt::format("{}: {}", source_, what));
-  }
-  char take() {
-    if (here() == '\n') ++line_;
-    return text_[at_++];
-  }
-  bool is_operator(char c) const { return script_ && std::string_view(";&|<>()").find(c) != std::string_view::npos; }
-  bool ends_word() const { return at_end() || is_blank(here()) || here() == '\n' || is_operator(here()); }
-
-  void end_command() {
-    if (!command_.empty()) out_.commands.push_back(std::move(command_));
-    command_.clear();
-    exporting_ = false;
-  }
-
-  // Skips blanks, continued lines and comments. Returns whether it skipped anything.
-  bool skip_blank() {
-    if (is_blank(here())) {
-      ++at_;
-      return true;
-    }
-    if (here() == '\\' && (after() == '\n' || (after() == '\r' && after(2) == '\n'))) {
-      at_ += after() == '\n' ? 2 : 3;
-      ++line_;
-      return true;
-    }
-    if (here() != '#' || !script_) return false;
-    while (!at_end() && here() != '\n') ++at_;
-    return true;
-  }
-
-  void step() {
-    if (skip_blank()) return;
-    if (here() == '\n') {
-      take();
-      if (script_) end_command();
-      return;
-    }
-    if (script_ && redirection()) return;
-    if (script_ && (here() == '(' || here() == ')')) fail(line_, unsupported(std::string(1, here())));
-    if (is_operator(here())) {
-      ++at_;
-      return end_command();
-    }
-    if (script_ && command_.empty() && assignment()) return;
-    const std::int64_t line = line_;
-    const std::size_t begin = at_;
-    std::vector<std::string> words = word_fields();
-    const std::string_view raw = text_.substr(begin, at_ - begin);
-    if (script_ && command_.empty() && !exporting_) {
-      if (std::find(kControl.begin(), kControl.end(), raw) != kControl.end()) fail(line, unsupported(std::string(raw)));
-      exporting_ = raw == "export" || raw == "declare" || raw == "local" || raw == "readonly" || raw == "typeset";
-    }
-    if (exporting_) return;
-    for (std::string& word : words) command_.push_back({std::move(word), line});
-  }
-
-  static std::string unsupported(const std::string& what) {
-    return fmt::format("'{}' is not supported: expected assignments, arrays and simple commands", what);
-  }
-
-  // Skips "> file", "2>&1", "&> file", "< file". Returns whether there is one.
-  bool redirection() {
-    std::size_t length = 0;
-    while (after(length) >= '0' && after(length) <= '9' && length < 3) ++length;
-    if (after(length) == '&' && length == 0) ++length;
-    if (after(length) != '>' && after(length) != '<') return false;
-    if (after(length) == '<' && after(length + 1) == '<') fail(line_, unsupported("<<"));
-    at_ += length + 1;
-    while (here() == '>' || here() == '&' || here() == '|') ++at_;
-    while (is_blank(here())) ++at_;
-    word_fields();
-    return true;
-  }
-
-  // Reads NAME=word, NAME+=word or NAME=(words). Returns whether there is one.
-  bool assignment() {
-    std::size_t length = 0;
-    if (!is_name_start(here())) return false;
-    while (is_name(after(length))) ++length;
-    const bool append = after(length) == '+' && after(length + 1) == '=';
-    if (!append && after(length) != '=') return false;
-    const std::string name(text_.substr(at_, length));
-    at_ += length + (append ? 2 : 1);
-    std::vector<std::string>& value = out_.variables[name];
-    if (here() == '(') {
-      std::vector<std::string> words = array();
-      if (!append) value.clear();
-      value.insert(value.end(), words.begin(), words.end());
-    } else {
-      const bool split = splitting_;
-      splitting_ = false;
-      std::string word = fmt::format("{}", fmt::join(word_fields(), " "));
-      splitting_ = split;
-      if (append && !value.empty()) {
-        value.front() += word;
-      } else {
-        value = {std::move(word)};
-      }
-    }
-    std::size_t size = 0;
-    for (const std::string& each : value) size += each.size();
-    count(size);
-    return true;
-  }
-
-  std::vector<std::string> array() {
-    const std::int64_t line = line_;
-    ++at_;
-    std::vector<std::string> out;
-    while (here() != ')') {
-      if (at_end()) fail(line, "expected ) at the end of the array");
+  std::vector<ShellWord> words() {
+    std::vector<ShellWord> out;
+    while (!at_end()) {
       if (skip_blank()) continue;
       if (here() == '\n') {
         take();
         continue;
       }
-      if (is_operator(here())) fail(line_, unsupported(std::string(1, here())));
-      std::vector<std::string> words = word_fields();
-      out.insert(out.end(), words.begin(), words.end());
+      const std::int64_t line = line_;
+      for (std::string& word : word_fields()) out.push_back({std::move(word), line});
     }
-    ++at_;
     return out;
   }
 
-  void count(std::size_t characters) {
-    expanded_ += characters;
-    if (expanded_ > kMostExpanded) fail(line_, "the variables are too long");
+ private:
+  void expect(std::string_view word, std::string_view what, std::int64_t line) {
+    separators();
+    if (!takes(word)) fail(line, fmt::format("'{}' without '{}'", what, word));
   }
 
-  std::vector<std::string> word_fields() {
-    ShellFields out;
-    while (!ends_word()) {
-      const char c = here();
-      if (c == '\\') {
-        ++at_;
-        if (at_end()) break;
-        if (here() == '\n') {
-          take();
-        } else {
-          out.add(std::string(1, take()));
-        }
-      } else if (c == '\'') {
-        single_quoted(out);
-      } else if (c == '"') {
-        double_quoted(out);
-      } else if (c == '$' && script_) {
-        dollar(out, false);
-      } else if (c == '`' && script_) {
-        out.add(backticks());
+  // Runs commands until one of these words, which is not taken, or the end. Returns the status of the last.
+  Status list(std::initializer_list<std::string_view> ends) {
+    if (++depth_ > kMostShellDepth) fail(line_, "commands are nested too deeply");
+    Status status = true;
+    for (separators(); !at_end(); separators()) {
+      const bool ends_here = std::find(ends.begin(), ends.end(), raw()) != ends.end() && !raw().empty();
+      if (ends_here || here() == ')' || (here() == ';' && (after() == ';' || after() == '&'))) break;
+      if (!ended_ || skipping_) {
+        status = and_or();
+      } else if (depth_ == 1) {
+        break;
       } else {
-        out.add(std::string(1, take()));
+        skip([&] { and_or(); });
       }
     }
-    std::vector<std::string> words = out.take();
-    for (const std::string& word : words) count(word.size());
-    return words;
+    --depth_;
+    return status;
   }
 
-  void single_quoted(ShellFields& out) {
-    const std::int64_t line = line_;
-    ++at_;
-    std::string text;
-    while (here() != '\'' || at_end()) {
-      if (at_end()) fail(line, "expected a closing '");
-      text += take();
-    }
-    ++at_;
-    out.add(text);
-  }
-
-  void double_quoted(ShellFields& out) {
-    const std::int64_t line = line_;
-    ++at_;
-    const std::size_t begin = at_;
-    bool only_list = true;  // "${A[@]}" of an empty array is no word
-    while (here() != '"' || at_end()) {
-      if (at_end()) fail(line, "expected a closing \"");
-      if (here() == '\\' && std::string_view("\"\\$`\n").find(after()) != std::string_view::npos) {
-        ++at_;
-        const char c = take();
-        if (c != '\n') out.add(std::string(1, c));
-        only_list = false;
-      } else if (here() == '$' && script_) {
-        only_list = dollar(out, true) && only_list;
-      } else if (here() == '`' && script_) {
-        out.add(backticks());
-        only_list = false;
+  Status and_or() {
+    Status status = pipeline();
+    while (true) {
+      blanks();
+      const bool both = starts("&&");
+      if (!both && !starts("||")) return status;
+      at_ += 2;
+      newlines();
+      const std::int64_t line = line_;
+      if ((ended_ && !skipping_) || (status && *status != both)) {
+        skip([&] { pipeline(); });
+      } else if (status) {
+        status = pipeline();
       } else {
-        out.add(std::string(1, take()));
-        only_list = false;
+        Branch without = branch();
+        ++undecided_;
+        pipeline();
+        --undecided_;
+        Branch with = branch();
+        merge({std::move(without), std::move(with)}, line);
       }
     }
-    if (!only_list || at_ == begin) out.add("");
+  }
+
+  Status pipeline() {
+    blanks();
+    const bool inverted = takes("!");
+    if (inverted) blanks();
+    Status status = command();
+    for (blanks(); here() == '|' && after() != '|'; blanks()) {
+      at_ += after() == '&' ? 2 : 1;
+      newlines();
+      const Branch before = branch();  // what follows is a subshell
+      command();
+      restore(before);
+      status = std::nullopt;
+    }
+    return inverted && status ? Status(!*status) : status;
+  }
+
+  Status command() {
+    if (++steps_ > kMostShellSteps) fail(line_, "the script has too many commands");
+    const std::int64_t line = line_;
+    const std::string_view word = raw();
+    Status status;
+    if (starts("((")) {
+      status = arithmetic_command(line);
+    } else if (here() == '(') {
+      status = subshell(line);
+    } else if (word == "{") {
+      ++at_;
+      status = list({"}"});
+      expect("}", "{", line);
+    } else if (word == "[[") {
+      status = double_bracket(line);
+    } else if (word == "if") {
+      if_command(line);
+    } else if (word == "case") {
+      case_command(line);
+    } else if (word == "for") {
+      for_command(line);
+    } else if (word == "while" || word == "until") {
+      while_command(line);
+    } else if (word == "function" || defines_function()) {
+      define(word == "function", line);
+      return true;
+    } else if (word == "select" || word == "coproc") {
+      unsupported(line, word);
+    } else {
+      for (const char* each : {"then", "else", "elif", "fi", "do", "done", "esac", "}"}) {
+        if (word == each) fail(line, fmt::format("unexpected '{}'", each));
+      }
+      return simple_command();
+    }
+    while (skip_blank() || redirection()) {
+    }
+    return status;
+  }
+
+  Status subshell(std::int64_t line) {
     ++at_;
+    const Branch before = branch();
+    const Status status = list({});
+    if (here() != ')') fail(line, "'(' without ')'");
+    ++at_;
+    restore(before);
+    return status;
   }
 
-  // Returns a command substitution as it is written.
-  std::string backticks() {
-    const std::int64_t line = line_;
-    std::string text(1, take());
-    while (here() != '`' || at_end()) {
-      if (at_end()) fail(line, "expected a closing `");
-      text += take();
+  Status arithmetic_command(std::int64_t line) {
+    const std::string text = enclosed('(', ')');
+    if (text.size() < 4 || !text.ends_with("))")) fail(line, "'((' without '))'");
+    const std::string_view inside = std::string_view(text).substr(2, text.size() - 4);
+    for (std::size_t i = 0; i < inside.size(); ++i) {
+      const char before = i > 0 ? inside[i - 1] : ' ';
+      const char next = i + 1 < inside.size() ? inside[i + 1] : ' ';
+      const bool compares = std::string_view("=!<>").find(before) != std::string_view::npos || next == '=';
+      const bool sets = inside[i] == '=' ? !compares : (inside[i] == '+' || inside[i] == '-') && next == inside[i];
+      if (sets && !skipping_) unsupported(line, text);
     }
-    return text + take();
+    const auto value = shell_arithmetic(inside, variables_);
+    return value ? Status(*value != 0) : std::nullopt;
   }
 
-  // Returns the text from here up to the parenthesis or brace that closes the first one.
-  std::string enclosed(char open, char close) {
-    const std::int64_t line = line_;
-    std::string text;
-    int depth = 0;
-    do {
-      if (at_end()) fail(line, fmt::format("expected a closing {}", close));
-      if (here() == open) ++depth;
-      if (here() == close) --depth;
-      text += take();
-    } while (depth > 0);
-    return text;
-  }
-
-  // Adds the values of a variable: quoted as they are, otherwise split at blanks.
-  void add_values(const std::vector<std::string>& values, bool list, bool quoted, ShellFields& out) {
-    bool first = true;
-    for (const std::string& value : values) {
-      count(value.size());
-      if (!first) {
-        if (list && splitting_) {
-          out.split();
-        } else {
-          out.add(" ");
-        }
-      }
-      first = false;
-      if (quoted || !splitting_) {
-        out.add(value);
+  Status double_bracket(std::int64_t line) {
+    at_ += 2;
+    std::vector<ShellOperand> operands;
+    while (true) {
+      if (at_end()) fail(line, "'[[' without ']]'");
+      if (skip_blank()) continue;
+      if (here() == '\n') {
+        newline();
         continue;
       }
-      bool blank_before = false;
-      for (const char c : value) {
-        const bool blank = is_blank(c) || c == '\n';
-        if (blank) {
-          out.split();
-        } else {
-          out.add(std::string(1, c));
-        }
-        blank_before = blank;
+      if (takes("]]")) break;
+      if (is_operator(here())) {
+        const std::size_t length = starts("&&") || starts("||") ? 2 : 1;
+        operands.push_back({std::string(text_.substr(at_, length))});
+        at_ += length;
+        continue;
       }
-      if (blank_before) out.split();
+      operands.push_back(operand());
+      if (operands.back().text != "=~") continue;
+      while (!at_end() && here() != '\n' && !starts(" ]]")) ++at_;  // a regular expression is no word
+      operands.push_back({"", false});
+    }
+    return shell_test(operands, variables_);
+  }
+
+  // Runs a branch as far as its condition allows, collects its effects, and restores the state before it.
+  template <typename Work>
+  void alternative(const Status& runs, const Work& work, std::vector<Branch>& branches) {
+    if (runs == false) return skip(work);
+    const Branch before = branch();
+    undecided_ += runs ? 0 : 1;
+    work();
+    undecided_ -= runs ? 0 : 1;
+    branches.push_back(branch());
+    restore(before);
+  }
+
+  // Returns whether the branches after one are reached, where `open` tells it for that one.
+  static Status still_open(const Status& open, const Status& holds) {
+    if (open == false || holds == true) return open == true || open == false ? Status(false) : std::nullopt;
+    return holds == false ? open : std::nullopt;
+  }
+
+  // Returns whether a branch runs that is reached and whose condition holds.
+  static Status both(const Status& open, const Status& holds) {
+    if (open == false || holds == false) return false;
+    return open && holds ? Status(true) : std::nullopt;
+  }
+
+  void if_command(std::int64_t line) {
+    std::vector<Branch> branches;
+    Status open = true;
+    const char* word = "if";
+    at_ += 2;
+    do {
+      const std::int64_t test_line = line_;
+      Status holds = false;
+      if (open == false) {
+        skip([&] { list({"then"}); });
+      } else {
+        holds = list({"then"});
+      }
+      expect("then", word, test_line);
+      alternative(
+          both(open, holds),
+          [&] {
+            list({"elif", "else", "fi"});
+          },
+          branches);
+      open = still_open(open, holds);
+      separators();
+      word = "elif";
+    } while (takes("elif"));
+    if (takes("else")) {
+      alternative(
+          open, [&] { list({"fi"}); }, branches);
+      open = false;
+    }
+    expect("fi", "if", line);
+    if (open != false) branches.push_back(branch());
+    merge(std::move(branches), line);
+  }
+
+  void case_command(std::int64_t line) {
+    at_ += 4;
+    blanks();
+    const ShellOperand word = operand();
+    separators();
+    if (!takes("in")) fail(line, "'case' without 'in'");
+    std::vector<Branch> branches;
+    Status open = true;
+    for (separators(); !takes("esac"); separators()) {
+      if (at_end()) fail(line, "'case' without 'esac'");
+      if (here() == '(') ++at_;
+      Status holds = false;
+      do {
+        blanks();
+        const ShellOperand pattern = operand();
+        const Status one = pattern.pattern && pattern.text == "*" ? Status(true) : shell_matches(word, pattern);
+        holds = holds == true || one == true ? Status(true) : holds && one ? Status(false) : std::nullopt;
+        blanks();
+      } while (here() == '|' && at_++ < text_.size());
+      if (here() != ')') fail(line_, "expected ) after the pattern");
+      ++at_;
+      alternative(
+          both(open, holds), [&] { list({"esac"}); }, branches);
+      open = still_open(open, holds);
+      separators();
+      if (starts(";;&") || starts(";&")) unsupported(line_, ";&");
+      if (starts(";;")) at_ += 2;
+    }
+    if (open != false) branches.push_back(branch());
+    merge(std::move(branches), line);
+  }
+
+  void for_command(std::int64_t line) {
+    at_ += 3;
+    blanks();
+    if (here() == '(') {
+      enclosed('(', ')');
+      return loop_of_unknown_length(line, {});
+    }
+    const std::string name(text_.substr(at_, name_length()));
+    if (name.empty()) fail(line, "expected a name after 'for'");
+    at_ += name.size();
+    blanks();
+    std::vector<std::string> words;
+    const bool known = std::exchange(known_, true);
+    if (takes("in")) {
+      for (blanks(); !ends_word(); blanks()) {
+        std::vector<std::string> fields = word_fields();
+        words.insert(words.end(), fields.begin(), fields.end());
+      }
+    } else {
+      known_ = false;  // the arguments
+    }
+    const bool files = std::any_of(words.begin(), words.end(), [](const std::string& word) {
+      return word.find_first_of("*?[{") != std::string::npos;
+    });
+    if (!std::exchange(known_, known) || files || words.size() > kMostLoops) {
+      choose(name, {"$" + name}, line);
+      return loop_of_unknown_length(line, {name});
+    }
+    if (words.empty()) return skip([&] { body(line); });
+    if (skipping_) words.resize(1);
+    if (assigned_ != nullptr) assigned_->insert(name);
+    separators();
+    const std::size_t begin = at_;
+    const std::int64_t begin_line = line_;
+    for (const std::string& word : words) {
+      if (ended_ && !skipping_) return;
+      at_ = begin;
+      line_ = begin_line;
+      variables_[name] = {{word}};
+      body(line);
     }
   }
 
-  // Expands what follows a '$'. Returns whether it was a list, such as ${A[@]} or $@.
-  bool dollar(ShellFields& out, bool quoted) {
-    if (after() == '(') {
-      ++at_;
-      const std::string text = enclosed('(', ')');
-      const bool arithmetic = text.starts_with("((") && text.ends_with("))");
-      const auto value =
-          arithmetic ? ShellArithmetic(std::string_view(text).substr(2, text.size() - 4), out_.variables).result()
-                     : std::nullopt;
-      out.add(value ? std::to_string(*value) : "$" + text);
-      return false;
+  void body(std::int64_t line) {
+    expect("do", "for", line);
+    list({"done"});
+    expect("done", "do", line);
+  }
+
+  void while_command(std::int64_t line) {
+    const bool until = takes("until");
+    if (!until) at_ += 5;
+    std::set<std::string> assigned;
+    std::set<std::string>* const outer = std::exchange(assigned_, &assigned);
+    const Branch before = branch();
+    const Status condition = list({"do"});
+    restore(before);
+    assigned_ = outer;
+    if (condition && *condition == until) {
+      skip([&] { body(line); });
+    } else {
+      loop_of_unknown_length(line, std::move(assigned));
     }
-    if (after() == '{') {
-      ++at_;
-      const std::string text = enclosed('{', '}');
-      return braces(std::string_view(text).substr(1, text.size() - 2), quoted, out);
+  }
+
+  // Reads the body of a loop until no more variables are found that it sets. All of them become choices.
+  void loop_of_unknown_length(std::int64_t line, std::set<std::string> assigned) {
+    separators();
+    const std::size_t begin = at_;
+    const std::int64_t begin_line = line_;
+    const std::size_t commands = out_.commands.size();
+    std::set<std::string>* const outer = std::exchange(assigned_, &assigned);
+    skip([&] { body(line); });  // visits all branches
+    const Branch before = branch();
+    std::size_t known = 0;
+    for (int pass = 0; pass < kMostPasses && (pass == 0 || assigned.size() > known); ++pass) {
+      known = assigned.size();
+      restore(before);
+      for (const std::string& name : assigned) choose(name, {"$" + name}, line);
+      out_.commands.resize(commands);
+      at_ = begin;
+      line_ = begin_line;
+      ++loops_;
+      body(line);
+      --loops_;
     }
+    const Branch after = branch();
+    restore(before);
+    assigned_ = outer;
+    for (const std::string& name : assigned) {
+      const auto set = after.variables.find(name);
+      choose(name, set == after.variables.end() ? std::vector<std::string>{} : set->second.values, line);
+      if (outer != nullptr) outer->insert(name);
+    }
+  }
+
+  // Whether "name ()" is here.
+  bool defines_function() const {
+    const std::string_view name = raw();
+    if (name.empty() || name.find_first_of("$\"'`=") != std::string_view::npos) return false;
+    std::string_view rest = text_.substr(at_ + name.size());
+    for (const char each : {'(', ')'}) {
+      rest.remove_prefix(std::min(rest.find_first_not_of(" \t"), rest.size()));
+      if (!rest.starts_with(each)) return false;
+      rest.remove_prefix(1);
+    }
+    return true;
+  }
+
+  void define(bool keyword, std::int64_t line) {
+    if (keyword) at_ += 8;
+    blanks();
+    const std::string name(raw());
+    at_ += name.size();
+    blanks();
+    if (here() == '(') enclosed('(', ')');
+    newlines();
+    if (raw() != "{") unsupported(line, name + "()");
     ++at_;
-    if (here() == '@' || here() == '*') {  // the script has no arguments
-      ++at_;
-      return true;
-    }
-    std::size_t length = 0;
-    if (is_name_start(here())) {
-      while (is_name(after(length))) ++length;
-    } else if (here() >= '0' && here() <= '9') {
-      length = 1;
-    }
-    const std::string name(text_.substr(std::min(at_, text_.size()), length));
-    at_ += length;
-    const auto found = out_.variables.find(name);
-    if (found == out_.variables.end()) {
-      out.add("$" + name);
-    } else if (!found->second.empty()) {
-      add_values({found->second.front()}, false, quoted, out);
-    }
-    return false;
+    if (!skipping_) functions_[name] = {at_, line_};
+    skip([&] { list({"}"}); });
+    expect("}", "{", line);
   }
 
-  // Expands the inside of ${...}. Returns whether it is a list.
-  bool braces(std::string_view inside, bool quoted, ShellFields& out) {
-    if (inside.starts_with('@') || inside.starts_with('*')) return true;  // the script has no arguments
-    std::size_t length = 0;
-    while (length < inside.size() && is_name(inside[length])) ++length;
-    const std::string name(inside.substr(0, length));
-    std::string_view rest = inside.substr(length);
-    const bool list = rest == "[@]" || rest == "[*]";
-    const auto found = out_.variables.find(name);
-    const bool set = found != out_.variables.end();
-    if (list) {
-      if (set) {
-        add_values(found->second, rest == "[@]" || !quoted, quoted, out);
+  Status call(const Function& function, const std::vector<ShellWord>& words) override {
+    const std::vector<ShellWord> given(words.begin() + 1, words.end());
+    const std::vector<ShellWord>* const outer_arguments = std::exchange(arguments_, &given);
+    const std::size_t at = std::exchange(at_, function.at);
+    const std::int64_t line = std::exchange(line_, function.line);
+    Saved outer_locals = std::exchange(locals_, {});
+    const int undecided = std::exchange(undecided_, 0);
+    const int loops = std::exchange(loops_, 0);
+    list({"}"});
+    for (auto& [name, variable] : locals_) {
+      if (variable) {
+        variables_[name] = std::move(*variable);
       } else {
-        out.add(fmt::format("${{{}}}", inside));
+        variables_.erase(name);
       }
-      return set;
     }
-    const bool empty = !set || found->second.empty() || found->second.front().empty();
-    for (const std::string_view mark : {":-", ":=", "-", "="}) {
-      if (name.empty() || !rest.starts_with(mark)) continue;
-      if (mark.front() == ':' ? !empty : set) {
-        rest = "";
-        break;
-      }
-      add_values({expanded(rest.substr(mark.size()))}, false, quoted, out);
-      return false;
-    }
-    if (!rest.empty() || name.empty() || !set) {
-      out.add(fmt::format("${{{}}}", inside));
-    } else if (!found->second.empty()) {
-      add_values({found->second.front()}, false, quoted, out);
-    }
-    return false;
+    if (std::exchange(returned_, false)) ended_ = false;
+    undecided_ = undecided;
+    loops_ = loops;
+    locals_ = std::move(outer_locals);
+    arguments_ = outer_arguments;
+    at_ = at;
+    line_ = line;
+    return std::nullopt;  // the number that `return` returns is not followed
   }
 
-  // Expands the default in ${A:-default}.
-  std::string expanded(std::string_view word) {
-    if (++nested_ > kMostNested) fail(line_, "the defaults of variables are nested too deeply");
-    ShellReader reader(word, source_, script_);
-    std::swap(reader.out_.variables, out_.variables);
-    reader.line_ = line_;
-    reader.nested_ = nested_;
-    reader.expanded_ = expanded_;
-    reader.splitting_ = false;
-    std::string out;
-    while (!reader.at_end()) {
-      if (!reader.ends_word()) {
-        out += fmt::format("{}", fmt::join(reader.word_fields(), " "));
-      } else {
-        out += reader.take();
-      }
-    }
-    std::swap(reader.out_.variables, out_.variables);
-    expanded_ = reader.expanded_;
-    --nested_;
-    return out;
+  ShellScript run_text(const std::string& text, std::int64_t line) override {
+    if (depth_ > kMostShellDepth / 2) fail(line, "commands are nested too deeply");
+    ShellReader inner(text, source_, true);
+    inner.variables_ = variables_;
+    inner.line_ = line;
+    inner.depth_ = depth_ + kMostShellDepth / 10;
+    return inner.run();
   }
 
-  std::string_view text_;
-  std::string source_;
-  bool script_;
-  bool splitting_ = true;  // unquoted variables are split at blanks
-  bool exporting_ = false;
-  std::size_t at_ = 0;
-  std::size_t expanded_ = 0;
-  int nested_ = 0;
-  std::int64_t line_ = 1;
-  std::vector<ShellWord> command_;
-  ShellScript out_;
+  int depth_ = 0;
+  int steps_ = 0;
 };
 
 }  // namespace
@@ -507,8 +468,7 @@ ShellScript read_shell(std::string_view text, const std::string& source) {
 }
 
 std::vector<ShellWord> split_words(std::string_view text, const std::string& source) {
-  ShellScript script = ShellReader(text, source, false).run();
-  return script.commands.empty() ? std::vector<ShellWord>{} : std::move(script.commands.front());
+  return ShellReader(text, source, false).words();
 }
 
 }  // namespace sluice::model

@@ -2,158 +2,123 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
+#include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <cstddef>
-#include <utility>
+#include <sstream>
+#include <vector>
 
 #include "model/errors.h"
 
 namespace sluice::model {
 namespace {
+struct TomlAssertion {};
+[[noreturn]] void throw_toml_assertion() { throw TomlAssertion(); }
+}  // namespace
+}  // namespace sluice::model
 
-constexpr int kMostTomlNesting = 20;
+// toml++ is compiled into this file, so that users of the libraries do not need it. Its parser asserts what some
+// malformed files violate: they are errors in all builds.
+#pragma push_macro("NDEBUG")
+#undef NDEBUG
+#define TOML_HEADER_ONLY 1
+#define TOML_MAX_NESTED_VALUES 30
+#define TOML_ASSERT(expr) (static_cast<bool>(expr) ? static_cast<void>(0) : ::sluice::model::throw_toml_assertion())
+#include <toml++/toml.h>
+#pragma pop_macro("NDEBUG")
 
-bool is_toml_name(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '-';
+namespace sluice::model {
+namespace {
+
+constexpr std::ptrdiff_t kMostTomlDots = 200;  // of a line; toml++ recurses into each part of a key
+
+std::int64_t line_of_node(const toml::node& node) { return static_cast<std::int64_t>(node.source().begin.line); }
+
+// Returns a key as TOML requires it to be written.
+std::string written_key(std::string_view key) {
+  const bool bare = !key.empty() && std::all_of(key.begin(), key.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-';
+  });
+  return bare ? std::string(key) : fmt::format("\"{}\"", key);
 }
 
-class TomlReader {
- public:
-  TomlReader(std::string_view text, std::string source) : text_(text), source_(std::move(source)) {}
-
-  TomlFile run() {
-    for (skip(true); !at_end(); skip(true)) {
-      if (here() == '[') {
-        table();
-      } else {
-        pair();
-      }
-      skip(false);
-      if (!at_end() && here() != '\n') fail("the end of the line");
-    }
-    return std::move(out_);
-  }
-
- private:
-  bool at_end() const { return at_ >= text_.size(); }
-  char here() const { return at_end() ? '\0' : text_[at_]; }
-  [[noreturn]] void fail(const std::string& expected) const {
-    const std::string found = at_end()         ? "the end"
-                              : here() == '\n' ? "the end of the line"
-                                               : fmt::format("'{}'", here());
-    throw InputError(fmt::format("{}: line {}: expected {}, got {}", source_, line_, expected, found));
-  }
-
-  // Skips blanks and comments, with `lines` also ends of lines.
-  void skip(bool lines) {
-    while (!at_end()) {
-      const char c = here();
-      if (c == '#') {
-        while (!at_end() && here() != '\n') ++at_;
-      } else if (c == ' ' || c == '\t' || c == '\r') {
-        ++at_;
-      } else if (c == '\n' && lines) {
-        ++line_;
-        ++at_;
-      } else {
-        return;
-      }
-    }
-  }
-
-  std::string name(bool dots) {
-    const std::size_t begin = at_;
-    while (!at_end() && (is_toml_name(here()) || (dots && here() == '.'))) ++at_;
-    if (at_ == begin) fail("a name");
-    return std::string(text_.substr(begin, at_ - begin));
-  }
-
-  void table() {
-    ++at_;
-    skip(false);
-    table_ = name(true);
-    skip(false);
-    if (here() != ']') fail("]");
-    ++at_;
-  }
-
-  void pair() {
-    const std::int64_t line = line_;
-    const std::string key = (table_.empty() ? "" : table_ + ".") + name(false);
-    skip(false);
-    if (here() != '=') fail("=");
-    ++at_;
-    skip(false);
-    nlohmann::json read = value(0);
-    if (!out_.emplace(key, TomlValue{std::move(read), line}).second) {
-      throw InputError(fmt::format("{}: line {}: {} occurs twice", source_, line, key));
-    }
-  }
-
-  nlohmann::json value(int depth) {
-    if (here() == '"' || here() == '\'') return string();
-    if (here() == '[' && depth < kMostTomlNesting) return array(depth);
-    const std::size_t begin = at_;
-    while (!at_end() && (is_toml_name(here()) || here() == '+' || here() == '.')) ++at_;
-    std::string word(text_.substr(begin, at_ - begin));
-    if (word == "true" || word == "false") return word == "true";
-    std::erase(word, '_');
-    const char* const first = word.data() + (word.starts_with('+') ? 1 : 0);
-    const char* const last = word.data() + word.size();
-    std::int64_t whole = 0;
-    if (const auto [rest, error] = std::from_chars(first, last, whole); error == std::errc() && rest == last) {
-      return whole;
-    }
-    double real = 0;
-    if (const auto [rest, error] = std::from_chars(first, last, real); error == std::errc() && rest == last) {
-      return real;
-    }
-    at_ = begin;
-    fail("a string, number, boolean or array");
-  }
-
-  nlohmann::json array(int depth) {
+nlohmann::json json_of(const toml::node& node) {
+  if (const auto* array = node.as_array()) {
     nlohmann::json out = nlohmann::json::array();
-    ++at_;
-    for (skip(true); here() != ']'; skip(true)) {
-      out.push_back(value(depth + 1));
-      skip(true);
-      if (here() == ',') {
-        ++at_;
-      } else if (here() != ']') {
-        fail(", or ]");
-      }
-    }
-    ++at_;
+    for (const toml::node& each : *array) out.push_back(json_of(each));
     return out;
   }
-
-  std::string string() {
-    const char quote = here();
-    ++at_;
-    std::string out;
-    while (here() != quote || at_end()) {
-      if (at_end() || here() == '\n') fail(fmt::format("a closing {}", quote));
-      if (here() == '\\' && quote == '"') {
-        ++at_;
-        if (here() != '"' && here() != '\\') fail("\" or \\ after a \\");
-      }
-      out += text_[at_++];
-    }
-    ++at_;
+  if (const auto* table = node.as_table()) {
+    nlohmann::json out = nlohmann::json::object();
+    for (const auto& [key, value] : *table) out[std::string(key.str())] = json_of(value);
     return out;
   }
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* whole = node.as_integer()) return whole->get();
+  if (const auto* yes = node.as_boolean()) return yes->get();
+  if (const auto* real = node.as_floating_point(); real != nullptr && std::isfinite(real->get())) return real->get();
+  std::ostringstream text;  // dates, times, inf and nan
+  text << toml::node_view(node);
+  return text.str();
+}
 
-  std::string_view text_;
-  std::string source_;
-  std::string table_;
-  std::size_t at_ = 0;
-  std::int64_t line_ = 1;
-  TomlFile out_;
-};
+void add_table(const toml::table& table, const std::string& prefix, TomlFile& out) {
+  for (const auto& [key, node] : table) {
+    const std::string name = prefix + written_key(key.str());
+    if (const toml::table* inner = node.as_table()) {
+      add_table(*inner, name + ".", out);
+    } else {
+      out[name] = {json_of(node), line_of_node(node)};
+    }
+  }
+}
+
+void check_dots(std::string_view text, const std::string& source) {
+  for (std::int64_t line = 1; !text.empty(); ++line) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    if (std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(end), '.') > kMostTomlDots) {
+      throw InputError(fmt::format("{}: line {}: expected at most {} dots", source, line, kMostTomlDots));
+    }
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+}
+
+// Returns the first line with which the parser fails an assertion.
+std::int64_t asserting_line(std::string_view text) {
+  std::vector<std::size_t> ends;  // of the lines
+  for (std::size_t at = 0; at < text.size(); ++at) {
+    if (text[at] == '\n' || at + 1 == text.size()) ends.push_back(at + 1);
+  }
+  const auto fails = [&](std::size_t end) {
+    try {
+      static_cast<void>(toml::parse(text.substr(0, end)));
+    } catch (const toml::parse_error&) {
+      return false;
+    } catch (const TomlAssertion&) {
+      return true;
+    }
+    return false;
+  };
+  const auto line = std::partition_point(ends.begin(), ends.end(), [&](std::size_t end) { return !fails(end); });
+  return line - ends.begin() + 1;
+}
 
 }  // namespace
 
-TomlFile read_toml(std::string_view text, const std::string& source) { return TomlReader(text, source).run(); }
+TomlFile read_toml(std::string_view text, const std::string& source) {
+  check_dots(text, source);
+  TomlFile out;
+  try {
+    add_table(toml::parse(text), "", out);
+  } catch (const toml::parse_error& error) {
+    std::string what(error.description());
+    what.front() = static_cast<char>(std::tolower(static_cast<unsigned char>(what.front())));
+    throw InputError(fmt::format("{}: line {}: {}", source, error.source().begin.line, what));
+  } catch (const TomlAssertion&) {
+    throw InputError(fmt::format("{}: line {}: expected TOML", source, asserting_line(text)));
+  }
+  return out;
+}
 
 }  // namespace sluice::model

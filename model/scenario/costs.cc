@@ -8,6 +8,7 @@
 #include "model/cost/analytic.h"
 #include "model/cost/fitted.h"
 #include "model/errors.h"
+#include "model/to_size.h"
 #include "model/workload/transformer_footprint.h"
 
 namespace sluice::model {
@@ -26,14 +27,20 @@ auto with_place(const Scenario& scenario, const char* place, const Work& work) {
 }  // namespace
 
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
-                                        std::span<const int> explicit_layers, int first_layers, int last_layers) {
+                                        std::span<const int> explicit_layers, int first_layers, int last_layers,
+                                        int mtp_stage) {
   std::vector<StageContents> stages =
-      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers);
-  const auto together = [&](const std::vector<int>& route) {
-    const auto& held = schedule.stages_of(route.back());
-    return std::find(held.begin(), held.end(), 0) != held.end();
+      split_layers(model, schedule.num_stages(), explicit_layers, first_layers, last_layers, mtp_stage);
+  const auto with_first = [&](int stage) {
+    return std::all_of(schedule.routes().begin(), schedule.routes().end(), [&](const std::vector<int>& route) {
+      const auto& held = schedule.stages_of(route[to_size(stage)]);
+      return std::find(held.begin(), held.end(), 0) != held.end();
+    });
   };
-  if (std::all_of(schedule.routes().begin(), schedule.routes().end(), together)) stages.back().tied_copy = false;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    StageContents& of = stages[to_size(stage)];
+    if ((of.tied_copy || of.mtp_embedding) && with_first(stage)) of.tied_copy = of.mtp_embedding = false;
+  }
   return stages;
 }
 
@@ -68,11 +75,19 @@ void ScenarioCosts::split_model(const Schedule& schedule, const std::vector<Stag
   stages_ = with_place(scenario_, place, [&] {
     if (stages != nullptr) return *stages;
     return split_stages(*scenario_.model, schedule, scenario_.stage_layers, scenario_.first_stage_layers,
-                        scenario_.last_stage_layers);
+                        scenario_.last_stage_layers, scenario_.mtp_stage);
   });
+  training.deferred_head_gradients = std::min(training.deferred_head_gradients, schedule.num_microbatches());
   footprint_ = with_place(scenario_, "/parallelism: ", [&] {
-    return std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_);
+    return std::make_unique<TransformerFootprint>(*scenario_.model, training, stages_, library_workspace());
   });
+}
+
+std::int64_t ScenarioCosts::library_workspace() const {
+  if (!scenario_.cluster) return 0;
+  const Gpu& gpu = scenario_.cluster->gpu;
+  const bool grouped = scenario_.model->has_experts() && scenario_.training.grouped_experts;
+  return gpu.workspace_bytes + (grouped ? gpu.grouped_workspace_bytes : 0);
 }
 
 void ScenarioCosts::make_cost(const Schedule& schedule) {
@@ -82,7 +97,7 @@ void ScenarioCosts::make_cost(const Schedule& schedule) {
   const auto analytic = [&] {
     return with_place(scenario_, "/cluster: ", [&] {
       return std::make_unique<AnalyticCost>(*scenario_.model, scenario_.training, stages_, *scenario_.cluster,
-                                            scenario_.software);
+                                            scenario_.software, scenario_.kernel_times.value_or(KernelTimes{}));
     });
   };
   switch (scenario_.cost) {
@@ -124,14 +139,23 @@ LoweringOptions ScenarioCosts::lowering_options(WeightPolicy policy) const {
   if (!scenario_.model) return options;
   const bool experts = scenario_.model->has_experts();
   options.data_parallel = std::max(training.data_ranks(), experts ? training.expert_data_ranks() : 1);
-  options.overlap_grad_reduce = training.overlap_grad_reduce;
-  options.gather_parameters = training.distributed_optimizer;
+  // What ops gather and reduce themselves is part of their cost.
+  options.reduce_gradients = !training.reduces_per_op();
+  options.overlap_grad_reduce = training.overlap_grad_reduce || training.zero_stage() > 1;
+  options.reduce_runs = training.reduces_runs();
+  const bool whole = training.zero_stage() < 3;
+  options.gather_parameters = training.distributed_optimizer && (whole || !training.gathers_per_op());
+  options.overlap_param_gather = options.gather_parameters && (training.overlap_param_gather || !whole);
+  options.sharded_actions = options.gather_parameters && !whole;
   options.blocking_transfers = scenario_.cost != CostKind::uniform && scenario_.blocks_transfers();
   options.tied_embedding = scenario_.model->tied_embeddings;
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+    if (stages_[stage].mtp_layers > 0) options.mtp_stage = static_cast<int>(stage);
+  }
   const bool flush = policy == WeightPolicy::flush;
   options.global_norm = scenario_.clip_gradients && flush && scenario_.cost != CostKind::uniform;
   options.recompute = training.recompute == Training::Recompute::full ||
-                      (training.recompute == Training::Recompute::selective && !training.flash_attention);
+                      (training.recompute == Training::Recompute::selective && training.has_modules_to_repeat());
   return options;
 }
 

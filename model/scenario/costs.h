@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,7 +17,8 @@ namespace sluice::model {
 // Returns the stages into which a model is cut for a schedule (split_layers). Where every rank of the last stage also
 // has the first one, the head reads that embedding and has no copy. Throws InputError.
 std::vector<StageContents> split_stages(const Transformer& model, const Schedule& schedule,
-                                        std::span<const int> explicit_layers, int first_layers, int last_layers);
+                                        std::span<const int> explicit_layers, int first_layers, int last_layers,
+                                        int mtp_stage = kLastStage);
 
 // The footprint and the cost model of a scenario, for a schedule. Ranks, microbatches and shapes are those of the
 // schedule.
@@ -35,6 +37,7 @@ class ScenarioCosts {
 
  private:
   ScenarioCosts(Scenario scenario, const Schedule& schedule, const std::vector<StageContents>* stages);
+  std::int64_t library_workspace() const;
   void split_model(const Schedule& schedule, const std::vector<StageContents>* stages);
   void make_cost(const Schedule& schedule);
   ParameterCounts count_parameters(const Schedule& schedule) const;

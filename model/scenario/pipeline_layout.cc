@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstddef>
+#include <system_error>
 
 #include "model/errors.h"
 #include "model/schedule/schedule.h"
@@ -42,8 +44,7 @@ class LayoutReader {
 
   std::string letter() {
     const char found = next();
-    if (found == 'm') fail("E, t, L or | (multi-token prediction is not modeled)");
-    if (found == '\0' || std::string_view("EtL|").find(found) == std::string_view::npos) fail("E, t, L, | or (");
+    if (found == '\0' || std::string_view("EtmL|").find(found) == std::string_view::npos) fail("E, t, m, L, | or (");
     ++at_;
     return std::string(1, found);
   }
@@ -68,11 +69,15 @@ class LayoutReader {
   int repeats() {
     if (next() != '*') return 1;
     ++at_;
+    next();
+    const std::size_t begin = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') ++at_;
+    const std::string_view digits = text_.substr(begin, at_ - begin);
     int number = 0;
-    while (next() >= '0' && next() <= '9') {
-      number = 10 * number + (next() - '0');
-      if (number > kMostRepeats) fail(fmt::format("a number of at most {}", kMostRepeats));
-      ++at_;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    if (!digits.empty() && (error != std::errc() || number > kMostRepeats)) {
+      throw InputError(
+          fmt::format("position {}: expected a number of at most {}, got {}", begin + 1, kMostRepeats, digits));
     }
     if (number == 0) fail("a positive number after *");
     return number;
@@ -84,51 +89,62 @@ class LayoutReader {
 
 }  // namespace
 
-std::vector<int> layers_of_layout(std::string_view text) {
-  std::vector<int> layers = {0};
+PipelineLayout read_layout(std::string_view text) {
+  PipelineLayout out{.layers = {0}};
+  std::vector<int>& layers = out.layers;
   int embeddings = 0;
   int losses = 0;
-  const auto stage = [&] { return fmt::format("stage {}", layers.size() - 1); };
+  const auto stage = [&] { return static_cast<int>(layers.size()) - 1; };
+  const auto fail = [&](const char* rule) { throw InputError(fmt::format("stage {}: {}", stage(), rule)); };
   for (const char letter : LayoutReader(text).letters()) {
-    if (losses > 0) {
-      throw InputError(fmt::format("{}: expected the loss L at the end of the last stage", stage()));
-    }
+    if (losses > 0) fail("expected the loss L at the end of the last stage");
     switch (letter) {
       case '|':
         if (layers.size() == kMaxStages) throw InputError(fmt::format("more than {} stages", kMaxStages));
         layers.push_back(0);
         break;
       case 'E':
-        if (layers.size() > 1 || layers.back() > 0 || embeddings > 0) {
-          throw InputError(fmt::format("{}: expected one embedding E, at the begin of the first stage", stage()));
+        if (layers.size() > 1 || layers.back() > 0 || embeddings > 0 || out.mtp_layers > 0) {
+          fail("expected one embedding E, at the begin of the first stage");
         }
         ++embeddings;
         break;
       case 'L': ++losses; break;
-      default: ++layers.back();
+      case 'm':
+        if (out.mtp_layers > 0 && out.mtp_stage != stage()) fail("expected all multi-token prediction m in one stage");
+        ++out.mtp_layers;
+        out.mtp_stage = stage();
+        break;
+      default:
+        if (out.mtp_layers > 0) fail("expected transformer layers t before multi-token prediction m");
+        ++layers.back();
     }
   }
   if (embeddings == 0) throw InputError("expected an embedding E in the first stage");
   if (losses == 0) throw InputError("expected a loss L in the last stage");
-  return layers;
+  return out;
 }
 
-std::string layout_of(std::span<const int> layers) {
+std::string layout_of(std::span<const int> layers, int mtp_layers, int mtp_stage) {
   std::string out;
-  const auto letters = [](int count) {
-    return count == 0 ? "" : count == 1 ? std::string("t") : fmt::format("t*{}", count);
+  const auto letters = [](char letter, int count) {
+    return count == 0 ? std::string() : count == 1 ? std::string(1, letter) : fmt::format("{}*{}", letter, count);
   };
+  const std::size_t with_mtp = mtp_layers == 0           ? layers.size()
+                               : mtp_stage == kLastStage ? layers.size() - 1
+                                                         : static_cast<std::size_t>(mtp_stage);
   for (std::size_t i = 0; i < layers.size();) {
     const bool first = i == 0;
     const bool last = i + 1 == layers.size();
-    if (first || last) {
-      out += (first ? "E" : "") + letters(layers[i]) + (last ? "L" : "|");
+    if (first || last || i == with_mtp) {
+      out += (first ? "E" : "") + letters('t', layers[i]) + (i == with_mtp ? letters('m', mtp_layers) : "") +
+             (last ? "L" : "|");
       ++i;
       continue;
     }
     std::size_t end = i;
-    while (end + 1 < layers.size() && layers[end] == layers[i]) ++end;
-    const std::string one = letters(layers[i]) + "|";
+    while (end + 1 < layers.size() && end != with_mtp && layers[end] == layers[i]) ++end;
+    const std::string one = letters('t', layers[i]) + "|";
     out += end - i == 1 ? one : fmt::format("({})*{}", one, end - i);
     i = end;
   }

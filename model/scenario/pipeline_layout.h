@@ -6,19 +6,28 @@
 #include <vector>
 
 #include "model/namespaces.h"
+#include "model/workload/training.h"
 
 namespace sluice::model {
 
 // Megatron-LM's --pipeline-model-parallel-layout: the layers of each virtual stage. Stages are separated by '|'; E is
-// the embedding, t a transformer layer, L the loss; "x*n" repeats one letter and "(...)*n" a group, such as
-// "Et*3|(t*4|)*6t*3L". Commas and blanks are ignored.
+// the embedding, t a transformer layer, m a layer of multi-token prediction, L the loss; "x*n" repeats one letter and
+// "(...)*n" a group, such as "Et*3|(t*4|)*6t*3mL". Commas and blanks are ignored.
+struct PipelineLayout {
+  std::vector<int> layers;  // transformer layers of each stage
+  int mtp_layers = 0;
+  int mtp_stage = 0;  // the stage that has them
 
-// Returns the number of transformer layers of each stage. Throws InputError, with the position, for text that is not a
-// layout, an embedding outside the first or a loss outside the last stage, more than kMaxStages stages, and layers of
-// multi-token prediction (m), which are not modeled.
-std::vector<int> layers_of_layout(std::string_view text);
+  friend bool operator==(const PipelineLayout&, const PipelineLayout&) = default;
+};
 
-// Returns the layout of stages with these numbers of layers.
-std::string layout_of(std::span<const int> layers);
+// Throws InputError, with the position, for text that is not a layout, and, as in Megatron-LM, for an embedding outside
+// the first or a loss outside the last stage, layers of multi-token prediction before transformer layers or on several
+// stages, and more than kMaxStages stages.
+PipelineLayout read_layout(std::string_view text);
+
+// Returns the layout of stages with these numbers of layers, and `mtp_layers` layers of multi-token prediction on
+// `mtp_stage` (kLastStage: the last).
+std::string layout_of(std::span<const int> layers, int mtp_layers = 0, int mtp_stage = kLastStage);
 
 }  // namespace sluice::model

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <numeric>
+#include <utility>
 
 #include "model/cluster/catalogue.h"
 #include "model/errors.h"
@@ -19,8 +20,10 @@ constexpr std::int64_t kMost = 1'000'000'000;
 constexpr std::int64_t kMostNodes = 65536;
 constexpr std::int64_t kMostGpus = 1 << 24;
 constexpr std::int64_t kMostReplicas = 1 << 20;
+constexpr std::int64_t kMostPredictions = 1 << 10;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
+const std::vector<std::string> kCrossEntropies = {"native", "te", "plain"};
 const std::vector<std::string> kJointOverlaps = {"none", "experts", "all"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
 const std::vector<std::string> kPlacements = {"any", "linear", "looped", "v"};
@@ -58,12 +61,14 @@ class Reading {
     root_.allow("name");
     root_.allow("comment");
     read_model();
+    read_predictions();
     section(root_, "parallelism", [&](JsonReader& object) { read_parallelism(object); });
     section(root_, "batch", [&](JsonReader& object) { read_batch(object); });
     read_cluster();
     read_software();
     read_schedule();
     read_cost();
+    read_kernel_times();
     read_correction();
     section(root_, "perturbation",
             [&](JsonReader& object) { scenario_.perturbation = perturbation_from_json(object); });
@@ -92,6 +97,17 @@ class Reading {
     }
   }
 
+  // The layers of multi-token prediction instead of those of the model's file.
+  void read_predictions() {
+    root_.allow("mtp_num_layers");
+    if (!root_.has("mtp_num_layers")) return;
+    const JsonReader layers = root_.at("mtp_num_layers");
+    const int number = static_cast<int>(layers.integer(0, kMostPredictions));
+    if (!scenario_.model) layers.fail("requires a model (--model)");
+    scenario_.model->mtp_layers = number;
+    check_transformer(*scenario_.model);
+  }
+
   // Reads a file, a folder with a config.json, or a model of the catalogue. A file precedes a model of the same name.
   Transformer read_model_file(const JsonReader& model) const {
     namespace fs = std::filesystem;
@@ -115,15 +131,22 @@ class Reading {
     for (const char* key : {"stage_layers", "first_stage_layers", "last_stage_layers"}) {
       if (object.has(key)) layout.fail(fmt::format("specify pipeline_layout or {}, not both", key));
     }
+    PipelineLayout read;
     try {
-      scenario_.stage_layers = layers_of_layout(layout.string());
+      read = model::read_layout(layout.string());
     } catch (const InputError& error) {
       layout.fail(error.what());
     }
-    const int layers = std::accumulate(scenario_.stage_layers.begin(), scenario_.stage_layers.end(), 0);
+    const int layers = std::accumulate(read.layers.begin(), read.layers.end(), 0);
     if (scenario_.model && layers != scenario_.model->layers) {
       layout.fail(fmt::format("expected the model's {} layers, not {}", scenario_.model->layers, layers));
     }
+    if (scenario_.model && read.mtp_layers != scenario_.model->mtp_layers) {
+      layout.fail(fmt::format("expected as many m as layers for multi-token prediction (--mtp-num-layers), {}, not {}",
+                              scenario_.model->mtp_layers, read.mtp_layers));
+    }
+    scenario_.stage_layers = std::move(read.layers);
+    if (read.mtp_layers > 0) scenario_.mtp_stage = read.mtp_stage;
     const int stages = static_cast<int>(scenario_.stage_layers.size());
     const int ranks = scenario_.training.pp;
     if (ranks == 0) layout.fail("requires pp");
@@ -143,10 +166,7 @@ class Reading {
     training.cp = whole(object, "cp", 1, 4096, 1);
     read_gpus(object);
     training.ep = whole(object, "ep", 1, 1 << 16, 1);
-    if (object.has("etp") && object.integer("etp", 1, 4096) != 1) {
-      object.at("etp").fail("expected 1: experts that are split over tensor-parallel ranks are not modeled");
-    }
-    object.allow("etp");
+    training.etp = whole(object, "etp", 1, 4096, 1);
     if (object.has("cp_comm_type") && object.at("cp_comm_type").one_of(kContextExchanges) == "a2a") {
       training.context_exchange = Training::ContextExchange::all_to_all;
     }
@@ -159,14 +179,28 @@ class Reading {
     object.allow("joint_overlap");
     scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
     training.sequence_parallel = object.boolean_or("sequence_parallel", false);
-    training.distributed_optimizer = object.boolean_or("distributed_optimizer", false);
+    training.tp_comm_overlap = object.boolean_or("tp_comm_overlap", false);
+    read_zero(object);
     training.overlap_grad_reduce = object.boolean_or("overlap_grad_reduce", false);
+    training.overlap_param_gather = object.boolean_or("overlap_param_gather", false);
+    if (training.overlap_param_gather && !(training.distributed_optimizer && training.overlap_grad_reduce)) {
+      object.at("overlap_param_gather").fail("requires distributed_optimizer (or zero) and overlap_grad_reduce");
+    }
     training.flash_attention = object.boolean_or("flash_attention", true);
-    training.fused_cross_entropy = object.boolean_or("fused_cross_entropy", false);
+    read_cross_entropy(object);
     training.transformer_engine = object.boolean_or("transformer_engine", false);
+    training.grouped_experts = object.boolean_or("moe_grouped_gemm", true);
+    training.deferred_head_gradients = whole(object, "wgrad_deferral_limit", 0, 1 << 20, 0);
     training.scatter_gather = object.boolean_or("scatter_gather", true);
     training.pipeline_before_data = object.boolean_or("pipeline_before_data", false);
     training.gradient_bytes = whole(object, "gradient_bytes", 2, 4, 4);
+    training.gradient_copy = object.boolean_or("gradient_copy", false);
+    if (training.gradient_copy && training.gradient_bytes != 4) {
+      object.at("gradient_copy").fail("requires gradient_bytes 4");
+    }
+    training.optimizer_bytes = whole(object, "optimizer_bytes", 3, 12, 12);
+    training.fused_activation = object.boolean_or("fused_activation", true);
+    read_precision(object);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
     if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);
     object.allow("overlap_transfers");
@@ -176,6 +210,7 @@ class Reading {
           static_cast<Training::Recompute>(std::find(kRecompute.begin(), kRecompute.end(), word) - kRecompute.begin());
     }
     object.allow("recompute");
+    read_recompute_modules(object);
     training.recompute_layers = whole(object, "recompute_layers", 1, 100000, 0);
     if (training.recompute_layers > 0 && training.recompute != Training::Recompute::full) {
       object.at("recompute_layers").fail("requires \"recompute\": \"full\"");
@@ -203,6 +238,71 @@ class Reading {
     object.allow("layers_per_virtual_stage");
   }
 
+  void read_recompute_modules(JsonReader& object) {
+    object.allow("recompute_modules");
+    if (!object.has("recompute_modules")) return;
+    const JsonReader list = object.at("recompute_modules");
+    RecomputeModules modules;
+    const std::vector<std::string>& names = recompute_module_names();
+    for (const JsonReader& element : list.elements()) {
+      const std::string word = element.one_of(names);
+      modules = modules | static_cast<RecomputeModule>(std::find(names.begin(), names.end(), word) - names.begin());
+    }
+    scenario_.training.recompute_modules = modules;
+  }
+
+  void read_cross_entropy(JsonReader& object) {
+    const bool fused = object.boolean_or("fused_cross_entropy", false);
+    const std::string kernels =
+        object.has("cross_entropy_fusion_impl") ? object.at("cross_entropy_fusion_impl").one_of(kCrossEntropies) : "te";
+    object.allow("cross_entropy_fusion_impl");
+    if (fused && kernels == "plain") {
+      object.at("cross_entropy_fusion_impl").fail("excludes fused_cross_entropy: expected native or te");
+    }
+    using enum Training::CrossEntropy;
+    scenario_.training.cross_entropy = !fused                ? (kernels == "plain" ? plain : separate)
+                                       : kernels == "native" ? native
+                                                             : te;
+  }
+
+  // What is sharded over replicas. distributed_optimizer means stage 1 or more.
+  void read_zero(JsonReader& object) {
+    Training& training = scenario_.training;
+    const int stage = whole(object, "zero", 0, 3, -1);
+    training.distributed_optimizer = object.boolean_or("distributed_optimizer", stage > 0);
+    if (stage >= 0 && training.distributed_optimizer != (stage > 0)) {
+      object.at("zero").fail(fmt::format("contradicts distributed_optimizer, which is {}: expected {}",
+                                         training.distributed_optimizer, stage > 0 ? "0" : "1, 2 or 3"));
+    }
+    training.zero = std::max(1, stage);
+    training.dp_shard = whole(object, "dp_shard", 1, kMostReplicas, 0);
+    if (training.dp_shard > 0) {
+      const JsonReader shard = object.at("dp_shard");
+      if (!training.distributed_optimizer) shard.fail("requires zero 1, 2 or 3, or distributed_optimizer");
+      if (training.dp % training.dp_shard != 0) {
+        shard.fail(fmt::format("expected a divisor of dp {}", training.dp));
+      }
+    }
+    object.allow("reshard_after_forward");
+    if (!object.has("reshard_after_forward")) return;
+    training.reshard_after_forward = object.boolean_or("reshard_after_forward", false);
+    if (training.zero_stage() != 3) object.at("reshard_after_forward").fail("requires zero 3");
+  }
+
+  void read_precision(JsonReader& object) {
+    Training& training = scenario_.training;
+    if (object.has("precision")) {
+      const std::string word = object.at("precision").one_of(precision_names());
+      const auto found = std::find(precision_names().begin(), precision_names().end(), word);
+      training.precision = static_cast<GemmPrecision>(found - precision_names().begin());
+    }
+    object.allow("precision");
+    training.narrow_parameters = object.boolean_or("fp8_param_gather", false);
+    if (training.narrow_parameters && traits_of(training.precision).bits != 8) {
+      object.at("fp8_param_gather").fail("requires a precision of 8 bits");
+    }
+  }
+
   // The number of GPUs instead of dp.
   void read_gpus(JsonReader& object) {
     object.allow("gpus");
@@ -212,10 +312,18 @@ class Reading {
     const std::int64_t number = gpus.integer(1, kMostGpus);
     if (object.has("dp")) gpus.fail("specify dp or gpus, not both");
     if (training.pp == 0) gpus.fail("requires pp");
+    for (const auto& [key, size] :
+         {std::pair("tp", training.tp), std::pair("cp", training.cp), std::pair("pp", training.pp)}) {
+      if (number % size != 0) object.at(key).fail(fmt::format("expected a divisor of the {} GPUs", number));
+    }
     const std::int64_t replica = std::int64_t{training.tp} * training.cp * training.pp;
-    if (number % replica != 0 || number / replica > kMostReplicas) {
-      gpus.fail(fmt::format("expected a multiple of tp x cp x pp = {} x {} x {}, at most {} times", training.tp,
-                            training.cp, training.pp, kMostReplicas));
+    if (number % replica != 0) {
+      gpus.fail(
+          fmt::format("expected a multiple of tp x cp x pp = {} x {} x {}", training.tp, training.cp, training.pp));
+    }
+    if (number / replica > kMostReplicas) {
+      gpus.fail(fmt::format("expected at most {} replicas of tp x cp x pp = {} x {} x {} GPUs", kMostReplicas,
+                            training.tp, training.cp, training.pp));
     }
     training.dp = static_cast<int>(number / replica);
   }
@@ -255,8 +363,9 @@ class Reading {
     } else {
       const std::string name = catalogue_or_path(cluster.at("name"), catalogue_nodes());
       const int nodes = whole(cluster, "nodes", 1, kMostNodes, 0);
-      cluster.finish();
       loaded = load_cluster(name, nodes);
+      loaded.gpus_per_node = whole(cluster, "gpus_per_node", 1, loaded.gpus_per_node, loaded.gpus_per_node);
+      cluster.finish();
     }
     if (!loaded.nodes_specified) loaded.nodes = needed_nodes(cluster, loaded.gpus_per_node);
     scenario_.cluster = std::move(loaded);
@@ -281,6 +390,21 @@ class Reading {
     std::error_code error;
     if (names_file(name) || std::filesystem::exists(path, error) || error) return path;
     value.fail(fmt::format("expected a file or one of {}", fmt::join(names, ", ")), did_you_mean(name, names));
+  }
+
+  void read_kernel_times() {
+    root_.allow("kernel_times");
+    if (!root_.has("kernel_times")) return;
+    const JsonReader times = root_.at("kernel_times");
+    if (scenario_.cost != CostKind::analytic || !scenario_.cluster) {
+      times.fail("only valid with a cluster and the analytic cost");
+    }
+    scenario_.kernel_times =
+        times.json().is_string() ? model::read_kernel_times(resolved(times.string())) : kernel_times_from_json(times);
+    const std::string& gpu = scenario_.cluster->gpu.name;
+    if (scenario_.kernel_times->gpu == gpu) return;
+    throw InputError(fmt::format("{}: {}: measured on the GPU {}, but the cluster has {}", times.source(),
+                                 times.pointer(), scenario_.kernel_times->gpu, gpu));
   }
 
   void read_correction() {
@@ -452,7 +576,8 @@ CorrectionOrigin origin_of(const Scenario& scenario) {
   }
   if (!scenario.cluster) return out;
   out.framework = scenario.software.name;
-  out.precision = scenario.software.gemm_speed > 1 ? "8-bit" : "16-bit";
+  const PrecisionTraits& traits = traits_of(scenario.training.precision);
+  out.precision = traits.narrow() ? traits.name : "16-bit";
   out.gpu = scenario.cluster->gpu.name;
   return out;
 }

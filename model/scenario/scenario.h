@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/cluster/cluster.h"
+#include "model/cost/kernel_times.h"
 #include "model/cost/uniform.h"
 #include "model/scenario/automatic.h"
 #include "model/scenario/correction.h"
@@ -36,6 +37,7 @@ struct Scenario {
   std::vector<int> stage_layers;  // explicit, or empty
   int first_stage_layers = 0;
   int last_stage_layers = 0;
+  int mtp_stage = kLastStage;  // of multi-token prediction
 
   std::string schedule = "1f1b";  // a family, the path of a schedule file, or kAutomatic
   int chunks = 0;                 // zero: the family's default
@@ -49,6 +51,7 @@ struct Scenario {
   CostKind cost = CostKind::uniform;
   UniformTimes uniform;
   std::string cost_file;
+  std::optional<KernelTimes> kernel_times;  // measured, for the analytic cost
 
   Perturbation perturbation;
   std::optional<Correction> correction;  // of the iteration time, from measurements

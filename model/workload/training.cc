@@ -8,6 +8,27 @@
 #include "model/errors.h"
 
 namespace sluice::model {
+
+const std::vector<std::string>& recompute_module_names() {
+  static const std::vector<std::string> names = {"core_attn", "layernorm", "mla_up_proj",   "mlp",
+                                                 "moe",       "moe_act",   "shared_experts"};
+  return names;
+}
+
+bool Training::has_modules_to_repeat() const {
+  using enum RecomputeModule;
+  const RecomputeModules others = RecomputeModules(norm) | up_projection | mlp | experts | activation | shared_experts;
+  return !flash_attention || recompute_modules.any_of(others);
+}
+
+std::vector<std::string> names_of(RecomputeModules modules) {
+  std::vector<std::string> out;
+  const std::vector<std::string>& names = recompute_module_names();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (modules.any_of(static_cast<RecomputeModule>(i))) out.push_back(names[i]);
+  }
+  return out;
+}
 namespace {
 
 // Distributes `layers` over `count` stages. The remainder goes to the middle, and of two stages equally near it to the
@@ -63,17 +84,49 @@ std::vector<int> layer_counts(const Transformer& model, int num_stages, std::spa
   return counts;
 }
 
+// Adds the layers of multi-token prediction to a stage.
+void place_predictions(const Transformer& model, int stage, std::vector<StageContents>& stages) {
+  const int last = static_cast<int>(stages.size()) - 1;
+  if (stage < 0 || stage > last) {
+    throw InputError(fmt::format("multi-token prediction is on stage {}, but there are {}", stage, last + 1));
+  }
+  for (int after = stage + 1; after <= last; ++after) {
+    if (stages[after].layers == 0) continue;
+    throw InputError(fmt::format("stage {} has {} layers after the multi-token prediction of stage {}", after,
+                                 stages[after].layers, stage));
+  }
+  stages[stage].mtp_layers = model.mtp_layers;
+  stages[stage].mtp_embedding = !stages[stage].embedding && !stages[stage].tied_copy;
+}
+
 void check_experts(const Transformer& model, const Training& training) {
   const Experts& experts = model.experts;
   if (!model.has_experts()) {
-    if (training.ep == 1) return;
-    throw InputError(fmt::format("{}: expert-parallel size {}, but there are no experts", model.name, training.ep));
+    if (training.ep > 1) {
+      throw InputError(fmt::format("{}: expert-parallel size {}, but there are no experts", model.name, training.ep));
+    }
+    if (training.etp == 1) return;
+    throw InputError(
+        fmt::format("{}: expert-tensor-parallel size {}, but there are no experts", model.name, training.etp));
   }
   if (experts.count % training.ep != 0) {
     throw InputError(fmt::format("{}: experts ({}) must be a multiple of the expert-parallel size ({})", model.name,
                                  experts.count, training.ep));
   }
-  if (training.tp * std::int64_t{training.cp} * training.dp % training.ep != 0) {
+  if (experts.ffn_hidden % training.etp != 0) {
+    throw InputError(
+        fmt::format("{}: the feed-forward size of an expert ({}) must be a multiple of the expert-tensor-parallel size "
+                    "({})",
+                    model.name, experts.ffn_hidden, training.etp));
+  }
+  const std::int64_t replicas = training.tp * std::int64_t{training.cp} * training.dp;
+  if (training.etp > 1 && replicas % (std::int64_t{training.ep} * training.etp) != 0) {
+    throw InputError(
+        fmt::format("expert-parallel size {} x expert-tensor-parallel size {} must divide tp {} x cp {} x "
+                    "dp {}",
+                    training.ep, training.etp, training.tp, training.cp, training.dp));
+  }
+  if (replicas % training.ep != 0) {
     throw InputError(fmt::format("expert-parallel size {} must divide tp {} x cp {} x dp {}", training.ep, training.tp,
                                  training.cp, training.dp));
   }
@@ -85,6 +138,20 @@ void check_experts(const Transformer& model, const Training& training) {
     throw InputError(fmt::format(
         "{}: the shared experts' feed-forward size ({}) must be a multiple of the tensor-parallel size ({})",
         model.name, experts.shared_ffn_hidden, training.tp));
+  }
+}
+
+void check_shards(const Transformer& model, const Training& training) {
+  if (training.zero < 1 || training.zero > 3) {
+    throw InputError(fmt::format("the stage of ZeRO must be 1, 2 or 3, got {}", training.zero));
+  }
+  if (training.dp_shard < 0 || (training.dp_shard > 0 && training.dp % training.dp_shard != 0)) {
+    throw InputError(
+        fmt::format("dp_shard must divide the data-parallel size {}, got {}", training.dp, training.dp_shard));
+  }
+  if (model.has_experts() && training.expert_data_ranks() % training.replica_copies() != 0) {
+    throw InputError(fmt::format("ep {} x etp {} must divide tp {} x cp {} x dp_shard {}", training.ep, training.etp,
+                                 training.tp, training.cp, training.dp_shard));
   }
 }
 
@@ -118,7 +185,7 @@ void check_context(const Transformer& model, const Training& training) {
 }  // namespace
 
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
-                                        int first_layers, int last_layers) {
+                                        int first_layers, int last_layers, int mtp_stage) {
   if (num_stages < 1) throw InputError(fmt::format("expected at least one stage, got {}", num_stages));
   std::vector<StageContents> stages;
   int first = 0;
@@ -130,6 +197,7 @@ std::vector<StageContents> split_layers(const Transformer& model, int num_stages
   stages.front().embedding = true;
   stages.back().head = true;
   stages.back().tied_copy = model.tied_embeddings && num_stages > 1;
+  if (model.mtp_layers > 0) place_predictions(model, mtp_stage == kLastStage ? num_stages - 1 : mtp_stage, stages);
   return stages;
 }
 
@@ -140,6 +208,21 @@ StageContents recomputed_layers(const Training& training, const StageContents& c
   out.layers = std::min(most, contents.layers);
   // Dense layers precede those with experts.
   out.expert_layers = std::max(0, out.layers - (contents.layers - contents.expert_layers));
+  if (training.recompute_layers == 0) out.mtp_layers = contents.mtp_layers;
+  return out;
+}
+
+std::vector<StageContents> sharded_units(const StageContents& contents) {
+  std::vector<StageContents> out;
+  if (contents.embedding) out.push_back({.embedding = true});
+  const int dense = contents.layers - contents.expert_layers;
+  for (int layer = 0; layer < contents.layers; ++layer) {
+    out.push_back({.layers = 1, .expert_layers = layer < dense ? 0 : 1});
+  }
+  for (int layer = 0; layer < contents.mtp_layers; ++layer) {
+    out.push_back({.mtp_layers = 1, .mtp_embedding = contents.mtp_embedding && layer == 0});
+  }
+  if (contents.head) out.push_back({.head = true, .tied_copy = contents.tied_copy});
   return out;
 }
 
@@ -152,6 +235,7 @@ void check_training(const Transformer& model, const Training& training) {
   positive(training.pp, "pipeline-parallel size");
   positive(training.cp, "context-parallel size");
   positive(training.ep, "expert-parallel size");
+  positive(training.etp, "expert-tensor-parallel size");
   positive(training.micro_batch, "microbatch size");
   positive(training.sequence_length, "sequence length");
   constexpr std::int64_t kMostReplicas = 1 << 30;  // so that counts of ranks do not overflow
@@ -181,6 +265,7 @@ void check_training(const Transformer& model, const Training& training) {
                                  training.sequence_length, model.positions));
   }
   check_experts(model, training);
+  check_shards(model, training);
   check_latents(model, training);
   check_context(model, training);
 }
@@ -190,7 +275,7 @@ std::int64_t padded_vocab(const Transformer& model, int tp) {
   return (model.vocab + step - 1) / step * step;
 }
 
-std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind, int ep) {
+std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind, int expert_ranks) {
   Transformer share = model;
   share.heads = model.heads / tp;
   share.kv_heads = std::max(1, model.kv_heads / tp);
@@ -199,18 +284,42 @@ std::int64_t layer_parameters_per_device(const Transformer& model, int tp, Layer
   const std::int64_t count = layer_parameters(share, kind);
   if (kind == LayerKind::dense) return count;
   const std::int64_t routed = routed_expert_parameters(model);
-  return count - routed + routed / ep;
+  return count - routed + routed / expert_ranks;
 }
 
-std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep) {
-  return contents.expert_layers * (routed_expert_parameters(model) / ep);
+std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents,
+                                                int expert_ranks) {
+  const int layers = contents.expert_layers + (model.last_kind() == LayerKind::experts ? contents.mtp_layers : 0);
+  return layers * (routed_expert_parameters(model) / expert_ranks);
 }
 
-std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents, int ep) {
+std::int64_t stage_linear_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
+                                                int expert_ranks) {
+  const bool predicted_by_experts = model.last_kind() == LayerKind::experts;
+  const std::int64_t experts = contents.expert_layers + (predicted_by_experts ? contents.mtp_layers : 0);
+  const std::int64_t all = contents.layers + contents.mtp_layers;
+  std::int64_t count = all * (attention_matrix_elements(model) / tp);
+  count += (all - experts) * (mlp_matrix_elements(model, model.ffn_hidden) / tp);
+  if (experts > 0) {
+    count += experts * (mlp_matrix_elements(model, model.experts.shared_ffn_hidden) / tp);
+    count += stage_expert_parameters_per_device(model, contents, expert_ranks);
+  }
+  return count;
+}
+
+std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
+                                         int expert_ranks) {
   const std::int64_t words = padded_vocab(model, tp) / tp * model.hidden;
   std::int64_t count = (contents.layers - contents.expert_layers) * layer_parameters_per_device(model, tp);
   if (contents.expert_layers > 0) {
-    count += contents.expert_layers * layer_parameters_per_device(model, tp, LayerKind::experts, ep);
+    count += contents.expert_layers * layer_parameters_per_device(model, tp, LayerKind::experts, expert_ranks);
+  }
+  if (contents.mtp_layers > 0) {
+    const std::int64_t projection = 2 * std::int64_t{model.hidden} * model.hidden / tp;
+    const std::int64_t norms = std::int64_t{3} * model.hidden * (model.rms_norm ? 1 : 2);
+    count += contents.mtp_layers *
+             (projection + norms + layer_parameters_per_device(model, tp, model.last_kind(), expert_ranks));
+    if (contents.mtp_embedding) count += words;
   }
   if (contents.embedding) count += words + std::int64_t{model.positions} * model.hidden;
   if (contents.head) {
@@ -218,6 +327,14 @@ std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const
     if (!model.tied_embeddings || contents.tied_copy) count += words;
   }
   return count;
+}
+
+std::int64_t gathered_parameter_bytes(const Transformer& model, const Training& training,
+                                      const StageContents& contents) {
+  const std::int64_t bytes = 2 * stage_parameters_per_device(model, training.tp, contents, training.expert_ranks());
+  const bool whole_scale = training.precision == GemmPrecision::fp8 || training.precision == GemmPrecision::fp8_current;
+  if (!training.narrow_parameters || !whole_scale) return bytes;
+  return bytes - stage_linear_parameters_per_device(model, training.tp, contents, training.expert_ranks());
 }
 
 }  // namespace sluice::model

@@ -3,13 +3,49 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "model/workload/precision.h"
 #include "model/workload/transformer.h"
 
 namespace sluice::model {
+
+// A part of a layer that is recomputed by itself (Megatron-LM's recompute-modules), or the whole layer.
+enum class RecomputeModule : std::uint8_t {
+  core_attention,  // scores, softmax, dropout; no effect with fused attention
+  norm,            // outputs of both norms
+  up_projection,   // queries, keys and values from the latents
+  mlp,             // of a dense layer
+  experts,         // router, dispatch, experts, combine, with the shared expert
+  activation,      // of the experts
+  shared_experts,
+  layer,
+};
+
+// A set of them.
+class RecomputeModules {
+ public:
+  constexpr RecomputeModules() = default;
+  // NOLINTNEXTLINE(google-explicit-constructor): one module is a set.
+  constexpr RecomputeModules(RecomputeModule module) : bits_(static_cast<std::uint8_t>(1U << unsigned(module))) {}
+  constexpr RecomputeModules operator|(RecomputeModules other) const {
+    RecomputeModules out;
+    out.bits_ = static_cast<std::uint8_t>(bits_ | other.bits_);
+    return out;
+  }
+  constexpr bool any_of(RecomputeModules other) const { return (bits_ & other.bits_) != 0; }
+  friend bool operator==(const RecomputeModules&, const RecomputeModules&) = default;
+
+ private:
+  std::uint8_t bits_ = 0;
+};
+// By enumerator, without `layer`: "core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts".
+const std::vector<std::string>& recompute_module_names();
+std::vector<std::string> names_of(RecomputeModules modules);
 
 // The training configuration of a transformer: everything besides its shape that determines parameters, activations and
 // time on one device.
@@ -17,7 +53,7 @@ struct Training {
   // The activations that are recomputed before the backward pass instead of being stored.
   enum class Recompute : std::uint8_t {
     none,
-    selective,  // the attention core (scores, softmax, dropout); no effect with flash attention
+    selective,  // `recompute_modules` of each layer
     full,       // whole layers, from their inputs
   };
 
@@ -25,6 +61,14 @@ struct Training {
   enum class ContextExchange : std::uint8_t {
     ring,        // around a ring, one rank's per step, overlapped with attention over those received before (p2p)
     all_to_all,  // for attention the heads are split instead of the sequence (Jacobs et al. 2023)
+  };
+
+  // How the loss is computed from the 16-bit logits, one row per token.
+  enum class CrossEntropy : std::uint8_t {
+    separate,  // kernel by kernel, on 32-bit logits, which the softmax and then its gradient overwrite
+    native,    // compiled by PyTorch: as `separate`, but the softmax is written besides the 32-bit logits
+    te,        // Transformer Engine: softmax and its gradient overwrite the 16-bit logits
+    plain,     // PyTorch's: as `native`, and two more 32-bit tensors in the backward pass
   };
 
   // The communication of each half of a joint block that overlaps with the other half's kernels.
@@ -39,18 +83,44 @@ struct Training {
                // all have the same causal work
   int dp = 1;
   int pp = 1;
-  int ep = 1;           // number of ranks, of the tp cp dp ranks of a stage, over which whole experts are distributed
+  int ep = 1;           // number of ranks, of the tp cp dp ranks of a stage, over which the experts are distributed
+  int etp = 1;          // number of ranks over which each expert is split instead of tp
   int micro_batch = 1;  // sequences
   std::int64_t sequence_length = 0;
   bool sequence_parallel = false;  // norms and dropout also split over the tp ranks
+  // Under sequence parallelism, all-gathers and reduce-scatters overlap with the GEMMs before or after them
+  // (userbuffers of Transformer Engine).
+  bool tp_comm_overlap = false;
   Recompute recompute = Recompute::none;
+  RecomputeModules recompute_modules = RecomputeModule::core_attention;  // with selective recomputation
   int recompute_layers = 0;     // with full recomputation: number of leading layers recomputed per stage (0 = all)
   bool flash_attention = true;  // the scores are never stored
-  bool distributed_optimizer = false;  // optimizer state split over the dp ranks
-  bool overlap_grad_reduce = false;    // gradients are reduced during the backward pass
-  int gradient_bytes = 4;              // of a gradient element: 2 or 4
-  bool scatter_gather = true;          // each tp rank sends 1/tp of a transfer, all-gathered on arrival (tp > 1)
-  bool fused_cross_entropy = false;    // softmax and its gradient overwrite the 16-bit logits
+  bool grouped_experts = true;  // the GEMMs of the experts are one grouped GEMM (Transformer Engine)
+  // Number of microbatches for which the last stage defers the head's weight gradient to the end of the batch
+  // (Megatron-LM's wgrad-deferral-limit); it keeps the operands.
+  int deferred_head_gradients = 0;
+  bool distributed_optimizer = false;  // optimizer states sharded over the data-parallel ranks: ZeRO
+  // With distributed_optimizer, the stage of ZeRO (Rajbhandari et al. 2020): 1 shards optimizer states, 2 gradients
+  // too, 3 parameters too (FSDP).
+  int zero = 1;
+  int dp_shard = 0;  // number of data-parallel replicas over which states are sharded (0: all); other replicas are
+                     // copies (HSDP)
+  // ZeRO 3: gathered parameters are freed after the forward and gathered again before the backward. By default without
+  // a pipeline (torchtitan).
+  std::optional<bool> reshard_after_forward;
+  bool overlap_grad_reduce = false;   // gradients are reduced during the backward pass
+  bool overlap_param_gather = false;  // with the distributed optimizer: parameters are gathered before the first
+                                      // forward of each stage, instead of after its step
+  GemmPrecision precision = GemmPrecision::bf16;
+  // Parameters of linear layers are kept and gathered in the 8 bits of `precision`, and there is no 16-bit copy
+  // (Megatron-LM's fp8-param-gather).
+  bool narrow_parameters = false;
+  int gradient_bytes = 4;        // of a gradient element: 2 or 4
+  bool gradient_copy = false;    // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
+  int optimizer_bytes = 12;      // of the 32-bit weight and both moments of a parameter, 3 to 12
+  bool fused_activation = true;  // the MLP's gate and activation are one kernel, which stores their inputs alone
+  bool scatter_gather = true;    // each tp rank sends 1/tp of a transfer, all-gathered on arrival (tp > 1)
+  CrossEntropy cross_entropy = CrossEntropy::separate;
   // Transformer Engine's layers: where gradients are accumulated within the GEMM, a 16-bit tensor of each weight's
   // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).
   bool transformer_engine = false;
@@ -63,7 +133,21 @@ struct Training {
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
   // Number of ranks that have the same parameters and all-reduce their gradients: of experts, and of everything else.
   int data_ranks() const { return cp * dp; }
-  int expert_data_ranks() const { return tp * cp * dp / ep; }
+  int replica_copies() const { return dp_shard > 0 ? dp / dp_shard : 1; }  // that hold the same shards
+  int shard_ranks() const { return data_ranks() / replica_copies(); }
+  int zero_stage() const { return distributed_optimizer ? zero : 0; }
+  // Without a pipeline, sharded gradients are reduced in every backward, and sharded parameters are gathered in every
+  // forward; with one, once per batch unless parameters are resharded (PyTorch's pipelining).
+  bool reshards() const { return zero_stage() == 3 && reshard_after_forward.value_or(pp == 1); }
+  bool gathers_per_op() const { return zero_stage() == 3 && (pp == 1 || reshards()); }
+  bool reduces_per_op() const { return zero_stage() >= 2 && pp == 1; }
+  // ZeRO 2 with a pipeline: after each run of backwards of one stage on a rank.
+  bool reduces_runs() const { return zero_stage() == 2 && pp > 1; }
+  int expert_ranks() const { return ep * etp; }  // over which the experts of a layer are distributed
+  int expert_data_ranks() const { return tp * cp * dp / expert_ranks(); }
+  int expert_shard_ranks() const { return expert_data_ranks() / replica_copies(); }
+  // Whether selective recomputation repeats anything: fused attention stores no scores.
+  bool has_modules_to_repeat() const;
   // Whether each tp rank sends its own shard of a transfer instead of the whole tensor.
   bool splits_transfers() const { return tp > 1 && (sequence_parallel || scatter_gather); }
 };
@@ -75,6 +159,8 @@ struct StageContents {
   bool embedding = false;
   bool head = false;
   bool tied_copy = false;  // the head has its own copy of a tied word embedding, since the original is on another rank
+  int mtp_layers = 0;      // of multi-token prediction
+  bool mtp_embedding = false;  // for them: a copy of the word embedding that is on another rank
 
   std::array<std::pair<LayerKind, int>, 2> by_kind() const {
     return {{{LayerKind::dense, layers - expert_layers}, {LayerKind::experts, expert_layers}}};
@@ -87,18 +173,26 @@ struct StageContents {
 // has the number of layers of each stage. Otherwise `first_layers` and `last_layers` set those of the outer stages (0:
 // not set; Megatron's decoder-first- and decoder-last-pipeline-num-layers) and the other layers are distributed evenly;
 // the remainder goes to stages away from the outer ones, which have embedding and head. Throws InputError if there are
-// more stages than layers, or the numbers do not add up to the model's.
+// more stages than layers, or the numbers do not add up to the model's. Layers of multi-token prediction are on stage
+// `mtp_stage` (kLastStage: the last), after which no stage may have other layers.
+inline constexpr int kLastStage = -1;
 std::vector<StageContents> split_layers(const Transformer& model, int num_stages, std::span<const int> explicit_layers,
-                                        int first_layers, int last_layers);
+                                        int first_layers, int last_layers, int mtp_stage = kLastStage);
 
-// Returns the layers of a stage that are recomputed from their inputs: the leading ones, as specified by training.
+// Returns the layers of a stage that are recomputed from their inputs: the leading ones, as specified by training, and
+// those of multi-token prediction if it specifies all (as in Megatron-LM).
 StageContents recomputed_layers(const Training& training, const StageContents& contents);
 
-// Throws InputError if sizes are not positive, gradient_bytes is not 2 or 4, heads, key/value heads or a feed-forward
-// size that tensor parallelism splits are not divisible by tp, or learned positions are fewer than the sequence. The
-// number of experts must be divisible by ep, which must divide tp cp dp, and with tp > 1 they need sequence parallelism
-// (as in Megatron-LM). Context parallelism needs fused attention and a sequence length divisible by 2 cp; with
-// all_to_all the heads of each tensor rank, of queries and of keys and values, must be divisible by cp.
+// Returns the units of a stage, in model order, whose parameters are gathered and whose gradients are reduced together:
+// embedding, each layer, and head (as FSDP wraps a transformer).
+std::vector<StageContents> sharded_units(const StageContents& contents);
+
+// Throws InputError if sizes are not positive, gradient_bytes is not 2 or 4, dp_shard does not divide dp, heads,
+// key/value heads or a feed-forward size that tensor parallelism splits are not divisible by tp, or learned positions
+// are fewer than the sequence. The number of experts must be divisible by ep and their size by etp, ep etp must divide
+// tp cp dp, and with tp > 1 they need sequence parallelism (as in Megatron-LM). Context parallelism needs fused
+// attention and a sequence length divisible by 2 cp; with all_to_all the heads of each tensor rank, of queries and of
+// keys and values, must be divisible by cp.
 void check_training(const Transformer& model, const Training& training);
 
 // Returns the vocabulary size as padded by Megatron-LM: to the next multiple of 128 tp.
@@ -106,11 +200,21 @@ std::int64_t padded_vocab(const Transformer& model, int tp);
 
 // Returns the parameters on one device: matrices and column-parallel biases are split over tp; norms, row-parallel
 // biases, projections down to latents, routers and learned positions are replicated on every tp rank. Key/value heads
-// fewer than tp are repeated. Routed experts are split over ep.
+// fewer than tp are repeated. Routed experts are split over `expert_ranks`.
 std::int64_t layer_parameters_per_device(const Transformer& model, int tp, LayerKind kind = LayerKind::dense,
-                                         int ep = 1);
-std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents, int ep = 1);
+                                         int expert_ranks = 1);
+std::int64_t stage_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
+                                         int expert_ranks = 1);
+// The elements of linear layers among these, whose GEMMs have the training's precision.
+std::int64_t stage_linear_parameters_per_device(const Transformer& model, int tp, const StageContents& contents,
+                                                int expert_ranks = 1);
 // The routed experts' part of these.
-std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents, int ep);
+std::int64_t stage_expert_parameters_per_device(const Transformer& model, const StageContents& contents,
+                                                int expert_ranks);
+
+// Returns the bytes of a stage's parameters as they are gathered: narrow ones with one scale per tensor as they are,
+// others in 16 bits.
+std::int64_t gathered_parameter_bytes(const Transformer& model, const Training& training,
+                                      const StageContents& contents);
 
 }  // namespace sluice::model

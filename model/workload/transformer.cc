@@ -71,6 +71,11 @@ std::int64_t head_parameters(const Transformer& model) {
   return norm_parameters(model) + (model.tied_embeddings ? 0 : model.vocab * model.hidden);
 }
 
+std::int64_t mtp_layer_parameters(const Transformer& model) {
+  return 3 * norm_parameters(model) + 2 * std::int64_t{model.hidden} * model.hidden +
+         layer_parameters(model, model.last_kind());
+}
+
 std::int64_t parameters(const Transformer& model) {
   const std::int64_t dense = model.dense_layers();
   return dense * layer_parameters(model) + (model.layers - dense) * layer_parameters(model, LayerKind::experts) +
@@ -93,12 +98,19 @@ double head_model_flops(const Transformer& model, std::int64_t tokens) {
   return 2 * static_cast<double>(tokens) * model.hidden * static_cast<double>(model.vocab);
 }
 
+double mtp_layer_model_flops(const Transformer& model, std::int64_t tokens) {
+  return layer_model_flops(model, tokens, model.last_kind()) +
+         4 * static_cast<double>(tokens) * model.hidden * model.hidden;
+}
+
 double iteration_model_flops(const Transformer& model, std::int64_t tokens, std::int64_t sequences,
                              bool full_recompute) {
   const int dense = model.dense_layers();
   const double layers = dense * layer_model_flops(model, tokens) +
-                        (model.layers - dense) * layer_model_flops(model, tokens, LayerKind::experts);
-  return static_cast<double>(sequences) * ((full_recompute ? 4 : 3) * layers + 3 * head_model_flops(model, tokens));
+                        (model.layers - dense) * layer_model_flops(model, tokens, LayerKind::experts) +
+                        model.mtp_layers * mtp_layer_model_flops(model, tokens);
+  const double heads = (1 + model.mtp_layers) * head_model_flops(model, tokens);
+  return static_cast<double>(sequences) * ((full_recompute ? 4 : 3) * layers + 3 * heads);
 }
 
 SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std::int64_t context, LayerKind kind) {
@@ -153,8 +165,8 @@ void check_transformer(const Transformer& model) {
   const double attention =
       h * (2.0 * static_cast<double>(model.query_width()) + static_cast<double>(model.key_value_width())) + 2 * latents;
   const double routed = 1.0 * experts.count * (mlp * experts.ffn_hidden + h) + mlp * experts.shared_ffn_hidden;
-  const double count = model.layers * (attention + mlp * model.ffn_hidden + routed) +
-                       h * (2.0 * static_cast<double>(model.vocab) + model.positions);
+  const double count = (1.0 * model.layers + model.mtp_layers) * (attention + mlp * model.ffn_hidden + routed) +
+                       2 * h * h * model.mtp_layers + h * (2.0 * static_cast<double>(model.vocab) + model.positions);
   if (count > kMostParameters) {
     throw InputError(
         fmt::format("{}: {:.2g} parameters are more than the {:.0e} allowed", model.name, count, kMostParameters));

@@ -57,6 +57,10 @@ struct Transformer {
   bool dropout = true;    // during training: after attention, after the MLP, on the embedding, on attention weights
   int max_positions = 0;  // maximum sequence length of the model; 0: unknown
   bool qk_norm = false;   // a norm of d elements on every query and key head (Qwen3); for latent attention see there
+  // Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, 2.2): each of these layers predicts one more token. It norms
+  // the hidden state and the embedding of the next token, projects both from 2h to h, and has a transformer layer of
+  // the model's last kind. Embedding and head are the model's.
+  int mtp_layers = 0;
   Experts experts;
   LatentAttention latent;
 
@@ -64,6 +68,7 @@ struct Transformer {
   bool has_latent_attention() const { return latent.key_value_rank > 0; }
   int dense_layers() const { return has_experts() ? experts.leading_dense : layers; }
   LayerKind layer_kind(int layer) const { return layer < dense_layers() ? LayerKind::dense : LayerKind::experts; }
+  LayerKind last_kind() const { return layer_kind(layers - 1); }
   int value_head_dim() const { return has_latent_attention() ? latent.value_head_dim : head_dim; }
   std::int64_t query_width() const { return std::int64_t{heads} * head_dim; }  // a d
   std::int64_t value_width() const {
@@ -97,7 +102,12 @@ std::int64_t embedding_parameters(const Transformer& model);
 // Parameters after the last layer: the final norm, and the head where it is not the word embedding.
 std::int64_t head_parameters(const Transformer& model);
 
-// All parameters; a tied embedding counts once. Narayanan et al. 2021 (SC'21) eq. 2 omits the final norm.
+// Parameters of one layer of multi-token prediction: three norms (two inputs, and its output before the head), the
+// projection 2 h^2, and the transformer layer.
+std::int64_t mtp_layer_parameters(const Transformer& model);
+
+// All parameters without multi-token prediction; a tied embedding counts once. Narayanan et al. 2021 (SC'21) eq. 2
+// omits the final norm.
 std::int64_t parameters(const Transformer& model);
 // The same with only the experts of one token.
 std::int64_t active_parameters(const Transformer& model);
@@ -108,8 +118,12 @@ std::int64_t active_parameters(const Transformer& model);
 double layer_model_flops(const Transformer& model, std::int64_t tokens, LayerKind kind = LayerKind::dense);
 double head_model_flops(const Transformer& model, std::int64_t tokens);
 
+// Model FLOPs of one layer of multi-token prediction: the transformer layer and the projection, 4 s h^2.
+double mtp_layer_model_flops(const Transformer& model, std::int64_t tokens);
+
 // Model FLOPs of an iteration over `sequences`: the forward and a backward of twice the FLOPs; `full_recompute` adds
-// another forward of the layers. With it, for GPT: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (SC'21, eq. 3).
+// another forward of the layers. Layers of multi-token prediction count, each with another pass of the head. With it,
+// for GPT: 96 B s l h^2 (1 + s/(6h) + V/(16 l h)) (SC'21, eq. 3).
 double iteration_model_flops(const Transformer& model, std::int64_t tokens, std::int64_t sequences,
                              bool full_recompute);
 
@@ -132,15 +146,15 @@ SliceFlops layer_slice_flops(const Transformer& model, std::int64_t tokens, std:
 void check_transformer(const Transformer& model);
 
 // Reads a Hugging Face config.json of model_type gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe,
-// deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Multi-token prediction (DeepSeek-V3's
-// num_nextn_predict_layers) is omitted. Throws InputError naming the file and the key.
+// deepseek_v2 or deepseek_v3. Irrelevant keys are ignored. Throws InputError naming the file and the key.
 Transformer read_hf_config(const std::string& path);
 Transformer transformer_from_hf(JsonReader reader);
 
 // Reads an object with Megatron-LM's names: num_layers, hidden_size, num_attention_heads, vocab_size and
 // optionally ffn_hidden_size (4h; required with swiglu), num_query_groups, kv_channels, swiglu,
 // max_position_embeddings, position_embedding_type, untie_embeddings_and_output_weights, normalization,
-// disable_bias_linear, add_qkv_bias, qk_layernorm, hidden_dropout, attention_dropout; of experts num_experts,
+// disable_bias_linear, add_qkv_bias, qk_layernorm, hidden_dropout, attention_dropout, mtp_num_layers; of experts
+// num_experts,
 // moe_router_topk (2), moe_ffn_hidden_size (ffn_hidden_size), moe_shared_expert_intermediate_size,
 // moe_shared_expert_gate, moe_layer_freq (1, or a list of 0 for each leading dense layer and then 1); of latent
 // attention multi_latent_attention, q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim. Unknown

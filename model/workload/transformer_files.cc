@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kMaxSize = 1 << 24;    // of hidden and feed-forward sizes and positions
 constexpr std::int64_t kMaxLayers = 1 << 15;  // also of heads
+constexpr std::int64_t kMaxPredictedTokens = 1 << 10;
 constexpr std::int64_t kMaxVocab = std::int64_t{1} << 31;
 constexpr std::int64_t kMaxFileBytes = 1 << 24;
 
@@ -129,6 +130,9 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   experts.shared_ffn_hidden = static_cast<int>(shared * experts.ffn_hidden);
   experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, kMaxLayers));
   expect_only(reader, "moe_layer_freq", 1, "experts in every layer after the leading dense ones");
+  if (reader.has("num_nextn_predict_layers")) {
+    model.mtp_layers = static_cast<int>(reader.integer("num_nextn_predict_layers", 0, kMaxPredictedTokens));
+  }
   LatentAttention& latent = model.latent;
   latent.query_rank = reader.has("q_lora_rank") ? size_of(reader, "q_lora_rank") : 0;
   latent.key_value_rank = size_of(reader, "kv_lora_rank");
@@ -262,6 +266,7 @@ Transformer transformer_from_json(JsonReader reader) {
   const double attention_dropout = reader.number_or("attention_dropout", 0, 1, 0.1);
   model.dropout = hidden_dropout > 0 || attention_dropout > 0;
   model.qk_norm = reader.boolean_or("qk_layernorm", false);
+  model.mtp_layers = static_cast<int>(reader.integer_or("mtp_num_layers", 0, kMaxPredictedTokens, 0));
   read_megatron_experts(reader, model);
   read_megatron_latents(reader, model);
   reader.finish();

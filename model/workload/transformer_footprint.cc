@@ -6,60 +6,11 @@
 #include <utility>
 
 #include "model/errors.h"
-#include "model/workload/expert_footprint.h"
 
 namespace sluice::model {
 namespace {
 
 constexpr double kMaxSliceBytes = 1e18;
-
-LayerBytes layer_bytes(const Transformer& model, const Training& training, LayerKind kind, std::int64_t tokens,
-                       std::int64_t context) {
-  const std::int64_t t = training.tp;
-  const std::int64_t rows = tokens;
-  const std::int64_t whole = training.sequence_parallel ? t : 1;  // not split by tensor parallelism alone
-  const std::int64_t nh = (rows * model.hidden + whole - 1) / whole;
-  const std::int64_t query = rows * model.query_width() / t;
-  const std::int64_t output = rows * model.value_width() / t;
-  const std::int64_t key_value =
-      rows * std::max<std::int64_t>(1, model.kv_heads / t) * (model.head_dim + model.value_head_dim());
-  const std::int64_t mlp = kind == LayerKind::dense ? rows * model.ffn_hidden / t : 0;
-
-  LayerBytes bytes;
-  bytes.input = 2 * nh;
-  bytes.to_input_gradient = 2 * (2 * nh + query + model.mlp_inputs() * mlp) + (model.dropout ? 2 * nh : 0);
-  bytes.to_weight_gradient = 2 * (2 * nh + output + mlp);
-  bytes.output_gradients = 2 * (2 * nh + query + key_value + model.mlp_inputs() * mlp);
-  bytes.keys_values = 2 * key_value;
-  if (!training.flash_attention) {
-    bytes.scores = (model.dropout ? 5 : 2) * (model.heads / t) * tokens * (context + tokens);
-  }
-  // The heads' output of the attention, before it is sent back to the ranks of its tokens.
-  if (training.cp > 1 && training.context_exchange == Training::ContextExchange::all_to_all) {
-    bytes.to_input_gradient += 2 * output;
-  }
-  if (model.has_latent_attention()) add_latents(model, training, rows, bytes);
-  if (kind == LayerKind::experts) add_experts(model, training, rows, bytes);
-  return bytes;
-}
-
-LayerBytes times(std::int64_t count, const LayerBytes& one) {
-  return {.input = count * one.input,
-          .to_input_gradient = count * one.to_input_gradient,
-          .to_weight_gradient = count * one.to_weight_gradient,
-          .output_gradients = count * one.output_gradients,
-          .keys_values = count * one.keys_values,
-          .scores = count * one.scores};
-}
-
-LayerBytes sum(const LayerBytes& a, const LayerBytes& b) {
-  return {.input = a.input + b.input,
-          .to_input_gradient = a.to_input_gradient + b.to_input_gradient,
-          .to_weight_gradient = a.to_weight_gradient + b.to_weight_gradient,
-          .output_gradients = a.output_gradients + b.output_gradients,
-          .keys_values = a.keys_values + b.keys_values,
-          .scores = a.scores + b.scores};
-}
 
 // Rejects slices whose bytes could overflow, by an upper bound of all of them together, in floating point.
 void check_countable(const Transformer& model, bool scored, int layers, const MicrobatchShape& shape, int slice) {
@@ -73,7 +24,7 @@ void check_countable(const Transformer& model, bool scored, int layers, const Mi
                        static_cast<double>(model.mlp_inputs()) * model.ffn_hidden + latents + experts;
   const double scores = scored ? model.heads * rows * (static_cast<double>(shape.context(slice)) + tokens) : 0;
   const double words = static_cast<double>(padded_vocab(model, 1)) + 128;  // at least the number on one device
-  const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words);
+  const double bytes = 32 * ((layers + 1.0) * (rows * width + scores) + rows * words * (1 + model.mtp_layers));
   if (bytes <= kMaxSliceBytes) return;
   throw InputError(
       fmt::format("{}: a slice of {:.3g} tokens in {} sequences: more bytes of activations than can be "
@@ -81,39 +32,191 @@ void check_countable(const Transformer& model, bool scored, int layers, const Mi
                   model.name, tokens, shape.sequences));
 }
 
+// A sum of tensors in place of a list.
+struct SliceSum {
+  SliceBytes bytes;
+  void push_back(const SliceTensor& tensor) { bytes.*tensor.field += tensor.count * tensor.bytes; }
+};
+
+// Replaces the tensors of a workspace by this one where it is larger.
+void replace_if_larger(SliceSum& sum, const SliceTensor& tensor) {
+  sum.bytes.*tensor.field = std::max(sum.bytes.*tensor.field, tensor.count * tensor.bytes);
+}
+void replace_if_larger(std::vector<SliceTensor>& tensors, const SliceTensor& tensor) {
+  std::int64_t there = 0;
+  for (const SliceTensor& other : tensors) {
+    if (other.field == tensor.field) there += other.count * other.bytes;
+  }
+  if (there >= tensor.count * tensor.bytes) return;
+  std::erase_if(tensors, [&](const SliceTensor& other) { return other.field == tensor.field; });
+  tensors.push_back(tensor);
+}
+
+// Adds `count` equal layers, of whose modules those in `again` are recomputed.
+template <typename Out>
+void add_layers(Out& out, const LayerTensors& tensors, std::int64_t count, RecomputeModules again, bool sliced) {
+  using Field = std::int64_t SliceBytes::*;
+  for (const LayerTensor& tensor : tensors) {
+    const bool dropped = again.any_of(tensor.recomputed_by);
+    // Recomputed operands of weight gradients stay from I to W; the keys and values of a slice are read by later ones.
+    Field field = &SliceBytes::activations_to_input_gradient;
+    if (tensor.life == TensorLife::gradient) field = &SliceBytes::gradients_to_weight_gradient;
+    if (tensor.life == TensorLife::to_weight_gradient) {
+      field = dropped ? &SliceBytes::gradients_to_weight_gradient : &SliceBytes::activations_to_weight_gradient;
+    } else if (tensor.life == TensorLife::keys_values) {
+      field = &SliceBytes::keys_values;
+      if (dropped && !sliced) continue;
+    } else if (dropped) {
+      continue;
+    }
+    out.push_back({field, tensor.name, tensor.formula, count, tensor.bytes});
+    if (tensor.life == TensorLife::keys_values && sliced) {
+      out.push_back({&SliceBytes::keys_values_gradient, "32-bit gradients of keys and values", "4 n g (d + dv) / t",
+                     count, 2 * tensor.bytes});
+    }
+  }
+}
+
+// Adds the workspace of one layer. The backward pass of the stage starts in its last layer, before anything has been
+// freed.
+template <typename Out>
+void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules again, bool sliced) {
+  for (const LayerTensor& tensor : tensors) {
+    const bool dropped = again.any_of(tensor.recomputed_by);
+    const bool kept = tensor.life == TensorLife::keys_values && sliced;
+    if (tensor.life == TensorLife::gradient || (dropped && !kept)) {
+      out.push_back({&SliceBytes::backward_workspace, tensor.name, tensor.formula, 1, tensor.bytes});
+    }
+    if (tensor.life == TensorLife::scores && dropped) {
+      out.push_back({&SliceBytes::forward_workspace, tensor.name, tensor.formula, 1, tensor.bytes});
+    }
+  }
+}
+
 }  // namespace
 
-TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages)
-    : model_(std::move(model)), training_(training), stages_(std::move(stages)) {
+TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages,
+                                           std::int64_t workspace)
+    : model_(std::move(model)), training_(training), stages_(std::move(stages)), workspace_(workspace) {
   check_training(model_, training_);
 }
 
 StageBytes TransformerFootprint::stage(int stage) const {
   const StageContents& held = stages_[stage];
-  const std::int64_t count = stage_parameters_per_device(model_, training_.tp, held, training_.ep);
-  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.ep);
-  const bool sharded = training_.distributed_optimizer;
+  const std::int64_t count = parameters_of(held);
   StageBytes bytes;
   bytes.weights = 2 * count;
-  bytes.gradients = training_.gradient_bytes * count;
-  const auto shard = [](std::int64_t parameters, std::int64_t ranks) { return (12 * parameters + ranks - 1) / ranks; };
-  bytes.optimizer = sharded
-                        ? shard(count - experts, training_.data_ranks()) + shard(experts, training_.expert_data_ranks())
-                        : 12 * count;
+  const bool copies = traits_of(training_.precision).narrow();
+  if (copies) {
+    // Both layouts of each matrix are kept from its first GEMM of an iteration to its last, besides the 16-bit weights
+    // or in their place.
+    const std::int64_t linear =
+        stage_linear_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
+    bytes.weights += 2 * operand_bytes(training_.precision, linear) - (training_.narrow_parameters ? 2 * linear : 0);
+  }
+  bytes.gradients = (training_.gradient_bytes + (training_.gradient_copy ? 2 : 0)) * count;
+  bytes.optimizer =
+      training_.distributed_optimizer ? sharded(held, training_.optimizer_bytes) : training_.optimizer_bytes * count;
   bytes.scratch = training_.transformer_engine ? 2 * weights_of_each_shape(held) : 0;
-  bytes.reduced = bytes.gradients;
-  bytes.gathered = sharded ? bytes.weights : 0;
+  bytes.scratch += workspace_ + (held.head ? deferred_bytes() : 0);
+  bytes.reduced = training_.gradient_bytes * count;
+  bytes.gathered = training_.distributed_optimizer ? gathered_parameter_bytes(model_, training_, held) : 0;
+  if (training_.reduces_per_op()) bytes.gradients = sharded(held, training_.gradient_bytes);
+  // Between two runs of backwards, the whole gradients of one stage are reduced while those of the next accumulate.
+  if (training_.reduces_runs() && std::ssize(stages_) > std::int64_t{2} * training_.pp) {
+    bytes.scratch += 2 * bytes.gradients;
+    bytes.gradients = sharded(held, training_.gradient_bytes);
+  }
+  if (training_.zero_stage() == 3) shard_parameters(held, bytes);
+  if (training_.zero_stage() > 1) bytes.scratch += unit_bytes(held);
   return bytes;
+}
+
+// As in `stage`.
+std::string TransformerFootprint::stage_formula(std::int64_t StageBytes::*field) const {
+  const bool parameters_sharded = training_.zero_stage() == 3;
+  const bool gradients_sharded = training_.reduces_per_op();
+  if (field == &StageBytes::weights) {
+    if (parameters_sharded) return training_.reshards() ? "4 P / D" : "4 P / D + 2 P";
+    return traits_of(training_.precision).narrow() ? "2 P and narrow copies" : "2 P";
+  }
+  if (field == &StageBytes::gradients) {
+    const int bytes = training_.gradient_bytes + (training_.gradient_copy ? 2 : 0);
+    if (!gradients_sharded) return fmt::format("{} P", bytes);
+    return fmt::format("{} P / D", parameters_sharded ? 4 : training_.gradient_bytes);
+  }
+  if (field == &StageBytes::optimizer) {
+    const int bytes = training_.optimizer_bytes - (parameters_sharded ? 4 : 0);
+    return fmt::format("{} P{}", bytes, training_.distributed_optimizer ? " / D" : "");
+  }
+  return "";
+}
+
+// The operands of the head's weight gradients that are deferred: its input and the gradient of the logits.
+std::int64_t TransformerFootprint::deferred_bytes() const {
+  if (training_.deferred_head_gradients == 0) return 0;
+  const std::int64_t rows = training_.micro_batch * (training_.sequence_length / training_.cp);
+  const std::int64_t words = padded_vocab(model_, training_.tp) / training_.tp;
+  const std::int64_t split = training_.sequence_parallel ? training_.tp : 1;
+  return std::int64_t{2} * training_.deferred_head_gradients * rows * (words + model_.hidden / split);
+}
+
+std::int64_t TransformerFootprint::parameters_of(const StageContents& held) const {
+  return stage_parameters_per_device(model_, training_.tp, held, training_.expert_ranks());
+}
+
+// Bytes of one shard of the parameters, or of states of their shape.
+std::int64_t TransformerFootprint::sharded(const StageContents& held, std::int64_t bytes_per_parameter) const {
+  const std::int64_t experts = stage_expert_parameters_per_device(model_, held, training_.expert_ranks());
+  const auto shard = [&](std::int64_t parameters, std::int64_t ranks) {
+    return (bytes_per_parameter * parameters + ranks - 1) / ranks;
+  };
+  return shard(parameters_of(held) - experts, training_.shard_ranks()) + shard(experts, training_.expert_shard_ranks());
+}
+
+// FSDP2 keeps parameters, reduced gradients and Adam moments in 32 bits, all sharded. Gathered parameters are in the
+// GEMMs' precision; unless they are resharded, those of the whole stage are held.
+void TransformerFootprint::shard_parameters(const StageContents& held, StageBytes& bytes) const {
+  bytes.weights = sharded(held, 4) + (training_.reshards() ? 0 : bytes.gathered);
+  bytes.optimizer = sharded(held, training_.optimizer_bytes - 4);
+  if (training_.reduces_per_op()) bytes.gradients = sharded(held, 4);
+}
+
+// Bytes of the units of a stage that are being gathered or reduced. In the backward pass: the gathered parameters of a
+// unit and of the next, which is prefetched, and of the last one of the stage, which is not resharded; the 16-bit
+// gradients of a unit, and those of the previous unit in the format of the reduction. ZeRO 2 has the latter alone.
+std::int64_t TransformerFootprint::unit_bytes(const StageContents& held) const {
+  const std::vector<StageContents> units = sharded_units(held);
+  const bool reduces = training_.reduces_per_op();
+  const bool shards = training_.zero_stage() == 3;
+  const auto gathered = [&](const StageContents& unit) {
+    return training_.reshards() ? gathered_parameter_bytes(model_, training_, unit) : 0;
+  };
+  std::int64_t most = 0;
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const bool last = i + 1 == units.size();
+    std::int64_t bytes = gathered(units[i]) + (i > 0 ? gathered(units[i - 1]) : 0);
+    if (!last) bytes += gathered(units.back());
+    if (shards) bytes += 2 * parameters_of(units[i]);
+    if (reduces) bytes += training_.gradient_bytes * parameters_of(units[last || !shards ? i : i + 1]);
+    most = std::max(most, bytes);
+  }
+  return most;
 }
 
 // Elements of the matrices of one layer of each kind, of one expert, and of the head.
 std::int64_t TransformerFootprint::weights_of_each_shape(const StageContents& held) const {
   const std::int64_t tp = training_.tp;
   std::int64_t count = 0;
-  if (held.layers > 0) count += attention_matrix_elements(model_) / tp;
-  if (held.layers > held.expert_layers) count += mlp_matrix_elements(model_, model_.ffn_hidden) / tp;
-  if (held.expert_layers > 0) {
-    count += mlp_matrix_elements(model_, model_.experts.ffn_hidden) +
+  const bool predicts = held.mtp_layers > 0;
+  const bool expert_prediction = predicts && model_.last_kind() == LayerKind::experts;
+  if (held.layers > 0 || predicts) count += attention_matrix_elements(model_) / tp;
+  if (predicts) count += 2 * std::int64_t{model_.hidden} * model_.hidden / tp;
+  if (held.layers > held.expert_layers || (predicts && !expert_prediction)) {
+    count += mlp_matrix_elements(model_, model_.ffn_hidden) / tp;
+  }
+  if (held.expert_layers > 0 || expert_prediction) {
+    count += mlp_matrix_elements(model_, model_.experts.ffn_hidden) / training_.etp +
              mlp_matrix_elements(model_, model_.experts.shared_ffn_hidden) / tp;
   }
   if (held.head) count += padded_vocab(model_, training_.tp) / tp * model_.hidden;
@@ -121,80 +224,139 @@ std::int64_t TransformerFootprint::weights_of_each_shape(const StageContents& he
 }
 
 std::int64_t TransformerFootprint::tied_embedding_bytes() const {
-  const bool copied =
-      std::any_of(stages_.begin(), stages_.end(), [](const StageContents& held) { return held.tied_copy; });
+  const bool copied = std::any_of(stages_.begin(), stages_.end(),
+                                  [](const StageContents& held) { return held.tied_copy || held.mtp_embedding; });
   if (!copied) return 0;
   return padded_vocab(model_, training_.tp) / training_.tp * model_.hidden * training_.gradient_bytes;
 }
 
-SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
-  const StageContents& contents = stages_[stage];
-  check_countable(model_, !training_.flash_attention, contents.layers, shape, slice);
-  const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
-  const std::int64_t rows = tokens * shape.sequences;
-  const std::int64_t layers = contents.layers;
-  const bool sliced = shape.num_slices() > 1;
-  const bool full = training_.recompute == Training::Recompute::full;
-  const bool selective = training_.recompute == Training::Recompute::selective;
+LayerTensors TransformerFootprint::tensors_of(LayerKind kind, bool predicts, const SliceSize& size) const {
+  LayerTensors out = layer_tensors(model_, training_, kind, size.rows);
+  if (!training_.flash_attention) {
+    out.push_back(score_tensor(model_, training_, size.rows / size.tokens, size.tokens, size.context));
+  }
+  if (!predicts) return out;
+  out.front().recomputed_by = RecomputeModule::layer;  // its input is that of the projection
+  add_projection_tensors(model_, training_, size.rows, out);
+  return out;
+}
 
-  // Everything but the scores is linear in the rows, so sequences and tokens are multiplied.
-  const auto layer_of = [&](LayerKind kind) {
-    LayerBytes layer = layer_bytes(model_, training_, kind, rows, 0);
-    layer.scores = layer_bytes(model_, training_, kind, tokens, shape.context(slice)).scores * shape.sequences;
-    return layer;
+template <typename Out>
+void TransformerFootprint::add_head(Out& out, const SliceSize& size) const {
+  const std::int64_t logits = size.rows * (padded_vocab(model_, training_.tp) / training_.tp);
+  const std::int64_t passes = 1 + model_.mtp_layers;
+  const std::int64_t width = split_width(size);
+  out.push_back(
+      {&SliceBytes::activations_to_input_gradient, "input of the final norm", "2 n h / s", passes, 2 * width});
+  out.push_back({&SliceBytes::activations_to_weight_gradient, "input of the head", "2 n h / s", passes, 2 * width});
+  if (training_.cross_entropy == Training::CrossEntropy::te) {
+    out.push_back(
+        {&SliceBytes::activations_to_weight_gradient, "logits, then their gradient", "2 n v / t", passes, 2 * logits});
+    return;
+  }
+  out.push_back({&SliceBytes::activations_to_input_gradient, "softmax in 32 bits", "4 n v / t", passes, 4 * logits});
+  out.push_back({&SliceBytes::gradients_to_weight_gradient, "gradient of the logits", "2 n v / t", passes, 2 * logits});
+}
+
+// The GEMM's output, before it is widened, and what the softmax does not overwrite; later the gradient in 16 bits. The
+// last layer's workspace is not there at the same time: the larger one of both counts.
+template <typename Out>
+void TransformerFootprint::add_head_workspace(Out& out, const SliceSize& size) const {
+  if (training_.cross_entropy == Training::CrossEntropy::te) return;
+  const std::int64_t logits = size.rows * (padded_vocab(model_, training_.tp) / training_.tp);
+  using Loss = Training::CrossEntropy;
+  const bool whole = training_.cross_entropy != Loss::separate;
+  // PyTorch's loss over a split vocabulary (torch/distributed/tensor/parallel/loss.py) has one more 32-bit tensor.
+  const bool plain = training_.cross_entropy == Loss::plain;
+  const bool parallel = plain && training_.tp > 1;
+  const int forward = parallel ? 10 : whole ? 6 : 2;
+  const int backward = parallel ? 12 : plain ? 8 : 2;
+  const auto formula = [](int bytes) {
+    return bytes == 12   ? "12 n v / t"
+           : bytes == 10 ? "10 n v / t"
+           : bytes == 8  ? "8 n v / t"
+           : bytes == 6  ? "6 n v / t"
+                         : "2 n v / t";
   };
-  const LayerBytes dense = layer_of(LayerKind::dense);
-  const LayerBytes experts = contents.expert_layers > 0 ? layer_of(LayerKind::experts) : LayerBytes{};
-  const LayerBytes all = sum(times(layers - contents.expert_layers, dense), times(contents.expert_layers, experts));
-  // The backward pass of the stage starts in its last layer, before anything has been freed.
-  const LayerBytes& layer = contents.expert_layers > 0 ? experts : dense;
+  replace_if_larger(out, {&SliceBytes::forward_workspace, whole ? "logits in 16 and 32 bits" : "logits",
+                          formula(forward), 1, forward * logits});
+  replace_if_larger(out, {&SliceBytes::backward_workspace,
+                          plain ? "gradients of the loss and of the logits" : "gradient of the logits",
+                          formula(backward), 1, backward * logits});
+}
 
-  SliceBytes bytes;
-  bytes.gradients_to_weight_gradient = all.output_gradients;
-  const StageContents again = recomputed_layers(training_, contents);
-  const std::int64_t kept_experts = contents.expert_layers - again.expert_layers;
-  const LayerBytes recomputed =
-      sum(times(again.layers - again.expert_layers, dense), times(again.expert_layers, experts));
-  const LayerBytes kept = sum(times(layers - again.layers - kept_experts, dense), times(kept_experts, experts));
-  bytes.activations_to_input_gradient = kept.to_input_gradient + (selective ? 0 : kept.scores) + recomputed.input;
-  bytes.activations_to_weight_gradient = kept.to_weight_gradient;
-  bytes.gradients_to_weight_gradient += recomputed.to_weight_gradient;
-  bytes.keys_values = kept.keys_values + (sliced ? recomputed.keys_values : 0);
-  if (sliced) bytes.keys_values_gradient = 2 * all.keys_values;  // in 32 bit
+std::int64_t TransformerFootprint::split_width(const SliceSize& size) const {
+  const std::int64_t ranks = training_.sequence_parallel ? training_.tp : 1;
+  return (size.rows * model_.hidden + ranks - 1) / ranks;
+}
 
-  if (layers > 0) {
-    const std::int64_t scores = full || selective ? layer.scores : 0;  // that are not stored
-    bytes.forward_workspace = scores;
-    bytes.backward_workspace = layer.output_gradients + scores;
-    if (full) {
-      bytes.backward_workspace +=
-          layer.to_input_gradient + layer.to_weight_gradient + (sliced ? 0 : layer.keys_values) - layer.input;
+template <typename Out>
+void TransformerFootprint::add_slice(Out& out, int stage, const MicrobatchShape& shape, int slice) const {
+  const StageContents& held = stages_[stage];
+  check_countable(model_, !training_.flash_attention, held.layers + held.mtp_layers, shape, slice);
+  const std::int64_t tokens = shape.slice_lengths[slice] / training_.cp;
+  const SliceSize size{.tokens = tokens,
+                       .rows = tokens * shape.sequences,
+                       .context = shape.context(slice),
+                       .sliced = shape.num_slices() > 1};
+  const bool full = training_.recompute == Training::Recompute::full;
+  RecomputeModules modules;
+  if (full) modules = RecomputeModule::layer;
+  if (training_.recompute == Training::Recompute::selective) modules = training_.recompute_modules;
+  const StageContents again = recomputed_layers(training_, held);
+  LayerTensors layer;  // the last
+  const auto add = [&](LayerKind kind, bool predicts, int count, int recomputed) {
+    if (count == 0) return;
+    layer = tensors_of(kind, predicts, size);
+    if (recomputed > 0) add_layers(out, layer, recomputed, modules, size.sliced);
+    if (count > recomputed) {
+      add_layers(out, layer, count - recomputed, full ? RecomputeModules() : modules, size.sliced);
     }
+  };
+  const auto recomputed = again.by_kind();
+  const auto all = held.by_kind();
+  for (std::size_t i = 0; i < all.size(); ++i) add(all[i].first, false, all[i].second, recomputed[i].second);
+  add(model_.last_kind(), true, held.mtp_layers, again.mtp_layers);
+  add_layer_workspace(out, layer, modules, size.sliced);
+  if (held.embedding && model_.dropout) {
+    out.push_back(
+        {&SliceBytes::activations_to_input_gradient, "dropout mask of the embedding", "n h / s", 1, split_width(size)});
   }
-
-  const std::int64_t whole = training_.sequence_parallel ? training_.tp : 1;
-  const std::int64_t width = (rows * model_.hidden + whole - 1) / whole;
-  if (contents.embedding && model_.dropout) bytes.activations_to_input_gradient += width;
-  if (contents.head) {
-    const std::int64_t logits = rows * (padded_vocab(model_, training_.tp) / training_.tp);
-    bytes.activations_to_input_gradient += 2 * width;
-    bytes.activations_to_weight_gradient += 2 * width;
-    if (training_.fused_cross_entropy) {
-      bytes.activations_to_weight_gradient += 2 * logits;  // the logits, then their gradient
-    } else {
-      bytes.activations_to_input_gradient += 4 * logits;
-      bytes.gradients_to_weight_gradient += 2 * logits;
-      bytes.forward_workspace =
-          std::max(bytes.forward_workspace, 2 * logits);  // the GEMM's output, before it is widened
-      bytes.backward_workspace = std::max(bytes.backward_workspace, 4 * logits);  // its gradient
-    }
+  if (held.head) {
+    add_head(out, size);
+    add_head_workspace(out, size);
   }
+  add_transfers(out, stage, size);
+}
 
-  const std::int64_t share = training_.splits_transfers() ? training_.tp : 1;
-  const std::int64_t boundary = 2 * ((rows * model_.hidden + share - 1) / share);
-  bytes.transfer_forward = contents.head ? 0 : boundary;
-  bytes.transfer_backward = contents.embedding ? 0 : boundary;
-  return bytes;
+// After a stage with multi-token prediction, its hidden states follow those of the main model.
+template <typename Out>
+void TransformerFootprint::add_transfers(Out& out, int stage, const SliceSize& size) const {
+  const StageContents& held = stages_[stage];
+  const std::int64_t ranks = training_.splits_transfers() ? training_.tp : 1;
+  const std::int64_t boundary = 2 * ((size.rows * model_.hidden + ranks - 1) / ranks);
+  bool predicted = false;
+  for (int before = 0; before < stage; ++before) predicted |= stages_[before].mtp_layers > 0;
+  const std::int64_t passes = 1 + model_.mtp_layers;
+  if (!held.head) {
+    out.push_back({&SliceBytes::transfer_forward, "hidden states sent", "2 n h / s",
+                   predicted || held.mtp_layers > 0 ? passes : 1, boundary});
+  }
+  if (!held.embedding) {
+    out.push_back({&SliceBytes::transfer_backward, "gradients sent", "2 n h / s", predicted ? passes : 1, boundary});
+  }
+}
+
+std::vector<SliceTensor> TransformerFootprint::tensors(int stage, const MicrobatchShape& shape, int slice) const {
+  std::vector<SliceTensor> out;
+  add_slice(out, stage, shape, slice);
+  return out;
+}
+
+SliceBytes TransformerFootprint::slice(int stage, const MicrobatchShape& shape, int slice) const {
+  SliceSum sum;
+  add_slice(sum, stage, shape, slice);
+  return sum.bytes;
 }
 
 }  // namespace sluice::model

@@ -31,7 +31,7 @@ class SimulatedRow {
       if (constants[i].table < 0 || constants[i].table == table_) constants[i].value(cluster, software) = values[i];
     }
     const AnalyticCost cost(*scenario.model, scenario.training, setup_.stages(), std::move(cluster),
-                            std::move(software));
+                            std::move(software), scenario.kernel_times.value_or(KernelTimes{}));
     const Prices prices = price(setup_.graph(), cost);
     const Timeline timeline = simulate(setup_.graph(), prices);
     return to_seconds(*std::max_element(timeline.end.begin(), timeline.end.end()));
@@ -75,15 +75,27 @@ const std::vector<Constant>& fittable_constants() {
       {"gpu/memory_efficiency",
        {.guess = 0.75, .low = 0.2, .high = 1, .spread = 0.2},
        [](Cluster& c, Software&) -> double& { return c.gpu.memory_efficiency; }},
+      {"gpu/cast_efficiency",
+       {.guess = 0.6, .low = 0.1, .high = 1, .spread = 0.3},
+       [](Cluster& c, Software&) -> double& { return c.gpu.cast_efficiency; }},
       {"gpu/gemm/peak_fraction",
        {.guess = 0.894, .low = 0.3, .high = 1, .spread = 0.05},
        [](Cluster& c, Software&) -> double& { return c.gpu.gemm.peak_fraction; }},
+      {"gpu/gemm_8bit/peak_fraction",
+       {.guess = 0.8, .low = 0.2, .high = 1, .spread = 0.3},
+       [](Cluster& c, Software&) -> double& { return c.gpu.gemm_8bit.peak_fraction; }},
+      {"gpu/gemm_4bit/peak_fraction",
+       {.guess = 0.6, .low = 0.1, .high = 1, .spread = 0.3},
+       [](Cluster& c, Software&) -> double& { return c.gpu.gemm_4bit.peak_fraction; }},
       {"gpu/attention_forward/peak_fraction",
        {.guess = 0.8, .low = 0.3, .high = 1, .spread = 0.1},
        [](Cluster& c, Software&) -> double& { return c.gpu.attention_forward.peak_fraction; }},
       {"gpu/attention_backward/peak_fraction",
        {.guess = 0.65, .low = 0.3, .high = 1, .spread = 0.1},
        [](Cluster& c, Software&) -> double& { return c.gpu.attention_backward.peak_fraction; }},
+      {"gpu/overlap_slowdown",
+       {.guess = 1.13, .low = 1, .high = 2, .spread = 0.2},
+       [](Cluster& c, Software&) -> double& { return c.gpu.overlap_slowdown; }},
       {"gpu/kernel_s",
        {.guess = 2.1e-6, .low = 1e-7, .high = 2e-5, .spread = 0.3},
        [](Cluster& c, Software&) -> double& { return c.gpu.kernel_s; }},
@@ -106,8 +118,14 @@ const std::vector<Constant>& fittable_constants() {
        {.guess = 6e-5, .low = 1e-6, .high = 1e-3, .spread = 0.5},
        [](Cluster&, Software& s) -> double& { return s.issue_s; }},
       {"software/gemm_speed",
-       {.guess = 1.4, .low = 0.5, .high = 2, .spread = 0.3},
+       {.guess = 1, .low = 0.3, .high = 2, .spread = 0.3},
        [](Cluster&, Software& s) -> double& { return s.gemm_speed; }},
+      {"software/attention_speed",
+       {.guess = 1, .low = 0.3, .high = 2, .spread = 0.3},
+       [](Cluster&, Software& s) -> double& { return s.attention_speed; }},
+      {"software/memory_speed",
+       {.guess = 1, .low = 0.1, .high = 2, .spread = 0.3},
+       [](Cluster&, Software& s) -> double& { return s.memory_speed; }},
       {"software/step_s",
        {.guess = 2e-3, .low = 1e-5, .high = 10, .spread = 2},
        [](Cluster&, Software& s) -> double& { return s.step_s; }},

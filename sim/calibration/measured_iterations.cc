@@ -75,6 +75,9 @@ constexpr Replacement kReplacements[] = {{"/batch/global_batch", "/batch/microba
                                          {"/parallelism/vpp", "/parallelism/layers_per_virtual_stage"},
                                          {"/schedule/slices", "/schedule/slice_lengths"}};
 
+// "/parallelism/precision"
+bool names_key(const std::string& column) { return column.starts_with('/'); }
+
 const TimeColumn* time_column(const CsvTable& table) {
   for (const TimeColumn& column : kTimes) {
     if (table.has(column.name)) return &column;
@@ -87,9 +90,10 @@ class IterationRow {
   IterationRow(const CsvTable& table, int row, const Json& base, const std::string& folder)
       : table_(table), row_(row), folder_(folder), document_(base) {}
 
-  // Without the time.
-  MeasuredIteration configuration() {
+  // The scenario of the row.
+  const Json& document() {
     check_base();
+    read_keys();
     read_schedule_name();
     for (const Column& column : kColumns) {
       if (table_.has(column.name)) place(column.pointer) = table_.integer(row_, column.name, 1, column.most);
@@ -99,7 +103,12 @@ class IterationRow {
     cut_sequences();
     if (table_.has("recompute")) read_recompute();
     learn_positions();
+    return document_;
+  }
 
+  // Without the time.
+  MeasuredIteration configuration() {
+    document();
     MeasuredIteration out{.place = table_.place(row_)};
     out.scenario = scenario_from_json(document_, out.place, folder_);
     out.setting = setting();
@@ -166,6 +175,21 @@ class IterationRow {
     }
   }
 
+  // Columns that are named by keys of the scenario.
+  void read_keys() {
+    for (const std::string& column : table_.columns()) {
+      if (!names_key(column)) continue;
+      const std::string& cell = table_.text(row_, column);
+      if (cell.empty()) continue;
+      const Json value = Json::parse(cell, nullptr, false);
+      try {
+        document_[Json::json_pointer(column)] = value.is_discarded() ? Json(cell) : value;
+      } catch (const Json::exception&) {
+        table_.fail(row_, column, "cannot set this key in the scenario");
+      }
+    }
+  }
+
   void read_schedule_name() {
     if (document_.contains("schedule") && document_["schedule"].is_string()) {
       document_["schedule"] = Json{{"name", document_["schedule"]}};
@@ -213,6 +237,9 @@ class IterationRow {
          {"mbs", "gbs", "vpp", "ep", "seq_length", "hidden", "layers", "seq", "tp", "pp", "dp", "vp", "interleave",
           "micro_batch", "microbatches", "num_microbatches", "global_batch", "schedule", "recompute"}) {
       if (table_.has(name)) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name, table_.text(row_, name));
+    }
+    for (const std::string& column : table_.columns()) {
+      if (names_key(column)) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", column, table_.text(row_, column));
     }
     return out;
   }
@@ -264,6 +291,10 @@ MeasuredIteration read_configuration(const CsvTable& table, int row, const nlohm
   return IterationRow(table, row, base, folder).configuration();
 }
 
+nlohmann::json configuration_document(const CsvTable& table, int row, const nlohmann::json& base) {
+  return IterationRow(table, row, base, "").document();
+}
+
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
                                                         const std::string& folder) {
   std::vector<MeasuredIteration> out;
@@ -288,6 +319,10 @@ void check_columns(const CsvTable& table) {
   for (const char* name : kDescriptions) known.emplace_back(name);
   for (const std::string& column : table.columns()) {
     if (std::find(known.begin(), known.end(), column) != known.end()) continue;
+    if (names_key(column)) {
+      sets_once(column.c_str(), column);
+      continue;
+    }
     throw InputError(fmt::format("{}: header: unknown column '{}'{} (--ignore-columns ignores it)", table.source(),
                                  column, did_you_mean(column, known)));
   }

@@ -26,8 +26,10 @@ bool has_measured_times(const CsvTable& table);
 //   mbs, gbs, vpp, seq_length, with the meaning of the flags, or
 //   layers, hidden, ffn_hidden or ffn, heads, kv_heads, vocab, seq; tp, pp, dp or gpus, cp, ep, vp or interleave;
 //   micro_batch, global_batch or (num_)microbatches, slices; schedule; recompute (none, selective, full;
-//   "+sequence-parallel") and one time: iter_ms, iter_s, derived_iter_ms, derived_iter_s, median_step_s, iteration_s,
-//   iteration_ms or tokens_per_s_thousands. "OOM" as a time means out of memory.
+//   "+sequence-parallel"); any key of a scenario by its pointer, such as /parallelism/precision, whose cells are JSON
+//   or plain text, and empty where the base's value stays; and one time: iter_ms, iter_s, derived_iter_ms,
+//   derived_iter_s, median_step_s, iteration_s, iteration_ms or tokens_per_s_thousands. "OOM" as a time means out of
+//   memory.
 // Ignores other columns (see check_columns). Sets the number of learned positions to the sequence length.
 // Throws InputError naming file, row and column, also if a number of microbatches contradicts the global batch.
 MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const nlohmann::json& base,
@@ -35,6 +37,8 @@ MeasuredIteration read_measured_iteration(const CsvTable& table, int row, const 
 // The same without reading a time.
 MeasuredIteration read_configuration(const CsvTable& table, int row, const nlohmann::json& base,
                                      const std::string& folder = "");
+// The scenario of a row, as a document.
+nlohmann::json configuration_document(const CsvTable& table, int row, const nlohmann::json& base);
 std::vector<MeasuredIteration> read_measured_iterations(const CsvTable& table, const nlohmann::json& base,
                                                         const std::string& folder = "");
 

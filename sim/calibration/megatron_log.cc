@@ -87,7 +87,9 @@ std::vector<Setting> settings_of(const Scenario& scenario) {
       {"data_parallel_size", replicas},
       {"world_size", known_if(training.pp > 0, training.world_size())},
       {"sequence_parallel", known_if(training.tp > 1, training.sequence_parallel ? 1 : 0)},
-      {"use_distributed_optimizer", known_if(replicas > 1, training.distributed_optimizer ? 1 : 0)},
+      // FSDP shards optimizer states with this argument or without it.
+      {"use_distributed_optimizer",
+       known_if(replicas > 1 && training.zero_stage() < 2, training.distributed_optimizer ? 1 : 0)},
       {"overlap_grad_reduce", known_if(replicas > 1, training.overlap_grad_reduce ? 1 : 0)},
       {"recompute_granularity", full ? 1 : 0}};
   out.insert(out.end(), more.begin(), more.end());

@@ -98,7 +98,11 @@ class ContendedRun {
     }
     order_.resize(first);
     for (VertexId v = 0; v < graph_.size(); ++v) {
-      if (listed(vertices_[v])) order_[lanes_[vertices_[v].lane].position++] = v;
+      if (listed(vertices_[v])) {
+        order_[lanes_[vertices_[v].lane].position++] = v;
+      } else {
+        times_done_[v] = static_cast<std::uint16_t>(copies_);  // nothing waits for what is omitted
+      }
     }
     for (LaneState& lane : lanes_) lane.position = 0;
   }

@@ -60,10 +60,16 @@ Throughput throughput_of(const Scenario& scenario, const std::vector<StageConten
   };
   out.model_tflops_per_device = flops(false) / seconds / devices / 1e12;
   double again = 0;  // fraction of the layers that is recomputed
-  for (const StageContents& stage : stages) again += recomputed_layers(training, stage).layers;
-  again /= scenario.model->layers;
+  for (const StageContents& stage : stages) {
+    const StageContents recomputed = recomputed_layers(training, stage);
+    again += recomputed.layers + recomputed.mtp_layers;
+  }
+  again /= scenario.model->layers + scenario.model->mtp_layers;
   out.hardware_tflops_per_device = (flops(false) + again * (flops(true) - flops(false))) / seconds / devices / 1e12;
-  if (scenario.cluster) out.mfu = out.model_tflops_per_device * 1e12 / scenario.cluster->gpu.peak_flops_per_s;
+  if (scenario.cluster) {
+    const double peak = scenario.cluster->gpu.peak_of(traits_of(training.precision).bits);
+    if (peak > 0) out.mfu = out.model_tflops_per_device * 1e12 / peak;
+  }
   return out;
 }
 

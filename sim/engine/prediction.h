@@ -21,7 +21,7 @@ struct Throughput {
   double tokens_per_s = 0;                // over all devices; 0 without a sequence length
   double model_tflops_per_device = 0;     // model FLOPs as in papers, without recomputation; 0 without a model
   double hardware_tflops_per_device = 0;  // with recomputation
-  double mfu = 0;                         // model FLOPs as a fraction of the peak; 0 without a cluster
+  double mfu = 0;                         // model FLOPs as a fraction of the precision's peak; 0 without a cluster
 };
 
 // Whether the rank with the highest memory use fits on its device.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <tuple>
 
 #include "model/to_size.h"
 
@@ -33,22 +35,39 @@ void add_passes(const Schedule& schedule, const CostModel& cost, bool recompute,
   }
 }
 
-// The maximum by which a joint block of this rank's stages is shorter than its two ops.
-Duration most_saved(const Schedule& schedule, const CostModel& cost, std::span<const int> stages) {
-  Duration most{0};
-  if (!schedule.has_joint_blocks()) return most;
-  const MicrobatchShape& shape = schedule.shapes()[0];
-  for (const int forward : stages) {
-    for (const int backward : stages) {
-      for (const OpKind kind : {OpKind::B, OpKind::I}) {
-        const Duration apart = rounded_duration(cost.compute_s(OpKind::F, forward, shape, 0)) +
-                               rounded_duration(cost.compute_s(kind, backward, shape, 0));
-        most = std::max(most, apart - rounded_duration(cost.joint_s(forward, shape, 0, kind, backward, shape, 0)));
+// By how much joint blocks are shorter than their two ops.
+class JointSavings {
+ public:
+  JointSavings(const Schedule& schedule, const CostModel& cost) : schedule_(schedule), cost_(cost) {}
+
+  // The maximum over the blocks of a rank's stages.
+  Duration most(std::span<const int> stages) {
+    Duration most{0};
+    if (!schedule_.has_joint_blocks()) return most;
+    for (const int forward : stages) {
+      for (const int backward : stages) {
+        for (const OpKind kind : {OpKind::B, OpKind::I}) {
+          most = std::max(most, of(cost_.alike(forward), kind, cost_.alike(backward)));
+        }
       }
     }
+    return most;
   }
-  return most;
-}
+
+ private:
+  Duration of(int forward, OpKind kind, int backward) {
+    const auto [found, added] = known_.try_emplace({forward, kind, backward}, Duration{0});
+    if (!added) return found->second;
+    const MicrobatchShape& shape = schedule_.shapes()[0];
+    const Duration apart = rounded_duration(cost_.compute_s(OpKind::F, forward, shape, 0)) +
+                           rounded_duration(cost_.compute_s(kind, backward, shape, 0));
+    return found->second = apart - rounded_duration(cost_.joint_s(forward, shape, 0, kind, backward, shape, 0));
+  }
+
+  const Schedule& schedule_;
+  const CostModel& cost_;
+  std::map<std::tuple<int, OpKind, int>, Duration> known_;
+};
 
 // `saved` returns by how much a rank whose gradients and forwards take this time per microbatch may be faster.
 Duration least_over_ranks(const Schedule& schedule, int microbatches, std::span<const StageTimes> stages,
@@ -154,9 +173,9 @@ Duration least_iteration(const Schedule& schedule, int microbatches, const Scena
   std::vector<StageTimes> stages = compute_times(schedule, costs);
   const std::vector<StageTimes> transfers = transfer_times(schedule, costs);
   for (std::size_t stage = 0; stage < stages.size(); ++stage) add_times(stages[stage], transfers[stage]);
-  return least_over_ranks(schedule, microbatches, stages, [&](std::span<const int> held, Duration) {
-    return most_saved(schedule, costs.cost(), held) * std::ssize(held);
-  });
+  JointSavings savings(schedule, costs.cost());
+  return least_over_ranks(schedule, microbatches, stages,
+                          [&](std::span<const int> held, Duration) { return savings.most(held) * std::ssize(held); });
 }
 
 Duration least_iteration(const Schedule& schedule, int microbatches, std::span<const StageTimes> stages, bool joint) {

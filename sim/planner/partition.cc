@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "model/errors.h"
@@ -78,8 +81,9 @@ class PartitionSearch {
   bool stopped() const { return stop_ != nullptr && *stop_; }
 
   void find_given(const Scenario& scenario) try {
-    for (const StageContents& stage : split_stages(*scenario.model, bounds_.schedule(), scenario.stage_layers,
-                                                   scenario.first_stage_layers, scenario.last_stage_layers)) {
+    for (const StageContents& stage :
+         split_stages(*scenario.model, bounds_.schedule(), scenario.stage_layers, scenario.first_stage_layers,
+                      scenario.last_stage_layers, scenario.mtp_stage)) {
       given_.push_back(stage.layers);
     }
   } catch (const InputError&) {
@@ -101,6 +105,9 @@ class PartitionSearch {
       if (known_.count(layers) == 0 && seen.insert(layers).second) open.push_back(&layers);
     }
     std::vector<PlanResult> results(open.size());
+    // The memory of a slower partition than one that fits clearly does not matter.
+    const bool only_faster = timed_ && best_key_.memory == PartitionKey::Memory::fits;
+    const Duration worth = only_faster ? Duration(best_key_.value) : Duration::max();
     parallel_for(kLanes, [&](std::int64_t lane) {
       Scenario scenario = scenario_;
       for (std::size_t i = to_size(lane); i < open.size(); i += kLanes) {
@@ -108,7 +115,7 @@ class PartitionSearch {
         scenario.stage_layers = *open[i];
         std::unique_ptr<StructureRuns>& runs = lanes_[to_size(lane)];
         if (!runs) runs = std::make_unique<StructureRuns>(scenario);
-        results[i] = runs->run(scenario);
+        results[i] = runs->run(scenario, worth);
       }
     });
     if (stopped()) return;
@@ -141,6 +148,7 @@ class PartitionSearch {
       int least = 0;
       std::pair<std::int64_t, std::int64_t> least_work;
       for (int stage = 0; stage < bounds_.num_stages(); ++stage) {
+        if (layers[to_size(stage)] >= bounds_.most_layers_of(stage)) continue;
         const std::int64_t of_stage = with(stage, 1);
         const std::int64_t of_rank =
             rank_work[to_size(schedule.rank_of(stage, 0))] - stage_work[to_size(stage)] + of_stage;
@@ -285,6 +293,8 @@ class PartitionSearch {
   Partition result() {
     Partition out;
     out.layers = best_;
+    out.mtp_layers = scenario_.model->mtp_layers;
+    out.mtp_stage = out.given_mtp_stage = scenario_.mtp_stage;
     out.result = best_result_;
     out.given = given_;
     out.given_result = given_result_;
@@ -313,12 +323,113 @@ class PartitionSearch {
   bool proven_ = false;
 };
 
+// Whether the result of one search is better than that of another.
+bool precedes(const Partition& one, const Partition& other) {
+  const auto key = [](const PlanResult& result) {
+    const bool simulated = result.status == PlanStatus::simulated;
+    return std::tuple(!simulated, !result.fits, result.tight,
+                      result.fits ? result.iteration.count() : result.needed_bytes);
+  };
+  return key(one.result) < key(other.result);
+}
+
+// Number of stages, after the first inner one and before the last, with another number of layers than the one before.
+int changes_in(const StageLayers& layers) {
+  int changes = 0;
+  for (std::size_t stage = 2; stage + 1 < layers.size(); ++stage) changes += layers[stage] != layers[stage - 1] ? 1 : 0;
+  return changes;
+}
+
+// Returns the partitions with nearly the outer stages of `best` and regular inner ones: as even as possible, with the
+// remainder at their begin, in their middle or at their end.
+std::vector<StageLayers> regular_layers(const StageLayers& best) {
+  constexpr int kNear = 2;
+  std::vector<StageLayers> out;
+  const int inner = static_cast<int>(best.size()) - 2;
+  const int all = std::accumulate(best.begin(), best.end(), 0);
+  if (inner < 2) return out;
+  for (int first = std::max(0, best.front() - kNear); first <= best.front() + kNear; ++first) {
+    for (int last = std::max(0, best.back() - kNear); last <= best.back() + kNear; ++last) {
+      const int rest = all - first - last;
+      if (rest < 0) continue;
+      const int extra = rest % inner;
+      for (const int begin : {1, 1 + (inner - extra) / 2, 1 + inner - extra}) {
+        StageLayers layers(best.size(), rest / inner);
+        layers.front() = first;
+        layers.back() = last;
+        for (int stage = begin; stage < begin + extra; ++stage) ++layers[to_size(stage)];
+        if (std::find(out.begin(), out.end(), layers) == out.end()) out.push_back(std::move(layers));
+      }
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 Partition best_partition(const Scenario& scenario, const PartitionLimits& limits, const std::atomic<bool>* stop) {
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
   if (!scenario.cluster) throw InputError(scenario.source + ": /cluster: required (--cluster)");
-  return PartitionSearch(scenario, limits, stop).run();
+  Partition best = PartitionSearch(scenario, limits, stop).run();
+  if (scenario.model->mtp_layers == 0) return best;
+  // With multi-token prediction on the last stage, and on the stage before an only head.
+  const int last = placement_of(scenario).num_stages() - 1;
+  Scenario moved = scenario;
+  moved.mtp_stage = scenario.mtp_stage == kLastStage || scenario.mtp_stage == last ? last - 1 : kLastStage;
+  if (last < 2 || (stop != nullptr && *stop)) return best;
+  Partition other = PartitionSearch(moved, limits, stop).run();
+  const std::int64_t simulated = best.simulated + other.simulated;
+  if (other.result.status == PlanStatus::simulated) {
+    const Duration bound = std::min(best.bound, other.bound);
+    const bool proven = best.proven && other.proven;
+    if (precedes(other, best)) {
+      other.given = std::move(best.given);
+      other.given_mtp_stage = best.given_mtp_stage;
+      other.given_result = std::move(best.given_result);
+      best = std::move(other);
+    }
+    best.bound = bound;
+    best.proven = proven;
+  }
+  best.simulated = simulated;
+  return best;
+}
+
+Partition regular_partition(const Scenario& scenario, const PartitionLimits& limits, const std::atomic<bool>* stop) {
+  Partition best = best_partition(scenario, limits, stop);
+  if (best.result.status != PlanStatus::simulated || !best.result.fits || best.layers.size() < 2) return best;
+  const int changes = changes_in(best.layers);
+  std::vector<StageLayers> candidates = regular_layers(best.layers);
+  std::erase_if(candidates, [&](const StageLayers& layers) { return changes_in(layers) >= changes; });
+  if (best.given_mtp_stage == best.mtp_stage && !best.given.empty() && changes_in(best.given) < changes) {
+    candidates.push_back(best.given);
+  }
+  const auto order = [&](const StageLayers& layers) {
+    const int far = std::abs(layers.front() - best.layers.front()) + std::abs(layers.back() - best.layers.back());
+    return std::pair(changes_in(layers), far);
+  };
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [&](const StageLayers& a, const StageLayers& b) { return order(a) < order(b); });
+  if (std::ssize(candidates) > limits.simulations) candidates.resize(to_size(limits.simulations));
+  Scenario regular = scenario;
+  regular.first_stage_layers = regular.last_stage_layers = 0;
+  regular.mtp_stage = best.mtp_stage;
+  regular.stage_layers = best.layers;
+  StructureRuns runs(regular);
+  const double longest = to_seconds(best.result.iteration) * (1 + kEqualTimes);
+  for (StageLayers& layers : candidates) {
+    if (stop != nullptr && *stop) break;
+    regular.stage_layers = layers;
+    PlanResult result = runs.run(regular);
+    ++best.simulated;
+    if (result.status != PlanStatus::simulated || !result.fits || result.tight > best.result.tight) continue;
+    if (to_seconds(result.iteration) > longest) continue;
+    best.proven = best.proven && result.iteration == best.result.iteration;
+    best.layers = std::move(layers);
+    best.result = std::move(result);
+    break;
+  }
+  return best;
 }
 
 }  // namespace sluice::sim

@@ -19,16 +19,16 @@ using PartitionMemory = PartitionKey::Memory;
 namespace {
 
 constexpr std::int64_t kUnreachable = std::numeric_limits<std::int64_t>::max() / 4;
-constexpr int kRoles = 3;
+constexpr int kRoles = 4;
 
 // The bytes that a stage holds for the whole run.
 std::int64_t standing_of(const StageBytes& bytes) { return bytes.weights + bytes.gradients + bytes.optimizer; }
 
 // The contents of the stages where the first one has all layers.
-std::vector<StageContents> all_in_first(const Transformer& model, const Schedule& schedule) {
+std::vector<StageContents> all_in_first(const Scenario& scenario, const Schedule& schedule) {
   std::vector<int> layers(to_size(schedule.num_stages()), 0);
-  layers.front() = model.layers;
-  return split_stages(model, schedule, layers, 0, 0);
+  layers.front() = scenario.model->layers;
+  return split_stages(*scenario.model, schedule, layers, 0, 0, scenario.mtp_stage);
 }
 
 void at_most(PartitionBounds::Work& less, const PartitionBounds::Work& more) {
@@ -54,6 +54,9 @@ PartitionBounds::PartitionBounds(const Scenario& scenario, Schedule schedule, in
     for (const int stage : schedule_.stages_of(rank)) holders_[to_size(stage)].push_back(rank);
   }
   copies_ = schedule_.num_ranks();
+  if (scenario.model->mtp_layers > 0) {
+    mtp_stage_ = scenario.mtp_stage == kLastStage ? num_stages() - 1 : scenario.mtp_stage;
+  }
   for (const std::vector<int>& ranks : holders_) copies_ = std::min(copies_, static_cast<int>(ranks.size()));
   table_.resize(to_size(kRoles) * to_size(layers_ + 1) * to_size(dense_ + 1));
   fill(scenario, timed);
@@ -69,6 +72,13 @@ const PartitionBounds::Work& PartitionBounds::at(int role, int layers, int dense
   return table_[(to_size(role) * to_size(layers_ + 1) + to_size(layers)) * to_size(dense_ + 1) + to_size(dense)];
 }
 
+bool PartitionBounds::has_role(int role) const {
+  for (int stage = 0; stage < num_stages(); ++stage) {
+    if (role_of(stage) == role) return true;
+  }
+  return false;
+}
+
 int PartitionBounds::dense_in(int before, int layers) const { return std::clamp(dense_ - before, 0, layers); }
 
 const PartitionBounds::Work& PartitionBounds::work(int stage, int before, int layers) const {
@@ -81,14 +91,13 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
   const Transformer& model = *scenario.model;
   std::array<std::vector<std::pair<int, int>>, kRoles> open;  // layers and dense ones, by role
   for (int role = 0; role < kRoles; ++role) {
-    for (int layers = layers_; layers >= 0; --layers) {
+    if (!has_role(role)) continue;
+    for (int layers = most_layers(role); layers >= 0; --layers) {
       for (int dense = std::min(layers, dense_); dense >= 0; --dense) open[to_size(role)].emplace_back(layers, dense);
     }
   }
-  const std::vector<StageContents> empty = all_in_first(model, schedule_);
-  if (num_stages() <= 2) open[1].clear();
-  if (num_stages() == 1) open[2].clear();
-  while (!open[0].empty() || !open[1].empty()) {
+  const std::vector<StageContents> empty = all_in_first(scenario, schedule_);
+  while (std::any_of(open.begin(), open.end(), [](const auto& of) { return !of.empty(); })) {
     std::vector<StageContents> contents = empty;
     std::vector<Work*> into(contents.size(), nullptr);
     for (int stage = 0; stage < num_stages(); ++stage) {
@@ -115,7 +124,7 @@ void PartitionBounds::fill(const Scenario& scenario, bool timed) {
 // Lowers entries that exceed those of more layers, or of more dense ones with the same others.
 void PartitionBounds::make_monotone() {
   for (int role = 0; role < kRoles; ++role) {
-    for (int layers = layers_ - 1; layers >= 0; --layers) {
+    for (int layers = most_layers(role) - 1; layers >= 0; --layers) {
       for (int dense = std::min(layers, dense_); dense >= 0; --dense) {
         at_most(at(role, layers, dense), at(role, layers + 1, dense));
         if (dense < dense_) at_most(at(role, layers, dense), at(role, layers + 1, dense + 1));
@@ -126,7 +135,7 @@ void PartitionBounds::make_monotone() {
 
 // Adds the transfers that every stage of a role begins, whatever its layers.
 void PartitionBounds::add_transfers(const Scenario& scenario) {
-  const ScenarioCosts costs(scenario, schedule_, all_in_first(*scenario.model, schedule_));
+  const ScenarioCosts costs(scenario, schedule_, all_in_first(scenario, schedule_));
   const std::vector<StageTimes> transfers = transfer_times(schedule_, costs);
   std::array<std::optional<StageTimes>, kRoles> least;
   for (int stage = 0; stage < num_stages(); ++stage) {
@@ -173,6 +182,7 @@ PartitionKey PartitionBounds::least(std::span<const int> layers) const {
   std::vector<std::int64_t> scratch;
   int before = 0;
   for (int stage = 0; stage < num_stages(); ++stage) {
+    if (layers[to_size(stage)] > most_layers_of(stage)) return {};
     const Work& of = work(stage, before, layers[to_size(stage)]);
     times.push_back(of.times);
     standing.push_back(of.standing);
@@ -241,9 +251,9 @@ class PartitionTree {
   void least_per_layer() {
     per_layer_ = kUnreachable;
     for (int role = 0; role < kRoles; ++role) {
-      if (role == 1 && bounds_.num_stages() == 2) continue;
+      if (!bounds_.has_role(role)) continue;
       const std::int64_t none = bounds_.busy(bounds_.at(role, 0, 0).times);
-      for (int layers = 1; layers <= bounds_.layers_; ++layers) {
+      for (int layers = 1; layers <= bounds_.most_layers(role); ++layers) {
         for (int dense = 0; dense <= std::min(layers, bounds_.dense_); ++dense) {
           per_layer_ = std::min(per_layer_, (bounds_.busy(bounds_.at(role, layers, dense).times) - none) / layers);
         }
@@ -279,7 +289,7 @@ class PartitionTree {
     }
     const int left = bounds_.layers_ - before;
     const bool last = stage + 1 == bounds_.num_stages();
-    for (int layers = last ? left : 0; layers <= left; ++layers) {
+    for (int layers = last ? left : 0; layers <= std::min(left, bounds_.most_layers_of(stage)); ++layers) {
       if (--nodes_ < 0) return false;
       if (!place(stage, before, layers)) return false;
     }
@@ -350,6 +360,7 @@ class PartitionRelaxation {
     for (int before = 0; before <= bounds_.layers_; ++before) {
       const std::int64_t begin = forward_.back()[to_size(before)];
       const int layers = bounds_.layers_ - before;
+      if (layers > bounds_.most_layers_of(bounds_.num_stages() - 1)) continue;
       const PartitionBounds::Work& work = bounds_.work(bounds_.num_stages() - 1, before, layers);
       if (begin == kUnreachable || !allowed(work)) continue;
       least = std::min(least, begin + std::max(bounds_.busy(work.times),
@@ -381,7 +392,7 @@ class PartitionRelaxation {
   Least with(const Least& sum, int role) const {
     const int layers = bounds_.layers_;
     Least out{std::vector(to_size(layers + 1), kUnreachable), std::vector(to_size(layers + 1), kUnreachable)};
-    for (int more = 0; more <= layers; ++more) {
+    for (int more = 0; more <= bounds_.most_layers(role); ++more) {
       const PartitionBounds::Work& work = bounds_.at(role, more, 0);
       if (!allowed(work)) break;
       const std::int64_t gradients = bounds_.gradients(work.times);
@@ -443,7 +454,8 @@ class PartitionRelaxation {
         if (most[to_size(before)] < 0 || forward_[stage][to_size(before)] == kUnreachable) continue;
         const std::int64_t begin = time - forward_[stage][to_size(before)];
         const std::int64_t back = begin - return_[stage][to_size(before)];
-        for (int more = 0; before + more <= layers; ++more) {
+        const int end = std::min(layers - before, bounds_.most_layers_of(static_cast<int>(stage)));
+        for (int more = 0; more <= end; ++more) {
           const PartitionBounds::Work& work = bounds_.work(static_cast<int>(stage), before, more);
           if (!allowed(work)) break;
           const int others =

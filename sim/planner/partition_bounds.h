@@ -45,6 +45,7 @@ class PartitionBounds {
   const Schedule& schedule() const { return schedule_; }
   // The work of a stage with `layers` layers after `before` others.
   const Work& work(int stage, int before, int layers) const;
+  int most_layers_of(int stage) const { return most_layers(role_of(stage)); }
   // Time of all microbatches of a stage on one rank, and of its last steps.
   std::int64_t busy(const StageTimes& times) const;
 
@@ -69,7 +70,12 @@ class PartitionBounds {
   void add_transfers(const Scenario& scenario);
   Work& at(int role, int layers, int dense);
   const Work& at(int role, int layers, int dense) const;
-  int role_of(int stage) const { return stage == 0 ? 0 : stage + 1 == num_stages() ? 2 : 1; }
+  int role_of(int stage) const { return stage == 0 ? 0 : stage + 1 == num_stages() ? 2 : stage == mtp_stage_ ? 3 : 1; }
+  bool has_role(int role) const;
+  // Largest number of layers of a stage in this role: none in the last one after multi-token prediction.
+  int most_layers(int role) const {
+    return role == 2 && mtp_stage_ >= 0 && mtp_stage_ + 1 < num_stages() ? 0 : layers_;
+  }
   int dense_in(int before, int layers) const;
   // Time of the forwards and input gradients of all microbatches of a stage.
   std::int64_t gradients(const StageTimes& times) const;
@@ -78,12 +84,14 @@ class PartitionBounds {
   Schedule schedule_;
   Gpu gpu_;
   int layers_ = 0;
-  int dense_ = 0;  // number of leading dense layers of a model with experts, otherwise 0
+  int dense_ = 0;       // number of leading dense layers of a model with experts, otherwise 0
+  int mtp_stage_ = -1;  // of multi-token prediction, if the model has it
   int of_route_ = 0;
   bool joint_ = false;
   std::vector<std::vector<int>> holders_;  // the ranks of each stage
   int copies_ = 1;                         // least number of them
-  std::vector<Work> table_;  // by role of the stage (first, middle, last), number of layers, and of dense ones
+  std::vector<Work> table_;                // by role of the stage (first, middle, last, with multi-token prediction),
+                                           // number of layers, and of dense ones
 };
 
 }  // namespace sluice::sim

@@ -18,6 +18,41 @@ constexpr std::size_t kLargestRound = 4096;
 constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
 constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
 
+// Whether two configurations are equal but for what they recompute.
+bool differ_in_recomputation(PlanPoint one, const PlanPoint& other) {
+  one.recompute = other.recompute;
+  one.recompute_layers = other.recompute_layers;
+  return one == other;
+}
+
+// Gives a configuration with full recomputation the smallest number of recomputed layers per stage with which it fits
+// as it does, where this is faster: time and memory are monotone in the number.
+void recompute_less(const Scenario& base, const PlanSpace& space, PlanPoint& point, PlanResult& result) {
+  if (point.recompute != Training::Recompute::full) return;
+  Scenario scenario = scenario_of(base, space, point);
+  StructureRuns runs(scenario);
+  const int stages = point.pp * point.chunks;
+  int most = point.stage_layers.empty() ? (base.model->layers + stages - 1) / stages
+                                        : *std::max_element(point.stage_layers.begin(), point.stage_layers.end());
+  if (point.recompute_layers > 0) most = std::min(most, point.recompute_layers);
+  int least = 1;
+  while (least <= most) {
+    const int layers = least + (most - least) / 2;
+    scenario.training.recompute_layers = layers;
+    PlanResult with = runs.run(scenario);
+    if (with.status != PlanStatus::simulated) return;
+    if (!with.fits || (with.tight && !result.tight)) {
+      least = layers + 1;
+      continue;
+    }
+    most = layers - 1;
+    if (with.iteration >= result.iteration) continue;
+    with.bound = Duration{0};
+    result = std::move(with);
+    point.recompute_layers = layers;
+  }
+}
+
 }  // namespace
 
 Plan::Plan(Scenario base, PlanSpace space, int keep, bool everything, const Predicate& subset)
@@ -72,6 +107,13 @@ std::vector<PlanResult> Plan::work_out(std::span<const Work> work, const std::at
     std::unique_ptr<StructureRuns>& structure = structures_[work[begin].structure];
     for (std::size_t i = begin; i < end; ++i) {
       if (stop != nullptr && *stop) return;
+      // Recomputation does not change the bytes that are held for the whole run.
+      if (!work[i].simulate && i > begin && results[i - 1].standing_over &&
+          differ_in_recomputation(points_[work[i].point], points_[work[i - 1].point])) {
+        results[i] = results[i - 1];
+        if (progress) progress(1);
+        continue;
+      }
       try {
         const Scenario scenario = scenario_of(base_, space_, points_[work[i].point]);
         if (!structure) structure = std::make_unique<StructureRuns>(scenario);
@@ -163,7 +205,7 @@ std::vector<int> Plan::ranking() const {
   return out;
 }
 
-// The points whose partitions are worth a search.
+// The points whose partitions and numbers of recomputed layers are worth a search.
 std::vector<int> Plan::leaders(int count) const {
   std::vector<int> order = ranking();
   if (std::ssize(order) > count) order.resize(to_size(count));
@@ -171,39 +213,59 @@ std::vector<int> Plan::leaders(int count) const {
   const auto without_layers = [&](int index) {
     PlanPoint point = points_[to_size(index)];
     point.first_layers = point.last_layers = 0;
+    if (space_.recompute_layers.empty()) point.recompute_layers = 0;
     return point;
   };
   std::vector<int> out;
   for (const int point : order) {
     const PlanPoint& of = points_[to_size(point)];
     const auto same = [&](int other) { return without_layers(other) == without_layers(point); };
-    if (of.pp * of.chunks > 1 && std::none_of(out.begin(), out.end(), same)) out.push_back(point);
+    const bool choices = of.pp * of.chunks > 1 || of.recompute == Training::Recompute::full;
+    if (choices && std::none_of(out.begin(), out.end(), same)) out.push_back(point);
   }
   return out;
 }
 
 void Plan::refine(int count, const std::atomic<bool>* stop) {
   if (!base_.stage_layers.empty() || base_.first_stage_layers > 0 || base_.last_stage_layers > 0) return;
-  const std::vector<int> points = leaders(count);
-  std::vector<Partition> found(points.size());
-  parallel_for(std::ssize(points), [&](std::int64_t i) {
-    const Scenario scenario = scenario_of(base_, space_, points_[to_size(points[to_size(i)])]);
-    found[to_size(i)] = best_partition(scenario, kRefinement, stop);
+  const std::vector<int> indices = leaders(count);
+  const bool any_number = space_.recompute_layers.empty() && base_.training.recompute_layers == 0;
+  struct Refined {
+    PlanPoint fewer, layered;  // with fewer recomputed layers, and with the layers of every stage as well
+    PlanResult fewer_result, layered_result;
+  };
+  std::vector<Refined> found(indices.size());
+  parallel_for(std::ssize(indices), [&](std::int64_t i) {
+    Refined& out = found[to_size(i)];
+    const int index = indices[to_size(i)];
+    out.fewer = points_[to_size(index)];
+    out.fewer_result = results_[to_size(index)];
+    if (any_number) recompute_less(base_, space_, out.fewer, out.fewer_result);
+    if (out.fewer.pp * out.fewer.chunks == 1) return;
+    Partition partition = regular_partition(scenario_of(base_, space_, out.fewer), kRefinement, stop);
+    out.layered = out.fewer;
+    out.layered.stage_layers = std::move(partition.layers);
+    out.layered.mtp_stage = partition.mtp_stage;
+    out.layered.first_layers = out.layered.last_layers = 0;
+    out.layered_result = std::move(partition.result);
+    out.layered_result.bound = partition.bound;
+    const bool simulated = out.layered_result.status == PlanStatus::simulated && out.layered_result.fits;
+    if (simulated && any_number) recompute_less(base_, space_, out.layered, out.layered_result);
   });
-  for (std::size_t i = 0; i < points.size(); ++i) {
-    PlanPoint& point = points_[to_size(points[i])];
-    PlanResult& known = results_[to_size(points[i])];
-    PlanResult& better = found[i].result;
-    if (better.status != PlanStatus::simulated || !better.fits) continue;
-    if (std::tie(better.tight, better.iteration) >= std::tie(known.tight, known.iteration)) continue;
-    PlanPoint refined = point;
-    refined.stage_layers = std::move(found[i].layers);
-    refined.first_layers = refined.last_layers = 0;
-    if (space_.refusal && !space_.refusal(refined).empty()) continue;
-    better.bound = found[i].bound;
-    known = std::move(better);
-    point = std::move(refined);
+  for (std::size_t i = 0; i < indices.size(); ++i) {
+    adopt(indices[i], std::move(found[i].fewer), std::move(found[i].fewer_result));
+    adopt(indices[i], std::move(found[i].layered), std::move(found[i].layered_result));
   }
+}
+
+// Replaces a configuration by a better one that the space does not refuse.
+void Plan::adopt(int index, PlanPoint point, PlanResult result) {
+  PlanResult& known = results_[to_size(index)];
+  if (result.status != PlanStatus::simulated || !result.fits) return;
+  if (std::tie(result.tight, result.iteration) >= std::tie(known.tight, known.iteration)) return;
+  if (space_.refusal && !space_.refusal(point).empty()) return;
+  known = std::move(result);
+  points_[to_size(index)] = std::move(point);
 }
 
 int Plan::best_of_subset() const {

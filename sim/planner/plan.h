@@ -49,9 +49,11 @@ class Plan {
   void take(std::span<const Work> work, std::span<const PlanResult> results);
   void end_round();
 
-  // After the search: gives the first `count` of the ranking, and the best of the subset, the partition of their layers
-  // that `best_partition` finds where it is faster, and ranks them again. Configurations that differ only in
-  // the layers of their outer stages count once. Does nothing if the base specifies layers of stages.
+  // After the search: gives the first `count` of the ranking, and the best of the subset, the smallest number of
+  // recomputed layers that fits, unless the space lists numbers, and the partition of their layers that
+  // `regular_partition` finds, where this is faster, and ranks them again. Configurations that differ only in the
+  // layers of their outer stages, or in the number of recomputed ones, count once. Does nothing if the base specifies
+  // layers of stages.
   void refine(int count, const std::atomic<bool>* stop = nullptr);
 
   // Number of configurations that may fit, and of those among them that are finished.
@@ -68,6 +70,7 @@ class Plan {
  private:
   bool dominated(int point) const;
   std::vector<int> leaders(int count) const;
+  void adopt(int index, PlanPoint point, PlanResult result);
   void record(int point);
 
   Scenario base_;

@@ -6,6 +6,8 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <optional>
+#include <string_view>
 #include <tuple>
 
 #include "model/errors.h"
@@ -18,7 +20,8 @@ namespace {
 
 constexpr int kMostChunks = 8;
 constexpr int kMostMicroBatch = 16;
-constexpr int kComparedMicrobatches = 64;  // of orders on one rank, which repeat after a few
+constexpr int kComparedMicrobatches = 64;              // of orders on one rank, which repeat after a few
+constexpr std::string_view kMegatron = "Megatron-LM";  // as the catalogue names the framework
 constexpr std::array kRecompute = {"none", "selective", "full"};
 
 std::vector<int> divisors(std::int64_t number, std::int64_t most) {
@@ -50,7 +53,7 @@ class Enumeration {
     for (const std::string& word : space.recompute) recompute_.push_back(recompute_of(word));
     if (recompute_.empty()) {
       recompute_.push_back(Training::Recompute::none);
-      if (!base.training.flash_attention) recompute_.push_back(Training::Recompute::selective);
+      if (base.training.has_modules_to_repeat()) recompute_.push_back(Training::Recompute::selective);
       recompute_.push_back(Training::Recompute::full);
     }
   }
@@ -66,20 +69,22 @@ class Enumeration {
 
  private:
   std::string why_none() const {
+    const std::string flags = requested_flags(space_);
+    const std::string given = flags.empty() ? "" : " (" + flags + ")";
     if (!divides_) {
-      return fmt::format("plan: no requested combination of tp x{} pp x dp equals {} GPUs",
-                         space_.cp.empty() ? "" : " cp x", space_.gpus);
+      return fmt::format("plan: no requested combination of tp x{} pp x dp equals {} GPUs{}",
+                         space_.cp.empty() ? "" : " cp x", space_.gpus, given);
     }
     if (!experts_divide_) {
-      return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp and the {} experts",
-                         model_.experts.count);
+      return fmt::format("plan: no requested expert-parallel size divides tp x cp x dp / etp and the {} experts{}",
+                         model_.experts.count, given);
     }
     if (!batch_divides_) {
-      return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes",
-                         base_.global_batch);
+      return fmt::format("plan: the global batch {} is not a multiple of micro_batch x dp for any requested sizes{}",
+                         base_.global_batch, given);
     }
     if (!refused_.empty()) return "plan: no requested configuration can run: " + refused_;
-    return "plan: no requested family supports any of the requested chunks and slices";
+    return fmt::format("plan: no requested family supports any of the requested chunks and slices{}", given);
   }
 
   std::vector<int> context_sizes() const {
@@ -104,9 +109,13 @@ class Enumeration {
       divides_ = true;
       point_ = {.tp = tp, .cp = cp, .pp = pp, .dp = static_cast<int>(dp)};
       for (const int ep : expert_sizes(group * dp)) {
-        experts_divide_ = true;
         point_.ep = ep;
-        with_batch();
+        for (const int etp : space_.etp.empty() ? std::vector{1} : space_.etp) {
+          if (model_.has_experts() && group * dp % (std::int64_t{ep} * etp) != 0) continue;
+          experts_divide_ = true;
+          point_.etp = etp;
+          with_batch();
+        }
       }
     }
   }
@@ -204,28 +213,82 @@ class Enumeration {
     }
   }
 
+  // Numbers of recomputed layers per stage: all, and a half and a quarter of those of the largest stage.
+  std::vector<int> recomputed_layers() const {
+    if (!space_.recompute_layers.empty()) return space_.recompute_layers;
+    if (base_.training.recompute_layers > 0) return {base_.training.recompute_layers};
+    const int stages = point_.pp * point_.chunks;
+    const int most = (model_.layers + stages - 1) / stages;
+    std::vector<int> out = {0};
+    if (most > 1) out.push_back((most + 1) / 2);
+    if (most > 2) out.push_back((most + 3) / 4);
+    return out;
+  }
+
+  static const std::vector<bool>& choices(const std::vector<bool>& requested, const std::vector<bool>& otherwise) {
+    return requested.empty() ? otherwise : requested;
+  }
+
+  // The overlaps of the collectives between replicas, as pairs: of gradients, and of parameters.
+  std::vector<std::pair<bool, bool>> overlaps(bool optimizer) const {
+    std::vector<std::pair<bool, bool>> out;
+    const std::vector<bool> reduces = {base_.training.overlap_grad_reduce};
+    const std::vector<bool> gathers = {base_.training.overlap_param_gather};
+    for (const bool reduce : choices(space_.overlap_grad_reduce, reduces)) {
+      for (const bool gather : choices(space_.overlap_param_gather, gathers)) {
+        const std::pair pair(reduce, gather && reduce && optimizer);
+        if (std::find(out.begin(), out.end(), pair) == out.end()) out.push_back(pair);
+        if (point_.dp * point_.cp == 1) return out;  // without an effect
+      }
+    }
+    return out;
+  }
+
   void with_training() {
     const bool replicas = point_.dp > 1;
-    const std::vector<bool> optimizers =
-        !replicas ? std::vector{false}
-                  : (space_.distributed_optimizer.empty() ? std::vector{false, true} : space_.distributed_optimizer);
+    const std::vector<bool> both = {false, true};
+    const bool sharded = base_.training.zero_stage() > 1 && point_.dp * point_.cp > 1;  // ZeRO 2 or 3 in all points
+    const std::vector<bool> optimizers = sharded    ? std::vector{true}
+                                         : replicas ? choices(space_.distributed_optimizer, both)
+                                                    : std::vector{false};
     // Both orders are equal with one replica, one rank, one node, or nodes that are filled by one tp x cp group.
     const int node = base_.cluster->gpus_per_node;
     const bool one_order = !replicas || point_.pp == 1 || space_.gpus <= node || point_.tp * point_.cp % node == 0;
-    const std::vector<bool> orders =
-        one_order ? std::vector{false}
-                  : (space_.pipeline_before_data.empty() ? std::vector{false, true} : space_.pipeline_before_data);
-    for (const Training::Recompute recompute : recompute_) {
-      for (const bool optimizer : optimizers) {
+    const std::vector<bool> orders = one_order ? std::vector{false} : choices(space_.pipeline_before_data, both);
+    for (const bool optimizer : optimizers) {
+      for (const auto& [reduce, gather] : overlaps(optimizer)) {
         for (const bool order : orders) {
           PlanPoint point = point_;
-          point.recompute = recompute;
           point.distributed_optimizer = optimizer;
+          point.overlap_grad_reduce = reduce;
+          point.overlap_param_gather = gather;
           point.pipeline_before_data = order;
-          add(point);
+          point.overlap_transfers = overlapped_transfers();
+          with_recomputation(point);
         }
       }
     }
+  }
+
+  void with_recomputation(PlanPoint& point) {
+    for (const Training::Recompute recompute : recompute_) {
+      point.recompute = recompute;
+      const bool full = recompute == Training::Recompute::full;
+      for (const int layers : full ? recomputed_layers() : std::vector{0}) {
+        point.recompute_layers = layers;
+        add(point);
+      }
+    }
+  }
+
+  // Whether transfers overlap where it is not as in the base. Megatron-LM's of interleaved stages do by default, and
+  // its others never do.
+  std::optional<bool> overlapped_transfers() const {
+    const bool interleaved = point_.family->in_megatron_lm && point_.chunks > 1;
+    if (space_.megatron_transfers) return interleaved && base_.overlap_transfers.value_or(true);
+    if (interleaved && !space_.base_transfers && !base_.overlap_transfers && base_.software.name == kMegatron)
+      return true;
+    return std::nullopt;
   }
 
   void add(const PlanPoint& point) {
@@ -287,6 +350,36 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   return Enumeration(base, whole).run();
 }
 
+bool blocks_transfers(const Scenario& base, const PlanPoint& point) {
+  return point.overlap_transfers ? !*point.overlap_transfers : base.blocks_transfers();
+}
+
+std::string requested_flags(const PlanSpace& space) {
+  std::string out;
+  const auto add = [&](const char* flag, const auto& values) {
+    if (!values.empty()) out += fmt::format("{}{} {}", out.empty() ? "" : " ", flag, fmt::join(values, ","));
+  };
+  const auto words = [](const std::vector<bool>& values) {
+    std::vector<std::string> out_words;
+    for (const bool value : values) out_words.emplace_back(value ? "yes" : "no");
+    return out_words;
+  };
+  add("--schedule", space.families);
+  add("--tp", space.tp);
+  add("--cp", space.cp);
+  add("--pp", space.pp);
+  add("--dp", space.dp);
+  add("--ep", space.ep);
+  add("--etp", space.etp);
+  add("--vpp", space.chunks);
+  add("--mbs", space.micro_batch);
+  add("--slices", space.slices);
+  add("--recompute", space.recompute);
+  add("--use-distributed-optimizer", words(space.distributed_optimizer));
+  add("--use-tp-pp-dp-mapping", words(space.pipeline_before_data));
+  return out;
+}
+
 Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
   Scenario out = base;
   out.schedule = point.family->name;
@@ -295,16 +388,24 @@ Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   out.shape = {.sequences = point.micro_batch, .slice_lengths = cut(base, space, point.slices)};
   out.first_stage_layers = point.first_layers;
   out.last_stage_layers = point.last_layers;
-  if (!point.stage_layers.empty()) out.stage_layers = point.stage_layers;
+  if (!point.stage_layers.empty()) {
+    out.stage_layers = point.stage_layers;
+    out.mtp_stage = point.mtp_stage;
+  }
   out.training.tp = point.tp;
   out.training.cp = point.cp;
   out.training.pp = point.pp;
   out.training.dp = point.dp;
   out.training.ep = point.ep;
+  out.training.etp = point.etp;
   out.training.micro_batch = point.micro_batch;
   out.training.recompute = point.recompute;
-  if (point.recompute != Training::Recompute::full) out.training.recompute_layers = 0;
+  out.training.recompute_layers = point.recompute_layers;
   out.training.distributed_optimizer = point.distributed_optimizer;
+  out.training.dp_shard = 0;
+  out.training.overlap_grad_reduce = point.overlap_grad_reduce;
+  out.training.overlap_param_gather = point.overlap_param_gather;
+  if (point.overlap_transfers) out.overlap_transfers = point.overlap_transfers;
   out.training.pipeline_before_data = point.pipeline_before_data;
   out.training.sequence_parallel = point.tp > 1 && space.sequence_parallel;
   return out;
@@ -319,7 +420,8 @@ std::string uneven_layout(const Scenario& base, const PlanPoint& point) {
     }
   }
   const bool even = std::adjacent_find(layers.begin(), layers.end(), std::not_equal_to<>()) == layers.end();
-  return even ? "" : layout_of(layers);
+  const int mtp_stage = point.stage_layers.empty() ? base.mtp_stage : point.mtp_stage;
+  return even ? "" : layout_of(layers, base.model->mtp_layers, mtp_stage);
 }
 
 std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point) {
@@ -328,18 +430,28 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
                   point.tp, point.dp, point.micro_batch, point.chunks, point.slices);
   if (point.cp != base.training.cp) out += fmt::format(" --cp {}", point.cp);
   if (point.ep != base.training.ep) out += fmt::format(" --ep {}", point.ep);
+  if (point.etp != base.training.etp) out += fmt::format(" --etp {}", point.etp);
   if (point.slices > 1) out += fmt::format(" --slicing {}", space.balanced_slices ? "balanced" : "even");
   if (!point.stage_layers.empty()) {
-    out += fmt::format(" --pipeline-model-parallel-layout '{}'", layout_of(point.stage_layers));
+    out += fmt::format(" --pipeline-model-parallel-layout '{}'",
+                       layout_of(point.stage_layers, base.model->mtp_layers, point.mtp_stage));
   }
   if (point.first_layers > 0) out += fmt::format(" --decoder-first-pipeline-num-layers {}", point.first_layers);
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);
   out += fmt::format(" --recompute {}", kRecompute[static_cast<std::size_t>(point.recompute)]);
+  if (point.recompute_layers > 0) out += fmt::format(" --recompute-num-layers {}", point.recompute_layers);
   const auto flag = [&](const char* name, bool has, bool had) {
     if (has != had) out += fmt::format(" {}{}", name, has ? "" : "=false");
   };
   const Training& training = base.training;
-  flag("--use-distributed-optimizer", point.distributed_optimizer, training.distributed_optimizer);
+  if (training.zero_stage() > 1 && !point.distributed_optimizer) {
+    out += " --zero-stage 0";
+  } else {
+    flag("--use-distributed-optimizer", point.distributed_optimizer, training.distributed_optimizer);
+  }
+  flag("--overlap-grad-reduce", point.overlap_grad_reduce, training.overlap_grad_reduce);
+  flag("--overlap-param-gather", point.overlap_param_gather, training.overlap_param_gather);
+  flag("--overlap-p2p-communication", !blocks_transfers(base, point), !base.blocks_transfers());
   flag("--sequence-parallel", point.tp > 1 && space.sequence_parallel, training.sequence_parallel);
   flag("--use-tp-pp-dp-mapping", point.pipeline_before_data, training.pipeline_before_data);
   return out;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct PlanPoint {
   int pp = 1;
   int dp = 1;
   int ep = 1;
+  int etp = 1;
   int chunks = 1;
   int micro_batch = 1;
   int microbatches = 1;
@@ -26,9 +28,15 @@ struct PlanPoint {
   int first_layers = 0;  // of the first stage; 0: as many as the others
   int last_layers = 0;
   std::vector<int> stage_layers;  // of every stage, instead; empty: as even as possible
+  int mtp_stage = kLastStage;     // of multi-token prediction, with stage_layers
   Training::Recompute recompute = Training::Recompute::none;
+  int recompute_layers = 0;  // with full recomputation, of each stage; 0: all
   bool distributed_optimizer = false;
+  bool overlap_grad_reduce = false;
+  bool overlap_param_gather = false;
   bool pipeline_before_data = false;
+  // Nothing: as in the base. If that leaves it open, transfers of Megatron-LM's interleaved schedule overlap.
+  std::optional<bool> overlap_transfers;
 
   friend bool operator==(const PlanPoint&, const PlanPoint&) = default;
 };
@@ -44,26 +52,40 @@ struct PlanSpace {
   std::vector<int> pp;                 // default: divisors of the remaining GPUs, at most one rank per layer
   std::vector<int> dp;                 // default: the remaining GPUs
   std::vector<int> ep;                 // default: divisors of the number of experts that divide tp x cp x dp
+  std::vector<int> etp;                // default: 1
   std::vector<int> chunks;             // for families with a free number of chunks; default: all up to 8, with pp > 1
   std::vector<int> micro_batch;        // default: powers of two up to 16
   std::vector<int> slices;             // for families with slices; default: 2, 4, 8
   std::vector<std::string> families;   // default: all with a flush
   std::vector<std::string> recompute;  // default: none, selective (without flash attention) and full
+  // With full recomputation: of each stage; 0 is all. Default: all, and a half and a quarter of those of the largest
+  // stage; if the base has a number, this one.
+  std::vector<int> recompute_layers;
   std::vector<bool> distributed_optimizer;  // default: both
+  std::vector<bool> overlap_grad_reduce;    // default: as in the base
+  std::vector<bool> overlap_param_gather;   // where it is possible; default: as in the base
   std::vector<bool> pipeline_before_data;   // default: both, where they differ
   bool sequence_parallel = true;            // where tp > 1
   bool balanced_slices = true;              // equal FLOPs instead of equal lengths
   bool uneven_outer_stages = true;          // also up to two layers fewer in the last stage, and one in the first
   bool empty_stages = false;                // also more stages than layers
+  bool megatron_transfers = false;          // only transfers of interleaved stages may overlap
+  bool base_transfers = false;              // all transfers are as in the base
   // Returns the reason why a configuration is left out, "" if it is not; by default none is.
   std::function<std::string(const PlanPoint&)> refusal = {};
 };
+
+// Returns the flags of `sluice plan` that restrict the space: "--tp 3 --pp 2,4"; "" if it has all defaults.
+std::string requested_flags(const PlanSpace& space);
 
 // Returns all configurations in a fixed order: tp x cp x pp x dp is the number of GPUs, and micro_batch x dp divides
 // the global batch. Of families with the same order on one rank (pp = 1), the first is tried. Throws InputError for a
 // base without model, cluster, sequence length or global batch, for unknown names, and, with the reason, if there is no
 // configuration.
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
+
+// Whether the ranks of a configuration wait for their sends.
+bool blocks_transfers(const Scenario& base, const PlanPoint& point);
 
 // Returns the scenario of a configuration. Throws InputError if it is impossible (more slices than tokens).
 Scenario scenario_of(const Scenario& base, const PlanSpace& space, const PlanPoint& point);

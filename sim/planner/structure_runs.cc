@@ -1,6 +1,8 @@
 #include "sim/planner/structure_runs.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 #include <utility>
 
 #include "model/errors.h"
@@ -23,9 +25,20 @@ PlanResult refused(const std::string& reason) {
   return out;
 }
 
+// Returns the makespan if every transfer had its links alone, where it follows from this schedule. As the order on each
+// lane is given, shared links only make it longer, and their simulation takes many times as long.
+std::optional<Duration> makespan_without_sharing(const SteadyState& steady, const OpGraph& graph,
+                                                 const Prices& prices) {
+  Prices alone = prices;
+  alone.sharing = {};
+  const Timeline timeline = simulate_unshared(graph, alone);
+  const auto more = steady.extension(alone, timeline);
+  if (!more) return std::nullopt;
+  return *std::max_element(timeline.end.begin(), timeline.end.end()) + more->time;
+}
+
 // Number of microbatches of a shortened schedule: enough for warm-up, drain, and a steady state.
 int kept_microbatches(int ranks, int slices) { return (ranks + ranks / 2) / slices + 3; }
-constexpr std::size_t kWhole = 3;  // the level of the whole schedule
 
 }  // namespace
 
@@ -45,20 +58,24 @@ StructureRuns::StructureRuns(const Scenario& scenario)
 
 StructureRuns::Level& StructureRuns::level(std::size_t index) {
   while (levels_.size() <= index) {
-    const int kept = kept_microbatches(params_.ranks, params_.slices()) << levels_.size();
-    const bool last = levels_.size() == kWhole || family_.asynchronous;
+    const std::int64_t kept = std::int64_t{kept_microbatches(params_.ranks, params_.slices())} << levels_.size();
+    const bool last = kept >= params_.microbatches || family_.asynchronous;
     levels_.push_back(std::make_unique<Level>(last ? ShortSchedule{.schedule = make_schedule(family_, params_)}
-                                                   : shorten(family_, params_, kept)));
+                                                   : shorten(family_, params_, static_cast<int>(kept))));
   }
   return *levels_[index];
 }
 
 // Returns the graph of a level for the lowering options and sizes of `costs`.
 StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs) {
-  LoweringOptions options = costs.lowering_options(of.brief.schedule.weight_policy());
-  const OptionsKey key{options.data_parallel > 1, options.overlap_grad_reduce, options.gather_parameters,
-                       options.tied_embedding,    options.global_norm,         options.recompute,
-                       options.blocking_transfers};
+  return lowered(of, costs, costs.lowering_options(of.brief.schedule.weight_policy()));
+}
+
+StructureRuns::Lowered& StructureRuns::lowered(Level& of, const ScenarioCosts& costs, LoweringOptions options) {
+  const OptionsKey key{options.data_parallel > 1,  options.overlap_grad_reduce,  options.gather_parameters,
+                       options.tied_embedding,     options.global_norm,          options.recompute,
+                       options.blocking_transfers, options.overlap_param_gather, options.reduce_gradients,
+                       options.reduce_runs,        options.sharded_actions,      options.mtp_stage};
   std::unique_ptr<Lowered>& known = of.graphs[key];
   if (!known) {
     options.footprint = nullptr;
@@ -75,15 +92,16 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
   const ScenarioCosts costs(scenario, of.brief.schedule);
   PlanResult out;
   const Gpu& gpu = scenario.cluster->gpu;
-  // The bytes held for the whole run often decide, and need no graph.
+  // The bytes held for the whole run often decide, and need no graph. Those of activations follow from the ops alone.
   for (const bool with_activations : {false, true}) {
     out.needed_bytes =
-        needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs).graph)
+        needed_bytes(gpu, largest(with_activations ? least_peak_bytes(lowered(of, costs, {}).graph)
                                                    : standing_bytes(of.brief.schedule, *costs.footprint()),
                                   out.rank));
     out.tight = gpu.within_margin(out.needed_bytes);
     if (out.needed_bytes <= gpu.memory_bytes) continue;
     out.status = PlanStatus::over;
+    out.standing_over = !with_activations;
     return out;
   }
   if (!family_.asynchronous) {
@@ -99,10 +117,11 @@ PlanResult StructureRuns::assess(const Scenario& scenario) try {
   return refused(error.what());
 }
 
-PlanResult StructureRuns::run(const Scenario& scenario) try {
+PlanResult StructureRuns::run(const Scenario& scenario, Duration worth) try {
   if (family_.asynchronous) return run_as_predicted(scenario);
   const double sequences = static_cast<double>(params_.microbatches) * scenario.shape.sequences * scenario.training.dp;
-  for (std::size_t index = 0;; ++index) {
+  // Configurations of a structure mostly become periodic after as many microbatches as the one before.
+  for (std::size_t index = last_level_ > 0 ? last_level_ - 1 : 0;; ++index) {
     Level& of = level(index);
     of.brief.schedule.resize({scenario.shape});
     const ScenarioCosts costs(scenario, of.brief.schedule);
@@ -115,9 +134,18 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     const Prices prices =
         known == sharing_.end() ? price(graph, costs.cost()) : price(graph, costs.cost(), known->second);
     if (known == sharing_.end()) sharing_.emplace(mapping, prices.sharing);
+    const bool bounded = worth < Duration::max() && !prices.sharing.empty();
+    const auto least = bounded ? makespan_without_sharing(*run.steady, graph, prices) : std::nullopt;
+    if (least && *least >= worth) {
+      PlanResult out{.status = PlanStatus::simulated};
+      out.makespan = out.iteration = *least;
+      out.needed_bytes = std::numeric_limits<std::int64_t>::max();
+      return out;
+    }
     const Timeline timeline = simulate(graph, prices);
     const auto more = run.steady->extension(prices, timeline);
     if (!more) continue;
+    last_level_ = index;
     PlanResult out{.status = PlanStatus::simulated};
     Duration busy{0};
     for (VertexId v = 0; v < graph.size(); ++v) {
@@ -132,6 +160,10 @@ PlanResult StructureRuns::run(const Scenario& scenario) try {
     if (scenario.correction) seconds = scenario.correction->at(seconds).seconds;
     out.iteration = scenario.correction ? from_seconds(seconds, "calibration") : out.makespan;
     out.throughput = throughput_of(costs.scenario(), costs.stages(), sequences, seconds);
+    if (out.makespan >= worth) {
+      out.needed_bytes = std::numeric_limits<std::int64_t>::max();
+      return out;
+    }
     const Fit fit = fit_of(*scenario.cluster, memory_over_time(graph, timeline, false));
     out.fits = fit.fits;
     out.rank = fit.rank;

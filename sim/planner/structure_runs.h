@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "model/graph/lowering.h"
 #include "model/scenario/costs.h"
 #include "sim/engine/prediction.h"
 #include "sim/engine/steady_state.h"
@@ -27,6 +28,7 @@ struct PlanResult {
   PlanStatus status = PlanStatus::open;
   bool fits = false;
   bool tight = false;             // fits only within the memory margin of the GPU; where not simulated, surely does
+  bool standing_over = false;     // does not fit by the bytes that are held for the whole run alone
   int rank = 0;                   // with the highest memory use
   std::int64_t needed_bytes = 0;  // device memory as in Fit; a lower bound unless simulated
   Duration bound{};               // lower bound of the iteration time
@@ -46,13 +48,14 @@ class StructureRuns {
 
   // Returns a refused, over or open result with lower bounds, without simulating.
   PlanResult assess(const Scenario& scenario);
-  // Returns a refused or simulated result, whose times and bytes equal those of `predict`.
-  PlanResult run(const Scenario& scenario);
+  // Returns a refused or simulated result, whose times and bytes equal those of `predict`. Of one whose makespan is not
+  // below `worth`, this may be a lower bound, the bytes are not computed, and it does not fit.
+  PlanResult run(const Scenario& scenario, Duration worth = Duration::max());
 
   std::int64_t num_vertices() const { return num_vertices_; }  // of all graphs in memory
 
  private:
-  using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool>;
+  using OptionsKey = std::tuple<bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, bool, int>;
   struct Lowered {
     OpGraph graph;
     std::unique_ptr<SteadyState> steady;  // built by the first run
@@ -64,8 +67,10 @@ class StructureRuns {
     std::map<OptionsKey, std::unique_ptr<Lowered>> graphs;
   };
 
+  // A longer schedule for each index, the last being the whole one.
   Level& level(std::size_t index);
   Lowered& lowered(Level& of, const ScenarioCosts& costs);
+  Lowered& lowered(Level& of, const ScenarioCosts& costs, LoweringOptions options);
   PlanResult run_as_predicted(const Scenario& scenario) const;
 
   const Family& family_;
@@ -73,6 +78,7 @@ class StructureRuns {
   std::vector<std::unique_ptr<Level>> levels_;  // with increasing numbers of microbatches, the last one whole
   std::map<std::tuple<int, int, int, bool>, LinkSharing> sharing_;  // by tp, cp, dp and the order of world ranks
   std::int64_t num_vertices_ = 0;
+  std::size_t last_level_ = 0;  // of the last run
 };
 
 }  // namespace sluice::sim

@@ -158,6 +158,43 @@ TEST(Partition, IsTheBestOfAll) {
   EXPECT_GT(capped, 20);
 }
 
+// With multi-token prediction, all partitions with it on the last stage, or on the one before an only head.
+TEST(Partition, OfMultiTokenPredictionIsTheBestOfBothPlaces) {
+  std::mt19937 random(5);
+  int alone = 0;
+  for (int i = 0; i < 16; ++i) {
+    Scenario scenario = random_scenario(random);
+    scenario.model->mtp_layers = 1 + i % 2;
+    limit_memory(scenario, i);
+    const Partition found = best_partition(scenario);
+    SCOPED_TRACE(fmt::format("{}: {} pp {}: {} with {} on {}", i, scenario.schedule, scenario.training.pp,
+                             fmt::join(found.layers, ","), scenario.model->mtp_layers, found.mtp_stage));
+    EXPECT_TRUE(found.proven);
+    const int last = static_cast<int>(found.layers.size()) - 1;
+    std::optional<PartitionKey> best;
+    for (const int stage : {last, last - 1}) {
+      if (stage != last && last < 2) continue;
+      scenario.mtp_stage = stage;
+      const PartitionBounds bounds(scenario, make_schedule(scenario), scenario.microbatches, true);
+      std::vector<int> layers(found.layers.size());
+      each_partition(scenario.model->layers, layers, 0, [&] {
+        if (stage != last && layers.back() > 0) {
+          EXPECT_THROW(predicted_key(scenario, layers), InputError);
+          return;
+        }
+        const PartitionKey key = predicted_key(scenario, layers);
+        EXPECT_FALSE(key < bounds.least(layers)) << fmt::format("{}", fmt::join(layers, ","));
+        if (!best || key < *best) best = key;
+      });
+    }
+    scenario.mtp_stage = found.mtp_stage;
+    EXPECT_TRUE(predicted_key(scenario, found.layers) == *best);
+    EXPECT_LE(found.bound, found.result.iteration);
+    if (found.mtp_stage != kLastStage) ++alone;
+  }
+  EXPECT_GT(alone, 2);
+}
+
 // With little effort the result is not proven, but between the bound and the given partition, and always the same.
 TEST(Partition, PrintsABoundWithoutProof) {
   const Scenario scenario = small_scenario({{"model", {{"num_layers", 30}}},

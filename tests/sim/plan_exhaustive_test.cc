@@ -35,6 +35,10 @@ struct SmallSpace {
   int gbs = 0;
   std::vector<std::string> families;
   std::vector<int> slices;
+  // Of one of these, several values are tried.
+  std::vector<int> recompute_layers = {0};
+  std::vector<bool> overlaps = {false};  // of the collectives of gradients, and of parameters
+  std::vector<int> expert_sizes = {1};   // expert-parallel, and expert-tensor-parallel
 };
 
 // One node, or two of half the GPUs; memory that some configurations exceed.
@@ -53,6 +57,10 @@ SmallSpace small_space(std::mt19937& random) {
   }
   std::shuffle(families.begin(), families.end(), random);
   out.families.assign(families.begin(), families.begin() + 3);
+  const int dimension = one_of({0, 1, 2, 3});
+  if (dimension == 1) out.recompute_layers = {0, 1, 3};
+  if (dimension == 2) out.overlaps = {false, true};
+  if (dimension == 3) out.expert_sizes = {1, 2};
   const bool two_nodes = out.gpus > 2 && one_of({0, 1}) == 1;
   const int hidden = one_of({512, 1024, 2048});
   out.document = {{"model",
@@ -60,6 +68,7 @@ SmallSpace small_space(std::mt19937& random) {
                     {"hidden_size", hidden},
                     {"num_attention_heads", 8},
                     {"vocab_size", one_of({1024, 32768})},
+                    {"mtp_num_layers", one_of({0, 0, 1})},
                     {"max_position_embeddings", 2048}}},
                   {"cluster",
                    {{"node",
@@ -71,6 +80,9 @@ SmallSpace small_space(std::mt19937& random) {
                     {"nodes", two_nodes ? 2 : 1}}},
                   {"batch", {{"global_batch", out.gbs}, {"sequence_length", one_of({512, 2048})}}},
                   {"cost", "analytic"}};
+  if (dimension == 3) {
+    out.document["model"].update({{"num_experts", 4}, {"moe_ffn_hidden_size", 1024}, {"disable_bias_linear", true}});
+  }
   return out;
 }
 
@@ -82,7 +94,7 @@ struct Exhausted {
 };
 
 // Simulates every combination of sizes, families, chunks, slices, recomputation, optimizer, order of ranks and layers
-// of the outer stages. Those that do not exist are refused by `predict`.
+// of the outer stages, and of the choices of one more dimension. Those that do not exist are refused by `predict`.
 class Exhaustion {
  public:
   Exhaustion(const SmallSpace& space, std::int64_t memory) : space_(space), memory_(memory) {}
@@ -127,7 +139,12 @@ class Exhaustion {
         for (const char* recompute : {"none", "full"}) {
           for (const bool optimizer : {false, true}) {
             for (const bool order : {false, true}) {
-              simulate(family, chunks, slices, first, last, recompute, optimizer && dp_ > 1, order && dp_ > 1);
+              json sizes = {{"recompute", recompute},
+                            {"distributed_optimizer", optimizer && dp_ > 1},
+                            {"pipeline_before_data", order && dp_ > 1}};
+              if (first > 0) sizes["first_stage_layers"] = first;
+              if (last > 0) sizes["last_stage_layers"] = last;
+              with_choices(family, chunks, slices, std::move(sizes));
             }
           }
         }
@@ -135,22 +152,36 @@ class Exhaustion {
     }
   }
 
-  void simulate(const Family& family, int chunks, int slices, int first, int last, const char* recompute,
-                bool optimizer, bool order) {
+  void with_choices(const Family& family, int chunks, int slices, json sizes) {
+    for (const int layers : space_.recompute_layers) {
+      if (layers > 0 && sizes.at("recompute") == "none") continue;
+      if (layers > 0) sizes["recompute_layers"] = layers;
+      for (const bool reduce : space_.overlaps) {
+        sizes["overlap_grad_reduce"] = reduce;
+        for (const bool gather : space_.overlaps) {
+          sizes["overlap_param_gather"] = gather;
+          for (const int ep : space_.expert_sizes) {
+            for (const int etp : space_.expert_sizes) {
+              sizes["ep"] = ep;
+              sizes["etp"] = etp;
+              simulate(family, chunks, slices, sizes);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  void simulate(const Family& family, int chunks, int slices, const json& choices) {
     json document = space_.document;
     json& batch = document["batch"];
     batch["micro_batch"] = mbs_;
     json& sizes = document["parallelism"];
-    sizes = {{"tp", tp_},
-             {"pp", pp_},
-             {"dp", dp_},
-             {"recompute", recompute},
-             {"distributed_optimizer", optimizer},
-             {"pipeline_before_data", order},
-             {"sequence_parallel", tp_ > 1}};
+    sizes = {{"tp", tp_}, {"pp", pp_}, {"dp", dp_}, {"sequence_parallel", tp_ > 1}};
+    sizes.update(choices);
     if (family.fixed_chunks == 0) sizes["vpp"] = chunks;
-    if (first > 0) sizes["first_stage_layers"] = first;
-    if (last > 0) sizes["last_stage_layers"] = last;
+    // As in Megatron-LM, whose interleaved schedule overlaps its transfers by default.
+    if (family.name == "interleaved-1f1b" && chunks > 1) sizes["overlap_transfers"] = true;
     document["schedule"] = {{"name", family.name}};
     if (slices > 1) document["schedule"].update({{"slices", slices}, {"slicing", "balanced"}});
     try {
@@ -191,6 +222,9 @@ TEST(PlanExhaustive, FirstIsTheBestOfSmallSpaces) {
     base.cluster->gpu.memory_bytes = memory;
     PlanSpace space{.gpus = small.gpus, .slices = small.slices, .families = small.families};
     space.recompute = {"none", "full"};
+    space.recompute_layers = small.recompute_layers;
+    space.overlap_grad_reduce = space.overlap_param_gather = small.overlaps;
+    space.ep = space.etp = small.expert_sizes;
     SCOPED_TRACE(fmt::format("space {}: {} GPUs, {} layers, batch {}, {:.1f} GiB, {}", tried, small.gpus, small.layers,
                              small.gbs, gib, fmt::join(small.families, " ")));
     std::vector<int> ranking;

@@ -1,5 +1,6 @@
 #include "sim/planner/plan.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "model/schedule/family.h"
 #include "model/slicing/balanced.h"
 #include "sim/engine/predict.h"
+#include "sim/planner/partition.h"
 
 namespace sluice::test {
 namespace {
@@ -113,10 +115,11 @@ TEST(PlanSpace, ReportsWhyItIsEmpty) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(error({.tp = {3}}), "plan: no requested combination of tp x pp x dp equals 16 GPUs");
+  EXPECT_EQ(error({.tp = {3}}), "plan: no requested combination of tp x pp x dp equals 16 GPUs (--tp 3)");
   EXPECT_EQ(error({.gpus = 32}), "--gpus: expected at most the 16 of DGX A100 80GB, got 32");
   EXPECT_EQ(error({.tp = {1}, .pp = {1}, .micro_batch = {7}}),
-            "plan: the global batch 192 is not a multiple of micro_batch x dp for any requested sizes");
+            "plan: the global batch 192 is not a multiple of micro_batch x dp for any requested sizes (--tp 1 --pp 1 "
+            "--mbs 7)");
   EXPECT_EQ(error({.families = {"1f1c"}}),
             "--schedule: there is no schedule family '1f1c'; did you mean '1f1b'? ('sluice schedules' lists them)");
   EXPECT_EQ(error({.recompute = {"ful"}}),
@@ -342,6 +345,123 @@ TEST(Plan, RefinesItsLeaders) {
     return std::tie(x.tight, x.iteration) < std::tie(y.tight, y.iteration);
   };
   EXPECT_TRUE(std::is_sorted(ranking.begin(), ranking.end(), slower));
+}
+
+// Where no recomputation does not fit, the leaders recompute no more layers than they must.
+TEST(Plan, RefinesTheNumberOfRecomputedLayers) {
+  Scenario base = base_of({{"model", {{"num_layers", 16}}}});
+  base.cluster->gpu.memory_margin = 0;
+  PlanSpace space;
+  space.families = {"1f1b"};
+  space.tp = {1};
+  space.pp = {2};
+  space.micro_batch = {4};
+  space.uneven_outer_stages = false;
+  space.distributed_optimizer = {false};
+  const auto predicted = [&](int layers) {
+    PlanSpace one = space;
+    one.recompute = {layers == 0 ? "none" : "full"};
+    one.recompute_layers = {layers};
+    return predict(model::Setup(scenario_of(base, one, enumerate(base, one).front())));
+  };
+  // Room for five of the eight layers of a stage, but not for six.
+  base.cluster->gpu.memory_bytes = predicted(3).fit->needed_bytes;
+  ASSERT_GT(predicted(2).fit->needed_bytes, base.cluster->gpu.memory_bytes);
+  Plan plan(base, space, 3);
+  finish(plan);
+  EXPECT_EQ(plan.points()[static_cast<std::size_t>(plan.ranking().front())].recompute_layers, 4);  // a half
+  plan.refine(3);
+  const auto first = static_cast<std::size_t>(plan.ranking().front());
+  const PlanPoint& point = plan.points()[first];
+  const Prediction prediction = predict(model::Setup(scenario_of(base, space, point)));
+  EXPECT_EQ(plan.results()[first].iteration, prediction.iteration);
+  EXPECT_LE(plan.results()[first].iteration, predicted(3).iteration);
+  EXPECT_NE(flags_of(base, space, point).find(fmt::format("--recompute-num-layers {}", point.recompute_layers)),
+            std::string::npos);
+  PlanPoint less = point;
+  --less.recompute_layers;
+  EXPECT_TRUE(less.recompute_layers == 0 || !predict(model::Setup(scenario_of(base, space, less))).fit->fits);
+}
+
+// Gradients of a stage are reduced while other stages of the rank go on, and parameters that are gathered in the next
+// iteration are gathered before the first forwards.
+TEST(Plan, OverlapsOfCollectivesAreChoices) {
+  const Scenario base = base_of();
+  PlanSpace space;
+  space.families = {"interleaved-1f1b"};
+  space.chunks = {3};
+  space.tp = {1};
+  space.pp = {4};
+  space.micro_batch = {1};
+  space.recompute = {"none"};
+  space.distributed_optimizer = {true};
+  space.pipeline_before_data = {false};
+  space.uneven_outer_stages = false;
+  space.overlap_grad_reduce = space.overlap_param_gather = {false, true};
+  const std::vector<PlanPoint> points = enumerate(base, space);
+  ASSERT_EQ(points.size(), 3U);  // none, gradients, and both
+  std::vector<Duration> times;
+  for (const PlanPoint& point : points) {
+    const model::Setup setup(scenario_of(base, space, point));
+    const Prediction prediction = predict(setup);
+    times.push_back(prediction.iteration);
+    EXPECT_GT(prediction.period, Duration{0});
+    EXPECT_LT(prediction.period, prediction.iteration);
+    for (VertexId v = 0; v < setup.graph().size(); ++v) {
+      if (setup.graph()[v].kind != VertexKind::collective) continue;
+      const Collective collective = setup.graph().collective(setup.graph()[v]);
+      if (collective.kind != CollectiveKind::parameter_gather) continue;
+      EXPECT_EQ(prediction.timeline.start[v] < prediction.iteration / 2, point.overlap_param_gather);
+    }
+  }
+  EXPECT_LT(times[1], times[0]);
+  EXPECT_NE(times[2], times[1]);  // the first stage has the embedding, whose gather is exposed
+}
+
+// Of iterations without a barrier, whose collectives do not count, gathers do not delay any: also where links are
+// shared.
+TEST(Plan, OverlappedGathersDoNotChangeThePeriod) {
+  const auto period = [](bool gather) {
+    nlohmann::json document = nlohmann::json::parse(R"({"model": "llama3-8b", "cluster": "dgx-h100",
+        "parallelism": {"pp": 4, "vpp": 2, "dp": 2, "distributed_optimizer": true, "overlap_grad_reduce": true},
+        "schedule": "interleaved-1f1b", "batch": {"microbatches": 8, "sequence_length": 4096}})");
+    document["parallelism"]["overlap_param_gather"] = gather;
+    return predict(model::Setup(scenario_from_json(document, "test", ""))).period;
+  };
+  EXPECT_GT(period(true), Duration{0});
+  EXPECT_EQ(period(true), period(false));
+}
+
+// Of layouts with equal times, a plan names a regular one.
+TEST(Plan, PrefersRegularLayouts) {
+  const Scenario scenario = scenario_from_json(
+      nlohmann::json::parse(R"({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 4},
+        "batch": {"microbatches": 32, "sequence_length": 4096}})"),
+      "test", "");
+  const auto changes = [](const std::vector<int>& layers) {
+    int out = 0;
+    for (std::size_t i = 2; i + 1 < layers.size(); ++i) out += layers[i] != layers[i - 1] ? 1 : 0;
+    return out;
+  };
+  int fewer = 0;
+  for (const char* family : {"1f1b", "zb-v", "v-half", "interleaved-1f1b"}) {
+    for (const int layers : {31, 37, 41}) {
+      Scenario with = scenario;
+      with.schedule = family;
+      with.chunks = std::string(family) == "1f1b" ? 1 : 2;
+      with.model->layers = layers;
+      SCOPED_TRACE(fmt::format("{} {}", family, layers));
+      const PartitionLimits limits = {.vertices = 1'000'000, .simulations = 24, .nodes = 50'000};
+      const Partition best = best_partition(with, limits);
+      const Partition regular = regular_partition(with, limits);
+      EXPECT_LE(to_seconds(regular.result.iteration), (1 + kEqualTimes) * to_seconds(best.result.iteration));
+      EXPECT_LE(changes(regular.layers), changes(best.layers));
+      fewer += changes(regular.layers) < changes(best.layers) ? 1 : 0;
+      with.stage_layers = regular.layers;
+      EXPECT_EQ(predict(model::Setup(with)).iteration, regular.result.iteration);
+    }
+  }
+  EXPECT_GT(fewer, 0);
 }
 
 TEST(Plan, StopsOnRequest) {

@@ -88,7 +88,7 @@ TEST(SlicesForSchedule, FindTheBestCutOfMostSmallCases) {
 TEST(SlicesForSchedule, NoCutIsBelowTheBound) {
   const std::vector<json> changes = {
       json::object(),
-      {{"software", "nemo-fp8"}},
+      {{"software", "nemo"}},
       {{"cluster", {{"name", "p3.16xlarge"}, {"nodes", 4}}}, {"parallelism", {{"tp", 8}}}},
       {{"parallelism", {{"recompute", "full"}}}},
       {{"parallelism", {{"dp", 2}, {"distributed_optimizer", true}, {"overlap_grad_reduce", true}}}},

@@ -139,9 +139,11 @@ TEST_F(Calibrate, WarnsOfAnotherModelFrameworkPrecisionAndGpu) {
   EXPECT_EQ(warning("simulate", same), "");
   EXPECT_EQ(warning("simulate", "--hidden-size 2048 --cluster dgx-h100"),
             "sluice: warning: the calibration may not hold for GPU H100-80GB (it was made from GPU A100-80GB)\n");
-  EXPECT_EQ(warning("simulate", same + " --software nemo-fp8"),
-            "sluice: warning: the calibration may not hold for framework NeMo with FP8, precision 8-bit (it was made "
-            "from framework Megatron-LM, precision 16-bit)\n");
+  EXPECT_EQ(warning("simulate", same + " --software nemo"),
+            "sluice: warning: the calibration may not hold for framework NeMo (it was made from framework "
+            "Megatron-LM)\n");
+  EXPECT_THAT(warning("simulate", "--hidden-size 2048 --cluster dgx-h100 --precision fp8"),
+              HasSubstr("precision fp8, GPU H100-80GB (it was made from precision 16-bit, GPU A100-80GB)"));
   EXPECT_THAT(warning("simulate --json", "--hidden-size 1024 --cluster dgx-a100-80gb"),
               HasSubstr("the calibration may not hold for model 16 layers of 1024 (0."));
   EXPECT_THAT(warning("simulate", same + " --sweep cluster=dgx-a100-80gb,dgx-h100"), HasSubstr("GPU H100-80GB"));

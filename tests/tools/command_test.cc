@@ -7,6 +7,8 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "model/input/files.h"
 #include "model/schedule/family.h"
@@ -321,7 +323,8 @@ TEST(Experts, FlagsAndFileDescribeTheSameModel) {
       "--ffn-hidden-size 18432 --position-embedding-type rope --untie-embeddings-and-output-weights "
       "--normalization RMSNorm --disable-bias-linear --num-experts 256 --moe-router-topk 8 "
       "--moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048 --multi-latent-attention "
-      "--qk-layernorm --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 --v-head-dim "
+      "--mtp-num-layers 1 --qk-layernorm --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 "
+      "--qk-pos-emb-head-dim 64 --v-head-dim "
       "128";
   std::string layers = "0,0,0";
   for (int i = 3; i < 61; ++i) layers += ",1";
@@ -385,6 +388,56 @@ TEST(ScheduleCommand, WritesItsGraphForGraphviz) {
   const std::string dot = read_file(path);
   EXPECT_EQ(dot.find("digraph"), 0U);
   EXPECT_NE(dot.find("send F(stage 0, mb 0) 0->1"), std::string::npos);
+}
+
+TEST(Simulate, MfuIsOfThePeakOfThePrecision) {
+  const auto simulate = [](const std::string& flags) {
+    return run_sluice(
+        words("simulate --model llama3-8b --cluster dgx-b200 --gpus 8 --gbs 64 --seq-length 8192 --pp 1 " + flags));
+  };
+  for (const auto& [precision, peak] :
+       {std::pair("bf16", 2250.0), std::pair("mxfp8", 4500.0), std::pair("nvfp4", 9000.0)}) {
+    const json throughput = json::parse(simulate(std::string("--json --precision ") + precision).out).at("throughput");
+    EXPECT_NEAR(throughput.at("mfu").get<double>(), throughput.at("model_tflops_per_device").get<double>() / peak,
+                1e-9);
+  }
+  EXPECT_NE(simulate("--precision nvfp4").out.find(" % of the peak with 4 bits    memory"), std::string::npos);
+  EXPECT_EQ(simulate("").out.find("of the peak with"), std::string::npos);
+}
+
+// With a pipeline, parameters are gathered before the first forward of each stage and gradients are reduced once; ranks
+// wait for both.
+TEST(Simulate, ShardsParameters) {
+  const std::string base =
+      "--model llama3-8b --cluster dgx-h100 --pp 2 --dp 8 --gbs 32 --seq-length 4096 --zero-stage ";
+  const json whole = simulated(base + "1");
+  const json sharded = simulated(base + "3");
+  const json again = simulated(base + "3 --reshard-after-forward");
+  EXPECT_GT(sharded.at("ranks").at(0).at("first_start_s"), 0);
+  EXPECT_EQ(whole.at("ranks").at(0).at("first_start_s"), 0);
+  EXPECT_EQ(again.at("ranks").at(0).at("first_start_s"), 0);
+  EXPECT_GT(again.at("makespan_s"), sharded.at("makespan_s"));
+  const auto bytes = [](const json& prediction, const char* what) {
+    return prediction.at("ranks").at(0).at("memory_at_peak_bytes").at(what).get<std::int64_t>();
+  };
+  EXPECT_LT(bytes(again, "weights"), bytes(sharded, "weights"));
+  EXPECT_LT(bytes(sharded, "optimizer"), bytes(whole, "optimizer"));
+  const std::string text = run_sluice(words("simulate " + base + "3")).out;
+  EXPECT_NE(text.find("critical path  parameter gather"), std::string::npos) << text;
+}
+
+// A file's distributed optimizer gives way to a stage of ZeRO on the command line.
+TEST(Simulate, ReplacesTheDistributedOptimizerOfAFile) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path("s.json");
+  write_file_whole(file, R"({"model": "gpt2", "cluster": "dgx-h100", "parallelism": {"pp": 1, "dp": 8,
+      "distributed_optimizer": true}, "batch": {"global_batch": 8, "sequence_length": 1024}})");
+  const auto out = [&](const std::string& flags) { return simulated(flags + file).dump(); };
+  EXPECT_EQ(out("--zero-stage 1 "), out(""));
+  EXPECT_EQ(out("--zero-stage 0 "), out("--use-distributed-optimizer=false "));
+  EXPECT_EQ(out("--zero-stage 3 --dp-shard 8 --reshard-after-forward "), out("--zero-stage 3 "));
+  EXPECT_NE(out("--zero-stage 3 "), out("--zero-stage 2 "));
+  EXPECT_NE(out("--zero-stage 2 "), out(""));
 }
 
 }  // namespace

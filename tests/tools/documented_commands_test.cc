@@ -89,6 +89,7 @@ std::vector<DocumentedCommand> documented_commands(const std::string& text) {
   for (const char* launcher : {"mpirun", "srun", "torchrun"}) {
     program(std::string("bin/") + launcher, "while [[ ${1##*/} != sluice ]]; do shift; done\n\"$@\"\n");
   }
+  program("bin/python3", "exit 0\n");
   fs::create_directories(folder.path("records"));
   for (const std::string& block : command_blocks(text)) {
     const std::string setup = "cd '" + folder.path() + "'\nexport PATH=$PWD/bin:$PATH RECORDS=$PWD/records\n";
@@ -110,7 +111,7 @@ std::vector<DocumentedCommand> documented_commands(const std::string& text) {
 
 std::string parse_error(const DocumentedCommand& command) {
   CLI::App app;
-  const std::vector<Subcommand> commands = add_all_commands(app, {});
+  const std::vector<Subcommand> commands = add_all_commands(app, command.arguments);
   std::vector<std::string> reversed(command.arguments.rbegin(), command.arguments.rend());
   try {
     app.parse(std::move(reversed));
@@ -135,7 +136,8 @@ DocumentedCommand shortened(DocumentedCommand command) {
       if (command.arguments[i] == flag) command.arguments[i + 1] = number;
     }
   }
-  if (command.has("profile")) command.arguments.insert(command.arguments.end(), {"--time-budget", "0.5"});
+  if (command.has("profile") && !command.has("--like"))
+    command.arguments.insert(command.arguments.end(), {"--time-budget", "0.5"});
   return command;
 }
 
@@ -161,6 +163,11 @@ void create_files_of_a_reader() {
       "torchrun --nproc-per-node 8 pretrain_gpt.py "
       "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
       "--vocab-size 51200 --micro-batch-size 1 --global-batch-size 16 --bf16\n");
+  fs::copy_file(kRoot / "tests/fuzz/corpus/import/nemo.yaml", "megatron_gpt_config.yaml");
+  model::write_file_whole("kernel_times.json",
+                          R"({"schema": "sluice.kernel_times/1", "gpu": "A100-80GB", "device": "NVIDIA A100-SXM4-80GB",
+                              "library": "PyTorch 2.8.0", "kernels": [{"kernel": "gemm", "pass": "forward",
+                              "format": "bf16", "m": 2048, "n": 4608, "k": 12288, "seconds": 0.001}]})");
   const auto log = [](const char* name, double ms, std::string text = "") {
     for (int i = 1; i <= 12; ++i)
       text += fmt::format(" iteration {}/12 | elapsed time per iteration (ms): {} |\n", i, ms);

@@ -46,6 +46,57 @@ TEST(ExplainCommand, OpTimesMatchTheTimeline) {
   EXPECT_EQ(json::parse(run_sluice(words("simulate " + kExample + " --json")).out).count("explain"), 0u);
 }
 
+// With fused attention, which stores no scores, other modules are repeated too.
+TEST(ExplainCommand, RecomputedModulesTakeTime) {
+  const std::string run =
+      "simulate --model llama3-8b --cluster dgx-h100 --seq-length 8192 --pp 4 --tp 2 --gbs 16 --json";
+  const auto of = [&](const std::string& more) { return json::parse(run_sluice(words(run + more)).out); };
+  const double none = of("").at("makespan_s");
+  EXPECT_EQ(of(" --recompute selective").at("makespan_s"), none);
+  const json mlp = of(" --recompute selective --recompute-modules mlp");
+  EXPECT_GT(mlp.at("makespan_s").get<double>(), 1.1 * none);
+  EXPECT_LT(mlp.at("ranks")[0].at("peak_memory_bytes"), of("").at("ranks")[0].at("peak_memory_bytes"));
+  EXPECT_EQ(of(" --recompute-modules mlp").at("makespan_s"), none);
+  // No more microbatches are deferred than there are.
+  EXPECT_EQ(of(" --wgrad-deferral-limit 1000").at("ranks")[3].at("peak_memory_bytes"),
+            of(" --wgrad-deferral-limit 16").at("ranks")[3].at("peak_memory_bytes"));
+  EXPECT_THAT(run_sluice(words(run + " --cross-entropy-loss-fusion --cross-entropy-fusion-impl plain")).err,
+              HasSubstr("--cross-entropy-fusion-impl: excludes fused_cross_entropy"));
+}
+
+TEST(ExplainCommand, TensorsAddUpToThePeak) {
+  for (const char* more : {"", " --schedule zb-h1 --vpp 1", " --recompute full", " --explain-memory=3"}) {
+    SCOPED_TRACE(more);
+    const json document =
+        json::parse(run_sluice(words("simulate " + kExample + " --explain-memory --json" + more)).out);
+    const json& explained = document.at("explain_memory");
+    const json& rank = document.at("ranks").at(explained.at("rank").get<std::size_t>());
+    std::int64_t sum = 0;
+    for (const json& tensor : explained.at("tensors")) {
+      EXPECT_GT(tensor.at("bytes"), 0);
+      sum += tensor.at("bytes").get<std::int64_t>();
+    }
+    EXPECT_EQ(sum, rank.at("peak_memory_bytes"));
+    EXPECT_EQ(sum, explained.at("bytes"));
+    if (std::string(more).find('=') != std::string::npos) {
+      EXPECT_EQ(explained.at("rank"), 3);
+      continue;
+    }
+    for (const json& other : document.at("ranks")) EXPECT_LE(other.at("peak_memory_bytes"), sum);
+  }
+  const std::string text = run_sluice(words("simulate " + kExample + " --explain-memory")).out;
+  EXPECT_THAT(text, HasSubstr("memory of rank 0 at its peak"));
+  EXPECT_THAT(text, HasSubstr("layer input"));
+  EXPECT_THAT(text, testing::ContainsRegex("optimizer states +[0-9]+ .*12 P\n"));
+  const std::string sharded = run_sluice(words("simulate " + kExample + " --zero-stage 1 --explain-memory")).out;
+  EXPECT_THAT(sharded, testing::ContainsRegex("optimizer states +[0-9]+ .*12 P / D\n"));
+  EXPECT_THAT(text, HasSubstr("n tokens of the slice"));
+  EXPECT_THAT(run_sluice(words("simulate " + kExample + " --explain-memory=99")).err,
+              HasSubstr("--explain-memory: expected a rank from 0 to 15, got '99'"));
+  EXPECT_THAT(run_sluice(words("simulate --schedule gpipe --pp 2 --microbatches 4 --explain-memory")).err,
+              HasSubstr("--explain-memory: expected a model"));
+}
+
 TEST(ExplainCommand, PrintsTheLastSliceOfEachDistinctStage) {
   const std::string sliced = SLUICE_SOURCE_DIR "/examples/gpt-2.7b-seq1f1b-a100.json";
   const std::string all = run_sluice(words("simulate " + sliced + " --explain")).out;

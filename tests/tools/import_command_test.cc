@@ -70,6 +70,8 @@ std::vector<PrintedPoint> printed_points(const RoundTrip& trip) {
   space.families = {"1f1b", "interleaved-1f1b"};
   space.recompute = {"none", "selective", "full"};
   space.micro_batch = {1, 2};
+  if (base.model->has_experts()) space.etp = {1, 2};
+  if (!base.training.overlap_grad_reduce) space.overlap_grad_reduce = space.overlap_param_gather = {false, true};
   const std::vector<PlanPoint> points = enumerate(base, space);
   const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
   std::vector<PrintedPoint> out;
@@ -87,7 +89,7 @@ void expect_round_trips(const RoundTrip& trip) {
     SCOPED_TRACE(line);
     Imported imported = import_megatron_line(line, "line");
     EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
-    check_complete(imported.scenario, "line");
+    check_complete(imported.scenario, "line", imported);
     imported.scenario["cluster"] = document_of(trip).at("cluster");
     imported.scenario["parallelism"]["gpus"] = trip.gpus;
     const std::string expected = outcome_of(scenario);
@@ -111,12 +113,17 @@ const RoundTrip kRoundTrips[] = {
     {"Gpt2", R"({"model": "gpt2", "batch": {"global_batch": 32, "sequence_length": 1024}})", 16},
     {"Gpt2WithAllTrainingFlags",
      R"({"model": "gpt2", "batch": {"global_batch": 32, "sequence_length": 1024},
-         "parallelism": {"overlap_grad_reduce": true, "flash_attention": false, "fused_cross_entropy": true,
+         "parallelism": {"overlap_transfers": false, "overlap_grad_reduce": true, "flash_attention": false, "fused_cross_entropy": true,
+                         "cross_entropy_fusion_impl": "native",
                          "transformer_engine": true, "gradient_bytes": 2, "clip_gradients": false,
                          "scatter_gather": false, "recompute_layers": 2, "recompute": "full"}})",
      16},
     {"Llama", R"({"model": "llama3-8b", "batch": {"global_batch": 64, "sequence_length": 16384},
                   "parallelism": {"transformer_engine": true, "cp_comm_type": "a2a"}})",
+     64},
+    {"LlamaIn8Bits", R"({"model": "llama3-8b", "batch": {"global_batch": 64, "sequence_length": 8192},
+                  "parallelism": {"transformer_engine": true, "precision": "fp8-current", "fp8_param_gather": true,
+                                  "tp_comm_overlap": true}})",
      64},
     {"Qwen2", R"({"model": "qwen2-7b", "batch": {"global_batch": 32, "sequence_length": 4096}})", 16},
     {"LayersThatDoNotDivide",
@@ -137,6 +144,8 @@ const RoundTrip kRoundTrips[] = {
     {"DeepSeekV2", R"({"model": "deepseek-v2", "batch": {"global_batch": 64, "sequence_length": 4096},
                        "software": "megatron-lm"})",
      64},
+    {"DeepSeekV3WithMultiTokenPrediction",
+     R"({"model": "deepseek-v3", "batch": {"global_batch": 64, "sequence_length": 4096}})", 64},
 };
 
 INSTANTIATE_TEST_SUITE_P(Models, PlanToMegatron, ::testing::ValuesIn(kRoundTrips),
@@ -168,11 +177,18 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
                            "--moe-layer-freq",
                            "--moe-shared-expert-gate",
                            "--grad-reduce-in-bf16",
+                           "--fp8-format",
+                           "--fp8-recipe",
+                           "--fp8-param-gather",
+                           "--tp-comm-overlap",
                            "--clip-grad",
                            "--group-query-attention",
                            "--kv-channels",
                            "--add-qkv-bias",
                            "--qk-layernorm",
+                           "--mtp-num-layers",
+                           "--overlap-grad-reduce",
+                           "--overlap-param-gather",
                            "a2a"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
@@ -180,8 +196,10 @@ TEST(Import, RoundTripsHaveAllArgumentsOfAPlan) {
 
 // The TOML that `plan` prints for torchtitan is read as the configuration that it was printed for.
 TEST(Import, ReadsBackTheTomlOfAPlan) {
-  for (const char* model : {"llama3-8b", "mistral-7b", "qwen3-30b-a3b"}) {
+  for (const auto& [model, zero] :
+       {std::pair("llama3-8b", 0), std::pair("mistral-7b", 3), std::pair("qwen3-30b-a3b", 0)}) {
     json document = {{"model", model},
+                     {"parallelism", {{"zero", zero}}},
                      {"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
                      {"batch", {{"global_batch", 32}, {"sequence_length", 4096}}}};
     const Scenario base = scenario_from_json(document, "base", "");
@@ -212,6 +230,92 @@ TEST(Import, ReadsBackTheTomlOfAPlan) {
   }
 }
 
+// The arguments and the JSON that `plan` prints for DeepSpeed are read as the configuration that they were printed for.
+TEST(Import, ReadsBackTheArgumentsAndTheJsonOfAPlan) {
+  for (const char* scenario :
+       {R"({"model": "llama3-8b"})", R"({"model": "gpt2"})",
+        R"({"model": "gpt2", "parallelism": {"flash_attention": false, "transformer_engine": true, "gradient_bytes": 2,
+                                             "clip_gradients": false, "scatter_gather": false}})",
+        R"({"model": {"num_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "vocab_size": 50000,
+                      "kv_channels": 128, "num_query_groups": 4, "max_position_embeddings": 2048,
+                      "disable_bias_linear": true}})"}) {
+    json document = json::parse(scenario);
+    document["cluster"] = {{"name", "dgx-h100"}, {"nodes", 2}};
+    document["batch"] = {{"global_batch", 32}, {"sequence_length", 1024}};
+    const Scenario base = scenario_from_json(document, "base", "");
+    PlanSpace space;
+    space.gpus = 16;
+    space.micro_batch = {1, 2};
+    restrict_to(*find_framework("deepspeed"), base, space);
+    const std::vector<PlanPoint> points = enumerate(base, space);
+    const std::size_t step = std::max<std::size_t>(1, points.size() / 60) | 1;
+    std::set<std::string> outcomes;
+    for (std::size_t i = 0; i < points.size(); i += step) {
+      if (!find_framework("deepspeed")->refusal(base, points[i]).empty()) continue;
+      const std::string text = find_framework("deepspeed")->configuration(base, space, points[i]);
+      SCOPED_TRACE(text);
+      Imported imported = import_megatron_line(text, "line");
+      EXPECT_TRUE(imported.notes.empty()) << imported.notes.front();
+      EXPECT_EQ(import_text(text, "file").scenario, imported.scenario);
+      imported.scenario["cluster"] = document["cluster"];
+      const std::string expected = outcome_of(scenario_of(base, space, points[i]));
+      std::string actual;
+      try {
+        actual = outcome_of(scenario_from_json(imported.scenario, "line", ""));
+      } catch (const InputError& error) {
+        actual = expected == "invalid" ? "invalid" : error.what();
+      }
+      EXPECT_EQ(actual, expected);
+      outcomes.insert(expected);
+    }
+    EXPECT_GT(outcomes.size(), 10U);
+  }
+}
+
+TEST(Import, ReadsConfigurationsOfDeepSpeed) {
+  const TemporaryFolder folder;
+  const std::string script = folder.path("run.sh");
+  const std::string config = folder.path("ds.json");
+  std::ofstream(script) << "deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --deepspeed_config ds.json " << kLine
+                        << " --clip-grad 1.0\n";
+  const CommandResult missing = run_sluice({"import", script});
+  EXPECT_EQ(missing.exit_code, 0);
+  EXPECT_EQ(missing.err, "sluice: " + script +
+                             ": --deepspeed-config ds.json: not found, so that its ZeRO stage is assumed to be 0\n");
+  EXPECT_FALSE(json::parse(missing.out).at("parallelism").contains("distributed_optimizer"));
+  EXPECT_FALSE(json::parse(missing.out).at("parallelism").at("flash_attention"));
+  std::ofstream(config) << R"({"train_batch_size": 16, "train_micro_batch_size_per_gpu": 1, "steps_per_print": 1,
+      "gradient_accumulation_steps": "auto", "bf16": {"enabled": true}, "odd": 1, "sparse_gradients": true,
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}})";
+  const CommandResult read = run_sluice({"import", script});
+  ASSERT_EQ(read.exit_code, 0) << read.err;
+  EXPECT_EQ(read.err, "sluice: " + script +
+                          ": DeepSpeed rejects ZeRO stage 2 with a pipeline\n"
+                          "sluice: " +
+                          config +
+                          ": not modeled, although they change time or memory: sparse_gradients\n"
+                          "sluice: " +
+                          config +
+                          ": unknown keys: odd\n"
+                          "sluice: " +
+                          script + ": ds.json: replaces --clip-grad 1.0 by 0\n");
+  const json scenario = json::parse(read.out).at("parallelism");
+  EXPECT_EQ(scenario.at("zero"), 2);
+  EXPECT_FALSE(scenario.at("clip_gradients"));
+  EXPECT_EQ(scenario.at("gradient_bytes"), 2);  // bf16 with ZeRO
+  std::ofstream(config) << R"({"train_batch_size": 32})";
+  EXPECT_EQ(run_sluice({"import", script}).err,
+            "sluice: " + script + ": ds.json: sets --global-batch-size to 32, but the command to 16\n");
+  std::ofstream(config) << R"({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}})";
+  EXPECT_EQ(run_sluice({"import", script}).err,
+            "sluice: " + config +
+                ": /zero_optimization/offload_param/device: offloading is not modeled: expected \"none\", got "
+                "\"cpu\"\n");
+  std::ofstream(config) << R"({"train_batch_size": 32, "zero_optimization": {"stage": 4}})";
+  EXPECT_EQ(run_sluice({"import", script}).err,
+            "sluice: " + config + ": /zero_optimization/stage: expected a whole number from 0 to 3, got 4\n");
+}
+
 TEST(Import, ReadsTorchtitanByFlagAndByContent) {
   const TemporaryFolder folder;
   const std::string file = folder.path("run.toml");
@@ -226,8 +330,14 @@ TEST(Import, ReadsTorchtitanByFlagAndByContent) {
   EXPECT_EQ(json::parse(by_flag.out).at("schedule").at("microbatches"), 8);
   EXPECT_EQ(json::parse(run_sluice({"import", file}).out).at("model"), "llama3-8b");
   std::ofstream(file) << "[model]\nflavor = \"debug\"\n[parallelism]\ndata_parallel_shard_degree = 1\n";
-  EXPECT_EQ(run_sluice({"import", file}).err, "sluice: " + file + ": --num-layers: required, or --model\n");
+  EXPECT_THAT(run_sluice({"import", file}).err,
+              HasSubstr("sluice: " + file +
+                        ": line 2: model.flavor: the model 'debug' of llama3 is not known: specify --model, "));
   EXPECT_EQ(run_sluice({"import", file, "--model", "gpt2"}).exit_code, 0);
+  std::ofstream(file) << kLine << "\n";
+  EXPECT_EQ(run_sluice({"import", "--torchtitan", file}).err,
+            "sluice: " + file +
+                ": expected a job configuration of torchtitan: TOML with a table model, training or parallelism\n");
 }
 
 // The line that `plan` prints, word for word, gives the printed iteration.
@@ -245,16 +355,40 @@ TEST(Import, PlanPrintsALineThatSimulateReads) {
   EXPECT_EQ(json::parse(result.out).at("makespan_s"), best.at("makespan_s"));
 }
 
+// run, profile and validate take the flags that simulate and plan take.
+TEST(Import, RunsReadConfigurationsOfFrameworks) {
+  const std::string line =
+      "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
+      "--vocab-size 256 --micro-batch-size 1 --bf16 --pipeline-model-parallel-size 2 --global-batch-size 4 "
+      "--num-virtual-stages-per-pipeline-rank 2";
+  const CommandResult result = run_sluice({"run", "--json", "--steps", "1", "--megatron-args", line});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json schedule = json::parse(result.out).at("schedule");
+  EXPECT_EQ(schedule.at("family"), "interleaved-1f1b");
+  EXPECT_EQ(schedule.at("chunks"), 2);
+  EXPECT_EQ(schedule.at("microbatches"), 4);
+  EXPECT_EQ(run_sluice({"run", "--megatron-args", line + " --context-parallel-size 2"}).err,
+            "sluice: --megatron-args: runs do not support context parallelism (/parallelism/cp)\n");
+  EXPECT_EQ(run_sluice({"run", "--megatron-args", line + " --fp8-format hybrid"}).err,
+            "sluice: --megatron-args: runs do not support GEMMs in 8 or 4 bits (/parallelism/precision)\n");
+  for (const char* command : {"run", "profile", "validate"}) {
+    EXPECT_EQ(run_sluice({command, "--torchtitan", "none.toml"}).err,
+              "sluice: none.toml: cannot open: No such file or directory\n");
+    EXPECT_EQ(run_sluice({command, "--nemo", "none.yaml"}).err,
+              "sluice: none.yaml: cannot open: No such file or directory\n");
+  }
+}
+
 TEST(Import, FlagsOverrideArguments) {
   const auto simulate = [](const std::string& flags) {
     std::vector<std::string> all = words("simulate --json --cluster dgx-h100 " + flags);
-    all.insert(all.end(), {"--megatron-args", kLine + " --tp-comm-overlap --surprising 1"});
+    all.insert(all.end(), {"--megatron-args", kLine + " --use-sharp --surprising 1"});
     return run_sluice(all);
   };
   const CommandResult plain = simulate("--gpus 8");
   ASSERT_EQ(plain.exit_code, 0) << plain.err;
   EXPECT_EQ(plain.err,
-            "sluice: --megatron-args: not modeled, although they change time or memory: --tp-comm-overlap\n"
+            "sluice: --megatron-args: not modeled, although they change time or memory: --use-sharp\n"
             "sluice: --megatron-args: unknown arguments: --surprising\n");
   EXPECT_EQ(json::parse(plain.out).at("schedule").at("microbatches"), 8);
   EXPECT_EQ(json::parse(simulate("--nodes 1").out).at("schedule").at("microbatches"), 8);
@@ -265,7 +399,7 @@ TEST(Import, FlagsOverrideArguments) {
             "sluice: --megatron-args: the number of GPUs is not known, which the launcher sets: specify --gpus, --dp, "
             "or --cluster and --nodes\n");
   EXPECT_EQ(simulate("--gpus 6").err,
-            "sluice: --gpus: expected a multiple of tp x cp x pp = 1 x 1 x 4, at most 1048576 times, got 6\n");
+            "sluice: --megatron-args: --pipeline-model-parallel-size: expected a divisor of the 6 GPUs, got 4\n");
   EXPECT_THAT(
       simulate("--gpus 12").err,
       HasSubstr("--megatron-args: --global-batch-size: expected a multiple of micro_batch x dp = 1 x 3, got 16"));
@@ -285,17 +419,17 @@ TEST(Import, WritesScenariosOfScripts) {
   const json from_script = json::parse(run_sluice({"simulate", "--json", script, "--cluster", "dgx-h100"}).out);
   EXPECT_EQ(from_scenario, from_script);
   EXPECT_EQ(json::parse(run_sluice({"import", script}).out).at("parallelism").at("gpus"), 8);
-  EXPECT_EQ(run_sluice({"import", written}).err,
-            "sluice: " + written +
-                ": expected a script that starts Megatron-LM, its printed arguments, or a TOML file of torchtitan\n");
+  EXPECT_EQ(
+      run_sluice({"import", written}).err,
+      "sluice: " + written +
+          ": expected a script that starts Megatron-LM, its printed arguments, a TOML file of torchtitan, or a YAML "
+          "file of NeMo or Megatron-Bridge\n");
   EXPECT_EQ(run_sluice({"import"}).err, "sluice: import: expected a file or --megatron-args\n");
   const CommandResult plan = run_sluice(words("plan --cluster dgx-h100 --schedule 1f1b --json " + script));
   ASSERT_EQ(plan.exit_code, 0) << plan.err;
   EXPECT_EQ(plan.err, "sluice: " + script + ": plan ignores /parallelism/pp, /batch/micro_batch, /schedule\n");
   std::ofstream(script) << "#!/bin/bash\nif true; then\n";
-  EXPECT_EQ(
-      run_sluice({"simulate", script}).err,
-      "sluice: " + script + ": line 2: 'if' is not supported: expected assignments, arrays and simple commands\n");
+  EXPECT_EQ(run_sluice({"simulate", script}).err, "sluice: " + script + ": line 2: 'if' without 'fi'\n");
   const std::string report = folder.path("report.html");
   EXPECT_EQ(
       run_sluice({"simulate", "--cluster", "dgx-h100", "--gpus", "8", "--report", report, "--megatron-args", kLine})

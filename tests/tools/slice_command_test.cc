@@ -221,6 +221,10 @@ TEST_F(Slice, ErrorsAreOneLine) {
   EXPECT_THAT(error_of(uniform + "--balanced --max-slices 2"), HasSubstr("--balanced needs --slices"));
   EXPECT_THAT(error_of(uniform + "--balanced"), HasSubstr("--balanced needs --slices, the number of slices"));
   EXPECT_THAT(error_of(uniform + "--balanced --slices 2"), HasSubstr("--balanced needs a model"));
+  // The lengths are what the command finds.
+  EXPECT_THAT(error_of(uniform + "--balanced --slices 2 --slice-lengths 32,32"),
+              HasSubstr("unknown flag '--slice-lengths'"));
+  EXPECT_THAT(error_of(uniform + "--slicing even"), HasSubstr("unknown flag '--slicing'"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 0.1 --slices 2"), HasSubstr("excludes --slices"));
   EXPECT_THAT(error_of(uniform + "--algorithm1 -1"), HasSubstr("--algorithm1"));
   EXPECT_THAT(error_of(uniform + "--granularity 0"), HasSubstr("--granularity"));

@@ -206,6 +206,10 @@ bool measures_kernels_or_links(const std::string& table) {
   return has_measured_kernels(read) || has_measured_links(read);
 }
 
+bool is_kernel_times(const std::string& table) {
+  return table.ends_with(".json") && measured_file(table).scenario.empty();
+}
+
 int calibrate_kernels_and_links(const CatalogueRequest& request) {
   constexpr const char* kCommand = "sluice calibrate";
   if (!request.constants.empty()) {

@@ -45,4 +45,9 @@ std::vector<std::string> constant_names();
 // relative to `folder`. Returns the exit code. Throws InputError.
 int calibrate_constants(const CatalogueRequest& request, const nlohmann::json& base, const std::string& folder);
 
+// Whether the file contains kernel times, by its name: JSON without a scenario of its own.
+bool is_kernel_times(const std::string& table);
+// Checks kernel times and joins those of several files to one for --kernel-times.
+int calibrate_kernel_times(const CatalogueRequest& request);
+
 }  // namespace sluice::tools

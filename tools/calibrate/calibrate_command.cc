@@ -38,6 +38,12 @@ void check_ignored(const CatalogueRequest& request) {
 
 int calibrate_command(const CalibrateOptions& options) {
   check_ignored(options.request);
+  if (is_kernel_times(options.request.tables.front())) {
+    if (!options.scenario.empty() || !options.flags->document("").empty()) {
+      throw InputError("calibrate: --scenario and the flags of a scenario have no effect on kernel times");
+    }
+    return calibrate_kernel_times(options.request);
+  }
   if (measures_kernels_or_links(options.request.tables.front())) return calibrate_kernels_and_links(options.request);
   const std::string folder = ScenarioFlags::folder_of(options.scenario);
   const nlohmann::json base = options.flags->document(options.scenario);
@@ -75,7 +81,8 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "  sluice calibrate iterations.csv --scenario ours.json \\\n"
       "      --constants gpu/memory_efficiency,software/issue_s -o ours\n"
       "  sluice calibrate a.csv=a.json b.csv=b.json \\\n"
-      "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n\n"
+      "      --constants gpu/gemm/peak_fraction,inter_node/collective_efficiency@2\n"
+      "  sluice calibrate kernel_times.json -o kernels.json\n\n"
       "By default, it fits a scale and a fixed time to two or three measured iterations with different numbers of "
       "microbatches. The input is CSV (iteration_ms or iteration_s besides pp, tp, dp, mbs, gbs, ...) or Megatron-LM "
       "logs ('elapsed time per iteration (ms)'). A log that prints its arguments needs no scenario, only --cluster; "
@@ -89,14 +96,17 @@ Subcommand add_calibrate_command(CLI::App& app) {
       "constants to measured iterations by simulating every row, and -o names a prefix: NAME.node.json for --cluster "
       "and NAME.software.json for --software. NAME@2 fits a constant to the rows of the second table only; NAME=0.9 "
       "sets the prior value (default: the value of the scenario). Errors are printed for fitted and for held-out "
-      "rows.");
+      "rows. JSON files are times from the script of 'sluice profile --like': they are checked and joined to one file "
+      "for --kernel-times.");
   command->group("Run and measure");
   command->footer(fmt::format("Constants for measured iterations: {}.\n\nExit codes: 0 success, 2 wrong input.",
                               fmt::join(constant_names(), ", ")));
   const auto options = std::make_shared<CalibrateOptions>();
   command
-      ->add_option("measured", options->request.tables,
-                   "CSV tables or Megatron-LM logs; FILE=scenario.json sets what a file does not specify")
+      ->add_option(
+          "measured", options->request.tables,
+          "CSV tables, Megatron-LM logs, or kernel times (.json); FILE=scenario.json sets what a file does not "
+          "specify")
       ->required();
   command->add_option("--scenario", options->scenario, "Scenario file for what the rows do not specify (default: none)")
       ->type_name(kReadFile);
@@ -116,7 +126,8 @@ Subcommand add_calibrate_command(CLI::App& app) {
       ->add_option("--folds", options->request.folds, "Number of folds of the cross-validation, 2 to 1000 (default 10)")
       ->check(CLI::Range(2, 1000));
   add_output(*command, "-o,--output", options->request.output, "File, folder or prefix of the results (default: none)");
-  command->add_flag("--json", options->request.json, "Print one JSON document (sluice.calibrated/1)");
+  command->add_flag("--json", options->request.json,
+                    "Print one JSON document (sluice.calibrated/1; kernel times: sluice.kernel_times/1)");
   options->flags = std::make_unique<ScenarioFlags>(*command);
   ScenarioFlags::add_imports(*command, options->scenario, "--scenario");
   return {command, [options] { return calibrate_command(*options); }};

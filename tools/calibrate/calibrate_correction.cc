@@ -86,15 +86,18 @@ std::string error_text(const std::vector<double>& left_out, const Correction& co
                      left_out.size() == 2 ? "predicted by scaling the other" : "predicted from the others");
 }
 
+// "+0.51 %"; never "-0.00 %".
+std::string error_text(double error) { return fmt::format("{:+.2f} %", std::round(1e4 * error) / 100 + 0.0); }
+
 void print_correction(const std::vector<Measurement>& rows, const Correction& correction,
                       const std::vector<double>& left_out, const std::string& output) {
   fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}\n", "measured", "predicted", "error", "after", "held out");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const auto& [predicted, measured] = rows[i].times;
-    fmt::print("{:>10}  {:>10}  {:>+6.2f} %  {:>+6.2f} %  {:>8}  {}: {}\n",
-               time_text(from_seconds(measured, rows[i].place)), time_text(from_seconds(predicted, rows[i].place)),
-               100 * (predicted / measured - 1), 100 * (correction.at(predicted).seconds / measured - 1),
-               left_out.empty() ? "-" : fmt::format("{:+.2f} %", 100 * left_out[i]), rows[i].place, rows[i].setting);
+    fmt::print("{:>10}  {:>10}  {:>8}  {:>8}  {:>8}  {}: {}\n", time_text(from_seconds(measured, rows[i].place)),
+               time_text(from_seconds(predicted, rows[i].place)), error_text(predicted / measured - 1),
+               error_text(correction.at(predicted).seconds / measured - 1),
+               left_out.empty() ? "-" : error_text(left_out[i]), rows[i].place, rows[i].setting);
   }
   fmt::print("\niteration = {:.4f} x predicted {} {}\n", correction.scale, correction.fixed_s < 0 ? "-" : "+",
              time_text(from_seconds(std::abs(correction.fixed_s), "fixed time")));

@@ -40,6 +40,7 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
 Subcommand add_import_command(CLI::App& app);
 Subcommand add_calibrate_command(CLI::App& app);
 Subcommand add_profile_command(CLI::App& app);
+Subcommand add_profile_like_command(CLI::App& app);  // profile --like, which has the flags of a scenario
 Subcommand add_validate_command(CLI::App& app);
 Subcommand add_fit_command(CLI::App& app);
 Subcommand add_slice_command(CLI::App& app);

@@ -15,195 +15,13 @@
 #include "model/input/nearest.h"
 #include "model/schedule/family.h"
 #include "tools/command/outputs.h"
+#include "tools/command/scenario_flag_rows.h"
 
 namespace sluice::tools {
-
-enum class ScenarioValueKind { whole, real, text, name, path, whole_list, yes };  // name: or a file
-
-// A flag that sets one key of the scenario.
-struct ScenarioFlagRow {
-  const char* names;    // CLI11's list
-  const char* pointer;  // of the scenario's key
-  ScenarioValueKind kind;
-  const char* group;
-  const char* help;
-  const char* words = "";  // all values of a text, as a,b,c
-};
 
 namespace {
 
 const std::string kFlagsOnly = "command line";  // the source of a scenario without a file, in errors
-constexpr const char* kSchedule = "Schedule";
-constexpr const char* kAutomaticSchedule = "Automatic schedule (--schedule auto)";
-constexpr const char* kParallelism = "Parallelism";
-constexpr const char* kBatch = "Batch";
-constexpr const char* kModel = "Model";
-constexpr const char* kCluster = "Cluster and framework";
-constexpr const char* kCost = "Cost";
-constexpr const char* kPerturbation = "Stragglers and noise";
-
-const ScenarioFlagRow kRows[] = {
-    {"--schedule", "/schedule/name", ScenarioValueKind::name, kSchedule,
-     "Schedule family ('sluice schedules' lists them), schedule file, or auto to search for one (default: 1f1b)"},
-    {"--pp,--pipeline-model-parallel-size", "/parallelism/pp", ScenarioValueKind::whole, kSchedule,
-     "Number of pipeline ranks, 1 to 8192 (required without a schedule file)"},
-    {"--vpp,--num-virtual-stages-per-pipeline-rank", "/parallelism/vpp", ScenarioValueKind::whole, kSchedule,
-     "Number of model chunks (virtual stages) per rank, 1 to 32767; hanayo: twice the number of waves (default: the "
-     "family's)"},
-    {"--num-layers-per-virtual-pipeline-stage", "/parallelism/layers_per_virtual_stage", ScenarioValueKind::whole,
-     kSchedule, "Number of layers per model chunk, instead of --vpp; must divide layers / pp (default: not set)"},
-    {"--group", "/schedule/group", ScenarioValueKind::whole, kSchedule,
-     "Interleaved families: number of microbatches (or slices) per group, at least --pp (default: --pp)"},
-    {"--microbatches", "/batch/microbatches", ScenarioValueKind::whole, kSchedule,
-     "Number of microbatches per batch and pipeline, 1 to 1000000000 (required without --gbs)"},
-    {"--slices", "/schedule/slices", ScenarioValueKind::whole, kSchedule,
-     "Number of slices per sequence, 1 to 32767 (default 1); --slicing sets how they are cut"},
-    {"--slicing", "/schedule/slicing", ScenarioValueKind::text, kSchedule,
-     "How sequences are cut: even, or balanced for equal FLOPs under causal attention (default: even)",
-     "even,balanced"},
-    {"--slice-lengths", "/schedule/slice_lengths", ScenarioValueKind::whole_list, kSchedule,
-     "Number of tokens of each slice, as a,b,c; they add up to the sequence length (default: by --slicing)"},
-    {"--batches", "/schedule/batches", ScenarioValueKind::whole, kSchedule,
-     "Number of batches to simulate, for families without a flush, at least 1 (default: the family's)"},
-
-    {"--memory-cap", "/schedule/memory_cap", ScenarioValueKind::text, kAutomaticSchedule,
-     "Memory limit per rank: bytes (60GiB), or activations of a number of microbatches (3mb), each held from its F "
-     "until its B or W ends (default: the device's "
-     "memory)"},
-    {"--time-budget", "/schedule/time_budget_s", ScenarioValueKind::real, kAutomaticSchedule,
-     "Search time in seconds, 0 to 1000000 (default 10)"},
-    {"--placement", "/schedule/placement", ScenarioValueKind::text, kAutomaticSchedule,
-     "Placement of stages: linear, looped, v or any; without --vpp, any tries one and two chunks per rank (default: "
-     "any)",
-     "linear,looped,v,any"},
-
-    {"--tp,--tensor-model-parallel-size", "/parallelism/tp", ScenarioValueKind::whole, kParallelism,
-     "Number of tensor-parallel ranks, 1 to 4096 (default 1)"},
-    {"--dp,--data-parallel-size", "/parallelism/dp", ScenarioValueKind::whole, kParallelism,
-     "Number of data-parallel replicas, 1 to 1048576 (default 1)"},
-    {"--gpus", "/parallelism/gpus", ScenarioValueKind::whole, kParallelism,
-     "Number of GPUs, a multiple of tp x cp x pp, 1 to 16777216; sets the number of data-parallel replicas (default: "
-     "tp x cp x pp x dp)"},
-    {"--use-tp-pp-dp-mapping", "/parallelism/pipeline_before_data", ScenarioValueKind::yes, kParallelism,
-     "Place the stages of a replica on neighboring GPUs: rank order tp-pp-dp (default: tp-dp-pp)"},
-    {"--cp,--context-parallel-size", "/parallelism/cp", ScenarioValueKind::whole, kParallelism,
-     "Number of context-parallel ranks, which split each sequence, 1 to 4096 (default 1)"},
-    {"--cp-comm-type", "/parallelism/cp_comm_type", ScenarioValueKind::text, kParallelism,
-     "Exchange of keys and values between context-parallel ranks: p2p or a2a (default: p2p)", "p2p,a2a"},
-    {"--ep,--expert-model-parallel-size", "/parallelism/ep", ScenarioValueKind::whole, kParallelism,
-     "Number of expert-parallel ranks, 1 to 65536; must divide tp x cp x dp (default 1)"},
-    {"--etp,--expert-tensor-parallel-size", "/parallelism/etp", ScenarioValueKind::whole, kParallelism,
-     "Number of tensor-parallel ranks per expert; only 1 is modeled (default 1)"},
-    {"--joint-overlap", "/parallelism/joint_overlap", ScenarioValueKind::text, kParallelism,
-     "Communication that overlaps with compute in joint blocks of F and B: none, experts (dispatch and combine) or all "
-     "(also of tensor and context parallelism, which no framework does) (default: experts)",
-     "none,experts,all"},
-    {"--sequence-parallel", "/parallelism/sequence_parallel", ScenarioValueKind::yes, kParallelism,
-     "Split norms and dropout over the tensor-parallel ranks (default: off)"},
-    {"--recompute,--recompute-granularity", "/parallelism/recompute", ScenarioValueKind::text, kParallelism,
-     "Activation recomputation: none, selective or full (default: none)", "none,selective,full"},
-    {"--recompute-num-layers", "/parallelism/recompute_layers", ScenarioValueKind::whole, kParallelism,
-     "With full recomputation: number of leading layers recomputed per stage, 1 to 100000 (default: all)"},
-    {"--use-distributed-optimizer", "/parallelism/distributed_optimizer", ScenarioValueKind::yes, kParallelism,
-     "Shard optimizer states over the data-parallel replicas (default: off)"},
-    {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ScenarioValueKind::yes, kParallelism,
-     "Overlap gradient reduction with the backward pass (default: off)"},
-    {"--cross-entropy-loss-fusion", "/parallelism/fused_cross_entropy", ScenarioValueKind::yes, kParallelism,
-     "Compute the cross-entropy loss in place of the logits (default: off)"},
-    {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ScenarioValueKind::yes, kParallelism,
-     "Overlap point-to-point transfers with compute (default: as the training framework does)"},
-    {"--stage-layers", "/parallelism/stage_layers", ScenarioValueKind::whole_list, kParallelism,
-     "Number of layers of each stage, as a,b,c (default: distributed evenly)"},
-    {"--pipeline-model-parallel-layout", "/parallelism/pipeline_layout", ScenarioValueKind::text, kParallelism,
-     "Layers of each stage in Megatron-LM's form, such as 'Et*3|(t*4|)*6t*3L' (default: distributed evenly)"},
-    {"--decoder-first-pipeline-num-layers", "/parallelism/first_stage_layers", ScenarioValueKind::whole, kParallelism,
-     "Number of layers in the first stage, 1 to 100000 (default: distributed evenly)"},
-    {"--decoder-last-pipeline-num-layers", "/parallelism/last_stage_layers", ScenarioValueKind::whole, kParallelism,
-     "Number of layers in the last stage, 1 to 100000 (default: distributed evenly)"},
-
-    {"--mbs,--micro-batch-size", "/batch/micro_batch", ScenarioValueKind::whole, kBatch,
-     "Number of sequences per microbatch, 1 to 1048576 (default 1)"},
-    {"--gbs,--global-batch-size", "/batch/global_batch", ScenarioValueKind::whole, kBatch,
-     "Number of sequences per batch over all replicas, a multiple of mbs x dp; sets --microbatches (default: mbs x dp "
-     "x microbatches)"},
-    {"--seq-length", "/batch/sequence_length", ScenarioValueKind::whole, kBatch,
-     "Number of tokens per sequence, 1 to 1073741824 (required with a model)"},
-
-    {"--model", "/model", ScenarioValueKind::name, kModel,
-     "Model of the catalogue (llama3-8b, gpt3-175b, ...), or a model file: Hugging Face config.json or Megatron-style "
-     "JSON; the flags below describe a model instead (default: none)"},
-    {"--num-layers", "/model/num_layers", ScenarioValueKind::whole, kModel,
-     "Number of transformer layers, 1 to 32768 (required)"},
-    {"--hidden-size", "/model/hidden_size", ScenarioValueKind::whole, kModel, "Hidden size, 1 to 16777216 (required)"},
-    {"--ffn-hidden-size", "/model/ffn_hidden_size", ScenarioValueKind::whole, kModel,
-     "Hidden size of the feed-forward layers, 1 to 16777216 (default: 4 x hidden size; required with --swiglu)"},
-    {"--num-attention-heads", "/model/num_attention_heads", ScenarioValueKind::whole, kModel,
-     "Number of attention heads, 1 to 32768 (required)"},
-    {"--num-query-groups", "/model/num_query_groups", ScenarioValueKind::whole, kModel,
-     "Number of key-value heads (grouped-query attention), a divisor of the attention heads (default: all of them)"},
-    {"--vocab-size", "/model/vocab_size", ScenarioValueKind::whole, kModel,
-     "Vocabulary size, 1 to 2147483648 (required)"},
-    {"--kv-channels", "/model/kv_channels", ScenarioValueKind::whole, kModel,
-     "Size of an attention head, 1 to 16777216 (default: hidden size / attention heads)"},
-    {"--swiglu", "/model/swiglu", ScenarioValueKind::yes, kModel,
-     "Use gated feed-forward layers, SwiGLU (default: off)"},
-    {"--normalization", "/model/normalization", ScenarioValueKind::text, kModel,
-     "LayerNorm or RMSNorm (default: LayerNorm)", "LayerNorm,RMSNorm"},
-    {"--position-embedding-type", "/model/position_embedding_type", ScenarioValueKind::text, kModel,
-     "learned, learned_absolute (the same), rope or none (default: learned)", "learned,learned_absolute,rope,none"},
-    {"--max-position-embeddings", "/model/max_position_embeddings", ScenarioValueKind::whole, kModel,
-     "Number of positions, 1 to 16777216 (required with learned position embeddings)"},
-    {"--untie-embeddings-and-output-weights", "/model/untie_embeddings_and_output_weights", ScenarioValueKind::yes,
-     kModel, "Give the output layer weights of its own (default: shared with the embedding)"},
-    {"--disable-bias-linear", "/model/disable_bias_linear", ScenarioValueKind::yes, kModel,
-     "Remove the biases of linear layers (default: off)"},
-    {"--add-qkv-bias", "/model/add_qkv_bias", ScenarioValueKind::yes, kModel,
-     "Add a bias to the QKV projection despite --disable-bias-linear (default: off)"},
-    {"--qk-layernorm", "/model/qk_layernorm", ScenarioValueKind::yes, kModel,
-     "Normalize queries and keys (default: off)"},
-    {"--num-experts", "/model/num_experts", ScenarioValueKind::whole, kModel,
-     "Number of experts per layer, at least 1 (default: dense layers)"},
-    {"--moe-router-topk", "/model/moe_router_topk", ScenarioValueKind::whole, kModel,
-     "Number of experts per token, 1 to the number of experts (default 2)"},
-    {"--moe-ffn-hidden-size", "/model/moe_ffn_hidden_size", ScenarioValueKind::whole, kModel,
-     "Hidden size of an expert, 1 to 16777216 (default: --ffn-hidden-size)"},
-    {"--moe-shared-expert-intermediate-size", "/model/moe_shared_expert_intermediate_size", ScenarioValueKind::whole,
-     kModel, "Total hidden size of the shared experts, 1 to 16777216 (default: no shared experts)"},
-    {"--moe-shared-expert-gate", "/model/moe_shared_expert_gate", ScenarioValueKind::yes, kModel,
-     "Scale the output of the shared experts by a learned gate (default: off)"},
-    {"--moe-layer-freq", "/model/moe_layer_freq", ScenarioValueKind::whole_list, kModel,
-     "1 if all layers have experts, or one number per layer: 0 (dense, at the front only) or 1 (experts) (default 1)"},
-    {"--multi-latent-attention", "/model/multi_latent_attention", ScenarioValueKind::yes, kModel,
-     "Use multi-latent attention (MLA) (default: off)"},
-    {"--q-lora-rank", "/model/q_lora_rank", ScenarioValueKind::whole, kModel,
-     "MLA: rank of the query projection, 1 to 16777216 (default: queries are not compressed)"},
-    {"--kv-lora-rank", "/model/kv_lora_rank", ScenarioValueKind::whole, kModel,
-     "MLA: rank of the key-value projection, 1 to 16777216 (required with MLA)"},
-    {"--qk-head-dim", "/model/qk_head_dim", ScenarioValueKind::whole, kModel,
-     "MLA: size of a query or key head without its rotary part, 1 to 16777216 (required with MLA)"},
-    {"--qk-pos-emb-head-dim", "/model/qk_pos_emb_head_dim", ScenarioValueKind::whole, kModel,
-     "MLA: size of the rotary part of a query or key head, 1 to 16777216 (required with MLA)"},
-    {"--v-head-dim", "/model/v_head_dim", ScenarioValueKind::whole, kModel,
-     "MLA: size of a value head, 1 to 16777216 (required with MLA)"},
-
-    {"--cluster", "/cluster/name", ScenarioValueKind::name, kCluster,
-     "Node of the catalogue (dgx-h100, ...), or a node or cluster file (required with the analytic cost)"},
-    {"--nodes", "/cluster/nodes", ScenarioValueKind::whole, kCluster,
-     "Number of nodes, 1 to 65536 (default: the file's, or as many as the configuration needs)"},
-    {"--software", "/software", ScenarioValueKind::name, kCluster,
-     "Training framework: megatron-lm, megatron-deepspeed, nemo-fp8, or a file (default: megatron-lm)"},
-
-    {"--calibration", "/calibration", ScenarioValueKind::path, kCost,
-     "Calibration file from 'sluice calibrate': corrects the iteration time and adds an interval (default: none)"},
-
-    {"--jitter", "/perturbation/jitter", ScenarioValueKind::text, kPerturbation,
-     "Noise with mean 1 on every duration and on the latency of links: lognormal:S (S up to 3), normal:S or uniform:S "
-     "(S up to 1) (default: none)"},
-    {"--trials", "/perturbation/trials", ScenarioValueKind::whole, kPerturbation,
-     "Number of simulations with --jitter, 1 to 1000000 (default 1000)"},
-    {"--seed", "/perturbation/seed", ScenarioValueKind::whole, kPerturbation,
-     "Random seed of --jitter and of --schedule auto, at least 0 (default 1)"},
-};
 
 // Paths of flags are relative to the current folder, paths in a file relative to the file's folder.
 std::string path_of_flag(const std::string& path, const std::string& file) {
@@ -231,7 +49,7 @@ void check_sections(const Json& document, const std::string& source) {
   for (const char* key : {"parallelism", "batch", "perturbation"}) {
     if (root.has(key) && !document[key].is_object()) root.at(key).fail("expected an object");
   }
-  for (const char* key : {"model", "cluster", "software", "schedule", "cost", "calibration"}) {
+  for (const char* key : {"model", "cluster", "software", "schedule", "cost", "kernel_times", "calibration"}) {
     if (root.has(key) && !document[key].is_object() && !document[key].is_string()) {
       root.at(key).fail("expected a name or an object");
     }
@@ -249,7 +67,8 @@ void check_replaced(const ScenarioFlagRow& row, const Json& value, const std::st
     case ScenarioValueKind::text:
     case ScenarioValueKind::name: return require(value.is_string() || value.is_object(), "a string");
     case ScenarioValueKind::path: return require(value.is_string() || value.is_object(), "a file or an object");
-    case ScenarioValueKind::whole_list: return require(value.is_array(), "an array");
+    case ScenarioValueKind::whole_list:
+    case ScenarioValueKind::text_list: return require(value.is_array(), "an array");
     case ScenarioValueKind::yes: return require(value.is_boolean(), "true or false");
   }
 }
@@ -286,7 +105,7 @@ std::string flag_of(const std::string& pointer) {
                                                                        {"/perturbation/slow_links", "--slow-link"}};
   std::string_view flag;
   std::size_t longest = 0;
-  for (const ScenarioFlagRow& row : kRows) {
+  for (const ScenarioFlagRow& row : scenario_flag_rows()) {
     const std::string_view place = row.pointer;
     if (!is_within(pointer, place) || place.size() <= longest) continue;
     longest = place.size();
@@ -313,6 +132,8 @@ constexpr Alternative kAlternatives[] = {
     {"/cluster/name", "/cluster/node"},
     {"/parallelism/dp", "/parallelism/gpus"},
     {"/parallelism/gpus", "/parallelism/dp"},
+    {"/parallelism/zero", "/parallelism/distributed_optimizer"},
+    {"/parallelism/distributed_optimizer", "/parallelism/zero"},
     {"/parallelism/pipeline_layout", "/parallelism/stage_layers"},
     {"/parallelism/pipeline_layout", "/parallelism/first_stage_layers"},
     {"/parallelism/pipeline_layout", "/parallelism/last_stage_layers"},
@@ -367,6 +188,7 @@ struct ScenarioFlags::Values {
     double real = 0;
     std::string text;
     std::vector<std::int64_t> wholes;
+    std::vector<std::string> texts;
     bool yes = false;
   };
   std::list<Flag> flags;  // CLI11 keeps pointers into it
@@ -386,7 +208,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
   const auto left_out = [&](std::string_view names) {
     return std::find(without.begin(), without.end(), names.substr(0, names.find(','))) != without.end();
   };
-  for (const ScenarioFlagRow& row : kRows) {
+  for (const ScenarioFlagRow& row : scenario_flag_rows()) {
     if (left_out(row.names)) {
       if (std::string_view(row.pointer) == "/parallelism/gpus") values_->sets_gpus = false;
       continue;
@@ -405,6 +227,9 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
       case ScenarioValueKind::whole_list:
         flag.option = command.add_option(row.names, flag.wholes, row.help)->delimiter(',')->allow_extra_args(false);
         break;
+      case ScenarioValueKind::text_list:
+        flag.option = command.add_option(row.names, flag.texts, row.help)->delimiter(',')->allow_extra_args(false);
+        break;
       case ScenarioValueKind::yes: flag.option = command.add_flag(row.names, flag.yes, row.help); break;
     }
     flag.option->group(row.group);
@@ -418,7 +243,7 @@ ScenarioFlags::ScenarioFlags(CLI::App& command, std::span<const std::string_view
                         "Cost model: analytic, uniform, or a cost file from 'sluice fit' (default: analytic with a "
                         "model, uniform without)")
             ->type_name(kNameOrFile)
-            ->group(kCost);
+            ->group(flag_groups::kCost);
   }
   if (!left_out("--slow-rank")) add_slow(command);
 }
@@ -429,13 +254,13 @@ void ScenarioFlags::add_uniform(CLI::App& command) {
           .add_option("--uniform", values_->uniform,
                       "Seconds per microbatch for 1/pp of the layers: f=1,b=1,w=1[,fb=X][,comm=X], each 0 to 1e8; "
                       "f=4:5:6 lists the slices (default: f=1,b=1,w=1,comm=0; fb: the sum of its ops)")
-          ->group(kCost);
+          ->group(flag_groups::kCost);
   values_->weights_option = command
                                 .add_option("--stage-weights", values_->stage_weights,
                                             "Relative work of each stage with --uniform, as a,b,c (default: all 1)")
                                 ->delimiter(',')
                                 ->allow_extra_args(false)
-                                ->group(kCost);
+                                ->group(flag_groups::kCost);
 }
 
 void ScenarioFlags::add_slow(CLI::App& command) {
@@ -444,14 +269,14 @@ void ScenarioFlags::add_slow(CLI::App& command) {
                   "R=X: multiply the compute time of rank R by X, 1e-6 to 1e6; repeatable (default: none)")
       ->expected(1)
       ->take_all()
-      ->group(kPerturbation);
+      ->group(flag_groups::kPerturbation);
   command
       .add_option("--slow-link", values_->slow_links,
                   "A-B=X: multiply the transfer time between ranks A and B by X, 1e-6 to 1e6; repeatable "
                   "(default: none)")
       ->expected(1)
       ->take_all()
-      ->group(kPerturbation);
+      ->group(flag_groups::kPerturbation);
 }
 
 ScenarioFlags::~ScenarioFlags() = default;
@@ -460,7 +285,7 @@ ScenarioFlags::~ScenarioFlags() = default;
 // of the cluster are used, as the launcher of the framework does.
 void ScenarioFlags::complete_import(nlohmann::json& document, const std::string& file) const {
   if (!is_imported(file)) return;
-  check_complete(document, file);
+  check_complete(document, file, imported(file));
   Json& parallelism = document["parallelism"];
   if (!values_->sets_gpus || parallelism.contains("gpus") || parallelism.contains("dp")) return;
   const Json cluster = document.contains("cluster") ? Json{{"cluster", document.at("cluster")}} : Json::object();
@@ -515,6 +340,7 @@ nlohmann::json ScenarioFlags::document(const std::string& file) const {
       case ScenarioValueKind::name:
       case ScenarioValueKind::text: value = text_value(*flag.row, flag.text, file); break;
       case ScenarioValueKind::whole_list: value = flag.wholes; break;
+      case ScenarioValueKind::text_list: value = flag.texts; break;
       case ScenarioValueKind::yes: value = flag.yes; break;
     }
     if (!file.empty()) drop_alternatives(document, flag.row->pointer, given);
@@ -574,7 +400,7 @@ namespace {
 // Returns the row of a flag by one of its names, with or without "--"; null if there is none. Appends all names.
 const ScenarioFlagRow* row_of(const std::string& key, std::vector<std::string>& names) {
   const ScenarioFlagRow* row = nullptr;
-  for (const ScenarioFlagRow& each : kRows) {
+  for (const ScenarioFlagRow& each : scenario_flag_rows()) {
     std::string_view rest = each.names;
     while (!rest.empty()) {
       const std::string_view name = rest.substr(2, rest.find(',') - 2);  // without "--"
@@ -640,7 +466,7 @@ std::string ScenarioFlags::naming_flags(const std::string& what, const nlohmann:
   const std::size_t end = what.find(": ", source.size());
   if (!what.starts_with(source + "/") || end == std::string::npos) return what;
   const std::string pointer = what.substr(source.size(), end - source.size());
-  std::string of_file = is_imported(file) ? naming_arguments(what, file, file_text(file)) : what;
+  std::string of_file = is_imported(file) ? naming_arguments(what, file, imported(file)) : what;
   const std::string flag = pointer.find('~') == std::string::npos ? flag_of(pointer) : "";  // no flag's key has a ~
   if (flag.empty()) return of_file;
   const Json::json_pointer place(pointer);

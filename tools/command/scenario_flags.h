@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "model/import/import.h"
 #include "model/scenario/scenario.h"
 
 namespace sluice::tools {
@@ -23,8 +24,8 @@ class ScenarioFlags {
   explicit ScenarioFlags(CLI::App& command, std::span<const std::string_view> without = {});
   ~ScenarioFlags();
 
-  // Adds the flag --megatron-args, whose text takes the place of a scenario file: `file` becomes its name. `excluded`
-  // is the option of the file.
+  // Adds the flags --megatron-args, whose text takes the place of a scenario file, and --torchtitan and --nemo, which
+  // name one: `file` becomes its name. `excluded` is the option of the file.
   static void add_imports(CLI::App& command, std::string& file, const std::string& excluded = "scenario");
 
   // Returns the contents of a scenario file. A pipe is read once and its contents are kept. Throws InputError.
@@ -38,6 +39,8 @@ class ScenarioFlags {
   nlohmann::json document(const std::string& file) const;
   // Returns whether a file is the configuration of another framework.
   static bool is_imported(const std::string& file);
+  // Returns such a configuration, which is read once. Throws InputError.
+  static const Imported& imported(const std::string& file);
   // Prints what in such a file is not modeled, and what is unknown.
   static void print_notes(const std::string& file);
   // Reads such a document. Throws InputError that names the flag where a flag set the value, otherwise the file's key.

@@ -34,11 +34,19 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
   out.unless(point.family->in_megatron_lm, "its schedules are 1f1b and interleaved-1f1b");
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.chunks == 1 || point.pp > 1, "interleaving requires at least 2 pipeline ranks");
-  out.unless(point.chunks == 1 || point.pp > 2 || !base.blocks_transfers(),
+  const bool blocks = blocks_transfers(base, point);
+  out.unless(point.chunks == 1 || point.pp > 2 || !blocks,
              "interleaving on 2 pipeline ranks requires transfers that overlap with compute "
              "(--overlap-p2p-communication)");
+  out.unless(point.chunks > 1 || point.pp == 1 || blocks, "without interleaving, its transfers do not overlap");
   out.unless(model.projection_bias == model.mlp_bias && (model.qkv_bias || !model.projection_bias),
              "its linear layers have biases all together, except for queries, keys and values");
+  out.unless(model.mtp_layers == 0 || model.positions == 0,
+             "its multi-token prediction does not support learned positions");
+  const int stages = point.pp * point.chunks;
+  out.unless(model.mtp_layers == 0 || point.mtp_stage == kLastStage || point.mtp_stage + 1 == stages || point.pp > 2,
+             "its multi-token prediction cannot be on the first pipeline rank");
+  out.unless(base.training.zero_stage() < 2, "its arguments are printed for the ZeRO stages 0 and 1 only");
   return out.take();
 }
 
@@ -83,21 +91,26 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
   Refusal out;
   out.unless(model.positions == 0 && model.rms_norm && model.gated && !model.projection_bias && !model.mlp_bias,
              "its models have rotary embeddings, RMSNorm, SwiGLU and no biases");
+  out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
+  out.unless(!traits_of(base.training.precision).narrow(), "its 8-bit linear layers are not modeled");
+  out.unless(!base.training.tp_comm_overlap, "its asynchronous tensor parallelism is not modeled");
   out.unless(!pytorch_schedule(point).empty(),
              "its schedules are 1f1b, interleaved-1f1b, gpipe, looped-bfs, zb-v, interleaved-zb and dualpipe-v");
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.pp > 1 || point.microbatches == 1 || point.family->name == "1f1b",
              "without a pipeline, each microbatch is followed by its backward pass (1f1b)");
   const bool one_dimension = point.tp * point.pp == 1;
-  out.unless(point.cp == 1, "it shards parameters over context-parallel ranks (FSDP), which is not modeled");
-  out.unless(point.ep == 1, "it shards parameters over expert-parallel ranks (FSDP), which is not modeled");
-  out.unless(point.dp == 1 || one_dimension,
-             "with tensor or pipeline parallelism it shards parameters over replicas (FSDP), which is not modeled");
-  out.unless(!point.distributed_optimizer, "it has no distributed optimizer besides FSDP, which is not modeled");
+  const bool sharded = base.training.zero_stage() == 3;
+  out.unless(base.training.zero_stage() != 2, "it shards parameters as well as gradients (--zero-stage 3)");
+  out.unless(sharded || point.cp == 1, "it shards parameters over context-parallel ranks (--zero-stage 3)");
+  out.unless(point.etp == 1, "it does not split experts over tensor-parallel ranks");
+  out.unless(sharded || point.ep == 1, "it shards parameters over expert-parallel ranks (--zero-stage 3)");
+  out.unless(sharded || point.dp == 1 || one_dimension,
+             "with tensor or pipeline parallelism it shards parameters over replicas (--zero-stage 3)");
+  out.unless(sharded || !point.distributed_optimizer, "it has no distributed optimizer besides FSDP (--zero-stage 3)");
   out.unless(!point.pipeline_before_data, "its stages are not placed before the replicas");
   out.unless(point.recompute != Training::Recompute::selective, "it does not recompute attention alone");
-  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
-             "it does not recompute only the leading layers of a stage");
+  out.unless(point.recompute_layers == 0, "it does not recompute only the leading layers of a stage");
   out.unless(point.pp == 1 || torchtitan_layers(base, point).possible,
              "it distributes layers evenly, except for fewer in the first and last stage");
   return out.take();
@@ -124,14 +137,20 @@ std::string torchtitan_model(const Transformer& model) {
 
 std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, const PlanPoint& point) {
   const bool pipeline = point.pp > 1;
+  const bool sharded = base.training.zero_stage() == 3;
   std::string out = "[model]\n" + torchtitan_model(*base.model);
   fmt::format_to(std::back_inserter(out), "\n[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\n",
                  point.micro_batch * (pipeline ? point.microbatches : 1), base.global_batch,
                  base.training.sequence_length);
   fmt::format_to(std::back_inserter(out),
-                 "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = 1\n"
+                 "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
                  "tensor_parallel_degree = {}\ncontext_parallel_degree = {}\npipeline_parallel_degree = {}\n",
-                 point.dp, point.tp, point.cp, point.pp);
+                 sharded ? 1 : point.dp, sharded ? point.dp : 1, point.tp, point.cp, point.pp);
+  if (point.ep > 1) fmt::format_to(std::back_inserter(out), "expert_parallel_degree = {}\n", point.ep);
+  if (sharded && base.training.reshard_after_forward) {
+    fmt::format_to(std::back_inserter(out), "fsdp_reshard_after_forward = \"{}\"\n",
+                   *base.training.reshard_after_forward ? "always" : "never");
+  }
   if (pipeline) {
     const TorchtitanLayers layers = torchtitan_layers(base, point);
     fmt::format_to(std::back_inserter(out),
@@ -149,14 +168,22 @@ std::string refused_by_deepspeed(const Scenario& base, const PlanPoint& point) {
   Refusal out;
   out.unless(!model.has_experts() && !model.has_latent_attention() && !model.qk_norm,
              "its pipeline engine is modeled for dense layers without latent attention and norms of queries and keys");
+  out.unless(model.projection_bias == model.mlp_bias && model.qkv_bias == model.mlp_bias,
+             "its linear layers have biases all together");
+  out.unless(!traits_of(base.training.precision).narrow(), "its GEMMs have 16 bits");
+  out.unless(!base.training.tp_comm_overlap, "its tensor-parallel communication does not overlap");
+  out.unless(base.training.cross_entropy == Training::CrossEntropy::separate, "its loss is not fused");
+  out.unless(!base.training.overlap_grad_reduce, "its pipeline engine does not overlap the reduction of gradients");
+  out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
+  out.unless(base.training.zero_stage() < 2, "its pipeline engine has the ZeRO stages 0 and 1");
   out.unless(point.family->name == "1f1b", "the schedule of its pipeline engine is 1f1b");
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.cp == 1, "its pipeline engine has no context parallelism");
   out.unless(point.ep == 1, "its pipeline engine has no expert parallelism");
+  out.unless(!point.overlap_param_gather, "it gathers parameters after the step");
   out.unless(!point.pipeline_before_data, "its stages are not placed before the replicas");
   out.unless(point.recompute != Training::Recompute::selective, "it does not recompute attention alone");
-  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
-             "it does not recompute only the leading layers of a stage");
+  out.unless(point.recompute_layers == 0, "it does not recompute only the leading layers of a stage");
   out.unless(point.first_layers == 0 && point.last_layers == 0 && point.stage_layers.empty() &&
                  base.stage_layers.empty() && model.layers % point.pp == 0,
              "it distributes layers evenly");
@@ -179,6 +206,7 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
   add(true, fmt::format("--num-layers {} --hidden-size {} --num-attention-heads {} --ffn-hidden-size {}", model.layers,
                         model.hidden, model.heads, model.ffn_hidden));
   add(model.kv_heads != model.heads, fmt::format("--num-key-value-heads {}", model.kv_heads));
+  add(model.head_dim * model.heads != model.hidden, fmt::format("--kv-channels {}", model.head_dim));
   add(true,
       fmt::format("--seq-length {0} --max-position-embeddings {1} --vocab-size {2}", scenario.training.sequence_length,
                   std::max<std::int64_t>(scenario.training.sequence_length, model.positions), model.vocab));
@@ -188,14 +216,17 @@ std::string deepspeed_arguments(const Scenario& base, const PlanSpace& space, co
   add(!model.tied_embeddings, "--untie-embeddings-and-output-weights");
   add(!model.projection_bias && !model.mlp_bias, "--disable-bias-linear");
   add(!model.dropout, "--hidden-dropout 0 --attention-dropout 0");
+  add(!scenario.training.scatter_gather, "--no-scatter-gather-tensors-in-pipeline");
+  add(scenario.training.transformer_engine, "--transformer-impl transformer_engine");
   add(scenario.training.flash_attention, "--use-flash-attn-v2");
   add(true, "--bf16");
-  return out + fmt::format(
-                   "\nds_config.json: {{\"train_batch_size\": {}, \"train_micro_batch_size_per_gpu\": {}, "
-                   "\"gradient_accumulation_steps\": {}, \"zero_optimization\": {{\"stage\": {}}}, \"bf16\": "
-                   "{{\"enabled\": true}}, \"gradient_clipping\": {}}}\n",
-                   base.global_batch, point.micro_batch, point.microbatches, point.distributed_optimizer ? 1 : 0,
-                   scenario.clip_gradients ? "1.0" : "0.0");
+  return out +
+         fmt::format(
+             "\nds_config.json: {{\"train_batch_size\": {}, \"train_micro_batch_size_per_gpu\": {}, "
+             "\"gradient_accumulation_steps\": {}, \"zero_optimization\": {{\"stage\": {}}}, \"bf16\": "
+             "{{\"enabled\": true}}, \"data_types\": {{\"grad_accum_dtype\": \"{}\"}}, \"gradient_clipping\": {}}}\n",
+             base.global_batch, point.micro_batch, point.microbatches, point.distributed_optimizer ? 1 : 0,
+             scenario.training.gradient_bytes == 2 ? "bf16" : "fp32", scenario.clip_gradients ? "1.0" : "0.0");
 }
 
 std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
@@ -204,13 +235,15 @@ std::string refused_by_sluice(const Scenario& base, const PlanPoint& point) {
   out.unless(!model.has_experts(), "its kernels do not support mixtures of experts");
   out.unless(!model.has_latent_attention(), "its kernels do not support latent attention");
   out.unless(!model.qk_norm, "its kernels do not support normalized queries and keys");
+  out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
+  out.unless(!traits_of(base.training.precision).narrow(), "runs do not support GEMMs in 8 or 4 bits");
+  out.unless(!base.training.tp_comm_overlap, "runs do not overlap tensor-parallel communication");
   out.unless(point.cp == 1, "runs do not support context parallelism");
   out.unless(point.ep == 1, "runs do not support expert parallelism");
   out.unless(!point.distributed_optimizer, "runs do not support a distributed optimizer");
   out.unless(!point.pipeline_before_data, "runs place replicas before stages");
   out.unless(point.recompute != Training::Recompute::selective, "runs do not support selective recomputation");
-  out.unless(point.recompute != Training::Recompute::full || base.training.recompute_layers == 0,
-             "runs do not support recomputation of some layers");
+  out.unless(point.recompute_layers == 0, "runs do not support recomputation of some layers");
   out.unless(model.kv_heads % point.tp == 0, "each tensor-parallel rank needs a key/value head");
   return out.take();
 }
@@ -281,8 +314,12 @@ void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& sp
   };
   if (!base.model) return;  // enumerating reports it
   if (const std::string reason = refused(plainest()); !reason.empty()) fail("the scenario", reason);
+  space.megatron_transfers = framework.name == "megatron";
+  space.base_transfers = !space.megatron_transfers;
   if (framework.name == "torchtitan") {
-    if (base.training.fused_cross_entropy) fail("--cross-entropy-loss-fusion", "its loss is not fused");
+    if (base.training.cross_entropy != Training::CrossEntropy::separate) {
+      fail("--cross-entropy-loss-fusion", "its loss is not fused");
+    }
     if (!space.sequence_parallel) fail("--no-sequence-parallel", "its tensor parallelism splits sequences as well");
   }
   const auto probe = [&](const char* flag, const auto& values, const auto& set) {
@@ -297,6 +334,11 @@ void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& sp
   probe("--tp", space.tp, [](PlanPoint& point, int tp) { point.tp = tp; });
   probe("--cp", space.cp, [](PlanPoint& point, int cp) { point.cp = cp; });
   probe("--ep", space.ep, [](PlanPoint& point, int ep) { point.ep = ep; });
+  probe("--etp", space.etp, [](PlanPoint& point, int etp) { point.etp = etp; });
+  probe("--recompute-num-layers", space.recompute_layers, [](PlanPoint& point, int layers) {
+    point.recompute = Training::Recompute::full;
+    point.recompute_layers = layers;
+  });
   probe("--slices", space.slices, [](PlanPoint& point, int slices) { point.slices = slices; });
   constexpr std::array kRecompute = {"none", "selective", "full"};
   probe("--recompute", space.recompute, [&](PlanPoint& point, const std::string& word) {

@@ -43,7 +43,8 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
     out.add("--expert-model-parallel-size", training.ep);
     out.add("--moe-token-dispatcher-type", "alltoall");
   }
-  if (training.tp > 1) out.add("--expert-tensor-parallel-size", 1);  // by default the tensor-parallel size
+  // By default the tensor-parallel size.
+  if (training.tp > 1 || training.etp > 1) out.add("--expert-tensor-parallel-size", training.etp);
 }
 
 void add_latent_attention(const LatentAttention& latent, Arguments& out) {
@@ -83,6 +84,7 @@ void add_model(const Transformer& model, const Training& training, Arguments& ou
     out.add("--hidden-dropout", 0);
     out.add("--attention-dropout", 0);
   }
+  if (model.mtp_layers > 0) out.add("--mtp-num-layers", model.mtp_layers);
   if (model.has_experts()) add_experts(model, training, out);
 }
 
@@ -100,18 +102,37 @@ void add_layers(const Scenario& scenario, const PlanPoint& point, Arguments& out
     if (point.last_layers > 0) out.add("--decoder-last-pipeline-num-layers", point.last_layers);
   } else {
     std::vector<int> counts;
-    for (const StageContents& stage :
-         split_layers(*scenario.model, stages, scenario.stage_layers, point.first_layers, point.last_layers)) {
+    for (const StageContents& stage : split_layers(*scenario.model, stages, scenario.stage_layers, point.first_layers,
+                                                   point.last_layers, scenario.mtp_stage)) {
       counts.push_back(stage.layers);
     }
-    out.add("--pipeline-model-parallel-layout", fmt::format("'{}'", layout_of(counts)));
+    out.add("--pipeline-model-parallel-layout",
+            fmt::format("'{}'", layout_of(counts, scenario.model->mtp_layers, scenario.mtp_stage)));
   }
 }
 
 // Kernels and precision.
 void add_kernels(const Scenario& scenario, Arguments& out) {
   const Training& training = scenario.training;
-  out.add("--bf16", true);
+  out.add(training.precision == GemmPrecision::fp16 ? "--fp16" : "--bf16", true);
+  switch (training.precision) {
+    case GemmPrecision::bf16:
+    case GemmPrecision::fp16: break;
+    case GemmPrecision::fp8: out.add("--fp8-format", "hybrid"); break;
+    case GemmPrecision::fp8_current:
+      out.add("--fp8-format", "hybrid");
+      out.add("--fp8-recipe", "tensorwise");
+      break;
+    case GemmPrecision::mxfp8:
+      out.add("--fp8-format", "e4m3");
+      out.add("--fp8-recipe", "mxfp8");
+      break;
+    case GemmPrecision::nvfp4:
+      out.add("--fp4-format", "e2m1");
+      out.add("--fp4-recipe", "nvfp4");
+      break;
+  }
+  out.add("--fp8-param-gather", training.narrow_parameters);
   out.add("--grad-reduce-in-bf16", training.gradient_bytes == 2);
   if (!scenario.clip_gradients) out.add("--clip-grad", 0);
   if (training.transformer_engine) out.add("--transformer-impl", "transformer_engine");
@@ -120,7 +141,11 @@ void add_kernels(const Scenario& scenario, Arguments& out) {
   } else {
     out.add("--attention-backend", "unfused");
   }
-  out.add("--cross-entropy-loss-fusion", training.fused_cross_entropy);
+  const bool fused_loss =
+      training.cross_entropy == Training::CrossEntropy::native || training.cross_entropy == Training::CrossEntropy::te;
+  out.add("--cross-entropy-loss-fusion", fused_loss);
+  out.add("--no-bias-swiglu-fusion", !training.fused_activation);
+  if (training.cross_entropy == Training::CrossEntropy::te) out.add("--cross-entropy-fusion-impl", "te");
 }
 
 }  // namespace
@@ -142,14 +167,26 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   }
   out.add("--use-tp-pp-dp-mapping", point.pipeline_before_data);
   out.add("--sequence-parallel", training.sequence_parallel);
+  out.add("--tp-comm-overlap", training.tp_comm_overlap && training.tp > 1);
   out.add("--use-distributed-optimizer", point.distributed_optimizer);
+  out.add("--moe-grouped-gemm", scenario.model->has_experts() && training.grouped_experts);
+  if (training.deferred_head_gradients > 0) {
+    out.add("--defer-embedding-wgrad-compute", true);
+    out.add("--wgrad-deferral-limit", training.deferred_head_gradients);
+  }
   out.add("--overlap-grad-reduce", training.overlap_grad_reduce);
+  out.add("--overlap-param-gather", training.overlap_param_gather);
   out.add("--no-scatter-gather-tensors-in-pipeline", !training.scatter_gather);
   out.add("--micro-batch-size", point.micro_batch);
   out.add("--global-batch-size", base.global_batch);
   switch (point.recompute) {
     case Training::Recompute::none: break;
-    case Training::Recompute::selective: out.add("--recompute-activations", true); break;
+    case Training::Recompute::selective:
+      out.add("--recompute-activations", true);
+      if (training.recompute_modules != RecomputeModules(RecomputeModule::core_attention)) {
+        out.add("--recompute-modules", fmt::format("{}", fmt::join(names_of(training.recompute_modules), " ")));
+      }
+      break;
     case Training::Recompute::full:
       out.add("--recompute-granularity", "full");
       if (training.recompute_layers > 0) {

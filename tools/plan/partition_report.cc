@@ -54,12 +54,17 @@ double excess(Duration time, Duration reference) { return to_seconds(time) / to_
 
 bool has_given(const Partition& found) { return found.given_result.status == PlanStatus::simulated; }
 
+std::string layout(const Partition& found) { return layout_of(found.layers, found.mtp_layers, found.mtp_stage); }
+std::string given_layout(const Partition& found) {
+  return layout_of(found.given, found.mtp_layers, found.given_mtp_stage);
+}
+
 std::string comparison_with_even(const Partition& found) {
   if (found.given.empty()) return "there is no even split: more stages than layers";
   if (!has_given(found)) return "the even split is not possible: " + found.given_result.reason;
-  if (found.layers == found.given) return "this is the even split";
+  if (layout(found) == given_layout(found)) return "this is the even split";
   const PlanResult& given = found.given_result;
-  return fmt::format("even split {}: {}{}", layout_of(found.given), time_text(given.iteration),
+  return fmt::format("even split {}: {}{}", given_layout(found), time_text(given.iteration),
                      !given.fits ? ", does not fit"
                      : given.tight
                          ? ", within the memory margin"
@@ -79,6 +84,7 @@ PlanPoint only_configuration(const Scenario& base, const PlanSpace& space) {
   PlanSpace one = space;
   one.uneven_outer_stages = false;
   one.empty_stages = true;
+  if (one.recompute_layers.empty()) one.recompute_layers = {0};
   const std::vector<PlanPoint> points = enumerate(base, one);
   if (points.size() == 1) return points.front();
   std::vector<std::string> open;
@@ -94,10 +100,14 @@ PlanPoint only_configuration(const Scenario& base, const PlanSpace& space) {
   differ("--pp", &PlanPoint::pp);
   differ("--dp", &PlanPoint::dp);
   differ("--ep", &PlanPoint::ep);
+  differ("--etp", &PlanPoint::etp);
   differ("--vpp", &PlanPoint::chunks);
   differ("--mbs", &PlanPoint::micro_batch);
   differ("--slices", &PlanPoint::slices);
   differ("--recompute", &PlanPoint::recompute);
+  differ("--recompute-num-layers", &PlanPoint::recompute_layers);
+  differ("--overlap-grad-reduce", &PlanPoint::overlap_grad_reduce);
+  differ("--overlap-param-gather", &PlanPoint::overlap_param_gather);
   differ("--use-distributed-optimizer", &PlanPoint::distributed_optimizer);
   differ("--use-tp-pp-dp-mapping", &PlanPoint::pipeline_before_data);
   throw InputError(fmt::format("plan: --partition: expected one configuration, got {}: give one value each for {}",
@@ -110,7 +120,7 @@ std::string partition_table(const PartitionReport& report) {
                                 report.interrupted ? " · interrupted: best so far" : "");
   if (!found.result.fits) return out;
   const Gpu& gpu = report.base.cluster->gpu;
-  out += fmt::format("layout     {}\n", layout_of(found.layers));
+  out += fmt::format("layout     {}\n", layout(found));
   out += fmt::format("iteration  {}{}, {}\n           {}\n", time_text(found.result.iteration),
                      found.result.tight ? " (within the memory margin)" : "", certainty(found),
                      comparison_with_even(found));
@@ -130,7 +140,7 @@ std::string partition_json(const PartitionReport& report) {
   const Gpu& gpu = report.base.cluster->gpu;
   OrderedJson out = {{"schema", "sluice.partition/1"}, {"interrupted", report.interrupted},
                      {"seconds", report.seconds},      {"simulated", found.simulated},
-                     {"fits", found.result.fits},      {"pipeline_layout", layout_of(found.layers)},
+                     {"fits", found.result.fits},      {"pipeline_layout", layout(found)},
                      {"stage_layers", found.layers},   {"iteration_s", to_seconds(found.result.iteration)},
                      {"proven", found.proven}};
   out["lower_bound_s"] = found.bound > Duration{0} ? OrderedJson(to_seconds(found.bound)) : OrderedJson(nullptr);
@@ -138,7 +148,7 @@ std::string partition_json(const PartitionReport& report) {
   out["within_memory_margin"] = found.result.tight;
   out["even"] = nullptr;
   if (has_given(found)) {
-    out["even"] = {{"pipeline_layout", layout_of(found.given)},
+    out["even"] = {{"pipeline_layout", given_layout(found)},
                    {"iteration_s", to_seconds(found.given_result.iteration)},
                    {"fits", found.given_result.fits},
                    {"needed_memory_bytes", found.given_result.needed_bytes}};
@@ -158,8 +168,7 @@ std::string partition_refusal(const PartitionReport& report) {
   if (result.status != PlanStatus::simulated) return "plan: no partition is possible: " + result.reason;
   if (result.fits) return "";
   return fmt::format("plan: no partition fits in memory: the smallest found needs {:.1f} of {:.1f} GiB ({})",
-                     in_gib(result.needed_bytes), in_gib(report.base.cluster->gpu.memory_bytes),
-                     layout_of(report.found.layers));
+                     in_gib(result.needed_bytes), in_gib(report.base.cluster->gpu.memory_bytes), layout(report.found));
 }
 
 }  // namespace sluice::tools

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -56,11 +57,15 @@ constexpr std::string_view kSearchedFlags[] = {"--schedule",
                                                "--cp",
                                                "--dp",
                                                "--ep",
+                                               "--etp",
                                                "--gpus",
                                                "--sequence-parallel",
                                                "--recompute",
                                                "--recompute-num-layers",
                                                "--use-distributed-optimizer",
+                                               "--dp-shard",
+                                               "--overlap-grad-reduce",
+                                               "--overlap-param-gather",
                                                "--use-tp-pp-dp-mapping",
                                                "--mbs",
                                                "--stage-layers",
@@ -80,6 +85,8 @@ struct PlanOptions {
   std::vector<std::string> schedules;
   std::string runs_on = "any";
   std::vector<std::string> distributed_optimizer;
+  std::vector<std::string> overlap_grad_reduce;
+  std::vector<std::string> overlap_param_gather;
   std::vector<std::string> mapping;
   std::string slicing = "balanced";
   bool no_sequence_parallel = false;
@@ -101,14 +108,17 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/parallelism/cp",
                                              "/parallelism/dp",
                                              "/parallelism/ep",
+                                             "/parallelism/etp",
                                              "/parallelism/vpp",
                                              "/parallelism/layers_per_virtual_stage",
                                              "/parallelism/stage_layers",
                                              "/parallelism/pipeline_layout",
                                              "/parallelism/sequence_parallel",
                                              "/parallelism/distributed_optimizer",
+                                             "/parallelism/dp_shard",
                                              "/parallelism/recompute",
                                              "/parallelism/recompute_layers",
+                                             "/parallelism/overlap_param_gather",
                                              "/parallelism/pipeline_before_data",
                                              "/batch/micro_batch",
                                              "/batch/microbatches",
@@ -126,8 +136,10 @@ void fill_from_file(const nlohmann::json& document, PlanSpace& space) {
   fill("/parallelism/pp", space.pp);
   fill("/parallelism/dp", space.dp);
   fill("/parallelism/ep", space.ep);
+  fill("/parallelism/etp", space.etp);
   fill("/parallelism/vpp", space.chunks);
   fill("/parallelism/recompute", space.recompute);
+  fill("/parallelism/recompute_layers", space.recompute_layers);
   fill("/parallelism/distributed_optimizer", space.distributed_optimizer);
   fill("/parallelism/pipeline_before_data", space.pipeline_before_data);
   fill("/batch/micro_batch", space.micro_batch);
@@ -144,6 +156,11 @@ Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
     ScenarioFlags::read(document, options.file);  // reports wrong values
     fill_from_file(document, space);
   }
+  // Which not all configurations can have.
+  if (const nlohmann::json::json_pointer gather("/parallelism/overlap_param_gather");
+      space.overlap_param_gather.empty() && document.contains(gather) && document.at(gather).is_boolean()) {
+    space.overlap_param_gather.push_back(document.at(gather));
+  }
   if (const nlohmann::json::json_pointer gpus("/parallelism/gpus"); document.contains(gpus)) {
     if (space.gpus == 0 && document.at(gpus).is_number_integer()) space.gpus = document.at(gpus);
     document.at("parallelism").erase("gpus");  // of all configurations
@@ -157,6 +174,11 @@ Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
     if (document.contains(place)) document.at(place.parent_pointer()).erase(place.back());
   }
   Scenario scenario = ScenarioFlags::read(document, options.file);
+  if (scenario.training.zero_stage() > 1 && !options.distributed_optimizer.empty()) {
+    throw InputError(
+        fmt::format("plan: --use-distributed-optimizer excludes --zero-stage {}, which shards optimizer states too",
+                    scenario.training.zero_stage()));
+  }
   if (scenario.cluster && space.gpus > 0 && !scenario.cluster->nodes_specified) {
     const std::int64_t node = scenario.cluster->gpus_per_node;
     scenario.cluster->nodes = static_cast<int>((space.gpus + node - 1) / node);
@@ -189,6 +211,8 @@ PlanSpace space_of(const PlanOptions& options) {
     }
   }
   space.distributed_optimizer = yes_or_no(options.distributed_optimizer, "--use-distributed-optimizer");
+  space.overlap_grad_reduce = yes_or_no(options.overlap_grad_reduce, "--overlap-grad-reduce");
+  space.overlap_param_gather = yes_or_no(options.overlap_param_gather, "--overlap-param-gather");
   space.pipeline_before_data = yes_or_no(options.mapping, "--use-tp-pp-dp-mapping");
   space.sequence_parallel = !options.no_sequence_parallel;
   space.balanced_slices = options.slicing == "balanced";
@@ -292,6 +316,12 @@ SearchEnd search(Plan& plan, const MpiRanks& ranks, const PlanPeers& peers, cons
       if (ranks.first()) progress->done(base + (done += more * ranks.size()));
     };
     const std::vector<PlanResult> results = plan.work_out(mine, interrupt.flag(), count);
+    if (ranks.size() == 1) {
+      plan.take(mine, results);
+      plan.end_round();
+      if (interrupt.came()) return SearchEnd::interrupted;
+      continue;
+    }
     SearchEnd end = SearchEnd::complete;
     Patience patience(peers, interrupt);
     const auto parts = ranks.all_gather(to_bytes(mine, results, interrupt.came()), [&] { return patience.is_over(); });
@@ -337,6 +367,7 @@ int partition_command(const PlanOptions& options) {
   PartitionReport report{.base = base, .space = space, .point = only_configuration(base, space), .found = {}};
   report.found = best_partition(scenario_of(base, space, report.point), {}, interrupt.flag());
   report.point.stage_layers = report.found.layers;
+  report.point.mtp_stage = report.found.mtp_stage;
   report.interrupted = interrupt.came();
   report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   print_message(calibration_warning(base));
@@ -346,6 +377,28 @@ int partition_command(const PlanOptions& options) {
   const std::string refusal = partition_refusal(report);
   print_message(refusal);
   return refusal.empty() ? kDone : kNotFeasible;
+}
+
+// Throws InputError for a plan of which all configurations are invalid, with what the flags and the file specify.
+[[noreturn]] void throw_invalid(const PlanOptions& options, const Plan& plan, std::string reason) {
+  const std::string source = (options.file.empty() ? std::string("command line") : options.file) + ": ";
+  std::vector<std::string> given;
+  if (const std::string flags = requested_flags(plan.space()); !flags.empty()) given.push_back(flags);
+  const nlohmann::json document = options.flags->document(options.file);
+  for (const char* section : {"parallelism", "batch"}) {
+    if (!document.contains(section)) continue;
+    for (const auto& [key, value] : document.at(section).items()) {
+      const std::string pointer = fmt::format("/{}/{}", section, key);
+      if (std::find(std::begin(kIgnoredKeys), std::end(kIgnoredKeys), pointer) != std::end(kIgnoredKeys)) continue;
+      const std::string named = ScenarioFlags::naming_flags(source + pointer + ": ", document, options.file);
+      given.push_back(fmt::format("{} {}", named.substr(0, named.size() - 2), value.dump()));
+    }
+  }
+  for (const std::string& prefix : {source, std::string("/parallelism: ")}) {
+    if (reason.starts_with(prefix)) reason.erase(0, prefix.size());
+  }
+  throw InputError(
+      fmt::format("plan: every configuration of {} is invalid; the first: {}", fmt::join(given, ", "), reason));
 }
 
 int plan_command(const PlanOptions& options) {
@@ -388,6 +441,7 @@ int plan_command(const PlanOptions& options) {
     fmt::print("{}", options.json ? plan_json(report) : plan_table(report));
     if (end == SearchEnd::alone) end_alone(peers);
     if (interrupted) return kInterrupted;
+    if (const std::string invalid = plan_invalid(plan); !invalid.empty()) throw_invalid(options, plan, invalid);
     const std::string refusal = plan_refusal(plan);
     if (refusal.empty()) return kDone;
     print_message(refusal);
@@ -454,6 +508,8 @@ Subcommand add_plan_command(CLI::App& app) {
         "Data-parallel sizes, 1 to 1048576 (default: GPUs / (tp x cp x pp))");
   sizes("--ep,--expert-model-parallel-size", space.ep, 1 << 16,
         "Expert-parallel sizes, 1 to 65536 (default: divisors of the number of experts that divide tp x cp x dp)");
+  sizes("--etp,--expert-tensor-parallel-size", space.etp, 4096,
+        "Numbers of ranks over which each expert is split, 1 to 4096 (default: 1)");
   sizes("--vpp", space.chunks, kMaxStages,
         "Numbers of chunks per rank, for interleaved families, 1 to 32767 (default: all up to 8)");
   sizes("--mbs,--micro-batch-size", space.micro_batch, 1 << 20,
@@ -466,6 +522,17 @@ Subcommand add_plan_command(CLI::App& app) {
              ->check(CLI::IsMember({"balanced", "even"})));
   list("--recompute", space.recompute, "Activation recomputation: none, selective, full (default: all that differ)")
       ->type_name("TEXT:{none,selective,full}");
+  list("--recompute-num-layers", space.recompute_layers,
+       "With full recomputation: numbers of leading layers recomputed per stage, 0 to 100000, where 0 is all (default: "
+       "all, a half and a quarter; for the first ten of the ranking, the smallest number that fits)")
+      ->check(CLI::Range(0, 100000));
+  list("--overlap-grad-reduce", options->overlap_grad_reduce,
+       "Overlap gradient reduction with the backward pass: yes, no (default: as in the scenario, no)")
+      ->type_name("TEXT:{yes,no}");
+  list("--overlap-param-gather", options->overlap_param_gather,
+       "Gather parameters before the first forward of each stage instead of after the step, with the distributed "
+       "optimizer and overlapped gradient reduction: yes, no (default: as in the scenario, no)")
+      ->type_name("TEXT:{yes,no}");
   list("--use-distributed-optimizer", options->distributed_optimizer,
        "Shard optimizer states over the replicas: yes, no (default: both)")
       ->type_name("TEXT:{yes,no}");

@@ -9,6 +9,7 @@ std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResul
   json rows = json::array();
   for (std::size_t i = 0; i < work.size(); ++i) {
     const PlanResult& result = results[i];
+    if (result.status == PlanStatus::open && result.needed_bytes == 0) continue;  // stopped before it was assessed
     const Throughput& speed = result.throughput;
     rows.push_back(
         json::array({work[i].point, work[i].structure, work[i].simulate, static_cast<int>(result.status), result.fits,

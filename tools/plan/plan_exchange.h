@@ -15,7 +15,7 @@ struct PlanPart {
   bool interrupted = false;
 };
 
-// Encode and decode a part for exchange between processes; all values stay exact.
+// Encode and decode a part for exchange between processes; all values stay exact. Work that was stopped is left out.
 std::string to_bytes(std::span<const Plan::Work> work, std::span<const PlanResult> results, bool interrupted);
 PlanPart plan_part_of(const std::string& bytes);
 

@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 
 #include "sim/planner/shortlist.h"
+#include "sim/planner/structure_runs.h"
 #include "tools/plan/megatron_arguments.h"
 #include "traces/text/quantity_text.h"
 
@@ -18,9 +22,17 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
+// Number of configurations of which the exact memory is computed to find the smallest.
+constexpr std::size_t kMostSmallest = 512;
+
 constexpr std::array kRecompute = {"none", "selective", "full"};
 
 const char* recompute_of(const PlanPoint& point) { return kRecompute[static_cast<std::size_t>(point.recompute)]; }
+
+// "full 3" where three layers per stage are recomputed.
+std::string recompute_text(const PlanPoint& point) {
+  return point.recompute_layers > 0 ? fmt::format("full {}", point.recompute_layers) : recompute_of(point);
+}
 
 double gib(std::int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
@@ -41,7 +53,9 @@ std::vector<std::string_view> runners_of(const Scenario& base, const PlanPoint& 
 // What the prediction of a configuration rests on and frameworks do differently.
 std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& point) {
   std::vector<std::string> out;
-  if (point.pp > 1) out.emplace_back(base.blocks_transfers() ? "sends block" : "sends overlap");
+  if (point.pp > 1) out.emplace_back(blocks_transfers(base, point) ? "sends block" : "sends overlap");
+  if (point.overlap_grad_reduce && point.dp * point.cp > 1) out.emplace_back("gradient reduction overlaps");
+  if (point.overlap_param_gather) out.emplace_back("parameter gather overlaps");
   const bool joint = point.family->name == "dualpipe" || point.family->name == "dualpipe-v";
   if (joint && base.training.joint_overlap == Training::JointOverlap::all) {
     out.emplace_back("joint blocks hide all communication");
@@ -126,26 +140,28 @@ std::string ranking_text(const PlanReport& report, const std::vector<int>& ranki
   };
   const bool with_context = any(&PlanPoint::cp);
   const bool with_experts = any(&PlanPoint::ep);
+  const bool with_expert_parts = any(&PlanPoint::etp);
   std::vector<std::vector<std::string>> rows = {{"#", "tp", "pp", "dp", "vpp", "mbs", "slices", "schedule", "recompute",
                                                  "iteration", "tok/s/GPU", "MFU", "bubble", "peak GiB", "vs #1", ""}};
-  const auto add_sizes = [&](const std::string& context, const std::string& experts) {
+  const auto add_sizes = [&](const std::string& context, const std::string& experts, const std::string& parts) {
+    if (with_expert_parts) rows.back().insert(rows.back().begin() + 4, parts);
     if (with_experts) rows.back().insert(rows.back().begin() + 4, experts);
     if (with_context) rows.back().insert(rows.back().begin() + 2, context);
   };
-  add_sizes("cp", "ep");
+  add_sizes("cp", "ep", "etp");
   const double best = to_seconds(plan.results()[ranking.front()].iteration);
   for (int i = 0; i < std::min<int>(report.top, static_cast<int>(ranking.size())); ++i) {
     const PlanPoint& point = plan.points()[ranking[i]];
     const PlanResult& result = plan.results()[ranking[i]];
     rows.push_back({std::to_string(i + 1), std::to_string(point.tp), std::to_string(point.pp), std::to_string(point.dp),
                     std::to_string(point.chunks), std::to_string(point.micro_batch), std::to_string(point.slices),
-                    std::string(point.family->name), recompute_of(point), time_text(result.iteration),
+                    std::string(point.family->name), recompute_text(point), time_text(result.iteration),
                     grouped(tokens_per_device(point, result)), fmt::format("{:.1f} %", 100 * result.throughput.mfu),
                     fmt::format("{:.1f} %", 100 * result.bubble_fraction),
                     fmt::format("{:.1f}", gib(result.needed_bytes)),
                     i == 0 ? "-" : fmt::format("{:+.1f} %", 100 * (to_seconds(result.iteration) / best - 1)),
                     notes(plan.base(), point, result, report.framework == nullptr)});
-    add_sizes(std::to_string(point.cp), std::to_string(point.ep));
+    add_sizes(std::to_string(point.cp), std::to_string(point.ep), std::to_string(point.etp));
   }
   return rows_text(rows);
 }
@@ -201,6 +217,7 @@ Shortlist shortlist_of(const PlanReport& report, const std::vector<int>& ranking
     PlanPoint kind = point;
     kind.first_layers = kind.last_layers = 0;
     kind.stage_layers.clear();
+    kind.mtp_stage = kLastStage;
     kind.distributed_optimizer = kind.pipeline_before_data = false;
     if (std::find(kinds.begin(), kinds.end(), kind) != kinds.end()) continue;
     kinds.push_back(kind);
@@ -235,12 +252,16 @@ OrderedJson sizes_json(const PlanPoint& point) {
           {"pp", point.pp},
           {"dp", point.dp},
           {"ep", point.ep},
+          {"etp", point.etp},
           {"vpp", point.chunks},
           {"micro_batch", point.micro_batch},
           {"microbatches", point.microbatches},
           {"slices", point.slices},
           {"recompute", recompute_of(point)},
+          {"recompute_layers", point.recompute_layers},
           {"distributed_optimizer", point.distributed_optimizer},
+          {"overlap_grad_reduce", point.overlap_grad_reduce},
+          {"overlap_param_gather", point.overlap_param_gather},
           {"pipeline_before_data", point.pipeline_before_data},
           {"first_stage_layers", point.first_layers},
           {"last_stage_layers", point.last_layers}};
@@ -361,7 +382,8 @@ std::string plan_json(const PlanReport& report) {
 std::string plan_csv(const Plan& plan) {
   std::string out =
       "place,status,schedule,tp,cp,pp,dp,ep,vpp,micro_batch,microbatches,slices,recompute,distributed_optimizer,"
-      "pipeline_before_data,first_stage_layers,last_stage_layers,iteration_s,least_iteration_s,bubble_fraction,"
+      "pipeline_before_data,first_stage_layers,last_stage_layers,etp,recompute_layers,overlap_grad_reduce,"
+      "overlap_param_gather,iteration_s,least_iteration_s,bubble_fraction,"
       "tokens_per_s_per_device,mfu,needed_memory_bytes,pipeline_layout,reason\n";
   std::vector<int> order = plan.ranking();
   const std::size_t ranked = order.size();
@@ -380,10 +402,12 @@ std::string plan_csv(const Plan& plan) {
     }
     const auto figure = [&](bool there, double value) { return there ? fmt::format("{:.9g}", value) : std::string(); };
     fmt::format_to(
-        std::back_inserter(out), "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
+        std::back_inserter(out),
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}\n",
         i < ranked ? std::to_string(i + 1) : "", status_of(result), point.family->name, point.tp, point.cp, point.pp,
         point.dp, point.ep, point.chunks, point.micro_batch, point.microbatches, point.slices, recompute_of(point),
         point.distributed_optimizer ? 1 : 0, point.pipeline_before_data ? 1 : 0, point.first_layers, point.last_layers,
+        point.etp, point.recompute_layers, point.overlap_grad_reduce ? 1 : 0, point.overlap_param_gather ? 1 : 0,
         figure(simulated, to_seconds(result.iteration)), figure(result.bound > Duration{0}, to_seconds(result.bound)),
         figure(simulated, result.bubble_fraction), figure(simulated, tokens_per_device(point, result)),
         figure(simulated, result.throughput.mfu), result.needed_bytes > 0 ? std::to_string(result.needed_bytes) : "",
@@ -392,23 +416,42 @@ std::string plan_csv(const Plan& plan) {
   return out;
 }
 
+std::string plan_invalid(const Plan& plan) {
+  const bool all = std::all_of(plan.results().begin(), plan.results().end(),
+                               [](const PlanResult& result) { return result.status == PlanStatus::refused; });
+  return all && !plan.results().empty() ? plan.results().front().reason : "";
+}
+
 std::string plan_refusal(const Plan& plan) {
   if (!plan.ranking().empty()) return "";
-  int closest = -1;
+  // Configurations over the memory have lower bounds. From the lowest on, the exact numbers are computed, until no
+  // bound is below the best; full recomputation and small microbatches come first of equal bounds.
+  std::vector<int> order;
   for (int point = 0; point < std::ssize(plan.points()); ++point) {
-    const PlanResult& result = plan.results()[point];
-    if (result.needed_bytes == 0) continue;
-    if (closest < 0 || result.needed_bytes < plan.results()[closest].needed_bytes) closest = point;
+    if (plan.results()[point].needed_bytes > 0) order.push_back(point);
   }
-  if (closest < 0) {
-    const auto refused = std::find_if(plan.results().begin(), plan.results().end(),
-                                      [](const PlanResult& result) { return result.status == PlanStatus::refused; });
-    return refused == plan.results().end()
-               ? "plan: no configuration was evaluated"
-               : "plan: every configuration is invalid; the first error: " + refused->reason;
+  if (order.empty()) return "plan: no configuration was evaluated";
+  const auto key = [&](int point) {
+    const PlanPoint& of = plan.points()[point];
+    return std::tuple(plan.results()[point].needed_bytes, of.recompute != Training::Recompute::full, of.micro_batch,
+                      -of.slices, point);
+  };
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
+  int closest = order.front();
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  std::size_t tried = 0;
+  for (; tried < std::min(order.size(), kMostSmallest); ++tried) {
+    if (plan.results()[order[tried]].needed_bytes >= least) break;
+    const Scenario scenario = scenario_of(plan.base(), plan.space(), plan.points()[order[tried]]);
+    const PlanResult exact = StructureRuns(scenario).run(scenario);
+    if (exact.needed_bytes == 0 || exact.needed_bytes >= least) continue;
+    least = exact.needed_bytes;
+    closest = order[tried];
   }
-  return fmt::format("plan: no configuration fits in memory: the smallest needs at least {:.1f} of {:.1f} GiB ({})",
-                     gib(plan.results()[closest].needed_bytes), gib(plan.base().cluster->gpu.memory_bytes),
+  const bool proven = tried == order.size() || plan.results()[order[tried]].needed_bytes >= least;
+  if (least == std::numeric_limits<std::int64_t>::max()) least = plan.results()[closest].needed_bytes;
+  return fmt::format("plan: no configuration fits in memory: the smallest {} {:.1f} of {:.1f} GiB ({})",
+                     proven ? "needs" : "found needs", gib(least), gib(plan.base().cluster->gpu.memory_bytes),
                      flags_of(plan.base(), plan.space(), plan.points()[closest]));
 }
 

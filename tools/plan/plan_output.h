@@ -27,6 +27,8 @@ std::string plan_json(const PlanReport& report);
 // Returns CSV with one row per configuration, ranked ones first.
 std::string plan_csv(const Plan& plan);
 
+// Returns the reason why the first configuration is invalid if all are; otherwise "".
+std::string plan_invalid(const Plan& plan);
 // Returns the reason why no configuration fits, with the smallest one. Empty if one fits.
 std::string plan_refusal(const Plan& plan);
 

@@ -26,6 +26,7 @@ struct ProfileOptions {
   std::string output;
   RunPlaceFlags place;
   bool json = false;
+  bool like = false;  // only for the help: with it, add_profile_like_command takes the place of this command
 };
 
 std::string milliseconds(double seconds) { return fmt::format("{:.4f}", 1e3 * seconds); }
@@ -110,7 +111,8 @@ Subcommand add_profile_command(CLI::App& app) {
       "  sluice fit profile.json -o cost.json\n"
       "  sluice profile --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 \\\n"
       "      --seq-length 512 --mbs 1 --pp 2 --time-budget 60 -o profile.json\n"
-      "  mpirun -n 4 sluice profile --pp 2 --tp 2 -o profile.json\n\n"
+      "  mpirun -n 4 sluice profile --pp 2 --tp 2 -o profile.json\n"
+      "  sluice profile --like examples/llama3-8b-zbv-h100.json -o kernels.py\n\n"
       "All ranks measure concurrently, because ranks of a run share cores, caches and clocks. It measures F, B, I and "
       "W "
       "of the embedding, a layer and the head over slice lengths and prefixes, in varying order until the time is up, "
@@ -125,6 +127,11 @@ Subcommand add_profile_command(CLI::App& app) {
   add_output(*command, "-o,--output", options->output, "Write the profile (sluice.profile/1, docs/formats.md)")
       ->group(kProfile);
   command->add_flag("--json", options->json, "Print the profile as JSON")->group(kProfile);
+  command
+      ->add_flag("--like", options->like,
+                 "Measure nothing here: list the GEMM and attention kernels of a scenario and write a PyTorch script "
+                 "that times them on a GPU ('sluice profile --like --help')")
+      ->group(kProfile);
   options->place.add_to(*command, kProfile);
   return {command, [options] { return options->flags->naming_flags([&] { return profile_command(*options); }); }};
 }

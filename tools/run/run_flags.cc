@@ -29,16 +29,22 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--cp-comm-type",
                                              "--ep",
                                              "--etp",
+                                             "--overlap-param-gather",
                                              "--joint-overlap",
                                              "--sequence-parallel",
+                                             "--tp-comm-overlap",
+                                             "--precision",
+                                             "--fp8-param-gather",
                                              "--recompute-num-layers",
                                              "--use-distributed-optimizer",
                                              "--cross-entropy-loss-fusion",
                                              "--overlap-p2p-communication",
                                              "--cluster",
                                              "--nodes",
+                                             "--gpus-per-node",
                                              "--software",
                                              "--calibration",
+                                             "--kernel-times",
                                              "--jitter",
                                              "--trials",
                                              "--seed",
@@ -138,6 +144,7 @@ RunFlags::RunFlags(CLI::App& command, bool own_schedule_flag) : values_(std::mak
   command.add_option("scenario", values.file, "Scenario file (docs/formats.md); flags override its keys");
   std::vector<std::string_view> without(std::begin(kUnsupported), std::end(kUnsupported));
   if (own_schedule_flag) without.push_back("--schedule");
+  ScenarioFlags::add_imports(command, values.file);
   values.scenario = std::make_unique<ScenarioFlags>(command, without);
   describe_run_defaults(command);
   const auto training = [](CLI::Option* option) { return option->group("Training"); };
@@ -203,9 +210,13 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
   };
   refuse(training.cp > 1, "context parallelism (/parallelism/cp)");
   refuse(training.ep > 1, "expert parallelism (/parallelism/ep)");
+  refuse(training.etp > 1, "expert-tensor parallelism (/parallelism/etp)");
+  refuse(traits_of(training.precision).narrow(), "GEMMs in 8 or 4 bits (/parallelism/precision)");
   refuse(training.sequence_parallel, "sequence parallelism (/parallelism/sequence_parallel)");
-  refuse(training.distributed_optimizer, "a distributed optimizer (/parallelism/distributed_optimizer)");
+  refuse(training.distributed_optimizer,
+         "a distributed optimizer (/parallelism/distributed_optimizer, /parallelism/zero)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
+  refuse(scenario.model && scenario.model->mtp_layers > 0, "multi-token prediction (--mtp-num-layers 0 leaves it out)");
   refuse(training.recompute_layers > 0, "recomputation of some layers (/parallelism/recompute_layers)");
   refuse(scenario.schedule == kAutomatic, "--schedule auto: write a schedule file with 'sluice schedule auto -o FILE'");
   if (!scenario.model) throw InputError(scenario.source + ": /model: required (--model)");
@@ -218,7 +229,8 @@ int RunFlags::naming_flags(const std::function<int()>& work) const {
 }
 
 void RunFlags::print_ignored(std::string_view command) const {
-  constexpr std::string_view kIgnored[] = {"/cluster", "/software", "/cost", "/calibration", "/perturbation"};
+  constexpr std::string_view kIgnored[] = {"/cluster",      "/software",    "/cost",
+                                           "/kernel_times", "/calibration", "/perturbation"};
   const std::string note = ScenarioFlags::ignored(values_->file, command, kIgnored);
   print_message(note);
   ScenarioFlags::print_notes(values_->file);

@@ -22,9 +22,10 @@ struct ImportOptions {
 int import_command(const ImportOptions& options) {
   if (options.file.empty()) throw InputError("import: expected a file or --megatron-args");
   if (!ScenarioFlags::is_imported(options.file)) {
-    throw InputError(
-        options.file +
-        ": expected a script that starts Megatron-LM, its printed arguments, or a TOML file of torchtitan");
+    throw InputError(options.file +
+                     ": expected a script that starts Megatron-LM, its printed arguments, a TOML file of torchtitan, "
+                     "or a YAML file of "
+                     "NeMo or Megatron-Bridge");
   }
   const nlohmann::json document = options.flags->document(options.file);
   ScenarioFlags::read(document, options.file);
@@ -43,15 +44,16 @@ int import_command(const ImportOptions& options) {
 Subcommand add_import_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
       "import",
-      "Write the configuration of Megatron-LM or torchtitan as a scenario file.\n\n"
+      "Write the configuration of another framework as a scenario file.\n\n"
       "Examples:\n"
       "  sluice import pretrain.sh --cluster dgx-h100 --vocab-size 128256 -o scenario.json\n"
       "  sluice import run.log --cluster dgx-h100 -o scenario.json\n\n"
-      "The file is a shell script, a log that prints the arguments, the printed arguments alone, or a TOML file. Other "
-      "commands "
-      "that "
-      "take a scenario file read such files as well. Arguments that change time or memory and are not modeled are "
-      "printed, and those that are unknown.");
+      "The file is a shell script that starts Megatron-LM or Megatron-DeepSpeed, a log that prints their arguments, "
+      "the "
+      "printed arguments alone, a TOML file of torchtitan, or a YAML file of NeMo 1 or Megatron-Bridge. Other commands "
+      "that take a scenario file read such "
+      "files "
+      "as well. Arguments that change time or memory and are not modeled are printed, and those that are unknown.");
   command->group("Predict and plan");
   command->footer("Exit codes: 0 success, 2 wrong input.");
   const auto options = std::make_shared<ImportOptions>();

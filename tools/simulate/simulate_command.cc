@@ -42,7 +42,8 @@ struct SimulateOptions {
   std::vector<int> trace_ranks;
   bool trace_idle = false;
   std::string ops;
-  std::string explain;  // a stage, "true" for all distinct stages, or empty
+  std::string explain;         // a stage, "true" for all distinct stages, or empty
+  std::string explain_memory;  // a rank, "true" for that with the highest peak, or empty
   std::string csv;
   std::vector<std::string> sweep;
   std::string colour = "auto";
@@ -115,6 +116,10 @@ int simulate_one(const SimulateOptions& options) {
   Progress progress("trial", setup.scenario().perturbation.trials);
   const Prediction prediction = predict(setup, {.keep_memory = pictures || !options.trace.empty(),
                                                 .trial_progress = [&](std::int64_t done) { progress.done(done); }});
+  std::optional<ExplainedMemory> memory;
+  if (!options.explain_memory.empty()) {
+    memory = explained_memory(setup, prediction, options.explain_memory == "true" ? "most" : options.explain_memory);
+  }
   if (!options.trace.empty()) write_trace(options, setup, prediction);
   if (!options.ops.empty()) {
     write_file_whole(options.ops,
@@ -131,10 +136,11 @@ int simulate_one(const SimulateOptions& options) {
         fmt::format("the graph has {} vertices, too many to search for configurations that fit", setup.graph().size()));
   }
   if (options.json) {
-    fmt::print("{}", simulation_json(setup, prediction, explained, remedies, automatic));
+    fmt::print("{}", simulation_json(setup, prediction, explained, memory, remedies, automatic));
   } else {
     fmt::print("{}", simulation_table(setup, prediction, remedies, automatic));
     if (!explained.empty()) fmt::print("{}", explain_text(setup, explained));
+    if (memory) fmt::print("{}", explain_memory_text(setup, prediction, *memory));
     if (options.gantt) {
       GanttOptions gantt{.colour = terminal_colour(options.colour)};
       gantt.width = options.width > 0 ? options.width : terminal_columns(140) - 40;
@@ -181,6 +187,8 @@ int simulate_command(const SimulateOptions& options) {
   };
   refuse(options.explain == "true" && is_number(options.file),
          "--explain: write the stage after '=', as in --explain=0");
+  refuse(options.explain_memory == "true" && is_number(options.file),
+         "--explain-memory: write the rank after '=', as in --explain-memory=0");
   refuse(options.json && options.gantt, "--json and --gantt exclude each other");
   refuse(options.trace.empty() && options.trace_idle, "--trace-idle needs --trace");
   refuse(!options.compare_with.empty() && options.report.empty() && options.svg.empty(),
@@ -198,8 +206,9 @@ int simulate_command(const SimulateOptions& options) {
   refuse(options.figure.transfers || options.svg_no_memory,
          "--sweep excludes --svg-transfers and --svg-no-memory, which are for the figure of one run");
   refuse(options.gantt || !options.trace.empty() || !options.ops.empty() || !options.report.empty() ||
-             !options.compare_with.empty() || !options.explain.empty(),
-         "--sweep excludes --gantt, --trace, --ops, --explain, --report and --compare-with, which show one run");
+             !options.compare_with.empty() || !options.explain.empty() || !options.explain_memory.empty(),
+         "--sweep excludes --gantt, --trace, --ops, --explain, --explain-memory, --report and --compare-with, which "
+         "show one run");
   return simulate_sweep(options);
 }
 
@@ -263,6 +272,9 @@ Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> argument
   command->add_flag("--explain", options->explain,
                     "Print the kernels of each distinct stage, or of one (--explain=STAGE): FLOPs, bytes, time and "
                     "the limiting resource");
+  command->add_flag("--explain-memory", options->explain_memory,
+                    "Print the tensors that the rank with the highest peak, or another (--explain-memory=RANK), holds "
+                    "at its peak, with their formulas");
   command
       ->add_option("--sweep", options->sweep,
                    "KEY=a,b,c: predict each value of a flag (pp, schedule, ...) or scenario key (parallelism/pp); "

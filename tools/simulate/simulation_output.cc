@@ -374,7 +374,11 @@ std::string iteration_line(const Setup& setup, const Prediction& prediction, std
   if (prediction.throughput.model_tflops_per_device > 0) {
     fmt::format_to(to, "    {:.1f} TFLOP/s per device", prediction.throughput.model_tflops_per_device);
   }
-  if (prediction.throughput.mfu > 0) fmt::format_to(to, "    MFU {:.1f} %", 100 * prediction.throughput.mfu);
+  if (prediction.throughput.mfu > 0) {
+    const PrecisionTraits& traits = traits_of(setup.scenario().training.precision);
+    fmt::format_to(to, "    MFU {:.1f} %", 100 * prediction.throughput.mfu);
+    if (traits.narrow()) fmt::format_to(to, " of the peak with {} bits", traits.bits);
+  }
   if (prediction.fit) {
     fmt::format_to(to, "    memory {:.1f} / {:.1f} GiB (rank {})",
                    static_cast<double>(prediction.fit->needed_bytes) / kGiB,
@@ -430,7 +434,8 @@ std::string trials_line(const Perturbation& perturbation, const Trials& trials) 
 }  // namespace
 
 std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
-                            std::span<const Remedy> remedies, const AutoResult* automatic) {
+                            const std::optional<ExplainedMemory>& memory, std::span<const Remedy> remedies,
+                            const AutoResult* automatic) {
   const Schedule& schedule = setup.schedule();
   const Metrics& metrics = prediction.metrics;
   OrderedJson out;
@@ -472,7 +477,9 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
     out["memory"] = fit_json(*prediction.fit, remedies);
   }
   if (prediction.trials) out["jitter"] = trials_json(setup.scenario().perturbation, *prediction.trials);
+  if (setup.scenario().kernel_times) out["measured_kernels"] = measured_kernels_json(setup);
   if (!explained.empty()) out["explain"] = explain_json(explained);
+  if (memory) out["explain_memory"] = explain_memory_json(prediction, *memory);
   return out.dump(2) + "\n";
 }
 
@@ -501,6 +508,7 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction, s
   out += rank_table(setup, prediction);
   fmt::format_to(to, "\n  idle   {}\n  waits for  {}\n  critical path  {}\n", idle_line(prediction),
                  idle_roots_line(setup, prediction), path_line(setup.graph(), prediction));
+  out += measured_kernels_text(setup);
   out += culprit_rank_line(setup, prediction) + culprit_link_line(setup, prediction);
   if (prediction.trials) out += trials_line(setup.scenario().perturbation, *prediction.trials);
   return out;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -8,14 +9,16 @@
 #include "sim/engine/fit_advice.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/auto_schedule.h"
+#include "tools/simulate/explain_output.h"
 
 namespace sluice::tools {
 
 // Returns the JSON document of `simulate --json`, schema sluice.simulation/1 (docs/formats.md). `explained` ops are
-// included if there are any, `remedies` if the run does not fit in memory, and the search result of --schedule auto
-// unless `automatic` is null.
+// included if there are any, `memory` if given, `remedies` if the run does not fit in memory, and the search result of
+// --schedule auto unless `automatic` is null.
 std::string simulation_json(const Setup& setup, const Prediction& prediction, std::span<const ExplainedOp> explained,
-                            std::span<const Remedy> remedies, const AutoResult* automatic = nullptr);
+                            const std::optional<ExplainedMemory>& memory, std::span<const Remedy> remedies,
+                            const AutoResult* automatic = nullptr);
 
 // Returns the summary and the table of ranks for the terminal. Arguments as above.
 std::string simulation_table(const Setup& setup, const Prediction& prediction, std::span<const Remedy> remedies,

@@ -82,7 +82,9 @@ std::vector<ReportMetric> headline(const Setup& setup, const Prediction& predict
   }
   if (throughput.mfu > 0) {
     out.push_back({"MFU", fmt::format("{:.1f} %", 100 * throughput.mfu),
-                   fmt::format("{:.1f} TFLOP/s per device", throughput.model_tflops_per_device), throughput.mfu, true});
+                   fmt::format("{:.1f} TFLOP/s per device, of the peak with {} bits",
+                               throughput.model_tflops_per_device, traits_of(setup.scenario().training.precision).bits),
+                   throughput.mfu, true});
   } else if (throughput.model_tflops_per_device > 0) {
     out.push_back({"TFLOP/s per device", fmt::format("{:.1f}", throughput.model_tflops_per_device),
                    "model FLOPs, without recomputation", throughput.model_tflops_per_device});

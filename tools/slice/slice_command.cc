@@ -25,7 +25,8 @@ namespace sluice::tools {
 namespace {
 
 // Scenario flags that do not apply to slicing.
-constexpr std::string_view kUnusedFlags[] = {"--memory-cap", "--time-budget", "--placement"};
+constexpr std::string_view kUnusedFlags[] = {"--memory-cap", "--time-budget", "--placement", "--slicing",
+                                             "--slice-lengths"};
 
 // The fastest cut, which --balanced is compared with, has at least this many positions and fewer than twice as many.
 constexpr int kFewestPositions = 256;

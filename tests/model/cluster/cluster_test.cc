@@ -25,7 +25,7 @@ TEST(Catalogue, EveryNodeLoadsAndEveryFileIsUsed) {
   for (const std::string& name : catalogue_nodes()) {
     const Cluster cluster = load_cluster(name, 2);
     EXPECT_EQ(cluster.nodes, 2) << name;
-    EXPECT_EQ(cluster.num_gpus(), 16) << name;
+    EXPECT_EQ(cluster.num_gpus(), 2 * cluster.gpus_per_node) << name;
     EXPECT_GT(cluster.intra_node.bandwidth_bytes_per_s, cluster.inter_node.bandwidth_bytes_per_s) << name;
   }
   // GPUs and links load by name within an inline node.
@@ -107,25 +107,39 @@ TEST(Catalogue, MatchesTheDataSheets) {
   EXPECT_FALSE(load_cluster("p3.16xlarge", 1).nic_per_gpu);
 }
 
+// An NVLink domain of 72 GPUs is a node, of which a scenario may use fewer.
+TEST(Catalogue, DomainsOf72MayBeUsedInPart) {
+  EXPECT_EQ(load_cluster("gb200-nvl72", 2).num_gpus(), 144);
+  EXPECT_EQ(from_text(R"({"node": "gb300-nvl72", "nodes": 4, "gpus_per_node": 64})").num_gpus(), 256);
+  EXPECT_THROW(from_text(R"({"node": "gb300-nvl72", "gpus_per_node": 73})"), InputError);
+  EXPECT_THROW(from_text(R"({"node": "gb300-nvl72", "gpus_per_node": 0})"), InputError);
+}
+
 TEST(Catalogue, SuggestsTheNearestSoftware) {
   EXPECT_EQ(error_of([] { load_software("megatron"); }),
-            "software: expected a file or one of megatron-deepspeed, megatron-lm, nemo-fp8, got \"megatron\"; did you "
+            "software: expected a file or one of megatron-deepspeed, megatron-lm, nemo-2023, nemo-2024, nemo, "
+            "torchtitan-eager, torchtitan-rowwise, torchtitan, got "
+            "\"megatron\"; did you "
             "mean 'megatron-lm'?");
 }
 
 TEST(LoadCluster, SuggestsTheNearestName) {
-  EXPECT_EQ(error_of([] { load_cluster("dgx-a100-80g", 1); }),
-            "cluster: expected a file or one of a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
-            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
-            "\"dgx-a100-80g\"; did you mean 'dgx-a100-80gb'?");
+  EXPECT_EQ(
+      error_of([] { load_cluster("dgx-a100-80g", 1); }),
+      "cluster: expected a file or one of a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
+      "dgx-b300, dgx-h100, dgx-h200, gb200-nvl72, gb300-nvl72, h100-96gb, h800, mi300x, p3.16xlarge, p3dn.24xlarge, "
+      "p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
+      "\"dgx-a100-80g\"; did you mean 'dgx-a100-80gb'?");
   EXPECT_EQ(error_of([] { load_cluster("no/such.json", 1); }), "no/such.json: cannot open: No such file or directory");
   EXPECT_EQ(error_of([] { load_cluster("dgx-h100", -1); }), "nodes: expected a whole number from 1 to 65536, got -1");
   EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h100", "node_count": 4})"); }),
             "c.json: /node_count: unknown key");
-  EXPECT_EQ(error_of([] { from_text(R"({"node": "dgx-h10", "nodes": 4})"); }),
-            "c.json: /node: expected a node: a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
-            "dgx-h100, dgx-h200, p3.16xlarge, p3dn.24xlarge, p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
-            "\"dgx-h10\"; did you mean 'dgx-h100'?");
+  EXPECT_EQ(
+      error_of([] { from_text(R"({"node": "dgx-h10", "nodes": 4})"); }),
+      "c.json: /node: expected a node: a100-800g, a100-roce, dgx-a100-40gb, dgx-a100-80gb, dgx-b200, "
+      "dgx-b300, dgx-h100, dgx-h200, gb200-nvl72, gb300-nvl72, h100-96gb, h800, mi300x, p3.16xlarge, p3dn.24xlarge, "
+      "p4d.24xlarge, p4de.24xlarge, p5.48xlarge, got "
+      "\"dgx-h10\"; did you mean 'dgx-h100'?");
   EXPECT_EQ(error_of([] { from_text(R"({"node": {"gpu": "a100-80gb", "gpus": 0}})"); }),
             "c.json: /node/gpus: expected a number from 1 to 1024, got 0");
 }

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "model/errors.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {
@@ -63,6 +67,32 @@ TEST(Kernels, HaveTheTensorParallelVolumeOfTheWorkload) {
     }
     EXPECT_EQ(bytes, kind == OpKind::W ? 0 : 2.0 * 2 * 2 * 2048 * 12288) << letter(kind);
   }
+}
+
+// On A100, 4 layers of 3,072 per rank, 16-bit gradients: the backward of the first rank takes 2,271 us more than the
+// median of the middle ranks with 128,000 words and 4,155 us with 256,000 at 2,048 tokens, and 2,609 and 4,898 us at
+// 4,096 tokens (sail-sg/VocabularyParallelism@6191c3bf, artifact/exp_one_host.csv and full-exp.txt).
+TEST(Kernels, OfTheEmbeddingsGradientCoverTheWholeTable) {
+  Transformer model = example("gpt3-1b.json");
+  model.hidden = 3072;
+  Training training = training_of(1, 1, 1, 2048);
+  training.gradient_bytes = 2;
+  const auto bytes = [&](std::int64_t words, std::int64_t tokens) {
+    model.vocab = words;
+    double sum = 0;
+    for (const KernelCall& call : embedding_kernels(model, training, OpKind::B, {1, tokens, 0})) {
+      sum += call.bytes * call.count;
+    }
+    return sum;
+  };
+  // Zeroed (2), then read, and added to the sum (2 + 2 x 2): 8 bytes per element, whatever the tokens.
+  const double more = bytes(256000, 2048) - bytes(128000, 2048);
+  EXPECT_EQ(more, 8.0 * 128000 * 3072);
+  EXPECT_EQ(bytes(256000, 4096) - bytes(128000, 4096), more);
+  const Gpu gpu = load_cluster("dgx-a100-80gb", 1).gpu;
+  const double seconds = more / (gpu.memory_bandwidth_bytes_per_s * gpu.memory_efficiency);
+  const double measured = ((4155 - 2271) + (4898 - 2609)) / 2.0 * 1e-6;
+  EXPECT_NEAR(seconds / measured, 1, 0.1);
 }
 
 TEST(Analytic, BackwardIsInputAndWeightGradients) {
@@ -192,6 +222,27 @@ TEST(Analytic, RecomputationRepeatsTheConfiguredLayers) {
   EXPECT_GT(cost.recompute_s(3, shape, 0), core);
   EXPECT_DOUBLE_EQ(cost.recompute_s(3, shape, 0), cost.compute_s(OpKind::F, 3, shape, 0));
   EXPECT_LT(cost.recompute_s(7, shape, 0), cost.compute_s(OpKind::F, 7, shape, 0));  // not the head
+}
+
+TEST(Analytic, RecomputedModulesRepeatTheirKernels) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(8, 1, 8, 2048);
+  training.recompute = Training::Recompute::selective;
+  const MicrobatchShape shape{1, {2048}};
+  const auto seconds = [&](RecomputeModules modules) {
+    training.recompute_modules = modules;
+    return cost_of(model, training).recompute_s(3, shape, 0);
+  };
+  const double norms = seconds(RecomputeModule::norm);
+  const double mlp = seconds(RecomputeModule::mlp);
+  EXPECT_GT(norms, 0);
+  EXPECT_GT(mlp, norms);
+  EXPECT_EQ(seconds(RecomputeModule::activation), 0);  // of experts
+  const double both = seconds(RecomputeModules(RecomputeModule::norm) | RecomputeModule::mlp);
+  EXPECT_GT(both, mlp);
+  EXPECT_LE(both, norms + mlp);  // less where the host limits the short kernels
+  training.recompute = Training::Recompute::full;
+  EXPECT_LT(mlp, cost_of(model, training).recompute_s(3, shape, 0));
 }
 
 TEST(Analytic, ShortOpsTakeAsLongAsTheHostNeeds) {
@@ -376,6 +427,212 @@ TEST(Analytic, UnfusedSoftmaxCostsMoreWhereTheKernelDoesNotFit) {
   };
   EXPECT_NE(names(1).find("softmax in 32 bit"), std::string::npos);
   EXPECT_EQ(names(2).find("softmax in 32 bit"), std::string::npos);
+}
+
+// The four GEMMs of a layer have narrow operands; attention, the head and the router do not.
+TEST(NarrowFormats, AreThoseOfLinearLayersOnly) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, 1, 1, 8192);
+  const SliceShape slice{1, 8192, 0};
+  const std::vector<KernelCall> plain = layer_kernels(model, training, OpKind::B, slice);
+  for (const auto& [precision, bits, bytes] :
+       {std::tuple(GemmPrecision::fp8, 8, 1.0), std::tuple(GemmPrecision::mxfp8, 8, 1 + 1.0 / 32),
+        std::tuple(GemmPrecision::nvfp4, 4, 0.5 + 1.0 / 16)}) {
+    training.precision = precision;
+    int gemms = 0;
+    double cast = 0;
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::B, slice)) {
+      cast += call.kind == KernelClass::cast ? call.bytes * call.count : 0;
+      if (call.kind != KernelClass::gemm) continue;
+      ++gemms;
+      EXPECT_EQ(call.gemm.bits, bits);
+      EXPECT_EQ(call.gemm.operand_bytes, bytes);
+    }
+    EXPECT_EQ(gemms, 8);
+    // Output gradients: of the projection and the MLP's output h each, of QKV and of the MLP's input.
+    const double width = 2.0 * model.hidden + static_cast<double>(model.query_width() + model.key_value_width()) +
+                         2.0 * model.ffn_hidden;
+    EXPECT_DOUBLE_EQ(cast, traits_of(precision).gradient.bytes * 8192 * width);
+    EXPECT_EQ(head_kernels(model, training, OpKind::W, slice).front().gemm.bits, 16);
+  }
+  training.precision = GemmPrecision::fp16;
+  EXPECT_EQ(layer_kernels(model, training, OpKind::B, slice).size(), plain.size());
+}
+
+// Large layers gain more from narrow operands than small ones, whose casts, launches and results weigh more, and never
+// as much as the peaks differ.
+TEST(NarrowFormats, GainMoreInLargeLayers) {
+  const auto gain = [](const char* name, int tp) {
+    Training training = training_of(tp, 1, 1, 1024);
+    training.sequence_parallel = true;
+    const Transformer model = example(name);
+    const auto layer_s = [&](GemmPrecision precision) {
+      training.precision = precision;
+      return cost_of(model, training, "dgx-h100", 1).compute_s(OpKind::F, 0, {4, {1024}}, 0);
+    };
+    return layer_s(GemmPrecision::bf16) / layer_s(GemmPrecision::fp8);
+  };
+  const double large = gain("gpt-1t.json", 8);
+  const double small = gain("gpt2/config.json", 1);
+  EXPECT_GT(large, 1.2);
+  EXPECT_LT(large, 1979.0 / 989);
+  EXPECT_LT(small, large - 0.1);
+}
+
+TEST(NarrowFormats, NeedUnitsOfTheGpu) {
+  const Transformer model = example("llama3-8b/config.json");
+  const auto error_of = [&](GemmPrecision precision, const char* node) -> std::string {
+    Training training = training_of(1, 1, 1, 8192);
+    training.precision = precision;
+    try {
+      cost_of(model, training, node, 1);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  EXPECT_EQ(error_of(GemmPrecision::fp8, "dgx-a100-80gb"), "precision fp8: A100-80GB multiplies no operands of 8 bits");
+  EXPECT_EQ(error_of(GemmPrecision::mxfp8, "dgx-h100"),
+            "precision mxfp8: H100-80GB multiplies no operands of 8 bits with a scale per block");
+  EXPECT_EQ(error_of(GemmPrecision::nvfp4, "dgx-h100"), "precision nvfp4: H100-80GB multiplies no operands of 4 bits");
+  EXPECT_EQ(error_of(GemmPrecision::nvfp4, "gb300-nvl72"), "none");
+  EXPECT_EQ(error_of(GemmPrecision::mxfp8, "dgx-b200"), "none");
+}
+
+// One of tp parts of a collective is exposed at least, and all of it at most.
+TEST(TensorOverlap, HidesAllButOnePart) {
+  const Transformer model = example("llama3-70b/config.json");
+  for (const int tp : {2, 4, 8}) {
+    Training training = training_of(tp, 1, 1, 8192);
+    training.sequence_parallel = true;
+    Cluster cluster = load_cluster("dgx-h100", 8);
+    const auto cost = [&] {
+      return AnalyticCost(model, training, split_layers(model, 1, {}, 0, 0), cluster, load_software("nemo"));
+    };
+    for (const OpKind kind : {OpKind::F, OpKind::I}) {
+      const auto exposed = [&] {
+        double seconds = 0;
+        for (const KernelCall& call : layer_kernels(model, training, kind, {1, 8192, 0})) {
+          if (is_collective(call.kind)) seconds += cost().kernel_s(call);
+        }
+        return seconds;
+      };
+      training.tp_comm_overlap = false;
+      const double all = exposed();
+      training.tp_comm_overlap = true;
+      EXPECT_LT(exposed(), all);
+      cluster.gpu.overlap_slowdown = 1;
+      EXPECT_GE(exposed(), all / tp * 0.999);
+      cluster.gpu.overlap_slowdown = 2;  // a GEMM loses as much as is hidden
+      EXPECT_NEAR(exposed(), all, 0.05 * all);
+      cluster = load_cluster("dgx-h100", 8);
+    }
+    // Without sequence parallelism there is nothing to overlap.
+    training.sequence_parallel = false;
+    const double with = cost().compute_s(OpKind::F, 0, {1, {8192}}, 0);
+    training.tp_comm_overlap = false;
+    EXPECT_EQ(cost().compute_s(OpKind::F, 0, {1, {8192}}, 0), with);
+  }
+}
+
+TEST(Sharding, GathersTheNextUnitDuringAUnit) {
+  const auto time = [](const std::vector<ShardedUnit>& units, double slowdown = 1) {
+    const ShardingTime sum = sharding_time(units, slowdown);
+    return std::array{sum.gather_s, sum.reduce_s, sum.slowdown_s};
+  };
+  using Times = std::array<double, 3>;
+  EXPECT_EQ(time({}), (Times{0, 0, 0}));
+  // Gathers of 1 s behind 3 s of compute: only the first is exposed.
+  EXPECT_EQ(time({{1, 3, 0}, {1, 3, 0}, {1, 3, 0}}), (Times{1, 0, 0}));
+  // Gathers of 3 s: each starts with the previous unit, which ends 2 s before it.
+  EXPECT_EQ(time({{3, 1, 0}, {3, 1, 0}, {3, 1, 0}}), (Times{7, 0, 0}));
+  // Compute from 0 to 3, 3 to 6; reductions from 3 to 4 and 6 to 7.
+  EXPECT_EQ(time({{0, 3, 1}, {0, 3, 1}}), (Times{0, 1, 0}));
+  // One stream: compute ends at 3 and 4, reductions from 3 to 7 and to 11.
+  EXPECT_EQ(time({{0, 3, 4}, {0, 1, 4}}), (Times{0, 7, 0}));
+  // The gather of the third unit, issued at 1, waits for the reduction of the first until 5 and ends at 6.
+  EXPECT_EQ(time({{0, 1, 4}, {0, 1, 0}, {1, 1, 0}}), (Times{4, 0, 0}));
+  // Beside collectives compute takes twice as long: 1 s of each gather delays it by half a second.
+  EXPECT_EQ(time({{1, 3, 0}, {1, 3, 0}, {1, 3, 0}}, 2), (Times{1, 0, 1}));
+  // The whole second unit is beside the reduction: 4 s instead of 2.
+  EXPECT_EQ(time({{0, 1, 9}, {0, 2, 0}}, 2), (Times{0, 5, 2}));
+}
+
+Training zero_of(int zero, int dp, int shard = 0) {
+  Training training = training_of(1, dp, 1, 4096);
+  training.distributed_optimizer = zero > 0;
+  training.zero = std::max(1, zero);
+  training.dp_shard = shard;
+  return training;
+}
+
+// Without a pipeline, ops gather and reduce. What they add is the exposed time of the units, with copies.
+TEST(Sharding, IsPartOfTheOpsWithoutAPipeline) {
+  const Transformer model = example("llama3-8b/config.json");
+  const MicrobatchShape shape{1, {4096}};
+  const auto seconds = [&](OpKind kind, const Training& training, int nodes = 2) {
+    return cost_of(model, training, "dgx-h100", nodes).compute_s(kind, 0, shape, 0);
+  };
+  const auto added = [&](OpKind kind, const Training& training) {
+    return seconds(kind, training) - seconds(kind, zero_of(1, training.dp));
+  };
+  // Stage 1 changes no op, 2 only the backward.
+  EXPECT_EQ(seconds(OpKind::F, zero_of(0, 16)), seconds(OpKind::F, zero_of(1, 16)));
+  EXPECT_EQ(added(OpKind::F, zero_of(2, 16)), 0);
+  EXPECT_GT(added(OpKind::B, zero_of(2, 16)), 0);
+  EXPECT_GT(added(OpKind::F, zero_of(3, 16)), 0);
+  EXPECT_GT(added(OpKind::B, zero_of(3, 16)), added(OpKind::B, zero_of(2, 16)));
+  // Parameters that stay gathered are not gathered again.
+  Training held = zero_of(3, 16);
+  held.reshard_after_forward = false;
+  EXPECT_EQ(seconds(OpKind::F, held), seconds(OpKind::F, zero_of(3, 16)));
+  EXPECT_EQ(seconds(OpKind::B, held), seconds(OpKind::B, zero_of(2, 16)));
+  // One replica has nothing to gather.
+  EXPECT_EQ(seconds(OpKind::B, zero_of(3, 1)), seconds(OpKind::B, zero_of(0, 1)));
+  // Shards within a node are gathered faster than over two; their reduction needs both nodes in either case.
+  EXPECT_LT(added(OpKind::F, zero_of(3, 16, 8)), added(OpKind::F, zero_of(3, 16)));
+  // The exposed time is at least that of the first gather and of the last reduction: 2 and 4 bytes per word embedding.
+  const Cluster cluster = load_cluster("dgx-h100", 2);
+  const Placement placement(zero_of(3, 16), cluster);
+  const double words = 128256.0 * 4096;
+  EXPECT_GE(added(OpKind::F, zero_of(3, 16)),
+            Collectives(cluster, placement).all_gather_s(placement.data_group(), 2 * words));
+  EXPECT_GE(added(OpKind::B, zero_of(3, 16)),
+            Collectives(cluster, placement).reduce_scatter_s(placement.data_group(), 4 * words));
+}
+
+TEST(Sharding, OfCopiesReducesOverThemToo) {
+  const Transformer model = example("llama3-8b/config.json");
+  const auto reduce = [&](int shard) {
+    return cost_of(model, zero_of(1, 16, shard), "dgx-h100", 2)
+        .collective_s(CollectiveKind::gradient_reduce, 0, 1 << 30);
+  };
+  const auto gather = [&](int shard) {
+    return cost_of(model, zero_of(1, 16, shard), "dgx-h100", 2)
+        .collective_s(CollectiveKind::parameter_gather, 0, 1 << 30);
+  };
+  const Cluster cluster = load_cluster("dgx-h100", 2);
+  const Placement placement(zero_of(1, 16, 8), cluster);
+  const Collectives collectives(cluster, placement);
+  const Reach node{.size = 8, .nodes = 1, .per_node = 8};
+  const Reach pair{.size = 2, .nodes = 2, .per_node = 1};
+  EXPECT_EQ(gather(8), collectives.all_gather_s(node, 1 << 30));
+  EXPECT_EQ(reduce(8), collectives.reduce_scatter_s(node, 1 << 30) + collectives.all_reduce_s(pair, 1 << 27));
+  EXPECT_EQ(gather(16), gather(0));
+  EXPECT_EQ(reduce(16), reduce(0));
+}
+
+TEST(Analytic, MemorySpeedScalesKernelsThatOnlyMoveData) {
+  const Transformer model = example("llama3-8b/config.json");
+  const auto seconds = [&](KernelClass kind, double speed) {
+    Software software = load_software("torchtitan");
+    software.memory_speed = speed;
+    const AnalyticCost cost(model, training_of(1, 1, 1, 4096), split_layers(model, 1, {}, 0, 0),
+                            load_cluster("h100-96gb", 1), software);
+    return cost.kernel_time({.kind = kind, .bytes = 1e9}).memory_s;
+  };
+  EXPECT_DOUBLE_EQ(seconds(KernelClass::memory, 0.5), 2 * seconds(KernelClass::memory, 1));
+  EXPECT_DOUBLE_EQ(seconds(KernelClass::gemm, 0.5), seconds(KernelClass::gemm, 1));
 }
 
 }  // namespace

@@ -144,6 +144,54 @@ TEST(Groups, OfExpertsFollowEachOther) {
   EXPECT_EQ(placement.replicas(), 16);
 }
 
+TEST(Groups, OfPartsOfExpertsAreNextToEachOther) {
+  const Cluster cluster = load_cluster("dgx-h100", 4);
+  // Megatron-LM's order within a stage: expert-tensor ranks, then expert ranks, then replicas of the experts.
+  Training training = training_of(2, 1, 8, 4);
+  training.etp = 2;
+  const Placement placement(training, cluster);
+  const auto is = [](const Reach& reach, int size, int nodes, int per_node) {
+    return reach.size == size && reach.nodes == nodes && reach.per_node == per_node;
+  };
+  EXPECT_TRUE(is(placement.expert_tensor_group(), 2, 1, 2));  // 0, 1
+  EXPECT_TRUE(is(placement.expert_group(), 4, 1, 4));         // 0, 2, 4, 6
+  EXPECT_TRUE(is(placement.expert_data_group(), 2, 2, 1));    // 0, 8
+}
+
+// Each of etp ranks multiplies the rows of all of them with its part of the experts: the same FLOPs, in larger GEMMs,
+// after an all-gather and before a reduce-scatter in each direction.
+TEST(ExpertParts, GatherTheRowsOfTheirRanks) {
+  const Transformer model = example("mixtral-8x7b/config.json");
+  Training whole = training_of(2, 1, 4, 8);
+  Training parts = training_of(2, 1, 4, 4);
+  parts.etp = 2;
+  const double sent = kTokens / 2.0 * 2;  // copies of the tokens of a rank, for two experts each
+  for (const OpKind kind : {OpKind::F, OpKind::I, OpKind::W}) {
+    double flops = 0;
+    double gathered = 0;
+    int gathers = 0;
+    for (const KernelCall& call : layer_kernels(model, whole, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      flops += call.flops;
+      EXPECT_NE(call.kind, KernelClass::expert_all_gather);
+    }
+    for (const KernelCall& call : layer_kernels(model, parts, kind, {1, kTokens, 0}, LayerKind::experts)) {
+      flops -= call.flops;
+      if (call.kind == KernelClass::gemm && call.gemm.apart && kind == OpKind::F) {
+        EXPECT_EQ(call.gemm.m, 2 * sent / 2);  // two experts per rank
+      }
+      if (call.kind != KernelClass::expert_all_gather) continue;
+      ++gathers;
+      gathered += call.bytes;
+    }
+    EXPECT_NEAR(flops, 0, 1e-6 * kTokens * model.hidden);
+    EXPECT_EQ(gathers, kind == OpKind::W ? 0 : 2);
+    EXPECT_DOUBLE_EQ(gathered, kind == OpKind::W ? 0 : 2 * 2 * 2 * sent * model.hidden);
+  }
+  const MicrobatchShape shape{1, {kTokens}};
+  EXPECT_GT(expert_cost_of(model, parts).compute_s(OpKind::F, 0, shape, 0),
+            expert_cost_of(model, whole).compute_s(OpKind::F, 0, shape, 0));
+}
+
 TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
   const Transformer model = example("mixtral-8x7b/config.json");
   Training training = training_of(1, 1, 16, 8);

@@ -79,6 +79,37 @@ TEST(Explain, RowsAddUpToThePriceOfTheOp) {
   }
 }
 
+// Rows of collectives that are hidden take no time.
+TEST(Explain, RowsOfShardedParametersAddUpToo) {
+  for (const int zero : {2, 3}) {
+    for (const char* family : {"1f1b", "zb-h1"}) {
+      Training training = training_of(1, 1, 2048);
+      training.dp = 16;
+      training.distributed_optimizer = true;
+      training.zero = zero;
+      training.recompute = Training::Recompute::full;
+      training.recompute_layers = 10;
+      const Explained run = explained(family, training);
+      const MicrobatchShape& shape = run.schedule.shape(0);
+      int gathers = 0;
+      int reductions = 0;
+      for (const ExplainedOp& op : explain_stage(run.cost, run.schedule, 0, shape)) {
+        double sum = 0;
+        for (const ExplainedKernel& kernel : op.kernels) {
+          sum += kernel.seconds;
+          gathers += kernel.name == "all-gather of parameters, exposed" ? 1 : 0;
+          reductions += kernel.name == "reduction of gradients, exposed" ? 1 : 0;
+        }
+        EXPECT_DOUBLE_EQ(sum, op.seconds);
+        EXPECT_NEAR(priced(run, op, shape) / op.seconds, 1, 1e-12) << op.op;
+      }
+      // Of F and of the backward's ops: B; or I, which gathers, and W, which reduces.
+      EXPECT_EQ(gathers, zero == 3 ? 2 : 0) << family;
+      EXPECT_EQ(reductions, 1) << family;
+    }
+  }
+}
+
 std::vector<std::string> names_of(const std::vector<ExplainedOp>& ops) {
   std::vector<std::string> out;
   for (const ExplainedOp& op : ops) out.push_back(op.op + std::to_string(op.slice));

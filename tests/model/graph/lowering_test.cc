@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "model/errors.h"
+#include "model/schedule/pytorch_csv.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
 
@@ -415,6 +419,77 @@ TEST(Lowering, MoreBytesThanFitIn64BitsAreRejected) {
     EXPECT_STREQ(error.what(), "gpipe: up to 8e+18 bytes of memory: more than fit in 64 bits");
   }
   EXPECT_NO_THROW(lower(schedule, {.footprint = &half}));
+}
+
+// The gathers and reductions of a graph in its order, with the first of the ops that each waits for.
+std::vector<std::string> sharding_of(const OpGraph& graph) {
+  std::vector<std::string> out;
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    if (graph[v].kind != VertexKind::collective) continue;
+    const bool waits = !graph.needs(v).empty() && graph[graph.needs(v)[0]].kind == VertexKind::compute;
+    out.push_back(graph.name(v) + (waits ? " after " + graph.name(graph.needs(v)[0]) : ""));
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+TEST(Lowering, TakesTheActionsOfAScheduleOnShardedParameters) {
+  const auto graph_of = [](const Schedule& schedule, bool actions = true) {
+    return lower(schedule, {.data_parallel = 4,
+                            .overlap_grad_reduce = true,
+                            .gather_parameters = true,
+                            .sharded_actions = actions,
+                            .overlap_param_gather = true});
+  };
+  const std::string second = "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+  const Schedule schedule = schedule_from_csv(
+      "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RESHARD,0RECV_B0,0UNSHARD,0B0,0RECV_B1,0B1,0RESHARD,0REDUCE_GRAD\n" + second,
+      "s.csv");
+  const OpGraph graph = graph_of(schedule);
+  // Stage 1 has no actions: it is gathered at the start, and reduced after its last backward.
+  const std::vector<std::string> expected = {
+      "gradient reduce(stage 0, step 0) after B(stage 0, mb 1)",
+      "gradient reduce(stage 1, step 0) after B(stage 1, mb 1)", "parameter gather(stage 0, step 0)",
+      "parameter gather(stage 0, step 0) after F(stage 0, mb 1)", "parameter gather(stage 1, step 0)"};
+  EXPECT_EQ(sharding_of(graph), expected);
+  const Ops ops(graph);
+  const auto waits_for_gather = [&](VertexId v) {
+    const auto needs = graph.needs(v);
+    return std::any_of(needs.begin(), needs.end(), [&](VertexId need) {
+      return graph[need].kind == VertexKind::collective && graph[need].stage == graph[v].stage;
+    });
+  };
+  EXPECT_TRUE(waits_for_gather(ops.at(OpKind::F, 0, 0, 0)));
+  EXPECT_FALSE(waits_for_gather(ops.at(OpKind::F, 0, 1, 0)));
+  EXPECT_TRUE(waits_for_gather(ops.at(OpKind::B, 0, 0, 0)));
+  EXPECT_TRUE(waits_for_gather(ops.at(OpKind::F, 1, 0, 0)));
+  EXPECT_FALSE(waits_for_gather(ops.at(OpKind::B, 1, 0, 0)));
+  // Without sharded parameters the actions have no effect.
+  EXPECT_EQ(sharding_of(graph_of(schedule, false)).size(), 4u);
+  const Schedule early =
+      schedule_from_csv("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0REDUCE_GRAD,0RECV_B1,0B1\n" + second, "s.csv");
+  try {
+    graph_of(early);
+    ADD_FAILURE() << "no error";
+  } catch (const ScheduleError& error) {
+    EXPECT_STREQ(error.what(), "row 1, cell 7: 0REDUCE_GRAD: precedes the last backward of its stage");
+  }
+}
+
+// ZeRO 2: interleaved ranks switch stages after the microbatches of a group, here 2 of 4. With one stage per rank there
+// is one run, and with W the run ends with it.
+TEST(Lowering, ReducesGradientsAfterEachRunOfBackwards) {
+  const auto reductions = [](const std::string& family, int chunks) {
+    const Schedule schedule = test::make(family, {.p = 2, .m = 4, .v = chunks});
+    const OpGraph graph = lower(schedule, {.data_parallel = 4, .overlap_grad_reduce = true, .reduce_runs = true});
+    return sharding_of(graph);
+  };
+  const std::vector<std::string> interleaved = reductions("interleaved-1f1b", 3);
+  EXPECT_EQ(interleaved.size(), 12u);
+  EXPECT_EQ(interleaved[0], "gradient reduce(stage 0, step 0) after B(stage 0, mb 1)");
+  EXPECT_EQ(interleaved[1], "gradient reduce(stage 0, step 0) after B(stage 0, mb 3)");
+  EXPECT_EQ(reductions("1f1b", 1).size(), 2u);
+  EXPECT_EQ(reductions("zb-h1", 1).size(), 2u);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "model/cost/uniform.h"
 #include "model/graph/lowering.h"
+#include "model/timeline/held_tensors.h"
 #include "sim/engine/engine.h"
 #include "tests/support/all_schedules.h"
 #include "tests/support/shapes.h"
@@ -33,6 +34,20 @@ class RandomFootprint : public Footprint {
       *field = draw(random);
     }
     return bytes;
+  }
+
+  // Three tensors of a third each and the rest.
+  std::vector<SliceTensor> tensors(int stage, const MicrobatchShape& shape, int slice) const override {
+    const SliceBytes whole = this->slice(stage, shape, slice);
+    std::vector<SliceTensor> out;
+    for (std::int64_t SliceBytes::*field :
+         {&SliceBytes::activations_to_input_gradient, &SliceBytes::activations_to_weight_gradient,
+          &SliceBytes::gradients_to_weight_gradient, &SliceBytes::keys_values, &SliceBytes::keys_values_gradient,
+          &SliceBytes::forward_workspace, &SliceBytes::backward_workspace}) {
+      out.push_back({field, "a", "x", 3, whole.*field / 3});
+      out.push_back({field, "b", "y", 1, whole.*field % 3});
+    }
+    return out;
   }
 
  private:
@@ -113,6 +128,12 @@ TEST(Memory, AgreesWithSortedChangesAndReturnsToItsStart) {
         const StageBytes bytes = footprint.stage(stage);
         held += bytes.weights * num_weight_versions(schedule, rank) + bytes.gradients + bytes.optimizer;
       }
+      BytesByClass explained{};
+      for (const HeldTensor& tensor : held_at_peak(graph, timeline, footprint, of, rank)) {
+        explained[static_cast<std::size_t>(tensor.memory_class)] += tensor.bytes;
+        EXPECT_GT(tensor.bytes, 0) << tensor.name;
+      }
+      EXPECT_EQ(explained, of.at_peak);
       const std::int64_t standing = held;
       std::int64_t peak = held;
       Duration peak_time{};

@@ -33,6 +33,38 @@ TEST(ExpertMemory, DistributesExpertsOverTheirRanks) {
   }
 }
 
+TEST(ExpertMemory, DistributesPartsOfExperts) {
+  const Transformer model = example("mixtral-8x7b/config.json");
+  const std::vector<StageContents> stages = split_layers(model, 1, {}, 0, 0);
+  Training whole = expert_training_of(2, 1, 8, 8);
+  Training parts = expert_training_of(2, 1, 8, 4);
+  parts.etp = 2;
+  const StageBytes one = TransformerFootprint(model, whole, stages).stage(0);
+  const StageBytes other = TransformerFootprint(model, parts, stages).stage(0);
+  EXPECT_EQ(one.weights, other.weights);  // 1/8 of the experts, either way
+  EXPECT_EQ(one.optimizer, other.optimizer);
+  // The rows of both ranks with parts of the same experts come to each: 2n more of h for W, and of gradients.
+  const SliceBytes rows = TransformerFootprint(model, whole, stages).slice(0, {1, {4096}}, 0);
+  const SliceBytes more = TransformerFootprint(model, parts, stages).slice(0, {1, {4096}}, 0);
+  const std::int64_t copies = 4096 / 2 * 2;
+  EXPECT_EQ(more.activations_to_weight_gradient - rows.activations_to_weight_gradient, 32 * 2 * copies * 4096);
+  EXPECT_EQ(more.gradients_to_weight_gradient - rows.gradients_to_weight_gradient, 32 * 2 * copies * 4096);
+  EXPECT_EQ(more.activations_to_input_gradient, rows.activations_to_input_gradient);
+  const auto error = [&](int ep, int etp) {
+    Training training = expert_training_of(2, 1, 8, ep);
+    training.etp = etp;
+    return error_of([&] { check_training(model, training); });
+  };
+  EXPECT_EQ(error(4, 8), "expert-parallel size 4 x expert-tensor-parallel size 8 must divide tp 2 x cp 1 x dp 8");
+  EXPECT_EQ(error(1, 3),
+            "mixtral-8x7b: the feed-forward size of an expert (14336) must be a multiple of the "
+            "expert-tensor-parallel size (3)");
+  Training dense = expert_training_of(1, 1, 2, 1);
+  dense.etp = 2;
+  EXPECT_EQ(error_of([&] { check_training(example("llama3-8b/config.json"), dense); }),
+            "llama3-8b: expert-tensor-parallel size 2, but there are no experts");
+}
+
 TEST(ExpertMemory, OfALayerIsThatOfItsKernelsInputs) {
   // Mixtral, n tokens: layer input, second residual, Q, then K and V of 1024 each; QKV input, attention output,
   // router input, all of 4096. Two copies of each token, their activation's inputs of 2 x 14336 and outputs of 14336.
@@ -84,7 +116,8 @@ TEST(ExpertLayers, FollowTheDenseOnes) {
   EXPECT_EQ(stages[2], (StageContents{.layers = 2, .expert_layers = 2}));
   std::int64_t count = 0;
   for (const StageContents& stage : stages) count += stage_parameters_per_device(model, 1, stage);
-  EXPECT_EQ(count, parameters(model));  // 129,280 words are a multiple of 128
+  // 129,280 words are a multiple of 128. The layer of multi-token prediction has a copy of the embedding.
+  EXPECT_EQ(count, parameters(model) + mtp_layer_parameters(model) + std::int64_t{129280} * 7168);
 }
 
 TEST(CheckTraining, NamesTheRequirementsOfExpertsAndContext) {

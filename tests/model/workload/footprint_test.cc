@@ -1,6 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
+#include <optional>
+#include <tuple>
 #include <vector>
 
 #include "model/workload/transformer_footprint.h"
@@ -114,7 +117,7 @@ TEST(Head, StoresLogitsOfItsShardOfThePaddedVocabulary) {
   const std::int64_t n = 2048;
   EXPECT_EQ(with.slice(1, shape, 0).activations_to_input_gradient,
             without.slice(1, shape, 0).activations_to_input_gradient + 2 * n * 768 + 4 * n * 25216);
-  EXPECT_EQ(with.slice(1, shape, 0).backward_workspace, 4 * n * 25216);
+  EXPECT_EQ(with.slice(1, shape, 0).backward_workspace, 2 * n * 25216);
   EXPECT_EQ(with.slice(1, shape, 0).transfer_forward, 0);
   EXPECT_EQ(with.tied_embedding_bytes(), 4 * std::int64_t{25216} * 768);
   EXPECT_EQ(without.tied_embedding_bytes(), 0);
@@ -261,7 +264,8 @@ TEST(Memory, OfTransformerEngineAndFusedLossAddsItsTensors) {
   Training training = training_of(1, false, true);
   const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};
   const TransformerFootprint plain(model, training, stages);
-  training.transformer_engine = training.fused_cross_entropy = true;
+  training.transformer_engine = true;
+  training.cross_entropy = Training::CrossEntropy::te;
   const TransformerFootprint engine(model, training, stages);
   EXPECT_EQ(plain.stage(0).scratch, 0);
   EXPECT_EQ(engine.stage(0).scratch, 2 * layer_matrix_elements(model));
@@ -270,6 +274,222 @@ TEST(Memory, OfTransformerEngineAndFusedLossAddsItsTensors) {
   const std::int64_t logits = std::int64_t{2} * 2048 * padded_vocab(model, 1);
   EXPECT_EQ(kept(plain.slice(1, shape, 0)) - kept(engine.slice(1, shape, 0)), 2 * logits);  // 32 bit against 16
   EXPECT_LT(engine.slice(1, shape, 0).backward_workspace, plain.slice(1, shape, 0).backward_workspace);
+}
+
+// Weights: both narrow layouts besides or instead of the 16-bit matrices. Activations: the inputs of the four GEMMs.
+TEST(Memory, OfNarrowFormats) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  training.distributed_optimizer = true;
+  training.dp = 4;
+  const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};
+  const MicrobatchShape shape{2, {2048}};
+  const StageBytes plain = TransformerFootprint(model, training, stages).stage(0);
+  const SliceBytes slice = TransformerFootprint(model, training, stages).slice(0, shape, 0);
+  const std::int64_t matrices = 16 * layer_matrix_elements(model);
+  const std::int64_t rows = 2 * 2048;
+  const std::int64_t inputs = 16 * rows * (2 * model.hidden + model.value_width() + model.ffn_hidden);
+  const auto narrow = [&](GemmPrecision precision, bool parameters) {
+    Training other = training;
+    other.precision = precision;
+    other.narrow_parameters = parameters;
+    return TransformerFootprint(model, other, stages);
+  };
+  const TransformerFootprint fp8 = narrow(GemmPrecision::fp8, false);
+  EXPECT_EQ(fp8.stage(0).weights, plain.weights + 2 * matrices);
+  EXPECT_EQ(fp8.stage(0).gathered, plain.gathered);
+  EXPECT_EQ(fp8.stage(0).optimizer, plain.optimizer);
+  EXPECT_EQ(slice.activations_to_weight_gradient - fp8.slice(0, shape, 0).activations_to_weight_gradient, inputs);
+  // The attention's output is kept for attention's backward too.
+  EXPECT_EQ(fp8.slice(0, shape, 0).activations_to_input_gradient - slice.activations_to_input_gradient,
+            16 * 2 * rows * model.value_width());
+  const TransformerFootprint gathered = narrow(GemmPrecision::fp8_current, true);
+  EXPECT_EQ(gathered.stage(0).weights, plain.weights);
+  EXPECT_EQ(gathered.stage(0).gathered, plain.gathered - matrices);
+  // Block scales: a byte for 32 elements.
+  EXPECT_EQ(narrow(GemmPrecision::mxfp8, true).stage(0).weights, plain.weights + matrices / 16);
+  EXPECT_EQ(narrow(GemmPrecision::mxfp8, true).stage(0).gathered, plain.gathered);
+}
+
+// The named tensors are what the sums count: every combination of families of layers, recomputation and slices.
+TEST(Activations, TensorsAddUpToTheirFields) {
+  for (const char* name : {"gpt3-175b.json", "llama3-8b/config.json", "deepseek-v3/config.json"}) {
+    const Transformer model = example(name);
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+      SCOPED_TRACE(name);
+      const bool latent = model.has_latent_attention();
+      const TransformerFootprint footprint(model, training_of(8, true, latent, recompute),
+                                           split_layers(model, 2, {}, 0, 0));
+      for (const MicrobatchShape& shape : {MicrobatchShape{2, {2048}}, MicrobatchShape{1, {1024, 1024}}}) {
+        const SliceBytes bytes = footprint.slice(1, shape, shape.num_slices() - 1);
+        SliceBytes sum;
+        for (const SliceTensor& tensor : footprint.tensors(1, shape, shape.num_slices() - 1)) {
+          EXPECT_FALSE(tensor.name.empty() || tensor.formula.empty());
+          sum.*tensor.field += tensor.count * tensor.bytes;
+        }
+        EXPECT_EQ(sum.activations_to_input_gradient, bytes.activations_to_input_gradient);
+        EXPECT_EQ(sum.activations_to_weight_gradient, bytes.activations_to_weight_gradient);
+        EXPECT_EQ(sum.backward_workspace, bytes.backward_workspace);
+      }
+    }
+  }
+}
+
+// What each module of Megatron-LM's recompute-modules no longer stores, per layer.
+TEST(Activations, OfRecomputedModulesAreNotStored) {
+  const MicrobatchShape shape{2, {2048}};
+  const std::int64_t rows = 2 * 2048;
+  const auto saved = [&](const Transformer& model, RecomputeModules modules, LayerKind kind) {
+    Training training = training_of(1, false, true);
+    const StageContents layer{.layers = 1, .expert_layers = kind == LayerKind::experts ? 1 : 0};
+    const SliceBytes all = TransformerFootprint(model, training, {layer}).slice(0, shape, 0);
+    training.recompute = Recompute::selective;
+    training.recompute_modules = modules;
+    const SliceBytes some = TransformerFootprint(model, training, {layer}).slice(0, shape, 0);
+    // The backward pass of a layer has them again.
+    EXPECT_EQ(some.backward_workspace - all.backward_workspace, kept(all) - kept(some));
+    return kept(all) - kept(some);
+  };
+  const Transformer llama = example("llama3-8b/config.json");
+  const std::int64_t norms = 2 * 2 * rows * llama.hidden;
+  const std::int64_t mlp = 2 * 3 * rows * llama.ffn_hidden;
+  EXPECT_EQ(saved(llama, RecomputeModule::norm, LayerKind::dense), norms);
+  EXPECT_EQ(saved(llama, RecomputeModule::mlp, LayerKind::dense), mlp);
+  EXPECT_EQ(saved(llama, RecomputeModules(RecomputeModule::norm) | RecomputeModule::mlp, LayerKind::dense),
+            norms + mlp);
+  EXPECT_EQ(saved(llama, RecomputeModule::activation, LayerKind::dense), 0);
+  const Transformer deepseek = example("deepseek-v3/config.json");
+  const Experts& experts = deepseek.experts;
+  EXPECT_EQ(saved(deepseek, RecomputeModule::activation, LayerKind::experts),
+            2 * rows * experts.per_token * experts.ffn_hidden);
+  EXPECT_EQ(saved(deepseek, RecomputeModule::shared_experts, LayerKind::experts),
+            2 * 3 * rows * experts.shared_ffn_hidden);
+  const LatentAttention& latent = deepseek.latent;
+  EXPECT_EQ(
+      saved(deepseek, RecomputeModule::up_projection, LayerKind::experts),
+      2 * rows * (latent.query_rank + latent.key_value_rank + deepseek.query_width() + deepseek.key_value_width()));
+  EXPECT_EQ(saved(deepseek, RecomputeModule::experts, LayerKind::experts),
+            2 * rows * experts.per_token * (deepseek.hidden + 3 * experts.ffn_hidden) +
+                2 * 3 * rows * experts.shared_ffn_hidden + 19 * rows * experts.count);
+}
+
+// Megatron-LM's compiled loss keeps the 32-bit logits besides the softmax until the end of the forward pass, and the
+// gradient replaces the softmax.
+TEST(Activations, OfTheLoss) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  const std::int64_t logits = std::int64_t{2} * 2048 * padded_vocab(model, 1);
+  const auto head = [&](Training::CrossEntropy loss) {
+    training.cross_entropy = loss;
+    return TransformerFootprint(model, training, {{.head = true}}).slice(0, {2, {2048}}, 0);
+  };
+  const SliceBytes separate = head(Training::CrossEntropy::separate);
+  EXPECT_EQ(separate.forward_workspace, 2 * logits);
+  EXPECT_EQ(separate.backward_workspace, 2 * logits);
+  const SliceBytes native = head(Training::CrossEntropy::native);
+  EXPECT_EQ(native.forward_workspace, 6 * logits);
+  EXPECT_EQ(native.activations_to_input_gradient, separate.activations_to_input_gradient);
+  EXPECT_EQ(head(Training::CrossEntropy::te).forward_workspace, 0);
+  const SliceBytes plain = head(Training::CrossEntropy::plain);
+  EXPECT_EQ(plain.forward_workspace, 6 * logits);
+  EXPECT_EQ(plain.backward_workspace, 8 * logits);
+  EXPECT_EQ(plain.activations_to_input_gradient, separate.activations_to_input_gradient);
+}
+
+// An activation that is not fused with the gate stores its output too.
+TEST(Activations, OfAGateThatIsNotFused) {
+  const std::int64_t rows = 2 * 2048;
+  for (const char* name : {"llama3-8b/config.json", "mixtral-8x7b/config.json"}) {
+    const Transformer model = example(name);
+    Training training = training_of(1, false, true);
+    const StageContents layer{.layers = 1, .expert_layers = model.has_experts() ? 1 : 0};
+    const auto of = [&](bool fused) {
+      training.fused_activation = fused;
+      return kept(TransformerFootprint(model, training, {layer}).slice(0, {2, {2048}}, 0));
+    };
+    const std::int64_t width = model.has_experts() ? std::int64_t{model.experts.per_token} * model.experts.ffn_hidden
+                                                   : std::int64_t{model.ffn_hidden};
+    EXPECT_EQ(of(false) - of(true), 2 * rows * width) << name;
+  }
+}
+
+TEST(Memory, OfOtherOptimizerStatesAndGradients) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  const std::vector<StageContents> all = {{.layers = 32, .embedding = true, .head = true}};
+  const std::int64_t count = stage_parameters_per_device(model, 1, all[0]);
+  training.optimizer_bytes = 8;
+  training.gradient_copy = true;
+  const StageBytes bytes = TransformerFootprint(model, training, all).stage(0);
+  EXPECT_EQ(bytes.optimizer, 8 * count);
+  EXPECT_EQ(bytes.gradients, 6 * count);
+  EXPECT_EQ(bytes.reduced, 4 * count);
+  training.distributed_optimizer = true;
+  training.dp = 4;
+  EXPECT_EQ(TransformerFootprint(model, training, all).stage(0).optimizer, 2 * count);
+}
+
+TEST(Memory, OfTheHeadWithDeferredWeightGradients) {
+  const Transformer model = example("llama3-8b/config.json");
+  Training training = training_of(1, false, true);
+  const std::vector<StageContents> stages = {{.layers = 16, .embedding = true}, {.layers = 16, .head = true}};
+  const TransformerFootprint plain(model, training, stages, 1000);
+  training.deferred_head_gradients = 3;
+  const TransformerFootprint deferred(model, training, stages, 1000);
+  EXPECT_EQ(plain.stage(0).scratch, 1000);
+  EXPECT_EQ(deferred.stage(0).scratch, 1000);
+  EXPECT_EQ(deferred.stage(1).scratch - plain.stage(1).scratch,
+            3 * 2 * std::int64_t{2} * 2048 * (padded_vocab(model, 1) + model.hidden));
+}
+
+// Bytes of Llama 3 8B on 8 replicas by stage of ZeRO, without a pipeline: P parameters, p of a layer, w of the
+// embedding and nearly of the head.
+TEST(Memory, OfTheStagesOfZero) {
+  const Transformer model = example("llama3-8b/config.json");
+  const StageContents all{.layers = 32, .embedding = true, .head = true};
+  Training training = training_of(1, false, true);
+  training.dp = 8;
+  const std::int64_t count = stage_parameters_per_device(model, 1, all);
+  const std::int64_t head = stage_parameters_per_device(model, 1, {.head = true});
+  const std::int64_t layer = layer_parameters_per_device(model, 1);
+  const auto bytes = [&](int zero, int pp, int shard = 0, std::optional<bool> reshard = std::nullopt) {
+    Training other = training;
+    other.distributed_optimizer = zero > 0;
+    other.zero = std::max(1, zero);
+    other.pp = pp;
+    other.dp_shard = shard;
+    other.reshard_after_forward = reshard;
+    return TransformerFootprint(model, other, {all}).stage(0);
+  };
+  const StageBytes one = bytes(1, 1);
+  EXPECT_EQ(std::tuple(one.weights, one.gradients, one.optimizer), std::tuple(2 * count, 4 * count, 12 * count / 8));
+  // The gradients of the largest unit in 32 bits are besides the shards.
+  const StageBytes two = bytes(2, 1);
+  EXPECT_EQ(std::tuple(two.weights, two.gradients, two.optimizer), std::tuple(2 * count, count / 2, 12 * count / 8));
+  EXPECT_EQ(two.scratch, 4 * head);
+  // 4 + 4 + 8 bytes per parameter. The head in the backward: its parameters and those of the last layer in 16 bits, its
+  // gradients in 16 and in 32 bits.
+  const StageBytes three = bytes(3, 1);
+  EXPECT_EQ(std::tuple(three.weights, three.gradients, three.optimizer), std::tuple(count / 2, count / 2, count));
+  EXPECT_EQ(three.scratch, 2 * (head + layer) + 2 * head + 4 * head);
+  // Copies on two groups of four: shards are twice as large.
+  EXPECT_EQ(bytes(3, 1, 4).weights, count);
+  EXPECT_EQ(bytes(3, 1, 4).optimizer, 2 * count);
+  // Without resharding, as by default with a pipeline: the whole stage in 16 bits. Its gradients are whole until the
+  // end of the batch.
+  EXPECT_EQ(bytes(3, 1, 0, false).weights, count / 2 + 2 * count);
+  EXPECT_EQ(bytes(3, 2).weights, count / 2 + 2 * count);
+  EXPECT_EQ(bytes(3, 2).gradients, 4 * count);
+  EXPECT_EQ(bytes(3, 2, 0, true).weights, count / 2);
+  EXPECT_EQ(bytes(2, 2).gradients, 4 * count);
+  // ZeRO 2 with more than two stages per rank: those of two stages are whole.
+  training.distributed_optimizer = true;
+  training.zero = 2;
+  training.pp = 2;
+  const std::vector<StageContents> six = split_layers(model, 6, {}, 0, 0);
+  const std::int64_t inner = stage_parameters_per_device(model, 1, six[2]);
+  const StageBytes runs = TransformerFootprint(model, training, six).stage(2);
+  EXPECT_EQ(std::tuple(runs.gradients, runs.scratch, runs.reduced), std::tuple(inner / 2, 8 * inner, 4 * inner));
 }
 
 }  // namespace

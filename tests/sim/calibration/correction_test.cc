@@ -174,8 +174,8 @@ TEST(Correction, OtherOriginsAreNamed) {
   EXPECT_EQ(other_origin(correction, there),
             "model gpt (4 B parameters) (it was made from model gpt (2 B parameters))");
   there.parameters = here.parameters;
-  there.framework = "nemo-fp8";
-  EXPECT_EQ(other_origin(correction, there), "framework nemo-fp8 (it was made from framework megatron-lm)");
+  there.framework = "nemo-2024";
+  EXPECT_EQ(other_origin(correction, there), "framework nemo-2024 (it was made from framework megatron-lm)");
 }
 
 TEST(Correction, RejectsMissingAndInvalidInput) {
@@ -259,6 +259,14 @@ TEST(MegatronLogs, ArgumentsMustMatchTheScenario) {
   EXPECT_EQ(error("global_batch_size", "1024"),
             "x.log: line 1: global_batch_size is 1024, but the scenario (s.json) has 512");
   EXPECT_EQ(error("lr_decay_style", "cosine"), "no error");
+  // FSDP has an argument of its own.
+  Scenario sharded = scenario;
+  sharded.training.distributed_optimizer = true;
+  sharded.training.zero = 3;
+  for (const char* value : {"False", "True"}) {
+    const std::string text = std::string("  use_distributed_optimizer ........ ") + value + "\n" + kIterations;
+    EXPECT_NO_THROW(check_arguments(parse_megatron_log(text, "x.log"), sharded, 2)) << value;
+  }
 }
 
 }  // namespace

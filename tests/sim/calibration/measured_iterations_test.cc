@@ -149,5 +149,24 @@ TEST(MeasuredIterations, UnknownAndRepeatedColumnsAreErrors) {
   EXPECT_EQ(error("microbatches,gbs,cp,gpus,schedule,recompute,source,note,iter_s\n"), "no error");
 }
 
+TEST(MeasuredIterations, ColumnsCanBeKeysOfTheScenario) {
+  const MeasuredIteration row = only(
+      "/parallelism/precision,/cluster,/batch/microbatches,pp,/name,iter_s\n"
+      "fp8,\"{\"\"name\"\": \"\"dgx-h100\"\"}\",5,2,,1\n");
+  EXPECT_EQ(row.scenario.training.precision, GemmPrecision::fp8);
+  EXPECT_EQ(row.scenario.cluster->gpu.name, "H100-80GB");
+  EXPECT_EQ(row.scenario.microbatches, 5);
+  EXPECT_EQ(row.scenario.training.pp, 2);
+  const auto error = [](const std::string& text) { return table_error_of([&] { only(text); }); };
+  EXPECT_EQ(error("/cluster/name,pp,iter_s\ndgx-h100,1,1\n"),
+            "t.csv: row 1, column /cluster/name: cannot set this key in the scenario, got 'dgx-h100'");
+  EXPECT_EQ(error("/parallelism/~,pp,iter_s\n1,1,1\n"),
+            "t.csv: row 1, column /parallelism/~: cannot set this key in the scenario, got '1'");
+  EXPECT_EQ(error("/parallelism/precison,pp,iter_s\nfp8,1,1\n"),
+            "t.csv: row 1: /parallelism/precison: unknown key; did you mean 'precision'?");
+  EXPECT_EQ(table_error_of([&] { check_columns(CsvTable("/parallelism/tp,tp,iter_s\n", "t.csv")); }),
+            "t.csv: header: columns 'tp' and '/parallelism/tp' have the same meaning: keep one");
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -1,0 +1,222 @@
+#include "benchmarks/accuracy/nvidia_tables.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "benchmarks/accuracy/scenarios.h"
+#include "model/errors.h"
+#include "model/schedule/family.h"
+#include "sim/calibration/measured_iterations.h"
+#include "sim/engine/predict.h"
+#include "sim/planner/plan.h"
+
+namespace sluice::bench::accuracy {
+namespace {
+
+std::string four_digits(double value) { return fmt::format("{:.4g}", value); }
+
+// The node of a GPU type. Of an NVL72 domain 64 GPUs are used, so that groups of ranks lie within it.
+Json cluster_of(const CsvTable& table, int row) {
+  static const std::map<std::string, Json, std::less<>> kNodes = {
+      {"H100", "dgx-h100"},
+      {"B200", "dgx-b200"},
+      {"B300", "dgx-b300"},
+      {"GB200", {{"name", "gb200-nvl72"}, {"gpus_per_node", 64}}},
+      {"GB300", {{"name", "gb300-nvl72"}, {"gpus_per_node", 64}}},
+  };
+  std::string_view type = table.text(row, "gpu_type");
+  if (type.starts_with("DGX-")) type.remove_prefix(4);
+  const auto found = kNodes.find(type);
+  if (found == kNodes.end()) throw InputError(fmt::format("{}: no known GPU type", table.place(row)));
+  return found->second;
+}
+
+// Delayed scaling was NeMo's until 2024; Megatron-Bridge's recipes have current scaling, and block scaling for experts
+// on Blackwell.
+std::string precision_of(const CsvTable& table, int row) {
+  const std::string& word = table.text(row, "precision");
+  if (word == "BF16") return "bf16";
+  if (word == "NVFP4") return "nvfp4";
+  if (word == "MXFP8" || word == "FP8-MX") return "mxfp8";
+  if (word == "FP8-CS") return "fp8-current";
+  if (word == "FP8" && !table.has("task")) return "fp8";
+  if (word == "FP8") return "fp8-current";
+  const bool experts = table.has("experts") && !table.text(row, "experts").empty();
+  const bool blackwell = table.text(row, "gpu_type").find("B200") != std::string::npos;
+  if (word.starts_with("FP8 ")) return experts && blackwell ? "mxfp8" : "fp8-current";
+  table.fail(row, "precision", "expected a known precision");
+}
+
+// Throws InputError for runs that are not modeled.
+void check_modeled(const CsvTable& table, int row) {
+  const auto cell = [&](const char* name) { return table.has(name) ? table.text(row, name) : std::string(); };
+  const auto skip = [&](const char* why) { throw InputError(fmt::format("{}: {}", table.place(row), why)); };
+  if (cell("scaling") == "example log") skip("no GPU type");
+  if (!cell("task").empty() && cell("task") != "Pre-Training Performance") skip("not pre-training");
+  if (!cell("fsdp").empty() && cell("fsdp") != "0") skip("fully sharded");
+  if (cell("layers").empty()) skip("no published shape");
+}
+
+// A row of a table of NVIDIA's. Where stages times layers do not divide, embedding and head count as a layer each, as
+// in NeMo's recipe of Llama 3.1 405B.
+struct NvidiaRow {
+  CsvTable table;  // without the columns that are not read
+  Json base;
+};
+NvidiaRow nvidia_row(CsvTable table, int row) {
+  check_modeled(table, row);
+  const Json models = base_of("nemo-models");
+  const std::string& name = table.text(row, "model");
+  if (!models.contains(name)) table.fail(row, "model", "expected a model of nemo-models.json");
+  Json base = base_of("nemo");
+  base["cluster"] = cluster_of(table, row);
+  const std::string precision = precision_of(table, row);
+  base["parallelism"]["precision"] = precision;
+  // As in Megatron-Bridge's recipes.
+  if (precision == "nvfp4") {
+    base["parallelism"]["tp_comm_overlap"] = false;
+  } else if (precision != "bf16") {
+    base["parallelism"]["fp8_param_gather"] = true;
+  }
+  if (table.has("release") && table.text(row, "release").starts_with("24.")) base["software"] = "nemo-2024";
+  base["model"] = models.at(name);
+  base["model"].update({{"position_embedding_type", "rope"},
+                        {"untie_embeddings_and_output_weights", true},
+                        {"disable_bias_linear", true},
+                        {"hidden_dropout", 0},
+                        {"attention_dropout", 0}});
+  table.drop("schedule");   // "none" without a pipeline; interleaved where there are chunks
+  table.drop("recompute");  // not published
+  const auto layers = table.integer(row, "layers", 1, 1000);
+  const auto stages = table.integer(row, "pp", 1, 1000) * table.integer(row, "vp", 1, 1000);
+  if (layers % stages != 0 && (layers + 2) % stages == 0) {
+    std::vector<std::int64_t> counts(static_cast<std::size_t>(stages), (layers + 2) / stages);
+    --counts.front();
+    --counts.back();
+    base["parallelism"]["stage_layers"] = counts;
+  }
+  return {std::move(table), std::move(base)};
+}
+
+MeasuredIteration nvidia_run(const CsvTable& whole, int row) {
+  const auto [table, base] = nvidia_row(whole, row);
+  MeasuredIteration out = read_configuration(table, row, base);
+  out.seconds = table.number(row, "iter_s", 1e-6, 1e6);
+  out.setting = fmt::format("{}, {} GPUs, {}", table.text(row, "model"), table.text(row, "gpus"), out.setting);
+  return out;
+}
+
+// The tables do not name what is recomputed.
+bool fits_with_any_recomputation(Scenario scenario) {
+  using enum Training::Recompute;
+  return std::ranges::any_of(std::array{none, selective, full}, [&](Training::Recompute recompute) {
+    scenario.training.recompute = recompute;
+    const Prediction prediction = predict(Setup(scenario));
+    return !prediction.fit || prediction.fit->fits;
+  });
+}
+
+// "H100 fp8, experts"
+std::string group_of(const CsvTable& table, int row, const Scenario& scenario) {
+  const std::string& type = table.text(row, "gpu_type");
+  return fmt::format("{} {}{}", type.starts_with("DGX-") ? type.substr(4) : type, precision_of(table, row),
+                     scenario.model->has_experts() ? ", experts" : "");
+}
+
+// Whether a row is one of those whose choice of configuration is compared with a plan's.
+bool is_bf16_on_h100(const CsvTable& table, int row) {
+  return table.text(row, "gpu_type") == "H100" && table.text(row, "precision") == "BF16";
+}
+
+sim::PlanSpace space_of_megatron(std::int64_t gpus) {
+  sim::PlanSpace space{.gpus = gpus, .slices = {1}};
+  for (const Family& family : all_families()) {
+    if (family.in_megatron_lm) space.families.emplace_back(family.name);
+  }
+  return space;
+}
+
+// The predicted best of a plan, or -1.
+int search(sim::Plan& plan) {
+  for (auto work = plan.next(); !work.empty(); work = plan.next()) {
+    plan.take(work, plan.work_out(work));
+    plan.end_round();
+  }
+  const std::vector<int> ranking = plan.ranking();
+  return ranking.empty() ? -1 : ranking.front();
+}
+
+}  // namespace
+
+TableScore score_nvidia(const CsvTable& table) {
+  TableScore score;
+  for (int row = 0; row < table.num_rows(); ++row) {
+    try {
+      const MeasuredIteration measured = nvidia_run(table, row);
+      const Prediction prediction = predict(Setup(measured.scenario));
+      score.verdicts.push_back(
+          {measured.place, measured.setting, true, fits_with_any_recomputation(measured.scenario)});
+      score.comparisons.push_back(
+          with_scenario({group_of(table, row, measured.scenario), measured.place, measured.setting, measured.seconds,
+                         to_seconds(prediction.metrics.makespan), "s"},
+                        measured.scenario));
+    } catch (const InputError& error) {
+      score.skipped.push_back({table.place(row), error.what()});
+    }
+  }
+  return score;
+}
+
+void add_rows(const CsvTable& table, std::map<std::string, std::string>& rows) {
+  for (int row = 0; row < table.num_rows(); ++row) {
+    try {
+      const auto [part, base] = nvidia_row(table, row);
+      const std::string group = group_of(table, row, read_configuration(part, row, base).scenario);
+      add_document(configuration_document(part, row, base), table.place(row), part.number(row, "iter_s", 1e-6, 1e6),
+                   rows[group]);
+    } catch (const InputError&) {
+      continue;  // reported with the scores
+    }
+  }
+}
+
+std::string agreement_text(const CsvTable& table) {
+  std::string out = "published configurations against the best for Megatron-LM, both predicted:\n";
+  std::vector<double> slower;
+  for (int row = 0; row < table.num_rows(); ++row) {
+    if (!is_bf16_on_h100(table, row)) continue;
+    try {
+      const MeasuredIteration measured = nvidia_run(table, row);
+      const Prediction published = predict(Setup(measured.scenario));
+      Scenario base = measured.scenario;
+      base.stage_layers.clear();
+      const std::int64_t gpus = table.integer(row, "gpus", 1, 1 << 30);
+      base.cluster->nodes = static_cast<int>((gpus + base.cluster->gpus_per_node - 1) / base.cluster->gpus_per_node);
+      sim::Plan plan(base, space_of_megatron(gpus), 1);
+      const int best = search(plan);
+      if (best < 0) throw InputError(measured.place + ": no configuration fits");
+      const double published_s = to_seconds(published.metrics.makespan);
+      const double best_s = to_seconds(plan.results()[best].iteration);
+      slower.push_back(published_s / best_s - 1);
+      out +=
+          fmt::format("{:+6.1f} %  {} s published{}, {} s best  {}\n          best: {}\n", 100 * slower.back(),
+                      four_digits(published_s), published.fit && !published.fit->fits ? " (does not fit)" : "",
+                      four_digits(best_s), measured.setting, flags_of(plan.base(), plan.space(), plan.points()[best]));
+    } catch (const InputError& error) {
+      out += fmt::format("skipped: {}\n", error.what());
+    }
+  }
+  if (slower.empty()) return out;
+  std::sort(slower.begin(), slower.end());
+  return out + fmt::format("{} configurations: slower by {:.1f} % (median), at most {:.1f} %\n", slower.size(),
+                           50 * (slower[(slower.size() - 1) / 2] + slower[slower.size() / 2]), 100 * slower.back());
+}
+
+}  // namespace sluice::bench::accuracy

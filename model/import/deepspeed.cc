@@ -1,0 +1,208 @@
+#include "model/import/deepspeed.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/input/json_reader.h"
+
+namespace sluice::model {
+namespace {
+
+constexpr std::int64_t kMostDeepSpeed = std::int64_t{1} << 40;
+
+constexpr std::string_view kDeepSpeedWithoutEffect[] = {"steps_per_print",
+                                                        "wall_clock_breakdown",
+                                                        "memory_breakdown",
+                                                        "dump_state",
+                                                        "optimizer",
+                                                        "scheduler",
+                                                        "zero_allow_untested_optimizer",
+                                                        "zero_force_ds_cpu_optimizer",
+                                                        "prescale_gradients",
+                                                        "gradient_predivide_factor",
+                                                        "flops_profiler",
+                                                        "tensorboard",
+                                                        "wandb",
+                                                        "csv_monitor",
+                                                        "comet",
+                                                        "monitor_config",
+                                                        "comms_logger",
+                                                        "checkpoint",
+                                                        "pipeline",
+                                                        "aio",
+                                                        "nebula",
+                                                        "autotuning",
+                                                        "elasticity"};
+constexpr std::string_view kDeepSpeedNotModeled[] = {"amp",
+                                                     "communication_data_type",
+                                                     "compile",
+                                                     "compression_training",
+                                                     "curriculum_learning",
+                                                     "data_efficiency",
+                                                     "hybrid_engine",
+                                                     "seq_parallel_communication_data_type",
+                                                     "sparse_attention",
+                                                     "sparse_gradients",
+                                                     "torch_autocast"};
+
+class DeepSpeedReader {
+ public:
+  DeepSpeedReader(std::string_view text, const std::string& source)
+      : source_(source), document_(parse_json(text, source)), reader_(document_, source) {
+    if (!document_.is_object()) reader_.fail("expected an object");
+  }
+
+  DeepSpeedConfig run() {
+    read_batch();
+    read_zero();
+    read_precision();
+    const double clip = has("gradient_clipping") ? reader_.number("gradient_clipping", 0, 1e30) : 0;
+    add("clip-grad", fmt::format("{}", clip));
+    read_activations();
+    note_rest();
+    return std::move(out_);
+  }
+
+ private:
+  void add(const char* name, std::string value) { out_.arguments.push_back({name, {std::move(value)}, 0}); }
+  void add(const char* name) { out_.arguments.push_back({name, {}, 0}); }
+
+  // Returns whether a key is set; "auto" leaves it to the program.
+  bool has(const char* key) {
+    reader_.allow(key);
+    return reader_.has(key) && document_.at(key) != "auto";
+  }
+  std::int64_t count(const char* key) { return has(key) ? reader_.integer(key, 1, kMostDeepSpeed) : 0; }
+  bool enabled(const char* section) {
+    if (!has(section)) return false;
+    JsonReader reader = reader_.at(section);
+    return reader.boolean_or("enabled", false);
+  }
+
+  void read_batch() {
+    const std::int64_t batch = count("train_batch_size");
+    const std::int64_t micro = count("train_micro_batch_size_per_gpu");
+    const std::int64_t steps = count("gradient_accumulation_steps");
+    if (batch > 0) add("global-batch-size", std::to_string(batch));
+    if (micro > 0) add("micro-batch-size", std::to_string(micro));
+    if (batch == 0 || micro == 0 || steps == 0) return;
+    if (micro > batch || steps > batch / micro || batch % (micro * steps) != 0) {
+      throw InputError(
+          fmt::format("{}: /train_batch_size: expected a multiple of train_micro_batch_size_per_gpu x "
+                      "gradient_accumulation_steps = {} x {}, got {}",
+                      source_, micro, steps, batch));
+    }
+    add("data-parallel-size", std::to_string(batch / (micro * steps)));
+  }
+
+  void read_zero() {
+    if (has("zero_optimization")) {
+      JsonReader zero = reader_.at("zero_optimization");
+      stage_ = zero.integer_or("stage", 0, 3, 0);
+      for (const char* key : {"offload_optimizer", "offload_param"}) {
+        if (!zero.has(key)) continue;
+        JsonReader offload = zero.at(key);
+        const std::string device = offload.string_or("device", "cpu");
+        const char* const rule = "offloading is not modeled: expected \"none\"";
+        if (device != "none") offload.has("device") ? offload.at("device").fail(rule) : offload.fail(rule);
+      }
+      if (zero.boolean_or("cpu_offload", false)) zero.at("cpu_offload").fail("offloading is not modeled");
+    }
+    add("zero-stage", std::to_string(stage_));
+  }
+
+  void read_precision() {
+    const bool bf16 = enabled("bf16") || enabled("bfloat16");
+    const bool fp16 = enabled("fp16");
+    if (bf16) add("bf16");
+    if (fp16) add("fp16");
+    // DeepSpeed's default: 32 bits for bf16 without ZeRO, otherwise those of the model.
+    std::string type = bf16 && stage_ == 0 ? "fp32" : bf16 ? "bf16" : fp16 ? "fp16" : "fp32";
+    if (has("data_types")) type = reader_.at("data_types").string_or("grad_accum_dtype", type);
+    const bool whole = type == "fp32" || type == "float32" || type == "torch.float32";
+    if (fp16 && whole) add("accumulate-allreduce-grads-in-fp32");
+    if (bf16 && !whole) add("grad-reduce-in-bf16");
+  }
+
+  void read_activations() {
+    if (!has("activation_checkpointing")) return;
+    JsonReader reader = reader_.at("activation_checkpointing");
+    for (const char* key : {"partition_activations", "cpu_checkpointing", "contiguous_memory_optimization"}) {
+      if (reader.boolean_or(key, false)) not_modeled_.push_back(fmt::format("activation_checkpointing.{}", key));
+    }
+  }
+
+  void note_rest() {
+    constexpr std::string_view kRead[] = {"train_batch_size",
+                                          "train_micro_batch_size_per_gpu",
+                                          "zero_optimization",
+                                          "gradient_accumulation_steps",
+                                          "bf16",
+                                          "bfloat16",
+                                          "fp16",
+                                          "gradient_clipping",
+                                          "data_types",
+                                          "activation_checkpointing"};
+    const auto lists = [](const auto& list, std::string_view key) {
+      return std::find(std::begin(list), std::end(list), key) != std::end(list);
+    };
+    std::vector<std::string> unknown;
+    for (const auto& [key, value] : document_.items()) {
+      if (lists(kRead, key) || lists(kDeepSpeedWithoutEffect, key) || key.starts_with('_')) continue;
+      const bool off = value.is_null() || value == false ||
+                       (value.is_object() && value.contains("enabled") && value.at("enabled") == false);
+      if (!lists(kDeepSpeedNotModeled, key)) {
+        unknown.push_back(key);
+      } else if (!off) {
+        not_modeled_.push_back(key);
+      }
+    }
+    const auto note = [&](const char* what, const std::vector<std::string>& names) {
+      if (!names.empty()) out_.notes.push_back(fmt::format("{}: {}: {}", source_, what, fmt::join(names, ", ")));
+    };
+    note("not modeled, although they change time or memory", not_modeled_);
+    note("unknown keys", unknown);
+  }
+
+  std::string source_;
+  Json document_;
+  JsonReader reader_;
+  std::int64_t stage_ = 0;
+  std::vector<std::string> not_modeled_;
+  DeepSpeedConfig out_;
+};
+
+}  // namespace
+
+DeepSpeedConfig read_deepspeed(std::string_view text, const std::string& source) {
+  return DeepSpeedReader(text, source).run();
+}
+
+void add_deepspeed(DeepSpeedConfig& config, const std::string& source, std::vector<MegatronArgument>& arguments) {
+  const auto value = [](const MegatronArgument& argument) { return fmt::format("{}", fmt::join(argument.words, " ")); };
+  const auto number = [&](const MegatronArgument& argument) { return std::strtod(value(argument).c_str(), nullptr); };
+  for (const MegatronArgument& argument : config.arguments) {
+    for (const MegatronArgument& given : arguments) {
+      if (given.name != argument.name || number(given) == number(argument)) continue;
+      if (argument.name != "clip-grad" && argument.name != "zero-stage") {
+        throw InputError(fmt::format("{}: sets --{} to {}, but the command to {}", source, argument.name,
+                                     value(argument), value(given)));
+      }
+      config.notes.push_back(
+          fmt::format("{}: replaces --{} {} by {}", source, argument.name, value(given), value(argument)));
+    }
+  }
+  for (const MegatronArgument& argument : config.arguments) {
+    std::erase_if(arguments, [&](const MegatronArgument& given) { return given.name == argument.name; });
+  }
+  arguments.insert(arguments.end(), config.arguments.begin(), config.arguments.end());
+}
+
+}  // namespace sluice::model

@@ -1,0 +1,64 @@
+// What Megatron-LM's arguments say of memory.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/errors.h"
+#include "model/import/import.h"
+
+namespace sluice::test {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+const std::string kSmallModel =
+    "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 "
+    "--vocab-size 51200 --micro-batch-size 1 --bf16 ";
+
+Json parallelism_of(const std::string& line) {
+  return import_megatron_line(kSmallModel + line, "line").scenario.at("parallelism");
+}
+
+TEST(ImportMegatron, ReadsOptimizerStatesAndTheirShards) {
+  EXPECT_EQ(parallelism_of("--use-precision-aware-optimizer --exp-avg-dtype bf16 --exp-avg-sq-dtype torch.bfloat16")
+                .at("optimizer_bytes"),
+            8);
+  EXPECT_EQ(parallelism_of("--use-precision-aware-optimizer --main-params-dtype fp16 --exp-avg-dtype fp8")
+                .at("optimizer_bytes"),
+            7);
+  EXPECT_EQ(parallelism_of("--use-precision-aware-optimizer").count("optimizer_bytes"), 0U);
+  EXPECT_EQ(parallelism_of("--exp-avg-dtype bf16").count("optimizer_bytes"), 0U);
+  EXPECT_EQ(parallelism_of("--use-distributed-optimizer --num-distributed-optimizer-instances 2 --world-size 16 "
+                           "--tensor-model-parallel-size 2")
+                .at("dp_shard"),
+            4);
+  EXPECT_FALSE(parallelism_of("--no-bias-swiglu-fusion").at("fused_activation").get<bool>());
+  EXPECT_THROW(import_megatron_line(kSmallModel + "--use-precision-aware-optimizer --exp-avg-dtype int4", "line"),
+               InputError);
+  EXPECT_THROW(import_megatron_line(kSmallModel + "--use-distributed-optimizer --num-distributed-optimizer-instances 3 "
+                                                  "--world-size 16",
+                                    "line"),
+               InputError);
+}
+
+TEST(ImportMegatron, ReadsWhatTheHeadAndTheExpertsKeep) {
+  const Json plain = parallelism_of("--cross-entropy-loss-fusion");
+  EXPECT_EQ(plain.at("cross_entropy_fusion_impl"), "native");
+  EXPECT_EQ(
+      parallelism_of("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te").at("cross_entropy_fusion_impl"),
+      "te");
+  EXPECT_FALSE(plain.contains("wgrad_deferral_limit"));
+  EXPECT_EQ(parallelism_of("--defer-embedding-wgrad-compute --wgrad-deferral-limit 22").at("wgrad_deferral_limit"), 22);
+  EXPECT_THAT(import_megatron_line(kSmallModel + "--defer-embedding-wgrad-compute", "line").notes,
+              ElementsAre(HasSubstr("--defer-embedding-wgrad-compute of all microbatches")));
+  EXPECT_EQ(parallelism_of("--num-experts 8 --moe-grouped-gemm").count("moe_grouped_gemm"), 0U);
+  EXPECT_EQ(parallelism_of("--num-experts 8").at("moe_grouped_gemm"), false);
+}
+
+}  // namespace
+}  // namespace sluice::test
