@@ -56,6 +56,7 @@ std::vector<Subcommand> add_all_commands(CLI::App& app, std::vector<std::string>
   std::vector<Subcommand> commands = {add_simulate_command(app, std::move(arguments)),
                                       add_plan_command(app),
                                       add_slice_command(app),
+                                      add_weave_command(app),
                                       add_import_command(app),
                                       add_compare_command(app),
                                       add_schedules_command(app),

@@ -1,5 +1,6 @@
 #include <iterator>
 
+#include "benchmarks/accuracy/expert_tables.h"
 #include "benchmarks/accuracy/framework_tables.h"
 #include "benchmarks/accuracy/golden_values.h"
 #include "benchmarks/accuracy/iteration_tables.h"
@@ -58,6 +59,11 @@ const std::vector<TableKind>& table_kinds() {
        {"benchmark", "layers", "hidden", "heads", "seq", "tp", "pp", "vp", "dp", "global_batch", "micro_batch",
         "num_microbatches", "median_step_s"},
        score_mlperf},
+      {"mlperf-experts",
+       {"model", "gpus", "gpu_type", "tp", "pp", "vp", "cp", "ep", "dp", "mbs", "gbs", "layout", "moe_a2a_overlap_1f1b",
+        "delay_wgrad", "recompute", "precision", "iter_s"},
+       score_mlperf_experts},
+      {"dualpipe-trace", {"op", "index", "stream", "gpu_busy_us", "gpu_start_us", "gpu_end_us"}, score_dualpipe_trace},
       {"ultrascale",
        {"model", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "gpus", "tp", "pp", "dp", "mbs", "gbs",
         "zero", "status", "iter_s"},

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "model/cost/expert_kernels.h"
+#include "model/cost/expert_routing.h"
 #include "model/cost/kernel_parts.h"
 #include "model/errors.h"
 
@@ -18,6 +20,16 @@ AttentionWork attention_work(const KernelCall& call) {
           .head_size = call.head_size,
           .tile_size = call.tile_size,
           .backward = call.kind == KernelClass::attention_backward};
+}
+
+// The block with compute before and after it.
+WovenBlock shifted(WovenBlock block, double before, double after) {
+  for (WovenPart& part : block.parts) {
+    part.start_s += before;
+    part.end_s += before;
+  }
+  block.seconds += before + after;
+  return block;
 }
 
 const Training& checked(const Transformer& model, const Training& training) {
@@ -36,7 +48,8 @@ AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<Sta
       software_(std::move(software)),
       measured_(std::move(measured)),
       placement_(training_, cluster_),
-      collectives_(cluster_, placement_) {
+      collectives_(cluster_, placement_),
+      weave_(training_.ep > 1 && training_.weave != kSearchedWeave ? find_weave(training_.weave) : Weave{}) {
   const PrecisionTraits& traits = traits_of(training_.precision);
   const Gpu& gpu = cluster_.gpu;
   const bool scaled = training_.precision != GemmPrecision::mxfp8 || gpu.gemm_8bit.block_scales;
@@ -96,9 +109,7 @@ double AnalyticCost::kernel_s(const KernelCall& call) const {
   switch (call.kind) {
     case KernelClass::all_reduce: seconds = collectives_.all_reduce_s(placement_.tensor_group(), call.bytes); break;
     case KernelClass::all_gather: seconds = collectives_.all_gather_s(placement_.tensor_group(), call.bytes); break;
-    case KernelClass::expert_all_to_all:
-      seconds = collectives_.all_to_all_s(placement_.expert_group(), call.bytes);
-      break;
+    case KernelClass::expert_all_to_all: seconds = dispatch_s(call.bytes); break;
     case KernelClass::expert_all_gather:
       seconds = collectives_.all_gather_s(placement_.expert_tensor_group(), call.bytes);
       break;
@@ -162,6 +173,11 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const bool all = training_.joint_overlap == Overlap::all;
   if (training_.joint_overlap == Overlap::none) return apart;
   if (training_.ep == 1 && !(all && (training_.tp > 1 || training_.cp > 1))) return apart;
+  if (!all) {
+    return woven_joint(forward_stage, forward_shape, forward_slice, backward, backward_stage, backward_shape,
+                       backward_slice)
+        .seconds;
+  }
   // Collectives of each half overlap with the other half's kernels, which they slow down.
   double device = 0;
   double exposed = 0;  // collectives that do not overlap
@@ -169,8 +185,7 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const auto add = [&](OpKind kind, int stage, const SliceShape& size) {
     for (const KernelPart& part : parts(kind, stage, size)) {
       for (const KernelCall& call : part.calls) {
-        const bool overlaps =
-            call.kind != KernelClass::sharding && (all || call.kind == KernelClass::expert_all_to_all);
+        const bool overlaps = call.kind != KernelClass::sharding;
         (!is_collective(call.kind) ? device : overlaps ? hidden : exposed) += part.repeats * kernel_s(call);
       }
     }
@@ -180,6 +195,94 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const bool host_bound = apart > 1.0001 * (device + exposed + hidden);
   if (host_bound) return apart;
   return apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
+}
+
+double AnalyticCost::dispatch_s(double bytes) const {
+  const Reach& reach = placement_.expert_group();
+  if (training_.token_dispatcher == Training::TokenDispatcher::all_to_all) {
+    return collectives_.all_to_all_s(reach, bytes);
+  }
+  // Each token is sent once to every other node that has some of its experts, and there, as within its own node, once
+  // to every rank.
+  const double copy = bytes / model_.experts.per_token;
+  const double to_ranks = copy * expected_parts(model_.experts, training_.ep);
+  const double to_nodes = copy * expected_parts(model_.experts, reach.nodes);
+  return collectives_.exchange_s(reach, to_ranks * (reach.per_node - 1) / reach.per_node,
+                                 to_nodes * (reach.nodes - 1) / reach.nodes);
+}
+
+std::pair<double, double> AnalyticCost::add_layers(OpKind kind, int stage, const SliceShape& slice,
+                                                   std::vector<LayerTimes>& layers) const {
+  const bool forward = kind == OpKind::F;
+  const std::size_t first = layers.size();
+  double embedding = 0;
+  double head = 0;
+  double sharding = 0;
+  std::vector<double> host;  // by layer: the host's time for its launches
+  // The weight gradients of a B are parts of their own.
+  const std::vector<OpKind> passes = kind == OpKind::B ? std::vector{OpKind::I, OpKind::W} : std::vector{kind};
+  for (const OpKind pass : passes) {
+    std::size_t layer = 0;
+    for (const KernelPart& part : parts(pass, stage, slice)) {
+      if (part.name == "embedding") embedding += part_s(part);
+      if (part.name == "head") head += part.repeats * part_s(part);
+      if (part.name == "sharding") sharding += part_s(part);
+      if (part.name == "embedding" || part.name == "head" || part.name == "sharding") continue;
+      LayerTimes times;
+      int launched = 0;
+      for (const KernelCall& call : part.calls) {
+        times.of(pass, call.part) += kernel_s(call);
+        launched += call.launched();
+      }
+      for (int i = 0; i < part.repeats; ++i, ++layer) {
+        if (layer == host.size()) {
+          layers.emplace_back();
+          host.push_back(0);
+        }
+        layers[first + layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
+        host[layer] += host_s(launched);
+      }
+    }
+  }
+  // A layer takes at least the host's time; the rest of it is added to its attention.
+  for (std::size_t i = 0; i < host.size(); ++i) {
+    LayerTimes& times = layers[first + i];
+    double device = 0;
+    for (const auto& pass : times.seconds) device = std::accumulate(pass.begin(), pass.end(), device);
+    times.of(kind == OpKind::W ? OpKind::W
+             : forward         ? OpKind::F
+                               : OpKind::B,
+             LayerPart::attention) += std::max(0.0, host[i] - device);
+  }
+  if (!forward) std::reverse(layers.begin() + static_cast<std::ptrdiff_t>(first), layers.end());
+  return forward ? std::pair(embedding, head + sharding) : std::pair(head, embedding + sharding);
+}
+
+WovenBlock AnalyticCost::woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
+  // One pass after another: F, then the input and weight gradients of each part.
+  static const Weave kSerial =
+      find_weave("attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) dispatch(B) attention(B)");
+  std::vector<LayerTimes> layers;
+  const auto [before, after] = add_layers(kind, stage, slice_shape(shape, slice), layers);
+  const std::vector<LayerTimes> none;
+  const bool forward = kind == OpKind::F;
+  return shifted(weave_block(kSerial, forward ? layers : none, forward ? none : layers), before, after);
+}
+
+WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
+                                     OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
+                                     int backward_slice) const {
+  std::vector<LayerTimes> forward_layers;
+  std::vector<LayerTimes> backward_layers;
+  const auto [forward_before, forward_after] =
+      add_layers(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice), forward_layers);
+  const auto [backward_before, backward_after] =
+      add_layers(backward, backward_stage, slice_shape(backward_shape, backward_slice), backward_layers);
+  const double left = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms;
+  const Contention contention{.compute_rate = std::max(0.01, left)};
+  const Weave& weave = weave_.order.empty() ? fastest_weave(forward_layers, backward_layers, contention) : weave_;
+  return shifted(weave_block(weave, forward_layers, backward_layers, contention), forward_before + backward_before,
+                 forward_after + backward_after);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "model/cluster/placement.h"
@@ -10,6 +11,7 @@
 #include "model/cost/kernel_times.h"
 #include "model/cost/sharded_units.h"
 #include "model/cost/stage_kernels.h"
+#include "model/weave/weave.h"
 
 namespace sluice::model {
 
@@ -42,6 +44,11 @@ class AnalyticCost : public CostModel {
   double compute_s(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
   double joint_s(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
                  int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
+  // The parts of an op, or of a joint block, on the compute and communication lanes of its rank: an op without a
+  // partner runs them one after another. Times are from its start.
+  WovenBlock woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
+  WovenBlock woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
+                         int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   // Full: another forward of the layers, including its collectives. Selective without flash attention: the attention
   // core.
   double recompute_s(int stage, const MicrobatchShape& shape, int slice) const override;
@@ -82,6 +89,11 @@ class AnalyticCost : public CostModel {
   void add_sharding(OpKind kind, int stage, const SliceShape& slice, std::vector<KernelPart>& parts) const;
   ShardedUnit sharded_unit(const StageContents& unit, bool gathers, bool reduces) const;
   double gather_s(const StageContents& held, double bytes) const;
+  double dispatch_s(double bytes) const;
+  // Adds the layers of an op, in the order in which it runs them, to `layers`, and returns the time of its other
+  // kernels: before the layers (first) and after them.
+  std::pair<double, double> add_layers(OpKind kind, int stage, const SliceShape& slice,
+                                       std::vector<LayerTimes>& layers) const;
   double reduce_s(const StageContents& held, double bytes) const;
   double part_s(const KernelPart& part) const;
   // The fraction of routed experts in the parameters on one device.
@@ -96,6 +108,7 @@ class AnalyticCost : public CostModel {
   KernelTimes measured_;
   Placement placement_;
   Collectives collectives_;
+  Weave weave_;
 };
 
 }  // namespace sluice::model

@@ -35,14 +35,17 @@ double Collectives::network_bytes_per_s() const {
 }
 
 double Collectives::all_to_all_s(const Reach& reach, double bytes) const {
+  const double share = bytes / reach.size;
+  return exchange_s(reach, (reach.per_node - 1) * share, (reach.size - reach.per_node) * share);
+}
+
+double Collectives::exchange_s(const Reach& reach, double near, double far) const {
   if (reach.size <= 1) return 0;
   const Link& inside = cluster_.intra_node;
   const Link& link = reach.nodes == 1 ? inside : cluster_.inter_node;
   const double latency = link.collective_latency_s + (reach.size - 1) * link.collective_step_s;
-  const double share = bytes / reach.size;
-  const double near = (reach.per_node - 1) * share / (inside.bandwidth_bytes_per_s * inside.transfer_efficiency);
-  const double far = reach.nodes == 1 ? 0 : (reach.size - reach.per_node) * share / network_bytes_per_s();
-  return latency + std::max(near, far);
+  const double near_s = near / (inside.bandwidth_bytes_per_s * inside.transfer_efficiency);
+  return latency + std::max(near_s, reach.nodes == 1 ? 0 : far / network_bytes_per_s());
 }
 
 double Collectives::shift_s(const Reach& reach, double bytes) const {

@@ -22,6 +22,8 @@ class Collectives {
   // Every rank starts with `bytes` and sends 1/size of them to each other rank. Point to point and concurrent: within
   // the node over its ports, and at the same time to other nodes over the network.
   double all_to_all_s(const Reach& reach, double bytes) const;
+  // The same where every rank sends `near` bytes to others of its node and `far` bytes to other nodes.
+  double exchange_s(const Reach& reach, double near, double far) const;
   // Every rank sends `bytes` to the next one of the group, over the slowest link between any two of them.
   double shift_s(const Reach& reach, double bytes) const;
 

@@ -7,6 +7,7 @@
 #include "model/cost/sharing.h"
 #include "model/graph/collective_kind.h"
 #include "model/schedule/schedule.h"
+#include "model/weave/weave.h"
 
 namespace sluice::model {
 
@@ -31,6 +32,17 @@ class CostModel {
                          int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const {
     return compute_s(OpKind::F, forward_stage, forward_shape, forward_slice) +
            compute_s(backward, backward_stage, backward_shape, backward_slice);
+  }
+
+  // The parts within an op or a joint block that has experts, on the compute and communication lanes of its rank; none
+  // by default. Their end is that of compute_s or joint_s, but for kernels that the host launches too slowly.
+  virtual WovenBlock woven_op(OpKind /*kind*/, int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const {
+    return {};
+  }
+  virtual WovenBlock woven_joint(int /*forward_stage*/, const MicrobatchShape& /*forward_shape*/, int /*forward_slice*/,
+                                 OpKind /*backward*/, int /*backward_stage*/, const MicrobatchShape& /*backward_shape*/,
+                                 int /*backward_slice*/) const {
+    return {};
   }
 
   // Recomputation of the activations of one slice before its backward.

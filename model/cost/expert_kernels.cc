@@ -19,12 +19,17 @@ struct ExpertSizes {
   double shared_in;
 };
 
+// Marks the kernels from `first` on.
+void mark(Kernels& out, std::size_t first, LayerPart part) {
+  for (std::size_t i = first; i < out.size(); ++i) out[i].part = part;
+}
+
 ExpertSizes expert_sizes(const Transformer& model, const Training& training, const Sizes& s) {
   const Experts& experts = model.experts;
   ExpertSizes e{};
   e.own = s.rows / training.tp;
   e.sent = e.own * experts.per_token;
-  e.come = e.sent * training.etp;
+  e.come = e.sent * training.etp * training.expert_imbalance;
   e.scores = e.own * experts.count;
   e.mine = static_cast<double>(experts.count) / training.ep;
   e.width = static_cast<double>(experts.ffn_hidden) / training.etp;
@@ -59,27 +64,51 @@ void exchange_parts(Kernels& out, const Training& training, const Sizes& s, cons
   out.push_back({.name = name, .kind = KernelClass::expert_all_gather, .bytes = 2 * e.come * s.hidden});
 }
 
-// Dispatches copies of tokens to their experts, in order; `names` of the three kernels.
-void dispatch(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view copied,
-              std::string_view sent, std::string_view ordered) {
-  out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
+// Whether tokens are copied before they are sent and results are added after they arrive: DeepEP and HybridEP do so
+// while they send.
+bool copies_apart(const Training& training) {
+  return training.ep == 1 || training.token_dispatcher == Training::TokenDispatcher::all_to_all;
+}
+
+// Orders what has arrived by expert, or back. HybridEP does so while it receives and sends.
+void add_ordering(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view name) {
+  if (training.ep > 1 && training.token_dispatcher == Training::TokenDispatcher::hybridep) return;
+  out.push_back(memory(name, 4 * e.come * s.hidden));
+  out.back().part = LayerPart::experts;
+}
+
+// The all-to-all of copies with this number of bytes per element.
+void exchange_copies(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e,
+                     std::string_view name, double element_bytes) {
+  if (training.ep == 1) return;
+  out.push_back({.name = name,
+                 .kind = KernelClass::expert_all_to_all,
+                 .bytes = element_bytes * e.sent * s.hidden * training.expert_imbalance});
+}
+
+// Dispatches copies of tokens to their experts, in order, as the communication part `part`; `names` of the three
+// kernels.
+void dispatch(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, LayerPart part,
+              std::string_view copied, std::string_view sent, std::string_view ordered) {
+  if (copies_apart(training)) out.push_back(memory(copied, 2 * (e.own + e.sent) * s.hidden));
   if (training.expert_ranks() == 1) return;  // the copies are already in order
-  if (training.ep > 1) {
-    out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
-  }
+  const std::size_t first = out.size();
+  constexpr double kNarrow = 1 + 4.0 / 128;
+  exchange_copies(out, training, s, e, sent, training.fp8_dispatch ? kNarrow : 2);
   exchange_parts(out, training, s, e, "all-gather of copies");
-  out.push_back(memory(ordered, 4 * e.come * s.hidden));
+  mark(out, first, part);
+  add_ordering(out, training, s, e, ordered);
 }
 
 // The reverse of `dispatch`; the copies of a token are added.
-void combine(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, std::string_view ordered,
-             std::string_view sent, std::string_view summed) {
-  if (training.expert_ranks() > 1) out.push_back(memory(ordered, 4 * e.come * s.hidden));
+void combine(Kernels& out, const Training& training, const Sizes& s, const ExpertSizes& e, LayerPart part,
+             std::string_view ordered, std::string_view sent, std::string_view summed) {
+  if (training.expert_ranks() > 1) add_ordering(out, training, s, e, ordered);
+  const std::size_t first = out.size();
   exchange_parts(out, training, s, e, "reduce-scatter of results");
-  if (training.ep > 1) {
-    out.push_back({.name = sent, .kind = KernelClass::expert_all_to_all, .bytes = 2 * e.sent * s.hidden});
-  }
-  out.push_back(memory(summed, 2 * (e.own + e.sent) * s.hidden));
+  exchange_copies(out, training, s, e, sent, 2);
+  mark(out, first, part);
+  if (copies_apart(training)) out.push_back(memory(summed, 2 * (e.own + e.sent) * s.hidden));
 }
 
 Kernels forward(const Transformer& model, const Training& training, const Sizes& s, const ExpertSizes& e) {
@@ -88,19 +117,23 @@ Kernels forward(const Transformer& model, const Training& training, const Sizes&
   out.push_back(gemm("router", e.own, s.hidden, model.experts.count));
   // 32-bit softmax, top-k, its map, and the sums for load balancing, each over all scores.
   out.push_back(memory("top-k", 32 * e.scores, 6));
-  dispatch(out, training, s, e, "copies for experts", "dispatch", "copies in order");
+  dispatch(out, training, s, e, LayerPart::dispatch, "copies for experts", "dispatch", "copies in order");
+  std::size_t first = out.size();
   add_cast(out, "cast of input", traits.input, e.come * s.hidden);
   out.push_back(grouped(training, "experts in", e, s.hidden, e.width_in));
   out.push_back(memory("activation of experts", 2 * e.come * (e.width_in + e.width)));
   add_cast(out, "cast of input", traits.input, e.come * e.width);
   out.push_back(grouped(training, "experts out", e, e.width, s.hidden));
-  combine(out, training, s, e, "results in order", "combine", "sum of experts");
+  mark(out, first, LayerPart::experts);
+  combine(out, training, s, e, LayerPart::combine, "results in order", "combine", "sum of experts");
   if (e.shared > 0) {
+    first = out.size();
     add_linear(out, training, "shared expert in", s.rows, s.hidden, e.shared_in);
     out.push_back(memory("activation of shared expert", 2 * s.rows * (e.shared_in + e.shared)));
     add_linear(out, training, "shared expert out", s.rows, e.shared, s.hidden);
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of shared expert", reduced_bytes(training, s)));
     if (model.experts.shared_gate) out.push_back(memory("gate of shared expert", 6 * s.split * s.hidden, 2));
+    mark(out, first, LayerPart::experts);
     out.push_back(memory("sum with shared expert", 6 * s.split * s.hidden));
   }
   return out;
@@ -115,15 +148,18 @@ Kernels input_gradient(const Transformer& model, const Training& training, const
     out.push_back(memory("d activation of shared expert", 2 * s.rows * (e.shared + 2 * e.shared_in)));
     add_linear_gradient(out, training, "d shared expert in", s.rows, e.shared_in, s.hidden);
     if (training.tp > 1) out.push_back(all_reduce("all-reduce of d shared expert", reduced_bytes(training, s)));
+    mark(out, 0, LayerPart::experts);
     out.push_back(memory("sum with d shared expert", 6 * s.split * s.hidden));
   }
-  dispatch(out, training, s, e, "d sum of experts", "d combine", "d results in order");
+  dispatch(out, training, s, e, LayerPart::combine, "d sum of experts", "d combine", "d results in order");
+  const std::size_t first = out.size();
   add_cast(out, "cast of output gradient", traits.gradient, e.come * s.hidden);
   out.push_back(grouped(training, "d experts out", e, s.hidden, e.width, GemmPass::input_gradient));
   out.push_back(memory("d activation of experts", 2 * e.come * (e.width + 2 * e.width_in)));
   add_cast(out, "cast of output gradient", traits.gradient, e.come * e.width_in);
   out.push_back(grouped(training, "d experts in", e, e.width_in, s.hidden, GemmPass::input_gradient));
-  combine(out, training, s, e, "d copies in order", "d dispatch", "d copies for experts");
+  mark(out, first, LayerPart::experts);
+  combine(out, training, s, e, LayerPart::dispatch, "d copies in order", "d dispatch", "d copies for experts");
   out.push_back(memory("d top-k", 24 * e.scores, 4));
   out.push_back(gemm("d router", e.own, model.experts.count, s.hidden, GemmPass::input_gradient));
   out.push_back(memory("sum with d router", 6 * e.own * s.hidden));
@@ -138,6 +174,7 @@ Kernels weight_gradient(const Transformer& model, const Training& training, cons
     out.push_back(linear_weight(training, "w shared expert out", s.rows, e.shared, s.hidden));
     out.push_back(linear_weight(training, "w shared expert in", s.rows, s.hidden, e.shared_in));
   }
+  mark(out, 0, LayerPart::experts);
   out.push_back(weight_gemm("w router", e.own, s.hidden, model.experts.count, training.gradient_bytes));
   return out;
 }

@@ -6,6 +6,7 @@
 
 #include "model/cost/gemm.h"
 #include "model/schedule/op.h"
+#include "model/weave/weave.h"
 #include "model/workload/slice_shape.h"
 #include "model/workload/training.h"
 
@@ -48,7 +49,8 @@ struct KernelCall {
   KernelClass overlapped_with = KernelClass::attention_forward;
   double overlapped_flops = 0;
   double overlapped_bytes = 0;
-  double added_s = 0;  // of sharding
+  double added_s = 0;                     // of sharding
+  LayerPart part = LayerPart::attention;  // of a layer with experts; everything before and after its MLP is attention
 
   // Number of kernels that an op's host thread launches: collectives of sharded parameters are launched ahead.
   int launched() const { return kind == KernelClass::sharding ? 0 : count; }

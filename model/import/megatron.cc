@@ -246,8 +246,25 @@ class MegatronImport {
     const std::int64_t tp = positive("tensor-model-parallel-size").value_or(1);
     const std::int64_t of_expert = positive("expert-tensor-parallel-size").value_or(tp);
     if (of_expert > 1) set("/parallelism/etp", of_expert);
+    if (whole("moe-router-num-groups").value_or(0) > 0 && whole("moe-router-group-topk").value_or(0) > 0) {
+      set("/model/moe_router_num_groups", *whole("moe-router-num-groups"));
+      set("/model/moe_router_group_topk", *whole("moe-router-group-topk"));
+    }
+    if (positive("expert-model-parallel-size").value_or(1) > 1) read_dispatcher();
+  }
+
+  void read_dispatcher() {
     const std::string dispatcher = has("moe-token-dispatcher-type") ? word("moe-token-dispatcher-type") : "allgather";
-    if (dispatcher != "alltoall" && positive("expert-model-parallel-size").value_or(1) > 1) {
+    if (dispatcher == "flex") {
+      const bool named = has("moe-flex-dispatcher-backend");
+      const std::string backend = named ? word("moe-flex-dispatcher-backend") : "deepep";  // also --moe-enable-deepep
+      if (backend != "deepep" && backend != "hybridep") {
+        fail("moe-flex-dispatcher-backend", fmt::format("expected deepep or hybridep, got '{}'", backend));
+      }
+      set("/parallelism/moe_token_dispatcher", backend);
+      set_if("/parallelism/moe_communication_sms",
+             whole(backend == "deepep" ? "moe-deepep-num-sms" : "moe-hybridep-num-sms"));
+    } else if (dispatcher != "alltoall") {
       not_modeled_.push_back(fmt::format("--moe-token-dispatcher-type {}{} (alltoall is assumed)", dispatcher,
                                          has("moe-token-dispatcher-type") ? "" : ", the default"));
     }
@@ -268,7 +285,12 @@ class MegatronImport {
     const std::int64_t ranks = positive("pipeline-model-parallel-size").value_or(1);
     set("/parallelism/pp", ranks);
     const std::int64_t chunks = has("pipeline-model-parallel-layout") ? read_layout(ranks) : read_layers(ranks);
-    set("/schedule/name", chunks > 1 ? "interleaved-1f1b" : "1f1b");
+    const bool combined = has("overlap-moe-expert-parallel-comm");
+    set("/schedule/name", combined ? "combined-1f1b" : chunks > 1 ? "interleaved-1f1b" : "1f1b");
+    if (combined && chunks < 2 && ranks > 1) {
+      fail("overlap-moe-expert-parallel-comm", "with a pipeline, requires virtual stages");
+    }
+    if (combined && !has("delay-wgrad-compute")) set("/parallelism/weave", "whole-backward");
     if (chunks < 2) return;
     if (ranks < 3 && has("no-overlap-p2p-communication")) {
       fail("no-overlap-p2p-communication", "with interleaving, requires --pipeline-model-parallel-size of at least 3");
@@ -544,10 +566,7 @@ class MegatronImport {
                                 positive("pipeline-model-parallel-size").value_or(1) *
                                 positive("context-parallel-size").value_or(1);
     const std::int64_t replicas = gpus_ > 0 ? gpus_ / others : positive("data-parallel-size").value_or(0);
-    if (replicas == 0) {
-      not_modeled_.push_back(fmt::format("--num-distributed-optimizer-instances {} of unknown replicas", instances));
-      return;
-    }
+    if (replicas == 0) return set("/parallelism/dp_replicate", instances);
     if (replicas % instances != 0) {
       fail("num-distributed-optimizer-instances", fmt::format("expected a divisor of the {} replicas", replicas));
     }
@@ -570,7 +589,11 @@ class MegatronImport {
         if (positive(other).value_or(1) > 1) fail("use-torch-fsdp2", fmt::format("requires --{} 1", other));
       }
       if (has("use-distributed-optimizer")) fail("use-torch-fsdp2", "excludes --use-distributed-optimizer");
+      if (has("torch-fsdp2-no-reshard-after-forward")) set("/parallelism/reshard_after_forward", false);
       return set("/parallelism/zero", 3);
+    }
+    if (has("torch-fsdp2-no-reshard-after-forward")) {
+      useless_.emplace_back("--torch-fsdp2-no-reshard-after-forward without --use-torch-fsdp2");
     }
     const auto stage = strategy.empty() ? 0 : found - std::begin(kStrategies);
     if (stage == 0) return;
@@ -594,6 +617,9 @@ class MegatronImport {
     read_optimizer_states();
     read_optimizer_instances();
     if (has("no-bias-swiglu-fusion")) set("/parallelism/fused_activation", false);
+    if (const std::string loss = word("cross-entropy-fusion-impl"); !loss.empty() && loss != "native" && loss != "te") {
+      fail("cross-entropy-fusion-impl", fmt::format("expected native or te, got '{}'", loss));
+    }
     if (has("cross-entropy-loss-fusion") && !has("cross-entropy-fusion-impl")) {
       set("/parallelism/cross_entropy_fusion_impl", "native");
     }

@@ -24,6 +24,7 @@ constexpr std::int64_t kMostPredictions = 1 << 10;
 const std::vector<std::string> kRecompute = {"none", "selective", "full"};
 const std::vector<std::string> kContextExchanges = {"p2p", "a2a"};
 const std::vector<std::string> kCrossEntropies = {"native", "te", "plain"};
+const std::vector<std::string> kTokenDispatchers = {"alltoall", "deepep", "hybridep"};
 const std::vector<std::string> kJointOverlaps = {"none", "experts", "all"};
 const std::vector<std::string> kSlicing = {"even", "balanced"};
 const std::vector<std::string> kPlacements = {"any", "linear", "looped", "v"};
@@ -177,6 +178,7 @@ class Reading {
       training.joint_overlap = static_cast<Training::JointOverlap>(found - kJointOverlaps.begin());
     }
     object.allow("joint_overlap");
+    read_experts(object);
     scenario_.chunks = whole(object, "vpp", 1, kMaxStages, 0);
     training.sequence_parallel = object.boolean_or("sequence_parallel", false);
     training.tp_comm_overlap = object.boolean_or("tp_comm_overlap", false);
@@ -238,6 +240,28 @@ class Reading {
     object.allow("layers_per_virtual_stage");
   }
 
+  // How the communication of experts runs.
+  void read_experts(JsonReader& object) {
+    Training& training = scenario_.training;
+    if (object.has("weave")) {
+      const JsonReader weave = object.at("weave");
+      training.weave = weave.string();
+      if (training.weave != kSearchedWeave) {
+        find_weave(training.weave, fmt::format("{}: {}", weave.source(), weave.pointer()));
+      }
+    }
+    object.allow("weave");
+    if (object.has("moe_token_dispatcher")) {
+      const std::string word = object.at("moe_token_dispatcher").one_of(kTokenDispatchers);
+      const auto found = std::find(kTokenDispatchers.begin(), kTokenDispatchers.end(), word);
+      training.token_dispatcher = static_cast<Training::TokenDispatcher>(found - kTokenDispatchers.begin());
+    }
+    object.allow("moe_token_dispatcher");
+    training.fp8_dispatch = object.boolean_or("fp8_dispatch", false);
+    training.communication_sms = whole(object, "moe_communication_sms", 0, 1024, -1);
+    training.expert_imbalance = object.number_or("expert_imbalance", 1, 1e4, 1);
+  }
+
   void read_recompute_modules(JsonReader& object) {
     object.allow("recompute_modules");
     if (!object.has("recompute_modules")) return;
@@ -246,6 +270,11 @@ class Reading {
     const std::vector<std::string>& names = recompute_module_names();
     for (const JsonReader& element : list.elements()) {
       const std::string word = element.one_of(names);
+      const std::optional<Transformer>& model = scenario_.model;
+      if (word == "moe_act" && model && !model->has_experts()) element.fail("requires a model with experts");
+      if (word == "mla_up_proj" && model && !model->has_latent_attention()) {
+        element.fail("requires a model with latent attention");
+      }
       modules = modules | static_cast<RecomputeModule>(std::find(names.begin(), names.end(), word) - names.begin());
     }
     scenario_.training.recompute_modules = modules;
@@ -282,6 +311,13 @@ class Reading {
       if (training.dp % training.dp_shard != 0) {
         shard.fail(fmt::format("expected a divisor of dp {}", training.dp));
       }
+    }
+    if (const int copies = whole(object, "dp_replicate", 1, kMostReplicas, 0); copies > 0) {
+      const JsonReader replicate = object.at("dp_replicate");
+      if (training.dp_shard > 0) replicate.fail("specify dp_shard or dp_replicate, not both");
+      if (!training.distributed_optimizer) replicate.fail("requires zero 1, 2 or 3, or distributed_optimizer");
+      if (training.dp % copies != 0) replicate.fail(fmt::format("expected a divisor of dp {}", training.dp));
+      if (copies > 1) training.dp_shard = training.dp / copies;
     }
     object.allow("reshard_after_forward");
     if (!object.has("reshard_after_forward")) return;
@@ -364,22 +400,18 @@ class Reading {
       const std::string name = catalogue_or_path(cluster.at("name"), catalogue_nodes());
       const int nodes = whole(cluster, "nodes", 1, kMostNodes, 0);
       loaded = load_cluster(name, nodes);
+      loaded.gpus_per_node_specified = cluster.has("gpus_per_node");
       loaded.gpus_per_node = whole(cluster, "gpus_per_node", 1, loaded.gpus_per_node, loaded.gpus_per_node);
       cluster.finish();
     }
-    if (!loaded.nodes_specified) loaded.nodes = needed_nodes(cluster, loaded.gpus_per_node);
-    scenario_.cluster = std::move(loaded);
-  }
-
-  // Returns the number of nodes that the run needs.
-  int needed_nodes(const JsonReader& cluster, int gpus_per_node) const {
     Training training = scenario_.training;
     training.pp = std::max(1, training.pp);
-    const std::int64_t needed = (training.world_size() + gpus_per_node - 1) / gpus_per_node;
-    if (needed > kMostNodes) {
+    const std::int64_t needed = (training.world_size() + loaded.gpus_per_node - 1) / loaded.gpus_per_node;
+    if (!loaded.nodes_specified && needed > kMostNodes) {
       cluster.fail(fmt::format("{} GPUs need {} nodes: more than {}", training.world_size(), needed, kMostNodes));
     }
-    return static_cast<int>(needed);
+    loaded.use_for(training.world_size());
+    scenario_.cluster = std::move(loaded);
   }
 
   // Returns a name of the catalogue, or the resolved path of a file. Other names are errors.

@@ -38,6 +38,8 @@ struct Family {
   bool asynchronous = false;    // no flush; the schedule spans `batches`
   int replicas = 1;             // number of ranks that have a copy of each stage
   bool in_megatron_lm = false;  // available in Megatron-LM
+  // Exists to hide the communication of experts: without expert parallelism, plans leave it out.
+  bool for_expert_parallelism = false;
   // Names of other families: the same order on slices of sequences ("" if there is none), and those that need less
   // memory but more time, fastest first.
   std::string_view sliced_variant;

@@ -61,7 +61,7 @@ int group_of_microbatches(const Family& family, const FamilyParams& params) {
   return static_cast<int>(std::min(std::int64_t{group}, std::int64_t{params.microbatches} * params.chunks));
 }
 
-ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group) {
+ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group, Blocks blocks) {
   const int ranks = params.ranks;
   const int chunks = params.chunks;
   const int slices = params.slices();
@@ -72,8 +72,8 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
   parts.routes = {looped(ranks, chunks)};
   for (int rank = 0; rank < ranks; ++rank) {
     auto& order = parts.orders[rank];
-    const std::int64_t ahead =
-        std::int64_t{lead} * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices + slices - 1;
+    const std::int64_t ahead = std::int64_t{lead} * (ranks - 1 - rank) + std::int64_t{chunks - 1} * group * slices +
+                               slices - 1 + (blocks == Blocks::joint ? 1 : 0);
     const int warm = static_cast<int>(std::min<std::int64_t>(ahead, count));
     const StageList up = {.first = rank, .step = ranks, .count = chunks};
     const StageList down = {.first = rank + (chunks - 1) * ranks, .step = -ranks, .count = chunks};
@@ -92,6 +92,9 @@ ScheduleParts alternating(const Family& family, const FamilyParams& params, int 
       }
     };
     run(warm, count, add_forward, add_backward);
+    if (blocks == Blocks::joint) {
+      for (int i = warm; i < count; ++i) order[warm + 2 * (i - warm)].joined = true;
+    }
     if (family.split_backward) {
       for (; pending > 0; --pending) order.push_back(weight.next());
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -136,11 +137,15 @@ ScheduleParts frame(const Family& family, const FamilyParams& params, int ops_of
 // InputError if a group, or the smaller last one, has fewer than p microbatches.
 int group_of_microbatches(const Family& family, const FamilyParams& params);
 
+enum class Blocks : std::uint8_t { none, joint };
+
 // The families with one list of forwards and one of backwards, in looped placement. Rank r warms up with lead·(p-1-r) +
 // (v-1)·G + k-1 forwards, then alternates forwards and backwards (`run`). With split backward, the W of the j-th I
 // follows the (j + lead·r)-th I, and the remaining W are at the end. `group` is G/k, in microbatches; it matters only
-// for v > 1.
-ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group = 1);
+// for v > 1. With joint blocks there is one more forward of warm-up, and each forward after it forms a block with the
+// backward that follows.
+ScheduleParts alternating(const Family& family, const FamilyParams& params, int lead, int group = 1,
+                          Blocks blocks = Blocks::none);
 
 // Forwards stage by stage, then the backwards in reverse order; looped placement.
 ScheduleParts forwards_then_backwards(const Family& family, const FamilyParams& params);

@@ -71,10 +71,17 @@ struct Training {
     plain,     // PyTorch's: as `native`, and two more 32-bit tensors in the backward pass
   };
 
+  // What carries the tokens of experts.
+  enum class TokenDispatcher : std::uint8_t {
+    all_to_all,  // NCCL: one copy of a token per expert
+    deepep,      // one copy per rank, sent once to each node and forwarded there (DeepEP)
+    hybridep,    // the same within NVLink domains of several nodes (NVIDIA's HybridEP)
+  };
+
   // The communication of each half of a joint block that overlaps with the other half's kernels.
   enum class JointOverlap : std::uint8_t {
     none,
-    experts,  // dispatch and combine, as DualPipe and Megatron-LM's combined 1F1B do
+    experts,  // dispatch and combine, in the order of `weave`, as DualPipe and Megatron-LM's combined 1F1B do
     all,      // also the collectives of tensor and context parallelism, which no framework does
   };
 
@@ -126,10 +133,22 @@ struct Training {
   bool transformer_engine = false;
   ContextExchange context_exchange = ContextExchange::ring;
   JointOverlap joint_overlap = JointOverlap::experts;
+  std::string weave = "dualpipe";  // of joint blocks with experts: see find_weave; or kSearchedWeave
+  TokenDispatcher token_dispatcher = TokenDispatcher::all_to_all;
+  bool fp8_dispatch =
+      false;  // tokens are dispatched in 8 bits with a 32-bit scale per 128, combined in 16 (DeepSeek-V3)
+  int communication_sms = -1;   // that dispatch and combine occupy; -1: as many as the dispatcher takes by default
+  double expert_imbalance = 1;  // tokens of the busiest expert-parallel rank over the mean
   // World ranks in the order tensor, context, pipeline, data instead of tensor, context, data, pipeline, so that the
   // stages of a replica are close to each other (Megatron-LM's use-tp-pp-dp-mapping).
   bool pipeline_before_data = false;
 
+  // 20 and 16: the defaults of Megatron-LM's moe-deepep-num-sms and moe-hybridep-num-sms. NCCL is assumed to take as
+  // many as DeepEP.
+  int dispatch_sms() const {
+    if (communication_sms >= 0) return communication_sms;
+    return token_dispatcher == TokenDispatcher::hybridep ? 16 : 20;
+  }
   std::int64_t world_size() const { return std::int64_t{tp} * cp * dp * pp; }
   // Number of ranks that have the same parameters and all-reduce their gradients: of experts, and of everything else.
   int data_ranks() const { return cp * dp; }

@@ -24,6 +24,9 @@ struct Experts {
   int shared_ffn_hidden = 0;  // of the MLP beside them for every token (all shared experts together)
   bool shared_gate = false;   // a gate of h elements scales its output (Qwen2)
   int leading_dense = 0;      // number of leading layers with a dense MLP of Transformer::ffn_hidden instead
+  // Routing limited to groups: the experts of a token are of `groups_per_token` of `groups` equal groups (DeepSeek-V3).
+  int groups = 1;
+  int groups_per_token = 1;
 };
 
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, 2.1): queries, keys and values are projected up from

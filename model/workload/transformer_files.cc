@@ -100,6 +100,24 @@ Transformer llama(JsonReader& reader, const std::string& type) {
   return model;
 }
 
+// Both keys or neither; a token's experts lie in `per_token` of the groups.
+void read_expert_groups(JsonReader& reader, const std::string& count, const std::string& per_token, Experts& experts) {
+  for (const std::string& key : {count, per_token}) reader.allow(key);
+  if (!reader.has(count) && !reader.has(per_token)) return;
+  if (!reader.has(count)) reader.at(per_token).fail(fmt::format("requires {}", count));
+  if (!reader.has(per_token)) reader.at(count).fail(fmt::format("requires {}", per_token));
+  experts.groups = static_cast<int>(reader.integer(count, 1, experts.count));
+  if (experts.count % experts.groups != 0) {
+    reader.at(count).fail(fmt::format("expected a divisor of {} experts", experts.count));
+  }
+  experts.groups_per_token = static_cast<int>(reader.integer(per_token, 1, experts.groups));
+  const std::int64_t reached = std::int64_t{experts.groups_per_token} * (experts.count / experts.groups);
+  if (reached < experts.per_token) {
+    reader.at(per_token).fail(
+        fmt::format("{} experts are in these groups, less than the {} of a token", reached, experts.per_token));
+  }
+}
+
 // All layers of Qwen's mixtures have experts, except for those listed in the file.
 void read_qwen_experts(JsonReader& reader, bool shared, Transformer& model) {
   Experts& experts = model.experts;
@@ -129,6 +147,7 @@ void read_deepseek(JsonReader& reader, Transformer& model) {
   }
   experts.shared_ffn_hidden = static_cast<int>(shared * experts.ffn_hidden);
   experts.leading_dense = static_cast<int>(reader.integer("first_k_dense_replace", 0, kMaxLayers));
+  read_expert_groups(reader, "n_group", "topk_group", experts);
   expect_only(reader, "moe_layer_freq", 1, "experts in every layer after the leading dense ones");
   if (reader.has("num_nextn_predict_layers")) {
     model.mtp_layers = static_cast<int>(reader.integer("num_nextn_predict_layers", 0, kMaxPredictedTokens));
@@ -166,9 +185,13 @@ int leading_dense_layers(const JsonReader& layers, int num_layers) {
 }
 
 void read_megatron_experts(JsonReader& reader, Transformer& model) {
-  static const std::array<const char*, 5> kNeedExperts = {"moe_router_topk", "moe_ffn_hidden_size",
+  static const std::array<const char*, 7> kNeedExperts = {"moe_router_topk",
+                                                          "moe_ffn_hidden_size",
+                                                          "moe_router_num_groups",
+                                                          "moe_router_group_topk",
                                                           "moe_shared_expert_intermediate_size",
-                                                          "moe_shared_expert_gate", "moe_layer_freq"};
+                                                          "moe_shared_expert_gate",
+                                                          "moe_layer_freq"};
   for (const char* key : kNeedExperts) {
     reader.allow(key);
     if (reader.has(key) && !reader.has("num_experts")) reader.at(key).fail("requires num_experts");
@@ -184,6 +207,7 @@ void read_megatron_experts(JsonReader& reader, Transformer& model) {
   if (experts.shared_gate && experts.shared_ffn_hidden == 0) {
     reader.at("moe_shared_expert_gate").fail("requires moe_shared_expert_intermediate_size");
   }
+  read_expert_groups(reader, "moe_router_num_groups", "moe_router_group_topk", experts);
   if (reader.has("moe_layer_freq")) {
     experts.leading_dense = leading_dense_layers(reader.at("moe_layer_freq"), model.layers);
   }

@@ -171,6 +171,7 @@ class Enumeration {
   }
 
   void with_family(const Family& family) {
+    if (family.for_expert_parallelism && point_.ep == 1) return;
     point_.family = &family;
     std::vector<int> chunks = {family.fixed_chunks};
     if (family.fixed_chunks == 0) {
@@ -440,11 +441,16 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   if (point.last_layers > 0) out += fmt::format(" --decoder-last-pipeline-num-layers {}", point.last_layers);
   out += fmt::format(" --recompute {}", kRecompute[static_cast<std::size_t>(point.recompute)]);
   if (point.recompute_layers > 0) out += fmt::format(" --recompute-num-layers {}", point.recompute_layers);
+  const RecomputeModules modules = base.training.recompute_modules;
+  if (point.recompute == Training::Recompute::selective &&
+      modules != RecomputeModules(RecomputeModule::core_attention)) {
+    out += fmt::format(" --recompute-modules {}", fmt::join(names_of(modules), ","));
+  }
   const auto flag = [&](const char* name, bool has, bool had) {
     if (has != had) out += fmt::format(" {}{}", name, has ? "" : "=false");
   };
   const Training& training = base.training;
-  if (training.zero_stage() > 1 && !point.distributed_optimizer) {
+  if (training.zero_stage() > 0 && !point.distributed_optimizer) {
     out += " --zero-stage 0";
   } else {
     flag("--use-distributed-optimizer", point.distributed_optimizer, training.distributed_optimizer);

@@ -272,6 +272,7 @@ class Checker {
         "compute", "send next", "send previous", "recv previous", "recv next", "collective", "optimizer"};
     if (of_process) return name == process_name(pid);
     if (tid < kFirstPeerTrack) return name == kNames[tid - 1];
+    if (tid == kDispatchTrack) return name == "dispatch and combine";
     return eat(name, tid % 2 == 0 ? "send to rank " : "recv from rank ") && eat_number(name) && name.empty();
   }
 
@@ -315,6 +316,9 @@ class Checker {
       check_step(args, name, "optimizer", tid == kOptimizerTrack);
     } else if (*category == "idle") {
       check_idle(args, tid, name, *duration);
+    } else if (*category == "part") {
+      check_part(args, tid, name);
+      if (tid == kComputeTrack) return;  // within its op's slice
     } else {
       violation(label_, "unknown cat " + *category);
     }
@@ -335,6 +339,18 @@ class Checker {
     if (args.contains("next")) text(args, "next");
     std::int64_t rank = 0;
     if (args.contains("from_rank")) counts(args, "from_rank", rank);
+  }
+
+  // "dispatch(F)", with the layer and the op.
+  void check_part(const json& args, std::int64_t tid, const std::string& name) {
+    const std::optional<PassPart> part = parse_part(name);
+    if (!part) return violation(label_, "wrong name " + name);
+    if (tid != (communicates(part->part) ? kDispatchTrack : kComputeTrack)) {
+      violation(label_, fmt::format("{} on track {}", name, tid));
+    }
+    std::int64_t layer = 0;
+    counts(args, "layer", layer);
+    text(args, "op");
   }
 
   // "F3", "R3", "F3+B1", "send F3" or "recv B3", on the track of such slices, with consistent args.

@@ -270,8 +270,9 @@ TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
     EXPECT_EQ(result.exit_code, 2) << flags;
     return result.err;
   };
-  EXPECT_EQ(error("megatron --schedule zb-v"),
-            "sluice: --runs-on megatron: --schedule zb-v: its schedules are 1f1b and interleaved-1f1b\n");
+  EXPECT_EQ(
+      error("megatron --schedule zb-v"),
+      "sluice: --runs-on megatron: --schedule zb-v: its schedules are 1f1b, interleaved-1f1b and combined-1f1b\n");
   EXPECT_EQ(error("torchtitan --schedule zb-v --use-distributed-optimizer yes,no"),
             "sluice: --runs-on torchtitan: --use-distributed-optimizer yes: it has no distributed optimizer besides "
             "FSDP (--zero-stage 3)\n");

@@ -37,6 +37,7 @@ Subcommand add_schedules_command(CLI::App& app);
 Subcommand add_schedule_command(CLI::App& app);
 // `arguments` are argv, which a report shows.
 Subcommand add_simulate_command(CLI::App& app, std::vector<std::string> arguments);
+Subcommand add_weave_command(CLI::App& app);
 Subcommand add_import_command(CLI::App& app);
 Subcommand add_calibrate_command(CLI::App& app);
 Subcommand add_profile_command(CLI::App& app);

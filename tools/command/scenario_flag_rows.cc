@@ -62,6 +62,20 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "Communication that overlaps with compute in joint blocks of F and B: none, experts (dispatch and combine) or all "
      "(also of tensor and context parallelism, which no framework does) (default: experts)",
      "none,experts,all"},
+    {"--weave", "/parallelism/weave", ScenarioValueKind::text, kParallelism,
+     "Order of the parts of F and B in joint blocks with experts: dualpipe, whole-backward (no separate weight "
+     "gradients), search (the fastest per pair of stages), or a list such as 'combine(B) attention(F) ...' (default: "
+     "dualpipe)"},
+    {"--moe-token-dispatcher", "/parallelism/moe_token_dispatcher", ScenarioValueKind::text, kParallelism,
+     "Dispatch and combine of experts: alltoall (NCCL, a copy per expert), deepep or hybridep (a copy per rank, sent "
+     "once to each node) (default: alltoall)",
+     "alltoall,deepep,hybridep"},
+    {"--fp8-dispatch", "/parallelism/fp8_dispatch", ScenarioValueKind::yes, kParallelism,
+     "Dispatch the tokens of experts in 8 bits; combine remains in 16 (default: off)"},
+    {"--moe-communication-sms", "/parallelism/moe_communication_sms", ScenarioValueKind::whole, kParallelism,
+     "Multiprocessors that dispatch and combine take from compute beside them, 0 to 1024 (default: 20, hybridep 16)"},
+    {"--expert-imbalance", "/parallelism/expert_imbalance", ScenarioValueKind::real, kParallelism,
+     "Tokens of the busiest expert-parallel rank over the mean, 1 to 10000 (default: 1)"},
     {"--sequence-parallel", "/parallelism/sequence_parallel", ScenarioValueKind::yes, kParallelism,
      "Split norms and dropout over the tensor-parallel ranks (default: off)"},
     {"--tp-comm-overlap", "/parallelism/tp_comm_overlap", ScenarioValueKind::yes, kParallelism,
@@ -80,6 +94,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "Stage of ZeRO: 1 shards optimizer states, 2 also gradients, 3 also parameters (FSDP), 0 nothing (default 0)"},
     {"--dp-shard", "/parallelism/dp_shard", ScenarioValueKind::whole, kParallelism,
      "With --zero-stage: number of replicas that share one set of shards (HSDP), a divisor of --dp (default: --dp)"},
+    {"--dp-replicate", "/parallelism/dp_replicate", ScenarioValueKind::whole, kParallelism,
+     "In place of --dp-shard: number of copies of the shards, a divisor of --dp (default: 1)"},
     {"--reshard-after-forward", "/parallelism/reshard_after_forward", ScenarioValueKind::yes, kParallelism,
      "With --zero-stage 3: gather parameters again before the backward (default: on without a pipeline)"},
     {"--overlap-grad-reduce", "/parallelism/overlap_grad_reduce", ScenarioValueKind::yes, kParallelism,

@@ -31,7 +31,11 @@ class Refusal {
 std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
   const Transformer& model = *base.model;
   Refusal out;
-  out.unless(point.family->in_megatron_lm, "its schedules are 1f1b and interleaved-1f1b");
+  out.unless(point.family->in_megatron_lm, "its schedules are 1f1b, interleaved-1f1b and combined-1f1b");
+  if (point.family->for_expert_parallelism) {
+    out.unless(point.chunks > 1 || point.pp == 1, "combined 1F1B with a pipeline requires interleaving");
+    out.unless(point.recompute != Training::Recompute::full, "combined 1F1B excludes full recomputation");
+  }
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.chunks == 1 || point.pp > 1, "interleaving requires at least 2 pipeline ranks");
   const bool blocks = blocks_transfers(base, point);
@@ -91,6 +95,8 @@ std::string refused_by_torchtitan(const Scenario& base, const PlanPoint& point) 
   Refusal out;
   out.unless(model.positions == 0 && model.rms_norm && model.gated && !model.projection_bias && !model.mlp_bias,
              "its models have rotary embeddings, RMSNorm, SwiGLU and no biases");
+  out.unless(!model.has_experts() || model.has_latent_attention() || model.qk_norm,
+             "its models with experts have latent attention (deepseek_v3) or normalized queries and keys (qwen3)");
   out.unless(model.mtp_layers == 0, "it trains without multi-token prediction (--mtp-num-layers 0)");
   out.unless(!traits_of(base.training.precision).narrow(), "its 8-bit linear layers are not modeled");
   out.unless(!base.training.tp_comm_overlap, "its asynchronous tensor parallelism is not modeled");

@@ -34,6 +34,10 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
   if (model.experts.shared_ffn_hidden > 0) {
     out.add("--moe-shared-expert-intermediate-size", model.experts.shared_ffn_hidden);
   }
+  if (model.experts.groups > 1) {
+    out.add("--moe-router-num-groups", model.experts.groups);
+    out.add("--moe-router-group-topk", model.experts.groups_per_token);
+  }
   out.add("--moe-shared-expert-gate", model.experts.shared_gate);
   if (model.experts.leading_dense > 0) {
     out.add("--moe-layer-freq",
@@ -41,7 +45,14 @@ void add_experts(const Transformer& model, const Training& training, Arguments& 
   }
   if (training.ep > 1) {
     out.add("--expert-model-parallel-size", training.ep);
-    out.add("--moe-token-dispatcher-type", "alltoall");
+    using Dispatcher = Training::TokenDispatcher;
+    const bool flexible = training.token_dispatcher != Dispatcher::all_to_all;
+    const bool hybrid = training.token_dispatcher == Dispatcher::hybridep;
+    out.add("--moe-token-dispatcher-type", flexible ? "flex" : "alltoall");
+    if (flexible) out.add("--moe-flex-dispatcher-backend", hybrid ? "hybridep" : "deepep");
+    if (flexible && training.communication_sms >= 0) {
+      out.add(hybrid ? "--moe-hybridep-num-sms" : "--moe-deepep-num-sms", training.communication_sms);
+    }
   }
   // By default the tensor-parallel size.
   if (training.tp > 1 || training.etp > 1) out.add("--expert-tensor-parallel-size", training.etp);
@@ -160,6 +171,10 @@ std::string megatron_arguments(const Scenario& base, const PlanSpace& space, con
   if (point.chunks > 1) {
     out.add("--no-overlap-p2p-communication", scenario.blocks_transfers());
     if (scenario.group > 0) out.add("--microbatch-group-size-per-virtual-pipeline-stage", scenario.group);
+  }
+  if (point.family->for_expert_parallelism) {
+    out.add("--overlap-moe-expert-parallel-comm", true);
+    out.add("--delay-wgrad-compute", training.weave != "whole-backward");
   }
   if (training.cp > 1) {
     out.add("--context-parallel-size", training.cp);

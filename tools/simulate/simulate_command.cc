@@ -65,8 +65,10 @@ nlohmann::json run_document(const SimulateOptions& options) {
 }
 
 void write_trace(const SimulateOptions& options, const Setup& setup, const Prediction& prediction) {
-  const TraceOptions trace{
-      .ranks = options.trace_ranks, .scenario = run_document(options).dump(), .idle = options.trace_idle};
+  const TraceOptions trace{.ranks = options.trace_ranks,
+                           .scenario = run_document(options).dump(),
+                           .parts = part_rows(setup.graph(), setup.cost(), prediction.timeline),
+                           .idle = options.trace_idle};
   const std::string warning =
       trace_size_warning(count_trace_events(setup.graph(), prediction.timeline, prediction.memory, trace));
   print_message(warning);
@@ -144,6 +146,7 @@ int simulate_one(const SimulateOptions& options) {
     if (options.gantt) {
       GanttOptions gantt{.colour = terminal_colour(options.colour)};
       gantt.width = options.width > 0 ? options.width : terminal_columns(140) - 40;
+      gantt.parts = part_rows(setup.graph(), setup.cost(), prediction.timeline);
       fmt::print("\n{}", text_gantt(setup.graph(), prediction.timeline, prediction.metrics, gantt));
     }
   }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/cost/woven_blocks.h"
 #include "tools/command/scenario_flags.h"
 #include "tools/simulate/explain_output.h"
 #include "tools/simulate/simulation_report.h"
@@ -31,6 +32,23 @@ OrderedJson by_class(const BytesByClass& bytes) {
     out[std::string(kMemoryClassNames[i])] = bytes[i];
   }
   return out;
+}
+
+// Dispatch and combine of experts per iteration: the mean over ranks, of which a part is exposed.
+struct ExpertCommunication {
+  double seconds = 0;
+  double exposed_s = 0;
+  double hidden() const { return seconds > 0 ? 1 - exposed_s / seconds : 0; }
+};
+ExpertCommunication expert_communication(const Setup& setup) {
+  ExpertCommunication mean;
+  if (setup.scenario().training.ep == 1) return mean;
+  const auto ranks = WovenBlocks(setup.graph(), setup.cost()).by_rank();
+  for (const WovenBlocks::Communication& rank : ranks) {
+    mean.seconds += rank.seconds / static_cast<double>(ranks.size());
+    mean.exposed_s += rank.exposed_s / static_cast<double>(ranks.size());
+  }
+  return mean;
 }
 
 OrderedJson idle_json(const IdleByCause& idle) {
@@ -451,6 +469,9 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
   if (automatic != nullptr) out["auto"] = automatic_json(*automatic);
   out["makespan_s"] = to_seconds(metrics.makespan);
   out["ideal_s"] = to_seconds(metrics.ideal);
+  if (const auto experts = expert_communication(setup); experts.seconds > 0) {
+    out["expert_communication"] = {{"seconds", experts.seconds}, {"hidden_fraction", experts.hidden()}};
+  }
   out["bubble_fraction"] = metrics.bubble_fraction;
   out["bubble_over_ideal"] = metrics.bubble_over_ideal;
   out["span_s"] = to_seconds(metrics.span);
@@ -504,6 +525,10 @@ std::string simulation_table(const Setup& setup, const Prediction& prediction, s
   fmt::format_to(to, "\n  makespan {}    bubble {:.1f} % of the time, {:.1f} % over ideal    span {}    period {}\n",
                  time_text(metrics.makespan), 100 * metrics.bubble_fraction, 100 * metrics.bubble_over_ideal,
                  time_text(metrics.span), time_text(prediction.period));
+  if (const ExpertCommunication experts = expert_communication(setup); experts.seconds > 0) {
+    fmt::format_to(to, "  dispatch and combine {:.4g} s per rank, {:.0f} % of it hidden behind compute\n",
+                   experts.seconds, 100 * experts.hidden());
+  }
   if (automatic != nullptr) fmt::format_to(to, "  {}\n", automatic_line(*automatic));
   out += rank_table(setup, prediction);
   fmt::format_to(to, "\n  idle   {}\n  waits for  {}\n  critical path  {}\n", idle_line(prediction),

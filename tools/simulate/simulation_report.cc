@@ -204,6 +204,7 @@ DrawnRun drawn_run(const Setup& setup, const Prediction& prediction) {
           .metrics = &prediction.metrics,
           .memory = prediction.memory,
           .title = run_title(setup),
+          .parts = part_rows(setup.graph(), setup.cost(), prediction.timeline),
           .capacity_bytes = tensor_capacity(setup, prediction)};
 }
 

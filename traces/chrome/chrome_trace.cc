@@ -57,6 +57,11 @@ class TraceWriter {
       }
       text_.flush_if_full();
     }
+    for (const PartRow& part : options.parts) {
+      const bool ended = options.ended.empty() || options.ended[part.vertex] != 0;
+      if (ended && tracks_.shown(part.rank)) write_part(part);
+      text_.flush_if_full();
+    }
     if (options.idle) {
       for (const IdleInterval& interval : idle_intervals(graph_, timeline_)) {
         if (tracks_.shown(interval.rank)) write_idle(interval);
@@ -154,6 +159,13 @@ class TraceWriter {
     close_slice(v);
   }
 
+  // A part of an op: within the op's slice, or on the track of communication.
+  void write_part(const PartRow& part) {
+    const int track = communicates(part.part.part) ? kDispatchTrack : kComputeTrack;
+    open_slice(part.rank, track, "part", part.start, part.end - part.start, [&] { text_ << to_string(part.part); });
+    text_ << R"("layer":)" << part.layer << R"(,"op":")" << graph_.name(part.vertex) << R"("}})";
+  }
+
   void write_collective(VertexId v) {
     const Vertex& vertex = graph_[v];
     const Collective collective = graph_.collective(vertex);
@@ -248,6 +260,9 @@ std::int64_t count_trace_events(const OpGraph& graph, const Timeline& timeline, 
     if (!tracks.shown(rank)) continue;
     events += 2 + 2 * std::ssize(tracks.named(rank));
     if (rank < std::ssize(memory)) events += num_changes(memory[rank]);
+  }
+  for (const PartRow& part : options.parts) {
+    events += tracks.shown(part.rank) && (options.ended.empty() || options.ended[part.vertex] != 0) ? 1 : 0;
   }
   if (options.idle) {
     for (const IdleInterval& interval : idle_intervals(graph, timeline)) events += tracks.shown(interval.rank) ? 1 : 0;

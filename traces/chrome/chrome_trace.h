@@ -10,6 +10,7 @@
 #include "model/input/files.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/timeline.h"
+#include "traces/rows/part_rows.h"
 
 namespace sluice::traces {
 
@@ -18,7 +19,8 @@ struct TraceOptions {
   std::vector<int> world_ranks;  // by pipeline rank, distinct; empty = the pipeline ranks
   std::string scenario;          // JSON value that describes what was traced, copied verbatim; empty = null
   std::vector<char> ended;       // by vertex, for an aborted run: whether it ended; others are omitted; empty = all
-  bool idle = false;             // also write a slice with its cause per idle interval of a compute lane
+  std::vector<PartRow> parts;  // of layers with experts: slices within their op, and the track of dispatch and combine
+  bool idle = false;           // also write a slice with its cause per idle interval of a compute lane
 };
 
 // Tracks (tid) of a rank's process. Peers that are neither the next rank (rank + 1, cyclic) nor the previous one have
@@ -34,6 +36,7 @@ enum TraceTrack : int {
   kCollectiveTrack = 6,
   kOptimizerTrack = 7,
   kFirstPeerTrack = 8,
+  kDispatchTrack = 100000,  // dispatch and combine of experts
 };
 
 // Writes a Chrome trace (JSON object format, readable by Perfetto) with one process per rank; its pid is the world rank

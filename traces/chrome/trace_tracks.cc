@@ -53,6 +53,9 @@ TraceTracks::TraceTracks(const OpGraph& graph, const TraceOptions& options)
       default: use.tracks[lane.rank].insert(kComputeTrack);
     }
   }
+  for (const PartRow& part : options.parts) {
+    if (communicates(part.part.part)) use.tracks[part.rank].insert(kDispatchTrack);
+  }
   if (options.idle) {
     for (auto& tracks : use.tracks) tracks.insert(kComputeTrack);
   }
@@ -126,6 +129,7 @@ std::string TraceTracks::track_name(int rank, int track) const {
     case kRecvNextTrack: return "recv next";
     case kCollectiveTrack: return "collective";
     case kOptimizerTrack: return "optimizer";
+    case kDispatchTrack: return "dispatch and combine";
     default: break;
   }
   const int peer = far_peers_[rank][(track - kFirstPeerTrack) / 2];

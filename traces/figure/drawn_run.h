@@ -4,11 +4,13 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "model/graph/op_graph.h"
 #include "model/timeline/memory.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
+#include "traces/rows/part_rows.h"
 
 namespace sluice::traces {
 
@@ -19,6 +21,7 @@ struct DrawnRun {
   const Metrics* metrics = nullptr;
   std::span<const RankMemory> memory;          // by rank, with samples; empty = draw no memory
   std::string title;                           // "zb-v, 4 ranks, 8 microbatches"
+  std::vector<PartRow> parts;                  // of layers with experts: dispatch and combine are drawn as a lane
   std::optional<std::int64_t> capacity_bytes;  // memory of a device available to tensors
 };
 

@@ -67,6 +67,7 @@ class Figure {
     for (Panel& panel : panels_) {
       y = draw_title(body, panel, y);
       panel.rows.draw(body, y, pitch_, scale_, labels_, shown_);
+      panel.rows.draw_expert_communication(body, y, pitch_, scale_, shown_);
       if (options_.transfers) panel.rows.draw_communication(body, y, pitch_, scale_, shown_);
       y += pitch_ * static_cast<double>(panel.rows.rows().size());
       if (panel.held.most > 0) {

@@ -409,6 +409,44 @@ void FigureRows::draw_communication(Svg& svg, double top, double pitch, const Ti
   if (!lines.empty()) svg.path(lines, fmt::format("fill=\"none\" stroke=\"{}\" stroke-width=\"0.7\"", colour));
 }
 
+void FigureRows::draw_expert_communication(Svg& svg, double top, double pitch, const TimeScale& scale,
+                                           Shown& shown) const {
+  const double height = row_height(pitch);
+  const double band = std::min(4.0, height / 3);
+  std::vector<std::optional<double>> top_of(ops_.size());
+  for (std::size_t row = 0; row < rows_.size(); ++row) {
+    if (rows_[row] >= 0) top_of[rows_[row]] = top + pitch * static_cast<double>(row) + height - band;
+  }
+  // Parts nearer to each other than they can be seen are one box.
+  struct Box {
+    double from = 0;
+    double to = -1;
+  };
+  constexpr double kSeen = 0.25;  // px
+  std::vector<Box> last(ops_.size());
+  std::string boxes;
+  const auto close = [&](std::size_t rank) {
+    const Box& box = last[rank];
+    if (box.to <= box.from) return;
+    const std::string width = px(box.to - box.from);
+    boxes += fmt::format("M{} {}h{}v{}h-{}z", px(box.from), px(*top_of[rank]), width, px(band), width);
+  };
+  for (const PartRow& part : run_.parts) {
+    const auto rank = static_cast<std::size_t>(part.rank);
+    if (!top_of[rank] || !communicates(part.part.part)) continue;
+    const Box next{scale.x(part.start), scale.x(part.end)};
+    if (last[rank].to > last[rank].from && next.from - last[rank].to < kSeen) {
+      last[rank].to = std::max(last[rank].to, next.to);
+      continue;
+    }
+    close(rank);
+    last[rank] = next;
+  }
+  for (std::size_t rank = 0; rank < last.size(); ++rank) close(rank);
+  shown.communication |= !boxes.empty();
+  if (!boxes.empty()) svg.path(boxes, fmt::format("fill=\"{}\"", hex(palette::kCommunication)));
+}
+
 Labels choose_labels(std::span<const FigureRows::Room> rooms, double largest) {
   // Returns the largest font size that fits nine in ten ops.
   const auto size_for = [&](std::size_t text, std::optional<Swatch> of) {

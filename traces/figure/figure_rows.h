@@ -83,6 +83,8 @@ class FigureRows {
   void draw(Svg& svg, double top, double pitch, const TimeScale& scale, const Labels& labels, Shown& shown) const;
   // Draws a line from the start of each transfer to its arrival, and collectives as bands along the rows.
   void draw_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const;
+  // Draws dispatch and combine of experts as a band at the bottom of each row.
+  void draw_expert_communication(Svg& svg, double top, double pitch, const TimeScale& scale, Shown& shown) const;
 
  private:
   class Painter;

@@ -94,7 +94,7 @@ class HeadlessEvents {
     }
     if (!known_) {
       known_ = true;
-      constexpr std::string_view kCategories[] = {"compute", "p2p", "coll", "opt", "idle"};
+      constexpr std::string_view kCategories[] = {"compute", "p2p", "coll", "opt", "part", "idle"};
       is_sluice_ = std::find(std::begin(kCategories), std::end(kCategories), event.category) != std::end(kCategories);
       // Kineto's readers use slices only.
       for (const TraceEvent& early : early_) {

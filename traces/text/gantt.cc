@@ -53,6 +53,8 @@ class Gantt {
       if (bar.end > bar.start) bars_[graph.rank_of(v)].push_back(bar);
     }
     makespan_ = std::max<std::int64_t>(makespan_, metrics.makespan.count());
+    if (!options.parts.empty()) parts_.resize(ranks);
+    for (const PartRow& part : options.parts) parts_[part.rank].push_back(&part);
     for (int rank = 0; rank < ranks; ++rank) {
       if (shown(rank)) rows_.push_back(rank);
     }
@@ -77,6 +79,7 @@ class Gantt {
       text += fmt::format("│ {} {:>{}.1f} %  {:>{}}{}\n", rank == rows_.front() ? "busy" : "    ", busy_percent(rank),
                           most_busy >= 99.95 ? 5 : 4, in_flight(rank), flight_width,
                           rank == rows_.front() ? " in flight" : "");
+      if (!parts_.empty()) append_communication(text, rank, rank_width);
     }
     append_notes(text);
     return text;
@@ -234,6 +237,46 @@ class Gantt {
     return cells;
   }
 
+  // The communication of experts, one character per column: that which runs at its midpoint.
+  void append_communication(std::string& text, int rank, int rank_width) const {
+    std::vector<const PartRow*> communication;
+    std::vector<const PartRow*> compute;
+    for (const PartRow* part : parts_[rank]) {
+      (communicates(part->part.part) ? communication : compute).push_back(part);
+    }
+    text += fmt::format("{:>{}} │", "", rank_width + 5);
+    auto part = communication.begin();
+    for (int column = 0; column < columns_; ++column) {
+      const double middle = (column + 0.5) / columns_ * static_cast<double>(makespan_);
+      while (part != communication.end() && static_cast<double>((*part)->end.count()) <= middle) ++part;
+      const bool runs = part != communication.end() && static_cast<double>((*part)->start.count()) <= middle;
+      if (!runs) {
+        text += "·";
+        continue;
+      }
+      const bool dispatches = (*part)->part.part == LayerPart::dispatch;
+      const bool is_forward = (*part)->part.pass == OpKind::F;
+      text += dispatches ? (is_forward ? 'D' : 'd') : (is_forward ? 'C' : 'c');
+    }
+    text += fmt::format("│ {:.0f} % hidden\n", 100 * hidden_fraction(communication, compute));
+  }
+
+  // The fraction of the communication during which a compute part runs. Both are in time order.
+  static double hidden_fraction(const std::vector<const PartRow*>& communication,
+                                const std::vector<const PartRow*>& compute) {
+    Duration all{};
+    Duration hidden{};
+    auto first = compute.begin();
+    for (const PartRow* part : communication) {
+      all += part->end - part->start;
+      while (first != compute.end() && (*first)->end <= part->start) ++first;
+      for (auto other = first; other != compute.end() && (*other)->start < part->end; ++other) {
+        hidden += std::min(part->end, (*other)->end) - std::max(part->start, (*other)->start);
+      }
+    }
+    return all.count() == 0 ? 0 : to_seconds(hidden) / to_seconds(all);
+  }
+
   bool exceeds_nine(const Vertex& vertex) const {
     return vertex.microbatch > 9 || (vertex.kind == VertexKind::joint && graph_.joint_partner(vertex).microbatch > 9);
   }
@@ -287,8 +330,9 @@ class Gantt {
   const Metrics& metrics_;
   const GanttOptions& options_;
   int width_;
-  std::vector<std::vector<Bar>> bars_;  // by rank, in time order
-  std::vector<int> rows_;               // the ranks shown
+  std::vector<std::vector<Bar>> bars_;              // by rank, in time order
+  std::vector<std::vector<const PartRow*>> parts_;  // by rank, in time order
+  std::vector<int> rows_;                           // the ranks shown
   std::int64_t makespan_ = 0;
   std::optional<std::int64_t> unit_;  // ns, if the drawing is exact
   std::int64_t columns_per_unit_ = 1;

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "model/graph/op_graph.h"
 #include "model/timeline/metrics.h"
 #include "model/timeline/timeline.h"
+#include "traces/rows/part_rows.h"
 
 namespace sluice::traces {
 
@@ -15,6 +17,7 @@ struct GanttOptions {
   int width = 100;     // maximum number of columns between the bars; at least 10
   int max_ranks = 64;  // maximum number of rows; of more ranks the first and the last are shown
   TextColour colour = TextColour::none;
+  std::vector<PartRow> parts;  // of layers with experts: dispatch and combine get a line below their rank
 };
 
 // Draws the compute lanes as UTF-8 text: one line per rank, with its busy fraction of the makespan and its peak number
@@ -25,6 +28,9 @@ struct GanttOptions {
 // An op is drawn as its letter (F, B, I, W; R recomputation; O optimizer step), its microbatch if that fits, and ─ up
 // to its end; · is idle time. Slices are letters after the microbatch, F0a F0b, if that fits everywhere. A joint block
 // is F3&B1, or in less space F3B1, F&B, FB or &.
+//
+// Dispatch and combine of experts are drawn below their rank as D and C in a forward, d and c in a backward, with the
+// fraction of them during which the rank computes.
 //
 // If all times are multiples of a unit and the makespan has at most `width` units, every unit has the same number of
 // columns: the fewest that fit the labels of all ops with slice, else with microbatch, else with the microbatch modulo

@@ -9,6 +9,7 @@ Family gpipe();
 Family one_f_one_b();
 Family eager_1f1b();
 Family interleaved_1f1b();
+Family combined_1f1b();
 Family looped_bfs();
 Family terapipe();
 Family seq1f1b();

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "model/cost/analytic.h"
+#include "model/cost/expert_routing.h"
 #include "tests/model/workload/models.h"
 
 namespace sluice::test {
@@ -208,8 +209,8 @@ TEST(Gradients, OfExpertsAreReducedOverTheirOwnRanks) {
 }
 
 TEST(JointBlocks, HideDispatchAndCombine) {
-  // One microbatch's all-to-alls overlap with the other's kernels, which they slow down: 2 less the slowdown of all
-  // communication time is saved.
+  // One microbatch's all-to-alls overlap with the other's kernels, which get the multiprocessors that are left: the
+  // work that these do meanwhile is saved.
   const Transformer model = example("mixtral-8x7b/config.json");
   const Training training = training_of(1, 1, 8, 8);
   const AnalyticCost cost = expert_cost_of(model, training);
@@ -221,9 +222,64 @@ TEST(JointBlocks, HideDispatchAndCombine) {
     }
   }
   const double apart = cost.compute_s(OpKind::F, 0, shape, 0) + cost.compute_s(OpKind::B, 0, shape, 0);
+  const WovenBlock block = cost.woven_joint(0, shape, 0, OpKind::B, 0, shape, 0);
+  const double hidden = block.communication_s - block.exposed_s;
   const double saved = apart - cost.joint_s(0, shape, 0, OpKind::B, 0, shape, 0);
   EXPECT_GT(links, 0.01);
-  EXPECT_NEAR(saved / (links * (2 - cost.cluster().gpu.overlap_slowdown)), 1, 1e-9);
+  EXPECT_NEAR(block.communication_s / links, 1, 1e-9);
+  EXPECT_GT(hidden, 0.9 * links);
+  EXPECT_NEAR(saved / (hidden * (1 - 20.0 / 132)), 1, 1e-9);
+  // Apart, the parts follow each other and hide nothing.
+  for (const OpKind kind : {OpKind::F, OpKind::B, OpKind::I, OpKind::W}) {
+    const WovenBlock alone = cost.woven_op(kind, 0, shape, 0);
+    EXPECT_NEAR(alone.seconds / cost.compute_s(kind, 0, shape, 0), 1, 1e-9) << letter(kind);
+    EXPECT_EQ(alone.exposed_s, alone.communication_s);
+  }
+}
+
+// Node-limited routing: 8 of 256 experts, of 4 of 8 groups. The expected numbers follow from counting.
+TEST(Dispatch, SendsATokenOncePerNode) {
+  Experts experts{.count = 256, .per_token = 8};
+  EXPECT_DOUBLE_EQ(expected_parts(experts, 1), 1);
+  EXPECT_NEAR(expected_parts(experts, 256), 8, 1e-9);
+  // Each of 8 nodes is missed with probability C(224, 8) / C(256, 8).
+  double missed = 1;
+  for (int i = 0; i < 8; ++i) missed *= (224.0 - i) / (256.0 - i);
+  EXPECT_NEAR(expected_parts(experts, 8), 8 * (1 - missed), 1e-9);
+  experts.groups = 8;
+  experts.groups_per_token = 4;
+  missed = 1;
+  for (int i = 0; i < 8; ++i) missed *= (96.0 - i) / (128.0 - i);
+  EXPECT_NEAR(expected_parts(experts, 8), 4 * (1 - missed), 1e-9);
+  EXPECT_NEAR(expected_parts(experts, 256), 8, 1e-9);
+  // Two groups of eight, on four nodes of two groups each: both lie in the same node in 4 of 28 cases.
+  experts.groups_per_token = 2;
+  double both = 1;  // all experts in one of two chosen groups
+  for (int i = 0; i < 8; ++i) both *= (32.0 - i) / (64.0 - i);
+  EXPECT_NEAR(expected_parts(experts, 4), 4.0 / 28 + 24.0 / 28 * (2 - 2 * both), 1e-9);
+}
+
+TEST(Dispatch, HierarchicalMovesFewerBytesBetweenNodes) {
+  const Transformer model = example("deepseek-v2/config.json");
+  Training training = training_of(1, 1, 32, 32);
+  const auto forward = [&] {
+    double seconds = 0;
+    const AnalyticCost cost = expert_cost_of(model, training);
+    for (const KernelCall& call : layer_kernels(model, training, OpKind::F, {1, kTokens, 0}, LayerKind::experts)) {
+      if (call.kind == KernelClass::expert_all_to_all) seconds += cost.kernel_s(call);
+    }
+    return seconds;
+  };
+  const double flat = forward();
+  training.token_dispatcher = Training::TokenDispatcher::deepep;
+  const double hierarchical = forward();
+  EXPECT_LT(hierarchical, 0.7 * flat);
+  training.fp8_dispatch = true;  // one of two directions in half the bytes
+  EXPECT_NEAR(forward() / hierarchical, 0.76, 0.03);
+  training.expert_imbalance = 1.5;
+  training.fp8_dispatch = false;
+  EXPECT_GT(forward(), 1.4 * hierarchical);  // all but the latency
+  EXPECT_LT(forward(), 1.5 * hierarchical);
 }
 
 TEST(Recomputation, RepeatsExpertsAndTheirCommunication) {

@@ -60,5 +60,33 @@ TEST(ImportMegatron, ReadsWhatTheHeadAndTheExpertsKeep) {
   EXPECT_EQ(parallelism_of("--num-experts 8").at("moe_grouped_gemm"), false);
 }
 
+TEST(ImportMegatron, ReadsTheOverlapOfExperts) {
+  const std::string experts =
+      "--num-experts 64 --expert-model-parallel-size 8 --moe-token-dispatcher-type flex --pipeline-model-parallel-size "
+      "4 "
+      "--num-virtual-stages-per-pipeline-rank 2 --world-size 32 ";
+  const auto imported = [&](const std::string& more) {
+    return import_megatron_line(kSmallModel + experts + more, "line").scenario;
+  };
+  const Json plain = imported("");
+  EXPECT_EQ(plain.at("parallelism").at("moe_token_dispatcher"), "deepep");
+  EXPECT_EQ(plain.at("schedule").at("name"), "interleaved-1f1b");
+  const Json combined = imported(
+      "--overlap-moe-expert-parallel-comm --moe-flex-dispatcher-backend hybridep "
+      "--moe-hybridep-num-sms 32 --moe-router-num-groups 8 --moe-router-group-topk 4");
+  EXPECT_EQ(combined.at("schedule").at("name"), "combined-1f1b");
+  EXPECT_EQ(combined.at("parallelism").at("weave"), "whole-backward");
+  EXPECT_EQ(combined.at("parallelism").at("moe_token_dispatcher"), "hybridep");
+  EXPECT_EQ(combined.at("parallelism").at("moe_communication_sms"), 32);
+  EXPECT_EQ(combined.at("model").at("moe_router_num_groups"), 8);
+  EXPECT_FALSE(
+      imported("--overlap-moe-expert-parallel-comm --delay-wgrad-compute").at("parallelism").contains("weave"));
+  EXPECT_THROW(imported("--moe-flex-dispatcher-backend nccl"), InputError);
+  EXPECT_THROW(import_megatron_line(kSmallModel + "--num-experts 8 --overlap-moe-expert-parallel-comm "
+                                                  "--pipeline-model-parallel-size 2",
+                                    "line"),
+               InputError);
+}
+
 }  // namespace
 }  // namespace sluice::test

@@ -51,6 +51,15 @@ TEST(Orders, Interleaved) {
   EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 1B2 1B3");
 }
 
+// One more forward of warm-up than interleaved-1f1b; then blocks of F and B.
+TEST(Orders, Combined) {
+  const Schedule schedule = make("combined-1f1b", {.p = 2, .m = 4, .v = 2});
+  EXPECT_EQ(order(schedule, 0), "0F0 0F1 2F0 2F1 0F2 (0F3 2B0) (2F2 2B1) (2F3 0B0) 0B1 2B2 2B3 0B2 0B3");
+  EXPECT_EQ(order(schedule, 1), "1F0 1F1 3F0 (3F1 3B0) (1F2 3B1) (1F3 1B0) (3F2 1B1) (3F3 3B2) 3B3 1B2 1B3");
+  // As Megatron-LM without a pipeline.
+  EXPECT_EQ(order(make("combined-1f1b", {.p = 1, .m = 3, .v = 1}), 0), "0F0 (0F1 0B0) (0F2 0B1) 0B2");
+}
+
 // A group of 3 and a last one of 2; warm-up of 3 + 2 on rank 0.
 TEST(Orders, InterleavedWithASmallerLastGroup) {
   const Schedule schedule = make("interleaved-1f1b", {.p = 2, .m = 5, .v = 2, .group = 3});

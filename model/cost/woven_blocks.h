@@ -1,0 +1,40 @@
+// Public header.
+#pragma once
+
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "model/cost/cost_model.h"
+#include "model/graph/op_graph.h"
+
+namespace sluice::model {
+
+// The parts within the ops and joint blocks of a graph, queried once per class of equal ones. Both arguments must
+// outlive it.
+class WovenBlocks {
+ public:
+  WovenBlocks(const OpGraph& graph, const CostModel& cost);
+
+  // Returns the parts of a vertex; none unless it is an op or a joint block that communicates.
+  const WovenBlock& of(VertexId v);
+
+  // Dispatch and combine of all ops of one rank, in seconds.
+  struct Communication {
+    double seconds = 0;
+    double exposed_s = 0;  // during which the rank does not compute
+  };
+  std::vector<Communication> by_rank();
+
+ private:
+  // Stage, shape, slice and kind of an op.
+  using OpClass = std::tuple<int, std::size_t, int, OpKind>;
+  OpClass class_of(const Vertex& vertex) const;
+  WovenBlock query(const Vertex& vertex) const;
+
+  const OpGraph& graph_;
+  const CostModel& cost_;
+  std::map<std::pair<OpClass, OpClass>, WovenBlock> known_;
+};
+
+}  // namespace sluice::model

@@ -1,0 +1,313 @@
+#include "model/weave/weave.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "model/errors.h"
+#include "model/input/nearest.h"
+
+namespace sluice::model {
+namespace {
+
+constexpr std::array<std::string_view, kNumLayerParts> kPartNames = {"attention", "dispatch", "experts", "combine"};
+
+struct NamedWeave {
+  std::string_view name;
+  std::string_view order;
+};
+// DeepSeek-V3 (arXiv:2412.19437), figure 4, and its published trace; Megatron-LM,
+// megatron/core/models/common/model_chunk_schedule_plan.py, TransformerLayerSchedulePlan.run.
+constexpr std::array<NamedWeave, 2> kWeaves = {{
+    {"dualpipe",
+     "combine(B) attention(F) experts(B) dispatch(F) dispatch(B) experts(W) experts(F) attention(B) attention(W) "
+     "combine(F)"},
+    {"whole-backward", "combine(B) attention(F) experts(B) dispatch(F) dispatch(B) experts(F) attention(B) combine(F)"},
+}};
+
+// The part of the same pass whose result a part needs: the one before it in the order of the data.
+LayerPart previous(const PassPart& part) {
+  const auto index = static_cast<std::size_t>(part.part);
+  return static_cast<LayerPart>(part.pass == OpKind::F ? index - 1 : index + 1);
+}
+bool is_first(const PassPart& part) {
+  return part.part == (part.pass == OpKind::F ? LayerPart::attention : LayerPart::combine);
+}
+
+void check_order(const std::vector<PassPart>& order, std::string_view place) {
+  const auto position = [&](LayerPart part, OpKind pass) {
+    return std::find(order.begin(), order.end(), PassPart{part, pass});
+  };
+  const auto require_before = [&](PassPart first, PassPart second) {
+    if (std::find(order.begin(), order.end(), first) > std::find(order.begin(), order.end(), second)) {
+      throw InputError(
+          fmt::format("{}: {} needs {}, which must precede it", place, to_string(second), to_string(first)));
+    }
+  };
+  for (auto part = order.begin(); part != order.end(); ++part) {
+    if (std::find(part + 1, order.end(), *part) != order.end()) {
+      throw InputError(fmt::format("{}: {} occurs twice", place, to_string(*part)));
+    }
+    if (part->pass == OpKind::W && communicates(part->part)) {
+      throw InputError(
+          fmt::format("{}: {}: only attention and experts have weight gradients", place, to_string(*part)));
+    }
+  }
+  const auto has = [&](LayerPart part, OpKind pass) { return position(part, pass) != order.end(); };
+  for (std::size_t i = 0; i < kNumLayerParts; ++i) {
+    const auto part = static_cast<LayerPart>(i);
+    for (const OpKind pass : {OpKind::F, OpKind::B}) {
+      if (!has(part, pass)) throw InputError(fmt::format("{}: {} is missing", place, to_string({part, pass})));
+      if (!is_first({part, pass})) require_before({previous({part, pass}), pass}, {part, pass});
+    }
+  }
+  if (has(LayerPart::attention, OpKind::W) != has(LayerPart::experts, OpKind::W)) {
+    throw InputError(fmt::format("{}: expected the W of both attention and experts, or of neither", place));
+  }
+  for (const LayerPart part : {LayerPart::attention, LayerPart::experts}) {
+    if (has(part, OpKind::W)) require_before({part, OpKind::B}, {part, OpKind::W});
+  }
+}
+
+std::vector<PassPart> parse_order(std::string_view text, std::string_view place) {
+  std::vector<PassPart> order;
+  std::istringstream words{std::string(text)};
+  for (std::string word; words >> word;) {
+    const std::optional<PassPart> part = parse_part(word);
+    if (!part) {
+      throw InputError(
+          fmt::format("{}: expected a part such as \"dispatch(F)\", got \"{}\": the parts are {} and the "
+                      "passes F, B and W",
+                      place, word, fmt::join(kPartNames, ", ")));
+    }
+    order.push_back(*part);
+  }
+  check_order(order, place);
+  return order;
+}
+
+// Adds every order of `rest` that respects their needs after `order` to `found`, by the orders of its lanes.
+void add_orders(std::vector<PassPart>& order, const std::vector<PassPart>& rest, std::map<std::string, Weave>& found) {
+  if (rest.empty()) {
+    std::array<std::string, 2> lanes;
+    std::vector<std::string> words;
+    for (const PassPart& part : order) {
+      words.push_back(to_string(part));
+      lanes[communicates(part.part) ? 1 : 0] += words.back();
+    }
+    found.try_emplace(lanes[0] + lanes[1], Weave{fmt::format("{}", fmt::join(words, " ")), order});
+    return;
+  }
+  for (const PassPart& next : rest) {
+    const auto missing = [&](const PassPart& need) { return std::find(rest.begin(), rest.end(), need) != rest.end(); };
+    const bool blocked = next.pass == OpKind::W ? missing({next.part, OpKind::B})
+                                                : !is_first(next) && missing({previous(next), next.pass});
+    if (blocked) continue;
+    std::vector<PassPart> others;
+    std::copy_if(rest.begin(), rest.end(), std::back_inserter(others),
+                 [&](const PassPart& part) { return part != next; });
+    order.push_back(next);
+    add_orders(order, others, found);
+    order.pop_back();
+  }
+}
+
+// Two lanes that run lists of parts in order, with rates that depend on whether both run.
+class TwoLanes {
+ public:
+  explicit TwoLanes(const Contention& contention) : rate_{contention.compute_rate, contention.communication_rate} {}
+
+  // Adds a part after those of its lane. `need` is the index of the part whose result it needs, or -1.
+  int add(const PassPart& part, int layer, double seconds, int need) {
+    const int index = static_cast<int>(parts_.size());
+    parts_.push_back({.part = part, .layer = layer});
+    work_.push_back(seconds);
+    needs_.push_back(need);
+    lists_[communicates(part.part) ? 1 : 0].push_back(index);
+    return index;
+  }
+
+  WovenBlock run() {
+    done_.assign(parts_.size(), false);
+    std::array<int, 2> running = {-1, -1};
+    std::array<std::size_t, 2> next = {0, 0};
+    double now = 0;
+    int last_end = -1;
+    WovenBlock block;
+    while (true) {
+      // Parts without work end when they start, so that starting one may allow another to start.
+      for (bool started = true; started;) {
+        started = false;
+        for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
+          if (running[lane] >= 0 || next[lane] == lists_[lane].size()) continue;
+          const int index = lists_[lane][next[lane]];
+          if (!ready(index)) continue;
+          start(index, now, last_end);
+          ++next[lane];
+          started = true;
+          if (work_[index] > 0) {
+            running[lane] = index;
+          } else {
+            finish(index, now);
+          }
+        }
+      }
+      const bool both = running[0] >= 0 && running[1] >= 0;
+      if (running[0] < 0 && running[1] < 0) break;
+      double step = -1;
+      for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
+        if (running[lane] < 0) continue;
+        const double left = work_[running[lane]] / (both ? rate_[lane] : 1);
+        if (step < 0 || left < step) {
+          step = left;
+          last_end = running[lane];
+        }
+      }
+      now += step;
+      if (running[1] >= 0) block.communication_s += step;
+      if (running[1] >= 0 && !both) block.exposed_s += step;
+      for (const std::size_t lane : {std::size_t{0}, std::size_t{1}}) {
+        if (running[lane] < 0) continue;
+        work_[running[lane]] -= step * (both ? rate_[lane] : 1);
+        if (running[lane] == last_end) {
+          finish(running[lane], now);
+          running[lane] = -1;
+        }
+      }
+    }
+    block.seconds = now;
+    // Parts that take no time are left out; what waits for one waits for what that one waited for.
+    std::vector<int> kept(parts_.size(), -1);
+    for (std::size_t i = 0; i < parts_.size(); ++i) {
+      if (parts_[i].end_s == parts_[i].start_s) continue;
+      kept[i] = static_cast<int>(block.parts.size());
+      block.parts.push_back(parts_[i]);
+    }
+    for (WovenPart& part : block.parts) part.after = part.after < 0 ? -1 : kept[part.after];
+    return block;
+  }
+
+ private:
+  bool ready(int index) const { return needs_[index] < 0 || done_[needs_[index]]; }
+  // A part that starts when another ends waited for that one.
+  void start(int index, double now, int last_end) {
+    parts_[index].start_s = now;
+    parts_[index].after = now > 0 ? last_end : -1;
+  }
+  void finish(int index, double now) {
+    parts_[index].end_s = now;
+    done_[index] = true;
+  }
+
+  std::array<double, 2> rate_;
+  std::vector<WovenPart> parts_;
+  std::vector<double> work_;  // seconds left, alone on the lane
+  std::vector<int> needs_;    // by part: what it needs besides the order of its lane, or -1
+  std::array<std::vector<int>, 2> lists_;
+  std::vector<bool> done_;
+};
+
+}  // namespace
+
+std::string_view to_string(LayerPart part) { return kPartNames[static_cast<std::size_t>(part)]; }
+
+std::string to_string(const PassPart& part) { return fmt::format("{}({})", to_string(part.part), letter(part.pass)); }
+
+std::optional<PassPart> parse_part(std::string_view word) {
+  for (std::size_t i = 0; i < kNumLayerParts; ++i) {
+    for (const OpKind pass : {OpKind::F, OpKind::B, OpKind::W}) {
+      const PassPart part{static_cast<LayerPart>(i), pass};
+      if (word == to_string(part)) return part;
+    }
+  }
+  return std::nullopt;
+}
+
+bool Weave::has_weight_parts() const {
+  return std::any_of(order.begin(), order.end(), [](const PassPart& part) { return part.pass == OpKind::W; });
+}
+
+const std::vector<std::string>& weave_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const NamedWeave& weave : kWeaves) all.emplace_back(weave.name);
+    return all;
+  }();
+  return names;
+}
+
+const std::vector<Weave>& all_weaves() {
+  static const std::vector<Weave> weaves = [] {
+    std::map<std::string, Weave> found;
+    std::vector<PassPart> order;
+    add_orders(order, find_weave("dualpipe").order, found);
+    std::vector<Weave> all;
+    for (auto& [lanes, weave] : found) all.push_back(std::move(weave));
+    return all;
+  }();
+  return weaves;
+}
+
+const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
+                           const Contention& contention) {
+  const Weave* best = nullptr;
+  double seconds = 0;
+  for (const Weave& weave : all_weaves()) {
+    const double each = weave_block(weave, forward, backward, contention).seconds;
+    if (best != nullptr && each >= seconds) continue;
+    best = &weave;
+    seconds = each;
+  }
+  return *best;
+}
+
+Weave find_weave(std::string_view text, std::string_view place) {
+  static const std::vector<Weave> named = [] {
+    std::vector<Weave> all;
+    for (const NamedWeave& weave : kWeaves)
+      all.push_back({std::string(weave.name), parse_order(weave.order, weave.name)});
+    return all;
+  }();
+  const auto found = std::find_if(named.begin(), named.end(), [&](const Weave& weave) { return weave.name == text; });
+  if (found != named.end()) return *found;
+  if (text.find('(') == std::string_view::npos) {
+    throw InputError(
+        fmt::format("{}: expected {}, search, or a list of parts such as \"combine(B) attention(F) ...\", got "
+                    "\"{}\"{}",
+                    place, fmt::join(weave_names(), ", "), text, did_you_mean(std::string(text), weave_names())));
+  }
+  return {std::string(text), parse_order(text, place)};
+}
+
+WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
+                       const Contention& contention) {
+  TwoLanes lanes(contention);
+  const bool weights_apart = weave.has_weight_parts();
+  std::array<int, 2> last = {-1, -1};  // of F and of B: the part added last, whose result the next one needs
+  for (std::size_t layer = 0; layer < std::max(forward.size(), backward.size()); ++layer) {
+    std::array<int, kNumLayerParts> gradient = {-1, -1, -1, -1};  // by part: its B
+    for (const PassPart& part : weave.order) {
+      const bool is_forward = part.pass == OpKind::F;
+      const std::span<const LayerTimes> layers = is_forward ? forward : backward;
+      if (layer >= layers.size()) continue;
+      double seconds = layers[layer].of(part.pass, part.part);
+      if (part.pass == OpKind::B && !weights_apart) seconds += layers[layer].of(OpKind::W, part.part);
+      const auto index = static_cast<std::size_t>(part.part);
+      if (part.pass == OpKind::W) {
+        lanes.add(part, static_cast<int>(layer), seconds, gradient[index]);
+        continue;
+      }
+      int& before = last[is_forward ? 0 : 1];
+      before = lanes.add(part, static_cast<int>(layer), seconds, before);
+      if (!is_forward) gradient[index] = before;
+    }
+  }
+  return lanes.run();
+}
+
+}  // namespace sluice::model

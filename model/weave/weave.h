@@ -1,0 +1,98 @@
+// Public header.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "model/namespaces.h"
+#include "model/schedule/op.h"
+
+namespace sluice::model {
+
+// The parts of a layer with experts, in the order of its forward pass. Dispatch and combine are communication.
+enum class LayerPart : std::uint8_t { attention, dispatch, experts, combine };
+inline constexpr std::size_t kNumLayerParts = 4;
+std::string_view to_string(LayerPart part);
+constexpr bool communicates(LayerPart part) { return part == LayerPart::dispatch || part == LayerPart::combine; }
+
+// One part of one pass: F, B or W. B is the input gradient, and includes the weight gradient in a weave without W.
+struct PassPart {
+  LayerPart part = LayerPart::attention;
+  OpKind pass = OpKind::F;
+  friend bool operator==(const PassPart&, const PassPart&) = default;
+};
+std::string to_string(const PassPart& part);                // "dispatch(F)"
+std::optional<PassPart> parse_part(std::string_view word);  // the reverse, or none
+
+// How the parts of an F and of a B of another microbatch interleave in a joint block: the order of issue per layer.
+// Compute and communication are two lanes, each of which runs its parts in this order.
+struct Weave {
+  std::string name;
+  std::vector<PassPart> order;
+  bool has_weight_parts() const;
+};
+
+// Returns a weave by name, or of a text such as "combine(B) attention(F) experts(B) ...". Names: `dualpipe`, the order
+// of DeepSeek's DualPipe and of Megatron-LM's combined 1F1B with delay-wgrad-compute; `whole-backward`, the same
+// without separate weight gradients (combined 1F1B without that option). Each part of F and of B occurs once, in the
+// order of the data (dispatch(F) after attention(F), attention(B) after dispatch(B)); the W of attention and of experts
+// both occur, after their B, or neither. Throws InputError that starts with `place`.
+Weave find_weave(std::string_view text, std::string_view place = "weave");
+const std::vector<std::string>& weave_names();
+// In place of a weave: the fastest one for each pair of stages.
+inline constexpr std::string_view kSearchedWeave = "search";
+// Returns every weave with separate weight gradients, one of each pair of lane orders: about a hundred. Their names are
+// their orders.
+const std::vector<Weave>& all_weaves();
+
+// Seconds of each part of one layer, alone on its lane: by pass (F, B, W), then by part. B excludes W.
+struct LayerTimes {
+  std::array<std::array<double, kNumLayerParts>, 3> seconds = {};
+  double& of(OpKind pass, LayerPart part) { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  double of(OpKind pass, LayerPart part) const { return seconds[pass_index(pass)][static_cast<std::size_t>(part)]; }
+  static constexpr std::size_t pass_index(OpKind pass) { return pass == OpKind::F ? 0 : pass == OpKind::W ? 2 : 1; }
+};
+
+// Rates of the lanes while both run. Communication kernels occupy multiprocessors, so that compute runs on the others.
+struct Contention {
+  double compute_rate = 1;
+  double communication_rate = 1;
+};
+
+// A part of a layer in a woven block. Times are in seconds from the start of the block.
+struct WovenPart {
+  PassPart part;
+  int layer =
+      0;  // from 0, in the order in which this pass runs them: the first backward layer is the last of the stage
+  double start_s = 0;
+  double end_s = 0;
+  // The index of the part of which it waits for the end: of its data, or before it on its lane; -1 if it starts
+  // immediately.
+  int after = -1;
+};
+
+struct WovenBlock {
+  std::vector<WovenPart> parts;  // those that take time, in the order of issue
+  double seconds = 0;            // until both lanes are done
+  double communication_s = 0;    // during which the communication lane runs
+  double exposed_s = 0;          // during which it runs and the compute lane does not
+};
+
+// Runs the forward layers and the backward layers, each in the order of its pass, by the weave: layer i of both passes
+// together, then the layers that only one pass has. Each lane runs its parts in the order of issue; a part starts when
+// the previous one of its lane and what it needs are done: the previous part of its pass (of the layer before, for the
+// first) and, for W, the B of the same part. Exact for rates that are constant between the ends of parts.
+WovenBlock weave_block(const Weave& weave, std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
+                       const Contention& contention = {});
+
+// Returns the weave of all_weaves with the shortest block; of equal ones the first.
+const Weave& fastest_weave(std::span<const LayerTimes> forward, std::span<const LayerTimes> backward,
+                           const Contention& contention = {});
+
+}  // namespace sluice::model

@@ -1,0 +1,122 @@
+// Joint blocks with experts on the command line.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "model/input/files.h"
+#include "tests/support/command.h"
+
+namespace sluice::test {
+namespace {
+
+using nlohmann::json;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Four layers of experts per stage, which dispatch over eight nodes.
+const std::string kWovenRun =
+    "--model deepseek-v3 --cluster h800 --pp 16 --ep 64 --gpus 1024 --seq-length 4096 --mbs 1 --gbs 4096 "
+    "--mtp-num-layers 0 ";
+
+json simulated(const std::string& flags) {
+  const CommandResult result = run_sluice(words("simulate " + kWovenRun + flags + " --json"));
+  EXPECT_EQ(result.err, "");
+  return json::parse(result.out);
+}
+
+TEST(Weaves, HideMoreThanASchedulesOpsApart) {
+  const json apart = simulated("--schedule dualpipe --joint-overlap none");
+  const json woven = simulated("--schedule dualpipe");
+  const json whole = simulated("--schedule dualpipe --weave whole-backward");
+  const json searched = simulated("--schedule dualpipe --weave search");
+  const json fewer = simulated("--schedule dualpipe --moe-communication-sms 0");
+  const auto hidden = [](const json& run) { return run["expert_communication"]["hidden_fraction"].get<double>(); };
+  const auto seconds = [](const json& run) { return run["makespan_s"].get<double>(); };
+  EXPECT_GT(hidden(woven), 0.5);
+  EXPECT_LT(seconds(woven), 0.9 * seconds(apart));
+  EXPECT_GT(seconds(whole), seconds(woven));
+  EXPECT_LE(seconds(searched), seconds(woven));
+  EXPECT_LT(seconds(fewer), seconds(woven));
+  // Of ops without a partner everything is exposed.
+  EXPECT_EQ(hidden(simulated("--schedule 1f1b")), 0);
+}
+
+TEST(Weaves, CombinedOneFOneBIsInterleavedWithMoreOverlap) {
+  const json interleaved = simulated("--schedule interleaved-1f1b --vpp 2");
+  const json combined = simulated("--schedule combined-1f1b --vpp 2");
+  EXPECT_LT(combined["makespan_s"], interleaved["makespan_s"]);
+  EXPECT_GT(combined["expert_communication"]["hidden_fraction"], 0.4);
+  EXPECT_NEAR(combined["expert_communication"]["seconds"].get<double>() /
+                  interleaved["expert_communication"]["seconds"].get<double>(),
+              1, 1e-9);
+}
+
+TEST(Weaves, AreDrawn) {
+  TemporaryFolder folder;
+  const std::string trace = folder.path("trace.json");
+  const std::string svg = folder.path("figure.svg");
+  const CommandResult result =
+      run_sluice(words("simulate " + kWovenRun + "--schedule dualpipe --gantt --trace " + trace + " --svg " + svg));
+  EXPECT_THAT(result.out, ContainsRegex("dispatch and combine [0-9.]+ s per rank, [0-9]+ % of it hidden"));
+  EXPECT_THAT(result.out, ContainsRegex("│[·DCdc]+│ [0-9]+ % hidden"));
+  const json events = json::parse(read_file(trace))["traceEvents"];
+  int dispatches = 0;
+  for (const json& event : events) {
+    if (event.value("cat", "") != "part") continue;
+    EXPECT_EQ(
+        event["tid"],
+        event["name"].get<std::string>().find("co") == 0 || event["name"].get<std::string>()[0] == 'd' ? 100000 : 1);
+    dispatches += event["name"] == "dispatch(F)" ? 1 : 0;
+  }
+  EXPECT_EQ(dispatches, 64 * 58);  // per microbatch, all layers with experts
+  EXPECT_THAT(read_file(svg), HasSubstr("#9b59b6"));
+  // A trace with parts is read like one without.
+  EXPECT_EQ(run_sluice(words("compare " + trace + " " + trace)).exit_code, 0);
+}
+
+TEST(WeaveCommand, PrintsTheBlockOfAScenario) {
+  const CommandResult table = run_sluice(words("weave " + kWovenRun + "--schedule dualpipe"));
+  EXPECT_EQ(table.err, "");
+  EXPECT_THAT(table.out, HasSubstr("order combine(B) attention(F) experts(B)"));
+  EXPECT_THAT(table.out, ContainsRegex("link +0  combine\\(B\\) +0\\.000"));
+  const json block = json::parse(run_sluice(words("weave " + kWovenRun + "--schedule dualpipe --json")).out);
+  EXPECT_EQ(block["parts"].size(), 40U);
+  EXPECT_EQ(block["parts"][0]["after"], nullptr);
+  EXPECT_THAT(
+      run_sluice(words("weave --model llama3-8b --cluster dgx-h100 --pp 4 --microbatches 8 --seq-length 4096")).err,
+      HasSubstr("has no dispatch and combine: expected a model with experts and --ep above 1"));
+  EXPECT_THAT(run_sluice(words("weave " + kWovenRun + "--stage 99")).err,
+              HasSubstr("--stage: expected 0 to 15, got 99"));
+  EXPECT_THAT(run_sluice(words("weave " + kWovenRun + "--weave dualpip")).err, HasSubstr("did you mean 'dualpipe'"));
+}
+
+TEST(WeaveCommand, ReplaysMeasuredParts) {
+  TemporaryFolder folder;
+  const std::string parts = folder.path("parts.csv");
+  std::string text = "part,layer,seconds\n";
+  for (const char* pass : {"F", "B"}) {
+    for (const char* part : {"attention", "experts"}) text += std::string(part) + "(" + pass + "),0,0.010\n";
+    for (const char* part : {"dispatch", "combine"}) text += std::string(part) + "(" + pass + "),0,0.004\n";
+  }
+  text += "attention(W),0,0.010\nexperts(W),0,0.010\n";
+  write_file_whole(parts, text);
+  const json block = json::parse(run_sluice(words("weave --json --parts " + parts)).out);
+  EXPECT_DOUBLE_EQ(block["seconds"], 0.06);
+  EXPECT_DOUBLE_EQ(block["hidden_fraction"], 1);
+  // 16 ms of communication, beside compute at half the speed.
+  const json slow = json::parse(run_sluice(words("weave --json --compute-rate 0.5 --parts " + parts)).out);
+  EXPECT_DOUBLE_EQ(slow["seconds"], 0.068);
+  write_file_whole(parts, text + "experts(W),0,0.010\n");
+  EXPECT_THAT(run_sluice(words("weave --parts " + parts)).err,
+              HasSubstr("parts.csv: row 11, column part: this part of this layer occurs twice"));
+  write_file_whole(parts, "part,layer,seconds\nmlp(F),0,1\n");
+  EXPECT_THAT(run_sluice(words("weave --parts " + parts)).err, HasSubstr("expected a part such as dispatch(F)"));
+  EXPECT_THAT(run_sluice(words("weave --stage 0 --parts " + parts)).err, HasSubstr("--stage needs a scenario"));
+}
+
+}  // namespace
+}  // namespace sluice::test
