@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <map>
 
+#include "benchmarks/accuracy/calibrated.h"
 #include "benchmarks/accuracy/choices.h"
 #include "benchmarks/accuracy/iteration_tables.h"
 #include "benchmarks/accuracy/nvidia_tables.h"
@@ -46,6 +47,7 @@ struct Options {
   bool rows = false;
   bool json = false;
   bool plans = false;
+  bool calibrated = false;
   std::string folder;  // of --write-rows
   std::string page;    // of --html
 };
@@ -106,6 +108,7 @@ int run(const Options& options) {
     fmt::print("{}", score_text(name, score, options.rows));
     const std::vector<MeasuredRun> runs = runs_of(score);
     fmt::print("{}{}", difference_text(runs), regret_text(regret_of(runs)));
+    if (options.calibrated) fmt::print("{}", calibrated_text(calibrated_on_two(score)));
   }
   fmt::print("{}", agreements);
   if (!unknown.empty()) fmt::print("not scored: {}\n", fmt::join(unknown, ", "));
@@ -126,6 +129,9 @@ int main(int argc, char** argv) {
   app.add_flag("--json", options.json, "Print one JSON document (sluice.accuracy/1) with every row");
   app.add_flag("--plans", options.plans,
                "Also compare the configurations of a dgxc table with the plans of their GPUs");
+  app.add_flag("--calibrated", options.calibrated,
+               "Also calibrate on every pair of rows of each model, GPU and precision with at least three rows, and "
+               "print the mean error of its other rows");
   app.add_option("--ignore-columns", options.ignored, "Columns of tables of your own to ignore, as a,b,c")
       ->delimiter(',');
   app.add_option("--html", options.page, "Write predicted against measured values to this HTML page");

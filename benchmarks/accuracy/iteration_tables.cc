@@ -144,6 +144,7 @@ TableScore score_mlperf(const CsvTable& table) {
       if (row == least || row == most) continue;
       score.comparisons.push_back(time_comparison(row->measured, correction.at(row->predicted_s).seconds,
                                                   "iteration time, calibrated on two rows"));
+      score.comparisons.back().model.clear();  // is not calibrated again
     }
   }
   return score;

@@ -19,12 +19,13 @@ struct Comparison {
   std::string unit;
   std::string gpu = {};  // of the scenario; empty: unknown
   std::string precision = {};
+  std::string model = {};  // "126 layers of 16384"; empty: unknown, or a correction is applied
 
   // Relative error; above 0 if the prediction is too high.
   double error() const { return predicted / measured - 1; }
 };
 
-// Returns the comparison with the GPU and the precision of its scenario.
+// Returns the comparison with the GPU, the precision and the model of its scenario.
 Comparison with_scenario(Comparison comparison, const Scenario& scenario);
 
 // Whether a run fits in memory.

@@ -43,6 +43,10 @@ std::string row_of(const std::string& place) {
 Comparison with_scenario(Comparison comparison, const Scenario& scenario) {
   if (scenario.cluster) comparison.gpu = scenario.cluster->gpu.name;
   comparison.precision = traits_of(scenario.training.precision).name;
+  if (scenario.model) {
+    comparison.model = fmt::format("{} layers of {}", scenario.model->layers, scenario.model->hidden);
+    if (scenario.model->has_experts()) comparison.model += fmt::format(", {} experts", scenario.model->experts.count);
+  }
   return comparison;
 }
 

@@ -9,8 +9,11 @@
 namespace sluice::sim {
 namespace {
 
-constexpr double kUsualWeight = 2;     // number of measurements that kUsualDeviation counts as
-constexpr double kLeastSpread = 1.05;  // ratio of predictions from which a fixed time is fitted
+constexpr double kUsualWeight = 2;  // number of measurements that kUsualDeviation counts as
+
+// Ratio of predictions from which a fixed time is fitted. The line through two measurements has no residual that would
+// show their errors, and predicts times outside of both with a multiple of them.
+double least_spread(std::size_t rows) { return rows > 2 ? 1.05 : 1.5; }
 
 // Weighted least squares of 1 = scale x predicted / measured + fixed / measured.
 struct Line {
@@ -52,7 +55,7 @@ Correction fit_once(std::span<const PredictedAndMeasured> rows) {
     least = std::min(least, row.predicted_s);
     most = std::max(most, row.predicted_s);
   }
-  const bool apart = rows.size() > 1 && most >= kLeastSpread * least;
+  const bool apart = rows.size() > 1 && most >= least_spread(rows.size()) * least;
   Line line = fit_line(rows, apart);
   // A negative time has no meaning.
   if (apart && (line.scale <= 0 || line.scale * least + line.fixed_s <= 0)) line = fit_line(rows, false);

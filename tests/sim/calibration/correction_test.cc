@@ -67,6 +67,16 @@ TEST(Correction, FixedTimeIsNegativeIfTheMeasurementsHaveOne) {
   EXPECT_GT(steep.at(1).seconds, 0);
 }
 
+// The line through two measurements with errors of 2 %, 2.04 and 2.744 s, has a slope of 0.88, so that it is 11 % below
+// an error-free measurement at 20 s.
+TEST(Correction, TwoSimilarMeasurementsDetermineNoFixedTime) {
+  const Correction alike = fit_correction(Rows{{2, 2.04}, {2.8, 2.744}});
+  EXPECT_EQ(alike.fixed_s, 0);
+  EXPECT_NEAR(alike.at(20).seconds, 20, 0.02 * 20);
+  EXPECT_NE(fit_correction(Rows{{2, 2.04}, {3, 2.94}}).fixed_s, 0);
+  EXPECT_NE(fit_correction(Rows{{2, 2.04}, {2.5, 2.5}, {2.8, 2.744}}).fixed_s, 0);
+}
+
 // Two rows: predicted by scaling the other, 4 x 1.2 / 5.2 and 2 x 1.3 / 2.4.
 TEST(Correction, IntervalIsNotNarrowerThanTheHeldOutError) {
   const Correction two = fit_correction(Rows{{2, 2.4}, {4, 5.2}});
