@@ -73,6 +73,10 @@ int run(const Options& options) {
     const bool own = path.ends_with(".json") && path.find('=') != std::string::npos;
     if (own) {
       scores.push_back(users_score(path, options.ignored));
+      const TableScore& score = scores.back().second;
+      if (score.comparisons.empty() && score.verdicts.empty() && !score.skipped.empty()) {
+        throw InputError(fmt::format("no row can be predicted; the first: {}", score.skipped.front().reason));
+      }
     } else {
       published.push_back(path);
     }
@@ -90,7 +94,8 @@ int run(const Options& options) {
     } else if (!options.folder.empty() && table.has("gpu_type") && !table.has("all_args")) {
       add_rows(table, written);
     }
-    if (options.plans && kind->name == "dgxc") agreements += agreement_text(table);
+    if (options.plans && (kind->name == "dgxc" || kind->name == "megatron-bridge" || kind->name == "nemo-2024"))
+      agreements += agreement_text(table);
   }
   if (scores.empty())
     throw InputError(
@@ -128,7 +133,7 @@ int main(int argc, char** argv) {
   app.add_flag("--rows", options.rows, "Also print every row");
   app.add_flag("--json", options.json, "Print one JSON document (sluice.accuracy/1) with every row");
   app.add_flag("--plans", options.plans,
-               "Also compare the configurations of a dgxc table with the plans of their GPUs");
+               "Also compare the configurations of NVIDIA's tables with the plans of their GPUs");
   app.add_flag("--calibrated", options.calibrated,
                "Also calibrate on every pair of rows of each model, GPU and precision with at least three rows, and "
                "print the mean error of its other rows");

@@ -150,10 +150,8 @@ TableScore score_mlperf(const CsvTable& table) {
   return score;
 }
 
-TableScore score_users_table(const CsvTable& measured, const Json& base, const std::string& folder) {
+TableScore score_users_table(const CsvTable& table, const Json& base, const std::string& folder) {
   constexpr const char* kMemory = "peak_memory_gib";
-  CsvTable table = measured;
-  table.drop(kMemory);
   check_columns(table);
   TableScore score;
   for (int row = 0; row < table.num_rows(); ++row) {
@@ -167,11 +165,11 @@ TableScore score_users_table(const CsvTable& measured, const Json& base, const s
       const double seconds =
           prediction.corrected ? prediction.corrected->seconds : to_seconds(prediction.metrics.makespan);
       score.comparisons.push_back(time_comparison(run, seconds, "iteration time"));
-      if (!measured.has(kMemory) || measured.text(row, kMemory).empty()) continue;
+      if (!table.has(kMemory) || table.text(row, kMemory).empty()) continue;
       std::int64_t peak = 0;
       for (const RankMemory& rank : prediction.memory) peak = std::max(peak, rank.peak_bytes);
       score.comparisons.push_back(
-          with_scenario({"peak memory", run.place, run.setting, measured.number(row, kMemory, 1e-6, 1e6),
+          with_scenario({"peak memory", run.place, run.setting, table.number(row, kMemory, 1e-6, 1e6),
                          static_cast<double>(peak) / (1 << 30), "GiB"},
                         run.scenario));
     } catch (const InputError& error) {

@@ -3,16 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "benchmarks/accuracy/scenarios.h"
 #include "model/errors.h"
 #include "model/schedule/family.h"
+#include "model/to_size.h"
 #include "sim/calibration/measured_iterations.h"
 #include "sim/engine/predict.h"
 #include "sim/planner/plan.h"
@@ -113,14 +116,18 @@ MeasuredIteration nvidia_run(const CsvTable& whole, int row) {
   return out;
 }
 
-// The tables do not name what is recomputed.
-bool fits_with_any_recomputation(Scenario scenario) {
+// The tables do not name what is recomputed: uses the least recomputation that fits, and none if nothing does.
+Prediction with_least_recomputation(Scenario scenario) {
   using enum Training::Recompute;
-  return std::ranges::any_of(std::array{none, selective, full}, [&](Training::Recompute recompute) {
+  scenario.training.recompute_modules = sim::cheap_modules(*scenario.model, scenario.training);
+  std::optional<Prediction> first;
+  for (const Training::Recompute recompute : {none, selective, full}) {
     scenario.training.recompute = recompute;
-    const Prediction prediction = predict(Setup(scenario));
-    return !prediction.fit || prediction.fit->fits;
-  });
+    Prediction prediction = predict(Setup(scenario));
+    if (!prediction.fit || prediction.fit->fits) return prediction;
+    if (!first) first = std::move(prediction);
+  }
+  return std::move(*first);
 }
 
 // "H100 fp8, experts"
@@ -128,11 +135,6 @@ std::string group_of(const CsvTable& table, int row, const Scenario& scenario) {
   const std::string& type = table.text(row, "gpu_type");
   return fmt::format("{} {}{}", type.starts_with("DGX-") ? type.substr(4) : type, precision_of(table, row),
                      scenario.model->has_experts() ? ", experts" : "");
-}
-
-// Whether a row is one of those whose choice of configuration is compared with a plan's.
-bool is_bf16_on_h100(const CsvTable& table, int row) {
-  return table.text(row, "gpu_type") == "H100" && table.text(row, "precision") == "BF16";
 }
 
 sim::PlanSpace space_of_megatron(std::int64_t gpus) {
@@ -143,14 +145,68 @@ sim::PlanSpace space_of_megatron(std::int64_t gpus) {
   return space;
 }
 
-// The predicted best of a plan, or -1.
-int search(sim::Plan& plan) {
+// Configurations of a plan that are exact.
+constexpr int kExactPlans = 100;
+
+// Searches the plan and returns its ranking.
+std::vector<int> ranking_of(sim::Plan& plan) {
   for (auto work = plan.next(); !work.empty(); work = plan.next()) {
     plan.take(work, plan.work_out(work));
     plan.end_round();
   }
-  const std::vector<int> ranking = plan.ranking();
-  return ranking.empty() ? -1 : ranking.front();
+  return plan.ranking();
+}
+
+// What a row shows of a plan.
+struct Agreement {
+  double slower = 0;  // the published configuration than the plan's first, in prediction
+  std::string text;
+};
+
+// Sizes that experts choose; schedules and layers of stages follow from them.
+auto sizes_of(const sim::PlanPoint& point) {
+  return std::tuple(point.tp, point.cp, point.pp, point.ep, point.etp, point.micro_batch);
+}
+
+Agreement agreement_of(const CsvTable& table, int row) {
+  const MeasuredIteration measured = nvidia_run(table, row);
+  const Prediction published = with_least_recomputation(measured.scenario);
+  Scenario base = measured.scenario;
+  base.stage_layers.clear();
+  base.training.recompute_modules = sim::cheap_modules(*base.model, base.training);
+  const std::int64_t gpus = table.integer(row, "gpus", 1, 1 << 30);
+  base.cluster->nodes_specified = false;
+  base.cluster->use_for(gpus);
+  sim::Plan plan(base, space_of_megatron(gpus), kExactPlans);
+  const std::vector<int> ranking = ranking_of(plan);
+  if (ranking.empty()) throw InputError(measured.place + ": no configuration fits");
+  const auto seconds = [&](int point) { return to_seconds(plan.results()[to_size(point)].iteration); };
+  const Training& training = measured.scenario.training;
+  const std::tuple own(training.tp, training.cp, training.pp, training.ep, training.etp, training.micro_batch);
+  const double published_s = to_seconds(published.metrics.makespan);
+  std::set<decltype(sizes_of(sim::PlanPoint{}))> faster;
+  double own_s = published_s;
+  for (const int point : ranking) {
+    if (sizes_of(plan.points()[to_size(point)]) == own) own_s = std::min(own_s, seconds(point));
+  }
+  for (const int point : ranking) {
+    if (seconds(point) < own_s) faster.insert(sizes_of(plan.points()[to_size(point)]));
+  }
+  const bool exact = std::ssize(ranking) < kExactPlans || own_s <= seconds(ranking[kExactPlans - 1]);
+  Agreement out{.slower = published_s / seconds(ranking.front()) - 1};
+  out.text =
+      fmt::format("{:+6.1f} %  sizes {}{}  {} s published{}, {} s best  {}\n          best: {}\n", 100 * out.slower,
+                  exact ? "#" : "after #", faster.size() + (exact ? 1 : 0), four_digits(published_s),
+                  published.fit && !published.fit->fits ? " (does not fit)" : "", four_digits(seconds(ranking.front())),
+                  measured.setting, flags_of(plan.base(), plan.space(), plan.points()[to_size(ranking.front())]));
+  return out;
+}
+
+// "3 configurations: slower by 1.2 % (median), at most 2.3 %"
+std::string agreement_summary(std::vector<double> slower) {
+  std::sort(slower.begin(), slower.end());
+  return fmt::format("{} configurations: slower by {:.1f} % (median), at most {:.1f} %\n", slower.size(),
+                     50 * (slower[(slower.size() - 1) / 2] + slower[slower.size() / 2]), 100 * slower.back());
 }
 
 }  // namespace
@@ -161,8 +217,8 @@ TableScore score_nvidia(const CsvTable& table) {
     try {
       const MeasuredIteration measured = nvidia_run(table, row);
       const Prediction prediction = predict(Setup(measured.scenario));
-      score.verdicts.push_back(
-          {measured.place, measured.setting, true, fits_with_any_recomputation(measured.scenario)});
+      const Prediction fitting = with_least_recomputation(measured.scenario);
+      score.verdicts.push_back({measured.place, measured.setting, true, !fitting.fit || fitting.fit->fits});
       score.comparisons.push_back(
           with_scenario({group_of(table, row, measured.scenario), measured.place, measured.setting, measured.seconds,
                          to_seconds(prediction.metrics.makespan), "s"},
@@ -189,34 +245,26 @@ void add_rows(const CsvTable& table, std::map<std::string, std::string>& rows) {
 
 std::string agreement_text(const CsvTable& table) {
   std::string out = "published configurations against the best for Megatron-LM, both predicted:\n";
-  std::vector<double> slower;
+  std::map<std::string, std::vector<double>> slower;  // by group
+  std::set<std::string> seen;
   for (int row = 0; row < table.num_rows(); ++row) {
-    if (!is_bf16_on_h100(table, row)) continue;
     try {
       const MeasuredIteration measured = nvidia_run(table, row);
-      const Prediction published = predict(Setup(measured.scenario));
-      Scenario base = measured.scenario;
-      base.stage_layers.clear();
-      const std::int64_t gpus = table.integer(row, "gpus", 1, 1 << 30);
-      base.cluster->nodes = static_cast<int>((gpus + base.cluster->gpus_per_node - 1) / base.cluster->gpus_per_node);
-      sim::Plan plan(base, space_of_megatron(gpus), 1);
-      const int best = search(plan);
-      if (best < 0) throw InputError(measured.place + ": no configuration fits");
-      const double published_s = to_seconds(published.metrics.makespan);
-      const double best_s = to_seconds(plan.results()[best].iteration);
-      slower.push_back(published_s / best_s - 1);
-      out +=
-          fmt::format("{:+6.1f} %  {} s published{}, {} s best  {}\n          best: {}\n", 100 * slower.back(),
-                      four_digits(published_s), published.fit && !published.fit->fits ? " (does not fit)" : "",
-                      four_digits(best_s), measured.setting, flags_of(plan.base(), plan.space(), plan.points()[best]));
+      const std::string group = group_of(table, row, measured.scenario);
+      if (!seen.insert(group + measured.setting).second) continue;  // another release
+      const Agreement one = agreement_of(table, row);
+      slower[group].push_back(one.slower);
+      out += group + ": " + one.text;
     } catch (const InputError& error) {
       out += fmt::format("skipped: {}\n", error.what());
     }
   }
-  if (slower.empty()) return out;
-  std::sort(slower.begin(), slower.end());
-  return out + fmt::format("{} configurations: slower by {:.1f} % (median), at most {:.1f} %\n", slower.size(),
-                           50 * (slower[(slower.size() - 1) / 2] + slower[slower.size() / 2]), 100 * slower.back());
+  std::vector<double> all;
+  for (const auto& [group, values] : slower) {
+    out += group + ": " + agreement_summary(values);
+    all.insert(all.end(), values.begin(), values.end());
+  }
+  return all.empty() ? out : out + agreement_summary(all);
 }
 
 }  // namespace sluice::bench::accuracy

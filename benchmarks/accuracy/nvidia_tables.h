@@ -15,8 +15,9 @@ TableScore score_nvidia(const CsvTable& table);
 // scenario.
 void add_rows(const CsvTable& table, std::map<std::string, std::string>& rows);
 
-// Returns, for the runs on H100 in BF16, by how much the published configuration is slower, in prediction, than the
-// best of all that Megatron-LM has for its GPUs and batch.
+// Returns, for every distinct configuration, by how much it is slower, in prediction, than the best of all that
+// Megatron-LM has for its GPUs and batch, and the rank of its sizes (tp, cp, pp, ep, etp, microbatch) among those of
+// the plan; with medians by group.
 std::string agreement_text(const CsvTable& table);
 
 }  // namespace sluice::bench::accuracy

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <bit>
 #include <filesystem>
 #include <string_view>
 
@@ -270,11 +271,21 @@ Cluster cluster_from_json(JsonReader reader) {
   Cluster cluster = named_or_inline(reader.at("node"), "nodes/", "node", node_from_json);
   cluster.nodes_specified = reader.has("nodes");
   cluster.nodes = static_cast<int>(reader.integer_or("nodes", 1, kMaxNodes, 1));
+  cluster.gpus_per_node_specified = reader.has("gpus_per_node");
   cluster.gpus_per_node =
       static_cast<int>(reader.integer_or("gpus_per_node", 1, cluster.gpus_per_node, cluster.gpus_per_node));
   cluster.name = reader.string_or("name", cluster.name);
   reader.finish();
   return cluster;
+}
+
+void Cluster::use_for(std::int64_t gpus) {
+  if (nodes_specified) return;
+  const auto power = static_cast<int>(std::bit_floor(static_cast<unsigned>(gpus_per_node)));
+  if (!gpus_per_node_specified && gpus > gpus_per_node && gpus % gpus_per_node != 0 && gpus % power == 0) {
+    gpus_per_node = power;
+  }
+  nodes = static_cast<int>((gpus + gpus_per_node - 1) / gpus_per_node);
 }
 
 Cluster load_cluster(const std::string& name_or_path, int nodes) {

@@ -116,6 +116,7 @@ struct Cluster {
   std::string name;
   Gpu gpu;
   int gpus_per_node = 1;
+  bool gpus_per_node_specified = false;  // otherwise `use_for` may choose it
   int nodes = 1;
   bool nodes_specified = false;  // otherwise a scenario has as many as it needs
   Link intra_node;
@@ -124,6 +125,10 @@ struct Cluster {
   double host_speed = 1;    // of its hosts in launching kernels, relative to a DGX A100
 
   std::int64_t num_gpus() const { return std::int64_t{gpus_per_node} * nodes; }
+  // Unless the numbers are specified, sets the number of nodes to what `gpus` GPUs need. If they do not fill whole
+  // nodes, but nodes of the largest power of two in a node, only that number is used of each (64 of an NVL72 domain),
+  // so that groups of ranks do not straddle two nodes.
+  void use_for(std::int64_t gpus);
 };
 
 // Returns the names of the catalogue's nodes, or of its models (examples/models/), sorted.

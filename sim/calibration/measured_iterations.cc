@@ -63,7 +63,7 @@ constexpr TimeColumn kTimes[] = {{"iter_ms", 1e-3},     {"iter_s", 1},        {"
 constexpr const char* kThroughput = "tokens_per_s_thousands";
 
 // Columns that describe a row and do not change its prediction.
-constexpr const char* kDescriptions[] = {"source", "comment", "note", "notes", "name"};
+constexpr const char* kDescriptions[] = {"source", "comment", "note", "notes", "name", "peak_memory_gib"};
 
 // A key that a row sets, and the key of the base that it replaces.
 struct Replacement {

@@ -351,6 +351,15 @@ std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space) {
   return Enumeration(base, whole).run();
 }
 
+RecomputeModules cheap_modules(const Transformer& model, const Training& training) {
+  if (!model.has_experts() && !model.has_latent_attention()) return RecomputeModule::core_attention;
+  RecomputeModules out = RecomputeModule::norm;
+  if (!training.flash_attention) out = out | RecomputeModule::core_attention;
+  if (model.has_experts()) out = out | RecomputeModule::activation;
+  if (model.has_latent_attention()) out = out | RecomputeModule::up_projection;
+  return out;
+}
+
 bool blocks_transfers(const Scenario& base, const PlanPoint& point) {
   return point.overlap_transfers ? !*point.overlap_transfers : base.blocks_transfers();
 }
@@ -460,7 +469,7 @@ std::string flags_of(const Scenario& base, const PlanSpace& space, const PlanPoi
   flag("--overlap-p2p-communication", !blocks_transfers(base, point), !base.blocks_transfers());
   flag("--sequence-parallel", point.tp > 1 && space.sequence_parallel, training.sequence_parallel);
   flag("--use-tp-pp-dp-mapping", point.pipeline_before_data, training.pipeline_before_data);
-  return out;
+  return out + space.base_flags;
 }
 
 }  // namespace sluice::sim

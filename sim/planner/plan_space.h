@@ -71,6 +71,7 @@ struct PlanSpace {
   bool empty_stages = false;                // also more stages than layers
   bool megatron_transfers = false;          // only transfers of interleaved stages may overlap
   bool base_transfers = false;              // all transfers are as in the base
+  std::string base_flags = {};              // of what was set in the base besides its own flags; `flags_of` adds them
   // Returns the reason why a configuration is left out, "" if it is not; by default none is.
   std::function<std::string(const PlanPoint&)> refusal = {};
 };
@@ -83,6 +84,11 @@ std::string requested_flags(const PlanSpace& space);
 // base without model, cluster, sequence length or global batch, for unknown names, and, with the reason, if there is no
 // configuration.
 std::vector<PlanPoint> enumerate(const Scenario& base, const PlanSpace& space);
+
+// Returns the modules that selective recomputation repeats in a plan unless the scenario lists them: core attention; of
+// models with experts or latent attention norms, the experts' activation and the projection up from the latents (as in
+// NVIDIA's recipes for DeepSeek-V3), and core attention unless it is fused.
+RecomputeModules cheap_modules(const Transformer& model, const Training& training);
 
 // Whether the ranks of a configuration wait for their sends.
 bool blocks_transfers(const Scenario& base, const PlanPoint& point);

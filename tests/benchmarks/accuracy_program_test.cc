@@ -151,8 +151,11 @@ TEST_F(UsersTable, UnknownColumnsAreRefusedUnlessIgnored) {
   EXPECT_EQ(refused.exit_code, 2);
   EXPECT_THAT(refused.err, HasSubstr("own.csv: header: unknown column 'colour'"));
   EXPECT_EQ(score(rows, {"--ignore-columns", "colour"}).exit_code, 0);
-  const CommandResult damaged = score("tp,pp,gbs,iteration_s\n2,2,16,-1\n");
+  const CommandResult damaged = score("tp,pp,gbs,iteration_s\n2,2,16,-1\n2,2,16,3\n");
   EXPECT_THAT(damaged.out, HasSubstr("1 rows skipped"));
+  const CommandResult invalid = score("tp,pp,gbs,iteration_s\n2,2,16,-1\n");
+  EXPECT_EQ(invalid.exit_code, 2);
+  EXPECT_THAT(invalid.err, HasSubstr("no row can be predicted; the first: " + folder_.path("own.csv") + ": row 1"));
 }
 
 // Of a set of runs, the failed first choice is skipped.
@@ -187,7 +190,8 @@ TEST(AccuracyProgram, ComparesPublishedConfigurationsWithPlans) {
                                                 "1,1,1,1,1,8,1,128,,FP6,none,,9\n");
   const CommandResult result = run_program(SLUICE_ACCURACY, {folder.path(), "--plans"});
   ASSERT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("2 configurations: slower by "));
+  EXPECT_THAT(result.out, HasSubstr("H100 bf16: 2 configurations: slower by "));
+  EXPECT_THAT(result.out, HasSubstr("%  sizes #"));
   EXPECT_THAT(result.out, Not(HasSubstr("\n  -")));
   EXPECT_THAT(result.out,
               HasSubstr("1 rows skipped, the first: " + folder.path("dgxc.csv") + ": row 3, column precision"));

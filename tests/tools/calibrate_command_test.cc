@@ -166,6 +166,12 @@ TEST_F(Calibrate, LogsMustMatchTheirScenario) {
   EXPECT_EQ(run(log + " --skip 0 --gbs 16 " + kScenario).exit_code, 0);
 }
 
+// Which docs/formats.md describes; the accuracy program compares it.
+TEST_F(Calibrate, PeaksOfMemoryAreIgnored) {
+  const std::string rows = write("peaks.csv", "microbatches,iteration_s,peak_memory_gib\n8,1,50\n16,2,\n");
+  EXPECT_EQ(run(rows + " --microbatches 4 " + kScenario).exit_code, 0);
+}
+
 TEST_F(Calibrate, UnknownAndContradictoryColumnsAreErrors) {
   const std::string typo = write("typo.csv", "microbaches,iteration_s\n8,1\n");
   EXPECT_THAT(error_of(typo + " --microbatches 4 " + kScenario),

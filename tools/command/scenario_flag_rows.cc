@@ -200,9 +200,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
     {"--nodes", "/cluster/nodes", ScenarioValueKind::whole, kCluster,
      "Number of nodes, 1 to 65536 (default: the file's, or as many as the configuration needs)"},
     {"--gpus-per-node", "/cluster/gpus_per_node", ScenarioValueKind::whole, kCluster,
-     "Number of GPUs that are used of each node, at most all (default: all); such as 64 of the 72 of an NVL72 domain, "
-     "so "
-     "that groups of ranks do not straddle two"},
+     "Number of GPUs that are used of each node, at most all (default: all, or the largest power of two where only it "
+     "divides the number of GPUs, such as 64 of the 72 of an NVL72 domain)"},
     {"--software", "/software", ScenarioValueKind::name, kCluster,
      "Training framework: megatron-lm, megatron-deepspeed, nemo, nemo-2024, nemo-2023, torchtitan, torchtitan-eager, "
      "torchtitan-rowwise, or a file (default: "

@@ -36,6 +36,19 @@ std::string text_value(const ScenarioFlagRow& row, const std::string& text, cons
   return path ? path_of_flag(text, file) : text;
 }
 
+// Returns the list "[a,b]", or one of the word "a".
+Json words_of(std::string_view text) {
+  const bool list = text.starts_with('[') && text.ends_with(']');
+  if (list) text = text.substr(1, text.size() - 2);
+  Json out = Json::array();
+  while (!text.empty()) {
+    const std::size_t end = list ? std::min(text.find(','), text.size()) : text.size();
+    out.push_back(std::string(text.substr(0, end)));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return out;
+}
+
 // Replaces short forms ("schedule": "1f1b") by objects, so that keys can be added to them.
 void expand_short_forms(Json& document) {
   for (const auto& [key, name] : {std::pair("schedule", "name"), {"cluster", "name"}, {"cost", "kind"}}) {
@@ -134,6 +147,8 @@ constexpr Alternative kAlternatives[] = {
     {"/parallelism/gpus", "/parallelism/dp"},
     {"/parallelism/zero", "/parallelism/distributed_optimizer"},
     {"/parallelism/distributed_optimizer", "/parallelism/zero"},
+    {"/parallelism/dp_shard", "/parallelism/dp_replicate"},
+    {"/parallelism/dp_replicate", "/parallelism/dp_shard"},
     {"/parallelism/pipeline_layout", "/parallelism/stage_layers"},
     {"/parallelism/pipeline_layout", "/parallelism/first_stage_layers"},
     {"/parallelism/pipeline_layout", "/parallelism/last_stage_layers"},
@@ -433,6 +448,7 @@ void ScenarioFlags::set(nlohmann::json& document, const std::string& key, const 
   std::vector<std::string> names;
   const ScenarioFlagRow* const row = row_of(key, names);
   Json value = Json::parse(text, nullptr, false);
+  if (value.is_discarded() && row != nullptr && row->kind == ScenarioValueKind::text_list) value = words_of(text);
   if (value.is_discarded()) value = row != nullptr ? text_value(*row, text, file) : text;
   try {
     place_of(document, pointer) = std::move(value);

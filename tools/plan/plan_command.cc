@@ -116,6 +116,7 @@ constexpr std::string_view kIgnoredKeys[] = {"/parallelism/pp",
                                              "/parallelism/sequence_parallel",
                                              "/parallelism/distributed_optimizer",
                                              "/parallelism/dp_shard",
+                                             "/parallelism/dp_replicate",
                                              "/parallelism/recompute",
                                              "/parallelism/recompute_layers",
                                              "/parallelism/overlap_param_gather",
@@ -179,9 +180,9 @@ Scenario base_scenario(const PlanOptions& options, PlanSpace& space) {
         fmt::format("plan: --use-distributed-optimizer excludes --zero-stage {}, which shards optimizer states too",
                     scenario.training.zero_stage()));
   }
-  if (scenario.cluster && space.gpus > 0 && !scenario.cluster->nodes_specified) {
-    const std::int64_t node = scenario.cluster->gpus_per_node;
-    scenario.cluster->nodes = static_cast<int>((space.gpus + node - 1) / node);
+  if (scenario.cluster && space.gpus > 0) scenario.cluster->use_for(space.gpus);
+  if (scenario.model && !document.contains(nlohmann::json::json_pointer("/parallelism/recompute_modules"))) {
+    scenario.training.recompute_modules = cheap_modules(*scenario.model, scenario.training);
   }
   if (scenario.cluster && options.memory_margin >= 0) scenario.cluster->gpu.memory_margin = options.memory_margin;
   return scenario;

@@ -112,6 +112,19 @@ TEST(Catalogue, DomainsOf72MayBeUsedInPart) {
   EXPECT_EQ(load_cluster("gb200-nvl72", 2).num_gpus(), 144);
   EXPECT_EQ(from_text(R"({"node": "gb300-nvl72", "nodes": 4, "gpus_per_node": 64})").num_gpus(), 256);
   EXPECT_THROW(from_text(R"({"node": "gb300-nvl72", "gpus_per_node": 73})"), InputError);
+  // 256 GPUs fill four times 64, 144 two domains, 100 neither.
+  const auto used = [&](const std::string& text, std::int64_t gpus) {
+    Cluster cluster = from_text(text);
+    cluster.use_for(gpus);
+    return std::pair(cluster.gpus_per_node, cluster.nodes);
+  };
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72"})", 256), std::pair(64, 4));
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72"})", 64), std::pair(72, 1));
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72"})", 144), std::pair(72, 2));
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72"})", 100), std::pair(72, 2));
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72", "gpus_per_node": 72})", 256), std::pair(72, 4));
+  EXPECT_EQ(used(R"({"node": "gb300-nvl72", "nodes": 4})", 256), std::pair(72, 4));
+  EXPECT_EQ(used(R"({"node": "dgx-h100"})", 20), std::pair(8, 3));
   EXPECT_THROW(from_text(R"({"node": "gb300-nvl72", "gpus_per_node": 0})"), InputError);
 }
 
