@@ -11,14 +11,17 @@
 #include <cstring>
 #include <new>
 #include <regex>
+#include <span>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "model/errors.h"
 #include "model/input/nearest.h"
 #include "model/input/printable.h"
+#include "model/to_size.h"
 #include "tools/command/command.h"
 #include "tools/command/messages.h"
 #include "tools/command/outputs.h"
@@ -122,9 +125,24 @@ std::string empty_value(const CLI::App& command) {
   return "";
 }
 
-int wrong_usage(const CLI::App& app, const CLI::ParseError& error) {
+// Returns the error of "--flag=" where the value is optional, which CLI11 would take as an argument of its own.
+std::string missing_value(const CLI::App& command, std::span<char* const> arguments) {
+  for (const std::string_view word : arguments) {
+    if (!word.starts_with("--") || word.find('=') != word.size() - 1) continue;
+    const std::string name(word.substr(0, word.size() - 1));
+    const CLI::Option* const option = command.get_option_no_throw(name);
+    if (option == nullptr || option->get_expected_min() > 0) continue;
+    return fmt::format("{}: {}: expected a value after '='", command.get_name(), name);
+  }
+  return "";
+}
+
+int wrong_usage(const CLI::App& app, const CLI::ParseError& error, std::span<char* const> arguments) {
   const CLI::App& command = active(app);
   const std::string where = &command == &app ? "" : command.get_name() + ": ";
+  if (const std::string missing = missing_value(command, arguments); !missing.empty()) {
+    return report_error(missing, kWrongInput);
+  }
   if (const CLI::Option* explain = command.get_option_no_throw("--explain");
       explain != nullptr && explain->count() > 0 && !command.remaining().empty()) {
     std::vector<std::string> words = command.remaining();
@@ -168,6 +186,7 @@ std::vector<std::string> reversed_arguments(int argc, char** argv) {
 
 int run(int argc, char** argv) {
   CLI::App app;
+  const std::span<char* const> arguments(argv, model::to_size(argc));
   const std::vector<Subcommand> commands = add_all_commands(app, {argv, argv + argc});
   try {
     app.parse(reversed_arguments(argc, argv));
@@ -180,9 +199,12 @@ int run(int argc, char** argv) {
   } catch (const CLI::Success&) {  // the flag has printed what it is for
     return kDone;
   } catch (const CLI::ParseError& error) {
-    if (argc > 1) return wrong_usage(app, error);
+    if (argc > 1) return wrong_usage(app, error, arguments);
     fmt::print("{}", app.help());  // no command
     return kDone;
+  }
+  if (const std::string error = missing_value(active(app), arguments); !error.empty()) {
+    return report_error(error, kWrongInput);
   }
   if (const std::string error = empty_value(active(app)); !error.empty()) return report_error(error, kWrongInput);
   const auto chosen =

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <iterator>
@@ -51,6 +52,49 @@ constexpr std::string_view kDeepSpeedNotModeled[] = {"amp",
                                                      "sparse_attention",
                                                      "sparse_gradients",
                                                      "torch_autocast"};
+
+// Keys of zero_optimization.
+constexpr std::string_view kZeroWithoutEffect[] = {"stage",
+                                                   "offload_optimizer",
+                                                   "offload_param",
+                                                   "cpu_offload",
+                                                   "allgather_partitions",
+                                                   "contiguous_gradients",
+                                                   "elastic_checkpoint",
+                                                   "grad_hooks",
+                                                   "ignore_unused_parameters",
+                                                   "legacy_stage1",
+                                                   "load_from_fp32_weights",
+                                                   "reduce_scatter",
+                                                   "round_robin_gradients",
+                                                   "stage3_gather_16bit_weights_on_model_save",
+                                                   "stage3_gather_fp16_weights_on_model_save",
+                                                   "stage3_model_persistence_threshold",
+                                                   "use_all_reduce_for_fetch_params",
+                                                   "log_trace_cache_warnings"};
+struct ZeroNotModeled {
+  std::string_view name;
+  double harmless;  // the value that changes nothing
+};
+constexpr ZeroNotModeled kZeroNotModeled[] = {{"mics_shard_size", -1},
+                                              {"mics_hierarchical_params_gather", 0},
+                                              {"zero_hpz_partition_size", 1},
+                                              {"zero_quantized_weights", 0},
+                                              {"zero_quantized_nontrainable_weights", 0},
+                                              {"zero_quantized_gradients", 0},
+                                              {"zeropp_loco_param", 0},
+                                              {"stage3_param_persistence_threshold", 0},
+                                              {"stage3_max_live_parameters", 1e9},
+                                              {"stage3_max_reuse_distance", 1e9},
+                                              {"stage3_prefetch_bucket_size", 5e7},
+                                              {"stage3_module_granularity_threshold", 0},
+                                              {"stage3_use_all_reduce_for_fetch_params", 0},
+                                              {"sub_group_size", 1e9},
+                                              {"reduce_bucket_size", 5e8},
+                                              {"allgather_bucket_size", 5e8},
+                                              {"overlap_comm", 0},
+                                              {"use_multi_rank_bucket_allreduce", 1},
+                                              {"memory_efficient_linear", 1}};
 
 class DeepSpeedReader {
  public:
@@ -116,6 +160,27 @@ class DeepSpeedReader {
       if (zero.boolean_or("cpu_offload", false)) zero.at("cpu_offload").fail("offloading is not modeled");
     }
     add("zero-stage", std::to_string(stage_));
+    if (has("zero_optimization")) note_zero(document_.at("zero_optimization"));
+  }
+
+  void note_zero(const Json& zero) {
+    for (const auto& [key, value] : zero.items()) {
+      if (std::find(std::begin(kZeroWithoutEffect), std::end(kZeroWithoutEffect), key) !=
+          std::end(kZeroWithoutEffect)) {
+        continue;
+      }
+      const auto* const known = std::find_if(std::begin(kZeroNotModeled), std::end(kZeroNotModeled),
+                                             [&](const ZeroNotModeled& each) { return each.name == key; });
+      if (known == std::end(kZeroNotModeled)) {
+        unknown_.push_back("zero_optimization." + key);
+        continue;
+      }
+      const bool flag = value.is_boolean();
+      const double number = flag ? (value.get<bool>() ? 1 : 0) : value.is_number() ? value.get<double>() : NAN;
+      const bool sharded_only = key.starts_with("stage3_") && stage_ < 3;
+      if (value.is_null() || value == "auto" || sharded_only || stage_ == 0 || number == known->harmless) continue;
+      not_modeled_.push_back(fmt::format("zero_optimization.{} = {}", key, value.dump()));
+    }
   }
 
   void read_precision() {
@@ -153,13 +218,12 @@ class DeepSpeedReader {
     const auto lists = [](const auto& list, std::string_view key) {
       return std::find(std::begin(list), std::end(list), key) != std::end(list);
     };
-    std::vector<std::string> unknown;
     for (const auto& [key, value] : document_.items()) {
       if (lists(kRead, key) || lists(kDeepSpeedWithoutEffect, key) || key.starts_with('_')) continue;
       const bool off = value.is_null() || value == false ||
                        (value.is_object() && value.contains("enabled") && value.at("enabled") == false);
       if (!lists(kDeepSpeedNotModeled, key)) {
-        unknown.push_back(key);
+        unknown_.push_back(key);
       } else if (!off) {
         not_modeled_.push_back(key);
       }
@@ -168,7 +232,7 @@ class DeepSpeedReader {
       if (!names.empty()) out_.notes.push_back(fmt::format("{}: {}: {}", source_, what, fmt::join(names, ", ")));
     };
     note("not modeled, although they change time or memory", not_modeled_);
-    note("unknown keys", unknown);
+    note("unknown keys", unknown_);
   }
 
   std::string source_;
@@ -176,6 +240,7 @@ class DeepSpeedReader {
   JsonReader reader_;
   std::int64_t stage_ = 0;
   std::vector<std::string> not_modeled_;
+  std::vector<std::string> unknown_;
   DeepSpeedConfig out_;
 };
 

@@ -237,8 +237,13 @@ std::vector<std::string> read_deepspeed_file(std::vector<MegatronArgument>& argu
   } else if (!name.empty() && std::filesystem::is_regular_file(path, error)) {
     config = read_deepspeed(read_file(path.string(), std::int64_t{kMostScript}), path.string());
   } else {
-    return {fmt::format("{}: --deepspeed-config {}: not found, so that its ZeRO stage is assumed to be 0", source,
-                        name.empty() ? "is missing" : name)};
+    const auto stage = std::find_if(arguments.begin(), arguments.end(),
+                                    [](const MegatronArgument& argument) { return argument.name == "zero-stage"; });
+    const bool given = stage != arguments.end() && !stage->words.empty();
+    return {fmt::format(
+        "{}: {}, so that its ZeRO stage is assumed to be {}", source,
+        name.empty() ? "--deepspeed-config is missing" : fmt::format("--deepspeed-config {}: not found", name),
+        given ? fmt::format("{} (--zero-stage)", stage->words.front()) : "0")};
   }
   add_deepspeed(config, fmt::format("{}: {}", source, name), arguments);
   return config.notes;

@@ -91,6 +91,7 @@ class TorchtitanImport {
     read_batch();
     read_training();
     read_converters();
+    read_loss();
     read_overlap();
     for (const auto& [key, value] : file_) note_rest(key, value.value);
     note("not modeled, although they change time or memory", not_modeled_);
@@ -196,10 +197,7 @@ class TorchtitanImport {
     if (policy != "default") set("/parallelism/reshard_after_forward", policy == "always", policy_key);
     if (replicas == 1) return;
     if (shards > 0) return set("/parallelism/dp_shard", shards, key);
-    not_modeled_.push_back(
-        fmt::format("parallelism.data_parallel_replicate_degree = {} without the number of shards (copies are not "
-                    "assumed)",
-                    replicas));
+    set("/parallelism/dp_replicate", replicas, "parallelism.data_parallel_replicate_degree");
   }
 
   void read_schedule() {
@@ -328,6 +326,19 @@ class TorchtitanImport {
         not_modeled_.push_back(fmt::format("{}.recipe_name = \"{}\" (one scale per tensor is assumed)", table, recipe));
       }
     }
+  }
+
+  // PyTorch's loss, unless torch.compile includes it (by default, with compile.enable).
+  void read_loss() {
+    const char* const key = "/parallelism/cross_entropy_fusion_impl";
+    const auto enable = file_.find("compile.enable");
+    if (enable == file_.end() || enable->second.value != true) return set(key, "plain", "compile.enable");
+    const Json* const parts = value_of("compile.components");
+    if (parts != nullptr && std::find(parts->begin(), parts->end(), Json("loss")) == parts->end()) {
+      return set(key, "plain", "compile.components");
+    }
+    set("/parallelism/fused_cross_entropy", true, "compile.enable");
+    set(key, "te", "compile.enable");
   }
 
   void read_overlap() {

@@ -210,6 +210,18 @@ TEST(CommandErrors, WrongNumbers) {
        "--dp-shard: expected a divisor of dp 4, got 3"},
       {"simulate --pp 4 --microbatches 4 --dp 4 --dp-shard 2",
        "--dp-shard: requires zero 1, 2 or 3, or distributed_optimizer, got 2"},
+      {"simulate --pp 4 --microbatches 4 --dp 4 --zero-stage 1 --dp-replicate 3",
+       "--dp-replicate: expected a divisor of dp 4, got 3"},
+      {"simulate --pp 4 --microbatches 4 --dp 4 --dp-replicate 2",
+       "--dp-replicate: requires zero 1, 2 or 3, or distributed_optimizer, got 2"},
+      {"simulate --pp 4 --microbatches 4 --dp 4 --zero-stage 1 --dp-replicate 2 --dp-shard 2",
+       "--dp-replicate: specify dp_shard or dp_replicate, not both, got 2"},
+      {"simulate --model llama3-8b --pp 4 --microbatches 4 --recompute selective --recompute-modules moe_act",
+       "--recompute-modules: requires a model with experts, got \"moe_act\""},
+      {"simulate --model llama3-8b --pp 4 --microbatches 4 --recompute selective --recompute-modules mlp,mla_up_proj",
+       "--recompute-modules: requires a model with latent attention, got \"mla_up_proj\""},
+      {"simulate --pp 4 --microbatches 4 --explain-memory=", "simulate: --explain-memory: expected a value after '='"},
+      {"simulate scenario.json --explain=", "simulate: --explain: expected a value after '='"},
       {"simulate --pp 4 --microbatches 4 --zero-stage 2 --reshard-after-forward",
        "--reshard-after-forward: requires zero 3, got true"},
       {"simulate --pp 4 --microbatches 4 --cp-comm-type ring",
@@ -372,6 +384,12 @@ TEST(CommandErrors, FlagsDoNotHideWrongTypes) {
   write(folder, "s.json", R"({"perturbation": {"slow_ranks": 5}})");
   expect_refused({"simulate", file, "--pp", "2", "--microbatches", "2", "--slow-rank", "0=2"}, 2,
                  file + ": /perturbation/slow_ranks: expected an array, got 5");
+  expect_refused(
+      {"simulate", "--model", "llama3-8b", "--pp", "2", "--microbatches", "2", "--seq-length", "4096", "--recompute",
+       "selective", "--sweep", "recompute-modules=[mlp,moe_act],[layernorm,moe_act]"},
+      2,
+      "--sweep: no combination can be simulated; the first error: --recompute-modules: requires a model with "
+      "experts, got \"moe_act\"");
   expect_refused({"simulate", "--pp", "2", "--microbatches", "2", "--sweep", "/parallelism=5", "--sweep", "pp=2"}, 2,
                  "--sweep: no combination can be simulated; the first error: /parallelism: expected an object, got 5");
 }

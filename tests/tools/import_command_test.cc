@@ -202,7 +202,7 @@ TEST(Import, ReadsBackTheTomlOfAPlan) {
                      {"parallelism", {{"zero", zero}}},
                      {"cluster", {{"name", "dgx-h100"}, {"nodes", 1}}},
                      {"batch", {{"global_batch", 32}, {"sequence_length", 4096}}}};
-    const Scenario base = scenario_from_json(document, "base", "");
+    Scenario base = scenario_from_json(document, "base", "");
     PlanSpace space;
     space.gpus = 8;
     space.micro_batch = {1, 2};
@@ -242,7 +242,7 @@ TEST(Import, ReadsBackTheArgumentsAndTheJsonOfAPlan) {
     json document = json::parse(scenario);
     document["cluster"] = {{"name", "dgx-h100"}, {"nodes", 2}};
     document["batch"] = {{"global_batch", 32}, {"sequence_length", 1024}};
-    const Scenario base = scenario_from_json(document, "base", "");
+    Scenario base = scenario_from_json(document, "base", "");
     PlanSpace space;
     space.gpus = 16;
     space.micro_batch = {1, 2};
@@ -270,6 +270,29 @@ TEST(Import, ReadsBackTheArgumentsAndTheJsonOfAPlan) {
     }
     EXPECT_GT(outcomes.size(), 10U);
   }
+}
+
+// The command's stage counts where the file is missing; keys of ZeRO that are not modeled are printed, unless they have
+// no effect.
+TEST(Import, NamesWhatZeroDoesNotModel) {
+  const TemporaryFolder folder;
+  const std::string script = folder.path("run.sh");
+  std::ofstream(script)
+      << "deepspeed --num_gpus 8 pretrain_gpt.py --deepspeed --zero-stage 2 --deepspeed_config ds.json " << kLine
+      << "\n";
+  const CommandResult missing = run_sluice({"import", script});
+  EXPECT_THAT(missing.err, HasSubstr("--deepspeed-config ds.json: not found, so that its ZeRO stage is assumed to be 2 "
+                                     "(--zero-stage)\n"));
+  EXPECT_EQ(json::parse(missing.out).at("parallelism").at("zero"), 2);
+  std::ofstream(folder.path("ds.json")) << R"({"bf16": {"enabled": true}, "zero_optimization": {"stage": 3,
+      "mics_shard_size": 4, "zero_hpz_partition_size": 1, "zero_quantized_weights": true, "overlap_comm": false,
+      "stage3_param_persistence_threshold": 1e5, "contiguous_gradients": true, "surprise": 1}})";
+  const CommandResult read = run_sluice({"import", script});
+  EXPECT_THAT(read.err,
+              HasSubstr("not modeled, although they change time or memory: zero_optimization.mics_shard_size = "
+                        "4, zero_optimization.stage3_param_persistence_threshold = 100000.0, "
+                        "zero_optimization.zero_quantized_weights = true\n"));
+  EXPECT_THAT(read.err, HasSubstr("unknown keys: zero_optimization.surprise\n"));
 }
 
 TEST(Import, ReadsConfigurationsOfDeepSpeed) {

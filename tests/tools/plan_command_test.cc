@@ -1,5 +1,6 @@
 // `sluice plan` on the command line.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -250,6 +251,32 @@ TEST(PlanCommand, PrintsTheConfigurationOfTheFramework) {
   EXPECT_NE(deepspeed.find("\"gradient_accumulation_steps\": 32,"), std::string::npos);
 }
 
+// The flags of a configuration do not contradict those of the plan.
+TEST(PlanCommand, PrintsOneZeroStage) {
+  const std::string out =
+      run_sluice(words(kLlama +
+                       "--gpus 8 --top 1 --mbs 1 --recompute full --schedule 1f1b --pp 4 --tp 1 --zero-stage 1 "
+                       "--use-distributed-optimizer no"))
+          .out;
+  EXPECT_THAT(out, testing::HasSubstr(" --zero-stage 0"));
+  EXPECT_THAT(out, testing::Not(testing::HasSubstr("--use-distributed-optimizer=false")));
+}
+
+// Of models with experts and latent attention, selective recomputation repeats what is cheap, unless modules are
+// listed.
+TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
+  const auto flags = [](const std::string& more) {
+    const CommandResult result = run_sluice(
+        words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 "
+              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 1 --memory-margin 0 "
+              "--recompute selective " +
+              more));
+    return result.out + result.err;
+  };
+  EXPECT_THAT(flags(""), testing::HasSubstr(" --recompute-modules layernorm,mla_up_proj,moe_act"));
+  EXPECT_THAT(flags("--recompute-modules mlp"), testing::HasSubstr(" --recompute-modules mlp"));
+}
+
 // The printed flags of `sluice run` train the model.
 TEST(PlanCommand, PrintsFlagsThatRun) {
   const CommandResult plan = run_sluice(
@@ -302,6 +329,10 @@ TEST(PlanCommand, RefusesByNameWhatTheFrameworkDoesNotRun) {
             "sluice: --runs-on deepspeed: --schedule gpipe: the schedule of its pipeline engine is 1f1b\n");
   EXPECT_EQ(error("deepspeed --recompute selective"),
             "sluice: --runs-on deepspeed: --recompute selective: it does not recompute attention alone\n");
+  EXPECT_EQ(
+      error("torchtitan --zero-stage 3", "mixtral-8x7b"),
+      "sluice: --runs-on torchtitan: the scenario: its models with experts have latent attention (deepseek_v3) or "
+      "normalized queries and keys (qwen3)\n");
   EXPECT_EQ(error("sluice", "mixtral-8x7b"),
             "sluice: --runs-on sluice: the scenario: its kernels do not support mixtures of experts\n");
   EXPECT_EQ(error("sluice --tp 8,3"),

@@ -165,6 +165,9 @@ std::string torchtitan_toml(const Scenario& base, const PlanSpace& /*space*/, co
                    "pipeline_parallel_last_stage_less_layers = {}\n",
                    pytorch_schedule(point), point.micro_batch, layers.each, layers.first, layers.last);
   }
+  if (base.training.cross_entropy == Training::CrossEntropy::te) {
+    out += "\n[compile]\nenable = true\ncomponents = [\"model\", \"loss\"]\n";
+  }
   const bool full = point.recompute == Training::Recompute::full;
   return out + fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n", full ? "full" : "none");
 }
@@ -313,7 +316,7 @@ const Framework* find_framework(const std::string& name) {
                                did_you_mean(name, names)));
 }
 
-void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& space) {
+void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space) {
   const auto refused = [&](const PlanPoint& point) { return framework.refusal(base, point); };
   const auto fail = [&](const std::string& what, const std::string& reason) {
     throw InputError(fmt::format("--runs-on {}: {}: {}", framework.name, what, reason));
@@ -323,8 +326,12 @@ void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& sp
   space.megatron_transfers = framework.name == "megatron";
   space.base_transfers = !space.megatron_transfers;
   if (framework.name == "torchtitan") {
-    if (base.training.cross_entropy != Training::CrossEntropy::separate) {
-      fail("--cross-entropy-loss-fusion", "its loss is not fused");
+    if (base.training.cross_entropy == Training::CrossEntropy::native) {
+      fail("--cross-entropy-fusion-impl native", "its loss is PyTorch's (plain), or compiled with its gradient (te)");
+    }
+    if (base.training.cross_entropy == Training::CrossEntropy::separate) {
+      base.training.cross_entropy = Training::CrossEntropy::plain;
+      space.base_flags = " --cross-entropy-fusion-impl plain";
     }
     if (!space.sequence_parallel) fail("--no-sequence-parallel", "its tensor parallelism splits sequences as well");
   }

@@ -22,8 +22,8 @@ std::span<const Framework> all_frameworks();
 // Throws InputError for an unknown name; null for "any".
 const Framework* find_framework(const std::string& name);
 
-// Restricts a space to what the framework runs. Throws InputError naming the flag of a value that is asked for, or the
-// property of the scenario, that it does not run.
-void restrict_to(const Framework& framework, const Scenario& base, PlanSpace& space);
+// Restricts a space to what the framework runs, and sets its loss in the base (torchtitan). Throws InputError naming
+// the flag of a value that is asked for, or the property of the scenario, that it does not run.
+void restrict_to(const Framework& framework, Scenario& base, PlanSpace& space);
 
 }  // namespace sluice::tools

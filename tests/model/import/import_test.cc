@@ -477,7 +477,7 @@ TEST(ImportTorchtitan, ReadsJobConfigurations) {
   EXPECT_EQ(imported.scenario, Json::parse(R"({
     "schema": "sluice.scenario/1", "model": "llama3-8b",
     "parallelism": {"tp": 2, "pp": 4, "dp": 2, "vpp": 2, "sequence_parallel": true, "recompute": "full",
-                    "stage_layers": [4, 5, 4, 4, 4, 4, 4, 3]},
+                    "stage_layers": [4, 5, 4, 4, 4, 4, 4, 3], "cross_entropy_fusion_impl": "plain"},
     "batch": {"micro_batch": 2, "global_batch": 32, "sequence_length": 8192},
     "schedule": {"name": "interleaved-1f1b"}})"));
   EXPECT_EQ(scenario_from_json(imported.scenario, "run.toml", "").microbatches, 8);
@@ -496,11 +496,26 @@ TEST(ImportTorchtitan, NamesWhatIsNotModeledAndUnknown) {
   EXPECT_THAT(import_text("[model]\nname = \"llama3\"\n", "run.toml").notes,
               ElementsAre("run.toml: not modeled, although they change time or memory: activation_checkpoint.mode = "
                           "\"selective\" (none is assumed)"));
-  EXPECT_THAT(
-      import_text("[model]\nflavor = \"8B\"\n[parallelism]\ndata_parallel_replicate_degree = 2\n", "run.toml").notes,
-      ElementsAre("run.toml: not modeled, although they change time or memory: "
-                  "parallelism.data_parallel_replicate_degree = 2 without the number of shards (copies are not "
-                  "assumed)"));
+  const Imported copied =
+      import_text("[model]\nflavor = \"8B\"\n[parallelism]\ndata_parallel_replicate_degree = 2\n", "run.toml");
+  EXPECT_TRUE(copied.notes.empty());
+  EXPECT_EQ(copied.scenario.at("parallelism").at("dp_replicate"), 2);
+}
+
+// PyTorch's loss is not fused, unless torch.compile includes it, as it does by default.
+TEST(ImportTorchtitan, CompilesTheLoss) {
+  const auto parallelism = [](const std::string& text) {
+    return import_text("[model]\nflavor = \"8B\"\n" + text, "run.toml").scenario.at("parallelism");
+  };
+  for (const char* plain :
+       {"", "[compile]\nenable = false\n", "[compile]\nenable = true\ncomponents = [\"model\"]\n"}) {
+    EXPECT_EQ(parallelism(plain).at("cross_entropy_fusion_impl"), "plain") << plain;
+    EXPECT_FALSE(parallelism(plain).contains("fused_cross_entropy")) << plain;
+  }
+  for (const char* fused : {"[compile]\nenable = true\n", "[compile]\nenable = true\ncomponents = [\"loss\"]\n"}) {
+    EXPECT_EQ(parallelism(fused).at("cross_entropy_fusion_impl"), "te") << fused;
+    EXPECT_EQ(parallelism(fused).at("fused_cross_entropy"), true) << fused;
+  }
 }
 
 // torchtitan shards parameters over all data- and context-parallel ranks by default.
@@ -508,8 +523,8 @@ TEST(ImportTorchtitan, ShardsParameters) {
   const auto parallelism = [](const std::string& text) {
     return import_text("[model]\nflavor = \"8B\"\n[parallelism]\n" + text, "run.toml").scenario.at("parallelism");
   };
-  EXPECT_EQ(parallelism(""),
-            Json::parse(R"({"tp": 1, "pp": 1, "zero": 3, "recompute": "full", "recompute_layers": 16})"));
+  EXPECT_EQ(parallelism(""), Json::parse(R"({"tp": 1, "pp": 1, "zero": 3, "recompute": "full", "recompute_layers": 16,
+                            "cross_entropy_fusion_impl": "plain"})"));
   const Json copies = parallelism("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4\n");
   EXPECT_EQ(copies.at("dp"), 8);
   EXPECT_EQ(copies.at("dp_shard"), 4);

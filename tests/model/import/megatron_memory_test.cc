@@ -37,6 +37,12 @@ TEST(ImportMegatron, ReadsOptimizerStatesAndTheirShards) {
                            "--tensor-model-parallel-size 2")
                 .at("dp_shard"),
             4);
+  EXPECT_EQ(parallelism_of("--use-distributed-optimizer --num-distributed-optimizer-instances 2").at("dp_replicate"),
+            2);
+  EXPECT_EQ(parallelism_of("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward").at("reshard_after_forward"),
+            false);
+  EXPECT_FALSE(parallelism_of("--torch-fsdp2-no-reshard-after-forward").contains("reshard_after_forward"));
+  EXPECT_THROW(parallelism_of("--cross-entropy-loss-fusion --cross-entropy-fusion-impl plain"), InputError);
   EXPECT_FALSE(parallelism_of("--no-bias-swiglu-fusion").at("fused_activation").get<bool>());
   EXPECT_THROW(import_megatron_line(kSmallModel + "--use-precision-aware-optimizer --exp-avg-dtype int4", "line"),
                InputError);
