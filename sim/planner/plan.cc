@@ -16,6 +16,7 @@ namespace {
 constexpr std::size_t kFirstRound = 64;
 constexpr std::size_t kLargestRound = 4096;
 constexpr PartitionLimits kRefinement = {.vertices = 3'000'000, .simulations = 24, .nodes = 50'000};
+constexpr int kMostGain = 10;                        // percent that layers of stages are assumed to gain at most
 constexpr std::int64_t kMostKeptVertices = 100'000;  // of a structure that is kept between rounds
 
 // Whether two configurations are equal but for what they recompute.
@@ -205,10 +206,11 @@ std::vector<int> Plan::ranking() const {
   return out;
 }
 
-// The points whose partitions and numbers of recomputed layers are worth a search.
+// The points whose partitions and numbers of recomputed layers are worth a search: the first of the ranking, and in
+// place of those that differ only in these, the best of further parallel sizes that may overtake them.
 std::vector<int> Plan::leaders(int count) const {
-  std::vector<int> order = ranking();
-  if (std::ssize(order) > count) order.resize(to_size(count));
+  const std::vector<int> fitting = ranking();
+  std::vector<int> order(fitting.begin(), fitting.begin() + std::min<std::ptrdiff_t>(count, std::ssize(fitting)));
   if (const int best = best_of_subset(); best >= 0) order.push_back(best);
   const auto without_layers = [&](int index) {
     PlanPoint point = points_[to_size(index)];
@@ -222,6 +224,18 @@ std::vector<int> Plan::leaders(int count) const {
     const auto same = [&](int other) { return without_layers(other) == without_layers(point); };
     const bool choices = of.pp * of.chunks > 1 || of.recompute == Training::Recompute::full;
     if (choices && std::none_of(out.begin(), out.end(), same)) out.push_back(point);
+  }
+  const auto sizes = [&](int index) {
+    const PlanPoint& of = points_[to_size(index)];
+    return std::tie(of.tp, of.cp, of.pp, of.ep, of.etp, of.micro_batch, of.recompute);
+  };
+  for (std::size_t i = to_size(count); i < fitting.size() && std::ssize(out) < count; ++i) {
+    const int point = fitting[i];
+    const PlanPoint& of = points_[to_size(point)];
+    const auto alike = [&](int other) { return sizes(other) == sizes(point); };
+    const Duration first = results_[to_size(fitting.front())].iteration;
+    if (results_[to_size(point)].iteration > first + first * kMostGain / 100) break;
+    if (of.pp * of.chunks > 1 && std::none_of(out.begin(), out.end(), alike)) out.push_back(point);
   }
   return out;
 }
