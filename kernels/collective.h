@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/device.h"
@@ -20,8 +21,22 @@ class TensorGroup {
   virtual void all_reduce_max(double* data, std::int64_t count) = 0;
 };
 
-// The same on a device: calls are enqueued on a stream, and later work of the stream sees the result. All ranks get
-// bitwise equal results.
+// Messages between the ranks over which the experts of a layer are distributed, inside an op. The messages from one
+// rank to another are received in the order in which they are sent, with equal sizes. `send` and `receive` return
+// immediately, and `finish` returns once all of them are done; buffers stay in place until then. Throw if another rank
+// has failed.
+class ExpertGroup {
+ public:
+  virtual ~ExpertGroup() = default;
+  virtual int size() const = 0;
+  virtual int rank() const = 0;
+  virtual void send(int rank, const std::byte* data, std::int64_t bytes) = 0;
+  virtual void receive(int rank, std::byte* data, std::int64_t bytes) = 0;
+  virtual void finish() = 0;
+};
+
+// A TensorGroup on a device: calls are enqueued on a stream, and later work of the stream sees the result. All ranks
+// get bitwise equal results.
 class StreamGroup {
  public:
   virtual ~StreamGroup() = default;

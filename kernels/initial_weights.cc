@@ -37,7 +37,7 @@ double normal(std::uint64_t key, std::int64_t index) {
 bool is_gain(const Parameter& parameter) { return parameter.all_columns == 1 && parameter.name.ends_with(".weight"); }
 bool is_bias(const Parameter& parameter) { return parameter.name.ends_with(".bias"); }
 bool into_residual(const Parameter& parameter) {
-  return parameter.name.ends_with("attention.output.weight") || parameter.name.ends_with("mlp.down.weight");
+  return parameter.name.ends_with("attention.output.weight") || parameter.name.ends_with(".down.weight");
 }
 
 }  // namespace

@@ -26,9 +26,15 @@ struct StageSpec {
   int first_layer = 0;
   int tensor_parallel = 1;
   int tensor_rank = 0;
+  // With experts: the data-parallel rank (else 0), and the number of ranks over which the experts of a layer are
+  // distributed. Ranks are numbered with tensor ranks innermost; ep consecutive ones form a group (Megatron-LM).
+  int data_rank = 0;
+  int expert_parallel = 1;
   bool recompute = false;  // full recomputation: store only the inputs of layers
   bool sliced = false;     // later slices read the keys and values, which are therefore stored even with `recompute`
 
+  int group_rank() const { return data_rank * tensor_parallel + tensor_rank; }
+  int expert_rank() const { return group_rank() % expert_parallel; }
   // Whether the head's weight is the embedding of another stage of the same rank: SliceCall::embedding.
   bool head_is_embedding() const { return contents.head && model.tied_embeddings && !contents.tied_copy; }
 };
@@ -47,7 +53,8 @@ struct Parameter {
   std::int64_t offset = 0;
   bool decays = false;  // whether weight decay applies: matrices, not biases and gains
   bool counted = true;  // whether it contributes to the global norm: false for all but one replica (of tensor ranks, or
-                        // a tied copy)
+                        // a tied copy; with experts, of data ranks)
+  bool expert = false;  // of a routed expert, whose replicas are those of every expert_parallel-th rank
   std::int64_t size() const { return rows * columns; }
 };
 
@@ -61,6 +68,8 @@ struct StageMemory {
   // Adam's first moments of all weights, then the second; not used by SGD. On a device, float32, after the float32
   // master weights.
   std::int64_t optimizer_state = 0;
+  // Bytes of `gradients` before those of routed experts, which end them.
+  std::int64_t dense_gradients = 0;
 };
 
 // Bytes of one slice by lifetime; compare SliceBytes of model/graph/footprint.h.
@@ -79,7 +88,8 @@ struct SliceMemory {
 // Stage::memory, slice_memory and scratch_bytes return. See the ops of Stage for the buffers that each needs.
 struct SliceCall {
   SliceShape shape;
-  TensorGroup* tensor = nullptr;  // null without tensor parallelism
+  TensorGroup* tensor = nullptr;   // null without tensor parallelism
+  ExpertGroup* experts = nullptr;  // null without expert parallelism
 
   const std::byte* weights = nullptr;       // the weight version of this microbatch
   std::byte* gradients = nullptr;           // accumulated into
@@ -198,8 +208,8 @@ constexpr const char* to_string(Precision precision) {
 }
 
 // Creates a stage on the CPU, which multiplies matrices with OpenBLAS if the build has it, else with Eigen.
-// Throws InputError for a model that the kernels do not support (experts, latent attention, query and key norms), or
-// sizes that are not multiples of tensor_parallel.
+// Throws InputError for a model that the kernels do not support (latent attention, query and key norms, biases of
+// experts), or sizes that are not multiples of tensor_parallel or expert_parallel.
 std::unique_ptr<Stage> make_cpu_stage(const StageSpec& spec, Precision precision);
 
 }  // namespace sluice::kernels

@@ -34,7 +34,7 @@ class Lister {
                 .rows = rows,
                 .columns = columns,
                 .decays = columns > 1,
-                .counted = spec_.tensor_rank == 0});
+                .counted = spec_.group_rank() == 0});
   }
   // Split by rows, with `rows` per rank. Starts at the end of the previous parameter.
   std::int64_t rows(std::string name, std::int64_t rows, std::int64_t columns = 1) {
@@ -44,7 +44,8 @@ class Lister {
                 .first_row = rows * spec_.tensor_rank,
                 .rows = rows,
                 .columns = columns,
-                .decays = columns > 1});
+                .decays = columns > 1,
+                .counted = spec_.data_rank == 0});
   }
   std::int64_t columns(std::string name, std::int64_t rows, std::int64_t columns) {
     align();
@@ -54,7 +55,19 @@ class Lister {
                 .first_column = columns * spec_.tensor_rank,
                 .rows = rows,
                 .columns = columns,
-                .decays = true});
+                .decays = true,
+                .counted = spec_.data_rank == 0});
+  }
+  // A matrix of a routed expert. Starts at the end of the previous parameter.
+  std::int64_t of_expert(std::string name, std::int64_t rows, std::int64_t columns) {
+    return add({.name = std::move(name),
+                .all_rows = rows,
+                .all_columns = columns,
+                .rows = rows,
+                .columns = columns,
+                .decays = true,
+                .counted = spec_.group_rank() < spec_.expert_parallel,
+                .expert = true});
   }
   // Reserves rows for the padded vocabulary. Rows of padding are not parameters and stay zero.
   std::int64_t vocabulary(std::string name, const RankSizes& sizes, bool counted) {
@@ -66,7 +79,7 @@ class Lister {
                                      .rows = sizes.vocab_rows,
                                      .columns = sizes.hidden,
                                      .decays = true,
-                                     .counted = counted});
+                                     .counted = counted && spec_.data_rank == 0});
     out_.elements = offset + sizes.vocab_columns * sizes.hidden;
     return offset;
   }
@@ -83,7 +96,71 @@ class Lister {
   WeightOffsets& out_;
 };
 
-LayerOffsets list_layer(const StageSpec& spec, const RankSizes& sizes, int layer, Lister& list) {
+void list_dense_mlp(const StageSpec& spec, const RankSizes& sizes, const std::string& prefix, Lister& list,
+                    LayerOffsets& at) {
+  const Transformer& model = spec.model;
+  const std::int64_t h = sizes.hidden;
+  list.align();
+  if (model.gated) {
+    at.up = list.rows(prefix + "mlp.gate.weight", sizes.ffn, h);
+    list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
+  } else {
+    at.up = list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
+  }
+  if (model.mlp_bias) {
+    list.align();
+    if (model.gated) {
+      at.up_bias = list.rows(prefix + "mlp.gate.bias", sizes.ffn);
+      list.rows(prefix + "mlp.up.bias", sizes.ffn);
+    } else {
+      at.up_bias = list.rows(prefix + "mlp.up.bias", sizes.ffn);
+    }
+  }
+  at.down = list.columns(prefix + "mlp.down.weight", h, sizes.ffn);
+  if (model.mlp_bias) at.down_bias = list.replicated(prefix + "mlp.down.bias", h);
+}
+
+// The part of an expert layer that every rank has: router and shared experts.
+void list_router(const StageSpec& spec, const RankSizes& sizes, const std::string& prefix, Lister& list,
+                 LayerOffsets& at) {
+  const ExpertSizes& experts = sizes.experts;
+  const std::int64_t h = sizes.hidden;
+  at.router = list.replicated(prefix + "mlp.router.weight", experts.count, h);
+  if (experts.shared_ffn == 0) return;
+  list.align();
+  const std::string shared = prefix + "mlp.shared.";
+  if (spec.model.gated) {
+    at.shared_up = list.rows(shared + "gate.weight", experts.shared_ffn, h);
+    list.rows(shared + "up.weight", experts.shared_ffn, h);
+  } else {
+    at.shared_up = list.rows(shared + "up.weight", experts.shared_ffn, h);
+  }
+  at.shared_down = list.columns(shared + "down.weight", h, experts.shared_ffn);
+  if (spec.model.experts.shared_gate) at.shared_gate = list.replicated(prefix + "mlp.shared_gate.weight", 1, h);
+}
+
+void list_experts(const StageSpec& spec, const RankSizes& sizes, int layer, Lister& list, LayerOffsets& at) {
+  const ExpertSizes& experts = sizes.experts;
+  const std::int64_t h = sizes.hidden;
+  std::int64_t previous = 0;
+  for (std::int64_t i = 0; i < experts.local; ++i) {
+    const std::string prefix = fmt::format("layers.{}.mlp.experts.{}.", layer, experts.first + i);
+    list.align();
+    const std::int64_t up = list.of_expert(prefix + (spec.model.gated ? "gate.weight" : "up.weight"), experts.ffn, h);
+    if (spec.model.gated) list.of_expert(prefix + "up.weight", experts.ffn, h);
+    list.align();
+    const std::int64_t down = list.of_expert(prefix + "down.weight", h, experts.ffn);
+    if (i == 0) {
+      at.expert_up = up;
+      at.expert_down = down;
+    } else {
+      at.expert_stride = up - previous;
+    }
+    previous = up;
+  }
+}
+
+LayerOffsets list_layer(const StageSpec& spec, const RankSizes& sizes, int layer, LayerKind kind, Lister& list) {
   const Transformer& model = spec.model;
   const std::int64_t h = sizes.hidden;
   const std::string prefix = fmt::format("layers.{}.", layer);
@@ -106,28 +183,40 @@ LayerOffsets list_layer(const StageSpec& spec, const RankSizes& sizes, int layer
 
   at.norm2_gain = list.replicated(prefix + "norm2.weight", h);
   if (!model.rms_norm) at.norm2_bias = list.replicated(prefix + "norm2.bias", h);
-  list.align();
-  if (model.gated) {
-    at.up = list.rows(prefix + "mlp.gate.weight", sizes.ffn, h);
-    list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
-  } else {
-    at.up = list.rows(prefix + "mlp.up.weight", sizes.ffn, h);
-  }
-  if (model.mlp_bias) {
-    list.align();
-    if (model.gated) {
-      at.up_bias = list.rows(prefix + "mlp.gate.bias", sizes.ffn);
-      list.rows(prefix + "mlp.up.bias", sizes.ffn);
-    } else {
-      at.up_bias = list.rows(prefix + "mlp.up.bias", sizes.ffn);
-    }
-  }
-  at.down = list.columns(prefix + "mlp.down.weight", h, sizes.ffn);
-  if (model.mlp_bias) at.down_bias = list.replicated(prefix + "mlp.down.bias", h);
+  kind == LayerKind::dense ? list_dense_mlp(spec, sizes, prefix, list, at) : list_router(spec, sizes, prefix, list, at);
   return at;
 }
 
+ExpertSizes expert_sizes(const StageSpec& spec) {
+  const Transformer& model = spec.model;
+  const Experts& experts = model.experts;
+  const int ranks = spec.expert_parallel;
+  if (model.mlp_bias) {
+    throw InputError(fmt::format("{}: the kernels do not support biases of experts (disable_bias_linear)", model.name));
+  }
+  if (experts.count % ranks != 0) {
+    throw InputError(fmt::format("{}: experts ({}) must be a multiple of the expert-parallel size ({})", model.name,
+                                 experts.count, ranks));
+  }
+  check_divides(model, "size of the shared experts", experts.shared_ffn_hidden, spec.tensor_parallel);
+  ExpertSizes sizes;
+  sizes.count = experts.count;
+  sizes.per_token = experts.per_token;
+  sizes.ranks = ranks;
+  sizes.local = experts.count / ranks;
+  sizes.first = sizes.local * spec.expert_rank();
+  sizes.ffn = experts.ffn_hidden;
+  sizes.up_width = sizes.ffn * model.mlp_inputs();
+  sizes.shared_ffn = experts.shared_ffn_hidden / spec.tensor_parallel;
+  sizes.shared_up_width = sizes.shared_ffn * model.mlp_inputs();
+  return sizes;
+}
+
 }  // namespace
+
+std::int64_t ExpertSizes::most_rows(std::int64_t rows, std::int64_t tensor_parallel) const {
+  return ranks * ((rows + tensor_parallel - 1) / tensor_parallel) * std::min(per_token, local);
+}
 
 RankSizes rank_sizes(const StageSpec& spec) {
   const Transformer& model = spec.model;
@@ -135,7 +224,6 @@ RankSizes rank_sizes(const StageSpec& spec) {
   const auto reject = [&](const char* what) {
     throw InputError(fmt::format("{}: the kernels do not support {}", model.name, what));
   };
-  if (model.has_experts()) reject("mixture-of-experts layers");
   if (model.has_latent_attention()) reject("latent attention");
   if (model.qk_norm) reject("normalized queries and keys");
   if (model.positions == 0 && model.head_dim % 2 != 0) reject("rotary embeddings with an odd head size");
@@ -144,6 +232,8 @@ RankSizes rank_sizes(const StageSpec& spec) {
   check_divides(model, "feed-forward size", model.ffn_hidden, t);
 
   RankSizes sizes;
+  if (model.has_experts()) sizes.experts = expert_sizes(spec);
+  sizes.tensor_parallel = t;
   sizes.hidden = model.hidden;
   sizes.heads = model.heads / t;
   sizes.kv_heads = model.kv_heads / t;
@@ -179,8 +269,10 @@ WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {
       out.position = list.replicated("embedding.position.weight", model.positions, sizes.hidden);
     }
   }
+  const int dense = spec.contents.layers - spec.contents.expert_layers;
   for (int i = 0; i < spec.contents.layers; ++i) {
-    out.layers.push_back(list_layer(spec, sizes, spec.first_layer + i, list));
+    const LayerKind kind = i < dense ? LayerKind::dense : LayerKind::experts;
+    out.layers.push_back(list_layer(spec, sizes, spec.first_layer + i, kind, list));
   }
   if (spec.contents.head) {
     out.final_gain = list.replicated("final_norm.weight", sizes.hidden);
@@ -190,6 +282,11 @@ WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes) {
     } else if (spec.contents.tied_copy) {
       out.head = list.vocabulary("embedding.word.weight", sizes, false);
     }
+  }
+  list.align();
+  out.dense_elements = out.elements;
+  for (int i = dense; i < spec.contents.layers; ++i) {
+    list_experts(spec, sizes, spec.first_layer + i, list, out.layers[i]);
   }
   list.align();
   return out;

@@ -8,6 +8,23 @@
 
 namespace sluice::kernels {
 
+// Sizes of the experts of a layer, per rank.
+struct ExpertSizes {
+  std::int64_t count = 0;      // of a layer; 0: none
+  std::int64_t per_token = 0;  // k
+  std::int64_t first = 0;      // of this rank
+  std::int64_t local = 0;      // number on this rank
+  std::int64_t ffn = 0;
+  std::int64_t up_width = 0;    // ffn, or 2 ffn with a gate
+  std::int64_t shared_ffn = 0;  // per tensor-parallel rank, as a dense MLP; 0: none
+  std::int64_t shared_up_width = 0;
+  std::int64_t ranks = 1;  // over which the experts are distributed
+
+  // Maximum number of rows that the experts of this rank receive for slices of `rows` rows: each tensor-parallel rank
+  // of a replica routes its shard of the rows, and all of them may choose experts of this rank.
+  std::int64_t most_rows(std::int64_t rows, std::int64_t tensor_parallel) const;
+};
+
 // Sizes per tensor-parallel rank.
 struct RankSizes {
   std::int64_t hidden = 0;
@@ -22,13 +39,16 @@ struct RankSizes {
   std::int64_t vocab_columns = 0;  // including padding
   std::int64_t vocab_rows = 0;     // without padding: the first vocab_rows of vocab_columns
   std::int64_t first_token = 0;    // token of the first of these rows
+  std::int64_t tensor_parallel = 1;
+  ExpertSizes experts;
 };
 
 // Throws InputError for models that these kernels do not support.
 RankSizes rank_sizes(const StageSpec& spec);
 AttentionSizes attention_sizes(const RankSizes& sizes, const SliceShape& shape);
 
-// Offsets of a layer's weights, in elements; -1 for those that the model does not have.
+// Offsets of a layer's weights, in elements; those of a dense MLP or of experts; -1 for those that the model does not
+// have.
 struct LayerOffsets {
   std::int64_t norm1_gain = -1;
   std::int64_t norm1_bias = -1;
@@ -42,6 +62,13 @@ struct LayerOffsets {
   std::int64_t up_bias = -1;
   std::int64_t down = -1;  // [hidden, ffn]
   std::int64_t down_bias = -1;
+  std::int64_t router = -1;     // [experts, hidden]
+  std::int64_t shared_up = -1;  // of the shared experts, as `up` and `down`
+  std::int64_t shared_down = -1;
+  std::int64_t shared_gate = -1;   // [1, hidden]
+  std::int64_t expert_up = -1;     // [up_width, hidden] of this rank's first expert, as `up`
+  std::int64_t expert_down = -1;   // [hidden, ffn]
+  std::int64_t expert_stride = 0;  // from one expert's to the next one's
 };
 
 // Offsets of a stage's weights, in elements. Matrices are [outputs, inputs], as in PyTorch.
@@ -52,7 +79,8 @@ struct WeightOffsets {
   std::int64_t position = -1;  // [positions, hidden]
   std::int64_t final_gain = -1;
   std::int64_t final_bias = -1;
-  std::int64_t head = -1;  // [vocab_columns, hidden]; -1 if it is the embedding of another stage
+  std::int64_t head = -1;           // [vocab_columns, hidden]; -1 if it is the embedding of another stage
+  std::int64_t dense_elements = 0;  // before the first routed expert
   std::int64_t elements = 0;
 };
 WeightOffsets weight_offsets(const StageSpec& spec, const RankSizes& sizes);

@@ -10,37 +10,42 @@ void LayerActivations<T>::carve_input(Carver<T>& carver, const RankSizes& sizes,
 }
 
 template <class T>
-void LayerActivations<T>::carve_rest(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerActivations<T>::carve_rest(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   statistics1 = carver.take(rows * kNormStatistics);
   queries = carver.take(rows * sizes.query_width);
   log_sums = carver.take(rows * sizes.heads);
   middle = carver.take(rows * sizes.hidden);
   statistics2 = carver.take(rows * kNormStatistics);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes.experts, rows, sizes.tensor_parallel);
   pre = carver.take(rows * sizes.up_width);
 }
 
 template <class T>
-void LayerInputs<T>::carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerInputs<T>::carve(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   qkv = carver.take(rows * sizes.hidden);
   output = carver.take(rows * sizes.query_width);
   up = carver.take(rows * sizes.hidden);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes, rows);
   down = carver.take(rows * sizes.ffn);
 }
 
 template <class T>
-void LayerGradients<T>::carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows) {
+void LayerGradients<T>::carve(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows) {
   qkv = carver.take(rows * sizes.qkv_width);
   output = carver.take(rows * sizes.hidden);
+  if (kind == LayerKind::experts) return experts.carve(carver, sizes, rows);
   up = carver.take(rows * sizes.up_width);
 }
 
 template <class T>
-LayerScratch<T>::LayerScratch(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows)
+LayerScratch<T>::LayerScratch(Carver<T>& carver, const RankSizes& sizes, bool has_experts, std::int64_t rows)
     : attention(carver),
       qkv(carver.take(rows * sizes.qkv_width)),
       hidden(carver.take(rows * sizes.hidden)),
       attended(carver.take(rows * sizes.query_width)),
-      sums(carver.take(2 * sizes.hidden)) {}
+      sums(carver.take(2 * sizes.hidden)) {
+  if (has_experts) experts = ExpertScratch<T>(carver, sizes, rows);
+}
 
 template <class T>
 HeadRows Layer<T>::head_rows(std::int64_t heads) const {
@@ -79,6 +84,11 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   add_bias_residual<T>(weight(at.output_bias), kept.input, n, h, kept.middle);
 
   norm<T>(kept.middle, weight(at.norm2_gain), weight(at.norm2_bias), rms, n, h, kept.statistics2, inputs.up);
+  if (kind == LayerKind::experts) {
+    expert_mlp().forward(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
+    if (out != nullptr) add<T>(kept.middle, n * h, out);
+    return;
+  }
   gemm_nt<T>(n, sizes.up_width, h, T{1}, inputs.up, h, weight(at.up), h, Into::set, kept.pre, sizes.up_width);
   if (spec.model.gated) {
     add_bias_swiglu<T>(kept.pre, weight(at.up_bias), n, sizes.ffn, inputs.down);
@@ -89,6 +99,26 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   gemm_nt<T>(n, h, sizes.ffn, T{1}, inputs.down, sizes.ffn, weight(at.down), sizes.ffn, Into::set, out, h);
   sum_over_group(out, n * h);
   add_bias_residual<T>(weight(at.down_bias), kept.middle, n, h, out);
+}
+
+// Writes the gradient of the MLP's input to scratch.hidden.
+template <class T>
+void Layer<T>::mlp_input_gradient(const LayerActivations<T>& kept, const LayerGradients<T>& gradients,
+                                  const LayerScratch<T>& scratch, T* weight_gradients) const {
+  const std::int64_t n = shape.rows();
+  const std::int64_t h = sizes.hidden;
+  // With a gate, the gradient of the activation's output goes to the right half of `up`.
+  if (at.down_bias >= 0) add_column_sums<T>(gradients.down, n, h, weight_gradients + at.down_bias);
+  gemm_nn<T>(n, sizes.ffn, h, gradients.down, h, weight(at.down), sizes.ffn, Into::set,
+             gradients.up + (sizes.up_width - sizes.ffn), sizes.up_width);
+  if (spec.model.gated) {
+    swiglu_gradient<T>(kept.pre, n, sizes.ffn, gradients.up);
+  } else {
+    gelu_gradient<T>(kept.pre, n * sizes.ffn, gradients.up);
+  }
+  if (at.up_bias >= 0) add_column_sums<T>(gradients.up, n, sizes.up_width, weight_gradients + at.up_bias);
+  gemm_nn<T>(n, h, sizes.up_width, gradients.up, sizes.up_width, weight(at.up), h, Into::set, scratch.hidden, h);
+  sum_over_group(scratch.hidden, n * h);
 }
 
 template <class T>
@@ -103,18 +133,12 @@ void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActiv
   const bool rms = spec.model.rms_norm;
   const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
 
-  // MLP. With a gate, the gradient of the activation's output goes to the right half of `up`.
-  if (at.down_bias >= 0) add_column_sums<T>(gradients.down, n, h, of(at.down_bias));
-  gemm_nn<T>(n, sizes.ffn, h, gradients.down, h, weight(at.down), sizes.ffn, Into::set,
-             gradients.up + (sizes.up_width - sizes.ffn), sizes.up_width);
-  if (spec.model.gated) {
-    swiglu_gradient<T>(kept.pre, n, sizes.ffn, gradients.up);
+  if (kind == LayerKind::experts) {
+    expert_mlp().input_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts, scratch.experts,
+                                scratch.hidden);
   } else {
-    gelu_gradient<T>(kept.pre, n * sizes.ffn, gradients.up);
+    mlp_input_gradient(kept, gradients, scratch, weight_gradients);
   }
-  if (at.up_bias >= 0) add_column_sums<T>(gradients.up, n, sizes.up_width, of(at.up_bias));
-  gemm_nn<T>(n, h, sizes.up_width, gradients.up, sizes.up_width, weight(at.up), h, Into::set, scratch.hidden, h);
-  sum_over_group(scratch.hidden, n * h);
   norm_gradient<T>(scratch.hidden, kept.middle, weight(at.norm2_gain), kept.statistics2, gradients.down, rms, n, h,
                    scratch.sums, gradients.output, of(at.norm2_gain), of(at.norm2_bias));
 
@@ -150,6 +174,10 @@ void Layer<T>::weight_gradient(const LayerInputs<T>& inputs, const LayerGradient
   const std::int64_t all = sizes.qkv_width;
   gemm_tn<T>(all, h, n, gradients.qkv, all, inputs.qkv, h, weight_gradients + at.qkv, h);
   gemm_tn<T>(h, q, n, gradients.output, h, inputs.output, q, weight_gradients + at.output, q);
+  if (kind == LayerKind::experts) {
+    expert_mlp().weight_gradient(inputs.up, gradients.down, inputs.experts, gradients.experts, weight_gradients);
+    return;
+  }
   gemm_tn<T>(sizes.up_width, h, n, gradients.up, sizes.up_width, inputs.up, h, weight_gradients + at.up, h);
   gemm_tn<T>(h, sizes.ffn, n, gradients.down, h, inputs.down, sizes.ffn, weight_gradients + at.down, sizes.ffn);
 }

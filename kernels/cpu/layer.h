@@ -6,6 +6,7 @@
 #include "kernels/collective.h"
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/experts.h"
 #include "kernels/weights.h"
 
 namespace sluice::kernels::cpu {
@@ -21,56 +22,62 @@ struct LayerActivations {
   T* log_sums = nullptr;     // [heads, n]
   T* middle = nullptr;       // [n, h], input of the second norm and residual
   T* statistics2 = nullptr;  // [n, 2]
-  T* pre = nullptr;          // [n, f] or [n, 2f], input of the activation function
+  T* pre = nullptr;          // [n, f] or [n, 2f], input of the activation function, of a dense layer
+  ExpertActivations<T> experts;
 
   void carve_input(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
-  void carve_rest(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
+  void carve_rest(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows);
 };
 
-// Inputs of the four matrix multiplications, which live until the weight gradient.
+// Inputs of the matrix multiplications, four in a dense layer, which live until the weight gradient.
 template <class T>
 struct LayerInputs {
   T* qkv = nullptr;     // [n, h]
   T* output = nullptr;  // [n, q]
-  T* up = nullptr;      // [n, h]
-  T* down = nullptr;    // [n, f]
+  T* up = nullptr;      // [n, h], also of the router
+  T* down = nullptr;    // [n, f], of a dense layer
+  ExpertInputs<T> experts;
 
-  void carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
+  void carve(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows);
 };
 
-// Gradients of the outputs of the four matrix multiplications, which live from the input gradient to the weight
+// Gradients of the outputs of the matrix multiplications, which live from the input gradient to the weight
 // gradient. Those of `output` and `down` are also the gradients of the residual.
 template <class T>
 struct LayerGradients {
   T* qkv = nullptr;         // [n, q + 2w]
   T* output = nullptr;      // [n, h]
-  T* up = nullptr;          // [n, f] or [n, 2f]
-  const T* down = nullptr;  // [n, h]
+  T* up = nullptr;          // [n, f] or [n, 2f], of a dense layer
+  const T* down = nullptr;  // [n, h], of the layer's output
+  ExpertGradients<T> experts;
 
   // Carves all but `down`.
-  void carve(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
+  void carve(Carver<T>& carver, const RankSizes& sizes, LayerKind kind, std::int64_t rows);
 };
 
 // Scratch that all layers use in turn.
 template <class T>
 struct LayerScratch {
-  LayerScratch(Carver<T>& carver, const RankSizes& sizes, std::int64_t rows);
+  LayerScratch(Carver<T>& carver, const RankSizes& sizes, bool experts, std::int64_t rows);
   AttentionScratch<T> attention;
   T* qkv = nullptr;       // [n, q + 2w], forward
   T* hidden = nullptr;    // [n, h], backward
   T* attended = nullptr;  // [n, q], backward
   T* sums = nullptr;      // [2h]
+  ExpertScratch<T> experts;
 };
 
 // One layer of a stage on one slice.
 template <class T>
 struct Layer {
+  LayerKind kind;
   const StageSpec& spec;
   const RankSizes& sizes;
   const LayerOffsets& at;
   const SliceShape& shape;
   const T* weights;
   TensorGroup* tensor;
+  ExpertGroup* experts;
   const T* cosines;  // [tokens, d / 2], null with learned positions
   const T* sines;
 
@@ -83,13 +90,24 @@ struct Layer {
   void input_gradient(const KeysValues<T>& keys_values, const LayerActivations<T>& kept, const LayerInputs<T>& inputs,
                       const LayerGradients<T>& gradients, const LayerScratch<T>& scratch, T* weight_gradients,
                       T* input_gradient) const;
-  // Accumulates the gradients of the four matrices.
+  // Accumulates the gradients of the matrices.
   void weight_gradient(const LayerInputs<T>& inputs, const LayerGradients<T>& gradients, T* weight_gradients) const;
 
  private:
   const T* weight(std::int64_t offset) const { return offset < 0 ? nullptr : weights + offset; }
   HeadRows head_rows(std::int64_t heads) const;
+  ExpertMlp<T> expert_mlp() const {
+    return {.spec = spec,
+            .sizes = sizes,
+            .at = at,
+            .rows = shape.rows(),
+            .weights = weights,
+            .tensor = tensor,
+            .group = experts};
+  }
   void sum_over_group(T* data, std::int64_t count) const;
+  void mlp_input_gradient(const LayerActivations<T>& kept, const LayerGradients<T>& gradients,
+                          const LayerScratch<T>& scratch, T* weight_gradients) const;
 };
 
 }  // namespace sluice::kernels::cpu

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -45,7 +46,10 @@ class CpuStage final : public Stage {
 
   StageMemory memory() const override {
     const std::int64_t bytes = offsets_.elements * element_bytes();
-    return {.weights = bytes, .gradients = bytes, .optimizer_state = 2 * bytes};
+    return {.weights = bytes,
+            .gradients = bytes,
+            .optimizer_state = 2 * bytes,
+            .dense_gradients = offsets_.dense_elements * element_bytes()};
   }
   SliceMemory slice_memory(const SliceShape& shape) const override;
   std::int64_t scratch_bytes(const SliceShape& shape) const override {
@@ -93,7 +97,7 @@ class CpuStage final : public Stage {
 
   struct OpScratch {
     OpScratch(Carver<T>& carver, const CpuStage& stage, const SliceShape& shape)
-        : layer(carver, stage.sizes_, shape.rows()) {
+        : layer(carver, stage.sizes_, stage.spec_.contents.expert_layers > 0, shape.rows()) {
       const std::int64_t n = shape.rows();
       const RankSizes& sizes = stage.sizes_;
       if (stage.has_rotary()) {
@@ -105,10 +109,15 @@ class CpuStage final : public Stage {
         sums = carver.take(2 * n);
       }
       for (T*& link : chain) link = carver.take(n * sizes.hidden);
-      gradients.carve(carver, sizes, n);
+      for (const auto& [kind, count] : stage.spec_.contents.by_kind()) {
+        if (count == 0) continue;
+        OfKind& own = kinds[static_cast<std::size_t>(kind)];
+        own.gradients.carve(carver, sizes, kind, n);
+        if (!stage.spec_.recompute) continue;
+        own.recomputed.activations.carve_rest(carver, sizes, kind, n);
+        own.recomputed.inputs.carve(carver, sizes, kind, n);
+      }
       if (stage.spec_.recompute) {
-        recomputed.activations.carve_rest(carver, sizes, n);
-        recomputed.inputs.carve(carver, sizes, n);
         if (!stage.spec_.sliced) {
           keys = carver.take(n * sizes.key_width);
           values = carver.take(n * sizes.key_width);
@@ -122,30 +131,38 @@ class CpuStage final : public Stage {
     T* maxima = nullptr;               // of the logits
     T* sums = nullptr;                 // of their exponentials, then the targets' logits
     T* chain[2] = {nullptr, nullptr};  // gradients of a layer's output and input, alternating
-    LayerGradients<T> gradients;       // of one layer, in B
-    Kept recomputed;                   // of one layer
-    T* keys = nullptr;                 // of that layer, unless they are stored
+    struct OfKind {
+      LayerGradients<T> gradients;  // of one layer, in B
+      Kept recomputed;              // of one layer
+    };
+    std::array<OfKind, 2> kinds;  // by LayerKind
+    T* keys = nullptr;            // of that layer, unless they are stored
     T* values = nullptr;
   };
 
   bool has_rotary() const { return spec_.contents.layers > 0 && spec_.model.positions == 0; }
   bool keeps_keys() const { return spec_.sliced || !spec_.recompute; }
 
-  // Carve the parts of one layer. `layer` may be the number of layers: the parts then lie after those of all layers.
-  Kept carve_kept(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
-  Gradients carve_gradients(Carver<T>& carver, std::int64_t rows) const;
+  LayerKind kind_of(int layer) const {
+    return layer < spec_.contents.layers - spec_.contents.expert_layers ? LayerKind::dense : LayerKind::experts;
+  }
+  // Carve the parts of one layer.
+  Kept carve_kept(Carver<T>& to_input, Carver<T>& to_weight, int layer, std::int64_t rows) const;
+  Gradients carve_gradients(Carver<T>& carver, int layer, std::int64_t rows) const;
   Head carve_head(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const;
   Kept kept(const SliceCall& call, int layer) const;
   Gradients gradients_of(const SliceCall& call, int layer) const;
   Head head_of(const SliceCall& call) const;
 
   Layer<T> layer_of(const SliceCall& call, int layer, const OpScratch& scratch) const {
-    return {.spec = spec_,
+    return {.kind = kind_of(layer),
+            .spec = spec_,
             .sizes = sizes_,
             .at = offsets_.layers[layer],
             .shape = call.shape,
             .weights = elements<T>(call.weights),
             .tensor = call.tensor,
+            .experts = call.experts,
             .cosines = scratch.cosines,
             .sines = scratch.sines};
   }
@@ -176,22 +193,22 @@ class CpuStage final : public Stage {
 };
 
 template <class T>
-auto CpuStage<T>::carve_kept(Carver<T>& to_input, Carver<T>& to_weight, std::int64_t rows) const -> Kept {
+auto CpuStage<T>::carve_kept(Carver<T>& to_input, Carver<T>& to_weight, int layer, std::int64_t rows) const -> Kept {
   Kept out;
   out.activations.carve_input(to_input, sizes_, rows);
   if (spec_.recompute) return out;
-  out.activations.carve_rest(to_input, sizes_, rows);
-  out.inputs.carve(to_weight, sizes_, rows);
+  out.activations.carve_rest(to_input, sizes_, kind_of(layer), rows);
+  out.inputs.carve(to_weight, sizes_, kind_of(layer), rows);
   return out;
 }
 
 template <class T>
-auto CpuStage<T>::carve_gradients(Carver<T>& carver, std::int64_t rows) const -> Gradients {
+auto CpuStage<T>::carve_gradients(Carver<T>& carver, int layer, std::int64_t rows) const -> Gradients {
   Gradients out;
   out.down = carver.take(rows * sizes_.hidden);
-  out.others.carve(carver, sizes_, rows);
+  out.others.carve(carver, sizes_, kind_of(layer), rows);
   out.others.down = out.down;
-  if (spec_.recompute) out.inputs.carve(carver, sizes_, rows);
+  if (spec_.recompute) out.inputs.carve(carver, sizes_, kind_of(layer), rows);
   return out;
 }
 
@@ -212,8 +229,8 @@ SliceMemory CpuStage<T>::slice_memory(const SliceShape& shape) const {
   Carver<T> to_weight;
   Carver<T> gradients;
   for (int layer = 0; layer < spec_.contents.layers; ++layer) {
-    carve_kept(to_input, to_weight, n);
-    carve_gradients(gradients, n);
+    carve_kept(to_input, to_weight, layer, n);
+    carve_gradients(gradients, layer, n);
   }
   if (spec_.contents.head) carve_head(to_input, to_weight, n);
   const std::int64_t keys_values =
@@ -230,22 +247,22 @@ template <class T>
 auto CpuStage<T>::kept(const SliceCall& call, int layer) const -> Kept {
   Carver<T> to_input(call.to_input_gradient);
   Carver<T> to_weight(call.to_weight_gradient);
-  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, call.shape.rows());
-  return carve_kept(to_input, to_weight, call.shape.rows());
+  for (int i = 0; i < layer; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
+  return carve_kept(to_input, to_weight, layer, call.shape.rows());
 }
 
 template <class T>
 auto CpuStage<T>::gradients_of(const SliceCall& call, int layer) const -> Gradients {
   Carver<T> carver(call.output_gradients);
-  for (int i = 0; i < layer; ++i) carve_gradients(carver, call.shape.rows());
-  return carve_gradients(carver, call.shape.rows());
+  for (int i = 0; i < layer; ++i) carve_gradients(carver, i, call.shape.rows());
+  return carve_gradients(carver, layer, call.shape.rows());
 }
 
 template <class T>
 auto CpuStage<T>::head_of(const SliceCall& call) const -> Head {
   Carver<T> to_input(call.to_input_gradient);
   Carver<T> to_weight(call.to_weight_gradient);
-  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, call.shape.rows());
+  for (int i = 0; i < spec_.contents.layers; ++i) carve_kept(to_input, to_weight, i, call.shape.rows());
   return carve_head(to_input, to_weight, call.shape.rows());
 }
 
@@ -396,7 +413,7 @@ void CpuStage<T>::forward(SliceCall& call) const {
     Kept layer = kept(call, i);
     if (spec_.recompute) {
       T* const input = layer.activations.input;
-      layer = scratch.recomputed;
+      layer = scratch.kinds[static_cast<std::size_t>(kind_of(i))].recomputed;
       layer.activations.input = input;
     }
     layer_of(call, i, scratch)
@@ -432,13 +449,14 @@ void CpuStage<T>::gradient(SliceCall& call, bool weights_too) const {
   for (int i = layers - 1; i >= 0; --i) {
     const Layer<T> layer = layer_of(call, i, scratch);
     Kept saved = kept(call, i);
-    LayerGradients<T> gradients = weights_too ? scratch.gradients : gradients_of(call, i).others;
+    const auto& of_kind = scratch.kinds[static_cast<std::size_t>(kind_of(i))];
+    LayerGradients<T> gradients = weights_too ? of_kind.gradients : gradients_of(call, i).others;
     gradients.down = gradient;
     const KeysValues<T> keys_values = keys_values_of(call, i, scratch, gradients.qkv);
     if (spec_.recompute) {
       const auto begin = std::chrono::steady_clock::now();
       T* const input = saved.activations.input;
-      saved = scratch.recomputed;
+      saved = of_kind.recomputed;
       saved.activations.input = input;
       if (!weights_too) saved.inputs = gradients_of(call, i).inputs;
       layer.forward(keys_values, saved.activations, saved.inputs, scratch.layer, nullptr);

@@ -22,13 +22,21 @@ float* floats(std::byte* buffer) { return reinterpret_cast<float*>(buffer); }
 constexpr std::int64_t kHalfBytes = sizeof(Half);
 constexpr std::int64_t kFloatBytes = sizeof(float);
 
+RankSizes device_sizes(const StageSpec& spec) {
+  if (spec.model.has_experts()) {
+    throw InputError(
+        fmt::format("{}: the kernels do not support mixture-of-experts layers on devices", spec.model.name));
+  }
+  return rank_sizes(spec);
+}
+
 // Implements Stage on a device, as kernels/cpu/stage.cc does on the CPU.
 class CudaStage final : public Stage {
  public:
   CudaStage(const StageSpec& spec, Element element)
       : spec_(spec),
         element_(element),
-        sizes_(rank_sizes(spec_)),
+        sizes_(device_sizes(spec_)),
         offsets_(weight_offsets(spec_, sizes_)),
         step_ranges_(cuda::step_ranges(offsets_)),
         counted_ranges_(cuda::counted_ranges(offsets_)) {}
@@ -40,7 +48,8 @@ class CudaStage final : public Stage {
   StageMemory memory() const override {
     return {.weights = offsets_.elements * kHalfBytes,
             .gradients = offsets_.elements * kFloatBytes,
-            .optimizer_state = 3 * offsets_.elements * kFloatBytes};
+            .optimizer_state = 3 * offsets_.elements * kFloatBytes,
+            .dense_gradients = offsets_.elements * kFloatBytes};
   }
   SliceMemory slice_memory(const SliceShape& shape) const override;
   std::int64_t scratch_bytes(const SliceShape& shape) const override {

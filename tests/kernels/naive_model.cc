@@ -1,7 +1,9 @@
 #include "tests/kernels/naive_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "model/to_size.h"
 
@@ -25,7 +27,9 @@ class Naive {
       }
       x.push_back(row);
     }
-    for (int layer = 0; layer < model_.layers; ++layer) run_layer("layers." + std::to_string(layer) + ".", x);
+    for (int layer = 0; layer < model_.layers; ++layer) {
+      run_layer("layers." + std::to_string(layer) + ".", model_.layer_kind(layer), x);
+    }
     double sum = 0;
     for (std::size_t p = 0; p < x.size(); ++p) {
       const Vector normed = norm("final_norm", x[p]);
@@ -108,10 +112,10 @@ class Naive {
     return out;
   }
 
-  Vector mlp(const std::string& name, const Vector& x) const {
-    Vector inner = linear(name + "up", x, model_.ffn_hidden, model_.mlp_bias);
+  Vector mlp(const std::string& name, const Vector& x, std::int64_t size) const {
+    Vector inner = linear(name + "up", x, size, model_.mlp_bias);
     if (model_.gated) {
-      const Vector gate = linear(name + "gate", x, model_.ffn_hidden, model_.mlp_bias);
+      const Vector gate = linear(name + "gate", x, size, model_.mlp_bias);
       for (std::size_t c = 0; c < inner.size(); ++c) inner[c] *= gate[c] / (1 + std::exp(-gate[c]));
     } else {
       for (double& value : inner) {
@@ -122,7 +126,33 @@ class Naive {
     return linear(name + "down", inner, model_.hidden, model_.mlp_bias);
   }
 
-  void run_layer(const std::string& name, std::vector<Vector>& x) const {
+  // The sum of the experts with the highest logits, weighted with the softmax of these logits (Jiang et al. 2024, 2.1),
+  // or for one expert with its part of the softmax of all logits (Fedus et al. 2022, eq. 2); and of the shared experts.
+  Vector experts(const std::string& name, const Vector& x) const {
+    const Experts& experts = model_.experts;
+    const Vector logits = linear(name + "router", x, experts.count, false);
+    std::vector<std::pair<double, int>> order;
+    double total = 0;
+    for (int e = 0; e < experts.count; ++e) {
+      order.emplace_back(-logits[e], e);
+      total += experts.per_token == 1 ? std::exp(logits[e]) : 0;
+    }
+    std::sort(order.begin(), order.end());
+    order.resize(to_size(experts.per_token));
+    for (const auto& [negative, e] : order) total += experts.per_token == 1 ? 0 : std::exp(-negative);
+    Vector out(x.size(), 0.0);
+    for (const auto& [negative, e] : order) {
+      const Vector of = mlp(name + "experts." + std::to_string(e) + ".", x, experts.ffn_hidden);
+      for (std::size_t c = 0; c < x.size(); ++c) out[c] += std::exp(-negative) / total * of[c];
+    }
+    if (experts.shared_ffn_hidden == 0) return out;
+    const Vector shared = mlp(name + "shared.", x, experts.shared_ffn_hidden);
+    const double gate = experts.shared_gate ? 1 / (1 + std::exp(-linear(name + "shared_gate", x, 1, false)[0])) : 1;
+    for (std::size_t c = 0; c < x.size(); ++c) out[c] += gate * shared[c];
+    return out;
+  }
+
+  void run_layer(const std::string& name, LayerKind kind, std::vector<Vector>& x) const {
     std::vector<Vector> keys;
     std::vector<Vector> values;
     for (std::size_t p = 0; p < x.size(); ++p) {
@@ -138,7 +168,9 @@ class Naive {
       const Vector attended = attend(query, keys, values);
       const Vector out = linear(name + "attention.output", attended, model_.hidden, model_.projection_bias);
       for (std::size_t c = 0; c < out.size(); ++c) x[p][c] += out[c];
-      const Vector more = mlp(name + "mlp.", norm(name + "norm2", x[p]));
+      const Vector second = norm(name + "norm2", x[p]);
+      const Vector more =
+          kind == LayerKind::dense ? mlp(name + "mlp.", second, model_.ffn_hidden) : experts(name + "mlp.", second);
       for (std::size_t c = 0; c < more.size(); ++c) x[p][c] += more[c];
     }
   }

@@ -19,7 +19,8 @@ struct Sequence {
 };
 
 // Returns the sum over all tokens of -ln p(target), computed with plain loops over scalars and independently of
-// kernels/, from the papers' definition of the model (GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023).
+// kernels/, from the papers' definition of the model (GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023;
+// Mixtral: Jiang et al. 2024).
 double naive_loss(const Transformer& model, const Matrices& weights, const std::vector<Sequence>& sequences);
 
 }  // namespace sluice::test

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -51,9 +52,9 @@ void expect_same_bits(const TrainingResult& result, const TrainingResult& refere
   EXPECT_EQ(result.gradients, reference.gradients);
 }
 
-std::vector<TrainingCase> both_models(Precision precision = Precision::float64) {
+std::vector<TrainingCase> all_models(Precision precision = Precision::float64) {
   std::vector<TrainingCase> out;
-  for (const Transformer& model : {small_gpt(), small_llama()}) {
+  for (const Transformer& model : {small_gpt(), small_llama(), small_expert_gpt(), small_expert_llama()}) {
     out.push_back({.model = model,
                    .stages = {whole(model)},
                    .precision = precision,
@@ -66,7 +67,7 @@ std::vector<TrainingCase> both_models(Precision precision = Precision::float64) 
 }
 
 TEST(Slices, GradientsDoNotDependOnSlicing) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     for (const std::vector<std::int64_t>& cut :
@@ -79,7 +80,7 @@ TEST(Slices, GradientsDoNotDependOnSlicing) {
 
 // More tokens than a tile of attention has rows and columns.
 TEST(Slices, LongSequencesUseSeveralTiles) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     training.model.positions = training.model.positions > 0 ? 700 : 0;
     training.microbatches = 1;
     training.slices = {601};
@@ -94,7 +95,7 @@ TEST(Slices, LongSequencesUseSeveralTiles) {
 
 TEST(Backward, SplitBackwardIsBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
-    for (TrainingCase training : both_models(precision)) {
+    for (TrainingCase training : all_models(precision)) {
       for (const bool recompute : {false, true}) {
         for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
           training.recompute = recompute;
@@ -111,7 +112,7 @@ TEST(Backward, SplitBackwardIsBitwiseEqual) {
 }
 
 TEST(Backward, WeightGradientsMayBeDelayed) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     training.microbatches = 4;
     training.slices = {5, 8};
     // The gradient of a tied embedding comes from both ops, and so is added in another order.
@@ -127,7 +128,7 @@ TEST(Backward, WeightGradientsMayBeDelayed) {
 
 TEST(Recompute, IsBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
-    for (TrainingCase training : both_models(precision)) {
+    for (TrainingCase training : all_models(precision)) {
       for (const std::vector<std::int64_t>& cut : {std::vector<std::int64_t>{13}, {5, 8}}) {
         training.slices = cut;
         training.recompute = false;
@@ -144,14 +145,19 @@ TEST(Recompute, IsBitwiseEqual) {
 }
 
 TEST(Stages, GradientsDoNotDependOnStageBoundaries) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     training.slices = {6, 7};
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     // Including a stage without layers at either end.
     for (const std::vector<int>& layers : {std::vector<int>{1, 1}, {2, 0}, {0, 2}, {0, 1, 1, 0}, {1, 0, 1}}) {
       training.stages.clear();
-      for (const int count : layers) training.stages.push_back({.layers = count});
+      int end = 0;
+      for (const int count : layers) {
+        end += count;
+        const int experts = std::clamp(end - training.model.dense_layers(), 0, count);
+        training.stages.push_back({.layers = count, .expert_layers = experts});
+      }
       training.stages.front().embedding = true;
       training.stages.back().head = true;
       training.stages.back().tied_copy = training.model.tied_embeddings;
@@ -174,7 +180,7 @@ TEST(Stages, GradientsDoNotDependOnStageBoundaries) {
 
 TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
   for (const Precision precision : {Precision::float64, Precision::float32}) {
-    for (TrainingCase training : both_models(precision)) {
+    for (TrainingCase training : all_models(precision)) {
       training.model.kv_heads = 4;
       if (training.model.gated) training.model.heads = 8;
       training.slices = {6, 7};
@@ -186,7 +192,15 @@ TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
             training.tensor_parallel = t;
             training.recompute = recompute;
             training.backward = backward;
-            expect_near_relative(run(training, weights), reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+            for (const int ep : {1, t}) {
+              if (ep > 1 && !training.model.has_experts()) continue;
+              SCOPED_TRACE(testing::Message() << training.model.name << ", t " << t << ", ep " << ep);
+              training.expert_parallel = ep;
+              TrainingResult result = run(training, weights);
+              // The ranks' parts of the gradients of replicated experts are not added yet, so that the norm differs.
+              if (training.model.has_experts() && ep == 1) result.squared_norm = reference.squared_norm;
+              expect_near_relative(result, reference, precision == Precision::float64 ? 1e-12 : 2e-4);
+            }
           }
         }
       }
@@ -195,21 +209,92 @@ TEST(TensorParallel, GradientsEqualThoseOfOneRank) {
   }
 }
 
+// All logits are equal without a router: experts 0 and 1 are chosen for all tokens, on one of the ranks.
+TEST(Experts, TiesAreBrokenByLowerIndex) {
+  for (TrainingCase training : all_models()) {
+    if (!training.model.has_experts()) continue;
+    Matrices weights = random_matrices(training.model, 3);
+    std::vector<double>& router = weights.at("layers.1.mlp.router.weight");
+    std::fill(router.begin(), router.end(), 0.0);
+    const TrainingResult reference = run(training, weights);
+    const double loss = naive_loss(training.model, weights, training.batch());
+    EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
+    EXPECT_GT(largest(reference.gradients.at("layers.1.mlp.experts.1.down.weight")), 1e-3);
+    EXPECT_EQ(largest(reference.gradients.at("layers.1.mlp.experts.2.down.weight")), 0);
+    EXPECT_EQ(largest(reference.gradients.at("layers.1.mlp.experts.3.up.weight")), 0);
+    training.tensor_parallel = 2;
+    training.expert_parallel = 2;
+    expect_near_relative(run(training, weights), reference, 1e-12);
+  }
+}
+
+// Every rank of an expert group holds other experts, and the first group of two counts them.
+TEST(Experts, AreDistributedOverConsecutiveRanks) {
+  const Transformer model = small_expert_llama();
+  std::map<std::string, std::vector<int>> holders;
+  std::map<std::string, int> counted;
+  for (int data = 0; data < 2; ++data) {
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      const StageSpec spec{.model = model,
+                           .contents = whole(model),
+                           .tensor_parallel = 2,
+                           .tensor_rank = tensor,
+                           .data_rank = data,
+                           .expert_parallel = 2};
+      const std::unique_ptr<Stage> stage = make_cpu_stage(spec, Precision::float32);
+      for (const Parameter& p : stage->parameters()) {
+        EXPECT_EQ(p.expert, p.name.find(".experts.") != std::string::npos) << p.name;
+        EXPECT_EQ(p.expert, p.offset * 4 >= stage->memory().dense_gradients) << p.name;
+        if (p.expert) holders[p.name].push_back(2 * data + tensor);
+        if (p.counted) ++counted[p.name];
+      }
+    }
+  }
+  ASSERT_EQ(holders.size(), 12U);  // three matrices of four experts
+  EXPECT_EQ(holders.at("layers.1.mlp.experts.0.gate.weight"), (std::vector<int>{0, 2}));
+  EXPECT_EQ(holders.at("layers.1.mlp.experts.1.down.weight"), (std::vector<int>{0, 2}));
+  EXPECT_EQ(holders.at("layers.1.mlp.experts.2.up.weight"), (std::vector<int>{1, 3}));
+  EXPECT_EQ(counted.at("layers.1.mlp.experts.2.up.weight"), 1);
+  EXPECT_EQ(counted.at("layers.1.mlp.router.weight"), 1);
+  EXPECT_EQ(counted.at("layers.1.mlp.shared.up.weight"), 2);  // split over two tensor ranks
+}
+
+// Buffers are padded to multiples of 16 elements; all sizes of this test are.
+TEST(Experts, MemoryIsThatOfTheWorstDistribution) {
+  Transformer model = small_expert_llama();
+  model.hidden = 31;  // with the probability 32 elements
+  model.experts.ffn_hidden = 16;
+  model.experts.shared_ffn_hidden = 0;
+  const SliceShape shape{.sequences = 2, .tokens = 16};
+  const auto memory = [&](int ep) {
+    const StageSpec spec{.model = model, .contents = {.layers = 1, .expert_layers = 1}, .expert_parallel = ep};
+    return make_cpu_stage(spec, Precision::float32)->slice_memory(shape);
+  };
+  // n = 32 rows with two experts each: one rank receives at most 64 rows for four experts, 2 x 64 for two of them, and
+  // 4 x 32 for one.
+  constexpr std::int64_t h = 31, f = 16;
+  EXPECT_EQ(memory(2).to_input_gradient - memory(1).to_input_gradient, 4 * 64 * 2 * f);
+  EXPECT_EQ(memory(2).to_weight_gradient - memory(1).to_weight_gradient, 4 * 64 * (h + 1 + f));
+  EXPECT_EQ(memory(2).output_gradients - memory(1).output_gradients, 4 * 64 * (2 * f + h));
+  EXPECT_EQ(memory(4).to_weight_gradient, memory(2).to_weight_gradient);
+}
+
 // On two ranks, 300 tokens pad to 512, so that the second rank has tokens and padding.
 TEST(TensorParallel, VocabularyIsSplitOverRanks) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     training.model.vocab = 300;
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     const double loss = naive_loss(training.model, weights, training.batch());
     EXPECT_NEAR(reference.loss, loss, 1e-12 * loss);
     training.tensor_parallel = 2;
+    training.expert_parallel = training.model.has_experts() ? 2 : 1;
     expect_near_relative(run(training, weights), reference, 1e-12);
   }
 }
 
 TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
-  for (Transformer model : {small_gpt(), small_llama()}) {
+  for (Transformer model : {small_gpt(), small_llama(), small_expert_llama()}) {
     model.kv_heads = 4;
     model.vocab = 300;
     for (const int t : {1, 2, 4}) {
@@ -250,8 +335,10 @@ TEST(TensorParallel, BlocksCoverEveryMatrixOnce) {
 
 TEST(Memory, OpsDoNotAllocate) {
   ASSERT_GT(allocations(), 0) << "allocations are not counted";
-  for (TrainingCase training : both_models()) {
-    training.stages = {{.layers = 1, .embedding = true}, {.layers = 1, .head = true, .tied_copy = true}};
+  for (TrainingCase training : all_models()) {
+    const int experts = training.model.has_experts() ? 1 : 0;
+    training.stages = {{.layers = 1, .embedding = true},
+                       {.layers = 1, .expert_layers = experts, .head = true, .tied_copy = true}};
     training.slices = {5, 8};
     for (const bool recompute : {false, true}) {
       for (const TrainingCase::Backward backward : {TrainingCase::Backward::whole, TrainingCase::Backward::late}) {
@@ -318,8 +405,24 @@ TEST(Rejected, ModelsThatTheKernelsDoNotSupport) {
     return "nothing";
   };
   EXPECT_EQ(refusal([](StageSpec&) {}), "nothing");
-  EXPECT_EQ(refusal([](StageSpec& spec) { spec.model.experts.count = 4; }),
-            "small Llama: the kernels do not support mixture-of-experts layers");
+  const auto with_experts = [&](const std::function<void(StageSpec&)>& change) {
+    return refusal([&](StageSpec& spec) {
+      spec.model = small_expert_llama();
+      spec.contents = whole(spec.model);
+      change(spec);
+    });
+  };
+  EXPECT_EQ(with_experts([](StageSpec&) {}), "nothing");
+  EXPECT_EQ(with_experts([](StageSpec& spec) { spec.model.mlp_bias = true; }),
+            "small Llama with experts: the kernels do not support biases of experts (disable_bias_linear)");
+  EXPECT_EQ(with_experts([](StageSpec& spec) { spec.expert_parallel = 3; }),
+            "small Llama with experts: experts (4) must be a multiple of the expert-parallel size (3)");
+  EXPECT_EQ(with_experts([](StageSpec& spec) {
+              spec.tensor_parallel = 2;
+              spec.model.experts.shared_ffn_hidden = 13;
+            }),
+            "small Llama with experts: size of the shared experts (13) must be a multiple of the tensor-parallel size "
+            "(2)");
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.latent.key_value_rank = 4; }), HasSubstr("latent attention"));
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.qk_norm = true; }), HasSubstr("normalized queries and keys"));
   EXPECT_THAT(refusal([](StageSpec& spec) { spec.model.head_dim = 5; }), HasSubstr("odd head size"));
@@ -328,7 +431,7 @@ TEST(Rejected, ModelsThatTheKernelsDoNotSupport) {
 }
 
 TEST(Rejected, SliceAfterTheLastPosition) {
-  TrainingCase training = both_models().front();
+  TrainingCase training = all_models().front();
   training.slices = {40, 25};
   const Matrices weights = random_matrices(training.model, 3);
   EXPECT_THROW(run(training, weights), InputError);
@@ -337,8 +440,8 @@ TEST(Rejected, SliceAfterTheLastPosition) {
 // The ranks of a run are threads of one process, each with its own stage.
 TEST(Threads, ConcurrentStagesAreBitwiseEqual) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
-    std::vector<TrainingCase> cases = both_models(precision);
-    for (const TrainingCase& training : both_models(precision)) {
+    std::vector<TrainingCase> cases = all_models(precision);
+    for (const TrainingCase& training : all_models(precision)) {
       cases.push_back(training);
       cases.back().model.positions = training.model.positions > 0 ? 400 : 0;
       cases.back().slices = {150, 160};
@@ -356,7 +459,7 @@ TEST(Threads, ConcurrentStagesAreBitwiseEqual) {
 }
 
 TEST(Precision, FloatIsCloseToDouble) {
-  for (TrainingCase training : both_models()) {
+  for (TrainingCase training : all_models()) {
     const Matrices weights = random_matrices(training.model, 3);
     const TrainingResult reference = run(training, weights);
     training.precision = Precision::float32;
@@ -366,13 +469,14 @@ TEST(Precision, FloatIsCloseToDouble) {
 
 TEST(NotANumber, PropagatesToTheLossAndAllGradients) {
   for (const Precision precision : {Precision::float32, Precision::float64}) {
-    for (const TrainingCase& training : both_models(precision)) {
+    for (const TrainingCase& training : all_models(precision)) {
       Matrices weights = random_matrices(training.model, 3);
       weights.at("layers.0.attention.query.weight")[5] = std::numeric_limits<double>::quiet_NaN();
       const TrainingResult result = run(training, weights);
       EXPECT_TRUE(std::isnan(result.loss));
       EXPECT_TRUE(std::isnan(result.squared_norm));
-      EXPECT_TRUE(std::isnan(result.gradients.at("layers.1.mlp.down.weight").front()));
+      const char* const last = training.model.has_experts() ? "layers.1.mlp.router.weight" : "layers.1.mlp.down.weight";
+      EXPECT_TRUE(std::isnan(result.gradients.at(last).front()));
     }
   }
 }

@@ -2,6 +2,12 @@
 
 #include <algorithm>
 #include <barrier>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <stdexcept>
 #include <vector>
 
 #include "kernels/collective.h"
@@ -51,6 +57,63 @@ class ThreadGroup final : public TensorGroup {
 
   ThreadGroupBoard& board_;
   int rank_;
+};
+
+// Messages between the members of a group of threads, by sender and receiver.
+struct ThreadMail {
+  explicit ThreadMail(int members) : size(members), boxes(static_cast<std::size_t>(members * members)) {}
+  struct Letter {
+    const std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  int size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<std::deque<Letter>> boxes;
+};
+
+// One member. Receives are completed by `finish`, which returns when its own letters have been read.
+class ThreadExpertGroup final : public ExpertGroup {
+ public:
+  ThreadExpertGroup(ThreadMail& mail, int rank) : mail_(mail), rank_(rank) {}
+  int size() const override { return mail_.size; }
+  int rank() const override { return rank_; }
+  void send(int rank, const std::byte* data, std::int64_t bytes) override {
+    const std::lock_guard lock(mail_.mutex);
+    box(rank_, rank).push_back({data, bytes});
+    mail_.changed.notify_all();
+  }
+  void receive(int rank, std::byte* data, std::int64_t bytes) override { expected_.push_back({rank, data, bytes}); }
+  void finish() override {
+    std::unique_lock lock(mail_.mutex);
+    for (const Expected& message : expected_) {
+      auto& letters = box(message.rank, rank_);
+      mail_.changed.wait(lock, [&] { return !letters.empty(); });
+      if (letters.front().bytes != message.bytes) throw std::logic_error("a send and its receive differ in size");
+      std::copy_n(letters.front().data, message.bytes, message.data);
+      letters.pop_front();
+      mail_.changed.notify_all();
+    }
+    expected_.clear();
+    mail_.changed.wait(lock, [&] {
+      for (int to = 0; to < mail_.size; ++to) {
+        if (!box(rank_, to).empty()) return false;
+      }
+      return true;
+    });
+  }
+
+ private:
+  struct Expected {
+    int rank = 0;
+    std::byte* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  std::deque<ThreadMail::Letter>& box(int from, int to) { return mail_.boxes[from * mail_.size + to]; }
+
+  ThreadMail& mail_;
+  int rank_;
+  std::vector<Expected> expected_;
 };
 
 }  // namespace sluice::test

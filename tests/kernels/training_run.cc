@@ -55,8 +55,8 @@ struct StageState {
 // One tensor-parallel rank with all stages.
 class Rank {
  public:
-  Rank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group)
-      : training_(training), group_(group), batch_(training.batch()) {
+  Rank(const TrainingCase& training, const Matrices& weights, int tensor_rank, TensorGroup* group, ExpertGroup* experts)
+      : training_(training), group_(group), experts_(experts), batch_(training.batch()) {
     for (const StageSpec& spec : training.stage_specs(tensor_rank)) make_stage(spec, weights);
   }
 
@@ -137,6 +137,7 @@ class Rank {
         .context = std::accumulate(training_.slices.begin(), training_.slices.begin() + static_cast<std::ptrdiff_t>(k),
                                    std::int64_t{0})};
     call.tensor = group_;
+    call.experts = experts_;
     call.weights = state.weights->data();
     call.gradients = state.gradients->data();
     if (state.stage->spec().head_is_embedding()) {
@@ -208,8 +209,9 @@ class Rank {
     for (const Parameter& p : state.stage->parameters()) {
       std::vector<double>& matrix = gradients[p.name];
       matrix.resize(p.all_rows * p.all_columns);
-      // Of replicated parameters, those of the first rank.
-      if (p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
+      // Of replicated parameters, those of the first rank; of experts, the sum over the ranks that route tokens to
+      // them.
+      if (!p.expert && p.size() == p.all_rows * p.all_columns && state.stage->spec().tensor_rank > 0) continue;
       for (std::int64_t row = 0; row < p.rows; ++row) {
         for (std::int64_t column = 0; column < p.columns; ++column) {
           matrix[(p.first_row + row) * p.all_columns + p.first_column + column] +=
@@ -221,6 +223,7 @@ class Rank {
 
   const TrainingCase& training_;
   TensorGroup* group_;
+  ExpertGroup* experts_;
   std::vector<Sequence> batch_;
   std::vector<StageState> states_;
   double loss_ = 0;
@@ -255,6 +258,7 @@ std::vector<StageSpec> TrainingCase::stage_specs(int tensor_rank) const {
                                                    .first_layer = first_layer,
                                                    .tensor_parallel = tensor_parallel,
                                                    .tensor_rank = tensor_rank,
+                                                   .expert_parallel = expert_parallel,
                                                    .recompute = recompute,
                                                    .sliced = slices.size() > 1});
     if (head_shares_embedding) spec.contents.tied_copy = false;
@@ -279,7 +283,7 @@ std::vector<Sequence> TrainingCase::batch() const {
 }
 
 Matrices random_matrices(const Transformer& model, std::uint64_t seed) {
-  const StageSpec whole{.model = model, .contents = {.layers = model.layers, .embedding = true, .head = true}};
+  const StageSpec whole{.model = model, .contents = test::whole(model)};
   std::mt19937_64 random(seed);
   Matrices out;
   const std::unique_ptr<Stage> stage = make_cpu_stage(whole, Precision::float64);
@@ -298,18 +302,20 @@ Matrices random_matrices(const Transformer& model, std::uint64_t seed) {
 TrainingResult run(const TrainingCase& training, const Matrices& weights) {
   TrainingResult result;
   if (training.tensor_parallel == 1) {
-    Rank rank(training, weights, 0, nullptr);
+    Rank rank(training, weights, 0, nullptr, nullptr);
     rank.train();
     rank.collect(result);
     return result;
   }
   ThreadGroupBoard board(training.tensor_parallel);
+  ThreadMail mail(training.tensor_parallel);
   std::mutex mutex;
   std::vector<std::thread> threads;
   for (int t = 0; t < training.tensor_parallel; ++t) {
     threads.emplace_back([&, t] {
       ThreadGroup group(board, t);
-      Rank rank(training, weights, t, &group);
+      ThreadExpertGroup experts(mail, t);
+      Rank rank(training, weights, t, &group, training.expert_parallel > 1 ? &experts : nullptr);
       rank.train();
       const std::lock_guard lock(mutex);
       rank.collect(result);
@@ -359,6 +365,22 @@ Transformer small_llama() {
           .qkv_bias = false,
           .projection_bias = false,
           .mlp_bias = false};
+}
+
+Transformer small_expert_gpt() {
+  Transformer model = small_gpt();
+  model.name = "small GPT with experts";
+  model.mlp_bias = false;
+  model.experts = {.count = 4, .per_token = 2, .ffn_hidden = 14, .leading_dense = 1};
+  return model;
+}
+
+Transformer small_expert_llama() {
+  Transformer model = small_llama();
+  model.name = "small Llama with experts";
+  model.experts = {
+      .count = 4, .per_token = 2, .ffn_hidden = 14, .shared_ffn_hidden = 12, .shared_gate = true, .leading_dense = 1};
+  return model;
 }
 
 }  // namespace sluice::test

@@ -32,6 +32,7 @@ struct TrainingCase {
   Transformer model;
   std::vector<StageContents> stages;
   int tensor_parallel = 1;
+  int expert_parallel = 1;  // over the tensor ranks: 1 or tensor_parallel
   Precision precision = Precision::float64;
   bool recompute = false;
   std::vector<std::int64_t> slices;  // number of tokens per slice
@@ -86,11 +87,15 @@ void set_element(Precision precision, std::byte* buffer, std::int64_t i, double 
 
 // Returns the contents of a stage with the whole model.
 inline StageContents whole(const Transformer& model) {
-  return {.layers = model.layers, .embedding = true, .head = true};
+  return {
+      .layers = model.layers, .expert_layers = model.layers - model.dense_layers(), .embedding = true, .head = true};
 }
 
 // Models for tests: h 24, 4 heads of 6, f 40, 2 layers.
 Transformer small_gpt();
 Transformer small_llama();  // two key/value heads, no biases, untied
+// The same with experts: a dense layer, then one of 4 experts of size 14, of which each token passes 2.
+Transformer small_expert_gpt();    // no biases of the MLP
+Transformer small_expert_llama();  // shared experts of size 12 with a gate
 
 }  // namespace sluice::test
