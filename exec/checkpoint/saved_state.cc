@@ -36,14 +36,20 @@ std::string_view suffix_of(StatePart part) {
   return "";
 }
 
-// Calls `visit(chunk, parameter, part)` for all blocks that a rank holds.
+// Whether a checkpoint has this rank's blocks of experts, or of everything else. Other ranks hold copies of them.
+bool saves(const RunLayout& layout, int world_rank, bool experts) {
+  return experts ? layout.group_rank(world_rank) < layout.expert : layout.data_rank(world_rank) == 0;
+}
+
+// Calls `visit(chunk, parameter, part)` for all blocks of a rank that a checkpoint has.
 template <typename Visit>
 void for_each_block(const RunPlan& plan, int world_rank, const Visit& visit) {
   const RunLayout& layout = plan.layout();
   int chunk = 0;
   for (const int stage : plan.schedule().stages_of(layout.pipeline_rank(world_rank))) {
-    for (const Parameter& parameter : plan.stage(layout.tensor_rank(world_rank), stage).parameters()) {
+    for (const Parameter& parameter : plan.stage(layout.group_rank(world_rank), stage).parameters()) {
       if (parameter.size() == 0) continue;  // only padding
+      if (!saves(layout, world_rank, parameter.expert)) continue;
       visit(chunk, parameter, StatePart::weights);
       if (!has_moments(plan)) continue;
       visit(chunk, parameter, StatePart::first_moment);
@@ -53,11 +59,11 @@ void for_each_block(const RunPlan& plan, int world_rank, const Visit& visit) {
   }
 }
 
-// Calls `visit(world rank)` for the ranks of the first replica.
+// Calls `visit(world rank)` for the ranks of the first replica, and of the first expert group.
 template <typename Visit>
 void for_each_holder(const RunLayout& layout, const Visit& visit) {
   for (int rank = 0; rank < layout.size(); ++rank) {
-    if (layout.data_rank(rank) == 0) visit(rank);
+    if (saves(layout, rank, false) || saves(layout, rank, true)) visit(rank);
   }
 }
 

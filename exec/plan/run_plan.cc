@@ -31,7 +31,20 @@ class Places {
 }  // namespace
 
 RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), schedule_(std::move(schedule)) {
-  layout_ = {.pipeline = schedule_.num_ranks(), .data = spec_.data_parallel, .tensor = spec_.tensor_parallel};
+  layout_ = {.pipeline = schedule_.num_ranks(),
+             .data = spec_.data_parallel,
+             .tensor = spec_.tensor_parallel,
+             .expert = spec_.expert_parallel};
+  if (layout_.expert > 1 && !has_experts()) {
+    throw InputError(
+        fmt::format("{}: expert-parallel size {}, but there are no experts", spec_.model.name, layout_.expert));
+  }
+  if (layout_.data * layout_.tensor % layout_.expert != 0) {
+    throw InputError(
+        fmt::format("{}: expert-parallel size {}, expected a divisor of {}, the product of the data- and "
+                    "tensor-parallel sizes",
+                    spec_.model.name, layout_.expert, layout_.data * layout_.tensor));
+  }
   for (const MicrobatchShape& shape : schedule_.shapes()) {
     if (sequence_length_ == 0) sequence_length_ = shape.tokens();
     if (shape.tokens() != sequence_length_) {
@@ -62,7 +75,9 @@ RunPlan::RunPlan(RunSpec spec, Schedule schedule) : spec_(std::move(spec)), sche
   make_stages();
   footprint_ = std::make_unique<StageFootprint>(stages_[0]);
   LoweringOptions options{.footprint = footprint_.get()};
-  options.data_parallel = layout_.data;
+  // Gradients of experts are reduced over other ranks than the others, in the same collective.
+  options.data_parallel =
+      has_experts() ? std::max(layout_.data, layout_.data * layout_.tensor / layout_.expert) : layout_.data;
   options.overlap_grad_reduce = spec_.overlap_grad_reduce;
   options.tied_embedding = spec_.model.tied_embeddings;
   options.global_norm = spec_.clip_gradients > 0 || spec_.precision == Precision::float16;
@@ -90,7 +105,8 @@ void RunPlan::make_stages() {
   if (spec_.model.mtp_layers > 0) throw InputError("the kernels do not support multi-token prediction");
   contents_ =
       split_stages(spec_.model, schedule_, spec_.stage_layers, spec_.first_stage_layers, spec_.last_stage_layers);
-  for (int tensor = 0; tensor < layout_.tensor; ++tensor) {
+  const int variants = has_experts() ? layout_.data * layout_.tensor : layout_.tensor;
+  for (int variant = 0; variant < variants; ++variant) {
     auto& stages = stages_.emplace_back();
     int first_layer = 0;
     for (const StageContents& contents : contents_) {
@@ -98,7 +114,9 @@ void RunPlan::make_stages() {
                            .contents = contents,
                            .first_layer = first_layer,
                            .tensor_parallel = layout_.tensor,
-                           .tensor_rank = tensor,
+                           .tensor_rank = variant % layout_.tensor,
+                           .data_rank = variant / layout_.tensor,
+                           .expert_parallel = layout_.expert,
                            .recompute = spec_.recompute,
                            .sliced = schedule_.sliced()};
       stages.push_back(on_devices() ? spec_.kernels->make_stage(spec, spec_.precision)

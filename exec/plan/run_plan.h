@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct RunSpec {
   const DeviceKernels* kernels = nullptr;  // kernels of a run on devices, in 16-bit precision; null: on the CPU
   int data_parallel = 1;
   int tensor_parallel = 1;
+  int expert_parallel = 1;        // divides data_parallel x tensor_parallel
   std::vector<int> stage_layers;  // layers per stage, or empty; see split_layers
   int first_stage_layers = 0;
   int last_stage_layers = 0;
@@ -70,7 +72,9 @@ class RunPlan {
   const OpGraph& graph() const { return *graph_; }
   const RankPlan& rank(int pipeline_rank) const { return ranks_[pipeline_rank]; }
   const ArenaPlan& arena(int pipeline_rank) const { return arenas_[pipeline_rank]; }
-  const Stage& stage(int tensor_rank, int stage) const { return *stages_[tensor_rank][stage]; }
+  // `group_rank`: see RunLayout.
+  const Stage& stage(int group_rank, int stage) const { return *stages_[group_rank % std::ssize(stages_)][stage]; }
+  bool has_experts() const { return spec_.model.has_experts(); }
   bool on_devices() const { return spec_.kernels != nullptr; }
   // Bytes of an element of weights and boundary tensors, and of gradients and optimizer states.
   int element_bytes() const { return on_devices() ? 2 : gradient_element_bytes(); }
@@ -100,7 +104,8 @@ class RunPlan {
   Schedule schedule_;
   RunLayout layout_;
   std::vector<StageContents> contents_;
-  std::vector<std::vector<std::unique_ptr<Stage>>> stages_;  // by tensor rank and stage
+  // By tensor rank, or with experts by group rank; and by stage.
+  std::vector<std::vector<std::unique_ptr<Stage>>> stages_;
   std::unique_ptr<StageFootprint> footprint_;
   std::unique_ptr<OpGraph> graph_;
   std::vector<RankPlan> ranks_;

@@ -19,8 +19,10 @@ namespace sluice::exec {
 namespace {
 
 constexpr int kHostTensorGroup = 1;
+constexpr int kExpertGroup = 2;  // on the channel of tensor groups
 constexpr int kDataGroup = 1;
-constexpr int kFirstSharedGroup = 2;
+constexpr int kExpertDataGroup = 2;
+constexpr int kFirstSharedGroup = 3;
 
 }  // namespace
 
@@ -57,11 +59,16 @@ HostWorker::~HostWorker() {
 // Every worker numbers the groups in the order of the graph, which distinguishes their messages.
 void HostWorker::make_groups() {
   const RunLayout& layout = plan_.layout();
-  const auto members_over = [&](const std::vector<int>& pipeline, bool all_tensor_ranks) {
+  // Over the tensor ranks of this replica, or over this tensor rank. The global norm with experts is over all replicas,
+  // because they hold different experts.
+  const auto members_over = [&](const std::vector<int>& pipeline, bool all_tensor_ranks, bool all_data_ranks = false) {
     std::vector<int> members;
     for (const int rank : pipeline) {
-      for (int t = 0; t < layout.tensor; ++t) {
-        if (all_tensor_ranks || t == tensor_rank_) members.push_back(layout.world_rank(rank, data_rank_, t));
+      for (int d = 0; d < layout.data; ++d) {
+        for (int t = 0; t < layout.tensor; ++t) {
+          if (!all_data_ranks && d != data_rank_) continue;
+          if (all_tensor_ranks || t == tensor_rank_) members.push_back(layout.world_rank(rank, d, t));
+        }
       }
     }
     return members;
@@ -83,6 +90,7 @@ void HostWorker::make_groups() {
     return groups_.back().get();
   };
   AllReduceGroup* const data_group = make_group(std::move(data), kDataGroup);
+  if (plan_.has_experts()) make_expert_groups(make_group);
 
   std::map<std::pair<bool, std::vector<int>>, int> numbers;
   std::map<std::pair<bool, std::vector<int>>, AllReduceGroup*> known;
@@ -102,9 +110,33 @@ void HostWorker::make_groups() {
     const auto number = numbers.try_emplace(key, kFirstSharedGroup + static_cast<int>(numbers.size())).first->second;
     if (!ours) continue;
     AllReduceGroup*& group = known[key];
-    if (group == nullptr) group = make_group(members_over(key.second, key.first), number);
+    if (group == nullptr) {
+      group = make_group(members_over(key.second, key.first, key.first && plan_.has_experts()), number);
+    }
     group_of_.push_back(group);
   }
+}
+
+template <typename MakeGroup>
+void HostWorker::make_expert_groups(const MakeGroup& make_group) {
+  const RunLayout& layout = plan_.layout();
+  const int in_stage = layout.data * layout.tensor;
+  const int mine = layout.group_rank(world_rank_);
+  std::vector<int> group;
+  std::vector<int> replicas;
+  for (int rank = 0; rank < in_stage; ++rank) {
+    const int world_rank = world_rank_ - mine + rank;
+    if (rank / layout.expert == mine / layout.expert) group.push_back(world_rank);
+    if (rank % layout.expert == mine % layout.expert) replicas.push_back(world_rank);
+  }
+  expert_data_ = make_group(std::move(replicas), kExpertDataGroup);
+  if (layout.expert == 1) return;
+  // Of each expert at most one block is sent to its rank, and one received from every rank for the experts of this one.
+  experts_ = std::make_unique<ExpertExchange>(transport_, Channel::tensor, std::move(group), kExpertGroup,
+                                              2 * to_size(plan_.spec().model.experts.count));
+  experts_->on_wait([this](bool begins) {
+    doing(WorkerThread::compute, begins ? Activity::dispatching : Activity::working, running_);
+  });
 }
 
 void HostWorker::initialise() {
@@ -286,6 +318,7 @@ SliceCall HostWorker::call_of(const OpPlan& op) {
   const Schedule& schedule = plan_.schedule();
   SliceCall call = slice_call(op);
   call.tensor = tensor_.get();
+  call.experts = experts_.get();
   if (begins_backward(op)) {
     const MicrobatchShape& shape = schedule.shape(op.op.microbatch);
     for (int slice = 0; slice < shape.num_slices(); ++slice) {
@@ -413,15 +446,27 @@ void HostWorker::run_collective(const PlannedCollective& collective, AllReduceGr
   starts_[collective.vertex] = now_ns();
   inject(collective.vertex, transport_);
   const Schedule& schedule = plan_.schedule();
-  const auto all_reduce = [&](std::byte* data, std::int64_t elements) {
+  const auto all_reduce_over = [&](AllReduceGroup& over, std::byte* data, std::int64_t elements) {
     if (plan_.spec().precision == Precision::float64) {
-      group.all_reduce_sum(reinterpret_cast<double*>(data), elements);
+      over.all_reduce_sum(reinterpret_cast<double*>(data), elements);
     } else {
-      group.all_reduce_sum(reinterpret_cast<float*>(data), elements);
+      over.all_reduce_sum(reinterpret_cast<float*>(data), elements);
     }
   };
+  const auto all_reduce = [&](std::byte* data, std::int64_t elements) { all_reduce_over(group, data, elements); };
   switch (collective.kind) {
-    case CollectiveKind::gradient_reduce:
+    case CollectiveKind::gradient_reduce: {
+      const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
+      std::byte* const all = gradients(chunk, collective.gradient_buffers[chunk]);
+      check_gradients(chunk, all, collective.vertex);
+      const StageMemory memory = stage_of(chunk).memory();
+      all_reduce(all, memory.dense_gradients / plan_.element_bytes());
+      if (expert_data_ != nullptr) {
+        all_reduce_over(*expert_data_, all + memory.dense_gradients,
+                        (memory.gradients - memory.dense_gradients) / plan_.element_bytes());
+      }
+      break;
+    }
     case CollectiveKind::replica_reduce: {
       const int chunk = schedule.chunk_of(pipeline_rank_, collective.stage);
       check_gradients(chunk, gradients(chunk, collective.gradient_buffers[chunk]), collective.vertex);

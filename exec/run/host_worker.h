@@ -12,6 +12,7 @@
 
 #include "exec/run/worker.h"
 #include "exec/transport/all_reduce.h"
+#include "exec/transport/expert_exchange.h"
 #include "exec/transport/transport.h"
 
 namespace sluice::exec {
@@ -48,9 +49,13 @@ class HostWorker final : public Worker {
   void collective_loop();
   void run_collective(const PlannedCollective& collective, AllReduceGroup& group);
   void make_groups();
+  template <typename MakeGroup>
+  void make_expert_groups(const MakeGroup& make_group);
 
   Transport& transport_;
-  std::unique_ptr<AllReduceGroup> tensor_;  // null without tensor parallelism
+  std::unique_ptr<AllReduceGroup> tensor_;   // null without tensor parallelism
+  std::unique_ptr<ExpertExchange> experts_;  // null without expert parallelism
+  AllReduceGroup* expert_data_ = nullptr;    // the ranks with the same experts; null without experts
   std::vector<std::unique_ptr<AllReduceGroup>> groups_;
   std::vector<AllReduceGroup*> group_of_;  // by RankPlan::collectives
   std::vector<Message> sends_;

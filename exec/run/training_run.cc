@@ -124,14 +124,16 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
   return report;
 }
 
-// The workers of a layout by world rank, all in one process.
-std::vector<RecorderOwner> owners_of(const RunLayout& layout) {
+// The workers of a plan by world rank, all in one process.
+std::vector<RecorderOwner> owners_of(const RunPlan& plan) {
+  const RunLayout& layout = plan.layout();
   std::vector<RecorderOwner> owners;
   for (int rank = 0; rank < layout.size(); ++rank) {
     owners.push_back({.world_rank = rank,
                       .pipeline_rank = layout.pipeline_rank(rank),
                       .data_rank = layout.data_rank(rank),
                       .tensor_rank = layout.tensor_rank(rank),
+                      .expert_ranks = plan.has_experts() ? layout.expert : 0,
                       .world_size = layout.size(),
                       .process = static_cast<std::int64_t>(::getpid()),
                       .host = host_name()});
@@ -413,7 +415,7 @@ void train_with_threads(const RunPlan& plan, const TokenSource& tokens, const Tr
   } else {
     check_memory(plan, workers_here, available_memory_bytes());
   }
-  const std::vector<RecorderOwner> owners = owners_of(layout);
+  const std::vector<RecorderOwner> owners = owners_of(plan);
   const FaultPlan faults = faults_of(plan, owners, options);
   ThreadFabric fabric(layout.size());
   // Workers outlive all threads: one that ends early keeps its buffers for those that still access them.
@@ -459,7 +461,7 @@ void train_as_process(const RunPlan& plan, Transport& transport, const TokenSour
                                  transport.size(), layout.size(), layout.pipeline, layout.data, layout.tensor));
   }
   // Exchange the owners: which workers share this host?
-  std::vector<RecorderOwner> owners = owners_of(layout);
+  std::vector<RecorderOwner> owners = owners_of(plan);
   std::optional<StartDeadline> start(std::in_place, transport, options.supervision);
   start->within([&] { exchange_owners(transport, owners); });
   std::vector<int> workers_here(to_size(layout.pipeline), 0);

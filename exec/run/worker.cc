@@ -32,7 +32,7 @@ Worker::Worker(const RunPlan& plan, int world_rank, const WorkerServices& servic
       keys_values_gradients_(to_size(plan.schedule().max_slices())) {}
 
 const Stage& Worker::stage_of(int chunk) const {
-  return plan_.stage(tensor_rank_, plan_.schedule().stages_of(pipeline_rank_)[chunk]);
+  return plan_.stage(plan_.layout().group_rank(world_rank_), plan_.schedule().stages_of(pipeline_rank_)[chunk]);
 }
 
 std::byte* Worker::weights(int chunk, std::int64_t version) const {

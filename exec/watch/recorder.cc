@@ -79,6 +79,7 @@ Recorder::Recorder(const std::string& path, const RecorderOwner& owner, const Op
   file_->pipeline_rank = owner.pipeline_rank;
   file_->data_rank = owner.data_rank;
   file_->tensor_rank = owner.tensor_rank;
+  file_->expert_ranks = owner.expert_ranks;
   file_->world_size = owner.world_size;
   file_->process = owner.process;
   file_->process_started = process_start(owner.process);

@@ -23,6 +23,7 @@ enum class Activity : std::uint8_t {
   failed,
   stopped,       // ended because another worker failed, or because the run was stopped
   coordinating,  // outside a step: waiting for a control message of, or to, the world rank `waits_for`
+  dispatching,   // inside `vertex`, exchanging tokens with the ranks of its expert group
 };
 
 // What a worker does outside its steps.
@@ -50,6 +51,7 @@ struct RecorderOwner {
   int pipeline_rank = 0;
   int data_rank = 0;
   int tensor_rank = 0;
+  int expert_ranks = 0;  // number of ranks over which the experts are distributed; 0: a model without experts
   int world_size = 1;
   std::int64_t process = 0;  // id, on `host`
   std::string host;

@@ -68,7 +68,7 @@ void check_vertex(const RecordedVertex& vertex, const std::string& path) {
 }
 
 void check_entry(const RecordedEntry& entry, const std::string& path) {
-  if (entry.activity > static_cast<std::uint32_t>(Activity::coordinating)) damaged(path, "unknown activity");
+  if (entry.activity > static_cast<std::uint32_t>(Activity::dispatching)) damaged(path, "unknown activity");
   check_vertex(entry.op, path);
   check_vertex(entry.awaited, path);
 }
@@ -105,7 +105,8 @@ RecordedEntry newest(const RecorderLayout& layout, WorkerThread thread, const st
 RecorderOwner owner_of(const RecorderLayout& layout, const std::string& path) {
   if (layout.world_size < 1 || layout.world_rank < 0 || layout.world_rank >= layout.world_size ||
       layout.pipeline_rank < 0 || layout.pipeline_rank >= layout.world_size || layout.data_rank < 0 ||
-      layout.data_rank >= layout.world_size || layout.tensor_rank < 0 || layout.tensor_rank >= layout.world_size) {
+      layout.data_rank >= layout.world_size || layout.tensor_rank < 0 || layout.tensor_rank >= layout.world_size ||
+      layout.expert_ranks < 0 || layout.expert_ranks > layout.world_size) {
     damaged(path, "its ranks are out of the range of its world size");
   }
   if (layout.host.back() != '\0') damaged(path, "its host name is not terminated");
@@ -113,6 +114,7 @@ RecorderOwner owner_of(const RecorderLayout& layout, const std::string& path) {
           .pipeline_rank = layout.pipeline_rank,
           .data_rank = layout.data_rank,
           .tensor_rank = layout.tensor_rank,
+          .expert_ranks = layout.expert_ranks,
           .world_size = layout.world_size,
           .process = layout.process,
           .host = layout.host.data()};
@@ -132,6 +134,7 @@ std::string_view name_of(Activity activity) {
     case Activity::failed: return "failed";
     case Activity::stopped: return "stopped";
     case Activity::coordinating: return "coordinating";
+    case Activity::dispatching: return "dispatching";
   }
   return "?";
 }

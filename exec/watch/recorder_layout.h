@@ -85,7 +85,7 @@ struct RecorderLayout {
   std::int32_t data_rank = 0;
   std::int32_t tensor_rank = 0;
   std::int32_t world_size = 0;
-  std::int32_t unused = 0;
+  std::int32_t expert_ranks = 0;
   std::int64_t process = 0;
   std::uint64_t process_started = 0;
   std::array<char, 256> host{};       // zero-terminated

@@ -46,6 +46,7 @@ class WaitWords {
                                                    : "its collective thread";
     switch (doing.activity) {
       case Activity::reducing: return fmt::format("waits in an all-reduce of {} for {}", op(node), whom);
+      case Activity::dispatching: return fmt::format("exchanges tokens of experts in {} with {}", op(node), whom);
       case Activity::exchanging: return fmt::format("waits in {} for {}", op(node), whom);
       case Activity::working: return fmt::format("sends {} to {}", sent(doing.vertex), whom);
       case Activity::waiting:
@@ -77,6 +78,7 @@ class WaitWords {
       case Activity::finished: return "has finished";
       case Activity::working:
       case Activity::reducing:
+      case Activity::dispatching:
       case Activity::exchanging:
       case Activity::waiting:
       case Activity::failed:
@@ -196,7 +198,8 @@ int tier(const WaitGraph& waits, int node) {
   switch (here.cause) {
     case RootCause::dead:
       // Killed inside an op: the others ended because of it.
-      return activity == Activity::working || activity == Activity::reducing ? 0 : 1;
+      return activity == Activity::working || activity == Activity::reducing || activity == Activity::dispatching ? 0
+                                                                                                                  : 1;
     case RootCause::failed:
       // A worker that was stopped is a consequence: what it was stopped for comes first. A collective thread that ended
       // with its worker explains less than the compute thread.
@@ -374,15 +377,33 @@ std::vector<int> collective_ranks(const OpGraph& graph, const std::vector<Record
   const bool over_data =
       collective.kind == CollectiveKind::gradient_reduce || collective.kind == CollectiveKind::parameter_gather;
   const bool over_tensor = collective.kind == CollectiveKind::global_norm;
+  // The global norm is over all replicas, because they hold different experts. Gradients of experts are reduced over
+  // the ranks that have the same ones.
+  const bool has_experts = me.expert_ranks > 0;
+  const auto has_same_experts = [&](const RecorderOwner& other) {
+    return has_experts && (other.world_rank - me.world_rank) % me.expert_ranks == 0;
+  };
   std::vector<int> ranks;
   for (std::size_t i = 0; i < owners.size(); ++i) {
     const RecorderOwner& other = owners[i];
     const bool in_pipeline =
         std::find(collective.ranks.begin(), collective.ranks.end(), other.pipeline_rank) != collective.ranks.end();
-    if (in_pipeline && (over_data || other.data_rank == me.data_rank) &&
-        (over_tensor || other.tensor_rank == me.tensor_rank)) {
+    const bool of_replicas = over_data && has_same_experts(other);
+    const bool of_norm = over_tensor && has_experts;
+    if (in_pipeline &&
+        (of_replicas || of_norm ||
+         ((over_data || other.data_rank == me.data_rank) && (over_tensor || other.tensor_rank == me.tensor_rank)))) {
       ranks.push_back(static_cast<int>(i));
     }
+  }
+  return ranks;
+}
+
+std::vector<int> expert_group(const std::vector<RecorderOwner>& owners, int world_rank) {
+  const int size = std::max(owners[world_rank].expert_ranks, 1);
+  std::vector<int> ranks;
+  for (const RecorderOwner& other : owners) {
+    if (other.world_rank / size == world_rank / size) ranks.push_back(other.world_rank);
   }
   return ranks;
 }

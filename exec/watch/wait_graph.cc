@@ -164,6 +164,7 @@ void WaitGraph::inspect(int node) {
       }
       return inspect_collective(node, peers);
     }
+    case Activity::dispatching: return inspect_collective(node, expert_group(owners_, node / 2));
     case Activity::exchanging:
       return inspect_collective(node, collective_ranks(graph_, owners_, doing.vertex, node / 2));
     case Activity::working:
@@ -229,7 +230,8 @@ void WaitGraph::inspect_send(int node, VertexId transfer) {
   const VertexId reader = readers_[transfer];
   const bool at_reader = there.step == doing(node).step && there.vertex == reader;
   const bool has_it = is_past(there, doing(node).step, reader) ||
-                      (at_reader && (there.activity == Activity::working || there.activity == Activity::reducing));
+                      (at_reader && (there.activity == Activity::working || there.activity == Activity::reducing ||
+                                     there.activity == Activity::dispatching));
   const bool takes_it = at_reader && there.activity == Activity::waiting && there.waits_for == transfer;
   if (away(2 * receiver) || (!has_it && !takes_it)) {
     at(node).waits_for.push_back(2 * receiver);

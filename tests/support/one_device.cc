@@ -86,6 +86,22 @@ Transformer small_llama(int layers) {
   return model;
 }
 
+Transformer small_mixtral(int layers) {
+  Transformer model = small_llama(layers);
+  model.name = "small-mixtral";
+  model.experts = {.count = 4, .per_token = 2, .ffn_hidden = 10};
+  return model;
+}
+
+Transformer small_expert_gpt(int layers) {
+  Transformer model = small_gpt(layers);
+  model.name = "small-expert-gpt";
+  model.mlp_bias = false;
+  model.experts = {
+      .count = 4, .per_token = 2, .ffn_hidden = 10, .shared_ffn_hidden = 12, .shared_gate = true, .leading_dense = 1};
+  return model;
+}
+
 double relative_difference(const Weights& a, const Weights& b) {
   double worst = a.size() == b.size() ? 0 : INFINITY;
   for (const auto& [name, values] : b) {
@@ -122,7 +138,8 @@ void set_blocks(const Stage& stage, const Weights& all, std::byte* data) {
 
 OneDevice::OneDevice(const Transformer& model) {
   StageSpec spec{.model = model};
-  spec.contents = {.layers = model.layers, .embedding = true, .head = true};
+  spec.contents = {
+      .layers = model.layers, .expert_layers = model.layers - model.dense_layers(), .embedding = true, .head = true};
   stage_ = make_cpu_stage(spec, Precision::float64);
 }
 

@@ -16,6 +16,10 @@ namespace sluice::test {
 // Tiny models of the two styles with the given number of layers.
 Transformer small_gpt(int layers, bool tied = true);
 Transformer small_llama(int layers);
+// The same with 4 experts per layer, of which each token passes 2; the GPT also has a leading dense layer and shared
+// experts with a gate.
+Transformer small_mixtral(int layers);
+Transformer small_expert_gpt(int layers);
 
 // Whole parameters by name, in double.
 using Weights = std::map<std::string, std::vector<double>>;

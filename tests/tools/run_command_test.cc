@@ -39,6 +39,10 @@ const std::string kRunModel =
     "--position-embedding-type learned_absolute --mbs 1 ";
 const std::string kShort = kRunModel + "--seq-length 24 ";
 const std::string kTinyRun = kShort + "--microbatches 4 ";
+// With 4 experts per layer, of which each token passes 2, and shared ones.
+const std::string kExpertRun = kTinyRun +
+                               "--disable-bias-linear --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 20 "
+                               "--moe-shared-expert-intermediate-size 12 --moe-shared-expert-gate ";
 
 CommandResult run(const std::string& arguments) { return run_sluice(words(arguments)); }
 
@@ -167,6 +171,21 @@ TEST(RunCommand, ResumesWithTheSameLosses) {
   }
 }
 
+TEST(RunCommand, ResumesWithOtherDistributionsOfExperts) {
+  const TemporaryFolder folder;
+  const std::string saved = folder.path("half.safetensors");
+  const std::string tiny = kExpertRun + "--precision float64 ";
+  const std::vector<double> whole = losses_of_run(run_json(tiny + "--pp 1 --dp 4 --steps 4"));
+  run_json(tiny + "--pp 2 --dp 4 --ep 4 --steps 2 --checkpoint " + saved);
+  for (const char* flags : {"--pp 1 --dp 4", "--pp 2 --dp 4 --ep 2 --schedule zb-h1", "--pp 2 --dp 4 --tp 2 --ep 4"}) {
+    SCOPED_TRACE(flags);
+    const std::vector<double> rest = losses_of_run(run_json(tiny + flags + " --steps 2 --resume " + saved));
+    ASSERT_EQ(rest.size(), 2U);
+    EXPECT_NEAR(rest[0], whole[2], 1e-9);
+    EXPECT_NEAR(rest[1], whole[3], 1e-9);
+  }
+}
+
 TEST(RunCommand, ResumesWithOtherParallelSizes) {
   const TemporaryFolder folder;
   const std::string saved = folder.path("half.safetensors");
@@ -189,14 +208,18 @@ TEST(RunCommand, GivesTheSameResultOverMpi) {
   struct Cut {
     const char* flags;
     int processes;
+    bool experts = false;
   };
   for (const Cut& cut :
        {Cut{"--pp 2 --schedule zb-v", 2}, Cut{"--pp 2 --schedule dualpipe --recompute full", 2},
         Cut{"--pp 2 --schedule interleaved-1f1b --vpp 2", 2}, Cut{"--pp 2 --schedule pipedream-2bw", 2},
         Cut{"--pp 2 --tp 2 --schedule seq1f1b --slice-lengths 11,8,5", 4},
-        Cut{"--pp 2 --dp 2 --schedule zb-h1 --overlap-grad-reduce", 4}}) {
+        Cut{"--pp 2 --dp 2 --schedule zb-h1 --overlap-grad-reduce", 4},
+        Cut{"--pp 2 --dp 2 --ep 2 --schedule zb-h1 --overlap-grad-reduce", 4, true},
+        Cut{"--pp 2 --tp 2 --ep 2 --schedule seq1f1b --slice-lengths 11,8,5 --recompute full", 4, true},
+        Cut{"--pp 1 --dp 2 --tp 2 --ep 4", 4, true}}) {
     SCOPED_TRACE(cut.flags);
-    const std::string arguments = kTinyRun + "--steps 3 " + cut.flags;
+    const std::string arguments = (cut.experts ? kExpertRun : kTinyRun) + "--steps 3 " + cut.flags;
     const std::vector<double> threads = losses_of_run(run_json(arguments + " --checkpoint " + by_threads));
     const CommandResult result = run_processes(cut.processes, arguments + " --json --checkpoint " + by_processes);
     ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -215,6 +238,12 @@ TEST(RunCommand, InvalidFlagsAreReported) {
     return result.err;
   };
   EXPECT_EQ(error(kTinyRun + "--sequence-parallel", 2), "sluice: run: unknown flag '--sequence-parallel'\n");
+  EXPECT_THAT(error(kTinyRun + "--ep 2 --dp 2", 2), HasSubstr("expert-parallel size 2, but there are no experts"));
+  EXPECT_THAT(error(kExpertRun + "--ep 2", 2), HasSubstr("expert-parallel size 2, expected a divisor of 1"));
+  EXPECT_THAT(error(kExpertRun + "--ep 3 --dp 3", 2),
+              HasSubstr("experts (4) must be a multiple of the expert-parallel size (3)"));
+  EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("unknown flag '--etp'"));
+  EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("experts with biases are not modeled"));
   EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
   EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
   EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));

@@ -62,6 +62,10 @@ void ProfilingFlags::add_to(CLI::App& command) {
 
 ProfilingSpec profiling_spec(std::span<const RunPlan* const> plans, const ProfilingFlags& flags,
                              const RunPlace& place) {
+  for (const RunPlan* const plan : plans) {
+    if (!plan->has_experts()) continue;
+    throw InputError(fmt::format("{}: profiles do not support mixture-of-experts layers", plan->spec().model.name));
+  }
   const RunPlan& first = *plans.front();
   ProfilingSpec spec{.model = first.spec().model, .precision = first.spec().precision, .kernels = first.spec().kernels};
   spec.recompute = first.spec().recompute;

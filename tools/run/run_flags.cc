@@ -27,7 +27,6 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--gpus",
                                              "--cp",
                                              "--cp-comm-type",
-                                             "--ep",
                                              "--etp",
                                              "--overlap-param-gather",
                                              "--joint-overlap",
@@ -52,12 +51,6 @@ constexpr std::string_view kUnsupported[] = {"--memory-cap",
                                              "--cost",
                                              "--slow-rank",
                                              "--qk-layernorm",
-                                             "--num-experts",
-                                             "--moe-router-topk",
-                                             "--moe-ffn-hidden-size",
-                                             "--moe-shared-expert-intermediate-size",
-                                             "--moe-shared-expert-gate",
-                                             "--moe-layer-freq",
                                              "--multi-latent-attention",
                                              "--q-lora-rank",
                                              "--kv-lora-rank",
@@ -209,10 +202,11 @@ Scenario RunFlags::scenario(const std::string& schedule, bool unsliced) const {
     if (given) throw InputError(fmt::format("{}: runs do not support {}", scenario.source, feature));
   };
   refuse(training.cp > 1, "context parallelism (/parallelism/cp)");
-  refuse(training.ep > 1, "expert parallelism (/parallelism/ep)");
   refuse(training.etp > 1, "expert-tensor parallelism (/parallelism/etp)");
   refuse(traits_of(training.precision).narrow(), "GEMMs in 8 or 4 bits (/parallelism/precision)");
-  refuse(training.sequence_parallel, "sequence parallelism (/parallelism/sequence_parallel)");
+  // With experts and tensor parallelism it is required elsewhere; expert layers then split the tokens here, too.
+  const bool has_experts = scenario.model && scenario.model->has_experts();
+  refuse(training.sequence_parallel && !has_experts, "sequence parallelism (/parallelism/sequence_parallel)");
   refuse(training.distributed_optimizer,
          "a distributed optimizer (/parallelism/distributed_optimizer, /parallelism/zero)");
   refuse(training.recompute == Training::Recompute::selective, "selective recomputation (/parallelism/recompute)");
@@ -241,6 +235,7 @@ RunSpec RunFlags::spec(const Scenario& scenario, const DeviceKernels* kernels) c
   spec.precision = precision_of(values_->precision, kernels != nullptr);
   spec.data_parallel = scenario.training.dp;
   spec.tensor_parallel = scenario.training.tp;
+  spec.expert_parallel = scenario.training.ep;
   spec.stage_layers = scenario.stage_layers;
   spec.first_stage_layers = scenario.first_stage_layers;
   spec.last_stage_layers = scenario.last_stage_layers;

@@ -39,6 +39,7 @@
 namespace sluice::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
@@ -202,6 +203,23 @@ TEST(RankPlan, BuffersAreReadBeforeTheNextSend) {
 }
 
 // The memory model of the measured timeline agrees with the bytes held in the arena.
+void expect_memory_of_the_model(const RunSpec& spec, const Schedule& schedule) {
+  const RunPlan plan(spec, schedule);
+  const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
+  TrainingOptions options{.keep_times = KeepTimes::last};
+  TrainingReport report;
+  train_with_threads(plan, tokens, options, report);
+  const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
+  const auto memory = memory_over_time(plan.graph(), timeline, false);
+  for (std::size_t rank = 0; rank < memory.size(); ++rank) {
+    const WorkerReport& worker = report.workers[plan.layout().world_rank(static_cast<int>(rank), 0, 0)];
+    // A message that arrives while an op runs is counted at the start of the next op.
+    const auto message = static_cast<double>(20 * 16 * 4);
+    EXPECT_NEAR(static_cast<double>(worker.held_bytes), static_cast<double>(memory[rank].peak_bytes), 2 * message);
+    EXPECT_LE(worker.held_bytes, worker.arena_bytes);
+  }
+}
+
 TEST(Memory, AgreesWithTheModel) {
   for (const char* name :
        {"gpipe", "1f1b", "seq1f1b", "zb-h1", "zb-v", "interleaved-1f1b", "dualpipe", "pipedream-2bw"}) {
@@ -210,20 +228,12 @@ TEST(Memory, AgreesWithTheModel) {
     FamilyParams params{.ranks = 2, .microbatches = 8, .batches = family.asynchronous ? 3 : 0};
     params.shape.slice_lengths = family.sliced ? std::vector<std::int64_t>{9, 6, 5} : std::vector<std::int64_t>{20};
     const Schedule schedule = make_schedule(family, params);
-    const RunPlan plan(spec_of(2 * schedule.num_stages()), schedule);
-    const TokenSource tokens = TokenSource::synthetic(37, 20, 1);
-    TrainingOptions options{.keep_times = KeepTimes::last};
-    TrainingReport report;
-    train_with_threads(plan, tokens, options, report);
-    const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
-    const auto memory = memory_over_time(plan.graph(), timeline, false);
-    for (std::size_t rank = 0; rank < memory.size(); ++rank) {
-      const std::int64_t held = report.workers[rank].held_bytes;
-      // A message that arrives while an op runs is counted at the start of the next op.
-      const auto message = static_cast<double>(20 * 16 * 4);
-      EXPECT_NEAR(static_cast<double>(held), static_cast<double>(memory[rank].peak_bytes), 2 * message);
-      EXPECT_LE(held, report.workers[rank].arena_bytes);
-    }
+    expect_memory_of_the_model(spec_of(2 * schedule.num_stages()), schedule);
+    RunSpec experts = spec_of(2 * schedule.num_stages());
+    experts.model = test::small_expert_gpt(experts.model.layers);
+    experts.data_parallel = 2;
+    experts.expert_parallel = 2;
+    expect_memory_of_the_model(experts, schedule);
   }
 }
 
@@ -327,6 +337,7 @@ Broken with_limit(const Run& run, const ::testing::Matcher<const std::string&>& 
 struct FaultyRun {
   int data = 1;
   int tensor = 1;
+  int expert = 0;  // 0: a dense model
   const char* family = "1f1b";
   double clip = 1;
 };
@@ -338,6 +349,10 @@ std::optional<FailureKind> run_with_fault(const std::string& fault,
   spec.data_parallel = faulty.data;
   spec.tensor_parallel = faulty.tensor;
   spec.clip_gradients = faulty.clip;
+  if (faulty.expert > 0) {
+    spec.model = test::small_mixtral(spec.model.layers);
+    spec.expert_parallel = faulty.expert;
+  }
   const auto run = [&](std::chrono::milliseconds limit) {
     WatchedRun of(spec, faulty.family);
     of.options.faults = {parse_fault(fault)};
@@ -466,6 +481,13 @@ TEST(BrokenRun, FaultsInCollectivesAndAllReducesAreFound) {
       run_with_fault("stop:rank=3,op=F,mb=0,step=2", HasSubstr("rank 3 (pipeline 1, data 0, tensor 1)"), {.tensor = 2}),
       FailureKind::stuck);
   EXPECT_EQ(run_with_fault("stop:rank=1,op=optimizer,step=2", HasSubstr("optimizer(stage 1")), FailureKind::stuck);
+  EXPECT_EQ(
+      run_with_fault("stop:rank=1,op=F,mb=2,step=2",
+                     AllOf(StartsWith("rank 1 (pipeline 0, data 1, tensor 0) has been inside F(stage 0, mb 2)"),
+                           HasSubstr("rank 0 (pipeline 0, data 0, tensor 0), which exchanges tokens of experts in "
+                                     "F(stage 0, mb 2) with rank 1")),
+                     {.data = 2, .expert = 2}),
+      FailureKind::stuck);
 }
 
 TEST(BrokenRun, DelayWithinTheDeadlineIsNoFailure) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <string>
+#include <tuple>
 
 #include "exec/plan/run_plan.h"
 #include "model/errors.h"
@@ -87,13 +88,17 @@ Schedule typical(const std::string& name, int k, int sequences = 1, int m = 8, i
   return make_schedule(family, params);
 }
 
+// Every family supports m = 4 or m = 8 on four ranks; hanayo needs m = ranks, and two chunks per wave.
+Schedule of_family(const Family& family) {
+  const bool hanayo = family.name == "hanayo";
+  return typical(std::string(family.name), 3, 1, hanayo ? 4 : 8, hanayo ? 2 : 0);
+}
+
 TEST(Gradients, MatchOneDeviceWithDataAndTensorParallelism) {
   int tried = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
-    // Every family supports m = 4 or m = 8 on four ranks; hanayo needs m = ranks, and two chunks per wave.
-    const bool hanayo = family.name == "hanayo";
-    const Schedule schedule = typical(std::string(family.name), 3, 1, hanayo ? 4 : 8, hanayo ? 2 : 0);
+    const Schedule schedule = of_family(family);
     ++tried;
     for (const int data : {1, 2}) {
       for (const int tensor : {1, 2}) {
@@ -110,6 +115,96 @@ TEST(Gradients, MatchOneDeviceWithDataAndTensorParallelism) {
     }
   }
   EXPECT_GE(tried, 20);
+}
+
+// Experts over every divisor of the ranks of a stage: within tensor groups, within data groups, and across both.
+TEST(Gradients, MatchOneDeviceWithExperts) {
+  struct Ranks {
+    int expert;
+    int data;
+    int tensor;
+  };
+  const std::vector<Ranks> all = {{1, 1, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}, {4, 4, 1}, {4, 2, 2}};
+  int tried = 0;
+  for (const Family& family : all_families()) {
+    if (family.asynchronous) continue;
+    const Schedule schedule = of_family(family);
+    ++tried;
+    for (const Ranks& ranks : all) {
+      if (small_scope() && ranks.expert * ranks.data != 4) continue;
+      SCOPED_TRACE(testing::Message() << family.name << " ep=" << ranks.expert << " d=" << ranks.data
+                                      << " t=" << ranks.tensor);
+      for (const bool gated : {false, true}) {
+        RunSpec spec =
+            descent(gated ? test::small_mixtral(schedule.num_stages()) : test::small_expert_gpt(schedule.num_stages()));
+        spec.data_parallel = ranks.data;
+        spec.tensor_parallel = ranks.tensor;
+        spec.expert_parallel = ranks.expert;
+        expect_gradients(spec, schedule);
+      }
+    }
+  }
+  EXPECT_GE(tried, 20);
+}
+
+TEST(Gradients, MatchOneDeviceWithExpertsAndRecomputationOrOverlap) {
+  for (const std::string& name : kTypical) {
+    const Schedule schedule = typical(name, 3);
+    for (const bool recompute : {false, true}) {
+      SCOPED_TRACE(testing::Message() << name << (recompute ? ", recomputation" : ", overlapped reductions"));
+      RunSpec spec = descent(test::small_expert_gpt(schedule.num_stages() + 3));
+      spec.data_parallel = 2;
+      spec.expert_parallel = 2;
+      spec.recompute = recompute;
+      spec.overlap_grad_reduce = !recompute;
+      expect_gradients(spec, schedule);
+    }
+  }
+}
+
+// Clipped to half its norm, the gradient is half as large.
+TEST(Gradients, GlobalNormCountsEveryExpertOnce) {
+  const Schedule schedule = typical("1f1b", 1);
+  for (const auto& [expert, data, tensor] : {std::tuple(1, 2, 2), {2, 2, 1}, {2, 2, 2}, {4, 2, 2}, {4, 4, 1}}) {
+    SCOPED_TRACE(testing::Message() << "ep=" << expert << " d=" << data << " t=" << tensor);
+    RunSpec spec = descent(test::small_expert_gpt(schedule.num_stages()));
+    spec.data_parallel = data;
+    spec.tensor_parallel = tensor;
+    spec.expert_parallel = expert;
+    const TokenSource tokens = TokenSource::synthetic(static_cast<int>(spec.model.vocab), kGradientTokens, 7);
+    const OneDevice device(spec.model);
+    const Weights initial = device.initial(spec.seed);
+    const int sequences = 8 * data;
+    Weights half =
+        device.gradient(initial, tokens, 0, 0, sequences, 1.0 / static_cast<double>(sequences * kGradientTokens))
+            .gradients;
+    double squares = 0;
+    for (auto& [name, values] : half) {
+      for (double& value : values) {
+        squares += value * value;
+        value /= 2;
+      }
+    }
+    spec.clip_gradients = std::sqrt(squares) / 2;
+    const RunPlan plan(spec, schedule);
+    const test::Trained trained = test::train(plan, tokens);
+    EXPECT_NEAR(trained.report.runs.at(0).gradient_norm, std::sqrt(squares), 1e-11 * std::sqrt(squares));
+    EXPECT_LT(test::relative_difference(minus(initial, trained.weights), half), kTolerance);
+  }
+}
+
+TEST(Gradients, ExpertsAreDistributedOverDivisorsOfTheRanksOfAStage) {
+  RunSpec spec = descent(test::small_mixtral(4));
+  spec.data_parallel = 2;
+  spec.expert_parallel = 4;
+  try {
+    const RunPlan plan(spec, typical("1f1b", 1));
+    FAIL() << "expected an error";
+  } catch (const InputError& error) {
+    EXPECT_STREQ(error.what(),
+                 "small-mixtral: expert-parallel size 4, expected a divisor of 2, the product of the data- and "
+                 "tensor-parallel sizes");
+  }
 }
 
 TEST(Gradients, MatchOneDeviceWithFourTensorRanks) {
@@ -154,8 +249,9 @@ TEST(Gradients, MatchOneDeviceWithOverlappedReductions) {
 
 // Finite differences of the loss: independent of any code for gradients.
 TEST(Gradients, MatchFiniteDifferences) {
-  for (const bool llama : {false, true}) {
-    RunSpec spec = descent(llama ? test::small_llama(2) : test::small_gpt(2));
+  for (const Transformer& model :
+       {test::small_gpt(2), test::small_llama(2), test::small_expert_gpt(2), test::small_mixtral(2)}) {
+    const RunSpec spec = descent(model);
     const TokenSource tokens = TokenSource::synthetic(37, kGradientTokens, 3);
     const OneDevice device(spec.model);
     const Weights initial = device.initial(spec.seed);
