@@ -10,6 +10,7 @@
 
 #include "kernels/collective.h"
 #include "kernels/device.h"
+#include "kernels/part_log.h"
 #include "model/workload/slice_shape.h"
 #include "model/workload/training.h"
 #include "model/workload/transformer.h"
@@ -116,6 +117,7 @@ struct SliceCall {
   double loss = 0;                        // output of F with a head: sum over rows of -ln p(target); equal on all
                                           // tensor ranks
   std::int64_t recompute_ns = 0;          // output of B and I: time spent in recomputation
+  PartLog* parts = nullptr;               // unless null, F, B and I record the parts of layers with experts
 
   // Stages on devices only. All buffers, including tokens and targets, are then device memory, and `loss` and
   // `recompute_ns` are not written.

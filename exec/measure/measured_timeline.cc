@@ -61,6 +61,24 @@ Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> wo
   return timeline;
 }
 
+std::vector<VertexPart> measured_parts(const OpGraph& graph, std::span<const WorkerClock> workers) {
+  std::int64_t first = std::numeric_limits<std::int64_t>::max();
+  for (VertexId v = 0; v < graph.size(); ++v) {
+    const Times times = times_of(graph, workers, v);
+    if (times.start > 0 && times.end > 0) first = std::min({first, times.start, times.end});
+  }
+  std::vector<VertexPart> parts;
+  for (const WorkerClock& worker : workers) {
+    for (VertexPart part : worker.parts) {
+      if (worker.ends[part.vertex] == 0) continue;
+      part.time.start_ns -= first;
+      part.time.end_ns -= first;
+      parts.push_back(part);
+    }
+  }
+  return parts;
+}
+
 std::vector<char> ended_vertices(const OpGraph& graph, std::span<const WorkerClock> workers) {
   std::vector<char> ended(graph.size(), 0);
   for (VertexId v = 0; v < graph.size(); ++v) {

@@ -15,6 +15,10 @@ namespace sluice::exec {
 // that did not end, in a failed run, are at time 0.
 Timeline measured_timeline(const OpGraph& graph, std::span<const WorkerClock> workers);
 
+// Returns the parts of layers with experts, by pipeline rank and in the order of time, relative to the start of the
+// timeline, as measured_timeline's. Those of vertices that did not end are left out.
+std::vector<VertexPart> measured_parts(const OpGraph& graph, std::span<const WorkerClock> workers);
+
 // Returns by vertex whether it has ended.
 std::vector<char> ended_vertices(const OpGraph& graph, std::span<const WorkerClock> workers);
 

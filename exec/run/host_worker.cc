@@ -23,6 +23,7 @@ constexpr int kExpertGroup = 2;  // on the channel of tensor groups
 constexpr int kDataGroup = 1;
 constexpr int kExpertDataGroup = 2;
 constexpr int kFirstSharedGroup = 3;
+constexpr std::size_t kMostParts = 1 << 16;  // of a run
 
 }  // namespace
 
@@ -33,7 +34,9 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
       receives_(rank_.receives.size()),
       consumed_(rank_.receives.size(), 0),
       wakes_collectives_(rank_.steps.size(), 0),
-      optimizer_reads_first_(optimizer_reads_first()) {
+      optimizer_reads_first_(optimizer_reads_first()),
+      part_log_(plan.has_experts() ? to_size(4 * plan.spec().model.layers) : 0) {
+  if (plan.has_experts()) parts_.reserve(kMostParts);
   awaiting_.reserve(rank_.receives.size());
   for (const PlannedCollective& collective : rank_.collectives) {
     if (!collective.after_any) continue;
@@ -184,6 +187,7 @@ void HostWorker::run_steps(std::int64_t first_step, std::span<const double> lear
   std::fill(consumed_.begin(), consumed_.end(), 0);
   std::fill(starts_.begin(), starts_.end(), 0);
   std::fill(ends_.begin(), ends_.end(), 0);
+  parts_.clear();
   awaiting_.clear();
   for (Message& send : sends_) send.done.store(true, std::memory_order_relaxed);
   if (!rank_.collectives.empty()) {
@@ -289,6 +293,8 @@ void HostWorker::run_ops(const PlannedStep& step) {
   for (int i = 0; i < step.num_ops; ++i) {
     const OpPlan& op = step.ops[i];
     SliceCall call = call_of(op);
+    part_log_.clear();
+    if (plan_.has_experts() && !step.recomputes) call.parts = &part_log_;
     const std::int64_t start = now_ns();
     const Stage& stage = stage_of(op.chunk);
     switch (op.op.op) {
@@ -298,6 +304,9 @@ void HostWorker::run_ops(const PlannedStep& step) {
       case OpKind::B: stage.backward(call); break;
     }
     times_.kernels += now_ns() - start;
+    for (const PartTime& time : part_log_.times()) {
+      if (parts_.size() < kMostParts) parts_.push_back({step.vertex, time});
+    }
     recompute_ns += call.recompute_ns;
     if (op.op.op == OpKind::F) unit_losses_[op.unit] = call.loss;
     if (action.poison) poison(stage, call);

@@ -69,6 +69,7 @@ class HostWorker final : public Worker {
   VertexId exchanging_ = 0;  // of the collective thread
   std::span<const double> learning_rates_;
   double gradient_scale_ = 1;
+  PartLog part_log_;  // of one op
 
   // Shared by the two threads. The counts grow over all runs, so that nothing is reset.
   // run * size + vertex + 1 of the last vertex that the compute thread has completed

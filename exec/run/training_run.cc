@@ -82,6 +82,8 @@ Note note_of(const Worker& worker, bool keep_clock) {
   if (keep_clock) {
     note.put_all(worker.starts());
     note.put_all(worker.ends());
+    note.put(worker.parts().size());
+    note.put_all(worker.parts());
   }
   return note;
 }
@@ -117,6 +119,8 @@ RunReport read_notes(std::vector<std::vector<std::byte>> all, const RunPlan& pla
     WorkerClock clock;
     clock.starts = note.take_all<std::int64_t>(plan.graph().size());
     clock.ends = note.take_all<std::int64_t>(plan.graph().size());
+    const auto num_parts = note.take<std::size_t>();
+    clock.parts = note.take_all<VertexPart>(num_parts);
     report.clocks.push_back(std::move(clock));
   }
   for (double& loss : report.losses) loss /= plan.tokens_per_batch();

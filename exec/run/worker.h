@@ -39,10 +39,17 @@ struct WorkerTimes {
   std::int64_t overhead() const { return total - kernels - waiting; }
 };
 
+// A part of a layer with experts within an op.
+struct VertexPart {
+  VertexId vertex = 0;
+  PartTime time;
+};
+
 // Start and end times of the vertices of one worker, by vertex, steady_clock; 0 if it did not run.
 struct WorkerClock {
   std::vector<std::int64_t> starts;
   std::vector<std::int64_t> ends;
+  std::vector<VertexPart> parts;  // in the order of time
 };
 
 // What a checkpoint has of every parameter.
@@ -101,6 +108,8 @@ class Worker {
   // By vertex that ran on this worker, steady_clock. The sender of a transfer has its start, the receiver its end.
   std::span<const std::int64_t> starts() const { return starts_; }
   std::span<const std::int64_t> ends() const { return ends_; }
+  // The first parts of ops with experts, at most 65,536; without those of ops that recompute.
+  std::span<const VertexPart> parts() const { return parts_; }
   const WorkerTimes& times() const { return times_; }
   // Maximum of the bytes held in the arena, and its size.
   std::int64_t held_bytes() const { return most_held_; }
@@ -161,6 +170,7 @@ class Worker {
   std::vector<double> losses_;
   std::vector<std::int64_t> starts_;
   std::vector<std::int64_t> ends_;
+  std::vector<VertexPart> parts_;
   WorkerTimes times_;
 
  private:

@@ -234,6 +234,7 @@ void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, con
     }
   }
   exchange(kept, h + 1, scratch.own, inputs.up, false);
+  end(LayerPart::dispatch);
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < experts.local; ++i) {
     const std::int64_t count = inputs.ends[i] - begin;
@@ -253,6 +254,7 @@ void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, con
                weights + at.expert_down + i * at.expert_stride, f, Into::set, scratch.outputs + begin * h, h);
     begin = inputs.ends[i];
   }
+  end(LayerPart::experts);
   exchange(kept, h, scratch.own, scratch.outputs, true);
   if (experts.shared_ffn > 0) {
     gemm_nt<T>(rows, h, experts.shared_ffn, T{1}, inputs.shared_down, experts.shared_ffn, weights + at.shared_down,
@@ -266,6 +268,7 @@ void ExpertMlp<T>::forward(const T* input, const ExpertActivations<T>& kept, con
     }
   }
   sum_over_group(out, rows * h);
+  end(LayerPart::combine);
 }
 
 // Writes `input_gradient`, of which other tensor-parallel ranks have other parts.
@@ -334,6 +337,7 @@ void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivati
     }
   }
   exchange(kept, h, scratch.own, gradients.down, false);
+  end(LayerPart::combine);
   std::int64_t begin = 0;
   for (std::int64_t i = 0; i < experts.local; ++i) {
     gemm_nn<T>(inputs.ends[i] - begin, f, h, gradients.down + begin * h, h,
@@ -356,6 +360,7 @@ void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivati
                weights + at.expert_up + i * at.expert_stride, h, Into::set, scratch.outputs + begin * (h + 1), h + 1);
     begin = inputs.ends[i];
   }
+  end(LayerPart::experts);
   exchange(kept, h + 1, scratch.own, scratch.outputs, true);
   router_gradient(kept, gradients, scratch);
 
@@ -372,6 +377,7 @@ void ExpertMlp<T>::input_gradient(const T* output_gradient, const ExpertActivati
   gemm_nn<T>(own, h, experts.count, gradients.logits + first_row() * experts.count, experts.count, weights + at.router,
              h, Into::add, input_gradient + first_row() * h, h);
   sum_over_group(input_gradient, rows * h);
+  end(LayerPart::dispatch);
 }
 
 template <class T>

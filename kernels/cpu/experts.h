@@ -4,6 +4,7 @@
 
 #include "kernels/carver.h"
 #include "kernels/collective.h"
+#include "kernels/part_log.h"
 #include "kernels/weights.h"
 
 namespace sluice::kernels::cpu {
@@ -78,6 +79,7 @@ struct ExpertMlp {
   const T* weights;
   TensorGroup* tensor;
   ExpertGroup* group;
+  PartLog* parts;
 
   // From `input` [n, h], writes `kept`, `inputs` and `out` [n, h], equal on all tensor-parallel ranks. Stops before the
   // last matrices if `out` is null.
@@ -108,6 +110,9 @@ struct ExpertMlp {
                        const ExpertScratch<T>& scratch) const;
   void sum_over_group(T* data, std::int64_t count) const {
     if (spec.tensor_parallel > 1) tensor->all_reduce_sum(data, count);
+  }
+  void end(LayerPart part) const {
+    if (parts != nullptr) parts->end(part);
   }
 };
 

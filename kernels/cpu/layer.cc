@@ -67,6 +67,7 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
   const std::int64_t all = sizes.qkv_width;
   const bool rms = spec.model.rms_norm;
 
+  if (parts != nullptr) parts->begin(true);
   norm<T>(kept.input, weight(at.norm1_gain), weight(at.norm1_bias), rms, n, h, kept.statistics1, inputs.qkv);
   gemm_nt<T>(n, all, h, T{1}, inputs.qkv, h, weight(at.qkv), h, Into::set, scratch.qkv, all);
   const T* const bias = weight(at.qkv_bias);
@@ -85,6 +86,7 @@ void Layer<T>::forward(const KeysValues<T>& keys_values, const LayerActivations<
 
   norm<T>(kept.middle, weight(at.norm2_gain), weight(at.norm2_bias), rms, n, h, kept.statistics2, inputs.up);
   if (kind == LayerKind::experts) {
+    if (parts != nullptr) parts->end(LayerPart::attention);
     expert_mlp().forward(inputs.up, kept.experts, inputs.experts, scratch.experts, out);
     if (out != nullptr) add<T>(kept.middle, n * h, out);
     return;
@@ -133,6 +135,7 @@ void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActiv
   const bool rms = spec.model.rms_norm;
   const auto of = [weight_gradients](std::int64_t offset) { return offset < 0 ? nullptr : weight_gradients + offset; };
 
+  if (parts != nullptr) parts->begin(false);
   if (kind == LayerKind::experts) {
     expert_mlp().input_gradient(gradients.down, kept.experts, inputs.experts, gradients.experts, scratch.experts,
                                 scratch.hidden);
@@ -163,6 +166,7 @@ void Layer<T>::input_gradient(const KeysValues<T>& keys_values, const LayerActiv
   sum_over_group(scratch.hidden, n * h);
   norm_gradient<T>(scratch.hidden, kept.input, weight(at.norm1_gain), kept.statistics1, gradients.output, rms, n, h,
                    scratch.sums, input_gradient, of(at.norm1_gain), of(at.norm1_bias));
+  if (kind == LayerKind::experts && parts != nullptr) parts->end(LayerPart::attention);
 }
 
 template <class T>

@@ -78,6 +78,7 @@ struct Layer {
   const T* weights;
   TensorGroup* tensor;
   ExpertGroup* experts;
+  PartLog* parts;
   const T* cosines;  // [tokens, d / 2], null with learned positions
   const T* sines;
 
@@ -103,7 +104,8 @@ struct Layer {
             .rows = shape.rows(),
             .weights = weights,
             .tensor = tensor,
-            .group = experts};
+            .group = experts,
+            .parts = parts};
   }
   void sum_over_group(T* data, std::int64_t count) const;
   void mlp_input_gradient(const LayerActivations<T>& kept, const LayerGradients<T>& gradients,

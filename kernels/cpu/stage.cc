@@ -163,6 +163,7 @@ class CpuStage final : public Stage {
             .weights = elements<T>(call.weights),
             .tensor = call.tensor,
             .experts = call.experts,
+            .parts = call.parts,
             .cosines = scratch.cosines,
             .sines = scratch.sines};
   }

@@ -15,8 +15,6 @@
 namespace sluice::model {
 namespace {
 
-constexpr std::array<std::string_view, kNumLayerParts> kPartNames = {"attention", "dispatch", "experts", "combine"};
-
 struct NamedWeave {
   std::string_view name;
   std::string_view order;
@@ -213,8 +211,6 @@ class TwoLanes {
 };
 
 }  // namespace
-
-std::string_view to_string(LayerPart part) { return kPartNames[static_cast<std::size_t>(part)]; }
 
 std::string to_string(const PassPart& part) { return fmt::format("{}({})", to_string(part.part), letter(part.pass)); }
 

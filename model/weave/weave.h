@@ -12,14 +12,9 @@
 
 #include "model/namespaces.h"
 #include "model/schedule/op.h"
+#include "model/workload/layer_part.h"
 
 namespace sluice::model {
-
-// The parts of a layer with experts, in the order of its forward pass. Dispatch and combine are communication.
-enum class LayerPart : std::uint8_t { attention, dispatch, experts, combine };
-inline constexpr std::size_t kNumLayerParts = 4;
-std::string_view to_string(LayerPart part);
-constexpr bool communicates(LayerPart part) { return part == LayerPart::dispatch || part == LayerPart::combine; }
 
 // One part of one pass: F, B or W. B is the input gradient, and includes the weight gradient in a weave without W.
 struct PassPart {

@@ -12,10 +12,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model/input/files.h"
@@ -154,6 +156,38 @@ TEST(RunCommand, WritesTheMeasuredTimelineAsATrace) {
   EXPECT_EQ(ops, 2 * 4 * 3);  // F, I and W of four microbatches on two ranks
 }
 
+TEST(RunCommand, TracesShowThePartsOfLayersWithExperts) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("run.json");
+  ASSERT_EQ(run(kExpertRun + "--steps 2 --pp 2 --dp 2 --ep 2 --schedule zb-h1 --trace " + path).exit_code, 0);
+  const std::string trace = read_file(path);
+  EXPECT_THAT(test::check_trace(trace), IsEmpty());
+  std::map<std::string, int> parts;
+  // By rank: start and end of the ops with parts, F and I.
+  std::map<int, std::vector<std::pair<double, double>>> ops;
+  const json document = json::parse(trace);
+  for (const json& event : document.at("traceEvents")) {
+    if (event.value("cat", "") != "compute" || event.at("name").get<std::string>().starts_with("W")) continue;
+    const double start = event.at("ts").get<double>();
+    ops[event.at("pid").get<int>()].emplace_back(start, start + event.at("dur").get<double>());
+  }
+  for (const json& event : document.at("traceEvents")) {
+    if (event.value("cat", "") != "part") continue;
+    ++parts[event.at("name").get<std::string>()];
+    const double start = event.at("ts").get<double>();
+    const double end = start + event.at("dur").get<double>();
+    const auto& of_rank = ops.at(event.at("pid").get<int>());
+    EXPECT_TRUE(std::any_of(of_rank.begin(), of_rank.end(), [&](const auto& op) {
+      return op.first <= start && end <= op.second + 1e-3;
+    })) << event;
+  }
+  // Two layers per rank, in F and I of four microbatches on two ranks.
+  for (const std::string part : {"attention", "dispatch", "experts", "combine"}) {
+    for (const char* pass : {"(F)", "(B)"}) EXPECT_EQ(parts[part + pass], 2 * 4 * 2) << part << pass;
+  }
+  EXPECT_EQ(test::run_sluice({"compare", path, path}).exit_code, 0);  // reads it back
+}
+
 TEST(RunCommand, ResumesWithTheSameLosses) {
   const TemporaryFolder folder;
   const std::string saved = folder.path("half.safetensors");
@@ -244,6 +278,8 @@ TEST(RunCommand, InvalidFlagsAreReported) {
               HasSubstr("experts (4) must be a multiple of the expert-parallel size (3)"));
   EXPECT_THAT(error(kExpertRun + "--etp 2", 2), HasSubstr("unknown flag '--etp'"));
   EXPECT_THAT(error(kTinyRun + "--num-experts 4", 2), HasSubstr("experts with biases are not modeled"));
+  EXPECT_THAT(error("profile" + kExpertRun.substr(std::string("run").size()), 2),
+              HasSubstr("profiles do not support mixture-of-experts layers"));
   EXPECT_THAT(error(kTinyRun + "--schedule auto", 2), HasSubstr("runs do not support --schedule auto"));
   EXPECT_THAT(error(kTinyRun + "--pp 3 --tp 5", 2), HasSubstr("tensor"));
   EXPECT_THAT(error(kTinyRun + "--data /nowhere/text", 2), HasSubstr("/nowhere/text"));

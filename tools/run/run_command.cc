@@ -8,10 +8,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "exec/checkpoint/saved_state.h"
@@ -154,7 +156,19 @@ void write_trace(const RunOptions& options, const RunPlan& plan, const TrainingR
   if (options.trace.empty() || report.runs.empty() || report.runs.back().clocks.empty()) return;
   const Timeline timeline = measured_timeline(plan.graph(), report.runs.back().clocks);
   const auto memory = memory_over_time(plan.graph(), timeline, true);
-  write_trace_file(options.trace, plan.graph(), timeline, memory);
+  TraceOptions trace;
+  // A part occurs once per layer and pass.
+  std::map<std::tuple<VertexId, LayerPart, bool>, int> layers;
+  for (const VertexPart& part : measured_parts(plan.graph(), report.runs.back().clocks)) {
+    const PartTime& time = part.time;
+    trace.parts.push_back({.vertex = part.vertex,
+                           .rank = plan.graph().rank_of(part.vertex),
+                           .part = {time.part, time.forward ? OpKind::F : OpKind::B},
+                           .layer = layers[{part.vertex, time.part, time.forward}]++,
+                           .start = Duration(time.start_ns),
+                           .end = Duration(time.end_ns)});
+  }
+  write_trace_file(options.trace, plan.graph(), timeline, memory, trace);
 }
 
 // Writes the trace of a failed run: the ops completed in the failed step, or, with processes, the last complete step.
@@ -372,7 +386,10 @@ Subcommand add_run_command(CLI::App& app) {
       "  sluice run --backend cuda --devices green:2 --precision bf16\n"
       "  torchrun --no-python --nproc-per-node 8 sluice run --backend cuda --pp 4 --dp 2\n"
       "  sluice run --num-layers 8 --hidden-size 256 --num-attention-heads 8 --vocab-size 256 \\\n"
-      "      --seq-length 256 --pp 4 --microbatches 8\n\n"
+      "      --seq-length 256 --pp 4 --microbatches 8\n"
+      "  sluice run --num-layers 4 --hidden-size 128 --num-attention-heads 4 --vocab-size 256 \\\n"
+      "      --position-embedding-type rope --disable-bias-linear --num-experts 8 --moe-router-topk 2 \\\n"
+      "      --moe-ffn-hidden-size 128 --seq-length 128 --pp 1 --dp 2 --ep 2 --trace experts.json\n\n"
       "Ranks are threads of this process or, if started by mpirun, srun or (on GPUs) torchrun, processes. The default "
       "is a small built-in GPT on two ranks, with 1F1B and synthetic tokens. Dropout is not applied.");
   command->group("Run and measure");

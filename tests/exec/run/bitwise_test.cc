@@ -41,6 +41,10 @@ TEST(Bitwise, ExecutorMatchesOneThreadForEveryFamily) {
     spec.data_parallel = tried % 3 == 0 ? 2 : 1;
     spec.recompute = tried % 5 == 0;
     expect_same_bits(spec, schedule);
+    if (tried % 4 == 0) {
+      spec.model = tried % 8 == 0 ? test::small_mixtral(made.num_stages()) : test::small_expert_gpt(made.num_stages());
+      expect_same_bits(spec, schedule);
+    }
     ++tried;
   });
   EXPECT_GT(tried, small ? 50 : 100);

@@ -124,7 +124,8 @@ TEST(Gradients, MatchOneDeviceWithExperts) {
     int data;
     int tensor;
   };
-  const std::vector<Ranks> all = {{1, 1, 1}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1}, {2, 2, 2}, {4, 4, 1}, {4, 2, 2}};
+  const std::vector<Ranks> all = {{1, 1, 1}, {1, 1, 2}, {1, 2, 2}, {2, 1, 2}, {2, 2, 1},
+                                  {2, 4, 1}, {2, 2, 2}, {4, 4, 1}, {4, 2, 2}};
   int tried = 0;
   for (const Family& family : all_families()) {
     if (family.asynchronous) continue;
