@@ -35,7 +35,7 @@ HostWorker::HostWorker(const RunPlan& plan, int world_rank, Transport& transport
       consumed_(rank_.receives.size(), 0),
       wakes_collectives_(rank_.steps.size(), 0),
       optimizer_reads_first_(optimizer_reads_first()),
-      part_log_(plan.has_experts() ? to_size(4 * plan.spec().model.layers) : 0) {
+      part_log_(plan.has_experts() ? 4 * to_size(plan.spec().model.layers) : 0) {
   if (plan.has_experts()) parts_.reserve(kMostParts);
   awaiting_.reserve(rank_.receives.size());
   for (const PlannedCollective& collective : rank_.collectives) {

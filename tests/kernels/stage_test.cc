@@ -273,9 +273,9 @@ TEST(Experts, MemoryIsThatOfTheWorstDistribution) {
   // n = 32 rows with two experts each: one rank receives at most 64 rows for four experts, 2 x 64 for two of them, and
   // 4 x 32 for one.
   constexpr std::int64_t h = 31, f = 16;
-  EXPECT_EQ(memory(2).to_input_gradient - memory(1).to_input_gradient, 4 * 64 * 2 * f);
-  EXPECT_EQ(memory(2).to_weight_gradient - memory(1).to_weight_gradient, 4 * 64 * (h + 1 + f));
-  EXPECT_EQ(memory(2).output_gradients - memory(1).output_gradients, 4 * 64 * (2 * f + h));
+  EXPECT_EQ(memory(2).to_input_gradient - memory(1).to_input_gradient, f * 2 * 64 * 4);
+  EXPECT_EQ(memory(2).to_weight_gradient - memory(1).to_weight_gradient, (h + 1 + f) * 64 * 4);
+  EXPECT_EQ(memory(2).output_gradients - memory(1).output_gradients, (2 * f + h) * 64 * 4);
   EXPECT_EQ(memory(4).to_weight_gradient, memory(2).to_weight_gradient);
 }
 
