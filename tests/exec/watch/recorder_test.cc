@@ -39,6 +39,7 @@ class RecorderTest : public ::testing::Test {
             .pipeline_rank = rank % 2,
             .data_rank = rank / 2,
             .tensor_rank = 0,
+            .expert_ranks = 2,
             .world_size = 4,
             .process = ::getpid(),
             .host = host_name()};
@@ -73,6 +74,7 @@ TEST_F(RecorderTest, HasOwnerAndActivitiesOfBothThreads) {
   EXPECT_EQ(file.owner().pipeline_rank, 1);
   EXPECT_EQ(file.owner().data_rank, 1);
   EXPECT_EQ(file.owner().tensor_rank, 0);
+  EXPECT_EQ(file.owner().expert_ranks, 2);
   EXPECT_EQ(file.owner().world_size, 4);
   EXPECT_EQ(file.owner().process, ::getpid());
   EXPECT_EQ(file.owner().host, host_name());
@@ -301,6 +303,9 @@ TEST_F(RecorderTest, OtherFilesAreRejectedByName) {
   EXPECT_THAT(with(other), HasSubstr("expected version 1, got 99"));
   other = whole;
   other[16] = 5;  // the world rank, of 4
+  EXPECT_THAT(with(other), HasSubstr("damaged recorder file: its ranks are out of the range of its world size"));
+  other = whole;
+  other[36] = 5;  // the expert ranks, of 4
   EXPECT_THAT(with(other), HasSubstr("damaged recorder file: its ranks are out of the range of its world size"));
   EXPECT_THROW(open_recorders(folder_.path("none")), InputError);
   const TemporaryFolder empty;

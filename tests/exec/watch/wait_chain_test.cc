@@ -605,5 +605,26 @@ TEST(WaitChain, CollectiveRanksDependOnTheKindOfCollective) {
   EXPECT_THAT(ranks("global norm(step 0)", 2), ElementsAre(2, 3, 6, 7));
 }
 
+TEST(WaitChain, ExpertsAreReducedOverTheRanksThatHaveTheSameOnes) {
+  const Scene scene("1f1b", 2, 4, {.global_norm = true}, 2, 2);
+  const auto with = [&](int expert_ranks) {
+    std::vector<RecorderOwner> owners = scene.owners();
+    for (RecorderOwner& owner : owners) owner.expert_ranks = expert_ranks;
+    return owners;
+  };
+  const auto ranks = [&](int expert_ranks, const std::string& name, int world_rank) {
+    return collective_ranks(scene.graph(), with(expert_ranks), scene.vertex(name), world_rank);
+  };
+  // All four ranks of a stage have the experts, then each second, then one; the other gradients are those of data
+  // ranks.
+  EXPECT_THAT(ranks(1, "gradient reduce(stage 1, step 0)", 5), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(ranks(2, "gradient reduce(stage 1, step 0)", 5), ElementsAre(5, 7));
+  EXPECT_THAT(ranks(4, "gradient reduce(stage 1, step 0)", 5), ElementsAre(5, 7));
+  EXPECT_THAT(ranks(2, "global norm(step 0)", 2), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+  EXPECT_THAT(expert_group(with(1), 5), ElementsAre(5));
+  EXPECT_THAT(expert_group(with(2), 5), ElementsAre(4, 5));
+  EXPECT_THAT(expert_group(with(4), 5), ElementsAre(4, 5, 6, 7));
+}
+
 }  // namespace
 }  // namespace sluice::test
