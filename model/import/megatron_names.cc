@@ -14,6 +14,7 @@ constexpr MegatronKey kMegatronKeys[] = {
     {"expert-model-parallel-size", whole, "/parallelism/ep"},
     {"use-distributed-optimizer", flag, "/parallelism/distributed_optimizer"},
     {"tp-comm-overlap", flag, "/parallelism/tp_comm_overlap"},
+    {"activation-func-fp8-input-store", flag, "/parallelism/activation_func_fp8_input_store"},
     {"overlap-grad-reduce", flag, "/parallelism/overlap_grad_reduce"},
     {"overlap-param-gather", flag, "/parallelism/overlap_param_gather"},
     {"cross-entropy-loss-fusion", flag, "/parallelism/fused_cross_entropy"},

@@ -202,6 +202,7 @@ class Reading {
     }
     training.optimizer_bytes = whole(object, "optimizer_bytes", 3, 12, 12);
     training.fused_activation = object.boolean_or("fused_activation", true);
+    training.narrow_activation_inputs = object.boolean_or("activation_func_fp8_input_store", false);
     read_precision(object);
     scenario_.clip_gradients = object.boolean_or("clip_gradients", true);
     if (object.has("overlap_transfers")) scenario_.overlap_transfers = object.boolean_or("overlap_transfers", false);

@@ -79,9 +79,9 @@ std::vector<PassPart> parse_order(std::string_view text, std::string_view place)
     const std::optional<PassPart> part = parse_part(word);
     if (!part) {
       throw InputError(
-          fmt::format("{}: expected a part such as \"dispatch(F)\", got \"{}\": the parts are {} and the "
-                      "passes F, B and W",
-                      place, word, fmt::join(kPartNames, ", ")));
+          fmt::format("{}: expected a part such as \"dispatch(F)\", got \"{}\": the parts are attention, "
+                      "dispatch, experts and combine, and the passes F, B and W",
+                      place, word));
     }
     order.push_back(*part);
   }

@@ -106,7 +106,8 @@ class Tensors {
   void dense() {
     const std::int64_t inputs = model_.mlp_inputs();
     operand("input of the MLP", "p n h / s", to_weight_gradient, s_.hidden, by(norm));
-    add("inputs of the activation", "2 n i f / t", to_input_gradient, 2 * inputs * s_.mlp, by(mlp));
+    add("inputs of the activation", "2 n i f / t, or 1 in 8 bits", to_input_gradient, stored() * inputs * s_.mlp,
+        by(mlp));
     if (unfused_gate()) add("output of the gate's activation", "2 n f / t", to_input_gradient, 2 * s_.mlp, by(mlp));
     operand("output of the activation", "p n f / t", to_weight_gradient, s_.mlp, by(mlp));
     operand("gradient of the MLP's output", "p n h / s", gradient, s_.hidden);
@@ -129,7 +130,8 @@ class Tensors {
     constexpr int kRouterBytes = 2 + 4 + 4 + 1 + 2 * 4;
     add("router", "19 n e / t", to_input_gradient, kRouterBytes * own * experts.count, moe);
     operand("inputs of the experts", "p n k h u / t", to_weight_gradient, come * model_.hidden, moe);
-    add("inputs of the experts' activation", "2 n k i fe / t", to_input_gradient, 2 * inputs * width, moe);
+    add("inputs of the experts' activation", "2 n k i fe / t, or 1 in 8 bits", to_input_gradient,
+        stored() * inputs * width, moe);
     // Before it is multiplied with the gate or with the router's probabilities.
     if (!model_.gated || unfused_gate()) {
       add("output of the experts' activation", "2 n k fe / t", to_input_gradient, 2 * width,
@@ -137,7 +139,8 @@ class Tensors {
     }
     operand("inputs of the experts' last matrices", "p n k fe / t", to_weight_gradient, width,
             by(RecomputeModule::experts, activation));
-    add("inputs of the shared expert's activation", "2 n i fs / t", to_input_gradient, 2 * inputs * shared, shared_too);
+    add("inputs of the shared expert's activation", "2 n i fs / t, or 1 in 8 bits", to_input_gradient,
+        stored() * inputs * shared, shared_too);
     operand("output of the shared expert's activation", "p n fs / t", to_weight_gradient, shared, shared_too);
     operand("gradient of the layer's output", "p n h / s", gradient, s_.hidden);
     operand("gradients of the experts' outputs", "p n k h u / t", gradient, come * model_.hidden);
@@ -145,6 +148,8 @@ class Tensors {
     add("gradient of the router", "2 n e / t", gradient, 2 * own * experts.count);
   }
 
+  // Bytes of an input of the activation.
+  std::int64_t stored() const { return training_.narrow_activation_inputs ? 1 : 2; }
   bool unfused_gate() const { return model_.gated && !training_.fused_activation; }
 
   const Transformer& model_;

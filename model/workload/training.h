@@ -126,7 +126,9 @@ struct Training {
   bool gradient_copy = false;    // 32-bit gradients are accumulated besides 16-bit ones, which are kept as well
   int optimizer_bytes = 12;      // of the 32-bit weight and both moments of a parameter, 3 to 12
   bool fused_activation = true;  // the MLP's gate and activation are one kernel, which stores their inputs alone
-  bool scatter_gather = true;    // each tp rank sends 1/tp of a transfer, all-gathered on arrival (tp > 1)
+  // The inputs of the MLP's activation are stored in 8 bits (Megatron-LM's activation-func-fp8-input-store).
+  bool narrow_activation_inputs = false;
+  bool scatter_gather = true;  // each tp rank sends 1/tp of a transfer, all-gathered on arrival (tp > 1)
   CrossEntropy cross_entropy = CrossEntropy::separate;
   // Transformer Engine's layers: where gradients are accumulated within the GEMM, a 16-bit tensor of each weight's
   // shape is kept to return to autograd in place of the gradient (transformer_engine/pytorch/utils, get_dummy_wgrad).

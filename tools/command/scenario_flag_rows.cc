@@ -116,6 +116,8 @@ const ScenarioFlagRow kScenarioFlagRows[] = {
      "bf16,fp16,fp8,fp8-current,mxfp8,nvfp4"},
     {"--fp8-param-gather", "/parallelism/fp8_param_gather", ScenarioValueKind::yes, kParallelism,
      "Keep and gather the parameters of linear layers in 8 bits (default: off)"},
+    {"--activation-func-fp8-input-store", "/parallelism/activation_func_fp8_input_store", ScenarioValueKind::yes,
+     kParallelism, "Store the inputs of the MLP's activation in 8 bits (default: off)"},
     {"--overlap-p2p-communication", "/parallelism/overlap_transfers", ScenarioValueKind::yes, kParallelism,
      "Overlap point-to-point transfers with compute (default: as the training framework does)"},
     {"--stage-layers", "/parallelism/stage_layers", ScenarioValueKind::whole_list, kParallelism,

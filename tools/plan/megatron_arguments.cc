@@ -144,6 +144,7 @@ void add_kernels(const Scenario& scenario, Arguments& out) {
       break;
   }
   out.add("--fp8-param-gather", training.narrow_parameters);
+  out.add("--activation-func-fp8-input-store", training.narrow_activation_inputs);
   out.add("--grad-reduce-in-bf16", training.gradient_bytes == 2);
   if (!scenario.clip_gradients) out.add("--clip-grad", 0);
   if (training.transformer_engine) out.add("--transformer-impl", "transformer_engine");

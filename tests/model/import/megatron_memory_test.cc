@@ -43,6 +43,7 @@ TEST(ImportMegatron, ReadsOptimizerStatesAndTheirShards) {
             false);
   EXPECT_FALSE(parallelism_of("--torch-fsdp2-no-reshard-after-forward").contains("reshard_after_forward"));
   EXPECT_THROW(parallelism_of("--cross-entropy-loss-fusion --cross-entropy-fusion-impl plain"), InputError);
+  EXPECT_TRUE(parallelism_of("--activation-func-fp8-input-store").at("activation_func_fp8_input_store").get<bool>());
   EXPECT_FALSE(parallelism_of("--no-bias-swiglu-fusion").at("fused_activation").get<bool>());
   EXPECT_THROW(import_megatron_line(kSmallModel + "--use-precision-aware-optimizer --exp-avg-dtype int4", "line"),
                InputError);

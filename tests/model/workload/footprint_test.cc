@@ -83,6 +83,10 @@ TEST(Activations, OfGroupedQueryAndGatedLayers) {
   EXPECT_EQ(bytes.activations_to_input_gradient, 2 * n * (3 * 4096 + 2 * 14336));
   EXPECT_EQ(bytes.keys_values, 2 * n * 2048);
   EXPECT_EQ(bytes.activations_to_weight_gradient, 2 * n * (3 * 4096 + 14336));
+  Training narrow = training_of(1, false, true);
+  narrow.narrow_activation_inputs = true;
+  EXPECT_EQ(one_layer(example("llama3-8b/config.json"), narrow).activations_to_input_gradient,
+            n * (2 * 3 * 4096 + 2 * 14336));
   EXPECT_EQ(bytes.gradients_to_weight_gradient, 2 * n * (4096 + 2048 + 4096 + 2 * 14336 + 4096));
 }
 
