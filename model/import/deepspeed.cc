@@ -164,7 +164,9 @@ class DeepSpeedReader {
   }
 
   void note_zero(const Json& zero) {
-    for (const auto& [key, value] : zero.items()) {
+    for (const auto& item : zero.items()) {
+      const std::string& key = item.key();
+      const Json& value = item.value();
       if (std::find(std::begin(kZeroWithoutEffect), std::end(kZeroWithoutEffect), key) !=
           std::end(kZeroWithoutEffect)) {
         continue;

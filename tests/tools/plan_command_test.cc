@@ -262,33 +262,6 @@ TEST(PlanCommand, PrintsOneZeroStage) {
   EXPECT_THAT(out, testing::Not(testing::HasSubstr("--use-distributed-optimizer=false")));
 }
 
-// Of models with experts and latent attention, selective recomputation repeats what is cheap, unless modules are
-// listed.
-TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
-  const auto flags = [](const std::string& more) {
-    const CommandResult result = run_sluice(
-        words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster dgx-h100 --gpus 512 --gbs 2048 --seq-length 4096 "
-              "--tp 4 --pp 16 --ep 32 --mbs 1 --schedule 1f1b --even-stages --top 1 --memory-margin 0 "
-              "--recompute selective " +
-              more));
-    return result.out + result.err;
-  };
-  EXPECT_THAT(flags(""), testing::HasSubstr(" --recompute-modules layernorm,mla_up_proj,moe_act"));
-  EXPECT_THAT(flags("--recompute-modules mlp"), testing::HasSubstr(" --recompute-modules mlp"));
-}
-
-// With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
-// stage it is ahead.
-TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
-  const CommandResult result = run_sluice(
-      words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus 256 --gbs 4096 --seq-length 4096 "
-            "--precision mxfp8 --fp8-param-gather --runs-on megatron --tp 1 --mbs 1 --pp 4,8 --ep 32,64 --json"));
-  ASSERT_EQ(result.exit_code, 0) << result.err;
-  const json ranking = json::parse(result.out).at("ranking");
-  EXPECT_EQ(ranking.at(0).at("pp"), 8);
-  EXPECT_EQ(ranking.at(1).at("pp"), 4);
-}
-
 // The printed flags of `sluice run` train the model.
 TEST(PlanCommand, PrintsFlagsThatRun) {
   const CommandResult plan = run_sluice(
