@@ -67,6 +67,19 @@ void check_modeled(const CsvTable& table, int row) {
   if (cell("layers").empty()) skip("no published shape");
 }
 
+// Dispatch and combine in Megatron-Bridge's recipes (scripts/performance/configs, *_workload_base_configs.py): HybridEP
+// from 2026 on, but DeepEP for Qwen3 235B outside of NVL72 domains, and before; combined 1F1B for Qwen3 235B on H100.
+void set_experts(const CsvTable& table, int row, Json& base) {
+  const std::string& release = table.text(row, "release");
+  const std::string& type = table.text(row, "gpu_type");
+  const bool qwen = table.text(row, "model").starts_with("Qwen3_235B");
+  const bool domain = type.find("GB") != std::string::npos;
+  const bool hybrid = !release.starts_with("25.") && (!qwen || domain);
+  base["parallelism"]["moe_token_dispatcher"] = hybrid ? "hybridep" : "deepep";
+  if (hybrid) base["parallelism"]["moe_communication_sms"] = 32;
+  if (qwen && type.find("H100") != std::string::npos) base["schedule"] = {{"name", "combined-1f1b"}};
+}
+
 // A row of a table of NVIDIA's. Where stages times layers do not divide, embedding and head count as a layer each, as
 // in NeMo's recipe of Llama 3.1 405B.
 struct NvidiaRow {
@@ -88,6 +101,7 @@ NvidiaRow nvidia_row(CsvTable table, int row) {
   } else if (precision != "bf16") {
     base["parallelism"]["fp8_param_gather"] = true;
   }
+  if (table.has("experts") && !table.text(row, "experts").empty()) set_experts(table, row, base);
   if (table.has("release") && table.text(row, "release").starts_with("24.")) base["software"] = "nemo-2024";
   base["model"] = models.at(name);
   base["model"].update({{"position_embedding_type", "rope"},

@@ -30,9 +30,10 @@ TEST(PlanCommand, RecomputesCheapModulesOfExperts) {
 // With even stages, pp 8 is behind ten configurations with pp 4 that differ in chunks and outer stages; with layers per
 // stage it is ahead.
 TEST(PlanCommand, RefinesFurtherSizesInPlaceOfNearEquals) {
-  const CommandResult result = run_sluice(
-      words("plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus 256 --gbs 4096 --seq-length 4096 "
-            "--precision mxfp8 --fp8-param-gather --runs-on megatron --tp 1 --mbs 1 --pp 4,8 --ep 32,64 --json"));
+  const CommandResult result = run_sluice(words(
+      "plan --model deepseek-v3 --mtp-num-layers 0 --cluster gb200-nvl72 --gpus 256 --gbs 4096 --seq-length 4096 "
+      "--precision mxfp8 --fp8-param-gather --runs-on megatron --schedule interleaved-1f1b --tp 1 --mbs 1 --pp 4,8 "
+      "--ep 32,64 --json"));
   ASSERT_EQ(result.exit_code, 0) << result.err;
   const json ranking = json::parse(result.out).at("ranking");
   EXPECT_EQ(ranking.at(0).at("pp"), 8);
