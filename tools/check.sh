@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The checks beyond tools/test.sh: format, tests under the address, undefined-behavior and thread sanitizers, benchmarks, fuzzing,
-# clang-tidy, and the report in a browser. Expects the release build of tools/test.sh. A failing step does not keep the
+# clang-tidy, the report in a browser, and scripts with PyTorch. Expects the release build of tools/test.sh. A failing step does not keep the
 # later ones from running; all results are listed at the end.
 # tools/check.sh --install-only: installs the packages and ends.
 # SLUICE_JOBS: number of concurrent jobs. SLUICE_FUZZ_SECONDS: time of all fuzz targets together (default 60).
@@ -17,6 +17,10 @@ check_format() {
 build() { cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"; }
 browser() {
   tests/browser/install.sh && ctest --preset release -L browser
+}
+
+pytorch() {
+  tests/pytorch/install.sh && SLUICE_TEST_PYTHON=$PWD/build/pytorch/bin/python ctest --preset release -R ProfileLike
 }
 
 install() {
@@ -40,5 +44,6 @@ step "benchmarks" cmake --build --preset release -j "$jobs" --target sluice_benc
 step "fuzz" tools/fuzz.sh "${SLUICE_FUZZ_SECONDS:-60}"
 step "clang-tidy" tools/tidy.sh "$jobs"
 step "browser" browser
+step "PyTorch" pytorch
 mkdir -p build/times
 steps_summary "tools/check.sh" | tee build/times/check.txt
