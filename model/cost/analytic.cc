@@ -39,8 +39,8 @@ const Training& checked(const Transformer& model, const Training& training) {
 
 }  // namespace
 
-AnalyticCost::AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
-                           Software software, KernelTimes measured)
+AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vector<StageContents> stages,
+                           Cluster cluster, Software software, KernelTimes measured)
     : model_(std::move(model)),
       training_(checked(model_, training)),
       stages_(std::move(stages)),

@@ -37,7 +37,7 @@ class AnalyticCost : public CostModel {
  public:
   // Throws InputError if training and model do not fit (check_training), the cluster is too small (Placement), or its
   // GPUs lack the training's precision. `measured` times must be of the cluster's GPU.
-  AnalyticCost(Transformer model, Training training, std::vector<StageContents> stages, Cluster cluster,
+  AnalyticCost(Transformer model, const Training& training, std::vector<StageContents> stages, Cluster cluster,
                Software software, KernelTimes measured = {});
 
   // Shapes are in tokens.

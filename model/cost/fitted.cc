@@ -12,7 +12,7 @@ namespace sluice::model {
 FittedCost::FittedCost(CostTable table, Training training, std::vector<StageContents> stages,
                        std::unique_ptr<const CostModel> rest, ParameterCounts parameters)
     : table_(std::move(table)),
-      training_(training),
+      training_(std::move(training)),
       stages_(std::move(stages)),
       rest_(std::move(rest)),
       parameters_(std::move(parameters)) {

@@ -97,7 +97,7 @@ void add_layer_workspace(Out& out, const LayerTensors& tensors, RecomputeModules
 
 TransformerFootprint::TransformerFootprint(Transformer model, Training training, std::vector<StageContents> stages,
                                            std::int64_t workspace)
-    : model_(std::move(model)), training_(training), stages_(std::move(stages)), workspace_(workspace) {
+    : model_(std::move(model)), training_(std::move(training)), stages_(std::move(stages)), workspace_(workspace) {
   check_training(model_, training_);
 }
 
