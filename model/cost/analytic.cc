@@ -29,6 +29,7 @@ WovenBlock shifted(WovenBlock block, double before, double after) {
     part.end_s += before;
   }
   block.seconds += before + after;
+  block.outside_s = before + after;
   return block;
 }
 
@@ -56,6 +57,10 @@ AnalyticCost::AnalyticCost(Transformer model, const Training& training, std::vec
   if (gpu.peak_of(traits.bits) == 0 || !scaled) {
     throw InputError(fmt::format("precision {}: {} multiplies no operands of {} bits{}", traits.name, gpu.name,
                                  traits.bits, scaled ? "" : " with a scale per block"));
+  }
+  if (training_.ep > 1 && training_.dispatch_sms() >= gpu.num_sms) {
+    throw InputError(fmt::format("moe_communication_sms: expected less than the {} multiprocessors of {}, got {}",
+                                 gpu.num_sms, gpu.name, training_.dispatch_sms()));
   }
   for (auto stage = stages_.begin(); stage != stages_.end(); ++stage) {
     alike_.push_back(static_cast<int>(std::find(stages_.begin(), stage, *stage) - stages_.begin()));
@@ -173,11 +178,11 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   const bool all = training_.joint_overlap == Overlap::all;
   if (training_.joint_overlap == Overlap::none) return apart;
   if (training_.ep == 1 && !(all && (training_.tp > 1 || training_.cp > 1))) return apart;
-  if (!all) {
-    return woven_joint(forward_stage, forward_shape, forward_slice, backward, backward_stage, backward_shape,
-                       backward_slice)
-        .seconds;
-  }
+  const double woven = training_.ep == 1 ? apart
+                                         : woven_joint(forward_stage, forward_shape, forward_slice, backward,
+                                                       backward_stage, backward_shape, backward_slice)
+                                               .seconds;
+  if (!all) return woven;
   // Collectives of each half overlap with the other half's kernels, which they slow down.
   double device = 0;
   double exposed = 0;  // collectives that do not overlap
@@ -193,8 +198,8 @@ double AnalyticCost::joint_s(int forward_stage, const MicrobatchShape& forward_s
   add(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice));
   add(backward, backward_stage, slice_shape(backward_shape, backward_slice));
   const bool host_bound = apart > 1.0001 * (device + exposed + hidden);
-  if (host_bound) return apart;
-  return apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown);
+  if (host_bound) return woven;
+  return std::min(woven, apart - std::min(hidden, device) * std::max(0.0, 2 - cluster_.gpu.overlap_slowdown));
 }
 
 double AnalyticCost::dispatch_s(double bytes) const {
@@ -211,23 +216,26 @@ double AnalyticCost::dispatch_s(double bytes) const {
                                  to_nodes * (reach.nodes - 1) / reach.nodes);
 }
 
-std::pair<double, double> AnalyticCost::add_layers(OpKind kind, int stage, const SliceShape& slice,
-                                                   std::vector<LayerTimes>& layers) const {
-  const bool forward = kind == OpKind::F;
-  const std::size_t first = layers.size();
-  double embedding = 0;
-  double head = 0;
-  double sharding = 0;
+AnalyticCost::PassKernels AnalyticCost::pass_kernels(OpKind kind, int stage, const SliceShape& slice) const {
+  if (kind != OpKind::B) return {{kind, parts(kind, stage, slice)}};
+  return {{OpKind::I, parts(OpKind::I, stage, slice)}, {OpKind::W, parts(OpKind::W, stage, slice)}};
+}
+
+AnalyticCost::LayersOfOp AnalyticCost::layers_of(const PassKernels& kernels) const {
+  const OpKind kind = kernels.front().first;
+  LayersOfOp out;
+  double& embedding = kind == OpKind::F ? out.before_s : out.after_s;
+  double& head = kind == OpKind::F ? out.after_s : out.before_s;
   std::vector<double> host;  // by layer: the host's time for its launches
-  // The weight gradients of a B are parts of their own.
-  const std::vector<OpKind> passes = kind == OpKind::B ? std::vector{OpKind::I, OpKind::W} : std::vector{kind};
-  for (const OpKind pass : passes) {
+  for (const auto& [pass, all] : kernels) {
     std::size_t layer = 0;
-    for (const KernelPart& part : parts(pass, stage, slice)) {
-      if (part.name == "embedding") embedding += part_s(part);
-      if (part.name == "head") head += part.repeats * part_s(part);
-      if (part.name == "sharding") sharding += part_s(part);
-      if (part.name == "embedding" || part.name == "head" || part.name == "sharding") continue;
+    for (const KernelPart& part : all) {
+      if (part.name == "embedding" || part.name == "head" || part.name == "sharding") {
+        (part.name == "embedding" ? embedding
+         : part.name == "head"    ? head
+                                  : out.after_s) += part.repeats * part_s(part);
+        continue;
+      }
       LayerTimes times;
       int launched = 0;
       for (const KernelCall& call : part.calls) {
@@ -236,53 +244,57 @@ std::pair<double, double> AnalyticCost::add_layers(OpKind kind, int stage, const
       }
       for (int i = 0; i < part.repeats; ++i, ++layer) {
         if (layer == host.size()) {
-          layers.emplace_back();
+          out.layers.emplace_back();
           host.push_back(0);
         }
-        layers[first + layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
+        out.layers[layer].seconds[LayerTimes::pass_index(pass)] = times.seconds[LayerTimes::pass_index(pass)];
         host[layer] += host_s(launched);
       }
     }
   }
   // A layer takes at least the host's time; the rest of it is added to its attention.
   for (std::size_t i = 0; i < host.size(); ++i) {
-    LayerTimes& times = layers[first + i];
     double device = 0;
-    for (const auto& pass : times.seconds) device = std::accumulate(pass.begin(), pass.end(), device);
-    times.of(kind == OpKind::W ? OpKind::W
-             : forward         ? OpKind::F
-                               : OpKind::B,
-             LayerPart::attention) += std::max(0.0, host[i] - device);
+    for (const auto& pass : out.layers[i].seconds) device = std::accumulate(pass.begin(), pass.end(), device);
+    out.layers[i].of(kind, LayerPart::attention) += std::max(0.0, host[i] - device);
   }
-  if (!forward) std::reverse(layers.begin() + static_cast<std::ptrdiff_t>(first), layers.end());
-  return forward ? std::pair(embedding, head + sharding) : std::pair(head, embedding + sharding);
+  if (kind != OpKind::F) std::reverse(out.layers.begin(), out.layers.end());
+  return out;
+}
+
+// F, then B with its weight gradients, one part after another.
+const Weave& AnalyticCost::serial_weave() {
+  static const Weave weave =
+      find_weave("attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) dispatch(B) attention(B)");
+  return weave;
 }
 
 WovenBlock AnalyticCost::woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const {
-  // One pass after another: F, then the input and weight gradients of each part.
-  static const Weave kSerial =
-      find_weave("attention(F) dispatch(F) experts(F) combine(F) combine(B) experts(B) dispatch(B) attention(B)");
-  std::vector<LayerTimes> layers;
-  const auto [before, after] = add_layers(kind, stage, slice_shape(shape, slice), layers);
+  const LayersOfOp op = layers_of(pass_kernels(kind, stage, slice_shape(shape, slice)));
   const std::vector<LayerTimes> none;
   const bool forward = kind == OpKind::F;
-  return shifted(weave_block(kSerial, forward ? layers : none, forward ? none : layers), before, after);
+  return shifted(weave_block(serial_weave(), forward ? op.layers : none, forward ? none : op.layers), op.before_s,
+                 op.after_s);
+}
+
+WovenBlock AnalyticCost::woven_recompute(int stage, const MicrobatchShape& shape, int slice) const {
+  const LayersOfOp op = layers_of({{OpKind::F, recompute_parts(stage, slice_shape(shape, slice))}});
+  return shifted(weave_block(serial_weave(), op.layers, {}), op.before_s, op.after_s);
 }
 
 WovenBlock AnalyticCost::woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice,
                                      OpKind backward, int backward_stage, const MicrobatchShape& backward_shape,
                                      int backward_slice) const {
-  std::vector<LayerTimes> forward_layers;
-  std::vector<LayerTimes> backward_layers;
-  const auto [forward_before, forward_after] =
-      add_layers(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice), forward_layers);
-  const auto [backward_before, backward_after] =
-      add_layers(backward, backward_stage, slice_shape(backward_shape, backward_slice), backward_layers);
-  const double left = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms;
-  const Contention contention{.compute_rate = std::max(0.01, left)};
-  const Weave& weave = weave_.order.empty() ? fastest_weave(forward_layers, backward_layers, contention) : weave_;
-  return shifted(weave_block(weave, forward_layers, backward_layers, contention), forward_before + backward_before,
-                 forward_after + backward_after);
+  const LayersOfOp f = layers_of(pass_kernels(OpKind::F, forward_stage, slice_shape(forward_shape, forward_slice)));
+  const LayersOfOp b = layers_of(pass_kernels(backward, backward_stage, slice_shape(backward_shape, backward_slice)));
+  const double before = f.before_s + b.before_s;
+  const double after = f.after_s + b.after_s;
+  if (training_.joint_overlap == Training::JointOverlap::none) {
+    return shifted(weave_block(serial_weave(), f.layers, b.layers), before, after);
+  }
+  const Contention contention{.compute_rate = 1 - static_cast<double>(training_.dispatch_sms()) / cluster_.gpu.num_sms};
+  const Weave& weave = weave_.order.empty() ? fastest_weave(f.layers, b.layers, contention) : weave_;
+  return shifted(weave_block(weave, f.layers, b.layers, contention), before, after);
 }
 
 double AnalyticCost::recompute_s(int stage, const MicrobatchShape& shape, int slice) const {

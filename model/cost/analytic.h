@@ -47,6 +47,7 @@ class AnalyticCost : public CostModel {
   // The parts of an op, or of a joint block, on the compute and communication lanes of its rank: an op without a
   // partner runs them one after another. Times are from its start.
   WovenBlock woven_op(OpKind kind, int stage, const MicrobatchShape& shape, int slice) const override;
+  WovenBlock woven_recompute(int stage, const MicrobatchShape& shape, int slice) const override;
   WovenBlock woven_joint(int forward_stage, const MicrobatchShape& forward_shape, int forward_slice, OpKind backward,
                          int backward_stage, const MicrobatchShape& backward_shape, int backward_slice) const override;
   // Full: another forward of the layers, including its collectives. Selective without flash attention: the attention
@@ -90,10 +91,17 @@ class AnalyticCost : public CostModel {
   ShardedUnit sharded_unit(const StageContents& unit, bool gathers, bool reduces) const;
   double gather_s(const StageContents& held, double bytes) const;
   double dispatch_s(double bytes) const;
-  // Adds the layers of an op, in the order in which it runs them, to `layers`, and returns the time of its other
-  // kernels: before the layers (first) and after them.
-  std::pair<double, double> add_layers(OpKind kind, int stage, const SliceShape& slice,
-                                       std::vector<LayerTimes>& layers) const;
+  // The kernels of an op by pass: F, I or W.
+  using PassKernels = std::vector<std::pair<OpKind, std::vector<KernelPart>>>;
+  PassKernels pass_kernels(OpKind kind, int stage, const SliceShape& slice) const;
+  // The layers of an op in the order in which it runs them, and the time of its other kernels before and after them.
+  struct LayersOfOp {
+    std::vector<LayerTimes> layers;
+    double before_s = 0;
+    double after_s = 0;
+  };
+  LayersOfOp layers_of(const PassKernels& kernels) const;
+  static const Weave& serial_weave();
   double reduce_s(const StageContents& held, double bytes) const;
   double part_s(const KernelPart& part) const;
   // The fraction of routed experts in the parameters on one device.

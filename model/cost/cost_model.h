@@ -39,6 +39,9 @@ class CostModel {
   virtual WovenBlock woven_op(OpKind /*kind*/, int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const {
     return {};
   }
+  virtual WovenBlock woven_recompute(int /*stage*/, const MicrobatchShape& /*shape*/, int /*slice*/) const {
+    return {};
+  }
   virtual WovenBlock woven_joint(int /*forward_stage*/, const MicrobatchShape& /*forward_shape*/, int /*forward_slice*/,
                                  OpKind /*backward*/, int /*backward_stage*/, const MicrobatchShape& /*backward_shape*/,
                                  int /*backward_slice*/) const {

@@ -29,7 +29,7 @@ ExpertSizes expert_sizes(const Transformer& model, const Training& training, con
   ExpertSizes e{};
   e.own = s.rows / training.tp;
   e.sent = e.own * experts.per_token;
-  e.come = e.sent * training.etp * training.expert_imbalance;
+  e.come = e.sent * training.etp * (training.ep > 1 ? training.expert_imbalance : 1);
   e.scores = e.own * experts.count;
   e.mine = static_cast<double>(experts.count) / training.ep;
   e.width = static_cast<double>(experts.ffn_hidden) / training.etp;

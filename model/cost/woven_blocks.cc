@@ -20,6 +20,8 @@ WovenBlock WovenBlocks::query(const Vertex& vertex) const {
     const Vertex& backward = vertex.op == OpKind::F ? partner : vertex;
     block = cost_.woven_joint(forward.stage, shape(forward), forward.slice, backward.op, backward.stage,
                               shape(backward), backward.slice);
+  } else if (vertex.kind == VertexKind::recompute) {
+    block = cost_.woven_recompute(vertex.stage, shape(vertex), vertex.slice);
   } else {
     block = cost_.woven_op(vertex.op, vertex.stage, shape(vertex), vertex.slice);
   }
@@ -29,9 +31,14 @@ WovenBlock WovenBlocks::query(const Vertex& vertex) const {
 const WovenBlock& WovenBlocks::of(VertexId v) {
   static const WovenBlock kNone;
   const Vertex& vertex = graph_[v];
-  if (vertex.kind != VertexKind::compute && vertex.kind != VertexKind::joint) return kNone;
-  const bool joint = vertex.kind == VertexKind::joint;
-  const std::pair key(class_of(vertex), joint ? class_of(graph_.joint_partner(vertex)) : OpClass{-1, 0, 0, OpKind::F});
+  OpClass partner{-1, 0, 0, OpKind::F};
+  switch (vertex.kind) {
+    case VertexKind::compute: break;
+    case VertexKind::recompute: std::get<0>(partner) = -2; break;
+    case VertexKind::joint: partner = class_of(graph_.joint_partner(vertex)); break;
+    default: return kNone;
+  }
+  const std::pair key(class_of(vertex), partner);
   const auto [found, added] = known_.try_emplace(key);
   if (added) found->second = query(vertex);
   return found->second;

@@ -16,7 +16,7 @@ class WovenBlocks {
  public:
   WovenBlocks(const OpGraph& graph, const CostModel& cost);
 
-  // Returns the parts of a vertex; none unless it is an op or a joint block that communicates.
+  // Returns the parts of a vertex; none unless it is an op, a joint block or a recomputation that communicates.
   const WovenBlock& of(VertexId v);
 
   // Dispatch and combine of all ops of one rank, in seconds.

@@ -290,6 +290,9 @@ class MegatronImport {
     if (combined && chunks < 2 && ranks > 1) {
       fail("overlap-moe-expert-parallel-comm", "with a pipeline, requires virtual stages");
     }
+    if (!combined && has("delay-wgrad-compute")) {
+      useless_.emplace_back("--delay-wgrad-compute without --overlap-moe-expert-parallel-comm");
+    }
     if (combined && !has("delay-wgrad-compute")) set("/parallelism/weave", "whole-backward");
     if (chunks < 2) return;
     if (ranks < 3 && has("no-overlap-p2p-communication")) {

@@ -77,6 +77,7 @@ struct WovenBlock {
   double seconds = 0;            // until both lanes are done
   double communication_s = 0;    // during which the communication lane runs
   double exposed_s = 0;          // during which it runs and the compute lane does not
+  double outside_s = 0;          // of `seconds`: compute before and after the layers, which is not listed
 };
 
 // Runs the forward layers and the backward layers, each in the order of its pass, by the weave: layer i of both passes

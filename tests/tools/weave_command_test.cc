@@ -41,6 +41,22 @@ TEST(Weaves, HideMoreThanASchedulesOpsApart) {
   EXPECT_GT(seconds(whole), seconds(woven));
   EXPECT_LE(seconds(searched), seconds(woven));
   EXPECT_LT(seconds(fewer), seconds(woven));
+  EXPECT_EQ(hidden(apart), 0);
+  EXPECT_LE(seconds(simulated("--schedule dualpipe --joint-overlap all")), seconds(woven));
+  // Recomputed layers dispatch again.
+  const auto communication = [](const json& run) {
+    return run["expert_communication"]["communication_s"].get<double>();
+  };
+  EXPECT_NEAR(
+      communication(simulated("--schedule 1f1b --recompute full")) / communication(simulated("--schedule 1f1b")), 1.5,
+      1e-6);
+  // Idle time of the last stage's block is what is exposed, without embedding, head and loss.
+  const json last = json::parse(run_sluice(words("weave " + kWovenRun + "--schedule dualpipe --stage 15 --json")).out);
+  EXPECT_GT(last["outside_s"], 0.01);
+  EXPECT_NEAR(last["seconds"].get<double>() - last["compute_s"].get<double>() - last["outside_s"].get<double>(),
+              last["communication_s"].get<double>() * (1 - last["hidden_fraction"].get<double>()), 1e-9);
+  EXPECT_THAT(run_sluice(words("simulate " + kWovenRun + "--schedule dualpipe --moe-communication-sms 132")).err,
+              HasSubstr("expected less than the 132 multiprocessors of H800-80GB, got 132"));
   // Of ops without a partner everything is exposed.
   EXPECT_EQ(hidden(simulated("--schedule 1f1b")), 0);
 }
@@ -50,8 +66,8 @@ TEST(Weaves, CombinedOneFOneBIsInterleavedWithMoreOverlap) {
   const json combined = simulated("--schedule combined-1f1b --vpp 2");
   EXPECT_LT(combined["makespan_s"], interleaved["makespan_s"]);
   EXPECT_GT(combined["expert_communication"]["hidden_fraction"], 0.4);
-  EXPECT_NEAR(combined["expert_communication"]["seconds"].get<double>() /
-                  interleaved["expert_communication"]["seconds"].get<double>(),
+  EXPECT_NEAR(combined["expert_communication"]["communication_s"].get<double>() /
+                  interleaved["expert_communication"]["communication_s"].get<double>(),
               1, 1e-9);
 }
 
@@ -82,13 +98,13 @@ TEST(WeaveCommand, PrintsTheBlockOfAScenario) {
   const CommandResult table = run_sluice(words("weave " + kWovenRun + "--schedule dualpipe"));
   EXPECT_EQ(table.err, "");
   EXPECT_THAT(table.out, HasSubstr("order combine(B) attention(F) experts(B)"));
-  EXPECT_THAT(table.out, ContainsRegex("link +0  combine\\(B\\) +0\\.000"));
+  EXPECT_THAT(table.out, ContainsRegex("communication +0  combine\\(B\\) +0\\.000"));
   const json block = json::parse(run_sluice(words("weave " + kWovenRun + "--schedule dualpipe --json")).out);
   EXPECT_EQ(block["parts"].size(), 40U);
   EXPECT_EQ(block["parts"][0]["after"], nullptr);
   EXPECT_THAT(
       run_sluice(words("weave --model llama3-8b --cluster dgx-h100 --pp 4 --microbatches 8 --seq-length 4096")).err,
-      HasSubstr("has no dispatch and combine: expected a model with experts and --ep above 1"));
+      HasSubstr("has no dispatch and combine: expected --ep above 1 and a stage with layers of experts"));
   EXPECT_THAT(run_sluice(words("weave " + kWovenRun + "--stage 99")).err,
               HasSubstr("--stage: expected 0 to 15, got 99"));
   EXPECT_THAT(run_sluice(words("weave " + kWovenRun + "--weave dualpip")).err, HasSubstr("did you mean 'dualpipe'"));
@@ -115,6 +131,10 @@ TEST(WeaveCommand, ReplaysMeasuredParts) {
               HasSubstr("parts.csv: row 11, column part: this part of this layer occurs twice"));
   write_file_whole(parts, "part,layer,seconds\nmlp(F),0,1\n");
   EXPECT_THAT(run_sluice(words("weave --parts " + parts)).err, HasSubstr("expected a part such as dispatch(F)"));
+  write_file_whole(parts, "part,layer,seconds\n");
+  EXPECT_THAT(run_sluice(words("weave --parts " + parts)).err, HasSubstr("expected at least one part"));
+  EXPECT_THAT(run_sluice(words("weave --compute-rate 0.5 " + kWovenRun)).err,
+              HasSubstr("--compute-rate needs --parts"));
   EXPECT_THAT(run_sluice(words("weave --stage 0 --parts " + parts)).err, HasSubstr("--stage needs a scenario"));
 }
 

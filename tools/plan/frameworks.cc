@@ -33,9 +33,15 @@ std::string refused_by_megatron(const Scenario& base, const PlanPoint& point) {
   Refusal out;
   out.unless(point.family->in_megatron_lm, "its schedules are 1f1b, interleaved-1f1b and combined-1f1b");
   if (point.family->for_expert_parallelism) {
+    const std::string& weave = base.training.weave;
+    out.unless(weave == "dualpipe" || weave == "whole-backward",
+               "combined 1F1B has the weaves dualpipe and whole-backward");
+    out.unless(base.training.joint_overlap == Training::JointOverlap::experts,
+               "combined 1F1B overlaps dispatch and combine (--joint-overlap experts)");
     out.unless(point.chunks > 1 || point.pp == 1, "combined 1F1B with a pipeline requires interleaving");
     out.unless(point.recompute != Training::Recompute::full, "combined 1F1B excludes full recomputation");
   }
+  out.unless(!base.training.fp8_dispatch || point.ep == 1, "it dispatches tokens in 16 bits");
   out.unless(point.slices == 1, "it does not slice sequences");
   out.unless(point.chunks == 1 || point.pp > 1, "interleaving requires at least 2 pipeline ranks");
   const bool blocks = blocks_transfers(base, point);

@@ -56,7 +56,11 @@ std::vector<std::string> assumptions_of(const Scenario& base, const PlanPoint& p
   if (point.pp > 1) out.emplace_back(blocks_transfers(base, point) ? "sends block" : "sends overlap");
   if (point.overlap_grad_reduce && point.dp * point.cp > 1) out.emplace_back("gradient reduction overlaps");
   if (point.overlap_param_gather) out.emplace_back("parameter gather overlaps");
-  const bool joint = point.family->name == "dualpipe" || point.family->name == "dualpipe-v";
+  if (point.ep > 1 && base.training.expert_imbalance > 1) {
+    out.push_back(fmt::format("experts of one rank get {:.3g} times the mean", base.training.expert_imbalance));
+  }
+  const bool joint =
+      point.family->name == "dualpipe" || point.family->name == "dualpipe-v" || point.family->for_expert_parallelism;
   if (joint && base.training.joint_overlap == Training::JointOverlap::all) {
     out.emplace_back("joint blocks hide all communication");
   } else if (joint && point.ep > 1 && base.training.joint_overlap == Training::JointOverlap::experts) {

@@ -470,7 +470,7 @@ std::string simulation_json(const Setup& setup, const Prediction& prediction, st
   out["makespan_s"] = to_seconds(metrics.makespan);
   out["ideal_s"] = to_seconds(metrics.ideal);
   if (const auto experts = expert_communication(setup); experts.seconds > 0) {
-    out["expert_communication"] = {{"seconds", experts.seconds}, {"hidden_fraction", experts.hidden()}};
+    out["expert_communication"] = {{"communication_s", experts.seconds}, {"hidden_fraction", experts.hidden()}};
   }
   out["bubble_fraction"] = metrics.bubble_fraction;
   out["bubble_over_ideal"] = metrics.bubble_over_ideal;

@@ -14,6 +14,7 @@
 #include "model/scenario/setup.h"
 #include "model/weave/weave.h"
 #include "tools/command/command.h"
+#include "tools/command/messages.h"
 #include "tools/command/number_flags.h"
 #include "tools/command/scenario_flags.h"
 
@@ -23,7 +24,7 @@ namespace {
 struct WeaveOptions {
   std::string file;
   std::string parts;
-  double compute_rate = 1;
+  std::optional<double> compute_rate;
   std::optional<int> stage;
   bool json = false;
   std::unique_ptr<ScenarioFlags> flags;
@@ -51,6 +52,7 @@ MeasuredParts read_parts(const std::string& path) {
     if (layer >= layers.size()) layers.resize(layer + 1);
     layers[layer].of(part->pass, part->part) = table.number(row, "seconds", 0, 1e6);
   }
+  if (known.empty()) throw InputError(path + ": expected at least one part");
   return out;
 }
 
@@ -58,7 +60,7 @@ WovenBlock block_of_parts(const WeaveOptions& options, const nlohmann::json& doc
   const MeasuredParts parts = read_parts(options.parts);
   const nlohmann::json::json_pointer key("/parallelism/weave");
   const std::string name = document.contains(key) ? document.at(key).get<std::string>() : "dualpipe";
-  const Contention contention{.compute_rate = options.compute_rate};
+  const Contention contention{.compute_rate = options.compute_rate.value_or(1)};
   const Weave weave =
       name == kSearchedWeave ? fastest_weave(parts.forward, parts.backward, contention) : find_weave(name, "--weave");
   return weave_block(weave, parts.forward, parts.backward, contention);
@@ -72,11 +74,17 @@ WovenBlock block_of_scenario(const WeaveOptions& options) {
   if (stage < 0 || stage >= stages) {
     throw InputError(fmt::format("--stage: expected 0 to {}, got {}", stages - 1, stage));
   }
+  if (!setup.schedule().has_joint_blocks()) {
+    print_message(
+        fmt::format("{} has no joint blocks: printed as if F and B of one stage were one", setup.schedule().family()));
+  }
   const MicrobatchShape& shape = setup.schedule().shape(0);
   WovenBlock block = setup.cost().woven_joint(stage, shape, 0, OpKind::B, stage, shape, 0);
   if (block.communication_s == 0) {
     throw InputError(fmt::format(
-        "weave: stage {} has no dispatch and combine: expected a model with experts and --ep above 1", stage));
+        "weave: stage {} has no dispatch and combine: expected --ep above 1 and a stage with layers of experts "
+        "(--stage)",
+        stage));
   }
   return block;
 }
@@ -108,6 +116,7 @@ std::string block_json(const WovenBlock& block) {
   out["order"] = order_of(block);
   out["seconds"] = block.seconds;
   out["compute_s"] = compute_s(block);
+  out["outside_s"] = block.outside_s;
   out["communication_s"] = block.communication_s;
   out["hidden_fraction"] = hidden(block);
   out["parts"] = nlohmann::ordered_json::array();
@@ -129,18 +138,21 @@ std::string block_json(const WovenBlock& block) {
 
 std::string block_table(const WovenBlock& block) {
   std::string out = fmt::format(
-      "block {:.4g} ms    compute {:.4g} ms, idle {:.3g} ms    dispatch and combine {:.4g} ms, {:.1f} % hidden\n"
-      "order {}\n\n  lane     layer  part              start ms      end ms  waits for\n",
-      1e3 * block.seconds, 1e3 * compute_s(block), 1e3 * (block.seconds - compute_s(block)),
-      1e3 * block.communication_s, 100 * hidden(block), order_of(block));
+      "block {:.3f} ms    compute of layers {:.3f} ms, outside of them {:.3f} ms, idle {:.3f} ms    dispatch and "
+      "combine "
+      "{:.3f} ms, {:.1f} % hidden\n"
+      "order {}\n\n  lane           layer  part              start ms      end ms  waits for\n",
+      1e3 * block.seconds, 1e3 * compute_s(block), 1e3 * block.outside_s,
+      1e3 * (block.seconds - compute_s(block) - block.outside_s), 1e3 * block.communication_s, 100 * hidden(block),
+      order_of(block));
   for (const WovenPart& part : block.parts) {
     std::string before = "-";
     if (part.after >= 0) {
       const WovenPart& need = block.parts[static_cast<std::size_t>(part.after)];
       before = fmt::format("{} of layer {}", to_string(need.part), need.layer);
     }
-    out += fmt::format("  {:<8} {:>5}  {:<14} {:>11.3f} {:>11.3f}  {}\n",
-                       communicates(part.part.part) ? "link" : "compute", part.layer, to_string(part.part),
+    out += fmt::format("  {:<14} {:>5}  {:<14} {:>11.3f} {:>11.3f}  {}\n",
+                       communicates(part.part.part) ? "communication" : "compute", part.layer, to_string(part.part),
                        1e3 * part.start_s, 1e3 * part.end_s, before);
   }
   return out;
@@ -150,6 +162,7 @@ int weave_command(const WeaveOptions& options) {
   if (!options.parts.empty() && !options.file.empty()) {
     throw InputError("weave: --parts and a scenario exclude each other");
   }
+  if (options.parts.empty() && options.compute_rate) throw InputError("weave: --compute-rate needs --parts");
   if (!options.parts.empty() && options.stage) throw InputError("weave: --stage needs a scenario");
   const WovenBlock block = options.parts.empty() ? block_of_scenario(options)
                                                  : block_of_parts(options, options.flags->document(options.file));
@@ -178,7 +191,7 @@ Subcommand add_weave_command(CLI::App& app) {
                       "Measured parts in place of a scenario: CSV with the columns part, layer and seconds");
   command
       ->add_option("--compute-rate", options->compute_rate,
-                   "With --parts: speed of compute while communication runs, above 0, to 1 (default 1)")
+                   "With --parts: speed of compute while communication runs, 0.001 to 1 (default 1)")
       ->check(number_from(0.001, 1));
   command->add_option("--stage", options->stage,
                       "Stage whose forward and backward interleave (default: the middle one)");
