@@ -86,7 +86,7 @@ std::string rank_name(const RecorderOwner& owner, bool parallel);
 // and tensor ranks with the same data rank.
 std::vector<int> collective_ranks(const OpGraph& graph, const std::vector<RecorderOwner>& owners, VertexId v,
                                   int world_rank);
-// Returns the world ranks that exchange tokens of experts with a rank, and it.
+// Returns the world ranks that exchange tokens of experts with a rank, and that rank.
 std::vector<int> expert_group(const std::vector<RecorderOwner>& owners, int world_rank);
 
 // Derives the wait-for chain from the activities of the two threads of each worker:
